@@ -1,0 +1,135 @@
+"""The noise sampler: a span of noise for any cut, whatever state the noise corpus is in.
+
+Noise collections are messy, so each step has a fallback: a noise that cannot be read is replaced by another, a silent
+crop is drawn again, and when nothing comes of it there is white noise. Every fallback is counted.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from lhotse import MonoCut
+from numpy.typing import NDArray
+
+from nestdata.audio import load_samples
+from nestdata.corpus import Corpus
+from nestdata.errors import AudioError, ConfigError
+from nestdata.keyed import Draws
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoiseConfig:
+    """When the noise sampler tries again, and what it falls back to."""
+
+    max_reads: int = 20
+    """Noises that are tried before it is given up to read one."""
+
+    max_crops: int = 100
+    """Places in one noise that are tried before it is given up as silent."""
+
+    silence_db: float = -90.0
+    """Mean power, in dB of full scale, below which a span counts as silent."""
+
+    white_db: tuple[float, float] = (-90.0, -46.0)
+    """Bounds, in dB of full scale, of the level of white noise that is used for want of any other."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_reads", "max_crops"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"noise.{name} is {getattr(self, name)}: give at least 1.")
+        if self.white_db[0] > self.white_db[1]:
+            raise ConfigError(f"noise.white_db is {self.white_db}: give the lower bound first.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoiseSpan:
+    """Noise as it was found, not yet scaled."""
+
+    samples: NDArray[np.float32]
+    """Shape (samples,): as many as were asked for, or fewer where the noise is shorter."""
+
+    kind: Literal["noise", "white", "none"]
+    cut_id: str = ""
+    """The noise cut that it comes from; empty for white noise and none."""
+
+    num_failed_reads: int = 0
+    num_silent_crops: int = 0
+
+
+class NoiseSampler:
+    """Draws noise from a corpus; without a corpus, gives zeros.
+
+    Holds no state, so that a draw depends on its key alone: the same in every process and on every call.
+    """
+
+    def __init__(self, corpus: Corpus | None = None, config: NoiseConfig | None = None) -> None:
+        self.corpus = corpus
+        self.config = config or NoiseConfig()
+
+    def draw(self, num_samples: int, draws: Draws) -> NoiseSpan:
+        """Returns a span of noise of `num_samples` samples, or shorter where the noise is.
+
+        Args:
+            num_samples: How much noise is needed, at least 1.
+            draws: Decides which noise, which place in it, and the level of white noise.
+        """
+        if self.corpus is None:
+            return NoiseSpan(samples=np.zeros(num_samples, np.float32), kind="none")
+        num_failed = 0
+        while num_failed < self.config.max_reads:
+            cut = self.corpus[draws.below(len(self.corpus))]
+            try:
+                samples, num_silent = self._crop(cut, num_samples, draws)
+            except AudioError as error:
+                num_failed += 1
+                _log.debug("noise left out: %s", error)
+                continue
+            if samples is None:
+                return self._white(num_samples, draws, num_failed, num_silent)
+            return NoiseSpan(
+                samples=samples,
+                kind="noise",
+                cut_id=cut.id,
+                num_failed_reads=num_failed,
+                num_silent_crops=num_silent,
+            )
+        return self._white(num_samples, draws, num_failed, 0)
+
+    def _crop(self, cut: MonoCut, num_samples: int, draws: Draws) -> tuple[NDArray[np.float32] | None, int]:
+        """Returns a crop that is not silent, or None, and how many silent ones were met."""
+        num_places = cut.num_samples - num_samples + 1
+        if num_places <= 1:
+            samples = load_samples(cut)
+            return (None, 1) if self.is_silent(samples) else (samples, 0)
+        start = draws.below(num_places)
+        samples = load_samples(cut, start=start, num_samples=num_samples)
+        if not self.is_silent(samples):
+            return samples, 0
+        # Rare: from here on the whole noise is in memory, and the energy of any crop is one subtraction.
+        whole = load_samples(cut)
+        energy = np.concatenate([[0.0], np.cumsum(np.square(whole, dtype=np.float64))])
+        for num_silent in range(1, self.config.max_crops):
+            start = draws.below(num_places)
+            if energy[start + num_samples] - energy[start] >= self._silence_power * num_samples:
+                return whole[start : start + num_samples], num_silent
+        return None, self.config.max_crops
+
+    def is_silent(self, samples: NDArray[np.float32]) -> bool:
+        """Tells whether the mean power of a span is below the threshold."""
+        return float(np.dot(samples, samples)) < self._silence_power * len(samples)
+
+    @property
+    def _silence_power(self) -> float:
+        return float(10.0 ** (self.config.silence_db / 10))
+
+    def _white(self, num_samples: int, draws: Draws, num_failed: int, num_silent: int) -> NoiseSpan:
+        level_db = draws.uniform(*self.config.white_db)
+        return NoiseSpan(
+            samples=draws.normal(num_samples) * np.float32(10 ** (level_db / 20)),
+            kind="white",
+            num_failed_reads=num_failed,
+            num_silent_crops=num_silent,
+        )
