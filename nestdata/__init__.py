@@ -8,6 +8,7 @@ from nestdata.mix import Mix, MixConfig, SpeakerNoiseMixer
 from nestdata.noise import NoiseConfig, NoiseSampler, NoiseSpan
 from nestdata.plan import BatchPlan, PlanConfig
 from nestdata.prepare import PrepareConfig, PrepareReport, prepare
+from nestdata.preview import PreviewRow, batch_digest, preview_rows, write_preview
 
 __all__ = [
     "AudioError",
@@ -29,6 +30,10 @@ __all__ = [
     "PlanError",
     "PrepareConfig",
     "PrepareReport",
+    "PreviewRow",
     "SpeakerNoiseMixer",
+    "batch_digest",
     "prepare",
+    "preview_rows",
+    "write_preview",
 ]

@@ -1,0 +1,1 @@
+"""The commands; installed under the import name `nestcli`. No logic lives here."""
