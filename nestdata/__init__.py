@@ -2,8 +2,9 @@
 
 from nestdata.batch import AudioNoiseBatch, MicrobatchKey
 from nestdata.corpus import Corpus
-from nestdata.dataset import AudioNoiseDataset
+from nestdata.dataset import AudioNoiseDataset, ShortAudio, microbatches
 from nestdata.errors import AudioError, ConfigError, CorpusError, ManifestError, NestDataError, PlanError
+from nestdata.keyed import derive_key
 from nestdata.mix import Mix, MixConfig, SpeakerNoiseMixer
 from nestdata.noise import NoiseConfig, NoiseSampler, NoiseSpan
 from nestdata.plan import BatchPlan, PlanConfig
@@ -31,8 +32,11 @@ __all__ = [
     "PrepareConfig",
     "PrepareReport",
     "PreviewRow",
+    "ShortAudio",
     "SpeakerNoiseMixer",
     "batch_digest",
+    "derive_key",
+    "microbatches",
     "prepare",
     "preview_rows",
     "write_preview",

@@ -1,10 +1,14 @@
 """Samples of a cut: decoded by Lhotse, resampled lazily, and checked before anyone learns from them.
 
 Lhotse's own `load_audio` fills up to half a second of missing audio by reflection without a word; here a file that
-has become shorter than its cut is an error.
+has become shorter than its cut is an error. Samples are the same bits in every process.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
+import torch
 from lhotse import MonoCut
 from lhotse.augmentation import AudioTransform
 from numpy.typing import NDArray
@@ -59,9 +63,22 @@ def _read(cut: MonoCut, offset: float, duration: float) -> NDArray[np.float32]:
     source_rate = getattr(transforms[0], "source_sampling_rate", None) if transforms else None
     samples = source.load_audio(offset, duration, force_opus_sampling_rate=source_rate or recording.sampling_rate)
     samples = np.atleast_2d(samples)[[source.channels.index(cut.channel)]]
-    for transform in transforms:
-        samples = transform(samples, recording.sampling_rate)
+    if transforms:
+        with _one_torch_thread():
+            for transform in transforms:
+                samples = transform(samples, recording.sampling_rate)
     return np.asarray(samples[0], dtype=np.float32)
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Has torch work on one thread, as it does in loader workers: on several, resampling rounds differently."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _place(cut: MonoCut) -> str:

@@ -1,12 +1,12 @@
 """`AudioNoiseDataset`: the microbatch of any (step, microbatch), as a pure function of its key; and a loader for it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from nestdata.audio import load_samples
 from nestdata.batch import AudioNoiseBatch, MicrobatchKey
@@ -90,29 +90,15 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         )
 
     def loader(
-        self,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        start_step: int = 0,
-        num_steps: int,
-        num_workers: int = 0,
-        pin_memory: bool = False,
+        self, places: Iterable[tuple[int, int]], *, num_workers: int = 0, pin_memory: bool = False
     ) -> "DataLoader[AudioNoiseBatch]":
-        """Returns a loader of one rank's microbatches, in order, from any step on.
+        """Returns a loader of the batches at given places, in their order.
 
         Args:
-            rank: This process among `world_size`.
-            world_size: Number of processes that share each step; it must divide the plan's microbatches per step.
-            start_step: The first optimizer step, counted from the start of the training.
-            num_steps: How many optimizer steps.
+            places: The (step, microbatch) of every batch; `microbatches` gives those of one rank.
             num_workers: Loader processes; the batches are the same for any number.
             pin_memory: Whether batches are put into page-locked memory for a GPU.
-
-        Raises:
-            ConfigError: The world size does not divide the microbatches per step.
         """
-        places = MicrobatchSampler(self.plan.microbatches_of(rank, world_size), start_step, num_steps)
         return DataLoader(
             self,
             batch_size=None,
@@ -139,18 +125,16 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         )
 
 
-class MicrobatchSampler(Sampler[tuple[int, int]]):
-    """The (step, microbatch) pairs of one rank, in order."""
+def microbatches(
+    plan: BatchPlan, *, rank: int = 0, world_size: int = 1, start_step: int = 0, num_steps: int
+) -> list[tuple[int, int]]:
+    """Returns the (step, microbatch) pairs of one rank, in order, from any step on.
 
-    def __init__(self, microbatches: range, start_step: int, num_steps: int) -> None:
-        self.microbatches = microbatches
-        self.steps = range(start_step, start_step + num_steps)
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return ((step, microbatch) for step in self.steps for microbatch in self.microbatches)
-
-    def __len__(self) -> int:
-        return len(self.steps) * len(self.microbatches)
+    Raises:
+        ConfigError: The world size does not divide the plan's microbatches per step.
+    """
+    share = plan.microbatches_of(rank, world_size)
+    return [(step, microbatch) for step in range(start_step, start_step + num_steps) for microbatch in share]
 
 
 def _lengthen(samples: NDArray[np.float32], num_samples: int, how: ShortAudio) -> NDArray[np.float32]:

@@ -18,7 +18,7 @@ from nestdata.noise import NoiseSpan
 MixMode = Literal["noise", "speech", "none"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class MixConfig:
     """Which cuts receive interference, and which; the defaults are NEST's."""
 

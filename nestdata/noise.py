@@ -20,7 +20,7 @@ from nestdata.keyed import Draws
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class NoiseConfig:
     """When the noise sampler tries again, and what it falls back to."""
 

@@ -29,7 +29,7 @@ _WANTED_GROUPS = 4
 _FILLERS_PER_SLOT = 4
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanConfig:
     """How cuts are gathered into microbatches and optimizer steps."""
 
@@ -158,7 +158,9 @@ class BatchPlan:
         return range(rank * share, (rank + 1) * share)
 
     def _make_fingerprint(self, content: bytes) -> str:
-        settings = {**asdict(self.config), "sampling_rate": self.sampling_rate, "version": ALGORITHM_VERSION}
+        # 240 and 240.0 seconds are one setting, but not one text.
+        settings = {name: float(v) if name.endswith("_seconds") else v for name, v in asdict(self.config).items()}
+        settings |= {"sampling_rate": self.sampling_rate, "version": ALGORITHM_VERSION}
         return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode() + content, digest_size=16).hexdigest()
 
     def _locate(self, step: int) -> tuple[int, int]:
@@ -189,7 +191,9 @@ def _lay_out(num_samples: NDArray[np.int64], rate: int, min_samples: int, config
         if end < group:  # what is left fills one smaller group
             size, num_groups, num_cuts = -(-end // microbatches), 1, end
             if end % microbatches:
-                num_fillers = min(len(num_samples), _FILLERS_PER_SLOT * microbatches)
+                # Where the corpus is small, so many of the shortest cuts may reach into those that do not fit.
+                num_fitting = int(np.searchsorted(num_samples, budget // size, side="right"))
+                num_fillers = min(num_fitting, _FILLERS_PER_SLOT * microbatches)
                 longest = max(longest, int(num_samples[num_fillers - 1]))
         else:
             # Cuts short enough for one more to fit into a microbatch belong to another bucket.

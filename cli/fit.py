@@ -1,0 +1,117 @@
+"""`nestmodel fit` and `nestmodel validate`: Lightning's command line around our model and data."""
+
+import difflib
+import logging
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from pytorch_lightning import Trainer
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+
+from nestmodel import Curves, NestDataModule, NestModel, PlainProgress, Throughput, preset_path
+
+
+# Both follow from --seed_everything.
+_SEEDS = ("data.plan.seed", "model.config.seed")
+_CONFIG_FLAGS = ("--config", "-c")
+
+
+class UsageError(Exception):
+    """The command line or a configuration file asks for something that does not exist."""
+
+
+class _Parser(LightningArgumentParser):
+    """Reports wrong usage in one line, and leaves the exit to the command."""
+
+    def error(self, message: str, *_: Any) -> NoReturn:
+        line = " ".join(str(message).split())
+        options = {option.lstrip("-") for parser in self._all_parsers() for option in parser._option_string_actions}
+        known = options.difference(_SEEDS)
+        for name in re.findall(r"[\w.]*\.\w+", line):
+            if name not in known and (near := difflib.get_close_matches(name, sorted(known), n=1)):
+                line += f"; the nearest is '{near[0]}'"
+        raise UsageError(f"{line.removesuffix('.')}. See `nestmodel fit --help`.")
+
+    def _all_parsers(self) -> list[Any]:
+        choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
+        return [self, *(parser for choice in choices for parser in choice.values())]
+
+
+class _Cli(LightningCLI):
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {
+            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
+            "validate": {"model", "dataloaders", "datamodule"},
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        for target in _SEEDS:
+            parser.link_arguments("seed_everything", target, compute_fn=int)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        trainer = super().instantiate_trainer(**kwargs)
+        if trainer.loggers == []:
+            return trainer
+        csv_logger = CSVLogger(trainer.default_root_dir, name="")
+        version = f"version_{csv_logger.version}"
+        board = TensorBoardLogger(trainer.default_root_dir, name="", version=version, sub_dir="tensorboard")
+        trainer.loggers = [csv_logger, board]
+        return trainer
+
+    def after_fit(self) -> None:
+        run_dir = self.trainer.log_dir
+        if self.trainer.is_global_zero and run_dir is not None:
+            print(f"metrics: {Path(run_dir) / 'metrics.csv'}\ncurves: {Path(run_dir) / 'curves.png'}")
+            print(f"checkpoints: {Path(run_dir) / 'checkpoints'}")
+
+
+def run(arguments: list[str]) -> None:
+    """Parses the command line and runs it."""
+    on_terminal = sys.stderr.isatty()
+    # Presets are resolved in what the user typed, which is not the mistake that this warns about.
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
+    # Lightning advertises its maker's services at every start.
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda r: "Tip:" not in r.getMessage())
+    _Cli(
+        NestModel,
+        NestDataModule,
+        parser_class=_Parser,
+        auto_configure_optimizers=False,
+        args=_with_preset_paths(arguments),
+        seed_everything_default=0,
+        save_config_kwargs={"overwrite": True},
+        trainer_defaults={
+            "callbacks": [Throughput(), Curves(), *([] if on_terminal else [PlainProgress()])],
+            "enable_progress_bar": on_terminal,
+            "use_distributed_sampler": False,
+        },
+    )
+
+
+def _with_preset_paths(arguments: list[str]) -> list[str]:
+    """Lets `--config demo` name a preset that ships with the package, and checks that each file is YAML."""
+    resolved = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        flag, equals, value = argument.partition("=")
+        if before in _CONFIG_FLAGS:
+            resolved.append(_config_path(argument))
+        elif equals and flag in _CONFIG_FLAGS:
+            resolved.append(f"{flag}={_config_path(value)}")
+        else:
+            resolved.append(argument)
+    return resolved
+
+
+def _config_path(name: str) -> str:
+    path = Path(name) if Path(name).is_file() else preset_path(name)
+    try:
+        yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not YAML ({' '.join(str(error).split())}). Fix the file.") from error
+    return str(path)

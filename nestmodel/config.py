@@ -1,0 +1,468 @@
+"""Settings of the NEST model: frozen dataclasses that check themselves, and the two ways to read them.
+
+Owns the names, ranges and defaults of every setting of the model, the strict reader of YAML mappings, and the
+translation of NeMo's `model` section. Leaves the trainer and the data to their own settings. Guarantees that each
+value it returns is usable by the modules, and that no key it was given is silently dropped.
+"""
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
+
+from nestmodel.errors import ConfigError
+
+ConfigT = TypeVar("ConfigT")
+
+
+def preset_path(name: str) -> Path:
+    """Returns the YAML file of a preset that ships with the package.
+
+    Raises:
+        ConfigError: No preset has that name.
+    """
+    folder = Path(__file__).parent / "presets"
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in known:
+        raise ConfigError(f"{name!r} is neither a file nor a preset. The presets are {', '.join(known)}.")
+    return folder / f"{name}.yaml"
+
+
+def _require(ok: bool, field: str, value: object, expected: str) -> None:
+    if not ok:
+        raise ConfigError(f"{field} is {value!r}: expected {expected}.")
+
+
+def _at_least(low: int, section: str, config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(value >= low, f"{section}.{name}", value, f"{low} or more")
+
+
+def _share(section: str, config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(0.0 <= value < 1.0, f"{section}.{name}", value, "a share in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureConfig:
+    """How audio becomes normalised log-mel frames."""
+
+    sampling_rate: int = 16000
+    """Samples per second of the audio, in Hz; the mel bins span 0 to half of it."""
+
+    n_fft: int = 512
+    """Length of the Fourier transform, in samples."""
+
+    window_length: int = 400
+    """Length of the Hann window, in samples, at most `n_fft`."""
+
+    hop_length: int = 160
+    """Samples from one frame to the next."""
+
+    num_mels: int = 80
+    """Number of mel bins."""
+
+    dither: float = 1e-5
+    """Standard deviation of the noise added to the audio in training; 0 adds none."""
+
+    pad_to: int = 16
+    """The number of frames is padded to a multiple of this."""
+
+    preemphasis: float = 0.97
+    """Share of the previous sample that is subtracted from each sample, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, "features", self, "sampling_rate", "n_fft", "window_length", "hop_length", "num_mels", "pad_to")
+        _at_least(0, "features", self, "dither")
+        _share("features", self, "preemphasis")
+        fits = self.window_length <= self.n_fft
+        _require(fits, "features.window_length", self.window_length, f"at most n_fft ({self.n_fft}) samples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizerConfig:
+    """Size of the random-projection quantizer that makes the targets."""
+
+    num_classes: int = 8192
+    """Codes in each codebook."""
+
+    num_codebooks: int = 1
+    """Independent codebooks, hence tokens per encoder frame."""
+
+    code_dim: int = 16
+    """Length of a code."""
+
+    def __post_init__(self) -> None:
+        _at_least(2, "quantizer", self, "num_classes")
+        _at_least(1, "quantizer", self, "num_codebooks", "code_dim")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskConfig:
+    """Which frames the encoder does not see, and which tokens are scored for it."""
+
+    block_size: int = 40
+    """Length of a masked block, in frames."""
+
+    prob: float = 0.01
+    """Probability that a frame starts a masked block, in [0, 1]."""
+
+    threshold: float = 0.8
+    """A token is scored when more than this share of its frames is masked, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, "masking", self, "block_size")
+        _require(0.0 <= self.prob <= 1.0, "masking.prob", self.prob, "a probability in [0, 1]")
+        _share("masking", self, "threshold")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Size and regularisation of the FastConformer encoder."""
+
+    d_model: int
+    """Length of an encoder frame; even, and a multiple of `num_heads`."""
+
+    num_heads: int
+    """Attention heads of each layer."""
+
+    num_layers: int
+    """Conformer blocks."""
+
+    subsampling_channels: int = 256
+    """Channels of the subsampling convolutions."""
+
+    subsampling_factor: int = 8
+    """Frames per encoder frame; a power of two, 2 or more."""
+
+    ff_expansion: int = 4
+    """Hidden size of a feed-forward module, in multiples of `d_model`."""
+
+    conv_kernel_size: int = 9
+    """Encoder frames under the depthwise kernel; odd, so that it is centred."""
+
+    dropout: float = 0.1
+    """Dropout in and after each module of a block, in [0, 1)."""
+
+    dropout_pre_encoder: float = 0.1
+    """Dropout of the first block's input, in [0, 1)."""
+
+    dropout_att: float = 0.1
+    """Dropout of the attention weights, in [0, 1)."""
+
+    dropout_emb: float = 0.0
+    """Dropout of the relative position encodings, in [0, 1)."""
+
+    xscaling: bool = True
+    """Whether the first block's input is multiplied by the square root of `d_model`."""
+
+    use_bias: bool = True
+    """Whether feed-forward, attention and convolution modules have biases; the subsampling always has."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, "encoder", self, "num_heads", "num_layers", "subsampling_channels", "ff_expansion")
+        _at_least(2, "encoder", self, "d_model", "subsampling_factor")
+        _share("encoder", self, "dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb")
+        divides = self.d_model % 2 == 0 and self.d_model % self.num_heads == 0
+        _require(divides, "encoder.d_model", self.d_model, f"an even multiple of num_heads ({self.num_heads})")
+        factor = self.subsampling_factor
+        _require(factor & (factor - 1) == 0, "encoder.subsampling_factor", factor, "a power of two")
+        kernel = self.conv_kernel_size
+        _require(kernel >= 1 and kernel % 2 == 1, "encoder.conv_kernel_size", kernel, "an odd number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW under the Noam schedule."""
+
+    lr: float = 5.0
+    """Factor of the Noam schedule, not a learning rate: see `nestmodel.schedule.noam_lr`."""
+
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay rates of AdamW's two moments, each in [0, 1)."""
+
+    weight_decay: float = 1e-3
+    """Decoupled weight decay, 0 or more."""
+
+    warmup_steps: int = 25000
+    """Optimizer steps over which the learning rate rises."""
+
+    min_lr: float = 1e-6
+    """The learning rate does not fall below this after the warm-up."""
+
+    def __post_init__(self) -> None:
+        _require(self.lr > 0.0, "optimizer.lr", self.lr, "a positive factor")
+        _require(all(0.0 <= beta < 1.0 for beta in self.betas), "optimizer.betas", self.betas, "two rates in [0, 1)")
+        _at_least(0, "optimizer", self, "weight_decay", "min_lr")
+        _at_least(1, "optimizer", self, "warmup_steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NestConfig:
+    """Everything that defines a NEST model and its optimizer."""
+
+    encoder: EncoderConfig
+    """The FastConformer encoder."""
+
+    features: FeatureConfig = FeatureConfig()
+    """The log-mel front end."""
+
+    quantizer: QuantizerConfig = QuantizerConfig()
+    """The source of the targets."""
+
+    masking: MaskConfig = MaskConfig()
+    """The masks."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer and its schedule."""
+
+    seed: int = 0
+    """Key of all random draws of the model: initial weights, masks, dropout."""
+
+    def __post_init__(self) -> None:
+        # A token stacks as many frames as an encoder frame covers, so a partial stack would have no target.
+        _require(
+            self.features.pad_to % self.encoder.subsampling_factor == 0,
+            "features.pad_to",
+            self.features.pad_to,
+            f"a multiple of encoder.subsampling_factor ({self.encoder.subsampling_factor})",
+        )
+
+    @classmethod
+    def preset(cls, name: str) -> "NestConfig":
+        """Reads the section `model.config` of a preset that ships with the package.
+
+        Args:
+            name: File name without ending, such as "demo" or "large".
+
+        Raises:
+            ConfigError: No preset has that name, or it holds an unknown key or a value out of range.
+        """
+        content = yaml.safe_load(preset_path(name).read_text(encoding="utf-8"))
+        return cls.from_dict(content["model"]["config"])
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> "NestConfig":
+        """Builds a configuration from plain nested values, as `dataclasses.asdict` and YAML give them.
+
+        Raises:
+            ConfigError: A key is unknown or missing, or a value is of the wrong type or out of range.
+        """
+        return _build(cls, mapping, "model.config")
+
+    @classmethod
+    def from_nemo(cls, section: Mapping[str, Any]) -> "NestConfig":
+        """Translates the `model` section of a NeMo configuration, interpolations resolved.
+
+        Args:
+            section: The section that builds NeMo's EncDecDenoiseMaskedTokenPredModel.
+
+        Raises:
+            ConfigError: A field is missing, unknown, or asks for something that is not implemented here; the message
+                names it. Sections that define no arithmetic (data, spec_augment, which NEST never calls) are not read.
+
+        Source: numerics of NeMo 2.5 to 3.0; where a field is missing, NeMo's own default stands in.
+        """
+        model = _NemoSection(section, "model")
+        model.only(mask_position="pre_conv")
+        encoder = _nemo_encoder(model.child("encoder"))
+        features = _nemo_features(model.child("preprocessor"))
+        quantizer = _nemo_quantizer(model.child("quantizer"), features.num_mels, encoder.subsampling_factor)
+        _check_nemo_targets(model.child("decoder"), model.child("loss"), quantizer, encoder.subsampling_factor)
+        return cls(
+            features=features,
+            quantizer=quantizer,
+            masking=_nemo_masking(model.child("masking"), model.child("loss")),
+            encoder=encoder,
+            optimizer=_nemo_optimizer(model.child("optim"), encoder.d_model)
+            if "optim" in section
+            else OptimizerConfig(),
+        )
+
+
+def _build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
+    """Turns a mapping into a dataclass, refusing unknown keys, missing keys and values of the wrong type."""
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"{where} is {mapping!r}: expected a mapping of the fields of {cls.__name__}.")
+    hints = get_type_hints(cls)
+    for key in mapping:
+        if key not in hints:
+            nearest = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"{where}.{key} is unknown: did you mean {nearest!r}? Known are {', '.join(hints)}.")
+    values = {key: _convert(value, hints[key], f"{where}.{key}") for key, value in mapping.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{where} is incomplete: {error}.") from error
+
+
+def _convert(value: object, hint: Any, where: str) -> Any:
+    """Checks a plain YAML value against an annotation; whole numbers serve as floats, lists as tuples."""
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _build(hint, value, where)
+    if hint is float and type(value) in (int, float):
+        return float(value)  # type: ignore[arg-type]  # the line above leaves int or float
+    if hint in (int, bool) and type(value) is hint:
+        return value
+    if get_origin(hint) is tuple and isinstance(value, Sequence) and not isinstance(value, str):
+        parts = get_args(hint)
+        if len(parts) == len(value):
+            return tuple(_convert(part, part_hint, where) for part, part_hint in zip(value, parts, strict=True))
+    # YAML 1.1 reads 1e-5 as text, which looks like a number to everyone else.
+    advice = " Write numbers with a point, such as 1.0e-5." if isinstance(value, str) else ""
+    raise ConfigError(f"{where} is {value!r}: expected {getattr(hint, '__name__', hint)}.{advice}")
+
+
+_MISSING = object()
+
+
+class _NemoSection:
+    """One section of a NeMo configuration that must be read to its last key."""
+
+    def __init__(self, section: object, where: str) -> None:
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{where} is {section!r}: expected a section of a NeMo configuration.")
+        self.where = where
+        self.left = dict(section)
+
+    def child(self, key: str) -> "_NemoSection":
+        return _NemoSection(self.left.get(key), f"{self.where}.{key}")
+
+    def take(self, key: str, hint: Any, default: object = _MISSING) -> Any:
+        """Reads a value that this package has a field for; the default is NeMo's own."""
+        value = self.left.pop(key, default)
+        if value is _MISSING:
+            raise ConfigError(f"{self.where}.{key} is missing, and NeMo's default is not for NEST: add it.")
+        return _convert(value, hint, f"{self.where}.{key}")
+
+    def choose(self, key: str, *accepted: object, default: object) -> None:
+        """Refuses all values but those for which the modules here give NeMo's numbers."""
+        value = self.left.pop(key, default)
+        value = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+        if value not in accepted:
+            choices = " or ".join(repr(choice) for choice in accepted)
+            raise ConfigError(f"{self.where}.{key} is {value!r}, which is not implemented: only {choices} is.")
+
+    def only(self, **accepted: object) -> None:
+        """Like `choose`, for keys whose one accepted value is NeMo's default."""
+        for key, value in accepted.items():
+            self.choose(key, value, default=value)
+
+    def close(self, *without_effect: str) -> None:
+        """Refuses what is left, but for keys that do not change a number."""
+        unknown = sorted(set(self.left) - {"_target_", *without_effect})
+        if unknown:
+            raise ConfigError(f"{self.where}.{unknown[0]} is a field that this version does not know: remove it.")
+
+
+def _nemo_features(section: _NemoSection) -> FeatureConfig:
+    rate = section.take("sample_rate", int, 16000)
+    window_length = int(section.take("window_size", float) * rate)
+    # NeMo's null stands for the next power of two above the window.
+    n_fft = section.left.pop("n_fft", None) or 2 ** math.ceil(math.log2(window_length))
+    section.only(normalize="per_feature", window="hann", log=True, log_zero_guard_type="add", mel_norm="slaney")
+    section.only(log_zero_guard_value=2**-24, mag_power=2.0, lowfreq=0, frame_splicing=1, nb_augmentation_prob=0.0)
+    section.only(pad_value=0.0, exact_pad=False, stft_exact_pad=False, stft_conv=False)
+    section.only(n_window_size=None, n_window_stride=None)
+    section.choose("highfreq", None, rate // 2, default=None)
+    features = FeatureConfig(
+        sampling_rate=rate,
+        n_fft=_convert(n_fft, int, "model.preprocessor.n_fft"),
+        window_length=window_length,
+        hop_length=int(section.take("window_stride", float, 0.01) * rate),
+        num_mels=section.take("features", int),
+        dither=section.take("dither", float, 1e-5),
+        pad_to=section.take("pad_to", int, 16),
+        preemphasis=section.take("preemph", float, 0.97),
+    )
+    section.close("rng", "nb_max_freq", "use_torchaudio")
+    return features
+
+
+def _nemo_encoder(section: _NemoSection) -> EncoderConfig:
+    encoder = EncoderConfig(
+        d_model=section.take("d_model", int),
+        num_heads=section.take("n_heads", int, 4),
+        num_layers=section.take("n_layers", int),
+        subsampling_channels=section.take("subsampling_conv_channels", int),
+        subsampling_factor=section.take("subsampling_factor", int, 4),
+        ff_expansion=section.take("ff_expansion_factor", int, 4),
+        conv_kernel_size=section.take("conv_kernel_size", int, 31),
+        dropout=section.take("dropout", float, 0.1),
+        dropout_pre_encoder=section.take("dropout_pre_encoder", float, 0.1),
+        dropout_att=section.take("dropout_att", float, 0.0),
+        dropout_emb=section.take("dropout_emb", float, 0.1),
+        xscaling=section.take("xscaling", bool, True),
+        use_bias=section.take("use_bias", bool, True),
+    )
+    half = (encoder.conv_kernel_size - 1) // 2
+    section.choose("subsampling", "dw_striding", default="striding")
+    section.choose("feat_out", -1, encoder.d_model, default=-1)
+    section.choose("att_context_size", None, [-1, -1], [[-1, -1]], default=None)
+    section.choose("conv_context_size", None, [half, half], default=None)
+    section.only(causal_downsampling=False, self_attention_model="rel_pos", untie_biases=True, global_tokens=0)
+    section.only(att_context_probs=None, att_context_style="regular", conv_norm_type="batch_norm", reduction=None)
+    section.only(stochastic_depth_drop_prob=0.0)
+    section.close(
+        *("feat_in", "pos_emb_max_len", "subsampling_conv_chunking_factor", "reduction_position", "reduction_factor"),
+        *("stochastic_depth_mode", "stochastic_depth_start_layer", "global_tokens_spacing", "global_attn_separate"),
+        *("use_pytorch_sdpa", "use_pytorch_sdpa_backends", "sync_max_audio_length"),
+    )
+    return encoder
+
+
+def _nemo_quantizer(section: _NemoSection, num_mels: int, subsampling_factor: int) -> QuantizerConfig:
+    section.choose("dist_fn", "l2", default="cosine")
+    section.choose("combine_time_steps", subsampling_factor, default=1)
+    section.only(feat_in=num_mels, time_ahead=False, freeze=True)
+    quantizer = QuantizerConfig(
+        num_classes=section.take("num_classes", int),
+        num_codebooks=section.take("num_books", int),
+        code_dim=section.take("code_dim", int),
+    )
+    section.close("squeeze_single")
+    return quantizer
+
+
+def _nemo_masking(section: _NemoSection, loss: _NemoSection) -> MaskConfig:
+    section.choose("allow_overlap", True, default=False)
+    section.only(freeze=True, mask_value=None, max_mask_ratio=0.8)
+    masking = MaskConfig(
+        block_size=section.take("block_size", int, 48),
+        prob=section.take("mask_prob", float, 0.5),
+        threshold=loss.take("mask_threshold", float, 0.8),
+    )
+    section.close("feat_in")
+    return masking
+
+
+def _check_nemo_targets(decoder: _NemoSection, loss: _NemoSection, books: QuantizerConfig, factor: int) -> None:
+    """Refuses a decoder or loss whose sizes differ from the quantizer's."""
+    decoder.choose("num_classes", books.num_classes, default=None)
+    decoder.choose("num_decoders", books.num_codebooks, default=1)
+    decoder.choose("use_bias", True, default=False)
+    decoder.close("feat_in", "squeeze_single", "init_mode")
+    loss.choose("combine_time_steps", factor, default=1)
+    loss.choose("num_decoders", books.num_codebooks, default=1)
+    loss.close("squeeze_single", "mask_threshold")
+
+
+def _nemo_optimizer(section: _NemoSection, d_model: int) -> OptimizerConfig:
+    schedule = section.child("sched")
+    section.choose("name", "adamw", default=None)
+    schedule.choose("name", "NoamAnnealing", default=None)
+    schedule.choose("d_model", d_model, default=None)
+    schedule.only(warmup_ratio=None)
+    return OptimizerConfig(
+        lr=section.take("lr", float),
+        betas=section.take("betas", tuple[float, float], (0.9, 0.999)),
+        weight_decay=section.take("weight_decay", float, 1e-2),
+        warmup_steps=schedule.take("warmup_steps", int),
+        min_lr=schedule.take("min_lr", float, 0.0),
+    )

@@ -1,0 +1,146 @@
+"""The data module: corpora and settings in, loaders out, at the place that the number of optimizer steps tells.
+
+There is no loader state to save or lose: when an epoch starts, or a run is continued, the loader looks up how many
+optimizer steps have been made and goes on with the next.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytorch_lightning as pl
+from torch.utils.data import DataLoader, Sampler
+
+from nestdata import (
+    AudioNoiseBatch,
+    AudioNoiseDataset,
+    BatchPlan,
+    Corpus,
+    MixConfig,
+    NoiseConfig,
+    NoiseSampler,
+    PlanConfig,
+    ShortAudio,
+    SpeakerNoiseMixer,
+)
+from nestmodel.errors import ConfigError
+
+
+class NestDataModule(pl.LightningDataModule):
+    """Batches of clean and noisy speech for a `NestModel`, the same optimizer steps under any number of ranks.
+
+    Args:
+        corpus: Speech to learn from, a directory that `nestdata prepare` wrote.
+        noise: Noise corpus. Without one, interference is other speech alone.
+        val_corpus: Speech to validate on; mixed with the same noise, with the same draws every time.
+        plan: How cuts are gathered into microbatches and steps.
+        mix: How interference is added.
+        noise_sampler: When the noise sampler tries again.
+        short_audio: How utterances shorter than `plan.min_audio_seconds` are lengthened.
+        num_workers: Loader processes of each rank. The batches do not depend on it.
+    """
+
+    def __init__(
+        self,
+        corpus: Path,
+        noise: Path | None = None,
+        val_corpus: Path | None = None,
+        plan: PlanConfig = PlanConfig(),
+        mix: MixConfig = MixConfig(),
+        noise_sampler: NoiseConfig = NoiseConfig(),
+        short_audio: ShortAudio = "repeat",
+        num_workers: int = 2,
+    ) -> None:
+        super().__init__()
+        self.paths = {"corpus": corpus, "noise": noise, "val_corpus": val_corpus}
+        self.plan_config = plan
+        self.mixer = SpeakerNoiseMixer(mix)
+        self.noise_config = noise_sampler
+        self.short_audio = short_audio
+        self.num_workers = num_workers
+        self._datasets: dict[str, AudioNoiseDataset] = {}
+
+    def setup(self, stage: str) -> None:
+        """Opens the corpora and makes each rank accumulate its share of a step."""
+        noise = self.paths["noise"]
+        sampler = NoiseSampler(Corpus.open(noise) if noise else None, self.noise_config)
+        for name in ("corpus", "val_corpus"):
+            path = self.paths[name]
+            if path is not None:
+                self._datasets[name] = self._open(path, sampler)
+        if self.trainer is not None and stage == "fit":
+            self._share_steps(self.trainer)
+
+    @property
+    def sampling_rate(self) -> int:
+        """Rate of the audio in Hz; known after `setup`."""
+        return self.train_dataset.corpus.sampling_rate
+
+    @property
+    def train_dataset(self) -> AudioNoiseDataset:
+        """What is learned from; known after `setup`."""
+        return self._datasets["corpus"]
+
+    def train_dataloader(self) -> "DataLoader[AudioNoiseBatch]":
+        """Returns the loader of this rank, which starts every epoch where the optimizer stands."""
+        trainer = self._trainer()
+        plan = self.train_dataset.plan
+        microbatches = plan.microbatches_of(trainer.global_rank, trainer.world_size)
+        places = _EpochSampler(plan, microbatches, lambda: trainer.global_step)
+        return self.train_dataset.loader(places, num_workers=self.num_workers, pin_memory=self._pins())
+
+    def val_dataloader(self) -> "DataLoader[AudioNoiseBatch] | list[DataLoader[AudioNoiseBatch]]":
+        """Returns the loader of this rank's share of the validation corpus, or none without one."""
+        dataset = self._datasets.get("val_corpus")
+        if dataset is None:
+            return []
+        trainer = self._trainer()
+        microbatches = dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
+        places = _EpochSampler(dataset.plan, microbatches, lambda: 0)
+        return dataset.loader(places, num_workers=self.num_workers, pin_memory=self._pins())
+
+    def _open(self, path: Path, noise: NoiseSampler) -> AudioNoiseDataset:
+        corpus = Corpus.open(path)
+        plan = BatchPlan(corpus.num_samples, corpus.sampling_rate, self.plan_config, content=corpus.fingerprint)
+        return AudioNoiseDataset(corpus, plan, noise, self.mixer, short_audio=self.short_audio)
+
+    def _share_steps(self, trainer: pl.Trainer) -> None:
+        share = len(self.train_dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size))
+        if trainer.accumulate_grad_batches not in (1, share):
+            raise ConfigError(
+                f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it follows from "
+                f"data.plan.microbatches_per_step and the number of ranks ({share} here). Leave it out."
+            )
+        if trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
+            raise ConfigError(
+                "trainer.use_distributed_sampler is on, which would divide each rank's share once more. Turn it off."
+            )
+        trainer.accumulate_grad_batches = share
+
+    def _trainer(self) -> pl.Trainer:
+        if self.trainer is None:
+            raise RuntimeError("the data module has no trainer yet; use AudioNoiseDataset.loader without one")
+        return self.trainer
+
+    def _pins(self) -> bool:
+        return self._trainer().strategy.root_device.type == "cuda"
+
+
+class _EpochSampler(Sampler[tuple[int, int]]):
+    """The rest of the epoch from the step that the optimizer stands at.
+
+    Its length is that of a whole epoch also when it starts within one: Lightning counts the batches that it has seen
+    before a run was continued.
+    """
+
+    def __init__(self, plan: BatchPlan, microbatches: range, next_step: Callable[[], int]) -> None:
+        self.plan = plan
+        self.microbatches = microbatches
+        self.next_step = next_step
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        step = self.next_step()
+        end = (self.plan.epoch(step) + 1) * self.plan.steps_per_epoch
+        return ((step, microbatch) for step in range(step, end) for microbatch in self.microbatches)
+
+    def __len__(self) -> int:
+        return self.plan.steps_per_epoch * len(self.microbatches)

@@ -1,0 +1,132 @@
+"""FastConformer encoder: subsampling, then conformer blocks.
+
+Owns the encoder and its blocks; names of modules and parameters are those of NeMo's state dict. Guarantees in eval
+mode that the valid frames of an utterance do not depend on its padding or its batch, but for rounding. In training
+mode batch norm sees the whole batch, padding included, as NeMo's does.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from nestmodel.attention import RelPositionAttention, relative_positions
+from nestmodel.config import EncoderConfig
+from nestmodel.subsampling import ConvSubsampling
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with Swish and dropout between them."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        hidden = config.d_model * config.ff_expansion
+        self.linear1 = nn.Linear(config.d_model, hidden, bias=config.use_bias)
+        self.linear2 = nn.Linear(hidden, config.d_model, bias=config.use_bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Float[Tensor, "batch enc_frames dim"]) -> Float[Tensor, "batch enc_frames dim"]:
+        """Transforms each frame by itself."""
+        out: Tensor = self.linear2(self.dropout(F.silu(self.linear1(x))))
+        return out
+
+
+class ConvModule(nn.Module):
+    """Pointwise convolution with a gate, depthwise convolution over time, batch norm, Swish, pointwise convolution."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        dim, kernel, use_bias = config.d_model, config.conv_kernel_size, config.use_bias
+        self.pointwise_conv1 = nn.Conv1d(dim, 2 * dim, 1, bias=use_bias)
+        self.depthwise_conv = nn.Conv1d(dim, dim, kernel, padding=kernel // 2, groups=dim, bias=use_bias)
+        self.batch_norm = nn.BatchNorm1d(dim)
+        self.pointwise_conv2 = nn.Conv1d(dim, dim, 1, bias=use_bias)
+
+    def forward(
+        self, x: Float[Tensor, "batch enc_frames dim"], is_padding: Bool[Tensor, "batch enc_frames"]
+    ) -> Float[Tensor, "batch enc_frames dim"]:
+        """Mixes each frame with its neighbours; padded frames count as zeros in the depthwise convolution."""
+        x = F.glu(self.pointwise_conv1(x.transpose(1, 2)), dim=1)  # (batch, dim, enc_frames) from here on
+        x = self.depthwise_conv(x.masked_fill(is_padding.unsqueeze(1), 0.0))
+        x = self.pointwise_conv2(F.silu(self.batch_norm(x)))
+        return x.transpose(1, 2)
+
+
+class ConformerBlock(nn.Module):
+    """Half a feed-forward module, attention, convolution, and the other half, each on a residual path.
+
+    Source: Conformer, arXiv:2005.08100, section 2.4.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        dim = config.d_model
+        self.norm_feed_forward1 = nn.LayerNorm(dim)
+        self.feed_forward1 = FeedForward(config)
+        self.norm_self_att = nn.LayerNorm(dim)
+        self.self_attn = RelPositionAttention(
+            dim=dim, num_heads=config.num_heads, dropout=config.dropout_att, use_bias=config.use_bias
+        )
+        self.norm_conv = nn.LayerNorm(dim)
+        self.conv = ConvModule(config)
+        self.norm_feed_forward2 = nn.LayerNorm(dim)
+        self.feed_forward2 = FeedForward(config)
+        self.norm_out = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch enc_frames dim"],
+        positions: Float[Tensor, "positions dim"],
+        is_padding: Bool[Tensor, "batch enc_frames"],
+    ) -> Float[Tensor, "batch enc_frames dim"]:
+        """Applies the block; `positions` and `is_padding` are those of `RelPositionAttention`."""
+        x = x + 0.5 * self.dropout(self.feed_forward1(self.norm_feed_forward1(x)))
+        x = x + self.dropout(self.self_attn(self.norm_self_att(x), positions, is_padding))
+        x = x + self.dropout(self.conv(self.norm_conv(x), is_padding))
+        x = x + 0.5 * self.dropout(self.feed_forward2(self.norm_feed_forward2(x)))
+        out: Tensor = self.norm_out(x)
+        return out
+
+
+class ConformerEncoder(nn.Module):
+    """Turns feature frames into encoder frames.
+
+    Source: FastConformer, arXiv:2305.05084, as NEST (arXiv:2408.13106, section 3.1) uses it.
+    """
+
+    def __init__(self, config: EncoderConfig, *, num_mels: int) -> None:
+        super().__init__()
+        self.input_scale = math.sqrt(config.d_model) if config.xscaling else 1.0
+        self.pre_encode = ConvSubsampling(
+            num_mels=num_mels,
+            channels=config.subsampling_channels,
+            factor=config.subsampling_factor,
+            dim=config.d_model,
+        )
+        self.dropout_pre_encoder = nn.Dropout(config.dropout_pre_encoder)
+        self.dropout_emb = nn.Dropout(config.dropout_emb)
+        self.layers = nn.ModuleList(ConformerBlock(config) for _ in range(config.num_layers))
+
+    def forward(
+        self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
+    ) -> tuple[Float[Tensor, "batch enc_frames dim"], Int[Tensor, " batch"]]:
+        """Encodes features.
+
+        Args:
+            feats: Features, masked or not.
+            feat_lens: Valid frames of each utterance.
+
+        Returns:
+            The encoder frames, of which the padded ones mean nothing, and the number of valid ones.
+        """
+        x, enc_lens = self.pre_encode(feats, feat_lens)
+        num_frames, dim = x.shape[1:]
+        x = self.dropout_pre_encoder(x * self.input_scale)
+        positions = self.dropout_emb(relative_positions(num_frames, dim, x.device))
+        is_padding = torch.arange(num_frames, device=x.device) >= enc_lens.unsqueeze(1)
+        for layer in self.layers:
+            x = layer(x, positions, is_padding)
+        return x, enc_lens

@@ -1,0 +1,63 @@
+"""Random-projection quantizer: the tokens of clean speech that the model learns to predict.
+
+Owns the frozen projection and codebooks, and the search for the nearest code. Leaves the choice of what to quantize
+to the caller. Guarantees the same tokens in every precision mode of a run.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from nestmodel.config import QuantizerConfig
+from nestmodel.features import exact_matmul
+
+MAX_SCORES = 2**23
+"""Scores held at once while searching, so that memory does not grow with the batch (32 MiB in float32)."""
+
+
+class RandomProjectionQuantizer(nn.Module):
+    """Gives each stack of frames the nearest code of every codebook.
+
+    Parameters are frozen rather than buffers: data-parallel training sends buffers to all ranks at each step.
+
+    Source: NEST, arXiv:2408.13106, section 3.2, after BEST-RQ, arXiv:2202.01855. Differs from NeMo, which takes the
+    distance to every code in float64: one matrix product and an argmax give the same tokens.
+    """
+
+    def __init__(self, config: QuantizerConfig, *, num_mels: int, num_stacked: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(num_mels * num_stacked, config.num_codebooks * config.code_dim, bias=False)
+        nn.init.xavier_normal_(self.proj.weight)
+        codes = F.normalize(torch.randn(config.num_codebooks, config.num_classes, config.code_dim), dim=-1)
+        self.codebooks = nn.Parameter(codes)
+        self.requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, feats: Float[Tensor, "batch mels frames"]) -> Int[Tensor, "batch enc_frames codebooks"]:
+        """Quantizes features, outside autocast.
+
+        Args:
+            feats: Features of clean speech, their number of frames a multiple of the stack.
+
+        Returns:
+            The index of the nearest code, in [0, num_classes); that of a padded stack means nothing.
+        """
+        with torch.autocast(feats.device.type, enabled=False):
+            # (batch, mels, frames) -> (batch, enc_frames, num_stacked * mels), the earliest frame first
+            stacks = feats.float().transpose(1, 2).reshape(len(feats), -1, self.proj.in_features)
+            projected = exact_matmul(stacks, self.proj.weight.T).reshape(-1, *self.codebooks.shape[::2])
+            tokens = self._nearest(F.normalize(projected, dim=-1, eps=1e-12))
+        return tokens.reshape(*stacks.shape[:2], -1)
+
+    def _nearest(self, points: Float[Tensor, "points codebooks code_dim"]) -> Int[Tensor, "points codebooks"]:
+        """Index of the nearest code by Euclidean distance, as the largest x·c - |c|²/2."""
+        # The norms of the codes are 1 but for rounding. They decide between codes where x is 0, in the padding.
+        half_norms = self.codebooks.norm(dim=-1).square().unsqueeze(1) / 2
+        codes = self.codebooks.transpose(1, 2)
+        num_rows = max(1, MAX_SCORES // half_norms.numel())
+        chunks = [
+            exact_matmul(rows, codes).sub_(half_norms).argmax(-1)
+            for rows in torch.split(points.transpose(0, 1), num_rows, dim=1)
+        ]
+        return torch.cat(chunks, dim=1).T
