@@ -1,12 +1,11 @@
 """Settings of the NEST model: frozen dataclasses that check themselves, and the two ways to read them.
 
-Owns the names, ranges and defaults of every setting of the model, the strict reader of YAML mappings, and the
-translation of NeMo's `model` section. Leaves the trainer and the data to their own settings. Guarantees that each
+Owns the names, ranges and defaults of every setting of the model, and the strict reader of YAML mappings. Leaves the
+trainer and the data to their own settings, and NeMo's configurations to `nemo`. Guarantees that each
 value it returns is usable by the modules, and that no key it was given is silently dropped.
 """
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -269,21 +268,9 @@ class NestConfig:
 
         Source: numerics of NeMo 2.5 to 3.0; where a field is missing, NeMo's own default stands in.
         """
-        model = _NemoSection(section, "model")
-        model.only(mask_position="pre_conv")
-        encoder = _nemo_encoder(model.child("encoder"))
-        features = _nemo_features(model.child("preprocessor"))
-        quantizer = _nemo_quantizer(model.child("quantizer"), features.num_mels, encoder.subsampling_factor)
-        _check_nemo_targets(model.child("decoder"), model.child("loss"), quantizer, encoder.subsampling_factor)
-        return cls(
-            features=features,
-            quantizer=quantizer,
-            masking=_nemo_masking(model.child("masking"), model.child("loss")),
-            encoder=encoder,
-            optimizer=_nemo_optimizer(model.child("optim"), encoder.d_model)
-            if "optim" in section
-            else OptimizerConfig(),
-        )
+        from nestmodel.nemo import config_from_nemo  # it builds the classes of this module
+
+        return config_from_nemo(section)
 
 
 def _build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
@@ -295,14 +282,14 @@ def _build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
         if key not in hints:
             nearest = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)[0]
             raise ConfigError(f"{where}.{key} is unknown: did you mean {nearest!r}? Known are {', '.join(hints)}.")
-    values = {key: _convert(value, hints[key], f"{where}.{key}") for key, value in mapping.items()}
+    values = {key: convert(value, hints[key], f"{where}.{key}") for key, value in mapping.items()}
     try:
         return cls(**values)
     except TypeError as error:
         raise ConfigError(f"{where} is incomplete: {error}.") from error
 
 
-def _convert(value: object, hint: Any, where: str) -> Any:
+def convert(value: object, hint: Any, where: str) -> Any:
     """Checks a plain YAML value against an annotation; whole numbers serve as floats, lists as tuples."""
     if is_dataclass(hint) and isinstance(hint, type):
         return _build(hint, value, where)
@@ -313,156 +300,7 @@ def _convert(value: object, hint: Any, where: str) -> Any:
     if get_origin(hint) is tuple and isinstance(value, Sequence) and not isinstance(value, str):
         parts = get_args(hint)
         if len(parts) == len(value):
-            return tuple(_convert(part, part_hint, where) for part, part_hint in zip(value, parts, strict=True))
+            return tuple(convert(part, part_hint, where) for part, part_hint in zip(value, parts, strict=True))
     # YAML 1.1 reads 1e-5 as text, which looks like a number to everyone else.
     advice = " Write numbers with a point, such as 1.0e-5." if isinstance(value, str) else ""
     raise ConfigError(f"{where} is {value!r}: expected {getattr(hint, '__name__', hint)}.{advice}")
-
-
-_MISSING = object()
-
-
-class _NemoSection:
-    """One section of a NeMo configuration that must be read to its last key."""
-
-    def __init__(self, section: object, where: str) -> None:
-        if not isinstance(section, Mapping):
-            raise ConfigError(f"{where} is {section!r}: expected a section of a NeMo configuration.")
-        self.where = where
-        self.left = dict(section)
-
-    def child(self, key: str) -> "_NemoSection":
-        return _NemoSection(self.left.get(key), f"{self.where}.{key}")
-
-    def take(self, key: str, hint: Any, default: object = _MISSING) -> Any:
-        """Reads a value that this package has a field for; the default is NeMo's own."""
-        value = self.left.pop(key, default)
-        if value is _MISSING:
-            raise ConfigError(f"{self.where}.{key} is missing, and NeMo's default is not for NEST: add it.")
-        return _convert(value, hint, f"{self.where}.{key}")
-
-    def choose(self, key: str, *accepted: object, default: object) -> None:
-        """Refuses all values but those for which the modules here give NeMo's numbers."""
-        value = self.left.pop(key, default)
-        value = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-        if value not in accepted:
-            choices = " or ".join(repr(choice) for choice in accepted)
-            raise ConfigError(f"{self.where}.{key} is {value!r}, which is not implemented: only {choices} is.")
-
-    def only(self, **accepted: object) -> None:
-        """Like `choose`, for keys whose one accepted value is NeMo's default."""
-        for key, value in accepted.items():
-            self.choose(key, value, default=value)
-
-    def close(self, *without_effect: str) -> None:
-        """Refuses what is left, but for keys that do not change a number."""
-        unknown = sorted(set(self.left) - {"_target_", *without_effect})
-        if unknown:
-            raise ConfigError(f"{self.where}.{unknown[0]} is a field that this version does not know: remove it.")
-
-
-def _nemo_features(section: _NemoSection) -> FeatureConfig:
-    rate = section.take("sample_rate", int, 16000)
-    window_length = int(section.take("window_size", float) * rate)
-    # NeMo's null stands for the next power of two above the window.
-    n_fft = section.left.pop("n_fft", None) or 2 ** math.ceil(math.log2(window_length))
-    section.only(normalize="per_feature", window="hann", log=True, log_zero_guard_type="add", mel_norm="slaney")
-    section.only(log_zero_guard_value=2**-24, mag_power=2.0, lowfreq=0, frame_splicing=1, nb_augmentation_prob=0.0)
-    section.only(pad_value=0.0, exact_pad=False, stft_exact_pad=False, stft_conv=False)
-    section.only(n_window_size=None, n_window_stride=None)
-    section.choose("highfreq", None, rate // 2, default=None)
-    features = FeatureConfig(
-        sampling_rate=rate,
-        n_fft=_convert(n_fft, int, "model.preprocessor.n_fft"),
-        window_length=window_length,
-        hop_length=int(section.take("window_stride", float, 0.01) * rate),
-        num_mels=section.take("features", int),
-        dither=section.take("dither", float, 1e-5),
-        pad_to=section.take("pad_to", int, 16),
-        preemphasis=section.take("preemph", float, 0.97),
-    )
-    section.close("rng", "nb_max_freq", "use_torchaudio")
-    return features
-
-
-def _nemo_encoder(section: _NemoSection) -> EncoderConfig:
-    encoder = EncoderConfig(
-        d_model=section.take("d_model", int),
-        num_heads=section.take("n_heads", int, 4),
-        num_layers=section.take("n_layers", int),
-        subsampling_channels=section.take("subsampling_conv_channels", int),
-        subsampling_factor=section.take("subsampling_factor", int, 4),
-        ff_expansion=section.take("ff_expansion_factor", int, 4),
-        conv_kernel_size=section.take("conv_kernel_size", int, 31),
-        dropout=section.take("dropout", float, 0.1),
-        dropout_pre_encoder=section.take("dropout_pre_encoder", float, 0.1),
-        dropout_att=section.take("dropout_att", float, 0.0),
-        dropout_emb=section.take("dropout_emb", float, 0.1),
-        xscaling=section.take("xscaling", bool, True),
-        use_bias=section.take("use_bias", bool, True),
-    )
-    half = (encoder.conv_kernel_size - 1) // 2
-    section.choose("subsampling", "dw_striding", default="striding")
-    section.choose("feat_out", -1, encoder.d_model, default=-1)
-    section.choose("att_context_size", None, [-1, -1], [[-1, -1]], default=None)
-    section.choose("conv_context_size", None, [half, half], default=None)
-    section.only(causal_downsampling=False, self_attention_model="rel_pos", untie_biases=True, global_tokens=0)
-    section.only(att_context_probs=None, att_context_style="regular", conv_norm_type="batch_norm", reduction=None)
-    section.only(stochastic_depth_drop_prob=0.0)
-    section.close(
-        *("feat_in", "pos_emb_max_len", "subsampling_conv_chunking_factor", "reduction_position", "reduction_factor"),
-        *("stochastic_depth_mode", "stochastic_depth_start_layer", "global_tokens_spacing", "global_attn_separate"),
-        *("use_pytorch_sdpa", "use_pytorch_sdpa_backends", "sync_max_audio_length"),
-    )
-    return encoder
-
-
-def _nemo_quantizer(section: _NemoSection, num_mels: int, subsampling_factor: int) -> QuantizerConfig:
-    section.choose("dist_fn", "l2", default="cosine")
-    section.choose("combine_time_steps", subsampling_factor, default=1)
-    section.only(feat_in=num_mels, time_ahead=False, freeze=True)
-    quantizer = QuantizerConfig(
-        num_classes=section.take("num_classes", int),
-        num_codebooks=section.take("num_books", int),
-        code_dim=section.take("code_dim", int),
-    )
-    section.close("squeeze_single")
-    return quantizer
-
-
-def _nemo_masking(section: _NemoSection, loss: _NemoSection) -> MaskConfig:
-    section.choose("allow_overlap", True, default=False)
-    section.only(freeze=True, mask_value=None, max_mask_ratio=0.8)
-    masking = MaskConfig(
-        block_size=section.take("block_size", int, 48),
-        prob=section.take("mask_prob", float, 0.5),
-        threshold=loss.take("mask_threshold", float, 0.8),
-    )
-    section.close("feat_in")
-    return masking
-
-
-def _check_nemo_targets(decoder: _NemoSection, loss: _NemoSection, books: QuantizerConfig, factor: int) -> None:
-    """Refuses a decoder or loss whose sizes differ from the quantizer's."""
-    decoder.choose("num_classes", books.num_classes, default=None)
-    decoder.choose("num_decoders", books.num_codebooks, default=1)
-    decoder.choose("use_bias", True, default=False)
-    decoder.close("feat_in", "squeeze_single", "init_mode")
-    loss.choose("combine_time_steps", factor, default=1)
-    loss.choose("num_decoders", books.num_codebooks, default=1)
-    loss.close("squeeze_single", "mask_threshold")
-
-
-def _nemo_optimizer(section: _NemoSection, d_model: int) -> OptimizerConfig:
-    schedule = section.child("sched")
-    section.choose("name", "adamw", default=None)
-    schedule.choose("name", "NoamAnnealing", default=None)
-    schedule.choose("d_model", d_model, default=None)
-    schedule.only(warmup_ratio=None)
-    return OptimizerConfig(
-        lr=section.take("lr", float),
-        betas=section.take("betas", tuple[float, float], (0.9, 0.999)),
-        weight_decay=section.take("weight_decay", float, 1e-2),
-        warmup_steps=schedule.take("warmup_steps", int),
-        min_lr=schedule.take("min_lr", float, 0.0),
-    )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nestmodel.config import MaskConfig
 
 MAX_MASKED_SHARE = 0.8
-"""An utterance of which one block would cover more than this share is short."""
+"""An utterance of which one block would cover this share or more is short: of up to 50 frames, for blocks of 40."""
 
 SHORT_BLOCK_SIZE = 8
 """Frames at the start of a short utterance that are masked, whatever is drawn."""
@@ -51,7 +51,7 @@ class BlockMask(nn.Module):
         draws = torch.rand(len(feat_lens), num_frames, generator=generator, device=generator.device)
         positions = torch.arange(num_frames, device=feat_lens.device)
         lens = feat_lens.unsqueeze(1)
-        is_short = lens < block_size / MAX_MASKED_SHARE
+        is_short = lens <= block_size / MAX_MASKED_SHARE
         is_start = (draws.to(feat_lens.device) < self.config.prob) & (positions < lens - block_size) & ~is_short
         # A frame is masked when a block started in the last block_size frames, its own included.
         num_started = is_start.cumsum(1)
@@ -77,4 +77,4 @@ def counted_tokens(
         subsampling_factor: Frames behind a token.
         threshold: Share in [0, 1) that must be exceeded.
     """
-    return is_masked.reshape(len(is_masked), -1, subsampling_factor).float().mean(-1) > threshold
+    return is_masked.reshape(is_masked.shape[0], -1, subsampling_factor).float().mean(-1) > threshold

@@ -5,6 +5,7 @@ loss is the mean over the scored tokens of a whole optimizer step, over all micr
 accumulated, and their count scales the gradients once, when the optimizer steps.
 """
 
+import pickle
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -194,9 +195,10 @@ class NestModel(pl.LightningModule):
         try:
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
             config, state = checkpoint["nest_config"], checkpoint["state_dict"]
-        except (OSError, KeyError, RuntimeError, ValueError) as error:
+        except (OSError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
+            kind = type(error).__name__
             raise ConfigError(
-                f"{path}: not a checkpoint of nestmodel ({error}). Give one that `nestmodel fit` wrote."
+                f"{path}: not a checkpoint of nestmodel ({kind}). Give one of `nestmodel fit`."
             ) from error
         model = cls(NestConfig.from_dict(config))
         model.load_state_dict(state)

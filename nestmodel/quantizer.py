@@ -45,7 +45,7 @@ class RandomProjectionQuantizer(nn.Module):
         """
         with torch.autocast(feats.device.type, enabled=False):
             # (batch, mels, frames) -> (batch, enc_frames, num_stacked * mels), the earliest frame first
-            stacks = feats.float().transpose(1, 2).reshape(len(feats), -1, self.proj.in_features)
+            stacks = feats.float().transpose(1, 2).reshape(feats.shape[0], -1, self.proj.in_features)
             projected = exact_matmul(stacks, self.proj.weight.T).reshape(-1, *self.codebooks.shape[::2])
             tokens = self._nearest(F.normalize(projected, dim=-1, eps=1e-12))
         return tokens.reshape(*stacks.shape[:2], -1)

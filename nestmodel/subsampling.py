@@ -71,4 +71,4 @@ class ConvSubsampling(nn.Module):
 def _is_valid(x: Float[Tensor, "batch channels frames mels"], lens: Int[Tensor, " batch"]) -> Tensor:
     """Ones on valid frames and zeros elsewhere, to multiply `x` by."""
     positions = torch.arange(x.shape[2], device=x.device)
-    return (positions < lens.unsqueeze(1)).view(len(x), 1, -1, 1).to(x.dtype)
+    return (positions < lens.unsqueeze(1))[:, None, :, None].to(x.dtype)

@@ -1,0 +1,120 @@
+"""The numbers of NeMo 2.7, array by array: one pass of a tiny model with all its weights, float32, on a CPU.
+
+`nemo_tiny.npz` was made by NeMo itself (its configuration, with the version, is stored in it); noisy audio is the
+sum of its `clean` and `noise`, 16-bit samples over 32768. Tolerances are absolute for features and relative to the
+largest magnitude of the array elsewhere.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nestmodel.config import NestConfig
+from nestmodel.decoder import MultiSoftmaxDecoder
+from nestmodel.encoder import ConformerEncoder
+from nestmodel.features import Preprocessor
+from nestmodel.loss import masked_nll
+from nestmodel.masking import BlockMask, counted_tokens
+from nestmodel.quantizer import RandomProjectionQuantizer
+
+
+class Nest(nn.Module):
+    """The parts under the names of NeMo's state dict."""
+
+    def __init__(self, config: NestConfig) -> None:
+        super().__init__()
+        num_mels, books = config.features.num_mels, config.quantizer
+        self.preprocessor = Preprocessor(config.features)
+        self.quantizer = RandomProjectionQuantizer(
+            books, num_mels=num_mels, num_stacked=config.encoder.subsampling_factor
+        )
+        self.mask_processor = BlockMask(config.masking, num_mels=num_mels)
+        self.encoder = ConformerEncoder(config.encoder, num_mels=num_mels)
+        self.decoder = MultiSoftmaxDecoder(
+            dim=config.encoder.d_model, num_classes=books.num_classes, num_codebooks=books.num_codebooks
+        )
+
+
+@pytest.fixture(scope="module")
+def golden() -> Mapping[str, Any]:
+    with np.load(Path(__file__).parent / "nemo_tiny.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def config(golden: Mapping[str, Any]) -> NestConfig:
+    return NestConfig.from_nemo(json.loads(str(golden["config"])))
+
+
+@pytest.fixture(scope="module")
+def model(golden: Mapping[str, Any], config: NestConfig) -> Nest:
+    nest = Nest(config).eval()
+    prefix = "state/"
+    state = {key.removeprefix(prefix): torch.from_numpy(golden[key]) for key in golden if key.startswith(prefix)}
+    nest.load_state_dict(state, strict=True)
+    return nest
+
+
+def audio_of(golden: Mapping[str, Any], *names: str) -> Tensor:
+    return torch.from_numpy(sum(golden[name].astype(np.float32) / 32768 for name in names))
+
+
+def largest_error(actual: Tensor, expected: np.ndarray[Any, Any], *, relative: bool) -> float:
+    assert actual.shape == expected.shape
+    error = np.abs(actual.detach().numpy() - expected).max()
+    return float(error / np.abs(expected).max() if relative else error)
+
+
+def test_initial_front_end_equals_the_stored_one(golden: Mapping[str, Any], config: NestConfig) -> None:
+    featurizer = Preprocessor(config.features).featurizer
+    assert torch.equal(featurizer.window, torch.from_numpy(golden["state/preprocessor.featurizer.window"]))
+    assert largest_error(featurizer.fb, golden["state/preprocessor.featurizer.fb"], relative=False) < 1e-7
+
+
+def test_features_of_clean_and_noisy_in_one_call(golden: Mapping[str, Any], model: Nest) -> None:
+    audio = torch.cat([audio_of(golden, "clean"), audio_of(golden, "clean", "noise")])
+    feats, feat_lens = model.preprocessor(audio, torch.from_numpy(golden["lengths"]).repeat(2))
+    clean, noisy = feats.chunk(2)
+    assert largest_error(clean, golden["features_clean"], relative=False) < 1e-5
+    assert largest_error(noisy, golden["features_noisy"], relative=False) < 1e-5
+    assert feat_lens.tolist() == [*golden["features_len"], *golden["features_len"]]
+
+
+def test_tokens_are_equal_on_every_valid_frame(golden: Mapping[str, Any], model: Nest) -> None:
+    clean, _ = model.preprocessor(audio_of(golden, "clean"), torch.from_numpy(golden["lengths"]))
+    tokens = model.quantizer(clean)
+    for utterance, num_valid in enumerate(golden["encoded_len"]):
+        expected = golden["tokens"][utterance, :num_valid]
+        assert np.array_equal(tokens[utterance, :num_valid].numpy(), expected)
+
+
+def test_masked_features_are_equal(golden: Mapping[str, Any], model: Nest) -> None:
+    noisy = torch.from_numpy(golden["features_noisy"])
+    masked = model.mask_processor.apply_mask(noisy, torch.from_numpy(golden["mask"]).bool())
+    assert np.array_equal(masked.numpy(), golden["masked_features"])
+
+
+def test_encoder_and_log_probabilities(golden: Mapping[str, Any], model: Nest) -> None:
+    encoded, enc_lens = model.encoder(
+        torch.from_numpy(golden["masked_features"]), torch.from_numpy(golden["features_len"])
+    )
+    assert largest_error(encoded.transpose(1, 2), golden["encoded"], relative=True) < 1e-5
+    assert enc_lens.tolist() == golden["encoded_len"].tolist()
+    assert largest_error(model.decoder(encoded), golden["log_probs"], relative=True) < 1e-5
+
+
+def test_loss_from_audio_to_the_end(golden: Mapping[str, Any], model: Nest, config: NestConfig) -> None:
+    lengths, is_masked = torch.from_numpy(golden["lengths"]), torch.from_numpy(golden["mask"]).bool()
+    clean, _ = model.preprocessor(audio_of(golden, "clean"), lengths)
+    noisy, feat_lens = model.preprocessor(audio_of(golden, "clean", "noise"), lengths)
+    encoded, _ = model.encoder(model.mask_processor.apply_mask(noisy, is_masked), feat_lens)
+    is_counted = counted_tokens(is_masked, config.encoder.subsampling_factor, config.masking.threshold)
+    nll_sum, num_tokens = masked_nll(model.decoder.logits(encoded[is_counted]), model.quantizer(clean)[is_counted])
+    assert num_tokens == 18
+    assert float(nll_sum.detach()) / num_tokens == pytest.approx(float(golden["loss"]), rel=1e-5)

@@ -1,0 +1,142 @@
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nestmodel.config import EncoderConfig, NestConfig
+from nestmodel.encoder import ConformerBlock, ConformerEncoder, ConvModule
+
+TINY = EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def build(**settings: float | bool) -> ConformerEncoder:
+    """A small encoder in eval mode whose batch norms have seen something."""
+    torch.manual_seed(0)
+    encoder = ConformerEncoder(replace(TINY, **settings), num_mels=20)
+    for module in encoder.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            assert module.running_mean is not None
+            assert module.running_var is not None
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2.0)
+    return encoder.eval()
+
+
+def no_padding(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape[:2], dtype=torch.bool)
+
+
+@settings(deadline=None, max_examples=15, derandomize=True)
+@given(length=st.integers(1, 80), padding=st.integers(0, 80))
+def test_encoding_of_an_utterance_does_not_depend_on_its_padding_or_batch(length: int, padding: int) -> None:
+    encoder = build()
+    feats = torch.randn(2, 20, length + padding, generator=torch.Generator().manual_seed(length))
+    alone, alone_lens = encoder(feats[:1, :, :length], torch.tensor([length]))
+    batch, batch_lens = encoder(feats, torch.tensor([length, length + padding]))
+    num_valid = int(alone_lens)
+    assert batch_lens[0] == num_valid == -(-length // 8)
+    assert torch.allclose(alone[0, :num_valid], batch[0, :num_valid], atol=1e-5)
+
+
+def test_batch_norm_of_training_sees_the_padding() -> None:
+    encoder = build(dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0).train()
+    feats = torch.randn(1, 20, 64)
+    short, _ = encoder(feats[:, :, :32], torch.tensor([32]))
+    padded, _ = encoder(feats, torch.tensor([32]))
+    assert not torch.allclose(short[0], padded[0, :4], atol=1e-2)
+
+
+def test_block_is_the_sum_of_its_residual_paths() -> None:
+    block, x = ConformerBlock(TINY).eval(), torch.randn(2, 5, 16)
+    positions, is_padding = torch.randn(9, 16), no_padding(x)
+    y = x + block.feed_forward1(block.norm_feed_forward1(x)) / 2
+    y = y + block.self_attn(block.norm_self_att(y), positions, is_padding)
+    y = y + block.conv(block.norm_conv(y), is_padding)
+    y = y + block.feed_forward2(block.norm_feed_forward2(y)) / 2
+    assert torch.allclose(block(x, positions, is_padding), block.norm_out(y), atol=1e-6)
+
+
+def test_convolution_sees_zeros_in_the_padding() -> None:
+    module, x = ConvModule(TINY).eval(), torch.randn(1, 12, 16)
+    is_padding = torch.arange(12).unsqueeze(0) >= 7
+    alone = module(x[:, :7], no_padding(x[:, :7]))
+    assert torch.allclose(module(x, is_padding)[:, :7], alone, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kernel", "reach"), [(1, 0), (5, 2), (9, 4)])
+def test_depthwise_kernel_is_centred(kernel: int, reach: int) -> None:
+    module = ConvModule(replace(TINY, conv_kernel_size=kernel)).eval()
+    x = torch.randn(1, 21, 16)
+    other = x.clone()
+    other[0, 10] += 1.0
+    is_changed = (module(x, no_padding(x)) - module(other, no_padding(x))).abs().amax(-1)[0] > 1e-6
+    assert is_changed.nonzero().flatten().tolist() == list(range(10 - reach, 10 + reach + 1))
+
+
+def test_use_bias_concerns_feed_forward_attention_and_convolution_only() -> None:
+    with_bias = {name for name, _ in build().named_parameters()}
+    without = {name for name, _ in build(use_bias=False).named_parameters()}
+    dropped = {name.removeprefix("layers.0.") for name in with_bias - without if name.startswith("layers.0.")}
+    assert dropped == {
+        *(f"feed_forward{number}.linear{layer}.bias" for number in (1, 2) for layer in (1, 2)),
+        *(f"self_attn.linear_{part}.bias" for part in ("q", "k", "v", "out")),
+        *(f"conv.{part}.bias" for part in ("pointwise_conv1", "depthwise_conv", "pointwise_conv2")),
+    }
+    assert not without - with_bias
+    assert {name for name in with_bias if name.startswith("pre_encode")} <= without
+
+
+def test_xscaling_multiplies_the_input_of_the_first_block() -> None:
+    seen: list[Tensor] = []
+    for xscaling in (True, False):
+        encoder = build(xscaling=xscaling)
+        encoder.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        encoder(torch.ones(1, 20, 16), torch.tensor([16]))
+    assert torch.allclose(seen[0], seen[1] * 4.0)  # the square root of 16
+
+
+@pytest.mark.parametrize("name", ["dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb"])
+def test_each_dropout_is_for_training_and_has_its_own_setting(name: str) -> None:
+    none = dict.fromkeys(("dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb"), 0.0)
+    feats, feat_lens = torch.randn(1, 20, 32), torch.tensor([32])
+    still, lively = build(**none).train(), build(**{**none, name: 0.5}).train()
+    assert torch.equal(still(feats, feat_lens)[0], still(feats, feat_lens)[0])
+    assert not torch.equal(lively(feats, feat_lens)[0], lively(feats, feat_lens)[0])
+    lively.eval()
+    assert torch.equal(lively(feats, feat_lens)[0], lively(feats, feat_lens)[0])
+
+
+def test_every_parameter_receives_a_gradient() -> None:
+    encoder = build().train()
+    encoded, _ = encoder(torch.randn(2, 20, 48), torch.tensor([48, 30]))
+    (encoded * torch.randn_like(encoded)).sum().backward()
+    for name, parameter in encoder.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+def test_encoder_runs_in_bfloat16() -> None:
+    encoder = build()
+    feats, feat_lens = torch.randn(1, 20, 64), torch.tensor([50])
+    expected, _ = encoder(feats, feat_lens)
+    with torch.autocast("cpu", torch.bfloat16):
+        encoded, _ = encoder(feats, feat_lens)
+    assert torch.allclose(encoded[0, :7].float(), expected[0, :7], atol=0.1)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("small", 12.6), ("medium", 26.1), ("large", 108.8), ("xlarge", 607.3)])
+def test_encoder_of_a_preset_has_its_number_of_parameters(name: str, millions: float) -> None:
+    with torch.device("meta"):
+        encoder = ConformerEncoder(NestConfig.preset(name).encoder, num_mels=80)
+    assert sum(parameter.numel() for parameter in encoder.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)

@@ -1,0 +1,196 @@
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from nestdata import PlanConfig, PrepareConfig
+from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestModel
+from nestmodel.decoder import MultiSoftmaxDecoder
+from nestmodel.encoder import ConformerEncoder
+from nestmodel.masking import counted_tokens
+from tests.conftest import MessyCorpora
+from tests.synthesis import chirp, folder_corpus, tone
+from tests.training import Recorder, fit, messy_data, tiny_config, trainer
+
+
+def audio_batch(*seconds: float) -> tuple[torch.Tensor, torch.Tensor]:
+    signals = [torch.from_numpy(chirp(100, 3000, s)) for s in seconds]
+    lens = torch.tensor([len(s) for s in signals])
+    return torch.nn.utils.rnn.pad_sequence(signals, batch_first=True), lens
+
+
+def test_equal_seeds_give_equal_weights_whatever_the_global_generator_holds() -> None:
+    torch.manual_seed(1)
+    first = NestModel(tiny_config())
+    torch.manual_seed(2)
+    second = NestModel(tiny_config())
+    other = NestModel(replace(tiny_config(), seed=1))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.quantizer.codebooks, other.quantizer.codebooks)
+
+
+def test_building_a_model_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    NestModel(tiny_config())
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_predict_gives_distributions_of_the_shape_promised() -> None:
+    model = NestModel(tiny_config()).eval()
+    audio, lens = audio_batch(1.0, 0.6)
+    feats, feat_lens = model.features(audio, lens)
+    log_probs, enc_lens = model.predict(feats, feat_lens)
+    tokens = model.quantizer(feats)
+    assert log_probs.shape == (2, 14, 32, 1)
+    assert tokens.shape == (2, 14, 1)
+    assert enc_lens.tolist() == [13, 8]
+    torch.testing.assert_close(log_probs.exp().sum(2), torch.ones(2, 14, 1))
+
+
+def test_tally_scores_the_tokens_that_predict_would_give_their_log_probability() -> None:
+    model = NestModel(tiny_config()).eval()
+    audio, lens = audio_batch(2.0, 1.6)
+    feats, feat_lens = model.features(audio, lens)
+    is_masked = torch.zeros(2, feats.shape[-1], dtype=torch.bool)
+    is_masked[0, 40:80] = True
+    is_masked[1, 3:43] = True
+    tally = model.tally(feats, feats, feat_lens, is_masked)
+    log_probs, _ = model.predict(model.mask_processor.apply_mask(feats, is_masked), feat_lens)
+    tokens = model.quantizer(feats)
+    is_scored = counted_tokens(is_masked, 8, 0.8)
+    expected = -log_probs[is_scored][:, :, 0].gather(1, tokens[is_scored]).sum()
+    assert int(tally.num_tokens) == 9  # five whole blocks of eight, and of the shifted one four
+    torch.testing.assert_close(tally.nll_sum, expected)
+    assert int(tally.token_counts.sum()) == 9
+
+
+def test_a_step_without_scored_tokens_moves_no_weight_by_its_gradient(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    config = tiny_config()
+    config = replace(
+        config,
+        masking=MaskConfig(prob=0.0, block_size=1),
+        optimizer=replace(config.optimizer, weight_decay=0.0),
+    )
+    model = NestModel(config)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    recorder = Recorder()
+    trainer(tmp_path, [recorder], max_steps=2).fit(model, datamodule=messy_data(messy_corpora))
+    assert recorder.losses == [0.0, 0.0]
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_gradients_are_those_of_the_mean_over_the_scored_tokens_of_the_whole_step(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    class Gradients(pl.Callback):
+        def on_before_zero_grad(self, _trainer: pl.Trainer, module: pl.LightningModule, _optimizer: object) -> None:
+            if any(p.grad is not None for p in module.parameters()):
+                self.grads = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+
+    no_dropout = {"dropout": 0.0, "dropout_pre_encoder": 0.0, "dropout_att": 0.0}
+    config = replace(tiny_config(**no_dropout), features=replace(tiny_config().features, dither=0.0))
+    model, seen = NestModel(config), Gradients()
+    reference = NestModel(config).train()
+    data = messy_data(messy_corpora, microbatches_per_step=4)
+    trainer(tmp_path, [seen], max_steps=2).fit(model, datamodule=data)
+    # The gradients seen last are those of the first step, before the second zeroes them: compute them by hand.
+    tallies = [reference._tally_batch(data.train_dataset[0, m], "mask") for m in range(4)]
+    loss = torch.stack([t.nll_sum for t in tallies]).sum() / torch.stack([t.num_tokens for t in tallies]).sum()
+    loss.backward()
+    expected = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
+    assert len({int(t.num_tokens) for t in tallies}) > 1, "microbatches must differ for this to show"
+    assert seen.grads.keys() == expected.keys()
+    for name, grad in expected.items():
+        torch.testing.assert_close(seen.grads[name], grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_run_repeats_itself_bit_for_bit(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    first, _ = fit(messy_corpora, tmp_path, max_steps=3)
+    second, _ = fit(messy_corpora, tmp_path, max_steps=3)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_next_batch(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    whole, expected = fit(messy_corpora, tmp_path, max_steps=9, callbacks=[saver], enable_checkpointing=True)
+    steps_per_epoch = len({key.step for key in expected.keys if key.epoch == 0})
+    assert 2 < steps_per_epoch < 8, "a run of nine steps must cross an epoch"
+    for stopped_at in (1, steps_per_epoch, steps_per_epoch + 1):
+        ckpt = tmp_path / f"step={stopped_at}.ckpt"
+        again = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="again-{step}")
+        resumed, rest = fit(
+            messy_corpora, tmp_path, max_steps=9, ckpt_path=ckpt, callbacks=[again], enable_checkpointing=True
+        )
+        assert expected.keys[: 2 * stopped_at] + rest.keys == expected.keys
+        for name, value in resumed.state_dict().items():
+            assert torch.equal(value, whole.state_dict()[name]), f"{name}, stopped at {stopped_at}"
+
+
+def test_a_checkpoint_rebuilds_its_model_by_itself(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, filename="model")
+    model, _ = fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
+    rebuilt = NestModel.from_checkpoint(tmp_path / "model.ckpt")
+    assert rebuilt.config == model.config
+    assert all(torch.equal(a, b) for a, b in zip(rebuilt.parameters(), model.parameters(), strict=True))
+
+
+def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "not.ckpt"
+    path.write_text("no checkpoint")
+    with pytest.raises(ConfigError, match=r"not\.ckpt: not a checkpoint of nestmodel"):
+        NestModel.from_checkpoint(path)
+    with pytest.raises(ConfigError, match=r"gone\.ckpt"):
+        NestModel.from_checkpoint(tmp_path / "gone.ckpt")
+
+
+def test_validation_gives_the_same_figures_every_time_and_does_not_disturb_training(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    class Validations(pl.Callback):
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+
+        def on_validation_end(self, runner: pl.Trainer, *_: object) -> None:
+            self.losses.append(float(runner.callback_metrics["val_loss"]))
+
+    seen = Validations()
+    with_validation = {"limit_val_batches": 1.0, "val_check_interval": 2, "check_val_every_n_epoch": None}
+    validated, _ = fit(messy_corpora, tmp_path, max_steps=4, callbacks=[seen], **with_validation)
+    plain, _ = fit(messy_corpora, tmp_path, max_steps=4)
+    assert all(torch.equal(a, b) for a, b in zip(validated.parameters(), plain.parameters(), strict=True))
+    runner = trainer(tmp_path, limit_val_batches=1.0)
+    again = runner.validate(validated, datamodule=messy_data(messy_corpora), verbose=False)
+    assert again[0]["val_loss"] == seen.losses[-1]
+    assert 0 < again[0]["val_token_entropy"] <= math.log(32)
+
+
+def test_a_corpus_at_another_rate_is_refused(tmp_path: Path) -> None:
+    audio = {f"{i}.wav": tone(200, 1.0) for i in range(4)}
+    corpus = folder_corpus(tmp_path / "speech", audio, PrepareConfig(sampling_rate=8000))
+    data = NestDataModule(corpus.path, plan=PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1))
+    with pytest.raises(ConfigError, match="8000 Hz"):
+        trainer(tmp_path, max_steps=1).fit(NestModel(tiny_config()), datamodule=data)
+
+
+def test_presets_are_of_the_sizes_of_the_paper() -> None:
+    sizes = {}
+    for name in ("small", "medium", "large", "xlarge"):
+        config = NestConfig.preset(name)
+        with torch.device("meta"):
+            encoder = ConformerEncoder(config.encoder, num_mels=80)
+            decoder = MultiSoftmaxDecoder(dim=config.encoder.d_model, num_classes=8192, num_codebooks=1)
+        sizes[name] = sum(p.numel() for part in (encoder, decoder) for p in part.parameters()) / 1e6
+    assert sizes == {
+        "small": pytest.approx(14.0, abs=0.1),
+        "medium": pytest.approx(28.2, abs=0.1),
+        "large": pytest.approx(113.0, abs=0.1),
+        "xlarge": pytest.approx(615.7, abs=0.1),
+    }

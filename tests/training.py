@@ -1,0 +1,75 @@
+"""A model that trains in seconds, and the few lines that train it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+from nestdata import AudioNoiseBatch, MicrobatchKey, MixConfig, PlanConfig
+from nestmodel import EncoderConfig, MaskConfig, NestConfig, NestDataModule, NestModel, OptimizerConfig, QuantizerConfig
+from tests.conftest import MessyCorpora
+
+
+def tiny_config(**encoder: Any) -> NestConfig:
+    """Two layers of 16; masks so frequent that every batch has scored tokens."""
+    return NestConfig(
+        encoder=replace(EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8), **encoder),
+        quantizer=QuantizerConfig(num_classes=32),
+        masking=MaskConfig(prob=0.05),
+        optimizer=OptimizerConfig(lr=1.0, warmup_steps=10),
+    )
+
+
+def messy_data(corpora: MessyCorpora, *, microbatches_per_step: int = 2, num_workers: int = 0) -> NestDataModule:
+    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=microbatches_per_step)
+    return NestDataModule(
+        corpora.speech, corpora.noise, corpora.speech, plan, MixConfig(prob=0.8), num_workers=num_workers
+    )
+
+
+def trainer(directory: Path, callbacks: Sequence[pl.Callback] = (), **settings: Any) -> pl.Trainer:
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "limit_val_batches": 0,
+        "use_distributed_sampler": False,
+        "default_root_dir": directory,
+    }
+    return pl.Trainer(**{**defaults, **settings, "callbacks": list(callbacks)})
+
+
+class Recorder(pl.Callback):
+    """Keeps the keys of the batches that were trained on, and the loss of every step."""
+
+    def __init__(self) -> None:
+        self.keys: list[MicrobatchKey] = []
+        self.losses: list[float] = []
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, _index: int
+    ) -> None:
+        self.keys.append(batch.key)
+        if trainer.global_step > len(self.losses):
+            self.losses.append(float(trainer.callback_metrics["train_loss"]))
+
+
+def fit(
+    corpora: MessyCorpora,
+    directory: Path,
+    *,
+    max_steps: int,
+    num_workers: int = 0,
+    ckpt_path: Path | None = None,
+    **settings: Any,
+) -> tuple[NestModel, Recorder]:
+    model, recorder = NestModel(tiny_config()), Recorder()
+    runner = trainer(directory, [recorder, *settings.pop("callbacks", [])], max_steps=max_steps, **settings)
+    runner.fit(model, datamodule=messy_data(corpora, num_workers=num_workers), ckpt_path=ckpt_path)
+    return model, recorder
