@@ -15,7 +15,6 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
 from nestmodel import Curves, NestDataModule, NestModel, PlainProgress, Throughput, preset_path
 
-
 # Both follow from --seed_everything.
 _SEEDS = ("data.plan.seed", "model.config.seed")
 _CONFIG_FLAGS = ("--config", "-c")

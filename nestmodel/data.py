@@ -37,6 +37,9 @@ class NestDataModule(pl.LightningDataModule):
         noise_sampler: When the noise sampler tries again.
         short_audio: How utterances shorter than `plan.min_audio_seconds` are lengthened.
         num_workers: Loader processes of each rank. The batches do not depend on it.
+
+    Raises:
+        NestDataError: A corpus cannot be opened, or its cuts do not fit the plan.
     """
 
     def __init__(
@@ -51,34 +54,24 @@ class NestDataModule(pl.LightningDataModule):
         num_workers: int = 2,
     ) -> None:
         super().__init__()
-        self.paths = {"corpus": corpus, "noise": noise, "val_corpus": val_corpus}
         self.plan_config = plan
         self.mixer = SpeakerNoiseMixer(mix)
-        self.noise_config = noise_sampler
         self.short_audio = short_audio
         self.num_workers = num_workers
-        self._datasets: dict[str, AudioNoiseDataset] = {}
+        # Opened at once, which costs nothing, so that a wrong path ends the run before it has left anything behind.
+        self.noise = NoiseSampler(Corpus.open(noise) if noise else None, noise_sampler)
+        self.train_dataset = self._open(corpus)
+        self.val_dataset = self._open(val_corpus) if val_corpus else None
 
     def setup(self, stage: str) -> None:
-        """Opens the corpora and makes each rank accumulate its share of a step."""
-        noise = self.paths["noise"]
-        sampler = NoiseSampler(Corpus.open(noise) if noise else None, self.noise_config)
-        for name in ("corpus", "val_corpus"):
-            path = self.paths[name]
-            if path is not None:
-                self._datasets[name] = self._open(path, sampler)
+        """Makes each rank accumulate its share of a step, and a whole `trainer.val_check_interval` count steps."""
         if self.trainer is not None and stage == "fit":
             self._share_steps(self.trainer)
 
     @property
     def sampling_rate(self) -> int:
-        """Rate of the audio in Hz; known after `setup`."""
+        """Rate of the audio in Hz."""
         return self.train_dataset.corpus.sampling_rate
-
-    @property
-    def train_dataset(self) -> AudioNoiseDataset:
-        """What is learned from; known after `setup`."""
-        return self._datasets["corpus"]
 
     def train_dataloader(self) -> "DataLoader[AudioNoiseBatch]":
         """Returns the loader of this rank, which starts every epoch where the optimizer stands."""
@@ -90,7 +83,7 @@ class NestDataModule(pl.LightningDataModule):
 
     def val_dataloader(self) -> "DataLoader[AudioNoiseBatch] | list[DataLoader[AudioNoiseBatch]]":
         """Returns the loader of this rank's share of the validation corpus, or none without one."""
-        dataset = self._datasets.get("val_corpus")
+        dataset = self.val_dataset
         if dataset is None:
             return []
         trainer = self._trainer()
@@ -98,10 +91,10 @@ class NestDataModule(pl.LightningDataModule):
         places = _EpochSampler(dataset.plan, microbatches, lambda: 0)
         return dataset.loader(places, num_workers=self.num_workers, pin_memory=self._pins())
 
-    def _open(self, path: Path, noise: NoiseSampler) -> AudioNoiseDataset:
+    def _open(self, path: Path) -> AudioNoiseDataset:
         corpus = Corpus.open(path)
         plan = BatchPlan(corpus.num_samples, corpus.sampling_rate, self.plan_config, content=corpus.fingerprint)
-        return AudioNoiseDataset(corpus, plan, noise, self.mixer, short_audio=self.short_audio)
+        return AudioNoiseDataset(corpus, plan, self.noise, self.mixer, short_audio=self.short_audio)
 
     def _share_steps(self, trainer: pl.Trainer) -> None:
         share = len(self.train_dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size))
@@ -115,6 +108,9 @@ class NestDataModule(pl.LightningDataModule):
                 "trainer.use_distributed_sampler is on, which would divide each rank's share once more. Turn it off."
             )
         trainer.accumulate_grad_batches = share
+        if isinstance(trainer.val_check_interval, int):
+            # Lightning counts microbatches of one rank; with steps, validation comes at the same ones for any ranks.
+            trainer.val_check_interval *= share
 
     def _trainer(self) -> pl.Trainer:
         if self.trainer is None:

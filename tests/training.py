@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 
 from nestdata import AudioNoiseBatch, MicrobatchKey, MixConfig, PlanConfig
 from nestmodel import EncoderConfig, MaskConfig, NestConfig, NestDataModule, NestModel, OptimizerConfig, QuantizerConfig
@@ -56,8 +57,19 @@ class Recorder(pl.Callback):
         self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, _index: int
     ) -> None:
         self.keys.append(batch.key)
-        if trainer.global_step > len(self.losses):
+        if not trainer.fit_loop._should_accumulate():
             self.losses.append(float(trainer.callback_metrics["train_loss"]))
+
+
+class FirstGradients(pl.Callback):
+    """Keeps the gradients of the first optimizer step, as the optimizer saw them."""
+
+    def __init__(self) -> None:
+        self.grads: dict[str, torch.Tensor] = {}
+
+    def on_before_zero_grad(self, _trainer: pl.Trainer, module: pl.LightningModule, _optimizer: object) -> None:
+        if not self.grads:
+            self.grads = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
 def fit(

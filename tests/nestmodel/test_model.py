@@ -14,7 +14,7 @@ from nestmodel.encoder import ConformerEncoder
 from nestmodel.masking import counted_tokens
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, tone
-from tests.training import Recorder, fit, messy_data, tiny_config, trainer
+from tests.training import FirstGradients, Recorder, fit, messy_data, tiny_config, trainer
 
 
 def audio_batch(*seconds: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,18 +90,12 @@ def test_a_step_without_scored_tokens_moves_no_weight_by_its_gradient(
 def test_gradients_are_those_of_the_mean_over_the_scored_tokens_of_the_whole_step(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
-    class Gradients(pl.Callback):
-        def on_before_zero_grad(self, _trainer: pl.Trainer, module: pl.LightningModule, _optimizer: object) -> None:
-            if any(p.grad is not None for p in module.parameters()):
-                self.grads = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
-
     no_dropout = {"dropout": 0.0, "dropout_pre_encoder": 0.0, "dropout_att": 0.0}
     config = replace(tiny_config(**no_dropout), features=replace(tiny_config().features, dither=0.0))
-    model, seen = NestModel(config), Gradients()
+    model, seen = NestModel(config), FirstGradients()
     reference = NestModel(config).train()
     data = messy_data(messy_corpora, microbatches_per_step=4)
     trainer(tmp_path, [seen], max_steps=2).fit(model, datamodule=data)
-    # The gradients seen last are those of the first step, before the second zeroes them: compute them by hand.
     tallies = [reference._tally_batch(data.train_dataset[0, m], "mask") for m in range(4)]
     loss = torch.stack([t.nll_sum for t in tallies]).sum() / torch.stack([t.num_tokens for t in tallies]).sum()
     loss.backward()
@@ -118,6 +112,7 @@ def test_a_run_repeats_itself_bit_for_bit(messy_corpora: MessyCorpora, tmp_path:
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_run_that_was_stopped_goes_on_with_the_next_batch(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     whole, expected = fit(messy_corpora, tmp_path, max_steps=9, callbacks=[saver], enable_checkpointing=True)

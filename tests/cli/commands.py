@@ -1,0 +1,32 @@
+"""Runs the installed commands as a user does, in processes of their own."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error_lines(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("error: ")]
+
+
+def run(command: str, *arguments: object, cwd: Path, timeout_s: float = 120) -> Outcome:
+    """Runs `nestdata` or `nestmodel`; both live beside this Python."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / command), *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)

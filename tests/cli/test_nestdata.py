@@ -1,0 +1,170 @@
+import json
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from nestcli.nestdata import main
+from nestdata import Corpus
+from tests.cli.commands import run
+from tests.conftest import MessyCorpora
+from tests.synthesis import chirp, write_audio, write_jsonl
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert captured.out == ""
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def manifest_of(directory: Path, num_cuts: int = 3) -> Path:
+    for i in range(num_cuts):
+        write_audio(directory / f"{i}.wav", chirp(100, 900, 1.0 + 0.2 * i))
+    return write_jsonl(directory / "speech.json", [{"audio_filepath": f"{i}.wav"} for i in range(num_cuts)])
+
+
+def test_prepare_names_the_corpus_after_the_manifest_and_tells_what_it_left_out(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path)
+    with manifest.open("a") as file:
+        file.write('{"audio_filepath": "gone.wav", "duration": 2.0}\n')
+    outcome = run("nestdata", "prepare", manifest, cwd=tmp_path)
+    assert outcome.code == 0
+    assert "3 cuts" in outcome.out
+    assert "1 missing" in outcome.out
+    assert len(Corpus.open(tmp_path / "speech.corpus")) == 3
+    (reject,) = [json.loads(line) for line in (tmp_path / "speech.corpus/rejected.jsonl").read_text().splitlines()]
+    assert reject["where"] == f"{manifest}:4"
+    assert reject["reason"] == "missing"
+
+
+def test_prepare_prints_its_summary_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", str(manifest_of(tmp_path)), "-o", str(tmp_path / "a.corpus"), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["num_cuts"] == 3
+    assert summary["path"] == str(tmp_path / "a.corpus")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("no json", r"speech.json:7: not JSON"),
+        ('{"duration": 1.0}', r"speech.json:7: the key audio_filepath is missing"),
+        ('{"audio_filepath": "1.wav", "offset": -1}', r"speech.json:7: offset is -1"),
+    ],
+)
+def test_prepare_names_the_line_that_it_cannot_read_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    manifest = manifest_of(tmp_path, 6)
+    with manifest.open("a") as file:
+        file.write(line + "\n")
+    before = sorted(tmp_path.iterdir())
+    assert main(["prepare", str(manifest), "-o", str(tmp_path / "a.corpus")]) == 1
+    assert message in error_of(capsys)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_prepare_refuses_a_manifest_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", str(tmp_path / "gone.json"), "-o", str(tmp_path / "a.corpus")]) == 1
+    assert "gone.json: no such manifest" in error_of(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prepare_without_a_usable_cut_gives_the_first_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = write_jsonl(tmp_path / "speech.json", [{"audio_filepath": "gone.wav"}])
+    assert main(["prepare", str(manifest), "-o", str(tmp_path / "a.corpus")]) == 1
+    error = error_of(capsys)
+    assert "no usable cut among 1 entries" in error
+    assert "gone.wav does not exist" in error
+    assert sorted(tmp_path.iterdir()) == [manifest]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Missing command"),
+        (["prepare"], "Missing argument 'MANIFEST...'"),
+        (["prepare", "a.json", "--sampling-rat", "3"], "No such option: --sampling-rat"),
+        (["sample-batch", "preview", "a.corpus", "--step", "x"], "Invalid value for '--step'"),
+        (["sample-batch", "preview", "a.corpus", "--step", "-1"], "Invalid value for '--step'"),
+        (["nonsense"], "No such command 'nonsense'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in error_of(capsys)
+
+
+def test_several_manifests_need_a_name_for_the_corpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", "a.json", "b.json"]) == 1
+    assert "-o NAME.corpus" in error_of(capsys)
+
+
+def test_preview_shows_up_to_eight_cuts_with_pictures_sound_and_a_page(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    outcome = run(
+        *("nestdata", "sample-batch", "preview", messy_corpora.speech, "--noise", messy_corpora.noise),
+        *("--step", 2, "--max-batch-seconds", 20, "--prob", 1.0, "-o", "preview"),
+        cwd=tmp_path,
+    )
+    assert outcome.code == 0, outcome.err
+    directory = tmp_path / "preview"
+    digest = json.loads((directory / "batch.json").read_text())
+    assert digest["key"]["step"] == 2
+    num_shown = min(8, len(digest["sample_id"]))
+    assert len(list(directory.glob("*.png"))) == num_shown > 3
+    for i in range(num_shown):
+        signals = {name: soundfile.read(directory / f"{i:02d}_{name}.wav")[0] for name in ("clean", "noise", "noisy")}
+        assert abs(signals["noisy"] - signals["clean"] - signals["noise"]).max() < 1e-6
+        assert (directory / f"{i:02d}.png").read_bytes()[:4] == b"\x89PNG"
+    page = (directory / "index.html").read_text()
+    for cut_id in digest["sample_id"]:
+        assert cut_id in page
+        assert cut_id in outcome.out
+    assert page.count("<img") == num_shown
+
+
+def test_preview_prints_the_same_digests_in_every_process_and_for_every_world_size(
+    messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--noise", messy_corpora.noise, "--step", 3, "--max-batch-seconds", 20, "--microbatches", 4, "--json"]
+    arguments = ["sample-batch", "preview", messy_corpora.speech, *settings, "-o", tmp_path / "a"]
+    in_process = run("nestdata", *arguments, "--rank", 1, "--world-size", 2, cwd=tmp_path)
+    assert in_process.code == 0, in_process.err
+    assert main([str(a) for a in (*arguments, "--rank", 2, "--world-size", 4)]) == 0
+    here = json.loads(capsys.readouterr().out)
+    assert here["key"]["microbatch"] == 2
+    assert json.loads(in_process.out) == here
+
+
+def test_preview_refuses_a_rank_that_does_not_exist(
+    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sample-batch", "preview", str(messy_corpora.speech), "--rank", "2", "--world-size", "2"]) == 1
+    assert "--rank 2 does not exist among 2 ranks" in error_of(capsys)
+
+
+def test_the_options_are_deliberate(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {}
+    for command in (["prepare"], ["sample-batch", "preview"]):
+        assert main([*command, "--help"]) == 0
+        words = capsys.readouterr().out.replace(",", " ").split()
+        options[command[-1]] = sorted({word for word in words if word.startswith("--")})
+    assert options == {
+        "prepare": [
+            *("--channel", "--help", "--json", "--max-seconds", "--min-seconds"),
+            *("--output", "--overwrite", "--sampling-rate"),
+        ],
+        "preview": [
+            *("--help", "--json", "--max-batch-seconds", "--microbatches", "--noise", "--output", "--prob"),
+            *("--rank", "--seed", "--step", "--world-size"),
+        ],
+    }

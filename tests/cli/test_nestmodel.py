@@ -1,0 +1,108 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nestcli.nestmodel import main
+from nestmodel import NestModel
+from nestmodel.monitor import read_metrics
+from tests.cli.commands import run
+from tests.conftest import MessyCorpora
+
+TINY = {
+    "trainer": {"max_steps": 4, "log_every_n_steps": 1, "val_check_interval": 2, "check_val_every_n_epoch": None},
+    "model": {
+        "config": {
+            "quantizer": {"num_classes": 32},
+            "masking": {"prob": 0.05},
+            "encoder": {"d_model": 16, "num_heads": 2, "num_layers": 1, "subsampling_channels": 8},
+        }
+    },
+    "data": {"plan": {"max_batch_seconds": 10.0, "microbatches_per_step": 2}, "num_workers": 0},
+}
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.slow
+def test_fit_leaves_checkpoints_metrics_and_curves_and_says_where(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    outcome = run(
+        *("nestmodel", "fit", "--config", "tiny.yaml", "--data.corpus", messy_corpora.speech),
+        *("--data.noise", messy_corpora.noise, "--data.val_corpus", messy_corpora.speech),
+        *("--trainer.default_root_dir", "run", "--trainer.accelerator", "cpu"),
+        cwd=tmp_path,
+    )
+    assert outcome.code == 0, outcome.err
+    directory = tmp_path / "run" / "version_0"
+    for name in ("metrics.csv", "curves.png", "config.yaml", "checkpoints", "tensorboard"):
+        assert (directory / name).exists(), name
+    for name in ("metrics.csv", "curves.png", "checkpoints"):
+        assert f"run/version_0/{name}" in outcome.out
+    metrics = read_metrics(directory / "metrics.csv")
+    steps, losses = metrics["train_loss"]
+    assert len(steps) == 4
+    assert all(loss > 0 for loss in losses)
+    assert len(metrics["val_loss"][0]) == 2
+    assert {"lr", "grad_norm", "train_accuracy", "val_token_entropy", "audio_s_per_s", "data_wait"} <= metrics.keys()
+    (checkpoint,) = (directory / "checkpoints").glob("*.ckpt")
+    assert NestModel.from_checkpoint(checkpoint).config.encoder.d_model == 16
+    stored = yaml.safe_load((directory / "config.yaml").read_text())
+    assert stored["model"]["config"]["encoder"]["num_heads"] == 2
+    assert "Tip" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "subcommand"),
+        (["nonsense"], 2, "nonsense"),
+        (["fit", "--config", "demo"], 2, "data.corpus"),
+        (["fit", "--config", "nonsense"], 1, "The presets are demo, large, medium, small, xlarge"),
+        (
+            ["fit", "--config", "demo", "--data.corpus", "a", "--data.plan.max_batch_secs", "3"],
+            2,
+            "the nearest is 'data.plan.max_batch_seconds'",
+        ),
+        (["fit", "--config", "demo", "--data.corpus", "a", "--data.mix.prob", "3"], 1, "mix.prob is 3.0"),
+        (["fit", "--config", "demo", "--data.corpus", "gone.corpus"], 1, "gone.corpus: does not exist"),
+        (
+            ["fit", "--config", "demo", "--data.corpus", "a", "--model.config.encoder.d_model", "145"],
+            1,
+            "encoder.d_model is 145",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_to_do(
+    arguments: list[str],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == code
+    assert message in error_of(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("trainer:\n  max_step: 3\n", "'trainer.max_step'; the nearest is 'trainer.max_steps'"),
+        ("data:\n  plan: {seeds: 3}\n", "data.plan.seeds"),
+        ("model:\n  config:\n    encoder: {d_modl: 8}\n", "the nearest is 'model.config.encoder.d_model'"),
+        ("trainer:\n  - [}", "bad.yaml: not YAML"),
+    ],
+)
+def test_an_unknown_key_in_a_file_is_named_with_the_nearest_one(
+    content: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "bad.yaml").write_text(content)
+    assert main(["fit", "--config", "demo", "--config", str(tmp_path / "bad.yaml"), "--data.corpus", "a"]) == 2
+    assert message in error_of(capsys)
