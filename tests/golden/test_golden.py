@@ -13,32 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nestmodel.config import NestConfig
-from nestmodel.decoder import MultiSoftmaxDecoder
-from nestmodel.encoder import ConformerEncoder
+from nestmodel import NestConfig, NestModel
 from nestmodel.features import Preprocessor
-from nestmodel.loss import masked_nll
-from nestmodel.masking import BlockMask, counted_tokens
-from nestmodel.quantizer import RandomProjectionQuantizer
-
-
-class Nest(nn.Module):
-    """The parts under the names of NeMo's state dict."""
-
-    def __init__(self, config: NestConfig) -> None:
-        super().__init__()
-        num_mels, books = config.features.num_mels, config.quantizer
-        self.preprocessor = Preprocessor(config.features)
-        self.quantizer = RandomProjectionQuantizer(
-            books, num_mels=num_mels, num_stacked=config.encoder.subsampling_factor
-        )
-        self.mask_processor = BlockMask(config.masking, num_mels=num_mels)
-        self.encoder = ConformerEncoder(config.encoder, num_mels=num_mels)
-        self.decoder = MultiSoftmaxDecoder(
-            dim=config.encoder.d_model, num_classes=books.num_classes, num_codebooks=books.num_codebooks
-        )
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +31,8 @@ def config(golden: Mapping[str, Any]) -> NestConfig:
 
 
 @pytest.fixture(scope="module")
-def model(golden: Mapping[str, Any], config: NestConfig) -> Nest:
-    nest = Nest(config).eval()
+def model(golden: Mapping[str, Any], config: NestConfig) -> NestModel:
+    nest = NestModel(config).eval()
     prefix = "state/"
     state = {key.removeprefix(prefix): torch.from_numpy(golden[key]) for key in golden if key.startswith(prefix)}
     nest.load_state_dict(state, strict=True)
@@ -77,7 +55,7 @@ def test_initial_front_end_equals_the_stored_one(golden: Mapping[str, Any], conf
     assert largest_error(featurizer.fb, golden["state/preprocessor.featurizer.fb"], relative=False) < 1e-7
 
 
-def test_features_of_clean_and_noisy_in_one_call(golden: Mapping[str, Any], model: Nest) -> None:
+def test_features_of_clean_and_noisy_in_one_call(golden: Mapping[str, Any], model: NestModel) -> None:
     audio = torch.cat([audio_of(golden, "clean"), audio_of(golden, "clean", "noise")])
     feats, feat_lens = model.preprocessor(audio, torch.from_numpy(golden["lengths"]).repeat(2))
     clean, noisy = feats.chunk(2)
@@ -86,7 +64,7 @@ def test_features_of_clean_and_noisy_in_one_call(golden: Mapping[str, Any], mode
     assert feat_lens.tolist() == [*golden["features_len"], *golden["features_len"]]
 
 
-def test_tokens_are_equal_on_every_valid_frame(golden: Mapping[str, Any], model: Nest) -> None:
+def test_tokens_are_equal_on_every_valid_frame(golden: Mapping[str, Any], model: NestModel) -> None:
     clean, _ = model.preprocessor(audio_of(golden, "clean"), torch.from_numpy(golden["lengths"]))
     tokens = model.quantizer(clean)
     for utterance, num_valid in enumerate(golden["encoded_len"]):
@@ -94,13 +72,13 @@ def test_tokens_are_equal_on_every_valid_frame(golden: Mapping[str, Any], model:
         assert np.array_equal(tokens[utterance, :num_valid].numpy(), expected)
 
 
-def test_masked_features_are_equal(golden: Mapping[str, Any], model: Nest) -> None:
+def test_masked_features_are_equal(golden: Mapping[str, Any], model: NestModel) -> None:
     noisy = torch.from_numpy(golden["features_noisy"])
     masked = model.mask_processor.apply_mask(noisy, torch.from_numpy(golden["mask"]).bool())
     assert np.array_equal(masked.numpy(), golden["masked_features"])
 
 
-def test_encoder_and_log_probabilities(golden: Mapping[str, Any], model: Nest) -> None:
+def test_encoder_and_log_probabilities(golden: Mapping[str, Any], model: NestModel) -> None:
     encoded, enc_lens = model.encoder(
         torch.from_numpy(golden["masked_features"]), torch.from_numpy(golden["features_len"])
     )
@@ -109,12 +87,17 @@ def test_encoder_and_log_probabilities(golden: Mapping[str, Any], model: Nest) -
     assert largest_error(model.decoder(encoded), golden["log_probs"], relative=True) < 1e-5
 
 
-def test_loss_from_audio_to_the_end(golden: Mapping[str, Any], model: Nest, config: NestConfig) -> None:
+def test_loss_from_audio_to_the_end(golden: Mapping[str, Any], model: NestModel) -> None:
     lengths, is_masked = torch.from_numpy(golden["lengths"]), torch.from_numpy(golden["mask"]).bool()
     clean, _ = model.preprocessor(audio_of(golden, "clean"), lengths)
     noisy, feat_lens = model.preprocessor(audio_of(golden, "clean", "noise"), lengths)
-    encoded, _ = model.encoder(model.mask_processor.apply_mask(noisy, is_masked), feat_lens)
-    is_counted = counted_tokens(is_masked, config.encoder.subsampling_factor, config.masking.threshold)
-    nll_sum, num_tokens = masked_nll(model.decoder.logits(encoded[is_counted]), model.quantizer(clean)[is_counted])
-    assert num_tokens == 18
-    assert float(nll_sum.detach()) / num_tokens == pytest.approx(float(golden["loss"]), rel=1e-5)
+    tally = model.tally(clean, noisy, feat_lens, is_masked)
+    assert int(tally.num_tokens) == 18
+    assert float(tally.nll_sum.detach() / tally.num_tokens) == pytest.approx(float(golden["loss"]), rel=1e-5)
+
+
+def test_predict_gives_the_log_probabilities_of_what_it_reads(golden: Mapping[str, Any], model: NestModel) -> None:
+    masked = torch.from_numpy(golden["masked_features"])
+    log_probs, enc_lens = model.predict(masked, torch.from_numpy(golden["features_len"]))
+    assert largest_error(log_probs, golden["log_probs"], relative=True) < 1e-5
+    assert enc_lens.tolist() == golden["encoded_len"].tolist()

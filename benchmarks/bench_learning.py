@@ -1,0 +1,145 @@
+"""Trains on recorded speech until the loss on voices that were held out is below the entropy of their tokens.
+
+    python benchmarks/bench_learning.py REAL_SPEECH OUTPUT [--minutes 30]
+
+REAL_SPEECH holds speech.json and noise.json (NeMo lines with `speaker`). The lines of the held-out speakers become the
+validation corpus and all others the training corpus. Prepares both and the noise, previews a batch, trains the demo
+preset, and prints the result as Markdown; the commands are the ones a user types. A run that is already in OUTPUT is
+only reported on.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from nestdata import Corpus
+from nestmodel.monitor import Series, read_metrics
+
+BIN = Path(sys.executable).parent
+HELD_OUT = ("ru_RU_f_IvrvoiceRU", "it_IT_m_Carlo")
+SETTINGS = {
+    "data.plan.max_batch_seconds": 90,
+    "trainer.max_steps": 100000,
+    "trainer.val_check_interval": 250,
+    "trainer.log_every_n_steps": 20,
+    "model.config.optimizer.lr": 2.0,
+    "model.config.optimizer.warmup_steps": 300,
+}
+
+
+def main() -> int:
+    """Runs what is missing, then reports."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("real_speech", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--minutes", type=int, default=30)
+    arguments = parser.parse_args()
+    real, output = arguments.real_speech.absolute(), arguments.output.absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    if not (output / "run").exists():
+        prepare(real, output)
+        for command in commands(arguments.minutes):
+            print("$", command, flush=True)
+            subprocess.run(shlex.split(command), cwd=output, check=True, env=environment())
+    print(report(output, arguments.minutes))
+    return 0
+
+
+def prepare(real: Path, output: Path) -> None:
+    """Writes the manifests of both sides of the split beside the audio, and prepares all corpora."""
+    lines = [json.loads(line) for line in (real / "speech.json").read_text().splitlines()]
+    sides = {"train": [], "held_out": []}
+    for line in lines:
+        sides["held_out" if line.get("speaker") in HELD_OUT else "train"].append(line)
+    for name, rows in sides.items():
+        (real / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in (*sides, "noise"):
+        command = ["nestdata", "prepare", str(real / f"{name}.json"), "-o", f"{name}.corpus", "--overwrite"]
+        subprocess.run(command, cwd=output, check=True, env=environment())
+
+
+def commands(minutes: int) -> list[str]:
+    """What a user types after `nestdata prepare`."""
+    overrides = " ".join(f"--{name} {value}" for name, value in SETTINGS.items())
+    return [
+        "nestdata sample-batch preview train.corpus --noise noise.corpus --max-batch-seconds 90 --step 100 -o preview",
+        "nestmodel fit --config demo --data.corpus train.corpus --data.noise noise.corpus "
+        "--data.val_corpus held_out.corpus "
+        f"--trainer.default_root_dir run --trainer.max_time 00:{minutes // 60:02d}:{minutes % 60:02d}:00 {overrides}",
+    ]
+
+
+def report(output: Path, minutes: int) -> str:
+    """Returns the result as Markdown."""
+    series = read_metrics(output / "run" / "version_0" / "metrics.csv")
+    corpora = {name: Corpus.open(output / f"{name}.corpus") for name in ("train", "held_out", "noise")}
+    sizes = "\n".join(f"| {name} | {len(c)} | {c.hours:.2f} |" for name, c in corpora.items())
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "lhotse", "pytorch-lightning", "numpy"))
+    typed = "\n".join(f"    {command}" for command in commands(minutes))
+    return f"""# Learning from recorded speech
+
+Made by `benchmarks/bench_learning.py` on {os.cpu_count()} CPU cores ({platform.machine()}), {packages}.
+Held out: {", ".join(HELD_OUT)} (neither the voices nor their languages are trained on as prompts).
+
+| corpus | cuts | hours |
+|---|---|---|
+{sizes}
+
+{typed}
+
+{verdict(series)}
+
+| step | validation loss | entropy of its tokens | below it by | masked accuracy | training loss |
+|---|---|---|---|---|---|
+{table(series)}
+
+Medians: {median(series["audio_s_per_s"][1]):.0f} seconds of audio per second,
+{100 * median(series["data_wait"][1]):.1f} % of the time waiting for data,
+{100 * median(series["padding"][1]):.1f} % padding. The curve is beside this file.
+"""
+
+
+def verdict(series: Series) -> str:
+    """One sentence on whether the loss got below the entropy."""
+    rows = list(zip(series["val_loss"][0], series["val_loss"][1], series["val_token_entropy"][1], strict=True))
+    best = min(rows, key=lambda row: row[1] - row[2])
+    first = next((step for step, loss, entropy in rows if loss < entropy), None)
+    if first is None:
+        return f"**Not below the entropy**: nearest at step {best[0]}, {best[1]:.3f} against {best[2]:.3f} nats."
+    return (
+        f"**Below the entropy of its tokens from step {first} on**; best at step {best[0]}: {best[1]:.3f} against "
+        f"{best[2]:.3f} nats."
+    )
+
+
+def table(series: Series) -> str:
+    """Rows of the validations."""
+    lines = []
+    for i, step in enumerate(series["val_loss"][0]):
+        loss, entropy, accuracy = (series[f"val_{name}"][1][i] for name in ("loss", "token_entropy", "accuracy"))
+        near = [v for s, v in zip(*series["train_loss"], strict=True) if step - 200 < s <= step]
+        train = f"{sum(near) / len(near):.3f}" if near else ""
+        lines.append(
+            f"| {step + 1} | {loss:.3f} | {entropy:.3f} | {entropy - loss:.3f} | {100 * accuracy:.1f} % | {train} |"
+        )
+    return "\n".join(lines)
+
+
+def median(values: list[float]) -> float:
+    """Middle value."""
+    return sorted(values)[len(values) // 2]
+
+
+def environment() -> dict[str, str]:
+    """The commands of this Python first on the path."""
+    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
