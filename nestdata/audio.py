@@ -51,6 +51,12 @@ def load_samples(cut: MonoCut, *, start: int = 0, num_samples: int | None = None
     return samples[:wanted] if missing <= 0 else np.pad(samples, (0, missing))
 
 
+def energy(samples: NDArray[np.float32]) -> float:
+    """Returns the sum of squares."""
+    # Not np.dot, whose sum in float32 depends on the kind of processor.
+    return float(np.square(samples, dtype=np.float64).sum())
+
+
 def _read(cut: MonoCut, offset: float, duration: float) -> NDArray[np.float32]:
     recording = cut.recording
     transforms = [AudioTransform.from_dict(t) if isinstance(t, dict) else t for t in recording.transforms or []]

@@ -58,7 +58,7 @@ class Corpus:
                 lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             if index.shape != (2, meta["num_cuts"]) or len(lines) != meta["num_bytes"]:
                 raise ValueError("index.npy or cuts.jsonl is not the size that meta.json says")
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise CorpusError(f"{path}: the corpus is damaged ({error}). Prepare it again.") from error
         return cls(path, meta, index, lines)
 
@@ -75,7 +75,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Names the content: the ids, places and lengths of all cuts, but not the folder they lie in."""
+        """Names the content: the ids, places, channels and lengths of all cuts, but not the folder they lie in."""
         return str(self.meta["fingerprint"])
 
     @property

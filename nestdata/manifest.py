@@ -6,8 +6,11 @@ the audio behind an entry is usable is decided later, in `probe`.
 """
 
 import gzip
+import io
 import json
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -90,8 +93,8 @@ def _read_nemo(path: Path) -> Iterator[Entry]:
         name = next((row[key] for key in _AUDIO_KEYS if key in row), None)
         if name is None:
             raise ManifestError(f"{where}: the key audio_filepath is missing. Add it, or drop this line.")
-        if not isinstance(name, str):
-            raise ManifestError(f"{where}: audio_filepath is {name!r}. Give one path as a string.")
+        if not isinstance(name, str) or not Path(name).name:
+            raise ManifestError(f"{where}: audio_filepath is {name!r}. Give the path of one file as a string.")
         offset, duration = (_seconds(row, key, where) for key in ("offset", "duration"))
         labels = {k: v for k, v in row.items() if k not in (*_AUDIO_KEYS, "offset", "duration")}
         suffix = (
@@ -117,6 +120,9 @@ def _read_lhotse(path: Path) -> Iterator[Entry]:
             )
         if not row.get("recording"):
             raise ManifestError(f"{where}: the cut has no recording. Add it, or drop this line.")
+        for key in ("start", "duration"):
+            if _seconds(row, key, where) is None:
+                raise ManifestError(f"{where}: the cut has no {key}. Add it, or drop this line.")
         try:
             cut = MonoCut.from_dict(row)
         except Exception as error:  # Lhotse raises whatever its constructors meet
@@ -141,29 +147,31 @@ def _audio_files(path: Path) -> list[Path]:
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with _open(path) as file:
-        try:
-            for line_no, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise ManifestError(
-                        f"{path}:{line_no}: not JSON ({error}). Every line must be one JSON object; fix or drop it."
-                    ) from error
-                if not isinstance(row, dict):
-                    raise ManifestError(
-                        f"{path}:{line_no}: {type(row).__name__} where a JSON object was expected. Fix or drop it."
-                    )
-                yield line_no, row
-        except (OSError, EOFError) as error:
-            raise ManifestError(f"{path}: cannot be read ({error}). Check the file and copy it again.") from error
+        for line_no, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ManifestError(
+                    f"{path}:{line_no}: not JSON ({error}). Every line must be one JSON object; fix or drop it."
+                ) from error
+            if not isinstance(row, dict):
+                raise ManifestError(
+                    f"{path}:{line_no}: {type(row).__name__} where a JSON object was expected. Fix or drop it."
+                )
+            yield line_no, row
 
 
-def _open(path: Path) -> gzip.GzipFile | Any:
+@contextmanager
+def _open(path: Path) -> Iterator[io.BufferedIOBase]:
     if not path.is_file():
         raise ManifestError(f"{path}: no such manifest. Give a NeMo JSONL file, Lhotse cuts, or a folder of audio.")
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    try:
+        with gzip.GzipFile(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            yield file
+    except (OSError, EOFError, zlib.error) as error:
+        raise ManifestError(f"{path}: cannot be read ({error}). Check the file and copy it again.") from error
 
 
 def _seconds(row: dict[str, Any], key: str, where: str) -> float | None:

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.audio import energy
 from nestdata.errors import ConfigError
 from nestdata.keyed import Draws
 from nestdata.noise import NoiseSpan
@@ -158,12 +159,11 @@ def scale_to_snr(
 
     Source: NEST, arXiv:2408.13106, noisy speech augmentation. Differs: NeMo measures power over the whole utterance.
     """
-    clean_energy = float(np.dot(clean, clean))
-    energy = float(np.dot(interference, interference))
-    if clean_energy <= 0.0 or energy <= 0.0:
+    clean_energy, interference_energy = energy(clean), energy(interference)
+    if clean_energy <= 0.0 or interference_energy <= 0.0:
         return None
-    gain = np.sqrt(clean_energy / energy / 10.0 ** (snr_db / 10))
-    scaled: NDArray[np.float32] = interference * np.float32(gain)
+    gain = np.sqrt(clean_energy / interference_energy / 10.0 ** (snr_db / 10))
+    scaled: NDArray[np.float32] = np.multiply(interference, gain, dtype=np.float64).astype(np.float32)
     return scaled
 
 

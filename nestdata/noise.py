@@ -12,7 +12,7 @@ import numpy as np
 from lhotse import MonoCut
 from numpy.typing import NDArray
 
-from nestdata.audio import load_samples
+from nestdata.audio import energy, load_samples
 from nestdata.corpus import Corpus
 from nestdata.errors import AudioError, ConfigError
 from nestdata.keyed import Draws
@@ -110,16 +110,16 @@ class NoiseSampler:
             return samples, 0
         # Rare: from here on the whole noise is in memory, and the energy of any crop is one subtraction.
         whole = load_samples(cut)
-        energy = np.concatenate([[0.0], np.cumsum(np.square(whole, dtype=np.float64))])
+        energies = np.concatenate([[0.0], np.cumsum(np.square(whole, dtype=np.float64))])
         for num_silent in range(1, self.config.max_crops):
             start = draws.below(num_places)
-            if energy[start + num_samples] - energy[start] >= self._silence_power * num_samples:
+            if energies[start + num_samples] - energies[start] >= self._silence_power * num_samples:
                 return whole[start : start + num_samples], num_silent
         return None, self.config.max_crops
 
     def is_silent(self, samples: NDArray[np.float32]) -> bool:
         """Tells whether the mean power of a span is below the threshold."""
-        return float(np.dot(samples, samples)) < self._silence_power * len(samples)
+        return energy(samples) < self._silence_power * len(samples)
 
     @property
     def _silence_power(self) -> float:

@@ -92,11 +92,9 @@ def prepare(
         CorpusError: The target exists, or another run is writing it.
     """
     config = config or PrepareConfig()
-    output = Path(output).absolute()
+    output = Path(output).resolve()
     sources = [Path(manifest) for manifest in manifests]
-    if output.exists() and not (overwrite and (output / "meta.json").is_file()):
-        advice = "Choose another place." if overwrite else "Choose another place, or pass --overwrite to replace it."
-        raise CorpusError(f"{output}: exists already. {advice}")
+    _check_target(output, overwrite)
     total = sum(count_entries(source) for source in sources)
     with _partial_directory(output) as partial:
         with closing(_Writer(partial, config)) as writer:
@@ -106,10 +104,17 @@ def prepare(
                     if on_progress:
                         on_progress(writer.num_seen, total)
             report = writer.finish(output, sources)
-        for path in partial.iterdir():
+        for path in (*partial.iterdir(), partial):
             _flush(path)
+        _check_target(output, overwrite)  # once more: another run may have finished meanwhile
         _move_into_place(partial, output)
     return report
+
+
+def _check_target(output: Path, overwrite: bool) -> None:
+    if output.exists() and not (overwrite and (output / "meta.json").is_file()):
+        advice = "Choose another place." if overwrite else "Choose another place, or pass --overwrite to replace it."
+        raise CorpusError(f"{output}: exists already. {advice}")
 
 
 class _Writer:
@@ -126,7 +131,8 @@ class _Writer:
         self._directory = directory
         self._config = config
         self._cuts = (directory / "cuts.jsonl").open("wb")
-        self._rejected = (directory / "rejected.jsonl").open("w")
+        # Names of files may hold bytes that are not Unicode; JSON has escapes for them.
+        self._rejected = (directory / "rejected.jsonl").open("w", encoding="utf-8", errors="backslashreplace")
         self._num_samples = array("q")
         self._offsets = array("q")
         self._reasons: Counter[str] = Counter()
@@ -137,23 +143,27 @@ class _Writer:
 
     def add(self, found: MonoCut | Reject, where: str) -> None:
         self.num_seen += 1
-        if isinstance(found, MonoCut):
-            digest = hashlib.blake2b(found.id.encode(), digest_size=8).digest()
-            if digest not in self._ids:
-                self._ids.add(digest)
-                self._add_cut(found)
-                return
-            found = Reject(where, found.id, "duplicate_id", f"the id {found.id!r} stands for an earlier cut already")
-        self._first_reject = self._first_reject or found
-        self._reasons[found.reason] += 1
-        self._rejected.write(json.dumps(asdict(found), ensure_ascii=False) + "\n")
+        reject = self._add_cut(found, where) if isinstance(found, MonoCut) else found
+        if reject:
+            self._first_reject = self._first_reject or reject
+            self._reasons[reject.reason] += 1
+            self._rejected.write(json.dumps(asdict(reject), ensure_ascii=False) + "\n")
 
-    def _add_cut(self, cut: MonoCut) -> None:
+    def _add_cut(self, cut: MonoCut, where: str) -> Reject | None:
+        try:
+            line = json.dumps(cut.to_dict(), ensure_ascii=False).encode() + b"\n"
+        except UnicodeEncodeError as error:
+            return Reject(where, cut.id, "unreadable", f"its name or a label is not Unicode: {error}")
+        digest = hashlib.blake2b(cut.id.encode(), digest_size=8).digest()
+        if digest in self._ids:
+            return Reject(where, cut.id, "duplicate_id", f"the id {cut.id!r} stands for an earlier cut already")
+        self._ids.add(digest)
         self._num_samples.append(cut.num_samples)
         self._offsets.append(self._cuts.tell())
         self._num_resampled += bool(cut.recording.transforms)
-        self._cuts.write(json.dumps(cut.to_dict(), ensure_ascii=False).encode() + b"\n")
-        self._content.update(f"{cut.id}\t{cut.start:.6f}\t{cut.num_samples}\n".encode())
+        self._cuts.write(line)
+        self._content.update(f"{cut.id}\t{cut.start:.6f}\t{cut.channel}\t{cut.num_samples}\n".encode())
+        return None
 
     def finish(self, output: Path, sources: Sequence[Path]) -> PrepareReport:
         if not self._num_samples:
@@ -178,7 +188,7 @@ class _Writer:
             rejected=dict(self._reasons.most_common()),
         )
         meta = self._meta(report, num_bytes, sources)
-        (self._directory / "meta.json").write_text(json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+        (self._directory / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
         return report
 
     def close(self) -> None:
@@ -212,8 +222,9 @@ def _partial_directory(output: Path) -> Iterator[Path]:
         _clear(partial)
         try:
             yield partial
-        finally:
+        except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 @contextmanager

@@ -58,7 +58,9 @@ def probe(entry: Entry, limits: Limits) -> MonoCut | Reject:
         return _reject(entry, "too_short", f"{found.duration:.3f} s, less than the {limits.min_seconds:g} s asked for")
     if limits.max_seconds is not None and found.duration > limits.max_seconds:
         return _reject(entry, "too_long", f"{found.duration:.3f} s, more than the {limits.max_seconds:g} s asked for")
-    return found if found.sampling_rate == limits.sampling_rate else found.resample(limits.sampling_rate)
+    if found.sampling_rate != limits.sampling_rate:
+        found = found.resample(limits.sampling_rate)
+    return found if found.num_samples else _reject(entry, "empty", "the span is shorter than one sample")
 
 
 def _recorded_cut(entry: Entry) -> MonoCut | Reject:
@@ -70,6 +72,9 @@ def _recorded_cut(entry: Entry) -> MonoCut | Reject:
             return _reject(entry, "missing", f"{source.source} does not exist")
     if cut.end > cut.recording.duration + _ROUNDING_S:
         return _reject(entry, "beyond_end", f"the cut ends at {cut.end:.3f} s of {cut.recording.duration:.3f} s")
+    if not any(cut.channel in source.channels for source in cut.recording.sources):
+        channels = sorted(channel for source in cut.recording.sources for channel in source.channels)
+        return _reject(entry, "no_such_channel", f"channel {cut.channel} of {channels} was asked for")
     sources = [
         fastcopy(source, source=str(Path(source.source).absolute())) if source.type == "file" else source
         for source in cut.recording.sources
@@ -115,7 +120,7 @@ def _probe_file(entry: Entry) -> Recording | Reject:
     try:
         info = soundfile.info(str(path))
         rate, num_samples, num_channels = info.samplerate, info.frames, info.channels
-    except soundfile.LibsndfileError as error:
+    except (soundfile.LibsndfileError, UnicodeEncodeError) as error:
         found = _probe_with_lhotse(path)
         if found is None:
             return _reject(entry, "unreadable", f"{path}: {' '.join(str(error).split())}")

@@ -1,0 +1,28 @@
+"""One rank of a training run: takes its share of every step and writes digests of what it saw.
+
+python -m tests.distributed.rank SPEECH NOISE RANK WORLD_SIZE NUM_WORKERS NUM_THREADS NUM_STEPS OUTPUT
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from nestdata import microbatches
+from tests.batches import digest, messy_dataset
+
+
+def main(argv: list[str]) -> None:
+    speech, noise, output = Path(argv[0]), Path(argv[1]), Path(argv[7])
+    rank, world_size, num_workers, num_threads, num_steps = map(int, argv[2:7])
+    torch.set_num_threads(num_threads)
+    dataset = messy_dataset(speech, noise)
+    places = microbatches(dataset.plan, rank=rank, world_size=world_size, num_steps=num_steps)
+    loader = dataset.loader(places, num_workers=num_workers)
+    seen = [{"step": batch.key.step, "microbatch": batch.key.microbatch, **digest(batch)} for batch in loader]
+    output.write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

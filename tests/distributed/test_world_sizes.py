@@ -1,0 +1,66 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nestdata import microbatches
+from tests.batches import MICROBATCHES_PER_STEP, digest, messy_dataset
+from tests.conftest import MessyCorpora
+
+NUM_STEPS = 6
+REPOSITORY = Path(__file__).parents[2]
+Seen = list[dict[str, Any]]
+
+
+def run_ranks(
+    corpora: MessyCorpora, world_size: int, num_workers: int, num_threads: int, directory: Path
+) -> list[Seen]:
+    """Runs every rank in a process of its own, side by side, and returns what each of them saw, in its order."""
+    outputs = [directory / f"rank-{rank}-of-{world_size}.json" for rank in range(world_size)]
+    processes = []
+    try:
+        for rank, output in enumerate(outputs):
+            arguments = [corpora.speech, corpora.noise, rank, world_size, num_workers, num_threads, NUM_STEPS, output]
+            command = [sys.executable, "-m", "tests.distributed.rank", *map(str, arguments)]
+            processes.append(subprocess.Popen(command, cwd=REPOSITORY))
+        assert [process.wait(timeout=120) for process in processes] == [0] * world_size
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [json.loads(output.read_text()) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def expected(messy_corpora: MessyCorpora) -> dict[tuple[int, int], dict[str, Any]]:
+    """What the data set holds at every place, asked for in this process and in an order of its own."""
+    dataset = messy_dataset(messy_corpora.speech, messy_corpora.noise)
+    assert NUM_STEPS > dataset.plan.steps_per_epoch, "the steps must go on into a second epoch"
+    places = microbatches(dataset.plan, num_steps=NUM_STEPS)
+    return {place: digest(dataset[place]) for place in reversed(places)}
+
+
+# `torchrun` sets one thread where it starts several ranks, so the number of threads is varied with the world size.
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "num_workers", "num_threads"), [(1, 0, 4), (2, 1, 2), (4, 0, 1)])
+def test_ranks_of_any_world_size_see_the_same_steps_byte_for_byte(
+    messy_corpora: MessyCorpora,
+    expected: dict[tuple[int, int], dict[str, Any]],
+    tmp_path: Path,
+    world_size: int,
+    num_workers: int,
+    num_threads: int,
+) -> None:
+    ranks = run_ranks(messy_corpora, world_size, num_workers, num_threads, tmp_path)
+    share = MICROBATCHES_PER_STEP // world_size
+    for rank, seen in enumerate(ranks):
+        steps = [batch["step"] for batch in seen]
+        assert steps == sorted([*range(NUM_STEPS)] * share)  # no rank waits for another
+        assert {batch["microbatch"] for batch in seen} == set(range(rank * share, (rank + 1) * share))
+    union = {(batch.pop("step"), batch.pop("microbatch")): batch for seen in ranks for batch in seen}
+    assert len(union) == sum(map(len, ranks))
+    assert union == expected

@@ -1,0 +1,127 @@
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nestdata import Corpus, CorpusError, PrepareConfig
+from nestdata.audio import load_samples
+from tests.conftest import MessyCorpora
+from tests.synthesis import folder_corpus, hiss
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    """Three cuts whose order by length is not their order by name."""
+    return folder_corpus(
+        tmp_path / "speech", {"a.wav": hiss(9000, 1), "b.wav": hiss(4000, 2), "c.wav": (hiss(48000, 3), 48000)}
+    )
+
+
+def test_cuts_come_in_the_order_of_their_length(corpus: Corpus) -> None:
+    assert len(corpus) == 3
+    assert [corpus[row].id for row in range(3)] == ["b", "a", "c"]
+    np.testing.assert_array_equal(corpus.num_samples, [4000, 9000, 16000])
+    assert corpus.num_samples.dtype == np.int64
+    assert corpus.sampling_rate == 16000
+    assert corpus.hours == 29000 / 16000 / 3600
+
+
+def test_rows_count_from_the_end_as_well(corpus: Corpus) -> None:
+    assert [corpus[row].id for row in (-1, -2, -3)] == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize("row", [3, -4, 10**9])
+def test_rows_outside_the_corpus_are_refused(corpus: Corpus, row: int) -> None:
+    with pytest.raises(IndexError, match=f"row {row} of a corpus of 3 cuts"):
+        corpus[row]
+
+
+def test_a_corpus_is_iterated_to_its_end(corpus: Corpus) -> None:
+    assert [cut.id for cut in corpus] == ["b", "a", "c"]  # type: ignore[attr-defined]
+
+
+def test_the_index_agrees_with_every_cut_and_with_what_loading_gives(messy_corpora: MessyCorpora) -> None:
+    corpus = Corpus.open(messy_corpora.speech)
+    assert (np.diff(corpus.num_samples) >= 0).all()
+    for row, num_samples in enumerate(corpus.num_samples):
+        assert corpus[row].num_samples == num_samples == len(load_samples(corpus[row]))
+        assert corpus[row].sampling_rate == corpus.sampling_rate
+
+
+def test_a_corpus_that_is_pickled_is_opened_again(corpus: Corpus) -> None:
+    again = pickle.loads(pickle.dumps(corpus))
+    assert (again.path, again.meta) == (corpus.path, corpus.meta)
+    assert [again[row].id for row in range(3)] == ["b", "a", "c"]
+
+
+def test_a_corpus_can_be_moved(corpus: Corpus, tmp_path: Path) -> None:
+    moved = shutil.move(corpus.path, tmp_path / "elsewhere.corpus")
+    again = Corpus.open(str(moved))
+    assert again.fingerprint == corpus.fingerprint
+    assert again[0].id == "b"
+
+
+def test_the_length_index_cannot_be_written_to(corpus: Corpus) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        corpus.num_samples[0] = 1
+
+
+def test_the_fingerprint_names_the_content(tmp_path: Path) -> None:
+    stereo = np.stack([hiss(9000, 1), hiss(9000, 3)], axis=1)
+    audio = {"a.wav": stereo, "b.wav": np.stack([hiss(4000, 2)] * 2, axis=1)}
+    corpora = [
+        folder_corpus(tmp_path / "first", audio),
+        folder_corpus(tmp_path / "longer", {**audio, "b.wav": stereo[:4001]}),
+        folder_corpus(tmp_path / "renamed", {"a.wav": audio["a.wav"], "c.wav": audio["b.wav"]}),
+        folder_corpus(tmp_path / "more", {**audio, "c.wav": stereo}),
+        folder_corpus(tmp_path / "slower", audio, PrepareConfig(sampling_rate=8000)),
+        folder_corpus(tmp_path / "right", audio, PrepareConfig(channel=1)),
+    ]
+    assert len({corpus.fingerprint for corpus in corpora}) == len(corpora)
+    assert folder_corpus(tmp_path / "elsewhere", audio).fingerprint == corpora[0].fingerprint
+
+
+def test_a_path_without_a_corpus_is_an_error_that_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"speech\.corpus: does not exist\. Make one with `nestdata prepare"):
+        Corpus.open(tmp_path / "speech.corpus")
+    with pytest.raises(CorpusError, match=r"is not a corpus \(it has no meta\.json\)"):
+        Corpus.open(tmp_path)
+
+
+def test_a_corpus_of_another_format_is_an_error_that_names_both(corpus: Corpus) -> None:
+    meta = json.loads((corpus.path / "meta.json").read_text())
+    (corpus.path / "meta.json").write_text(json.dumps({**meta, "format_version": 99}))
+    with pytest.raises(CorpusError, match=r"written in format 99, this version reads format 1\. Prepare it again"):
+        Corpus.open(corpus.path)
+
+
+@pytest.mark.parametrize("name", ["index.npy", "cuts.jsonl"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "longer"])
+def test_a_damaged_corpus_is_an_error_that_says_so(corpus: Corpus, name: str, damage: str) -> None:
+    path = corpus.path / name
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes({"empty": b"", "truncated": content[:-9], "longer": content + content}[damage])
+    if (name, damage) == ("index.npy", "longer"):
+        path.write_bytes(content[:-1])  # bytes after an array are no damage to it
+    with pytest.raises(CorpusError, match=r"speech\.corpus: the corpus is damaged .*\. Prepare it again"):
+        Corpus.open(corpus.path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": 1}'])
+def test_a_damaged_description_is_an_error_that_says_so(corpus: Corpus, content: str) -> None:
+    (corpus.path / "meta.json").write_text(content)
+    with pytest.raises(CorpusError, match="the corpus is damaged"):
+        Corpus.open(corpus.path)
+
+
+def test_an_index_of_another_corpus_is_an_error(corpus: Corpus, tmp_path: Path) -> None:
+    other = folder_corpus(tmp_path / "other", {"a.wav": hiss(9000, 1)})
+    shutil.copy(other.path / "index.npy", corpus.path / "index.npy")
+    with pytest.raises(CorpusError, match="not the size that meta"):
+        Corpus.open(corpus.path)

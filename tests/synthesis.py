@@ -1,0 +1,123 @@
+"""Synthetic audio on disk, and corpora made of it: every file that the tests read is written here or by them."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+
+from nestdata import Corpus, PrepareConfig, prepare
+
+Samples = NDArray[np.float32]
+
+
+def tone(hz: float, seconds: float, rate: int = 16000, *, level: float = 0.3) -> Samples:
+    time = np.arange(round(seconds * rate)) / rate
+    return (level * np.sin(2 * np.pi * hz * time)).astype(np.float32)
+
+
+def chirp(low_hz: float, high_hz: float, seconds: float, rate: int = 16000, *, level: float = 0.3) -> Samples:
+    """A sweep: no two of its stretches are alike, so a shift by one sample shows."""
+    time = np.arange(round(seconds * rate)) / rate
+    return (level * np.sin(2 * np.pi * (low_hz + (high_hz - low_hz) * time / (2 * seconds)) * time)).astype(np.float32)
+
+
+def hiss(num_samples: int, seed: int, *, level: float = 0.1) -> Samples:
+    return level * np.random.default_rng(seed).standard_normal(num_samples, dtype=np.float32)
+
+
+def write_audio(path: Path, samples: Samples, rate: int = 16000, *, subtype: str | None = None) -> Path:
+    """Writes samples, shape (samples,) or (samples, channels), in the format that the suffix names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, samples, rate, subtype=subtype)
+    return path
+
+
+def read_audio(path: Path) -> Samples:
+    samples: Samples = soundfile.read(path, dtype="float32")[0]
+    return samples
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return path
+
+
+def folder_corpus(
+    directory: Path, audio: Mapping[str, Samples | tuple[Samples, int]], config: PrepareConfig | None = None
+) -> Corpus:
+    """Writes a folder of audio and prepares a corpus of it beside it.
+
+    Args:
+        directory: Where the folder goes; the corpus is `directory.corpus`.
+        audio: Samples by file name, at 16 kHz or with a rate of their own.
+        config: How the corpus is prepared.
+    """
+    for name, content in audio.items():
+        samples, rate = content if isinstance(content, tuple) else (content, 16000)
+        write_audio(directory / name, samples, rate)
+    output = directory.with_name(directory.name + ".corpus")
+    prepare([directory], output, config)
+    return Corpus.open(output)
+
+
+def messy_speech(directory: Path) -> Corpus:
+    """A corpus of all that is loaded in ways of its own, 44 cuts of 0.2 to 3.1 s.
+
+    Sources at 8, 16, 44.1 and 48 kHz, FLAC, WAV and Ogg Vorbis, spans that start inside a file, the second channel
+    of stereo files, and cuts shorter than a second.
+    """
+    rates = (44100, 8000, 16000, 48000)
+    rows: list[dict[str, Any]] = []
+    for i in range(36):
+        rate = rates[i % 4]
+        suffix = ("flac", "wav", "ogg")[i % 3]
+        speech = chirp(100 + 20 * i, 900 + 50 * i, 0.2 + 0.083 * i, rate) + hiss(round((0.2 + 0.083 * i) * rate), i)
+        write_audio(directory / f"speech-{i:02d}.{suffix}", speech, rate)
+        rows.append({"audio_filepath": f"speech-{i:02d}.{suffix}", "text": f"cut {i}"})
+    for i in range(32, 36):
+        rows.append({"audio_filepath": rows[i]["audio_filepath"], "offset": 0.3125, "duration": 1.1 + i / 100})
+    nemo = write_jsonl(directory / "speech.json", rows)
+    lhotse = write_jsonl(directory / "stereo.jsonl", [_stereo_cut(directory, i) for i in range(4)])
+    output = directory / "speech.corpus"
+    prepare([nemo, lhotse], output)
+    return Corpus.open(output)
+
+
+def messy_noise(directory: Path) -> Corpus:
+    """Noise of several lengths and rates; some of it is silent, and one file is gone."""
+    audio = {f"hiss-{i}.wav": (hiss(3000 * (i + 1), 100 + i), (8000, 16000, 48000)[i % 3]) for i in range(9)}
+    silent_half = np.concatenate([np.zeros(30000, np.float32), hiss(30000, 7)])
+    corpus = folder_corpus(
+        directory / "noise", {**audio, "half.wav": silent_half, "silent.wav": 0 * silent_half, "gone.wav": silent_half}
+    )
+    (directory / "noise" / "gone.wav").unlink()
+    return corpus
+
+
+def _stereo_cut(directory: Path, i: int) -> dict[str, Any]:
+    """A Lhotse cut of the second channel, whose first channel is much louder."""
+    rate, seconds = (16000, 44100)[i % 2], 1.5 + 0.1 * i
+    left = tone(440, seconds, rate, level=0.9)
+    right = chirp(200, 2000, seconds, rate, level=0.1) + hiss(len(left), 60 + i, level=0.05)
+    path = write_audio(directory / f"stereo-{i}.flac", np.stack([left, right], axis=1), rate)
+    duration = len(left) / rate
+    return {
+        "id": f"stereo-{i}",
+        "start": 0.25,
+        "duration": duration - 0.25,
+        "channel": 1,
+        "recording": {
+            "id": f"stereo-{i}",
+            "sources": [{"type": "file", "channels": [0, 1], "source": str(path)}],
+            "sampling_rate": rate,
+            "num_samples": len(left),
+            "duration": duration,
+            "channel_ids": [0, 1],
+        },
+        "type": "MonoCut",
+    }

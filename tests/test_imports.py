@@ -1,0 +1,49 @@
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import nestdata
+
+REPOSITORY = Path(__file__).parents[1]
+MODULES = {
+    package: sorted((REPOSITORY / folder).rglob("*.py"))
+    for package, folder in {"nestdata": "nestdata", "nestmodel": "nestmodel", "nestcli": "cli"}.items()
+}
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, str | None]]:
+    """Yields (module, name) for every import anywhere in a file; the name is None for a whole module."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # Relative imports stay within their package, which is flat.
+            assert node.level <= 1, f"{path}: a relative import that leaves its package"
+            if node.level == 0:
+                yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def packages_of(path: Path) -> set[str]:
+    return {module.split(".")[0] for module, _ in imports_of(path)}
+
+
+def test_the_packages_are_found() -> None:
+    assert {package: bool(files) for package, files in MODULES.items()} == dict.fromkeys(MODULES, True)
+
+
+@pytest.mark.parametrize("path", MODULES["nestdata"], ids=lambda path: path.name)
+def test_nestdata_imports_no_model_no_command_and_no_trainer(path: Path) -> None:
+    assert not packages_of(path) & {"nestmodel", "nestcli", "cli", "pytorch_lightning", "lightning"}
+
+
+@pytest.mark.parametrize("path", MODULES["nestmodel"], ids=lambda path: path.name)
+def test_nestmodel_imports_no_command(path: Path) -> None:
+    assert not packages_of(path) & {"nestcli", "cli"}
+
+
+@pytest.mark.parametrize("path", MODULES["nestmodel"] + MODULES["nestcli"], ids=lambda path: path.name)
+def test_only_public_names_of_nestdata_are_used_outside_of_it(path: Path) -> None:
+    used = {(module, name) for module, name in imports_of(path) if module.split(".")[0] == "nestdata"}
+    assert used <= {("nestdata", name) for name in nestdata.__all__}
