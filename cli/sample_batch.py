@@ -11,7 +11,6 @@ from rich.table import Table
 from nestdata import (
     AudioNoiseDataset,
     BatchPlan,
-    ConfigError,
     Corpus,
     MixConfig,
     NoiseSampler,
@@ -46,8 +45,6 @@ def preview(
     as_json: Annotated[bool, typer.Option("--json", help="Print ids and SHA-256 of every tensor instead.")] = False,
 ) -> None:
     """Show the batch of one step and rank as it will be trained on."""
-    if rank >= world_size:
-        raise ConfigError(f"--rank {rank} does not exist among {world_size} ranks: they are counted from 0.")
     speech = Corpus.open(corpus)
     config = PlanConfig(
         max_batch_seconds=max_batch_seconds, microbatches_per_step=microbatches or world_size, seed=seed

@@ -92,9 +92,14 @@ class Corpus:
         if not -num_cuts <= row < num_cuts:
             raise IndexError(f"row {row} of a corpus of {num_cuts} cuts")
         start = int(self._index[1, row])
-        data = json.loads(self._lines[start : self._lines.find(b"\n", start)])
-        del data["type"]
-        return MonoCut.from_dict(data)
+        try:
+            data = json.loads(self._lines[start : self._lines.find(b"\n", start)])
+            del data["type"]
+            return MonoCut.from_dict(data)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorpusError(
+                f"{self.path}: the line of cuts.jsonl at byte {start} is damaged ({error}). Prepare the corpus again."
+            ) from error
 
     def __repr__(self) -> str:
         return f"Corpus({str(self.path)!r}, {len(self)} cuts, {self.hours:.2f} h, {self.sampling_rate} Hz)"

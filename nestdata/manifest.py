@@ -8,8 +8,9 @@ the audio behind an entry is usable is decided later, in `probe`.
 import gzip
 import io
 import json
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,14 +70,25 @@ def detect_format(path: Path) -> ManifestFormat:
     raise ManifestError(f"{path}: the manifest is empty. Check the command that wrote it.")
 
 
-def read_manifest(path: Path) -> Iterator[Entry]:
+def common_root(manifests: Sequence[Path]) -> Path:
+    """Returns the folder that ids are relative to: the deepest one that holds all manifests and folders."""
+    folders = [os.path.abspath(path if path.is_dir() else path.parent) for path in manifests]
+    return Path(os.path.commonpath(folders))
+
+
+def read_manifest(path: Path, root: Path | None = None) -> Iterator[Entry]:
     """Yields the entries of one manifest, in its order.
+
+    Args:
+        path: The manifest, or a folder of audio.
+        root: The folder that ids are relative to, by default that of the manifest. A file outside of it has its
+            absolute path for an id.
 
     Raises:
         ManifestError: The manifest cannot be read; the message names the line.
     """
     readers = {"nemo": _read_nemo, "lhotse": _read_lhotse, "folder": _read_folder}
-    yield from readers[detect_format(path)](path)
+    yield from readers[detect_format(path)](path, root or common_root([path]))
 
 
 def count_entries(path: Path) -> int:
@@ -87,7 +99,7 @@ def count_entries(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
-def _read_nemo(path: Path) -> Iterator[Entry]:
+def _read_nemo(path: Path, root: Path) -> Iterator[Entry]:
     for line_no, row in _json_lines(path):
         where = f"{path}:{line_no}"
         name = next((row[key] for key in _AUDIO_KEYS if key in row), None)
@@ -97,12 +109,10 @@ def _read_nemo(path: Path) -> Iterator[Entry]:
             raise ManifestError(f"{where}: audio_filepath is {name!r}. Give the path of one file as a string.")
         offset, duration = (_seconds(row, key, where) for key in ("offset", "duration"))
         labels = {k: v for k, v in row.items() if k not in (*_AUDIO_KEYS, "offset", "duration")}
-        suffix = (
-            f"@{offset:.3f}+{duration:.3f}" if offset and duration is not None else f"@{offset:.3f}" if offset else ""
-        )
+        suffix = "" if offset is None else f"@{offset:.3f}" + ("" if duration is None else f"+{duration:.3f}")
         yield Entry(
             where=where,
-            cut_id=str(Path(name).with_suffix("")) + suffix,
+            cut_id=_id_of(path.parent / name, root) + suffix,
             path=path.parent / name,
             offset=offset or 0.0,
             duration=duration,
@@ -110,7 +120,7 @@ def _read_nemo(path: Path) -> Iterator[Entry]:
         )
 
 
-def _read_lhotse(path: Path) -> Iterator[Entry]:
+def _read_lhotse(path: Path, _root: Path) -> Iterator[Entry]:
     for line_no, row in _json_lines(path):
         where = f"{path}:{line_no}"
         kind = row.pop("type", "MonoCut")
@@ -132,13 +142,19 @@ def _read_lhotse(path: Path) -> Iterator[Entry]:
         yield Entry(where=where, cut_id=cut.id, cut=cut)
 
 
-def _read_folder(path: Path) -> Iterator[Entry]:
+def _read_folder(path: Path, root: Path) -> Iterator[Entry]:
     files = _audio_files(path)
     if not files:
         kinds = " ".join(sorted(_AUDIO_SUFFIXES))
         raise ManifestError(f"{path}: no audio in this folder or below it. Looked for {kinds}.")
     for file in files:
-        yield Entry(where=str(file), cut_id=str(file.relative_to(path).with_suffix("")), path=file)
+        yield Entry(where=str(file), cut_id=_id_of(file, root), path=file)
+
+
+def _id_of(file: Path, root: Path) -> str:
+    """Returns the path below the root without its ending: the same wherever the root lies."""
+    absolute = Path(os.path.abspath(file)).with_suffix("")
+    return absolute.relative_to(root).as_posix() if absolute.is_relative_to(root) else absolute.as_posix()
 
 
 def _audio_files(path: Path) -> list[Path]:

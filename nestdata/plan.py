@@ -145,9 +145,11 @@ class BatchPlan:
         """Returns the microbatches of every step that one rank takes.
 
         Raises:
-            ConfigError: The world size does not divide the microbatches of a step.
+            ConfigError: The world size does not divide the microbatches of a step, or there is no such rank.
         """
         total = self.config.microbatches_per_step
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank {rank} does not exist among {world_size} ranks: they are counted from 0.")
         if total % world_size:
             divisors = [n for n in range(1, total + 1) if total % n == 0]
             raise ConfigError(

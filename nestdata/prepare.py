@@ -23,7 +23,7 @@ from lhotse import MonoCut
 
 from nestdata.corpus import FORMAT_VERSION
 from nestdata.errors import ConfigError, CorpusError, ManifestError
-from nestdata.manifest import count_entries, read_manifest
+from nestdata.manifest import common_root, count_entries, read_manifest
 from nestdata.probe import Limits, Reject, probe
 
 
@@ -96,10 +96,11 @@ def prepare(
     sources = [Path(manifest) for manifest in manifests]
     _check_target(output, overwrite)
     total = sum(count_entries(source) for source in sources)
+    root = common_root(sources)
     with _partial_directory(output) as partial:
         with closing(_Writer(partial, config)) as writer:
             for source in sources:
-                for entry in read_manifest(source):
+                for entry in read_manifest(source, root):
                     writer.add(probe(entry, writer.limits), entry.where)
                     if on_progress:
                         on_progress(writer.num_seen, total)

@@ -55,9 +55,9 @@ def probe(entry: Entry, limits: Limits) -> MonoCut | Reject:
     if isinstance(found, Reject):
         return found
     if found.duration < limits.min_seconds:
-        return _reject(entry, "too_short", f"{found.duration:.3f} s, less than the {limits.min_seconds:g} s asked for")
+        return _reject(entry, "too_short", f"{found.duration:.6g} s, less than the {limits.min_seconds:g} s asked for")
     if limits.max_seconds is not None and found.duration > limits.max_seconds:
-        return _reject(entry, "too_long", f"{found.duration:.3f} s, more than the {limits.max_seconds:g} s asked for")
+        return _reject(entry, "too_long", f"{found.duration:.6g} s, more than the {limits.max_seconds:g} s asked for")
     if found.sampling_rate != limits.sampling_rate:
         found = found.resample(limits.sampling_rate)
     return found if found.num_samples else _reject(entry, "empty", "the span is shorter than one sample")

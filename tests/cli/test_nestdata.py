@@ -149,7 +149,7 @@ def test_preview_refuses_a_rank_that_does_not_exist(
     messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sample-batch", "preview", str(messy_corpora.speech), "--rank", "2", "--world-size", "2"]) == 1
-    assert "--rank 2 does not exist among 2 ranks" in error_of(capsys)
+    assert "rank 2 does not exist among 2 ranks" in error_of(capsys)
 
 
 def test_the_options_are_deliberate(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,3 +125,13 @@ def test_an_index_of_another_corpus_is_an_error(corpus: Corpus, tmp_path: Path) 
     shutil.copy(other.path / "index.npy", corpus.path / "index.npy")
     with pytest.raises(CorpusError, match="not the size that meta"):
         Corpus.open(corpus.path)
+
+
+def test_a_damaged_line_is_an_error_that_names_its_place(corpus: Corpus, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.corpus"
+    shutil.copytree(corpus.path, copy)
+    lines = (copy / "cuts.jsonl").read_bytes()
+    (copy / "cuts.jsonl").write_bytes(b"#" + lines[1:])
+    damaged = Corpus.open(copy)
+    with pytest.raises(CorpusError, match=r"cuts\.jsonl at byte 0 is damaged"):
+        list(damaged)

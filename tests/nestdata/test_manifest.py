@@ -51,7 +51,7 @@ def test_audio_filename_is_read_as_audio_filepath(tmp_path: Path) -> None:
     [
         ({}, "a"),
         ({"duration": 2.0}, "a"),
-        ({"offset": 0}, "a"),
+        ({"offset": 0}, "a@0.000"),
         ({"offset": 0.5}, "a@0.500"),
         ({"offset": 0.5, "duration": 0.25}, "a@0.500+0.250"),
         ({"offset": None, "duration": None}, "a"),

@@ -208,6 +208,13 @@ def test_a_world_size_that_does_not_divide_the_step_is_an_error_that_lists_those
         plan.microbatches_of(0, world_size)
 
 
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_does_not_exist_is_refused(rank: int, world_size: int) -> None:
+    plan = BatchPlan(np.array([16000] * 8), 16000, PlanConfig(max_batch_seconds=10.0, microbatches_per_step=4))
+    with pytest.raises(ConfigError, match=f"rank {rank} does not exist among {world_size} ranks"):
+        plan.microbatches_of(rank, world_size)
+
+
 @pytest.mark.parametrize(("step", "microbatch"), [(-1, 0), (0, -1), (0, 8)])
 def test_places_outside_the_plan_are_refused(step: int, microbatch: int) -> None:
     plan = plan_of([100] * 50, PlanConfig(microbatches_per_step=8))

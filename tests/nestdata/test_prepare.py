@@ -80,7 +80,7 @@ def test_audio_filename_offset_and_duration_are_understood(tmp_path: Path) -> No
     rows = [{"audio_filename": "a.wav", "offset": start, "duration": 0.5} for start in (0.0, 0.5, 1.25)]
     prepare([write_jsonl(tmp_path / "m.json", rows)], tmp_path / "speech.corpus")
     corpus = Corpus.open(tmp_path / "speech.corpus")
-    assert [corpus[row].id for row in range(3)] == ["a", "a@0.500+0.500", "a@1.250+0.500"]
+    assert [corpus[row].id for row in range(3)] == ["a@0.000+0.500", "a@0.500+0.500", "a@1.250+0.500"]
     whole = read_audio(tmp_path / "a.wav")
     for row, start in enumerate((0, 8000, 20000)):
         np.testing.assert_array_equal(load_samples(corpus[row]), whole[start : start + 8000])
@@ -100,11 +100,21 @@ def test_several_inputs_of_different_kinds_make_one_corpus(
         on_progress=lambda done, total: seen.append((done, total)),
     )
     ids = {cut.id for cut in CutSet.from_file(tmp_path / "speech.corpus" / "cuts.jsonl")}
-    assert ids == {"wavs/0", "wavs/1", "wavs/2", "deep/x"} | {f"speech-1{i}" for i in range(10)} | {
-        f"stereo-{i}" for i in range(4)
-    }
+    assert ids == {"data/wavs/0", "data/wavs/1", "data/wavs/2", "folder/deep/x"} | {
+        f"speech-1{i}" for i in range(10)
+    } | {f"stereo-{i}" for i in range(4)}
     assert report.num_cuts == len(ids) == 18
     assert seen == [(done, 18) for done in range(1, 19)]
+
+
+def test_manifests_of_the_same_layout_in_sibling_folders_do_not_collide(tmp_path: Path) -> None:
+    manifests = []
+    for language in ("en", "fr"):
+        write_audio(tmp_path / language / "wavs" / "0.wav", hiss(16000, len(manifests)))
+        manifests.append(write_jsonl(tmp_path / language / "train.json", [{"audio_filepath": "wavs/0.wav"}]))
+    report = prepare(manifests, tmp_path / "speech.corpus")
+    assert report.rejected == {}
+    assert {cut.id for cut in CutSet.from_file(tmp_path / "speech.corpus" / "cuts.jsonl")} == {"en/wavs/0", "fr/wavs/0"}
 
 
 def _cuts_as_json(corpus: Path, prefix: str) -> list[dict[str, Any]]:
