@@ -55,8 +55,8 @@ class _Cli(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer = super().instantiate_trainer(**kwargs)
-        if trainer.loggers == []:
-            return trainer
+        if self._get(self.config_init, "trainer")["logger"] not in (None, True):
+            return trainer  # the user's own, or none
         csv_logger = CSVLogger(trainer.default_root_dir, name="")
         version = f"version_{csv_logger.version}"
         board = TensorBoardLogger(trainer.default_root_dir, name="", version=version, sub_dir="tensorboard")

@@ -125,7 +125,7 @@ class ConformerEncoder(nn.Module):
         x, enc_lens = self.pre_encode(feats, feat_lens)
         num_frames, dim = x.shape[1:]
         x = self.dropout_pre_encoder(x * self.input_scale)
-        positions = self.dropout_emb(relative_positions(num_frames, dim, x.device))
+        positions = self.dropout_emb(relative_positions(num_frames, dim, x.device).to(x.dtype))
         is_padding = torch.arange(num_frames, device=x.device) >= enc_lens.unsqueeze(1)
         for layer in self.layers:
             x = layer(x, positions, is_padding)
