@@ -31,7 +31,7 @@ SETTINGS = {
     "data.plan.microbatches_per_step": 2,
     "data.plan.max_batch_seconds": 45,
     "trainer.max_steps": 100000,
-    "trainer.val_check_interval": 500,
+    "trainer.val_check_interval": 250,
     "trainer.log_every_n_steps": 20,
     "model.config.optimizer.lr": 0.3,
     "model.config.optimizer.warmup_steps": 400,

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytorch_lightning as pl
+from numpy.typing import NDArray
 from pytorch_lightning.loggers import CSVLogger
 
 from nestdata import AudioNoiseBatch
@@ -151,15 +153,29 @@ def draw_curves(metrics: Path, picture: Path) -> None:
     ):
         for name, colour in lines.items():
             if name in series:
-                steps, values = series[name]
-                marker = "o" if name.startswith("val") else None
-                axis.plot(steps, [factor * v for v in values], color=colour, label=name, marker=marker, markersize=3)
+                steps, values = series[name][0], factor * np.array(series[name][1])
+                if name.startswith("val"):
+                    axis.plot(steps, values, color=colour, label=name, marker="o", markersize=3)
+                else:
+                    # Steps differ much, since each holds cuts of one length: the line is a mean over neighbours.
+                    axis.plot(steps, values, color=colour, linewidth=0.5, alpha=0.4)
+                    axis.plot(steps, smooth(values), color=colour, label=name)
         axis.set_title(title, loc="left", fontsize=10)
         axis.grid(alpha=0.25)
-        if len(lines) > 1:
+        if len(lines) > 1 and axis.has_data():
             axis.legend(fontsize=8)
     axis.set_xlabel("optimizer step")
     figure.savefig(picture, dpi=90)
+
+
+def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Averages each value with its neighbours, a twentieth of the series wide; fewer of them at the ends."""
+    half = len(values) // 40
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    first = np.maximum(np.arange(len(values)) - half, 0)
+    last = np.minimum(np.arange(len(values)) + half + 1, len(values))
+    means: NDArray[np.float64] = (sums[last] - sums[first]) / (last - first)
+    return means
 
 
 def _progress_line(step: int, metrics: Mapping[str, Any]) -> str:

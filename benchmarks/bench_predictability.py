@@ -1,0 +1,94 @@
+"""How much the neighbours of a token tell about it: what any model can hope to learn from masked blocks of a length.
+
+    python benchmarks/bench_predictability.py TRAIN_CORPUS HELD_OUT_CORPUS
+
+A small network reads the features of two tokens' frames, at given distances before and after a third token, and
+predicts that third token. Prints its best cross-entropy on the held-out corpus as Markdown, beside the entropy of the
+tokens and the cross-entropy of the training corpus' frequencies.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nestdata import AudioNoiseDataset, BatchPlan, Corpus, PlanConfig
+from nestmodel import NestConfig, NestModel
+
+Utterance = tuple[Tensor, Tensor]
+OFFSETS = ((-1, 1), (-1,), (-2, 2), (-2, 3), (-3, 3))
+EPOCHS, BATCH = 4, 256
+
+
+def main() -> int:
+    """Measures every distance and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("train", type=Path)
+    parser.add_argument("held_out", type=Path)
+    arguments = parser.parse_args()
+    model = NestModel(NestConfig.preset("demo")).eval()
+    train, held_out = (utterances(model, path) for path in (arguments.train, arguments.held_out))
+    print("| seen tokens | entropy | frequencies of the training corpus | best network |\n|---|---|---|---|")
+    for offsets in OFFSETS:
+        entropy, unigram, best = measure(pairs(train, offsets), pairs(held_out, offsets))
+        print(f"| {', '.join(f'{o:+d}' for o in offsets)} | {entropy:.3f} | {unigram:.3f} | {best:.3f} |", flush=True)
+    return 0
+
+
+def utterances(model: NestModel, path: Path) -> list[Utterance]:
+    """Returns stacked features (tokens, mels * 8) and tokens of every clean utterance."""
+    corpus = Corpus.open(path)
+    config = PlanConfig(max_batch_seconds=45.0, microbatches_per_step=1)
+    plan = BatchPlan(corpus.num_samples, corpus.sampling_rate, config)
+    dataset = AudioNoiseDataset(corpus, plan)
+    found = []
+    for step in range(plan.steps_per_epoch):
+        batch = dataset[step, 0]
+        feats, feat_lens = model.features(batch.audio, batch.audio_len)
+        tokens = model.quantizer(feats)[..., 0]
+        stacks = feats.unflatten(2, (-1, 8)).permute(0, 2, 3, 1).flatten(2)  # (batch, tokens, 8 * mels)
+        found += [(stacks[i, : n // 8], tokens[i, : n // 8]) for i, n in enumerate(feat_lens.tolist())]
+    return found
+
+
+def pairs(data: list[Utterance], offsets: tuple[int, ...]) -> Utterance:
+    """Returns the features at the offsets, side by side, and the token between them."""
+    before, after = max(0, -min(offsets)), max(0, max(offsets))
+    inputs, targets = [], []
+    for stacks, tokens in data:
+        end = len(tokens) - after
+        if end > before:
+            inputs.append(torch.cat([stacks[before + o : end + o] for o in offsets], dim=1))
+            targets.append(tokens[before:end])
+    return torch.cat(inputs), torch.cat(targets)
+
+
+def measure(train: Utterance, held_out: Utterance) -> tuple[float, float, float]:
+    """Returns entropy, unigram cross-entropy and the best network's cross-entropy on the held-out side, in nats."""
+    torch.manual_seed(0)
+    (inputs, targets), (held_inputs, held_targets) = train, held_out
+    shares = (torch.bincount(targets, minlength=512) + 0.1) / (len(targets) + 51.2)
+    unigram = -shares.log()[held_targets].mean().item()
+    own = torch.bincount(held_targets, minlength=512) / len(held_targets)
+    entropy = -torch.special.xlogy(own, own).sum().item()
+    net = nn.Sequential(
+        *(nn.Linear(inputs.shape[1], 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 512))
+    )
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    best = float("inf")
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(inputs)).split(BATCH):
+            loss = F.cross_entropy(net(inputs[rows]), targets[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            best = min(best, F.cross_entropy(net(held_inputs), held_targets).item())
+    return entropy, unigram, best
+
+
+if __name__ == "__main__":
+    sys.exit(main())
