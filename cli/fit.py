@@ -5,6 +5,7 @@ import logging
 import re
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,6 +53,13 @@ class _Cli(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for target in _SEEDS:
             parser.link_arguments("seed_everything", target, compute_fn=int)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        path = self.config[self.config.subcommand].get("ckpt_path")
+        if path not in (None, "best", "last", "hpc", "registry") and not zipfile.is_zipfile(path):
+            found = "is no checkpoint, or a damaged one" if Path(path).exists() else "does not exist"
+            raise UsageError(f"--ckpt_path {path}: {found}. Give a file that `nestmodel fit` wrote to checkpoints/.")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer = super().instantiate_trainer(**kwargs)

@@ -91,6 +91,18 @@ def test_bad_input_is_one_line_that_says_what_to_do(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_checkpoint_that_cannot_be_continued_from_is_named(
+    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "broken.ckpt").write_bytes(b"half a file")
+    for name, reason in (("gone.ckpt", "does not exist"), ("broken.ckpt", "damaged")):
+        corpus = ["--data.corpus", str(messy_corpora.speech)]
+        assert main(["fit", "--config", "demo", *corpus, "--ckpt_path", str(tmp_path / name)]) == 2
+        error = error_of(capsys)
+        assert f"{name}: " in error
+        assert reason in error
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
