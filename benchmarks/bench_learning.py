@@ -1,10 +1,10 @@
 """Trains on recorded speech until the loss on voices that were held out is below the entropy of their tokens.
 
-    python benchmarks/bench_learning.py REAL_SPEECH OUTPUT [--minutes 30]
+    python benchmarks/bench_learning.py REAL_SPEECH OUTPUT [--minutes 30] [--results benchmarks/results/NAME]
 
 REAL_SPEECH holds speech.json and noise.json (NeMo lines with `speaker`). The lines of the held-out speakers become the
 validation corpus and all others the training corpus. Prepares both and the noise, previews a batch, trains the demo
-preset, and prints the result as Markdown; the commands are the ones a user types. A run that is already in OUTPUT is
+preset, and writes the result as Markdown; the commands are the ones a user types. A run that is already in OUTPUT is
 only reported on.
 """
 
@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from nestdata import Corpus
-from nestmodel.monitor import Series, read_metrics
+from nestmodel.monitor import Series, draw_curves, read_metrics
 
 BIN = Path(sys.executable).parent
 HELD_OUT = ("fr_CA_f_June", "it_IT_m_Carlo")
@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("real_speech", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--minutes", type=int, default=30)
+    parser.add_argument("--results", type=Path, default=Path("learning"), help="where NAME.md and NAME.png go")
     arguments = parser.parse_args()
     real, output = arguments.real_speech.absolute(), arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
@@ -52,7 +53,8 @@ def main() -> int:
         for command in commands(arguments.minutes):
             print("$", command, flush=True)
             subprocess.run(shlex.split(command), cwd=output, check=True, env=environment())
-    print(report(output, arguments.minutes))
+    arguments.results.with_suffix(".md").write_text(report(output, arguments.minutes))
+    draw_curves(output / "run" / "version_0" / "metrics.csv", arguments.results.with_suffix(".png"))
     return 0
 
 
