@@ -19,11 +19,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	rm -rf $(DEMO)
 	$(BIN)/nestdata prepare manifests/demo/speech.json -o $(DEMO)/speech.corpus
-	$(BIN)/nestdata prepare manifests/demo/speech_val.json -o $(DEMO)/speech_val.corpus
 	$(BIN)/nestdata prepare manifests/demo/noise.json -o $(DEMO)/noise.corpus
 	$(BIN)/nestdata sample-batch preview $(DEMO)/speech.corpus --noise $(DEMO)/noise.corpus --max-batch-seconds 40 -o $(DEMO)/preview
 	$(BIN)/nestmodel fit --config demo --data.corpus $(DEMO)/speech.corpus --data.noise $(DEMO)/noise.corpus \
-		--data.val_corpus $(DEMO)/speech_val.corpus --trainer.default_root_dir $(DEMO)/run
+		--trainer.default_root_dir $(DEMO)/run
 	@echo
 	@echo "corpus:      $(DEMO)/speech.corpus (left out: $(DEMO)/speech.corpus/rejected.jsonl)"
 	@echo "batch:       $(DEMO)/preview/index.html"
