@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run(list(sys.argv[1:] if argv is None else argv))
     except (NestDataError, NestModelError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_one_line(error)}", file=sys.stderr)
         return 1
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -23,3 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _one_line(error: Exception) -> str:
+    """An error of a loader worker arrives with the worker's traceback, which ends with the message."""
+    last = str(error).splitlines()[-1]
+    return last.removeprefix(f"{type(error).__module__}.{type(error).__name__}: ")

@@ -39,7 +39,10 @@ def load_samples(cut: MonoCut, *, start: int = 0, num_samples: int | None = None
         samples = _read(cut, offset, wanted / cut.sampling_rate)
     except Exception as error:  # decoders raise what they like, and every one of them means the same here
         detail = " ".join(str(error).split())[:300]
-        raise AudioError(f"cut {cut.id!r}: cannot read {_place(cut)}: {type(error).__name__}: {detail}") from error
+        raise AudioError(
+            f"cut {cut.id!r}: cannot read {_place(cut)}: {type(error).__name__}: {detail.rstrip('.')}. "
+            "Restore the file, or leave it out and prepare the corpus again."
+        ) from error
     missing = wanted - len(samples)
     if missing > _LENGTH_TOLERANCE_S * cut.sampling_rate or not len(samples):
         raise AudioError(

@@ -67,6 +67,8 @@ class NestDataModule(pl.LightningDataModule):
         """Makes each rank accumulate its share of a step, and a whole `trainer.val_check_interval` count steps."""
         if self.trainer is not None and stage == "fit":
             self._share_steps(self.trainer)
+            if self.val_dataset is None:
+                self.trainer.limit_val_batches = 0
 
     @property
     def sampling_rate(self) -> int:

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from nestmodel import NestModel
 from nestmodel.monitor import read_metrics
 from tests.cli.commands import run
 from tests.conftest import MessyCorpora
+from tests.synthesis import folder_corpus, hiss
 
 TINY = {
     "trainer": {"max_steps": 4, "log_every_n_steps": 1, "val_check_interval": 2, "check_val_every_n_epoch": None},
@@ -89,6 +91,19 @@ def test_bad_input_is_one_line_that_says_what_to_do(
     assert main(arguments) == code
     assert message in error_of(capsys)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_file_that_breaks_ends_the_run_with_its_name(
+    num_workers: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {f"{i}.flac": hiss(16000 * 3, i) for i in range(4)})
+    for path in (tmp_path / "speech").glob("*.flac"):
+        path.write_bytes(path.read_bytes()[:20000])
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    arguments = ["--config", tmp_path / "tiny.yaml", "--data.corpus", corpus.path, "--data.num_workers", num_workers]
+    assert main([str(a) for a in ("fit", *arguments, "--trainer.default_root_dir", tmp_path / "run")]) == 1
+    assert re.match(r"error: cut '\d': .*/\d\.flac", error_of(capsys))
 
 
 def test_a_checkpoint_that_cannot_be_continued_from_is_named(
