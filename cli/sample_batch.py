@@ -47,7 +47,9 @@ def preview(
     """Show the batch of one step and rank as it will be trained on."""
     speech = Corpus.open(corpus)
     config = PlanConfig(
-        max_batch_seconds=max_batch_seconds, microbatches_per_step=microbatches or world_size, seed=seed
+        max_batch_seconds=max_batch_seconds,
+        microbatches_per_step=world_size if microbatches is None else microbatches,
+        seed=seed,
     )
     plan = BatchPlan(speech.num_samples, speech.sampling_rate, config, content=speech.fingerprint)
     sampler = NoiseSampler(Corpus.open(noise) if noise else None)

@@ -78,20 +78,18 @@ class NestDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> "DataLoader[AudioNoiseBatch]":
         """Returns the loader of this rank, which starts every epoch where the optimizer stands."""
         trainer = self._trainer()
-        plan = self.train_dataset.plan
-        microbatches = plan.microbatches_of(trainer.global_rank, trainer.world_size)
-        places = _EpochSampler(plan, microbatches, lambda: trainer.global_step)
-        return self.train_dataset.loader(places, num_workers=self.num_workers, pin_memory=self._pins())
+        return self._loader(self.train_dataset, lambda: trainer.global_step)
 
     def val_dataloader(self) -> "DataLoader[AudioNoiseBatch] | list[DataLoader[AudioNoiseBatch]]":
         """Returns the loader of this rank's share of the validation corpus, or none without one."""
-        dataset = self.val_dataset
-        if dataset is None:
-            return []
+        return [] if self.val_dataset is None else self._loader(self.val_dataset, lambda: 0)
+
+    def _loader(self, dataset: AudioNoiseDataset, next_step: Callable[[], int]) -> "DataLoader[AudioNoiseBatch]":
         trainer = self._trainer()
         microbatches = dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
-        places = _EpochSampler(dataset.plan, microbatches, lambda: 0)
-        return dataset.loader(places, num_workers=self.num_workers, pin_memory=self._pins())
+        places = _EpochSampler(dataset.plan, microbatches, next_step)
+        on_gpu = trainer.strategy.root_device.type == "cuda"
+        return dataset.loader(places, num_workers=self.num_workers, pin_memory=on_gpu)
 
     def _open(self, path: Path) -> AudioNoiseDataset:
         corpus = Corpus.open(path)
@@ -109,6 +107,8 @@ class NestDataModule(pl.LightningDataModule):
             raise ConfigError(
                 "trainer.use_distributed_sampler is on, which would divide each rank's share once more. Turn it off."
             )
+        if trainer.accumulate_grad_batches == share:
+            return  # nothing to share, or this trainer has been here before
         trainer.accumulate_grad_batches = share
         if isinstance(trainer.val_check_interval, int):
             # Lightning counts microbatches of one rank; with steps, validation comes at the same ones for any ranks.
@@ -118,9 +118,6 @@ class NestDataModule(pl.LightningDataModule):
         if self.trainer is None:
             raise RuntimeError("the data module has no trainer yet; use AudioNoiseDataset.loader without one")
         return self.trainer
-
-    def _pins(self) -> bool:
-        return self._trainer().strategy.root_device.type == "cuda"
 
 
 class _EpochSampler(Sampler[tuple[int, int]]):

@@ -152,6 +152,13 @@ def test_preview_refuses_a_rank_that_does_not_exist(
     assert "rank 2 does not exist among 2 ranks" in error_of(capsys)
 
 
+def test_preview_refuses_a_step_without_microbatches(
+    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sample-batch", "preview", str(messy_corpora.speech), "--microbatches", "0"]) == 1
+    assert "microbatches_per_step is 0" in error_of(capsys)
+
+
 def test_the_options_are_deliberate(capsys: pytest.CaptureFixture[str]) -> None:
     options = {}
     for command in (["prepare"], ["sample-batch", "preview"]):

@@ -28,6 +28,16 @@ def test_accumulation_follows_from_the_plan(messy_corpora: MessyCorpora, tmp_pat
     assert runner.accumulate_grad_batches == 4
 
 
+def test_a_trainer_that_fits_twice_counts_validation_in_steps_both_times(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    runner = trainer(tmp_path, max_steps=1, val_check_interval=3, check_val_every_n_epoch=None)
+    data = messy_data(messy_corpora, microbatches_per_step=4)
+    for _ in range(2):
+        runner.fit(NestModel(tiny_config()), datamodule=data)
+        assert runner.val_check_interval == 12
+
+
 def test_accumulation_set_by_hand_is_refused(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     runner = trainer(tmp_path, max_steps=1, accumulate_grad_batches=3)
     with pytest.raises(ConfigError, match=r"accumulate_grad_batches is 3.*Leave it out"):
