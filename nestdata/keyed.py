@@ -1,8 +1,8 @@
 """Keyed randomness: every draw is a function of a key, never of a call order, a worker, a rank or a global state.
 
-A key is `(seed, purpose, counters...)`. What decides which cut is in which batch uses integer arithmetic of
-our own (`Permutation`), and scalar draws use the raw output of Philox (`Draws`), whose streams NumPy guarantees;
-NumPy's distributions may change between versions and are used only to fill arrays with noise.
+A key is `(seed, purpose, counters...)`. What decides which cut is in which batch (`Permutation`), and every draw of a
+number (`Draws`), is integer arithmetic of our own; NumPy's distributions may change between versions and are used only
+to fill arrays with noise.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _WORD = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
 _ROUNDS = 8
 
 
@@ -25,15 +26,16 @@ class Draws:
     """The random draws of one key, in the order in which they are asked for."""
 
     def __init__(self, seed: int, purpose: str, *counters: int) -> None:
-        self._bits = np.random.Philox(key=derive_key(seed, purpose, *counters))
+        self._key = derive_key(seed, purpose, *counters)
+        self._state = self._key
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
         """Draws from [low, high) with 53 random bits."""
-        return low + (high - low) * (int(self._bits.random_raw()) >> 11) * 2.0**-53
+        return low + (high - low) * (self._word() >> 11) * 2.0**-53
 
     def below(self, bound: int) -> int:
         """Draws an integer from [0, bound); the bias is under bound / 2^64."""
-        return (int(self._bits.random_raw()) * bound) >> 64
+        return (self._word() * bound) >> 64
 
     def between(self, low: int, high: int) -> int:
         """Draws an integer from [low, high], both ends included."""
@@ -54,7 +56,13 @@ class Draws:
 
     def normal(self, num_samples: int) -> NDArray[np.float32]:
         """Draws standard normal samples, shape (num_samples,)."""
-        return np.random.Generator(self._bits).standard_normal(num_samples, dtype=np.float32)
+        bits = np.random.Philox(key=[self._key, self._word()])
+        return np.random.Generator(bits).standard_normal(num_samples, dtype=np.float32)
+
+    def _word(self) -> int:
+        """The next output of SplitMix64: cheap to start, which is what most keys are used for."""
+        self._state += _GOLDEN
+        return _mix(self._state)
 
 
 class Permutation:
@@ -73,7 +81,14 @@ class Permutation:
         self.size = size
         self._rows = math.isqrt(size - 1) + 1
         self._columns = -(-size // self._rows)
-        self._round_keys = [np.uint64(_mix(key + i * 0x9E3779B97F4A7C15)) for i in range(1, _ROUNDS + 1)]
+        self._round_keys = [_mix(key + i * _GOLDEN) for i in range(1, _ROUNDS + 1)]
+
+    def at(self, position: int) -> int:
+        """Maps one position: the same as for an array of one, a tenth of the cost."""
+        image = self._encrypt_one(position)
+        while image >= self.size:
+            image = self._encrypt_one(image)
+        return image
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Maps positions, each in [0, size), to their images; same shape."""
@@ -89,10 +104,19 @@ class Permutation:
         left, right = positions // columns, positions % columns
         for i, key in enumerate(self._round_keys):
             if i % 2 == 0:
-                left = (left + _mix_array(right + key) % rows) % rows
+                left = (left + _mix_array(right + np.uint64(key)) % rows) % rows
             else:
-                right = (right + _mix_array(left + key) % columns) % columns
+                right = (right + _mix_array(left + np.uint64(key)) % columns) % columns
         return left * columns + right
+
+    def _encrypt_one(self, position: int) -> int:
+        left, right = divmod(position, self._columns)
+        for i, key in enumerate(self._round_keys):
+            if i % 2 == 0:
+                left = (left + _mix(right + key) % self._rows) % self._rows
+            else:
+                right = (right + _mix(left + key) % self._columns) % self._columns
+        return left * self._columns + right
 
 
 def _mix(word: int) -> int:

@@ -1,0 +1,64 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from nestcli.nestdata import main
+from nestdata import BatchPlan, Corpora, PlanConfig, summarise_plan
+from tests.conftest import MessyCorpora
+
+
+def test_a_plan_is_shown_as_a_table(messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(messy_corpora.speech), "--world-size", "2", "--max-batch-seconds", "12"]) == 0
+    shown = capsys.readouterr().out
+    assert "slowest rank over mean 1\n" in shown
+    corpora = Corpora.open([messy_corpora.speech])
+    plan = BatchPlan.of(corpora, PlanConfig(max_batch_seconds=12.0, microbatches_per_step=2))
+    assert f"{plan.steps_per_epoch} steps an epoch" in shown
+    assert sum(line.count("│") == 7 for line in shown.splitlines()) == len(plan.buckets)
+
+
+def test_json_is_the_summary_of_the_plan_that_was_asked_for(
+    messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(messy_corpora.speech), str(messy_corpora.windows)]
+    options = ["--world-size", "2", "--microbatches", "4", "--max-batch-seconds", "20", "--min-audio-seconds", "0.5"]
+    options += ["--quadratic-seconds", "30", "--max-cuts", "6", "--num-shapes", "3", "--weights", "0.6,0.4"]
+    options += ["--temperature", "2", "--seed", "5", "--picture", str(tmp_path / "plan.svg"), "--json"]
+    assert main(["plan", *paths, *options]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    config = PlanConfig(
+        max_batch_seconds=20.0,
+        microbatches_per_step=4,
+        min_audio_seconds=0.5,
+        quadratic_seconds=30.0,
+        max_cuts=6,
+        num_shapes=3,
+        weights=(0.6, 0.4),
+        temperature=2.0,
+        seed=5,
+    )
+    corpora = Corpora.open(paths)
+    summary = summarise_plan(BatchPlan.of(corpora, config), corpora.num_samples, 2)
+    assert shown["fingerprint"] == summary.fingerprint
+    assert shown["padding"] == summary.padding
+    assert len(shown["buckets"]) == len(summary.buckets)
+    assert "<svg" in (tmp_path / "plan.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--weights", "a,b"], "--weights is 'a,b': give one number for each corpus"),
+        (["--weights", "1,2"], "plan.weights has 2 numbers for 1 corpora"),
+        (["--world-size", "3", "--microbatches", "4"], "3 ranks cannot share evenly"),
+        (["--num-shapes", "0"], "plan.num_shapes is 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(
+    messy_corpora: MessyCorpora, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(messy_corpora.speech), *options]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
