@@ -1,0 +1,150 @@
+"""The examples of `manifests/`: every one is read as it stands, from the root of the repository."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nestdata import Corpus, prepare
+from nestdata.inputs import detect_format
+from tests.synthesis import read_audio
+
+REPOSITORY = Path(__file__).parent.parent
+SPEECH = REPOSITORY / "manifests" / "demo" / "speech"
+EXAMPLES = {
+    "nemo/train.json": "nemo",
+    "lhotse/cuts.jsonl": "lhotse",
+    "lhotse/recordings.jsonl": "lhotse",
+    "fairseq/train.tsv": "fairseq",
+    "kaldi": "kaldi",
+    "huggingface/train": "huggingface",
+    "demo/noise": "folder",
+}
+# Of each cut: the recording of the demo corpus, its first sample and number of samples, and what is said of it.
+_MIND = ("en_m5_01", 0, 17056)
+_TOMORROW = ("de_f2_01", 0, 18568)
+_NIGHT = ("es_f4_01", 0, 18160)
+_MIND_LABELS = {"text": "Mind the step.", "language": "en", "speaker": "en_m5"}
+_TOMORROW_LABELS = {"text": "Bis morgen früh!", "language": "de", "speaker": "de_f2"}
+_HE = {"language": "en", "speaker": "en_m5"}
+EXPECTED: dict[str, dict[str, tuple[tuple[str, int, int], dict[str, str], dict[str, str] | None]]] = {
+    "nemo/train.json": {
+        "../demo/speech/en_m5_01": (_MIND, _MIND_LABELS, None),
+        "../demo/speech/de_f2_01": (_TOMORROW, _TOMORROW_LABELS, None),
+        "../demo/speech/en_m5_04@0.000+4.000": (("en_m5_04", 0, 64000), _HE, {"source": "demo"}),
+        "../demo/speech/en_m5_04@4.000+5.500": (("en_m5_04", 64000, 88000), _HE, {"source": "demo"}),
+    },
+    "lhotse/cuts.jsonl": {
+        "en_m5_01": (_MIND, _MIND_LABELS, None),
+        "de_f2_01": (_TOMORROW, _TOMORROW_LABELS, None),
+        "en_m5_04-middle": (("en_m5_04", 40000, 96000), {}, {"source": "demo"}),
+    },
+    "lhotse/recordings.jsonl": {
+        "en_m5_01": (_MIND, {}, None),
+        "de_f2_01": (_TOMORROW, {}, None),
+        "es_f4_01": (_NIGHT, {}, None),
+    },
+    "fairseq/train.tsv": {
+        "en_m5_01": (_MIND, {}, None),
+        "de_f2_01": (_TOMORROW, {}, None),
+        "es_f4_01": (_NIGHT, {}, None),
+    },
+    "kaldi": {
+        "de_f2-01": (_TOMORROW, _TOMORROW_LABELS, None),
+        "en_m5-04-a": (
+            ("en_m5_04", 0, 64000),
+            {**_HE, "text": "when I was a boy my grandfather kept bees"},
+            None,
+        ),
+        "en_m5-04-b": (("en_m5_04", 64000, 88000), _HE, None),
+    },
+    "huggingface/train": {
+        "train/0": (_MIND, _MIND_LABELS, {"gender": "male"}),
+        "train/1": (
+            ("de_m3_01", 0, 17232),
+            {"text": "Komm bitte herein.", "language": "de", "speaker": "de_m3"},
+            {"gender": "male"},
+        ),
+    },
+}
+
+
+def labels_of(cut: dict[str, Any]) -> dict[str, str]:
+    supervision: dict[str, str] = (cut["supervisions"] or [{}])[0]
+    return {key: value for key, value in supervision.items() if key in ("text", "language", "speaker")}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_gives_the_cuts_that_it_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    report = prepare([f"manifests/{name}"], tmp_path / "example.corpus")
+    corpus = Corpus.open(tmp_path / "example.corpus")
+    assert (report.num_cuts, report.rejected) == (len(EXPECTED[name]), {})
+    seen = set()
+    for row in range(len(corpus)):
+        cut = corpus.line(row)
+        (recording, start, num_samples), labels, custom = EXPECTED[name][cut["id"]]
+        assert (labels_of(cut), cut.get("custom")) == (labels, custom)
+        cut_id, samples = corpus.load(row)
+        np.testing.assert_array_equal(samples, read_audio(SPEECH / f"{recording}.flac")[start : start + num_samples])
+        assert len(samples) == num_samples
+        seen.add(cut_id)
+    assert seen == set(EXPECTED[name])
+
+
+def test_the_folder_of_noise_gives_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    prepare(["manifests/demo/noise"], tmp_path / "example.corpus")
+    corpus = Corpus.open(tmp_path / "example.corpus")
+    files = {path.stem for path in Path("manifests/demo/noise").iterdir()}
+    assert {corpus[row].id for row in range(len(corpus))} == files
+    assert len(files) == 8
+
+
+def test_every_example_is_told_apart_by_looking() -> None:
+    assert {name: detect_format(REPOSITORY / "manifests" / name) for name in EXAMPLES} == EXAMPLES
+
+
+def test_every_example_is_listed_in_the_readme() -> None:
+    readme = (REPOSITORY / "manifests" / "README.md").read_text()
+    for name in EXAMPLES:
+        directory = (REPOSITORY / "manifests" / name).is_dir()
+        num_cuts = len(EXPECTED.get(name, range(8)))
+        assert f"| `{name}{'/' if directory else ''}` | {num_cuts} |" in readme
+    folders = {name.split("/")[0] for name in EXAMPLES}
+    assert {path.name for path in (REPOSITORY / "manifests").iterdir()} == folders | {"README.md"}
+
+
+def test_no_example_says_on_which_machine_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(REPOSITORY / "manifests", tmp_path / "manifests")
+    for number, name in enumerate(EXAMPLES):
+        fingerprints = []
+        for place in (REPOSITORY, tmp_path):
+            monkeypatch.chdir(place)
+            prepare([f"manifests/{name}"], tmp_path / f"{number}.corpus", overwrite=True)
+            corpus = Corpus.open(tmp_path / f"{number}.corpus")
+            fingerprints.append(corpus.fingerprint)
+        assert fingerprints[0] == fingerprints[1]
+        sources = [corpus.line(row)["recording"]["sources"][0]["source"] for row in range(len(corpus))]
+        assert all(source.startswith(f"{tmp_path}/") for source in sources)
+
+
+@pytest.mark.multiprocess
+def test_examples_of_all_formats_make_one_corpus_which_does_not_depend_on_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    inputs = [f"manifests/{name}" for name in EXAMPLES if name != "lhotse/recordings.jsonl"]
+    contents = []
+    for jobs in (1, 2):
+        prepare(inputs, tmp_path / "all.corpus", jobs=jobs, overwrite=True)
+        contents.append([(tmp_path / "all.corpus" / name).read_bytes() for name in ("cuts.jsonl", "index.npy")])
+    assert contents[0] == contents[1]
+    rows = [json.loads(line) for line in contents[0][0].splitlines()]
+    # Lhotse cuts keep their ids; those of files are relative to the folder that holds all inputs, so that two of
+    # fairseq's stand in NeMo's manifest already.
+    assert [row["id"] for row in rows[:5:4]] == ["demo/speech/en_m5_01", "en_m5_01"]
+    assert len({row["id"] for row in rows}) == len(rows) == 4 + 3 + (3 - 2) + 3 + 2 + 8
