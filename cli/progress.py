@@ -12,7 +12,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
     """Yields a function that takes (done, total) and reports on stderr."""
     if not sys.stderr.isatty():
         yield _plain_lines(what)
@@ -23,13 +23,13 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _plain_lines(what: str) -> Callable[[int, int], None]:
+def _plain_lines(what: str) -> Callable[[int, int | None], None]:
     last = time.monotonic()
 
-    def report(done: int, total: int) -> None:
+    def report(done: int, total: int | None) -> None:
         nonlocal last
         if time.monotonic() - last > _SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            print(f"{what}: {done} of {total}", file=sys.stderr)
+            print(f"{what}: {done}" + ("" if total is None else f" of {total}"), file=sys.stderr)
 
     return report

@@ -10,6 +10,8 @@
 Each takes one string: an error raised in a loader worker is rebuilt in the parent process from its text alone.
 """
 
+from typing import Literal
+
 
 class NestDataError(Exception):
     """Root of the errors of this package; the message says what was wrong, where, and what to do."""
@@ -31,5 +33,18 @@ class PlanError(NestDataError):
     """These cuts cannot be laid out under this budget."""
 
 
+AudioReason = Literal["missing", "empty", "unreadable", "truncated", "not_finite"]
+
+
 class AudioError(NestDataError):
     """The audio of one cut cannot be used."""
+
+    reason: AudioReason = "unreadable"
+    """In one word, for counting. Lost on the way out of a loader worker, unlike the message."""
+
+    @classmethod
+    def because(cls, reason: AudioReason, message: str) -> "AudioError":
+        """Returns the error with its reason."""
+        error = cls(message)
+        error.reason = reason
+        return error

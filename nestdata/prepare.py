@@ -1,30 +1,29 @@
-"""Manifests in, one corpus directory out: written beside its target, flushed, and renamed into place when whole.
+"""Manifests in, one corpus directory out.
 
-A killed run leaves the old corpus or the new one at the target, never a mixture; what it had begun lies in
-`NAME.partial` and is cleared by the next run. Two runs into one target: the second is refused.
+Items of the inputs are read in order by one process and looked at by any number of them; one writes what they find, so
+that the corpus does not depend on how many there are.
 """
 
-import ctypes
-import fcntl
-import hashlib
 import json
-import os
-import shutil
-from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from lhotse import MonoCut
-
+from nestdata.bank_writer import write_bank
 from nestdata.corpus import FORMAT_VERSION
-from nestdata.errors import ConfigError, CorpusError, ManifestError
-from nestdata.manifest import common_root, count_entries, read_manifest
-from nestdata.probe import Limits, Reject, probe
+from nestdata.corpus_writer import Collector, CorpusWriter, Found, Written
+from nestdata.errors import ConfigError, ManifestError
+from nestdata.inputs import InputFormat, InputOptions, Source, common_root, open_source
+from nestdata.pool import Pool, open_pool
+from nestdata.probe import Limits, ProbeMode, Reject, probe
+from nestdata.report import write_report
+from nestdata.target import check_target, move_into_place, partial_directory
+
+# Items that are sent to a process at once; fewer where each takes long, so that none is left with much of the work.
+_ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 25}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +42,30 @@ class PrepareConfig:
     max_seconds: float | None = None
     """Longer cuts are left out; None keeps all."""
 
+    window_seconds: float | None = None
+    """Longer recordings are cut into windows, as few as are no longer than this, all of one length; None keeps them
+    whole. Limits on duration are then those of the windows."""
+
+    min_rate: int = 0
+    """Files of a lower rate, in Hz, are left out."""
+
+    probe: ProbeMode = "all"
+    """How closely audio is looked at. `missing`: not at all where the manifest gives a duration, which is trusted, as
+    is that the file has the corpus's rate. `all`: the header of every file. `decode`: every sample."""
+
+    format: InputFormat | None = None
+    """What every input is taken for; None tells by looking."""
+
+    allow_commands: bool = False
+    """Whether commands that a Kaldi wav.scp pipes from are run."""
+
+    strict: bool = False
+    """Whether anything that would be left out is an error."""
+
+    pcm: bool = False
+    """Whether all audio is also written to one file of 16-bit samples at the corpus's rate, as for noise that is used
+    over and over."""
+
     def __post_init__(self) -> None:
         if self.sampling_rate < 1:
             raise ConfigError(f"sampling_rate is {self.sampling_rate}: give a rate in Hz, such as 16000.")
@@ -53,6 +76,13 @@ class PrepareConfig:
         if self.max_seconds is not None and self.max_seconds < self.min_seconds:
             raise ConfigError(
                 f"max_seconds ({self.max_seconds:g}) is below min_seconds ({self.min_seconds:g}): no cut would be left."
+            )
+        if self.min_rate < 0:
+            raise ConfigError(f"min_rate is {self.min_rate}: a rate cannot be negative.")
+        if self.window_seconds is not None and self.window_seconds < max(self.min_seconds, 1 / self.sampling_rate):
+            raise ConfigError(
+                f"window_seconds ({self.window_seconds:g}) is below min_seconds ({self.min_seconds:g}): "
+                "every window would be left out."
             )
 
 
@@ -69,6 +99,12 @@ class PrepareReport:
     rejected: dict[str, int] = field(default_factory=dict)
     """Number of rejects by reason; each one is a line of `rejected.jsonl`."""
 
+    hours_by_language: dict[str, float] = field(default_factory=dict)
+    """Most first; empty where the inputs do not say."""
+
+    hours_by_speaker: dict[str, float] = field(default_factory=dict)
+    """The same; empty also where there are more than a hundred thousand."""
+
 
 def prepare(
     manifests: Sequence[str | Path],
@@ -76,206 +112,167 @@ def prepare(
     config: PrepareConfig | None = None,
     *,
     overwrite: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    jobs: int = 1,
+    dask: str | None = None,
+    on_progress: Callable[[int, int | None], None] | None = None,
 ) -> PrepareReport:
-    """Writes one corpus from one or many manifests.
+    """Writes one corpus from one or many inputs.
 
     Args:
-        manifests: NeMo JSONL files, Lhotse cuts, or folders of audio; they may be mixed.
+        manifests: NeMo, Lhotse or fairseq manifests, Kaldi directories, Hugging Face data sets saved to disk, or
+            folders of audio; they may be mixed.
         output: The corpus directory to make.
         config: Limits and target rate.
         overwrite: Whether an existing corpus at `output` is replaced, which happens at the end and at once.
-        on_progress: Called with the number of entries looked at and their total.
+        jobs: Processes that look at audio. The corpus does not depend on their number.
+        dask: Address of a Dask scheduler whose workers look at the audio instead.
+        on_progress: Called with the number of entries looked at and their total, or None where that is not known.
 
     Raises:
-        ManifestError: A manifest cannot be read, or none of the audio can be used. Nothing is left behind.
+        ManifestError: An input cannot be read, or none of the audio can be used, or with `config.strict` any of it.
+            Nothing is left behind.
         CorpusError: The target exists, or another run is writing it.
     """
     config = config or PrepareConfig()
     output = Path(output).resolve()
-    sources = [Path(manifest) for manifest in manifests]
-    _check_target(output, overwrite)
-    total = sum(count_entries(source) for source in sources)
-    root = common_root(sources)
-    with _partial_directory(output) as partial:
-        with closing(_Writer(partial, config)) as writer:
-            for source in sources:
-                for entry in read_manifest(source, root):
-                    writer.add(probe(entry, writer.limits), entry.where)
-                    if on_progress:
-                        on_progress(writer.num_seen, total)
-            report = writer.finish(output, sources)
-        for path in (*partial.iterdir(), partial):
-            _flush(path)
-        _check_target(output, overwrite)  # once more: another run may have finished meanwhile
-        _move_into_place(partial, output)
+    check_target(output, overwrite)
+    with partial_directory(output) as partial, open_pool(jobs, dask) as pool:
+        sources = _open_sources([Path(manifest) for manifest in manifests], config, partial, output)
+        with closing(CorpusWriter(partial)) as writer:
+            _look_at_all(sources, config, pool, writer, on_progress)
+            written = writer.finish(sources, config.sampling_rate)
+            _check_rejects(writer, written, sources, config)
+        assert written is not None
+        if config.pcm:
+            write_bank(partial, output, pool)
+        report, meta = _report(written, output, config.sampling_rate), _meta(written, sources, config)
+        by_label = {"language": report.hours_by_language, "speaker": report.hours_by_speaker}
+        write_report(partial, output.name, meta, by_label)
+        # Last, for without it nothing opens.
+        (partial / "meta.json").write_text(json.dumps(meta, indent=2, default=str) + "\n")
+        check_target(output, overwrite)  # once more: another run may have finished meanwhile
+        move_into_place(partial, output)
     return report
 
 
-def _check_target(output: Path, overwrite: bool) -> None:
-    if output.exists() and not (overwrite and (output / "meta.json").is_file()):
-        advice = "Choose another place." if overwrite else "Choose another place, or pass --overwrite to replace it."
-        raise CorpusError(f"{output}: exists already. {advice}")
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Some items of a source, to be looked at by any process."""
+
+    source: Source
+    source_number: int
+    first: int
+    items: list[Any]
+    limits: Limits
 
 
-class _Writer:
-    """Writes the files of a corpus, holding 16 bytes a cut beside the ids that were seen."""
+def _look_at(task: _Task) -> tuple[int, Found]:
+    collector = Collector()
+    for number, item in enumerate(task.items, start=task.first):
+        entry = task.source.entry(number, item)
+        if entry is None:
+            continue
+        collector.num_entries += 1
+        for found in probe(entry, task.limits):
+            if isinstance(found, Reject):
+                collector.rejects.append(found)
+            else:
+                collector.add(found, number, entry.where)
+    return task.source_number, collector.found()
 
-    def __init__(self, directory: Path, config: PrepareConfig) -> None:
-        self.limits = Limits(
-            sampling_rate=config.sampling_rate,
+
+def _look_at_all(
+    sources: list[Source],
+    config: PrepareConfig,
+    pool: Pool,
+    writer: CorpusWriter,
+    on_progress: Callable[[int, int | None], None] | None,
+) -> None:
+    counts = [source.count() for source in sources] if on_progress else [None]
+    total = None if None in counts else sum(count for count in counts if count is not None)
+    for source_number, found in pool.map(_look_at, _tasks(sources, config)):
+        writer.add(found, source_number)
+        if on_progress:
+            on_progress(writer.num_entries, total)
+
+
+def _tasks(sources: list[Source], config: PrepareConfig) -> Iterator[_Task]:
+    limits = Limits(
+        sampling_rate=config.sampling_rate,
+        channel=config.channel,
+        min_seconds=config.min_seconds,
+        max_seconds=config.max_seconds,
+        min_rate=config.min_rate,
+        window_seconds=config.window_seconds,
+        mode=config.probe,
+    )
+    for source_number, source in enumerate(sources):
+        items = source.items()
+        first = 1
+        while batch := list(islice(items, _ITEMS_PER_TASK[config.probe])):
+            yield _Task(source, source_number, first, batch, limits)
+            first += len(batch)
+
+
+def _open_sources(paths: list[Path], config: PrepareConfig, partial: Path, output: Path) -> list[Source]:
+    root = common_root(paths)
+    sources = []
+    for number, path in enumerate(paths):
+        options = InputOptions(
+            root=root,
             channel=config.channel,
-            min_seconds=config.min_seconds,
-            max_seconds=config.max_seconds,
+            allow_commands=config.allow_commands,
+            extract_to=partial / "audio" / str(number),
+            stored_in=output / "audio" / str(number),
         )
-        self.num_seen = 0
-        self._directory = directory
-        self._config = config
-        self._cuts = (directory / "cuts.jsonl").open("wb")
-        # Names of files may hold bytes that are not Unicode; JSON has escapes for them.
-        self._rejected = (directory / "rejected.jsonl").open("w", encoding="utf-8", errors="backslashreplace")
-        self._num_samples = array("q")
-        self._offsets = array("q")
-        self._reasons: Counter[str] = Counter()
-        self._num_resampled = 0
-        self._ids: set[bytes] = set()
-        self._content = hashlib.blake2b(digest_size=16)
-        self._first_reject: Reject | None = None
+        sources.append(open_source(path, options, config.format))
+    return sources
 
-    def add(self, found: MonoCut | Reject, where: str) -> None:
-        self.num_seen += 1
-        reject = self._add_cut(found, where) if isinstance(found, MonoCut) else found
-        if reject:
-            self._first_reject = self._first_reject or reject
-            self._reasons[reject.reason] += 1
-            self._rejected.write(json.dumps(asdict(reject), ensure_ascii=False) + "\n")
 
-    def _add_cut(self, cut: MonoCut, where: str) -> Reject | None:
-        try:
-            line = json.dumps(cut.to_dict(), ensure_ascii=False).encode() + b"\n"
-        except UnicodeEncodeError as error:
-            return Reject(where, cut.id, "unreadable", f"its name or a label is not Unicode: {error}")
-        digest = hashlib.blake2b(cut.id.encode(), digest_size=8).digest()
-        if digest in self._ids:
-            return Reject(where, cut.id, "duplicate_id", f"the id {cut.id!r} stands for an earlier cut already")
-        self._ids.add(digest)
-        self._num_samples.append(cut.num_samples)
-        self._offsets.append(self._cuts.tell())
-        self._num_resampled += bool(cut.recording.transforms)
-        self._cuts.write(line)
-        self._content.update(f"{cut.id}\t{cut.start:.6f}\t{cut.channel}\t{cut.num_samples}\n".encode())
-        return None
-
-    def finish(self, output: Path, sources: Sequence[Path]) -> PrepareReport:
-        if not self._num_samples:
-            example = self._first_reject
-            why = f"; the first: {example.where}: {example.reason}, {example.detail}" if example else ""
-            raise ManifestError(
-                f"{', '.join(map(str, sources))}: no usable cut among {self.num_seen} entries{why}. "
-                "Check the paths, which are taken relative to the manifest, and the limits on duration."
-            )
-        num_bytes = self._cuts.tell()
-        lengths, offsets = (np.frombuffer(a, dtype=np.int64) for a in (self._num_samples, self._offsets))
-        order = np.argsort(lengths, kind="stable")
-        np.save(self._directory / "index.npy", np.stack([lengths[order], offsets[order]]))
-        rate = self._config.sampling_rate
-        report = PrepareReport(
-            path=output,
-            num_cuts=len(lengths),
-            hours=float(lengths.sum()) / rate / 3600,
-            shortest_s=float(lengths.min()) / rate,
-            longest_s=float(lengths.max()) / rate,
-            num_resampled=self._num_resampled,
-            rejected=dict(self._reasons.most_common()),
+def _check_rejects(writer: CorpusWriter, written: Written | None, sources: list[Source], config: PrepareConfig) -> None:
+    example = writer.first_reject
+    why = f"; the first: {example.where}: {example.reason}, {example.detail}" if example else ""
+    if written is None:
+        raise ManifestError(
+            f"{', '.join(str(source.path) for source in sources)}: no usable cut among {writer.num_entries} "
+            f"entries{why}. Check the paths, which are taken relative to the manifest, and the limits on duration."
         )
-        meta = self._meta(report, num_bytes, sources)
-        (self._directory / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-        return report
-
-    def close(self) -> None:
-        self._cuts.close()
-        self._rejected.close()
-
-    def _meta(self, report: PrepareReport, num_bytes: int, sources: Sequence[Path]) -> dict[str, Any]:
-        self._content.update(str(self._config.sampling_rate).encode())
-        return {
-            "format_version": FORMAT_VERSION,
-            "sampling_rate": self._config.sampling_rate,
-            "num_cuts": report.num_cuts,
-            "num_bytes": num_bytes,
-            "hours": report.hours,
-            "fingerprint": self._content.hexdigest(),
-            "rejected": report.rejected,
-            "manifests": [str(source) for source in sources],
-            "settings": asdict(self._config),
-        }
+    if config.strict and example:
+        reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
+        raise ManifestError(
+            f"{writer.rejected.total()} of {writer.num_entries} entries cannot be used ({reasons}), and --strict "
+            f"allows none{why}. Without --strict they are left out and listed."
+        )
 
 
-@contextmanager
-def _partial_directory(output: Path) -> Iterator[Path]:
-    """An empty directory beside the target, locked for as long as it is written, and removed on an error."""
-    partial = output.with_name(output.name + ".partial")
-    try:
-        partial.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CorpusError(f"{output}: cannot be written ({error.strerror}). Choose another place.") from error
-    with _locked(partial, output):
-        _clear(partial)
-        try:
-            yield partial
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+def _report(written: Written, output: Path, rate: int) -> PrepareReport:
+    hours_by = {
+        kind: {name: samples / rate / 3600 for name, samples in counter.most_common() if samples}
+        for kind, counter in written.samples_by.items()
+    }
+    return PrepareReport(
+        path=output,
+        num_cuts=written.num_cuts,
+        hours=written.total_samples / rate / 3600,
+        shortest_s=written.shortest / rate,
+        longest_s=written.longest / rate,
+        num_resampled=written.num_resampled,
+        rejected=written.rejected,
+        hours_by_language=hours_by.get("language", {}),
+        hours_by_speaker=hours_by.get("speaker", {}),
+    )
 
 
-@contextmanager
-def _locked(directory: Path, output: Path) -> Iterator[None]:
-    """Holds a lock on a directory, which the system lets go of when the process ends, however it ends."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another run may have renamed the directory into place between the two calls.
-        if not directory.exists() or not os.path.samestat(os.fstat(descriptor), directory.stat()):
-            raise BlockingIOError
-        yield
-    except BlockingIOError:
-        raise CorpusError(f"{output}: another prepare is writing it. Wait for it, or choose another place.") from None
-    finally:
-        os.close(descriptor)
-
-
-def _clear(directory: Path) -> None:
-    for path in directory.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _move_into_place(partial: Path, output: Path) -> None:
-    if output.exists():
-        # The old corpus takes the partial's name, and is cleared with it; the lock keeps other runs off until then.
-        with _locked(output, output):
-            _exchange(partial, output)
-            shutil.rmtree(partial)
-    else:
-        partial.rename(output)
-    _flush(output.parent)
-
-
-def _exchange(first: Path, second: Path) -> None:
-    """Swaps two directories in one step, so that there is no moment without a corpus at the target."""
-    current_directory, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
-    libc = ctypes.CDLL(None, use_errno=True)
-    names = (current_directory, os.fsencode(first), current_directory, os.fsencode(second), exchange)
-    if not hasattr(libc, "renameat2") or libc.renameat2(*names) != 0:
-        # Not Linux, or a file system that cannot swap: the old corpus steps aside for an instant.
-        aside = first.with_name(first.name + ".old")
-        second.rename(aside)
-        first.rename(second)
-        aside.rename(first)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _meta(written: Written, sources: list[Source], config: PrepareConfig) -> dict[str, Any]:
+    rate = config.sampling_rate
+    return {
+        "format_version": FORMAT_VERSION,
+        "sampling_rate": rate,
+        "num_cuts": written.num_cuts,
+        "num_bytes": written.num_bytes,
+        "hours": written.total_samples / rate / 3600,
+        "fingerprint": written.fingerprint,
+        "rejected": written.rejected,
+        "manifests": [str(source.path) for source in sources],
+        "settings": asdict(config),
+    }

@@ -1,13 +1,21 @@
-from collections.abc import Iterator
+import copy
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from lhotse import MonoCut
+from hypothesis import given
+from hypothesis import strategies as st
+from lhotse import AudioSource, MonoCut, Recording
+from lhotse.utils import compute_num_samples
 
 from nestdata import AudioError, Corpus, PrepareConfig, prepare
-from nestdata.audio import load_samples
+from nestdata.audio import energy, load_samples, samples_in
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio, write_jsonl
 
 
@@ -145,27 +153,168 @@ def test_audio_that_is_not_finite_is_an_error_that_names_the_cut(tmp_path: Path,
     broken[12345] = value
     write_audio(tmp_path / "speech" / "a.wav", broken, subtype="FLOAT")
     assert not np.isfinite(read_audio(tmp_path / "speech" / "a.wav")).all()
-    with pytest.raises(AudioError, match=r"cut 'a': .*a\.wav holds NaN or Inf"):
+    with pytest.raises(AudioError, match=r"cut 'a': .*a\.wav holds NaN or Inf") as caught:
         load_samples(corpus[0])
+    assert caught.value.reason == "not_finite"
+    load_samples(corpus[0], num_samples=12345)
 
 
-def test_a_file_that_is_gone_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": speech})
-    (tmp_path / "speech" / "a.wav").unlink()
-    with pytest.raises(AudioError, match=r"cut 'a': cannot read .*a\.wav: "):
+def test_huge_samples_are_finite(tmp_path: Path, speech: Samples) -> None:
+    loud = speech * np.float32(1e30)
+    path = write_audio(tmp_path / "a.wav", loud, subtype="FLOAT")
+    np.testing.assert_array_equal(load_samples(span_cut(tmp_path, path, 0.0, 1.5)), loud)
+
+
+def half(whole: bytes) -> bytes:
+    return whole[: len(whole) // 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "reason", "message"),
+    [
+        ("a.wav", None, "missing", r"cannot read .*a\.wav: FileNotFoundError"),
+        ("a.wav", lambda whole: whole[:0], "empty", r"cannot read .*a\.wav"),
+        ("a.wav", lambda whole: whole[:44], "empty", r"cannot read .*a\.wav: .* it holds no samples"),
+        ("a.wav", lambda whole: whole[100:], "unreadable", r"cannot read .*a\.wav: .*Format not recognised"),
+        ("a.flac", lambda whole: whole[:30], "unreadable", r"cannot read .*a\.flac"),
+        ("a.flac", half, "truncated", r"cannot read .*a\.flac: .*lost sync"),
+        ("a.wav", half, "truncated", r"a\.wav ends 0\.7.. s before the cut does"),
+        ("a.mp3", half, "truncated", r"a\.mp3 ends 0\.8.. s before the cut does"),
+    ],
+)
+def test_a_broken_file_is_an_error_that_names_the_cut_and_has_a_reason(
+    tmp_path: Path, speech: Samples, name: str, damage: Callable[[bytes], bytes] | None, reason: str, message: str
+) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {name: speech})
+    path = tmp_path / "speech" / name
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(AudioError, match=f"cut 'a': .*{message}") as caught:
         load_samples(corpus[0])
-
-
-def test_a_file_that_is_no_audio_any_more_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": speech})
-    (tmp_path / "speech" / "a.wav").write_bytes(b"not audio" * 1000)
-    with pytest.raises(AudioError, match=r"cut 'a': cannot read .*a\.wav: "):
+    assert caught.value.reason == reason
+    with path.with_suffix(".other").open("w"), pytest.raises(AudioError) as again:
         load_samples(corpus[0])
+    assert str(again.value) == str(caught.value)  # in the same words, whatever else the process has opened
 
 
-def test_a_channel_that_the_file_has_lost_is_an_error_that_names_the_cut(tmp_path: Path) -> None:
+def test_no_file_stays_open_when_audio_cannot_be_read(tmp_path: Path, speech: Samples) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {"a.flac": speech})
+    path = tmp_path / "speech" / "a.flac"
+    whole = path.read_bytes()
+    before = len(os.listdir("/proc/self/fd"))
+    for content in (whole, whole[:5000], whole[:30], b"", b"not audio"):
+        path.write_bytes(content)
+        for _ in range(3):
+            if content == whole:
+                load_samples(corpus[0])
+            else:
+                with pytest.raises(AudioError):
+                    load_samples(corpus[0])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("rates", [(16000, 16000), (8000, 16000)])
+def test_a_channel_that_the_file_has_lost_is_an_error_that_names_the_cut(
+    tmp_path: Path, rates: tuple[int, int]
+) -> None:
     stereo = np.stack([hiss(16000, 1), hiss(16000, 2)], axis=1)
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": stereo}, PrepareConfig(channel=1))
-    write_audio(tmp_path / "speech" / "a.wav", stereo[:, 0])
-    with pytest.raises(AudioError, match="cut 'a': "):
+    corpus = folder_corpus(tmp_path / "speech", {"a.wav": (stereo, rates[0])}, PrepareConfig(channel=1))
+    write_audio(tmp_path / "speech" / "a.wav", stereo[:, 0], rates[0])
+    with pytest.raises(AudioError, match="cut 'a': ") as caught:
         load_samples(corpus[0])
+    assert caught.value.reason == "unreadable"
+
+
+def test_a_channel_that_no_source_has_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
+    cut = span_cut(tmp_path, write_audio(tmp_path / "a.wav", speech), 0.0, 1.5)
+    cut.channel = 7
+    with pytest.raises(AudioError, match=r"cut '.*a@0\.000\+1\.500': .*a\.wav"):
+        load_samples(cut)
+
+
+def test_an_array_that_is_given_is_filled(tmp_path: Path, speech: Samples) -> None:
+    cut = span_cut(tmp_path, write_audio(tmp_path / "a.wav", speech), 0.25, 1.0)
+    batch = np.full((3, 16000), np.nan, np.float32)
+    assert load_samples(cut, out=batch[1]) is not None
+    np.testing.assert_array_equal(batch[1], load_samples(cut))
+    assert np.isnan(batch[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
+@pytest.mark.parametrize("rate", [4000, 8000, 11025, 22050, 44100, 48000])
+def test_every_span_of_a_file_of_another_rate_is_what_lhotse_gives(tmp_path: Path, rate: int, suffix: str) -> None:
+    path = write_audio(tmp_path / f"a.{suffix}", hiss(2 * rate - 7, 1), rate)
+    # Odd ends, places half way between two samples of the file, rounded manifests, and almost all of the file.
+    spans = [
+        (0.0, 0.7301),
+        (80 / 16000, 4001 / 16000),
+        (240 / 16000, 0.5),
+        (0.333, 1.25),
+        (0.0, 1.998),
+        (0.0004, 1.997),
+    ]
+    for start, duration in spans:
+        cut = span_cut(tmp_path, path, start, duration)
+        expected = cut.load_audio()[0]
+        assert cut.num_samples == len(expected)
+        np.testing.assert_allclose(load_samples(cut), expected, rtol=0, atol=1e-6)
+
+
+def test_a_chain_of_resamplings_is_what_lhotse_gives(tmp_path: Path, speech: Samples) -> None:
+    recording = Recording.from_file(write_audio(tmp_path / "a.wav", speech, 44100)).resample(8000).resample(16000)
+    cut = MonoCut("a", 0.1, 0.4, 0, recording=recording)
+    np.testing.assert_allclose(load_samples(cut), cut.load_audio()[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("change", [lambda r: r.perturb_speed(1.1), lambda r: r.perturb_volume(0.5).resample(8000)])
+def test_other_transforms_are_what_lhotse_gives(
+    tmp_path: Path, speech: Samples, change: Callable[[Recording], Recording]
+) -> None:
+    recording = change(Recording.from_file(write_audio(tmp_path / "a.wav", speech)))
+    cut = MonoCut("a", 0.25, 0.75, 0, recording=recording)
+    row = cut.to_dict()
+    before = copy.deepcopy(row)
+    np.testing.assert_allclose(load_samples(row), cut.load_audio()[0], rtol=0, atol=1e-6)
+    assert row == before
+
+
+@pytest.mark.filterwarnings("ignore:You requested a subset of a recording:UserWarning")
+def test_what_a_command_writes_is_decoded(tmp_path: Path, speech: Samples) -> None:
+    path = write_audio(tmp_path / "a.wav", speech)
+    source = AudioSource("command", [0], f"cat {path}")
+    cut = MonoCut("a", 0.25, 1.0, 0, recording=Recording("a", [source], 16000, 24000, 1.5))
+    np.testing.assert_array_equal(load_samples(cut), read_audio(path)[4000:20000])
+    cut.recording.sources[0].source = "false"
+    with pytest.raises(AudioError, match=r"cut 'a': cannot read false: ") as caught:
+        load_samples(cut)
+    assert caught.value.reason == "unreadable"
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what audioread imports
+@pytest.mark.parametrize(("name", "codec"), [("a.m4a", "aac"), ("a.wav", "wmav2")])
+def test_a_format_that_libsndfile_does_not_know_is_decoded_by_another(tmp_path: Path, name: str, codec: str) -> None:
+    source = write_audio(tmp_path / "source.flac", chirp(100, 3000, 1.5))
+    (tmp_path / "audio").mkdir()
+    path = tmp_path / "audio" / name
+    subprocess.run(["ffmpeg", "-v", "error", "-i", source, "-c:a", codec, path], check=True)
+    prepare([path.parent], tmp_path / "speech.corpus")
+    samples = Corpus.open(tmp_path / "speech.corpus").load(0)[1]
+    assert abs(len(samples) - 24000) < 3000  # the codec fills up its frames
+    expected = read_audio(source)[4000:16000]
+    lag = int(np.correlate(samples, expected, "valid").argmax())
+    assert np.abs(samples[lag : lag + 12000] - expected).mean() < 0.02
+
+
+@given(num_samples=st.integers(0, 10**9), rate=st.sampled_from([8000, 11025, 16000, 22050, 44100, 48000]))
+def test_durations_are_rounded_to_samples_as_lhotse_does_it(num_samples: int, rate: int) -> None:
+    for duration in (num_samples / rate, (num_samples + 0.5) / rate, round(num_samples / rate, 3)):
+        assert samples_in(duration, rate) == compute_num_samples(duration, rate)
+
+
+def test_energy_is_the_sum_of_squares() -> None:
+    assert energy(np.array([3.0, -4.0], np.float32)) == 25.0
+    samples = hiss(100_001, 1)
+    assert energy(samples) == pytest.approx(math.fsum(float(x) ** 2 for x in samples), rel=1e-12)

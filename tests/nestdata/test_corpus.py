@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lhotse import CutSet
 
-from nestdata import Corpus, CorpusError, PrepareConfig
-from nestdata.audio import load_samples
+from nestdata import AudioError, ConfigError, Corpus, CorpusError, PrepareConfig
 from tests.conftest import MessyCorpora
-from tests.synthesis import folder_corpus, hiss
+from tests.synthesis import folder_corpus, hiss, read_audio
 
 
 @pytest.fixture
@@ -35,8 +35,9 @@ def test_rows_count_from_the_end_as_well(corpus: Corpus) -> None:
 
 @pytest.mark.parametrize("row", [3, -4, 10**9])
 def test_rows_outside_the_corpus_are_refused(corpus: Corpus, row: int) -> None:
-    with pytest.raises(IndexError, match=f"row {row} of a corpus of 3 cuts"):
-        corpus[row]
+    for ask in (corpus.__getitem__, corpus.line, corpus.load):
+        with pytest.raises(IndexError, match=f"row {row} of a corpus of 3 cuts"):
+            ask(row)
 
 
 def test_a_corpus_is_iterated_to_its_end(corpus: Corpus) -> None:
@@ -47,8 +48,45 @@ def test_the_index_agrees_with_every_cut_and_with_what_loading_gives(messy_corpo
     corpus = Corpus.open(messy_corpora.speech)
     assert (np.diff(corpus.num_samples) >= 0).all()
     for row, num_samples in enumerate(corpus.num_samples):
-        assert corpus[row].num_samples == num_samples == len(load_samples(corpus[row]))
+        assert corpus[row].num_samples == num_samples == len(corpus.load(row)[1]) == corpus.num_samples_of(row)
         assert corpus[row].sampling_rate == corpus.sampling_rate
+
+
+def test_every_cut_opens_in_lhotse_and_loads_the_same_there(messy_corpora: MessyCorpora) -> None:
+    corpus = Corpus.open(messy_corpora.speech)
+    cuts = {cut.id: cut for cut in CutSet.from_file(corpus.path / "cuts.jsonl")}
+    assert len(cuts) == len(corpus)
+    for row in range(len(corpus)):
+        cut_id, samples = corpus.load(row)
+        cut = cuts[cut_id]
+        assert corpus[row] == cut
+        assert corpus.line(row) == cut.to_dict()
+        assert cut.num_samples == len(samples)
+        np.testing.assert_allclose(samples, cut.load_audio()[0], rtol=0, atol=1e-6)
+
+
+def test_a_part_of_a_cut_is_loaded_into_the_array_that_is_given(corpus: Corpus) -> None:
+    out = np.zeros(500, np.float32)
+    cut_id, samples = corpus.load(1, start=100, num_samples=500, out=out)
+    assert cut_id == "a"
+    assert samples is out
+    np.testing.assert_array_equal(out, read_audio(corpus.path.parent / "speech" / "a.wav")[100:600])
+    np.testing.assert_array_equal(corpus.load(1, start=100)[1][:500], out)
+
+
+def test_audio_that_cannot_be_loaded_is_an_error_that_names_the_cut(corpus: Corpus) -> None:
+    (corpus.path.parent / "speech" / "a.wav").unlink()
+    with pytest.raises(AudioError, match=r"cut 'a': .*a\.wav") as caught:
+        corpus.load(1)
+    assert caught.value.reason == "missing"
+    corpus.load(0)
+
+
+def test_corpora_of_two_rates_do_not_go_together(corpus: Corpus, tmp_path: Path) -> None:
+    corpus.check_rate(corpus)
+    other = folder_corpus(tmp_path / "noise", {"a.wav": hiss(9000, 1)}, PrepareConfig(sampling_rate=8000))
+    with pytest.raises(ConfigError, match=r"noise\.corpus is at 8000 Hz .* --sampling-rate 16000"):
+        other.check_rate(corpus)
 
 
 def test_a_corpus_that_is_pickled_is_opened_again(corpus: Corpus) -> None:
@@ -94,7 +132,7 @@ def test_a_path_without_a_corpus_is_an_error_that_says_how_to_make_one(tmp_path:
 def test_a_corpus_of_another_format_is_an_error_that_names_both(corpus: Corpus) -> None:
     meta = json.loads((corpus.path / "meta.json").read_text())
     (corpus.path / "meta.json").write_text(json.dumps({**meta, "format_version": 99}))
-    with pytest.raises(CorpusError, match=r"written in format 99, this version reads format 1\. Prepare it again"):
+    with pytest.raises(CorpusError, match=r"written in format 99, this version reads format 2\. Prepare it again"):
         Corpus.open(corpus.path)
 
 
@@ -113,7 +151,7 @@ def test_a_damaged_corpus_is_an_error_that_says_so(corpus: Corpus, name: str, da
         Corpus.open(corpus.path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": 1}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": 2}'])
 def test_a_damaged_description_is_an_error_that_says_so(corpus: Corpus, content: str) -> None:
     (corpus.path / "meta.json").write_text(content)
     with pytest.raises(CorpusError, match="the corpus is damaged"):
@@ -133,5 +171,17 @@ def test_a_damaged_line_is_an_error_that_names_its_place(corpus: Corpus, tmp_pat
     lines = (copy / "cuts.jsonl").read_bytes()
     (copy / "cuts.jsonl").write_bytes(b"#" + lines[1:])
     damaged = Corpus.open(copy)
+    for ask in (damaged.__getitem__, damaged.line, damaged.load):
+        with pytest.raises(CorpusError, match=r"cuts\.jsonl at byte 0 is damaged"):
+            ask(1)
+
+
+def test_a_line_that_is_no_cut_is_an_error_that_names_its_place(corpus: Corpus) -> None:
+    path = corpus.path / "cuts.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"duration"', b'"DURATION"', 1))
     with pytest.raises(CorpusError, match=r"cuts\.jsonl at byte 0 is damaged"):
-        list(damaged)
+        Corpus.open(corpus.path)[1]
+
+
+def test_what_is_shown_of_a_corpus_is_its_size(corpus: Corpus) -> None:
+    assert repr(corpus) == f"Corpus('{corpus.path}', 3 cuts, 0.00 h, 16000 Hz)"
