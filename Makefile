@@ -15,16 +15,17 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# Prepares the demo corpus, shows one batch of it, and trains the demo model.
+# Prepares the demo corpus, shows its plan and one batch of it, and trains the demo model.
 demo: $(READY)
 	rm -rf $(DEMO)
 	$(BIN)/nestdata prepare manifests/demo/speech.json -o $(DEMO)/speech.corpus
-	$(BIN)/nestdata prepare manifests/demo/noise.json -o $(DEMO)/noise.corpus
+	$(BIN)/nestdata prepare manifests/demo/noise.json -o $(DEMO)/noise.corpus --pcm
+	$(BIN)/nestdata plan $(DEMO)/speech.corpus --world-size 2 --max-batch-seconds 40
 	$(BIN)/nestdata sample-batch preview $(DEMO)/speech.corpus --noise $(DEMO)/noise.corpus --max-batch-seconds 40 -o $(DEMO)/preview
 	$(BIN)/nestmodel fit --config demo --data.corpus $(DEMO)/speech.corpus --data.noise $(DEMO)/noise.corpus \
 		--trainer.default_root_dir $(DEMO)/run
 	@echo
-	@echo "corpus:      $(DEMO)/speech.corpus (left out: $(DEMO)/speech.corpus/rejected.jsonl)"
+	@echo "corpus:      $(DEMO)/speech.corpus/report.html"
 	@echo "batch:       $(DEMO)/preview/index.html"
 	@echo "model:       $(DEMO)/run/version_0/checkpoints"
 	@echo "curves:      $(DEMO)/run/version_0/curves.png"

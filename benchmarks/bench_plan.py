@@ -1,61 +1,192 @@
-"""What a plan costs and how full its batches are, for synthetic log-normal lengths.
+"""What a plan costs and how full its batches are, at full size, and against Lhotse's DynamicBucketingSampler.
 
-    python benchmarks/bench_plan.py [--cuts 36000000] [--quick]
+    python benchmarks/bench_plan.py [--cuts 36000000] [--lhotse-cuts 1000000] [--keep DIR] [--quick]
 
-Prints Markdown. Lengths: median 9 s, log-deviation 0.6, 1 to 40 s, at 16 kHz.
+Prints Markdown. The corpora are really prepared, from NeMo lines whose durations are trusted (log-normal: median 9 s,
+log-deviation 0.6, 1 to 40 s), which takes a while at full size; `--keep` keeps them for the next time. What is opened
+is measured in processes of their own that have imported the package before.
 """
 
 import argparse
+import json
 import platform
+import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
+import lhotse
 import numpy as np
+from lhotse import CutSet
+from lhotse.dataset.sampling import DynamicBucketingSampler
 
-from nestdata import BatchPlan, PlanConfig
+from nestdata import BatchPlan, Corpora, Corpus, PlanConfig, PrepareConfig, prepare, summarise_plan
 
 NUM_LOOKUPS = 2000
+NUM_PROCESSES = 3
+WORLD_SIZE = 8
+SECONDS = 240.0
 
 
 def main() -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuts", type=int, default=36_000_000)
-    parser.add_argument("--quick", action="store_true", help="only small corpora")
+    parser.add_argument("--lhotse-cuts", type=int, default=1_000_000)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="small corpora")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    sizes = [2_800, 100_000, 1_000_000, *([] if arguments.quick else [arguments.cuts])]
-    print(f"# The plan\n\nMade by `benchmarks/bench_plan.py`, numpy {np.__version__}, {platform.machine()}.")
-    print("240 s, 8 microbatches a step.\n")
-    print("| cuts | buckets | steps an epoch | padding | budget used | repeats | lay out, ms | rows, median, µs |")
-    print("|---|---|---|---|---|---|---|---|")
-    for size in sizes:
-        print(measure(size))
+    if arguments.child:
+        return _child(arguments.child)
+    sizes = [2_800, 50_000, 100_000] if arguments.quick else [2_800, 100_000, arguments.lhotse_cuts, arguments.cuts]
+    print(f"# The plan\n\nMade by `benchmarks/bench_plan.py`, numpy {np.__version__}, {platform.machine()}. ", end="")
+    print(f"{SECONDS:g} s, {WORLD_SIZE} microbatches a step, {WORLD_SIZE} ranks.\n")
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = arguments.keep or Path(temporary)
+        corpora = {size: _corpus(directory, size, arguments.jobs) for size in sizes}
+        print("| cuts | buckets | steps an epoch | padding | budget used | slowest rank over mean | repeats |", end="")
+        print(" open and first rows, s | rows, median, µs | memory of each further process, MB |")
+        print("|---|---|---|---|---|---|---|---|---|---|")
+        for corpus in corpora.values():
+            print(_row(corpus), flush=True)
+        _against_lhotse(corpora[sizes[-2]])
     return 0
 
 
-def measure(num_cuts: int) -> str:
-    """Returns a row of the table."""
-    lengths = np.random.default_rng(0).lognormal(np.log(9), 0.6, num_cuts).clip(1, 40) * 16000
-    num_samples = np.sort(lengths).astype(np.int64)
-    config = PlanConfig(max_batch_seconds=240, microbatches_per_step=8)
+def _row(path: Path) -> str:
+    corpora = Corpora.open([path])
+    plan = BatchPlan.of(corpora, _config())
+    summary = summarise_plan(plan, corpora.num_samples, WORLD_SIZE)
+    runs = [_run(path) for _ in range(NUM_PROCESSES)]
+    figures = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    return (
+        f"| {len(corpora):,} | {len(plan.buckets)} | {plan.steps_per_epoch:,} | {100 * summary.padding:.2f} % "
+        f"| {100 * summary.budget_used:.1f} % | {summary.cost_spread:g} | {summary.num_repeats} "
+        f"| {figures['open_s']:.3f} | {figures['rows_us']:.0f} | {figures['extra_mb']:.1f} |"
+    )
+
+
+def _against_lhotse(path: Path) -> None:
+    corpus = Corpus.open(path)
+    plan = BatchPlan.of(corpus, _config())
+    summary = summarise_plan(plan, [corpus.num_samples], WORLD_SIZE)
+    middle = plan.steps_per_epoch // 2
+    ours_s = []
+    for rank in range(WORLD_SIZE):
+        started = time.perf_counter()
+        fresh = BatchPlan.of(Corpus.open(path), _config())
+        fresh.rows(middle, rank)
+        ours_s.append(time.perf_counter() - started)
+    theirs = _lhotse(path)
+    print(f"\n## Against Lhotse {lhotse.__version__}, {len(corpus):,} cuts\n")
+    print("30 buckets, 20,000 cuts of buffer, shuffled. Both read the same `cuts.jsonl`.\n")
+    print("| what | ours | Lhotse |\n|---|---|---|")
+    print(f"| padding | {100 * summary.padding:.2f} % | {100 * theirs['padding']:.2f} % |")
+    print(f"| seconds of audio, padded, of the slowest rank over the mean | {summary.cost_spread:g} ", end="")
+    print(f"| {theirs['spread']:.4f} on average, {theirs['spread_p99']:.3f} at the 99th percentile |")
+    ours_text, theirs_text = f"{1000 * statistics.median(ours_s):.1f} ms", f"{theirs['resume_s']:.1f} s"
+    print(f"| from nothing to the middle of an epoch | {ours_text} | {theirs_text} ", end="")
+    print(f"({theirs['resume_s'] / statistics.median(ours_s):,.0f} times) |")
+
+
+def _lhotse(path: Path) -> dict[str, float]:
+    """Goes to the middle of an epoch on rank 0, and back there from a state dict, as a resume does."""
+    samplers = [_sampler(path, rank) for rank in range(WORLD_SIZE)]
+    iterators = [iter(sampler) for sampler in samplers]
+    padded, real = [], 0.0
+    total_s = float(Corpus.open(path).hours) * 3600
+    while True:
+        batches = [next(iterator, None) for iterator in iterators]
+        if any(batch is None for batch in batches):
+            break
+        durations = [[cut.duration for cut in batch] for batch in batches]
+        padded.append([max(each) * len(each) for each in durations])
+        real += sum(map(sum, durations))
+        if real > total_s / 2:
+            break
+    state = samplers[0].state_dict()
     started = time.perf_counter()
-    plan = BatchPlan(num_samples, 16000, config, content="synthetic")
-    lay_out_ms = 1000 * (time.perf_counter() - started)
-    slots = sum(8 * b.num_groups * b.cuts_per_microbatch for b in plan.buckets)
-    padded = sum(8 * b.num_groups * b.cuts_per_microbatch * b.padded_samples for b in plan.buckets)
+    fresh = _sampler(path, 0)
+    fresh.load_state_dict(state)
+    next(iter(fresh))
+    resume_s = time.perf_counter() - started
+    costs = np.array(padded)
+    spread = costs.max(axis=1) / costs.mean(axis=1)
+    return {
+        "padding": 1 - real / costs.sum(),
+        "spread": float(spread.mean()),
+        "spread_p99": float(np.quantile(spread, 0.99)),
+        "resume_s": resume_s,
+    }
+
+
+def _sampler(path: Path, rank: int) -> DynamicBucketingSampler:
+    return DynamicBucketingSampler(
+        CutSet.from_jsonl_lazy(path / "cuts.jsonl"),
+        max_duration=SECONDS,
+        shuffle=True,
+        num_buckets=30,
+        buffer_size=20_000,
+        drop_last=True,
+        seed=0,
+        world_size=WORLD_SIZE,
+        rank=rank,
+    )
+
+
+def _config() -> PlanConfig:
+    return PlanConfig(max_batch_seconds=SECONDS, microbatches_per_step=WORLD_SIZE)
+
+
+def _run(path: Path) -> dict[str, float]:
+    command = [sys.executable, __file__, "--child", str(path)]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    measured: dict[str, float] = json.loads(run.stdout)
+    return measured
+
+
+def _child(path: Path) -> int:
+    before_mb = _resident_mb()
+    started = time.perf_counter()
+    plan = BatchPlan.of(Corpus.open(path), _config())
+    plan.rows(123_456_789, 3)
+    open_s = time.perf_counter() - started
     seconds = []
     for i in range(NUM_LOOKUPS):
         started = time.perf_counter()
-        plan.rows(i * 7919 % (3 * plan.steps_per_epoch), i % 8)
+        plan.rows(i * 7919 % (3 * plan.steps_per_epoch), i % WORLD_SIZE)
         seconds.append(time.perf_counter() - started)
-    padding = 1 - num_samples.sum() / padded
-    used = padded / (plan.steps_per_epoch * 8 * 240 * 16000)
-    return (
-        f"| {num_cuts:,} | {len(plan.buckets)} | {plan.steps_per_epoch:,} | {100 * padding:.2f} % "
-        f"| {100 * used:.1f} % | "
-        f"{slots - num_cuts} | {lay_out_ms:.1f} | {1e6 * statistics.median(seconds):.0f} |"
-    )
+    figures = {"open_s": open_s, "rows_us": 1e6 * statistics.median(seconds), "extra_mb": _resident_mb() - before_mb}
+    print(json.dumps(figures))
+    return 0
+
+
+def _resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def _corpus(directory: Path, num_cuts: int, jobs: int) -> Path:
+    path = directory / f"synthetic-{num_cuts}.corpus"
+    if path.exists():
+        return path
+    manifest = directory / f"synthetic-{num_cuts}.json"
+    random = np.random.default_rng(0)
+    with manifest.open("w") as file:
+        for start in range(0, num_cuts, 1_000_000):
+            durations = random.lognormal(np.log(9), 0.6, min(1_000_000, num_cuts - start)).clip(1, 40)
+            file.writelines(
+                f'{{"audio_filepath": "{i // 1000}/{i}.flac", "duration": {duration:.4f}}}\n'
+                for i, duration in enumerate(durations.tolist(), start=start)
+            )
+    prepare([manifest], path, PrepareConfig(probe="missing"), jobs=jobs)
+    manifest.unlink()
+    return path
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`nestdata`: prepare a corpus, look at a batch."""
+"""`nestdata`: prepare a corpus, look at a plan or a batch."""
 
 import sys
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ import typer
 
 from nestdata import NestDataError
 
+from .plan import plan_command
 from .prepare import prepare_command
 from .sample_batch import sample_batch
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("prepare")(prepare_command)
+app.command("plan")(plan_command)
 app.add_typer(sample_batch, name="sample-batch")
 
 

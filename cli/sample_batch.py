@@ -51,7 +51,7 @@ def preview(
         microbatches_per_step=world_size if microbatches is None else microbatches,
         seed=seed,
     )
-    plan = BatchPlan(speech.num_samples, speech.sampling_rate, config, content=speech.fingerprint)
+    plan = BatchPlan.of(speech, config)
     sampler = NoiseSampler(Corpus.open(noise) if noise else None)
     dataset = AudioNoiseDataset(speech, plan, sampler, SpeakerNoiseMixer(MixConfig(prob=prob)))
     batch = dataset[step, plan.microbatches_of(rank, world_size)[0]]

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nestdata.bad_audio import BadCut
 from nestdata.mix import Mix
 
 
@@ -32,7 +33,8 @@ class AudioNoiseBatch:
     audio_len: Int[Tensor, " batch"]
 
     noise: Float[Tensor, "batch samples"]
-    """What was added, already scaled and placed: `noisy_audio = audio + noise`."""
+    """What was added, already scaled and placed: `noisy_audio = audio + noise`, unless transforms of `AugmentConfig`
+    changed the noisy audio alone."""
 
     noise_len: Int[Tensor, " batch"]
     """`audio_len` where something was added, 0 where nothing was."""
@@ -48,6 +50,9 @@ class AudioNoiseBatch:
 
     mixes: list[Mix]
     """What was done to each cut."""
+
+    bad_cuts: list[BadCut]
+    """Cuts whose audio could not be used, in whose place others stand."""
 
     key: MicrobatchKey
 

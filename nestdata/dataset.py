@@ -1,6 +1,7 @@
 """`AudioNoiseDataset`: the microbatch of any (step, microbatch), as a pure function of its key; and a loader for it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -8,73 +9,89 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from nestdata.audio import load_samples
+from nestdata.augment import AugmentConfig, Chain
+from nestdata.bad_audio import BadAudioConfig, BadAudioTally, BadCut
 from nestdata.batch import AudioNoiseBatch, MicrobatchKey
+from nestdata.corpora import Corpora
 from nestdata.corpus import Corpus
-from nestdata.errors import ConfigError
+from nestdata.errors import AudioError
 from nestdata.keyed import Draws
 from nestdata.mix import Mix, SpeakerNoiseMixer, Speech
-from nestdata.noise import NoiseSampler
+from nestdata.noise import NoiseSampler, NoiseSpan
 from nestdata.plan import BatchPlan
 
 ShortAudio = Literal["repeat", "pad"]
+Samples = NDArray[np.float32]
+
+# Cuts of the same bucket that are tried for one that cannot be used.
+_MAX_SUBSTITUTES = 20
 
 
 class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
     """Clean and noisy speech by (step, microbatch).
 
-    Every draw is keyed by (seed, purpose, epoch, cut), so that a batch depends on neither who asks for it nor when.
+    Every draw is keyed by (seed, purpose, step, microbatch, place in it), so that a batch depends on neither who asks
+    for it nor when.
 
     Args:
-        corpus: The speech.
+        corpus: The speech; of several corpora, `Corpora`.
         plan: Made from the same corpus.
         noise: Where noise comes from; none by default.
         mixer: What is done with it; without one, the noisy audio is the clean audio.
         short_audio: How cuts shorter than the plan's `min_audio_seconds` are lengthened to it: by repeating them, or by
             zeros at the end.
+        augment: Chains of audiomentations transforms; none by default.
+        bad_audio: How much unusable audio a loader puts up with.
 
     Raises:
-        ConfigError: The noise corpus has another sampling rate than the speech.
+        ConfigError: The noise corpus has another sampling rate than the speech, or a transform cannot be used.
     """
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: Corpus | Corpora,
         plan: BatchPlan,
         noise: NoiseSampler | None = None,
         mixer: SpeakerNoiseMixer | None = None,
         *,
         short_audio: ShortAudio = "repeat",
+        augment: AugmentConfig | None = None,
+        bad_audio: BadAudioConfig | None = None,
     ) -> None:
-        self.corpus = corpus
+        self.corpus = corpus if isinstance(corpus, Corpora) else Corpora([corpus])
         self.plan = plan
         self.noise = noise or NoiseSampler()
         self.mixer = mixer
         self.short_audio = short_audio
-        if self.noise.corpus is not None and self.noise.corpus.sampling_rate != corpus.sampling_rate:
-            raise ConfigError(
-                f"{self.noise.corpus.path} is at {self.noise.corpus.sampling_rate} Hz and {corpus.path} at "
-                f"{corpus.sampling_rate} Hz. Prepare the noise with --sampling-rate {corpus.sampling_rate}."
-            )
+        self.augment = augment or AugmentConfig()
+        self.bad_audio = bad_audio or BadAudioConfig()
+        rate = self.corpus.sampling_rate
+        self._speech_chain = Chain(self.augment.speech, rate, name="augment.speech")
+        self._noise_chain = Chain(self.augment.noise, rate, name="augment.noise")
+        self._mixture_chain = Chain(self.augment.mixture, rate, name="augment.mixture")
+        if self.noise.corpus is not None:
+            self.noise.corpus.check_rate(self.corpus.corpora[0])
 
     def __getitem__(self, place: tuple[int, int]) -> AudioNoiseBatch:
         """Returns the batch of (step, microbatch); steps go on past the epoch.
 
         Raises:
-            AudioError: The audio of one of its cuts cannot be used; the message names the cut.
+            AudioError: The audio of one of its cuts cannot be used, nor that of any that was tried in its place.
         """
         step, microbatch = place
         key = MicrobatchKey(self.plan.epoch(step), step, microbatch)
-        speech = [self._load(int(row)) for row in self.plan.rows(step, microbatch)]
-        shape = (len(speech), self.plan.padded_samples(step))
-        audio, noise = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        mixes = []
-        for i, cut in enumerate(speech):
-            audio[i, : len(cut.samples)] = cut.samples
-            added, mix = self._mix(i, speech, key.epoch)
-            if added is not None:
-                noise[i, : len(added)] = added
-            mixes.append(mix)
+        rows = self.plan.rows(step, microbatch)
+        shape = (len(rows), self.plan.padded_samples(step))
+        audio, noise, noisy = np.empty(shape, np.float32), np.zeros(shape, np.float32), np.empty(shape, np.float32)
+        bad_cuts: list[BadCut] = []
+        speech = []
+        for i, row in enumerate(rows):
+            # Samples are decoded to where they stay, and copied while they are still in the processor's cache.
+            cut = self._load(key, i, int(row), audio[i], bad_cuts)
+            audio[i, len(cut.samples) :] = 0.0
+            noisy[i] = audio[i]
+            speech.append(self._augmented(cut, key, i, audio[i], noisy[i]) if self._speech_chain else cut)
+        mixes = [self._mix(key, i, speech, noise[i], noisy[i]) for i in range(len(speech))]
         lengths = torch.tensor([len(cut.samples) for cut in speech])
         is_mixed = torch.tensor([mix.mode != "none" for mix in mixes])
         return AudioNoiseBatch(
@@ -82,10 +99,11 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             audio_len=lengths,
             noise=torch.from_numpy(noise),
             noise_len=lengths * is_mixed,
-            noisy_audio=torch.from_numpy(audio + noise),
+            noisy_audio=torch.from_numpy(noisy),
             noisy_audio_len=lengths.clone(),
             sample_id=[cut.cut_id for cut in speech],
             mixes=mixes,
+            bad_cuts=bad_cuts,
             key=key,
         )
 
@@ -94,12 +112,15 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
     ) -> "DataLoader[AudioNoiseBatch]":
         """Returns a loader of the batches at given places, in their order.
 
+        It logs every cut that could not be used, once, and raises AudioError when there are more than `bad_audio`
+        puts up with.
+
         Args:
             places: The (step, microbatch) of every batch; `microbatches` gives those of one rank.
             num_workers: Loader processes; the batches are the same for any number.
             pin_memory: Whether batches are put into page-locked memory for a GPU.
         """
-        return DataLoader(
+        return _CountingLoader(
             self,
             batch_size=None,
             sampler=places,
@@ -108,21 +129,74 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             pin_memory=pin_memory,
         )
 
-    def _load(self, row: int) -> Speech:
-        cut = self.corpus[row]
-        samples = load_samples(cut)
-        if len(samples) < self.plan.min_samples:
-            samples = _lengthen(samples, self.plan.min_samples, self.short_audio)
-        return Speech(row, cut.id, samples)
-
-    def _mix(self, index: int, speech: list[Speech], epoch: int) -> tuple[NDArray[np.float32] | None, Mix]:
-        if self.mixer is None:
-            return None, Mix(mode="none")
-        seed, row = self.plan.config.seed, speech[index].row
-        draws = Draws(seed, "mix", epoch, row)
-        return self.mixer(
-            index, speech, draws, lambda needed: self.noise.draw(needed, Draws(seed, "noise", epoch, row))
+    def _load(self, key: MicrobatchKey, index: int, row: int, out: Samples, bad_cuts: list[BadCut]) -> Speech:
+        """Decodes a cut into its place, or another cut of its bucket where it cannot be used."""
+        for attempt in range(_MAX_SUBSTITUTES + 1):
+            num_samples = self.corpus.num_samples_of(row)
+            try:
+                cut_id, samples = self.corpus.load(row, out=out[:num_samples])
+            except AudioError as error:
+                bad_cuts.append(BadCut.of(self.corpus.line(row)["id"], error))
+                row = self.plan.substitute(key.step, key.microbatch, index, attempt)
+                continue
+            if num_samples < self.plan.min_samples:
+                samples = out[: self.plan.min_samples]
+                repeated = self.short_audio == "repeat"
+                samples[num_samples:] = (
+                    np.resize(samples[:num_samples], len(samples))[num_samples:] if repeated else 0.0
+                )
+            return Speech(row, cut_id, samples)
+        tried = ", ".join(cut.cut_id for cut in bad_cuts[-_MAX_SUBSTITUTES - 1 :])
+        raise AudioError(
+            f"step {key.step}, microbatch {key.microbatch}: none of {_MAX_SUBSTITUTES + 1} cuts of one length could be "
+            f"used ({tried}); the last: {bad_cuts[-1].detail}"
         )
+
+    def _augmented(self, cut: Speech, key: MicrobatchKey, index: int, audio: Samples, noisy: Samples) -> Speech:
+        """Applies the transforms of speech; returns it as it will be mixed."""
+        changed = self._speech_chain(cut.samples, self.plan.config.seed, key.step, key.microbatch, index)
+        noisy[: len(changed)] = changed
+        if self.augment.speech_on == "both":
+            audio[: len(changed)] = changed
+        return cut._replace(samples=changed)
+
+    def _mix(self, key: MicrobatchKey, index: int, speech: list[Speech], noise: Samples, noisy: Samples) -> Mix:
+        seed, place = self.plan.config.seed, (key.step, key.microbatch, index)
+
+        def draw_noise(num_samples: int) -> NoiseSpan:
+            span = self.noise.draw(num_samples, Draws(seed, "noise", *place))
+            if not self._noise_chain:
+                return span
+            return replace(span, samples=self._noise_chain(span.samples, seed, *place))
+
+        mix = Mix(mode="none")
+        if self.mixer is not None:
+            mix = self.mixer(index, speech, Draws(seed, "mix", *place), draw_noise, noise)
+        for start, number in mix.segments:
+            noisy[start : start + number] += noise[start : start + number]
+        if self._mixture_chain:
+            number = len(speech[index].samples)
+            noisy[:number] = self._mixture_chain(noisy[:number], seed, *place)
+        return mix
+
+
+class _CountingLoader(DataLoader[AudioNoiseBatch]):
+    """Counts bad audio where the batches arrive: in one process, and in the order of training."""
+
+    dataset: AudioNoiseDataset
+
+    def __init__(self, dataset: AudioNoiseDataset, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        limits = dataset.bad_audio
+        self.bad_cuts = BadAudioTally("speech", limits.max_share, limits.min_count)
+        self.bad_noise = BadAudioTally("noise", limits.max_noise_share, limits.min_count)
+
+    def __iter__(self) -> Iterator[AudioNoiseBatch]:  # type: ignore[override]  # a generator is all that is needed
+        for batch in super().__iter__():
+            self.bad_cuts.add(len(batch.sample_id) + len(batch.bad_cuts), batch.bad_cuts)
+            for mix in batch.mixes:
+                self.bad_noise.add(mix.num_reads, mix.bad_noise)
+            yield batch
 
 
 def microbatches(
@@ -135,12 +209,6 @@ def microbatches(
     """
     share = plan.microbatches_of(rank, world_size)
     return [(step, microbatch) for step in range(start_step, start_step + num_steps) for microbatch in share]
-
-
-def _lengthen(samples: NDArray[np.float32], num_samples: int, how: ShortAudio) -> NDArray[np.float32]:
-    if how == "repeat":
-        return np.resize(samples, num_samples)
-    return np.pad(samples, (0, num_samples - len(samples)))
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -4,14 +4,16 @@ The semantics are those of NeMo's MultiSpeakerNoiseAugmentation, which NEST is t
 is not chosen keeps its clean audio, and the ratio holds over the samples that were mixed.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.audio import energy
+from nestdata.bad_audio import BadCut
 from nestdata.errors import ConfigError
 from nestdata.keyed import Draws
 from nestdata.noise import NoiseSpan
@@ -73,14 +75,21 @@ class Mix:
     segments: tuple[tuple[int, int], ...] = ()
     """The mixed samples, as (start, number) in order and without overlap."""
 
-    num_failed_reads: int = 0
-    """Noises that could not be read before one was found."""
+    num_reads: int = 0
+    """Noises that were read, or should have been."""
+
+    bad_noise: tuple[BadCut, ...] = ()
+    """Those that could not be read before one was found."""
 
     num_silent_crops: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Speech:
+_UNTOUCHED = Mix(mode="none")
+# What single precision holds; beyond, gains are applied in two steps.
+_LARGE_GAIN = 1e30
+
+
+class Speech(NamedTuple):
     """A clean cut of the microbatch, as others may be mixed with it."""
 
     row: int
@@ -101,7 +110,8 @@ class SpeakerNoiseMixer:
         microbatch: Sequence[Speech],
         draws: Draws,
         draw_noise: Callable[[int], NoiseSpan],
-    ) -> tuple[NDArray[np.float32] | None, Mix]:
+        out: NDArray[np.float32],
+    ) -> Mix:
         """Decides about one cut of a microbatch and makes what is added to it.
 
         Args:
@@ -109,50 +119,47 @@ class SpeakerNoiseMixer:
             microbatch: All its cuts; they are not written to.
             draws: Decides everything about this cut.
             draw_noise: Gives noise of a number of samples, or fewer; called only for mode noise.
+            out: Zeros, at least as many as the cut has samples. What is to be added to them is written into it,
+                within the mixed segments.
 
         Returns:
-            What to add to the clean samples, zero outside the mixed segments, shape (samples,), or None where
-            nothing is added; and a record of it. Nothing is added to a cut that was not chosen, nor where
-            either side has no power over the mixed samples, since no gain reaches the ratio then.
+            A record of what was done. Nothing is written for a cut that was not chosen, nor where either side has no
+            power over the mixed samples, since no gain reaches the ratio then.
         """
         config, clean = self.config, microbatch[index].samples
         if draws.uniform() >= config.prob:
-            return None, Mix(mode="none")
+            return _UNTOUCHED
         wants_noise = draws.uniform() < config.noise_ratio
         num_mixed = max(1, int(len(clean) * draws.uniform(*config.mix_rate)))
         segments = _place_segments(len(clean), num_mixed, draws.between(*config.num_segments), draws)
-        others = [other for other in microbatch if other.row != microbatch[index].row]
-        if wants_noise or not others:
-            snr_db = draws.uniform(*config.noise_snr_db)
-            span = draw_noise(num_mixed)
-            mode: MixMode = "noise"
-            sources: tuple[str, ...] = ("white noise" if span.kind == "white" else span.cut_id,)
-            interference = np.resize(span.samples, num_mixed)
-            counts = (span.num_failed_reads, span.num_silent_crops)
-        else:
+        others = [] if wants_noise else [other for other in microbatch if other.row != microbatch[index].row]
+        span = None
+        if others:
             snr_db = draws.uniform(*config.speech_snr_db)
             chosen = draws.distinct(min(draws.between(*config.num_speakers), len(others)), len(others))
-            mode, counts = "speech", (0, 0)
-            sources = tuple(others[i].cut_id for i in chosen)
             interference = _sum_of([_fit(others[i].samples, num_mixed, draws) for i in chosen])
-        scaled = scale_to_snr(_gather(clean, segments), interference, snr_db)
-        if scaled is None:
-            return None, Mix(mode="none", num_failed_reads=counts[0], num_silent_crops=counts[1])
-        mix = Mix(
+        else:
+            snr_db = draws.uniform(*config.noise_snr_db)
+            span = draw_noise(num_mixed)
+            interference = _repeated(span.samples, num_mixed)
+        gain = gain_for_snr(_gather(clean, segments), interference, snr_db)
+        if gain is not None:
+            _scatter(interference, gain, segments, out)
+        mode: MixMode = "none" if gain is None else "speech" if span is None else "noise"
+        sources = tuple(others[i].cut_id for i in chosen) if span is None else (span.source,)
+        return Mix(
             mode=mode,
-            sources=sources,
-            snr_db=snr_db,
-            segments=segments,
-            num_failed_reads=counts[0],
-            num_silent_crops=counts[1],
+            sources=sources if gain is not None else (),
+            snr_db=snr_db if gain is not None else math.nan,
+            segments=segments if gain is not None else (),
+            num_reads=span.num_reads if span else 0,
+            bad_noise=span.bad if span else (),
+            num_silent_crops=span.num_silent_crops if span else 0,
         )
-        return _scatter(scaled, segments, len(clean)), mix
 
 
-def scale_to_snr(
-    clean: NDArray[np.float32], interference: NDArray[np.float32], snr_db: float
-) -> NDArray[np.float32] | None:
-    """Scales interference so that it stands in a given ratio to clean speech.
+def gain_for_snr(clean: NDArray[np.float32], interference: NDArray[np.float32], snr_db: float) -> float | None:
+    """Returns by what interference is multiplied so that it stands in a given ratio to clean speech.
 
     Both are the samples that will be added to each other, shape (samples,). Power is the mean square over them,
     silence included. Returns None where either has no power.
@@ -162,9 +169,7 @@ def scale_to_snr(
     clean_energy, interference_energy = energy(clean), energy(interference)
     if clean_energy <= 0.0 or interference_energy <= 0.0:
         return None
-    gain = np.sqrt(clean_energy / interference_energy / 10.0 ** (snr_db / 10))
-    scaled: NDArray[np.float32] = np.multiply(interference, gain, dtype=np.float64).astype(np.float32)
-    return scaled
+    return math.sqrt(clean_energy / interference_energy / 10.0 ** (snr_db / 10))
 
 
 def _place_segments(length: int, num_mixed: int, num_segments: int, draws: Draws) -> tuple[tuple[int, int], ...]:
@@ -178,9 +183,13 @@ def _place_segments(length: int, num_mixed: int, num_segments: int, draws: Draws
 def _fit(samples: NDArray[np.float32], num_samples: int, draws: Draws) -> NDArray[np.float32]:
     """Crops at a random place, or repeats, to a number of samples."""
     if len(samples) <= num_samples:
-        return np.resize(samples, num_samples)
+        return _repeated(samples, num_samples)
     start = draws.below(len(samples) - num_samples + 1)
     return samples[start : start + num_samples]
+
+
+def _repeated(samples: NDArray[np.float32], num_samples: int) -> NDArray[np.float32]:
+    return samples if len(samples) == num_samples else np.resize(samples, num_samples)
 
 
 def _sum_of(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
@@ -188,13 +197,19 @@ def _sum_of(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 
 def _gather(samples: NDArray[np.float32], segments: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
-    return np.concatenate([samples[start : start + number] for start, number in segments])
+    parts = [samples[start : start + number] for start, number in segments]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _scatter(mixed: NDArray[np.float32], segments: Sequence[tuple[int, int]], num_samples: int) -> NDArray[np.float32]:
-    added = np.zeros(num_samples, np.float32)
+def _scatter(
+    interference: NDArray[np.float32],
+    gain: float,
+    segments: Sequence[tuple[int, int]],
+    out: NDArray[np.float32],
+) -> None:
+    if gain > _LARGE_GAIN:
+        interference, gain = interference * np.float32(_LARGE_GAIN), gain / _LARGE_GAIN
     position = 0
     for start, number in segments:
-        added[start : start + number] = mixed[position : position + number]
+        np.multiply(interference[position : position + number], np.float32(gain), out=out[start : start + number])
         position += number
-    return added

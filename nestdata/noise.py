@@ -4,20 +4,20 @@ Noise collections are messy, so each step has a fallback: a noise that cannot be
 crop is drawn again, and when nothing comes of it there is white noise. Every fallback is counted.
 """
 
-import logging
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from lhotse import MonoCut
 from numpy.typing import NDArray
 
-from nestdata.audio import energy, load_samples
+from nestdata.audio import SILENCE_DB, energy
+from nestdata.bad_audio import BadCut
 from nestdata.corpus import Corpus
 from nestdata.errors import AudioError, ConfigError
 from nestdata.keyed import Draws
 
-_log = logging.getLogger(__name__)
+# Silent crops of one noise that are read for themselves.
+_CROPS_READ_SINGLY = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class NoiseConfig:
     max_crops: int = 100
     """Places in one noise that are tried before it is given up as silent."""
 
-    silence_db: float = -90.0
+    silence_db: float = SILENCE_DB
     """Mean power, in dB of full scale, below which a span counts as silent."""
 
     white_db: tuple[float, float] = (-90.0, -46.0)
@@ -55,8 +55,16 @@ class NoiseSpan:
     cut_id: str = ""
     """The noise cut that it comes from; empty for white noise and none."""
 
-    num_failed_reads: int = 0
+    num_reads: int = 0
+    bad: tuple[BadCut, ...] = ()
+    """Noises that could not be read before one was found."""
+
     num_silent_crops: int = 0
+
+    @property
+    def source(self) -> str:
+        """What it is called in the record of a mix."""
+        return "white noise" if self.kind == "white" else self.cut_id
 
 
 class NoiseSampler:
@@ -78,44 +86,45 @@ class NoiseSampler:
         """
         if self.corpus is None:
             return NoiseSpan(samples=np.zeros(num_samples, np.float32), kind="none")
-        num_failed = 0
-        while num_failed < self.config.max_reads:
-            cut = self.corpus[draws.below(len(self.corpus))]
+        bad: list[BadCut] = []
+        while len(bad) < self.config.max_reads:
+            row = draws.below(len(self.corpus))
             try:
-                samples, num_silent = self._crop(cut, num_samples, draws)
+                cut_id, samples, num_silent = self._crop(self.corpus, row, num_samples, draws)
             except AudioError as error:
-                num_failed += 1
-                _log.debug("noise left out: %s", error)
+                bad.append(BadCut.of(self.corpus.line(row)["id"], error))
                 continue
             if samples is None:
-                return self._white(num_samples, draws, num_failed, num_silent)
+                return self._white(num_samples, draws, bad, num_silent)
             return NoiseSpan(
                 samples=samples,
                 kind="noise",
-                cut_id=cut.id,
-                num_failed_reads=num_failed,
+                cut_id=cut_id,
+                num_reads=len(bad) + 1,
+                bad=tuple(bad),
                 num_silent_crops=num_silent,
             )
-        return self._white(num_samples, draws, num_failed, 0)
+        return self._white(num_samples, draws, bad, 0)
 
-    def _crop(self, cut: MonoCut, num_samples: int, draws: Draws) -> tuple[NDArray[np.float32] | None, int]:
-        """Returns a crop that is not silent, or None, and how many silent ones were met."""
-        num_places = cut.num_samples - num_samples + 1
+    def _crop(
+        self, corpus: Corpus, row: int, num_samples: int, draws: Draws
+    ) -> tuple[str, NDArray[np.float32] | None, int]:
+        """Returns the cut's id, a crop that is not silent, or None, and how many silent ones were met."""
+        num_places = corpus.num_samples_of(row) - num_samples + 1
         if num_places <= 1:
-            samples = load_samples(cut)
-            return (None, 1) if self.is_silent(samples) else (samples, 0)
-        start = draws.below(num_places)
-        samples = load_samples(cut, start=start, num_samples=num_samples)
-        if not self.is_silent(samples):
-            return samples, 0
-        # Rare: from here on the whole noise is in memory, and the energy of any crop is one subtraction.
-        whole = load_samples(cut)
-        energies = np.concatenate([[0.0], np.cumsum(np.square(whole, dtype=np.float64))])
-        for num_silent in range(1, self.config.max_crops):
+            cut_id, samples = corpus.load(row)
+            return (cut_id, None, 1) if self.is_silent(samples) else (cut_id, samples, 0)
+        whole: NDArray[np.float32] | None = None
+        for num_silent in range(self.config.max_crops):
             start = draws.below(num_places)
-            if energies[start + num_samples] - energies[start] >= self._silence_power * num_samples:
-                return whole[start : start + num_samples], num_silent
-        return None, self.config.max_crops
+            if num_silent < _CROPS_READ_SINGLY:
+                cut_id, samples = corpus.load(row, start=start, num_samples=num_samples)
+            else:  # mostly silence: from here on it is cheaper to have all of it
+                whole = corpus.load(row)[1] if whole is None else whole
+                samples = whole[start : start + num_samples]
+            if not self.is_silent(samples):
+                return cut_id, samples, num_silent
+        return cut_id, None, self.config.max_crops
 
     def is_silent(self, samples: NDArray[np.float32]) -> bool:
         """Tells whether the mean power of a span is below the threshold."""
@@ -125,11 +134,12 @@ class NoiseSampler:
     def _silence_power(self) -> float:
         return float(10.0 ** (self.config.silence_db / 10))
 
-    def _white(self, num_samples: int, draws: Draws, num_failed: int, num_silent: int) -> NoiseSpan:
+    def _white(self, num_samples: int, draws: Draws, bad: list[BadCut], num_silent: int) -> NoiseSpan:
         level_db = draws.uniform(*self.config.white_db)
         return NoiseSpan(
             samples=draws.normal(num_samples) * np.float32(10 ** (level_db / 20)),
             kind="white",
-            num_failed_reads=num_failed,
+            num_reads=len(bad) + bool(num_silent),
+            bad=tuple(bad),
             num_silent_crops=num_silent,
         )

@@ -5,6 +5,7 @@ optimizer steps have been made and goes on with the next.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -13,7 +14,10 @@ from torch.utils.data import DataLoader, Sampler
 from nestdata import (
     AudioNoiseBatch,
     AudioNoiseDataset,
+    AugmentConfig,
+    BadAudioConfig,
     BatchPlan,
+    Corpora,
     Corpus,
     MixConfig,
     NoiseConfig,
@@ -29,13 +33,16 @@ class NestDataModule(pl.LightningDataModule):
     """Batches of clean and noisy speech for a `NestModel`, the same optimizer steps under any number of ranks.
 
     Args:
-        corpus: Speech to learn from, a directory that `nestdata prepare` wrote.
+        corpus: Speech to learn from, a directory that `nestdata prepare` wrote; or several of them, of which
+            `plan.weights` and `plan.temperature` say how often each is seen.
         noise: Noise corpus. Without one, interference is other speech alone.
         val_corpus: Speech to validate on; mixed with the same noise, with the same draws every time.
         plan: How cuts are gathered into microbatches and steps.
         mix: How interference is added.
         noise_sampler: When the noise sampler tries again.
         short_audio: How utterances shorter than `plan.min_audio_seconds` are lengthened.
+        augment: Chains of audiomentations transforms, for training alone.
+        bad_audio: How much unusable audio a run puts up with.
         num_workers: Loader processes of each rank. The batches do not depend on it.
 
     Raises:
@@ -44,24 +51,29 @@ class NestDataModule(pl.LightningDataModule):
 
     def __init__(
         self,
-        corpus: Path,
+        corpus: Path | list[Path],
         noise: Path | None = None,
         val_corpus: Path | None = None,
         plan: PlanConfig = PlanConfig(),
         mix: MixConfig = MixConfig(),
         noise_sampler: NoiseConfig = NoiseConfig(),
         short_audio: ShortAudio = "repeat",
+        augment: AugmentConfig = AugmentConfig(),
+        bad_audio: BadAudioConfig = BadAudioConfig(),
         num_workers: int = 2,
     ) -> None:
         super().__init__()
-        self.plan_config = plan
         self.mixer = SpeakerNoiseMixer(mix)
         self.short_audio = short_audio
+        self.bad_audio = bad_audio
         self.num_workers = num_workers
         # Opened at once, which costs nothing, so that a wrong path ends the run before it has left anything behind.
         self.noise = NoiseSampler(Corpus.open(noise) if noise else None, noise_sampler)
-        self.train_dataset = self._open(corpus)
-        self.val_dataset = self._open(val_corpus) if val_corpus else None
+        self.train_dataset = self._open(corpus if isinstance(corpus, list) else [corpus], plan, augment)
+        self.val_dataset = None
+        if val_corpus:
+            unweighted = replace(plan, weights=None, temperature=1.0)
+            self.val_dataset = self._open([val_corpus], unweighted, AugmentConfig())
 
     def setup(self, stage: str) -> None:
         """Makes each rank accumulate its share of a step, and a whole `trainer.val_check_interval` count steps."""
@@ -91,10 +103,17 @@ class NestDataModule(pl.LightningDataModule):
         on_gpu = trainer.strategy.root_device.type == "cuda"
         return dataset.loader(places, num_workers=self.num_workers, pin_memory=on_gpu)
 
-    def _open(self, path: Path) -> AudioNoiseDataset:
-        corpus = Corpus.open(path)
-        plan = BatchPlan(corpus.num_samples, corpus.sampling_rate, self.plan_config, content=corpus.fingerprint)
-        return AudioNoiseDataset(corpus, plan, self.noise, self.mixer, short_audio=self.short_audio)
+    def _open(self, paths: list[Path], plan: PlanConfig, augment: AugmentConfig) -> AudioNoiseDataset:
+        corpora = Corpora.open(paths)
+        return AudioNoiseDataset(
+            corpora,
+            BatchPlan.of(corpora, plan),
+            self.noise,
+            self.mixer,
+            short_audio=self.short_audio,
+            augment=augment,
+            bad_audio=self.bad_audio,
+        )
 
     def _share_steps(self, trainer: pl.Trainer) -> None:
         share = len(self.train_dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size))

@@ -43,7 +43,8 @@ class Throughput(pl.Callback):
         self._working_s += self._batch_ended - self._batch_started
         self._samples += int(batch.audio_len.sum())
         self._slots += batch.audio.numel()
-        self._failed_reads += sum(mix.num_failed_reads for mix in batch.mixes)
+        self._replaced += len(batch.bad_cuts)
+        self._failed_reads += sum(len(mix.bad_noise) for mix in batch.mixes)
         self._white += sum("white noise" in mix.sources for mix in batch.mixes)
         is_step = not trainer.fit_loop._should_accumulate()
         every: int = cast(Any, trainer).log_every_n_steps  # set by Lightning, and missing in its annotations
@@ -55,6 +56,7 @@ class Throughput(pl.Callback):
                     "audio_s_per_s": self._samples / rate / total_s * trainer.world_size,
                     "data_wait": self._waiting_s / total_s,
                     "padding": 1 - self._samples / self._slots,
+                    "cuts_replaced": float(self._replaced),
                     "noise_failed_reads": float(self._failed_reads),
                     "noise_white": float(self._white),
                 },
@@ -72,7 +74,7 @@ class Throughput(pl.Callback):
 
     def _reset(self) -> None:
         self._working_s = self._waiting_s = 0.0
-        self._samples = self._slots = self._failed_reads = self._white = 0
+        self._samples = self._slots = self._replaced = self._failed_reads = self._white = 0
 
 
 class PlainProgress(pl.Callback):

@@ -6,7 +6,10 @@ from pathlib import Path
 from nestdata import (
     AudioNoiseBatch,
     AudioNoiseDataset,
+    AugmentConfig,
+    BadAudioConfig,
     BatchPlan,
+    Corpora,
     Corpus,
     MixConfig,
     NoiseSampler,
@@ -22,8 +25,32 @@ def messy_dataset(speech: Path, noise: Path) -> AudioNoiseDataset:
     corpus = Corpus.open(speech)
     config = PlanConfig(max_batch_seconds=8.0, microbatches_per_step=MICROBATCHES_PER_STEP, seed=3)
     mixer = SpeakerNoiseMixer(MixConfig(prob=0.8, num_segments=(1, 3), num_speakers=(1, 2), mix_rate=(0.3, 0.9)))
-    plan = BatchPlan(corpus.num_samples, corpus.sampling_rate, config, content=corpus.fingerprint)
+    plan = BatchPlan.of(corpus, config)
     return AudioNoiseDataset(corpus, plan, NoiseSampler(Corpus.open(noise)), mixer)
+
+
+def full_dataset(speech: Path, windows: Path, banked: Path) -> AudioNoiseDataset:
+    """The same with every feature switched on: weighted corpora, few shapes, a bank, transforms, a broken recording."""
+    corpora = Corpora.open([speech, windows])
+    config = PlanConfig(
+        max_batch_seconds=12.0,
+        microbatches_per_step=MICROBATCHES_PER_STEP,
+        quadratic_seconds=20.0,
+        max_cuts=5,
+        num_shapes=3,
+        weights=(1.0, 1.0),
+        temperature=2.0,
+        seed=3,
+    )
+    mixer = SpeakerNoiseMixer(MixConfig(prob=0.8, num_segments=(1, 3), num_speakers=(1, 2), mix_rate=(0.3, 0.9)))
+    augment = AugmentConfig(
+        speech=[{"Gain": {"p": 0.7}}, "PolarityInversion"],
+        noise=[{"HighPassFilter": {"p": 0.5}}],
+        mixture=[{"OneOf": {"transforms": ["ClippingDistortion", {"AddGaussianNoise": {"p": 1.0}}], "p": 0.5}}],
+    )
+    bad_audio = BadAudioConfig(max_share=0.5)
+    noise = NoiseSampler(Corpus.open(banked))
+    return AudioNoiseDataset(corpora, BatchPlan.of(corpora, config), noise, mixer, augment=augment, bad_audio=bad_audio)
 
 
 def digest(batch: AudioNoiseBatch) -> dict[str, str]:
@@ -32,4 +59,5 @@ def digest(batch: AudioNoiseBatch) -> dict[str, str]:
         name: f"{tensor.dtype}{tuple(tensor.shape)} {hashlib.sha256(tensor.numpy().tobytes()).hexdigest()}"
         for name, tensor in batch.tensors().items()
     }
-    return {**hashes, "key": str(batch.key), "sample_id": str(batch.sample_id), "mixes": str(batch.mixes)}
+    rest = {name: str(getattr(batch, name)) for name in ("key", "sample_id", "mixes", "bad_cuts")}
+    return {**hashes, **rest}

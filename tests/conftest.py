@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.synthesis import messy_noise, messy_speech
+from tests.synthesis import banked_noise, messy_noise, messy_speech, windowed_speech
 
 # With more threads than free cores, an operation on a small tensor waits longer for its threads than it computes.
 torch.set_num_threads(1)
@@ -16,9 +16,19 @@ class MessyCorpora:
 
     speech: Path
     noise: Path
+    windows: Path
+    """More speech: windows of long recordings, one of which has broken."""
+
+    banked: Path
+    """The noise, as a sample bank."""
 
 
 @pytest.fixture(scope="session")
 def messy_corpora(tmp_path_factory: pytest.TempPathFactory) -> MessyCorpora:
     directory = tmp_path_factory.mktemp("messy")
-    return MessyCorpora(speech=messy_speech(directory).path, noise=messy_noise(directory).path)
+    return MessyCorpora(
+        speech=messy_speech(directory).path,
+        noise=messy_noise(directory).path,
+        windows=windowed_speech(directory).path,
+        banked=banked_noise(directory).path,
+    )

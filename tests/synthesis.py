@@ -99,6 +99,23 @@ def messy_noise(directory: Path) -> Corpus:
     return corpus
 
 
+def windowed_speech(directory: Path) -> Corpus:
+    """Long recordings cut into windows of 1.2 to 2 s, ten cuts, one of which breaks after it was prepared."""
+    for i in range(4):
+        write_audio(directory / "long" / f"{i}.wav", chirp(150, 800 + 99 * i, 2.7 + 1.1 * i, (16000, 22050)[i % 2]))
+    output = directory / "windows.corpus"
+    prepare([directory / "long"], output, PrepareConfig(window_seconds=2.0))
+    write_audio(directory / "long" / "2.wav", tone(300, 0.01))
+    return Corpus.open(output)
+
+
+def banked_noise(directory: Path) -> Corpus:
+    """The noise of `messy_noise`, decoded into a sample bank."""
+    output = directory / "banked.corpus"
+    prepare([directory / "noise"], output, PrepareConfig(pcm=True))
+    return Corpus.open(output)
+
+
 def _stereo_cut(directory: Path, i: int) -> dict[str, Any]:
     """A Lhotse cut of the second channel, whose first channel is much louder."""
     rate, seconds = (16000, 44100)[i % 2], 1.5 + 0.1 * i

@@ -47,6 +47,37 @@ def test_prepare_prints_its_summary_as_json(tmp_path: Path, capsys: pytest.Captu
     assert summary["path"] == str(tmp_path / "a.corpus")
 
 
+def test_prepare_takes_what_it_is_told_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(3):
+        write_audio(tmp_path / "calls" / f"{i}.wav", chirp(100, 900, 2.5, 8000), 8000)
+    write_audio(tmp_path / "calls" / "silent.wav", 0 * chirp(100, 900, 2.5))
+    options = [
+        "--format",
+        "folder",
+        "--probe",
+        "decode",
+        "--window",
+        "1",
+        "--sampling-rate",
+        "8000",
+        "--pcm",
+        "-j",
+        "2",
+    ]
+    assert main(["prepare", str(tmp_path / "calls"), "-o", str(tmp_path / "a.corpus"), *options, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["num_cuts"], summary["rejected"]) == (9, {"silent": 3})
+    corpus = Corpus.open(tmp_path / "a.corpus")
+    assert set(corpus.num_samples.tolist()) == {20000 // 3}
+    assert (corpus.path / "bank.pcm").stat().st_size == 2 * 9 * (20000 // 3)
+    assert (corpus.path / "report.html").is_file()
+    for refusal, message in (("--strict", "--strict allows none"), ("--min-rate=16001", "rate_too_low")):
+        output = tmp_path / "b.corpus"
+        assert main(["prepare", str(tmp_path / "calls"), "-o", str(output), *options, refusal]) == 1
+        assert message in error_of(capsys)
+        assert not output.exists()
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -88,8 +119,10 @@ def test_prepare_without_a_usable_cut_gives_the_first_reason(
     ("arguments", "message"),
     [
         ([], "Missing command"),
-        (["prepare"], "Missing argument 'MANIFEST...'"),
+        (["prepare"], "Missing argument 'INPUT...'"),
         (["prepare", "a.json", "--sampling-rat", "3"], "No such option: --sampling-rat"),
+        (["prepare", "a.json", "--probe", "some"], "Invalid value for '--probe'"),
+        (["prepare", "a.json", "--format", "csv"], "Invalid value for '--format'"),
         (["sample-batch", "preview", "a.corpus", "--step", "x"], "Invalid value for '--step'"),
         (["sample-batch", "preview", "a.corpus", "--step", "-1"], "Invalid value for '--step'"),
         (["nonsense"], "No such command 'nonsense'"),
@@ -161,14 +194,20 @@ def test_preview_refuses_a_step_without_microbatches(
 
 def test_the_options_are_deliberate(capsys: pytest.CaptureFixture[str]) -> None:
     options = {}
-    for command in (["prepare"], ["sample-batch", "preview"]):
+    for command in (["prepare"], ["plan"], ["sample-batch", "preview"]):
         assert main([*command, "--help"]) == 0
         words = capsys.readouterr().out.replace(",", " ").split()
         options[command[-1]] = sorted({word for word in words if word.startswith("--")})
     assert options == {
         "prepare": [
-            *("--channel", "--help", "--json", "--max-seconds", "--min-seconds"),
-            *("--output", "--overwrite", "--sampling-rate"),
+            *("--allow-commands", "--channel", "--dask", "--format", "--help", "--jobs", "--json", "--max-seconds"),
+            *("--min-rate", "--min-seconds", "--output", "--overwrite", "--pcm", "--probe", "--sampling-rate"),
+            *("--strict", "--window"),
+        ],
+        "plan": [
+            *("--help", "--json", "--max-batch-seconds", "--max-cuts", "--microbatches", "--min-audio-seconds"),
+            *("--num-shapes", "--picture", "--quadratic-seconds", "--seed", "--temperature", "--weights"),
+            "--world-size",
         ],
         "preview": [
             *("--help", "--json", "--max-batch-seconds", "--microbatches", "--noise", "--output", "--prob"),

@@ -32,9 +32,16 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.slow
 def test_fit_leaves_checkpoints_metrics_and_curves_and_says_where(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    data = {
+        **TINY["data"],
+        "corpus": [str(messy_corpora.speech), str(messy_corpora.windows)],
+        "plan": {"max_batch_seconds": 10.0, "microbatches_per_step": 2, "weights": [0.5, 0.5], "num_shapes": 3},
+        "augment": {"speech": ["PolarityInversion", {"Gain": {"p": 1.0}}], "speech_on": "both"},
+        "bad_audio": {"max_share": 0.5},
+    }
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "data": data}))
     outcome = run(
-        *("nestmodel", "fit", "--config", "tiny.yaml", "--data.corpus", messy_corpora.speech),
+        *("nestmodel", "fit", "--config", "tiny.yaml"),
         *("--data.noise", messy_corpora.noise, "--data.val_corpus", messy_corpora.speech),
         *("--trainer.default_root_dir", "run", "--trainer.accelerator", "cpu"),
         cwd=tmp_path,
@@ -55,6 +62,9 @@ def test_fit_leaves_checkpoints_metrics_and_curves_and_says_where(messy_corpora:
     assert NestModel.from_checkpoint(checkpoint).config.encoder.d_model == 16
     stored = yaml.safe_load((directory / "config.yaml").read_text())
     assert stored["model"]["config"]["encoder"]["num_heads"] == 2
+    assert stored["data"]["augment"]["speech"] == ["PolarityInversion", {"Gain": {"p": 1.0}}]
+    assert max(metrics["cuts_replaced"][1]) > 0  # one of the windows has broken since it was prepared
+    assert "speech replaced, truncated" in outcome.err
     assert "Tip" not in outcome.err
 
 
@@ -94,7 +104,7 @@ def test_bad_input_is_one_line_that_says_what_to_do(
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_file_that_breaks_ends_the_run_with_its_name(
+def test_files_that_break_all_at_once_end_the_run_with_their_names(
     num_workers: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     corpus = folder_corpus(tmp_path / "speech", {f"{i}.flac": hiss(16000 * 3, i) for i in range(4)})
@@ -103,7 +113,7 @@ def test_a_file_that_breaks_ends_the_run_with_its_name(
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     arguments = ["--config", tmp_path / "tiny.yaml", "--data.corpus", corpus.path, "--data.num_workers", num_workers]
     assert main([str(a) for a in ("fit", *arguments, "--trainer.default_root_dir", tmp_path / "run")]) == 1
-    assert re.match(r"error: cut '\d': .*/\d\.flac", error_of(capsys))
+    assert re.match(r"error: step 0, microbatch 0: none of 21 cuts .* cut '\d': .*/\d\.flac", error_of(capsys))
 
 
 def test_a_checkpoint_that_cannot_be_continued_from_is_named(

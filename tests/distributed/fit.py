@@ -15,7 +15,7 @@ from tests.training import FirstGradients, Recorder, messy_data, tiny_config, tr
 
 
 def main(argv: list[str]) -> None:
-    corpora = MessyCorpora(speech=Path(argv[0]), noise=Path(argv[1]))
+    corpora = MessyCorpora(speech=Path(argv[0]), noise=Path(argv[1]), windows=Path(), banked=Path())
     world_size, directory = int(argv[2]), Path(argv[3])
     model, recorder, first = NestModel(tiny_config()), Recorder(), FirstGradients()
     runner = trainer(

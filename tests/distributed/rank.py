@@ -1,6 +1,6 @@
 """One rank of a training run: takes its share of every step and writes digests of what it saw.
 
-python -m tests.distributed.rank SPEECH NOISE RANK WORLD_SIZE NUM_WORKERS NUM_THREADS NUM_STEPS OUTPUT
+python -m tests.distributed.rank SPEECH WINDOWS NOISE RANK WORLD_SIZE NUM_WORKERS NUM_THREADS NUM_STEPS OUTPUT
 """
 
 import json
@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 from nestdata import microbatches
-from tests.batches import digest, messy_dataset
+from tests.batches import digest, full_dataset
 
 
 def main(argv: list[str]) -> None:
-    speech, noise, output = Path(argv[0]), Path(argv[1]), Path(argv[7])
-    rank, world_size, num_workers, num_threads, num_steps = map(int, argv[2:7])
+    speech, windows, noise, output = Path(argv[0]), Path(argv[1]), Path(argv[2]), Path(argv[8])
+    rank, world_size, num_workers, num_threads, num_steps = map(int, argv[3:8])
     torch.set_num_threads(num_threads)
-    dataset = messy_dataset(speech, noise)
+    dataset = full_dataset(speech, windows, noise)
     places = microbatches(dataset.plan, rank=rank, world_size=world_size, num_steps=num_steps)
     loader = dataset.loader(places, num_workers=num_workers)
     seen = [{"step": batch.key.step, "microbatch": batch.key.microbatch, **digest(batch)} for batch in loader]

@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 
 from nestdata import microbatches
-from tests.batches import MICROBATCHES_PER_STEP, digest, messy_dataset
+from tests.batches import MICROBATCHES_PER_STEP, digest, full_dataset
 from tests.conftest import MessyCorpora
 
-NUM_STEPS = 6
 REPOSITORY = Path(__file__).parents[2]
 Seen = list[dict[str, Any]]
 
 
 def run_ranks(
-    corpora: MessyCorpora, world_size: int, num_workers: int, num_threads: int, directory: Path
+    corpora: MessyCorpora, world_size: int, num_workers: int, num_threads: int, num_steps: int, directory: Path
 ) -> list[Seen]:
     """Runs every rank in a process of its own, side by side, and returns what each of them saw, in its order."""
     outputs = [directory / f"rank-{rank}-of-{world_size}.json" for rank in range(world_size)]
     processes = []
     try:
         for rank, output in enumerate(outputs):
-            arguments = [corpora.speech, corpora.noise, rank, world_size, num_workers, num_threads, NUM_STEPS, output]
+            paths = [corpora.speech, corpora.windows, corpora.banked]
+            arguments = [*paths, rank, world_size, num_workers, num_threads, num_steps, output]
             command = [sys.executable, "-m", "tests.distributed.rank", *map(str, arguments)]
             processes.append(subprocess.Popen(command, cwd=REPOSITORY))
         assert [process.wait(timeout=120) for process in processes] == [0] * world_size
@@ -37,9 +37,8 @@ def run_ranks(
 @pytest.fixture(scope="module")
 def expected(messy_corpora: MessyCorpora) -> dict[tuple[int, int], dict[str, Any]]:
     """What the data set holds at every place, asked for in this process and in an order of its own."""
-    dataset = messy_dataset(messy_corpora.speech, messy_corpora.noise)
-    assert NUM_STEPS > dataset.plan.steps_per_epoch, "the steps must go on into a second epoch"
-    places = microbatches(dataset.plan, num_steps=NUM_STEPS)
+    dataset = full_dataset(messy_corpora.speech, messy_corpora.windows, messy_corpora.banked)
+    places = microbatches(dataset.plan, num_steps=dataset.plan.steps_per_epoch + 2)
     return {place: digest(dataset[place]) for place in reversed(places)}
 
 
@@ -55,11 +54,12 @@ def test_ranks_of_any_world_size_see_the_same_steps_byte_for_byte(
     num_workers: int,
     num_threads: int,
 ) -> None:
-    ranks = run_ranks(messy_corpora, world_size, num_workers, num_threads, tmp_path)
+    num_steps = 1 + max(step for step, _ in expected)  # into a second epoch
+    ranks = run_ranks(messy_corpora, world_size, num_workers, num_threads, num_steps, tmp_path)
     share = MICROBATCHES_PER_STEP // world_size
     for rank, seen in enumerate(ranks):
         steps = [batch["step"] for batch in seen]
-        assert steps == sorted([*range(NUM_STEPS)] * share)  # no rank waits for another
+        assert steps == sorted([*range(num_steps)] * share)  # no rank waits for another
         assert {batch["microbatch"] for batch in seen} == set(range(rank * share, (rank + 1) * share))
     union = {(batch.pop("step"), batch.pop("microbatch")): batch for seen in ranks for batch in seen}
     assert len(union) == sum(map(len, ranks))

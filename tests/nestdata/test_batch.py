@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
+from nestdata import AudioNoiseBatch, BadCut, MicrobatchKey, Mix
 
 
 @pytest.fixture
@@ -16,6 +16,7 @@ def batch() -> AudioNoiseBatch:
         noisy_audio_len=torch.tensor([3, 2]),
         sample_id=["a", "b"],
         mixes=[Mix(mode="noise", sources=("n",), snr_db=3.0, segments=((0, 1),)), Mix(mode="none")],
+        bad_cuts=[BadCut("gone", "missing", "it is gone")],
         key=MicrobatchKey(0, 5, 1),
     )
 

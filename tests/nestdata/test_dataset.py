@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from nestdata import (
     AudioError,
     AudioNoiseBatch,
     AudioNoiseDataset,
+    BadAudioConfig,
     BatchPlan,
     ConfigError,
     Corpus,
@@ -23,9 +25,9 @@ from nestdata import (
     microbatches,
 )
 from nestdata.audio import load_samples
-from tests.batches import digest, messy_dataset
+from tests.batches import digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
-from tests.synthesis import chirp, folder_corpus, hiss, read_audio
+from tests.synthesis import chirp, folder_corpus, hiss, read_audio, tone
 
 # Three workers are asked for on any machine; those with fewer cores say so, and newer Pythons warn of forks.
 many_workers = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded.*fork")
@@ -42,7 +44,7 @@ def dataset_of(
     config = plan or PlanConfig(max_batch_seconds=8.0, microbatches_per_step=1)
     return AudioNoiseDataset(
         corpus,
-        BatchPlan(corpus.num_samples, corpus.sampling_rate, config),
+        BatchPlan.of(corpus, config),
         NoiseSampler(noise),
         SpeakerNoiseMixer(mix) if mix else None,
         short_audio=short_audio,
@@ -75,13 +77,14 @@ def test_the_messy_corpora_make_every_kind_of_mix(messy_batches: list[AudioNoise
     assert {mix.mode for mix in mixes} == {"noise", "speech", "none"}
     assert {len(mix.segments) for mix in mixes} == {0, 1, 2, 3}
     assert {len(mix.sources) for mix in mixes if mix.mode == "speech"} == {1, 2}
-    assert any(mix.num_failed_reads for mix in mixes)
+    assert any(mix.bad_noise for mix in mixes)
 
 
 def test_the_messy_corpora_need_every_kind_of_loading(
     messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]
 ) -> None:
-    cuts = [messy.corpus[row] for row in range(len(messy.corpus))]
+    (corpus,) = messy.corpus.corpora
+    cuts = [corpus[row] for row in range(len(corpus))]
     seen = {cut_id for batch in messy_batches for cut_id in batch.sample_id}
     assert seen == {cut.id for cut in cuts}
     assert len(seen) == 44
@@ -102,6 +105,24 @@ def test_batches_are_the_same_byte_for_byte_with_any_number_of_workers(
     loaded = list(messy.loader(places, num_workers=num_workers))
     assert [batch.key[1:] for batch in loaded] == places
     assert [digest(batch) for batch in loaded] == [digest(batch) for batch in messy_batches]
+
+
+@many_workers
+@pytest.mark.multiprocess
+def test_batches_with_every_feature_on_are_the_same_byte_for_byte_with_any_number_of_workers(
+    messy_corpora: MessyCorpora,
+) -> None:
+    full = full_dataset(messy_corpora.speech, messy_corpora.windows, messy_corpora.banked)
+    places = microbatches(full.plan, num_steps=full.plan.steps_per_epoch + 2)
+    expected = {place: digest(full[place]) for place in reversed(places)}
+    for num_workers in (0, 1, 2, 4):
+        loaded = list(full.loader(places, num_workers=num_workers))
+        assert [digest(batch) for batch in loaded] == [expected[place] for place in places]
+    batches = [full[place] for place in places]
+    assert {mix.mode for batch in batches for mix in batch.mixes} == {"noise", "speech", "none"}
+    assert {bad.reason for batch in batches for bad in batch.bad_cuts} == {"truncated"}
+    assert any((batch.noisy_audio != batch.audio + batch.noise).any() for batch in batches)
+    assert len({batch.audio.shape for batch in batches}) == 3
 
 
 @many_workers
@@ -189,7 +210,8 @@ def test_every_batch_keeps_the_promises_of_its_fields(
 def test_the_clean_audio_of_a_batch_is_that_of_its_cuts(
     messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]
 ) -> None:
-    cuts = {messy.corpus[row].id: messy.corpus[row] for row in range(len(messy.corpus))}
+    (corpus,) = messy.corpus.corpora
+    cuts = {corpus[row].id: corpus[row] for row in range(len(corpus))}
     for batch in messy_batches:
         for row, cut_id in enumerate(batch.sample_id):
             samples = load_samples(cuts[cut_id])
@@ -258,15 +280,96 @@ def test_noise_at_another_rate_than_the_speech_is_refused(tmp_path: Path) -> Non
         dataset_of(speech, noise)
 
 
+def tones(directory: Path, number: int = 40) -> Corpus:
+    """Cuts of about two seconds, each at a level of its own."""
+    levels = np.linspace(0.05, 0.5, number)
+    audio = {f"{i:02d}.flac": tone(300, 2.0 + i / 500, level=float(levels[i])) for i in range(number)}
+    return folder_corpus(directory / "speech", audio)
+
+
+def break_files(directory: Path) -> dict[str, str]:
+    """Spoils four files of `tones` in ways that only show when they are read; returns the reasons by cut."""
+    (directory / "speech" / "03.flac").unlink()
+    whole = (directory / "speech" / "11.flac").read_bytes()
+    (directory / "speech" / "11.flac").write_bytes(whole[: len(whole) // 2])
+    (directory / "speech" / "19.flac").write_bytes(b"")
+    soundfile.write(directory / "speech" / "27.flac", tone(300, 0.5), 16000)
+    return {"03": "missing", "11": "truncated", "19": "empty", "27": "truncated"}
+
+
+@many_workers
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_cut_that_cannot_be_read_stops_the_loader_with_its_name(tmp_path: Path, num_workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_cut_that_breaks_under_way_is_replaced_by_one_of_its_bucket_and_nothing_else_changes(
+    tmp_path: Path, num_workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = tones(tmp_path)
+    dataset = dataset_of(corpus, plan=PlanConfig(max_batch_seconds=13.0, microbatches_per_step=2))
+    before = all_batches(dataset, num_epochs=2)
+    reasons = break_files(tmp_path)
+    places = microbatches(dataset.plan, num_steps=2 * dataset.plan.steps_per_epoch)
+    after = list(dataset.loader(places, num_workers=num_workers))
+    assert [digest(batch) for batch in after] == [digest(batch) for batch in all_batches(dataset, num_epochs=2)]
+    replaced = []
+    for whole, batch in zip(before, after, strict=True):
+        assert batch.audio.shape == whole.audio.shape
+        bad = {cut.cut_id: cut.reason for cut in batch.bad_cuts}
+        replaced += [*bad]
+        assert bad == {name: reasons[name] for name in bad}
+        for i, cut_id in enumerate(whole.sample_id):
+            if cut_id in reasons:
+                assert batch.sample_id[i] not in reasons
+            else:
+                assert batch.sample_id[i] == cut_id
+                assert torch.equal(batch.audio[i], whole.audio[i])
+    assert sorted(set(replaced)) == sorted(reasons)
+    logged = [record.message for record in caplog.records if "replaced" in record.message]
+    assert len(logged) == len(reasons)  # once each, although each was met twice
+    assert any("03.flac" in message and "missing" in message for message in logged)
+
+
+def test_more_broken_cuts_than_are_put_up_with_end_the_run_with_a_list(tmp_path: Path) -> None:
+    corpus = tones(tmp_path)
+    break_files(tmp_path)
+    plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=13.0, microbatches_per_step=2))
+    dataset = AudioNoiseDataset(corpus, plan, bad_audio=BadAudioConfig(max_share=0.05, min_count=2))
+    places = microbatches(plan, num_steps=plan.steps_per_epoch)
+    with pytest.raises(
+        AudioError, match=r"3 of \d+ reads of speech failed .*more than the 5 % .*\d\d \((missing|truncated|empty)\)"
+    ):
+        list(dataset.loader(places))
+    patient = AudioNoiseDataset(corpus, plan, bad_audio=BadAudioConfig(max_share=0.2, min_count=2))
+    assert len(list(patient.loader(places))) == len(places)
+
+
+def test_a_bucket_of_which_nothing_can_be_read_is_an_error_that_names_its_cuts(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(16000, 1), "b.wav": hiss(16000, 2)})
-    (tmp_path / "speech" / "b.wav").unlink()
-    batches = iter(dataset_of(corpus).loader([(0, 0)], num_workers=num_workers))
-    with pytest.raises(AudioError, match=r"cut 'b': cannot read .*b\.wav"):
-        next(batches)
-    assert list(batches) == []  # ends the worker, which would else be waited for when memory is tidied up
+    for name in "ab":
+        (tmp_path / "speech" / f"{name}.wav").unlink()
+    with pytest.raises(AudioError, match=r"step 0, microbatch 0: none of 21 cuts .* cut '[ab]': cannot read .*\.wav"):
+        _ = dataset_of(corpus)[0, 0]
+
+
+def test_noise_that_vanishes_under_way_is_replaced_counted_and_too_much_at_some_point(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = tones(tmp_path)
+    noise = folder_corpus(tmp_path / "noise", {f"{name}.wav": hiss(48000, ord(name)) for name in "abcd"})
+    plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=13.0, microbatches_per_step=2))
+    mixer = SpeakerNoiseMixer(MixConfig(prob=1.0, noise_ratio=1.0))
+    places = microbatches(plan, num_steps=plan.steps_per_epoch)
+    (tmp_path / "noise" / "c.wav").unlink()
+    batches = list(AudioNoiseDataset(corpus, plan, NoiseSampler(noise), mixer).loader(places))
+    mixes = [mix for batch in batches for mix in batch.mixes]
+    assert {mix.sources for mix in mixes} == {("a",), ("b",), ("d",)}
+    failed = [bad for mix in mixes for bad in mix.bad_noise]
+    assert {(bad.cut_id, bad.reason) for bad in failed} == {("c", "missing")}
+    assert sum(mix.num_reads for mix in mixes) == len(mixes) + len(failed)
+    assert [record.message for record in caplog.records if "noise replaced, missing" in record.message] != []
+    assert len([record for record in caplog.records if "noise replaced" in record.message]) == 1
+    strict = BadAudioConfig(max_noise_share=0.1, min_count=1)
+    with pytest.raises(AudioError, match=r"reads of noise failed \(2 missing\).*c \(missing\)"):
+        list(AudioNoiseDataset(corpus, plan, NoiseSampler(noise), mixer, bad_audio=strict).loader(places))
 
 
 def test_a_corpus_at_eight_kilohertz_is_batched_at_that_rate(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nestdata import ConfigError, Mix, MixConfig, NoiseSpan, SpeakerNoiseMixer
+from nestdata import BadCut, ConfigError, Mix, MixConfig, NoiseSpan, SpeakerNoiseMixer
 from nestdata.keyed import Draws
-from nestdata.mix import Speech, scale_to_snr
+from nestdata.mix import Speech, gain_for_snr
 from tests.synthesis import Samples, hiss
 
+GONE = BadCut("gone", "missing", "it is gone")
 ALWAYS_NOISE = MixConfig(prob=1.0, noise_ratio=1.0)
 ALWAYS_SPEECH = MixConfig(prob=1.0, noise_ratio=0.0)
 
@@ -20,7 +21,8 @@ def noise_of(samples: Samples | None = None) -> Callable[[int], NoiseSpan]:
         samples=hiss(needed, 99) if samples is None else samples[:needed],
         kind="noise",
         cut_id="street",
-        num_failed_reads=2,
+        num_reads=3,
+        bad=(GONE, GONE),
         num_silent_crops=3,
     )
 
@@ -37,7 +39,11 @@ def mix(
     key: int = 0,
     noise: Callable[[int], NoiseSpan] | None = None,
 ) -> tuple[Samples | None, Mix]:
-    return SpeakerNoiseMixer(config)(index, microbatch, Draws(0, "mix", key), noise or noise_of())
+    out = np.zeros(len(microbatch[index].samples) + 5, np.float32)
+    record = SpeakerNoiseMixer(config)(index, microbatch, Draws(0, "mix", key), noise or noise_of(), out)
+    assert not out[-5:].any()  # past the cut is padding
+    assert out.any() == (record.mode != "none")
+    return (None if record.mode == "none" else out[:-5]), record
 
 
 def gather(samples: Samples, segments: tuple[tuple[int, int], ...]) -> Samples:
@@ -159,7 +165,7 @@ def test_noise_is_added_as_it_was_found_but_for_its_level() -> None:
     assert added is not None
     assert find_part(gather(added, record.segments), hiss(8000, 99)) == 0
     assert record.sources == ("street",)
-    assert (record.num_failed_reads, record.num_silent_crops) == (2, 3)
+    assert (record.num_reads, record.bad_noise, record.num_silent_crops) == (3, (GONE, GONE), 3)
 
 
 def test_noise_shorter_than_the_mixed_span_is_repeated() -> None:
@@ -173,9 +179,9 @@ def test_noise_shorter_than_the_mixed_span_is_repeated() -> None:
 
 
 def test_white_noise_is_recorded_as_such() -> None:
-    white = NoiseSpan(samples=hiss(8000, 1), kind="white", num_failed_reads=20)
+    white = NoiseSpan(samples=hiss(8000, 1), kind="white", num_reads=1, bad=(GONE,))
     _, record = mix(ALWAYS_NOISE, speech_of(16000), noise=lambda needed: white)  # noqa: ARG005
-    assert (record.mode, record.sources, record.num_failed_reads) == ("noise", ("white noise",), 20)
+    assert (record.mode, record.sources, record.bad_noise) == ("noise", ("white noise",), (GONE,))
 
 
 def test_noise_is_asked_for_in_the_length_that_is_mixed_and_only_for_mode_noise() -> None:
@@ -257,7 +263,7 @@ def test_silent_clean_speech_gets_nothing() -> None:
 def test_silent_interference_adds_nothing() -> None:
     added, record = mix(ALWAYS_NOISE, speech_of(4000), noise=noise_of(np.zeros(4000, np.float32)))
     assert added is None
-    assert (record.mode, record.num_failed_reads, record.num_silent_crops) == ("none", 2, 3)
+    assert (record.mode, len(record.bad_noise), record.num_silent_crops) == ("none", 2, 3)
     silent = Speech(1, "cut-1", np.zeros(4000, np.float32))
     assert mix(ALWAYS_SPEECH, [speech_of(4000)[0], silent])[1].mode == "none"
 
@@ -272,9 +278,9 @@ def test_interference_near_the_smallest_numbers_is_scaled_without_overflow(level
 
 def test_power_of_a_long_span_is_summed_without_loss() -> None:
     clean, noise = hiss(1_000_000, 1) + np.float32(0.5), hiss(1_000_000, 2)
-    scaled = scale_to_snr(clean, noise, 3.0)
-    assert scaled is not None
-    assert measured_snr_db(clean, scaled, ((0, len(clean)),)) == pytest.approx(3.0, abs=1e-6)
+    gain = gain_for_snr(clean, noise, 3.0)
+    assert gain is not None
+    assert measured_snr_db(clean, np.float32(gain) * noise, ((0, len(clean)),)) == pytest.approx(3.0, abs=1e-6)
 
 
 def test_what_is_done_depends_on_the_key_alone() -> None:

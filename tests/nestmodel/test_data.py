@@ -1,12 +1,17 @@
+import math
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from nestdata import CorpusError
-from nestmodel import ConfigError, NestModel
+import nestdata
+from nestdata import AugmentConfig, BadAudioConfig, CorpusError, PlanConfig, prepare
+from nestmodel import ConfigError, NestDataModule, NestModel
 from tests.conftest import MessyCorpora
-from tests.training import fit, messy_data, tiny_config, trainer
+from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
+from tests.training import Recorder, fit, messy_data, tiny_config, trainer
 
 
 def test_training_walks_through_the_plan_in_order_over_epochs(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -45,6 +50,43 @@ def test_accumulation_set_by_hand_is_refused(messy_corpora: MessyCorpora, tmp_pa
 
 
 def test_a_missing_corpus_is_named(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    gone = MessyCorpora(speech=tmp_path / "gone.corpus", noise=messy_corpora.noise)
+    gone = replace(messy_corpora, speech=tmp_path / "gone.corpus")
     with pytest.raises(CorpusError, match=r"gone\.corpus: does not exist"):
         messy_data(gone)
+
+
+def test_several_corpora_are_weighted_and_transformed_in_training_and_not_in_validation(
+    messy_corpora: MessyCorpora,
+) -> None:
+    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, weights=(1.0, 3.0))
+    augment = AugmentConfig(speech=["PolarityInversion"], speech_on="both")
+    paths = [messy_corpora.speech, messy_corpora.windows]
+    data = NestDataModule(paths, messy_corpora.noise, messy_corpora.speech, plan, augment=augment)
+    assert data.val_dataset is not None
+    assert data.train_dataset.plan.views[1] > 1.0 > data.train_dataset.plan.views[0]
+    assert data.val_dataset.plan.views == [1.0]
+    assert data.train_dataset.augment == augment
+    assert data.val_dataset.augment == AugmentConfig()
+
+
+def test_a_transform_that_does_not_exist_ends_a_run_before_it_begins(messy_corpora: MessyCorpora) -> None:
+    with pytest.raises(nestdata.ConfigError, match=r"augment\.mixture\[0\].*'Gian'.*nearest is 'Gain'"):
+        NestDataModule(messy_corpora.speech, augment=AugmentConfig(mixture=["Gian"]))
+
+
+def test_a_run_trains_through_the_files_that_only_break_when_they_are_decoded(tmp_path: Path) -> None:
+    reasons = bad_files(tmp_path)
+    config = replace(BAD_FILES_CONFIG, probe="all")  # which sees what stands in headers alone
+    report = prepare([tmp_path / "speech.json"], tmp_path / "speech.corpus", config)
+    kept = {"silent", "not_finite-nan", "not_finite-inf", "truncated-flac", "truncated-mp3"}
+    assert report.num_cuts == 2 + len(kept)
+    assert report.rejected == Counter(reason for name, reason in reasons.items() if name not in kept)
+    plan = PlanConfig(max_batch_seconds=4.0, microbatches_per_step=2)
+    data = NestDataModule(tmp_path / "speech.corpus", plan=plan, bad_audio=BadAudioConfig(max_share=1.0), num_workers=0)
+    recorder = Recorder()
+    num_steps = 3 * data.train_dataset.plan.steps_per_epoch
+    trainer(tmp_path, [recorder], max_steps=num_steps).fit(NestModel(tiny_config()), datamodule=data)
+    assert all(math.isfinite(loss) for loss in recorder.losses)
+    assert len(recorder.keys) == 2 * num_steps
+    bad = [cut for key in recorder.keys for cut in data.train_dataset[key.step, key.microbatch].bad_cuts]
+    assert {cut.cut_id: cut.reason for cut in bad} == {name: reasons[name] for name in kept - {"silent"}}

@@ -1,0 +1,83 @@
+"""Utterances a second through NeMo's AudioNoiseDataset with NEST's augmentation; bench_loading.py runs it."""
+
+import argparse
+import json
+import logging
+import sys
+import time
+import warnings
+
+warnings.filterwarnings("ignore")
+
+
+def main() -> int:
+    """Loads for so many seconds and prints what came of it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("speech")
+    parser.add_argument("noise")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--min-seconds", type=float, default=1.0)
+    parser.add_argument("--max-seconds", type=float, default=60.0)
+    arguments = parser.parse_args()
+
+    from nemo.collections.asr.data.ssl_dataset import get_audio_noise_dataset_from_config
+    from nemo.utils import logging as nemo_logging
+    from omegaconf import OmegaConf
+    from torch.utils.data import DataLoader
+
+    nemo_logging.setLevel(logging.ERROR)
+    mixing = {
+        "_target_": "nemo.collections.asr.modules.ssl_modules.MultiSpeakerNoiseAugmentation",
+        "prob": 0.5,
+        "noise_ratio": 0.5,
+        "min_r_speech": -5.0,
+        "max_r_speech": 5.0,
+        "min_r_noise": -5.0,
+        "max_r_noise": 20.0,
+        "min_mix_rate": 0.5,
+        "max_mix_rate": 0.5,
+        "min_num_segments": 1,
+        "max_num_segments": 1,
+        "min_num_speakers": 1,
+        "max_num_speakers": 1,
+    }
+    config = OmegaConf.create(
+        {
+            "manifest_filepath": arguments.speech,
+            "noise_manifest": arguments.noise,
+            "sample_rate": 16000,
+            "batch_size": arguments.batch_size,
+            "shuffle": True,
+            "min_duration": arguments.min_seconds,
+            "max_duration": arguments.max_seconds,
+            "labels": None,
+            "batch_augmentor": mixing,
+        }
+    )
+    dataset = get_audio_noise_dataset_from_config(config, 0, 1)
+    loader = DataLoader(
+        dataset,
+        batch_size=arguments.batch_size,
+        shuffle=True,
+        collate_fn=dataset.collate_fn,
+        num_workers=arguments.workers,
+        drop_last=True,
+    )
+    num_utterances, real, padded = 0, 0, 0
+    started = time.perf_counter()
+    while time.perf_counter() - started < arguments.seconds:
+        for batch in loader:
+            num_utterances += batch.audio.shape[0]
+            real += int(batch.audio_len.sum())
+            padded += batch.audio.numel()
+            if time.perf_counter() - started > arguments.seconds:
+                break
+    took = time.perf_counter() - started
+    print(json.dumps({"utterances_per_s": num_utterances / took, "padding": 1 - real / padded}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
