@@ -136,6 +136,11 @@ def _build(spec: TransformSpec, place: str) -> Any:
     if name in _COMPOSITIONS and isinstance(parameters.get("transforms"), list):
         nested = _build_all(parameters["transforms"], f"{place}.{name}.transforms")
         parameters = {**parameters, "transforms": nested}
+    if name == "RoomSimulator" and parameters.get("use_ray_tracing", True):
+        raise ConfigError(
+            f"{place}: RoomSimulator traces rays with random numbers of its own, which no key decides, so that no batch "
+            "could be made a second time. Set use_ray_tracing: false."
+        )
     try:
         return kind(**parameters)
     except Exception as error:  # assertions, type errors, and missing packages of single transforms

@@ -181,6 +181,8 @@ def _real_samples(bucket: Bucket, num_slots: int, lengths: _Rows) -> float:
 
 def _cost_spread(plan: BatchPlan, world_size: int) -> float:
     """Compares what the ranks have to do, in steps from all over an epoch."""
+    if world_size == 1:
+        return 1.0
     shares = [plan.microbatches_of(rank, world_size) for rank in range(world_size)]
     spreads = []
     for step in np.unique(np.linspace(0, plan.steps_per_epoch - 1, _STEPS_COMPARED, dtype=np.int64)).tolist():

@@ -135,6 +135,11 @@ except nestdata.ConfigError as error:
         (["Lambda"], r"no transform 'Lambda'"),
         ([{"Gain": {}, "Shift": {}}], r"neither the name of a transform nor one name with its parameters"),
         ([{"Gain": 3}], r"neither the name of a transform nor one name with its parameters"),
+        (["RoomSimulator"], r"augment\.speech\[0\]: RoomSimulator traces rays .* Set use_ray_tracing: false\."),
+        (
+            [{"OneOf": {"transforms": ["Gain", {"RoomSimulator": {"use_ray_tracing": True}}]}}],
+            r"augment\.speech\[0\]\.OneOf\.transforms\[1\]: RoomSimulator traces rays",
+        ),
         ([{"OneOf": {}}], r"OneOf refuses \{\}: TypeError"),
     ],
 )

@@ -32,8 +32,9 @@ def read(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def handler_of_ctrl_c(_: int) -> bool:
-    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+def what_ctrl_c_does(_: int) -> tuple[bool, bool]:
+    is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return is_blocked, signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_one_job_works_in_this_process() -> None:
@@ -47,9 +48,17 @@ def test_several_jobs_give_their_results_in_order() -> None:
         results = list(jobs.map(square, range(200)))
         assert [result for result, _ in results] == [n**2 for n in range(200)]
         assert os.getpid() not in {process for _, process in results}
-        assert all(jobs.map(handler_of_ctrl_c, range(3)))
         assert list(jobs.map(square, [])) == []
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.multiprocess
+def test_processes_leave_ctrl_c_to_the_one_that_started_them() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with open_pool(2) as jobs:
+        assert list(jobs.map(what_ctrl_c_does, range(3))) == [(True, True)] * 3
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.multiprocess
