@@ -138,8 +138,8 @@ def _build(spec: TransformSpec, place: str) -> Any:
         parameters = {**parameters, "transforms": nested}
     if name == "RoomSimulator" and parameters.get("use_ray_tracing", True):
         raise ConfigError(
-            f"{place}: RoomSimulator traces rays with random numbers of its own, which no key decides, so that no batch "
-            "could be made a second time. Set use_ray_tracing: false."
+            f"{place}: RoomSimulator traces rays with random numbers of its own, which no key decides, so that no "
+            "batch could be made a second time. Set use_ray_tracing: false."
         )
     try:
         return kind(**parameters)
