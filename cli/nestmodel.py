@@ -1,31 +1,75 @@
-"""`nestmodel`: train a NEST model (LightningCLI: YAML, overrides by field path, --print_config)."""
+"""`nestmodel`: train a NEST model, and bring models in and out."""
 
 import sys
 from collections.abc import Sequence
+from typing import Any, cast
+
+import typer
 
 from nestdata import NestDataError
 from nestmodel import NestModelError
 
-from .fit import UsageError, run
+from . import fit
+from .features import features_command
+from .probe import probe_command
+
+# Typer ships Click under a name of its own and exports the subclass alone.
+_TyperUsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
+_LIGHTNING_COMMANDS = ("fit", "validate")
+
+app = typer.Typer(
+    help="Train NEST models, and use them.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.command("fit")
+def _fit() -> None:
+    """Train (Lightning's command line: YAML, overrides by field path, --print_config)."""
+
+
+@app.command("validate")
+def _validate() -> None:
+    """Score a checkpoint on the validation corpus (Lightning's command line)."""
+
+
+app.command("features")(features_command)
+app.command("probe")(probe_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line: 0 is success, 1 a problem that the message explains, 2 wrong usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        run(list(sys.argv[1:] if argv is None else argv))
+        if arguments[:1] and arguments[0] in _LIGHTNING_COMMANDS:
+            fit.run(arguments)
+            return 0
+        result = app(args=arguments, standalone_mode=False)
     except (NestDataError, NestModelError) as error:
-        print(f"error: {_one_line(error)}", file=sys.stderr)
-        return 1
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 130
-    return 0
+        return _fail(_last_line(error), 1)
+    except fit.UsageError as error:
+        return _fail(error, 2)
+    except _TyperUsageError as error:
+        return _fail(_usage(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    return result if isinstance(result, int) else 0
 
 
-def _one_line(error: Exception) -> str:
+def _fail(message: object, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+def _last_line(error: Exception) -> str:
     """An error of a loader worker arrives with the worker's traceback, which ends with the message."""
     last = str(error).splitlines()[-1]
     return last.removeprefix(f"{type(error).__module__}.{type(error).__name__}: ")
+
+
+def _usage(error: Any) -> str:
+    command = error.ctx.command_path if error.ctx else "nestmodel"
+    message = " ".join(error.format_message().split()).removesuffix(".")
+    return f"{message}. See `{command} --help`."

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -97,6 +97,9 @@ class QuantizerConfig:
     code_dim: int = 16
     """Length of a code."""
 
+    distance: Literal["l2", "cosine"] = "l2"
+    """What the nearest code is nearest by. Codes have a length of 1, so the two differ by rounding alone."""
+
     def __post_init__(self) -> None:
         _at_least(2, "quantizer", self, "num_classes")
         _at_least(1, "quantizer", self, "num_codebooks", "code_dim")
@@ -106,11 +109,14 @@ class QuantizerConfig:
 class MaskConfig:
     """Which frames the encoder does not see, and which tokens are scored for it."""
 
+    position: Literal["pre_conv", "post_conv"] = "pre_conv"
+    """Whether feature frames are masked, or encoder frames after the subsampling. Tokens are made of the same ones."""
+
     block_size: int = 40
-    """Length of a masked block, in frames."""
+    """Length of a masked block, in feature frames at either position."""
 
     prob: float = 0.01
-    """Probability that a frame starts a masked block, in [0, 1]."""
+    """Probability that a frame, or an encoder frame, starts a masked block, in [0, 1]."""
 
     threshold: float = 0.8
     """A token is scored when more than this share of its frames is masked, in [0, 1)."""
@@ -163,6 +169,13 @@ class EncoderConfig:
 
     use_bias: bool = True
     """Whether feed-forward, attention and convolution modules have biases; the subsampling always has."""
+
+    conv_norm: Literal["batch_norm", "layer_norm"] = "batch_norm"
+    """Norm between the depthwise convolution and its Swish."""
+
+    checkpoint_activations: bool = False
+    """Whether a block keeps its input alone for the backward pass and computes the rest anew: less memory, a third more
+    time, the same numbers."""
 
     def __post_init__(self) -> None:
         _at_least(1, "encoder", self, "num_heads", "num_layers", "subsampling_channels", "ff_expansion")
@@ -232,6 +245,12 @@ class NestConfig:
             self.features.pad_to,
             f"a multiple of encoder.subsampling_factor ({self.encoder.subsampling_factor})",
         )
+        _require(
+            self.masking.position == "pre_conv" or self.masking.block_size >= self.encoder.subsampling_factor,
+            "masking.block_size",
+            self.masking.block_size,
+            f"one encoder frame ({self.encoder.subsampling_factor}) or more where masking.position is post_conv",
+        )
 
     @classmethod
     def preset(cls, name: str) -> "NestConfig":
@@ -297,10 +316,14 @@ def convert(value: object, hint: Any, where: str) -> Any:
         return float(value)  # type: ignore[arg-type]  # the line above leaves int or float
     if hint in (int, bool) and type(value) is hint:
         return value
+    if get_origin(hint) is Literal and value in get_args(hint):
+        return value
     if get_origin(hint) is tuple and isinstance(value, Sequence) and not isinstance(value, str):
         parts = get_args(hint)
         if len(parts) == len(value):
             return tuple(convert(part, part_hint, where) for part, part_hint in zip(value, parts, strict=True))
     # YAML 1.1 reads 1e-5 as text, which looks like a number to everyone else.
     advice = " Write numbers with a point, such as 1.0e-5." if isinstance(value, str) else ""
+    if get_origin(hint) is Literal:
+        raise ConfigError(f"{where} is {value!r}: expected {' or '.join(map(repr, get_args(hint)))}.")
     raise ConfigError(f"{where} is {value!r}: expected {getattr(hint, '__name__', hint)}.{advice}")

@@ -6,11 +6,15 @@ mode batch norm sees the whole batch, padding included, as NeMo's does.
 """
 
 import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from nestmodel.attention import RelPositionAttention, relative_positions
 from nestmodel.config import EncoderConfig
@@ -34,14 +38,15 @@ class FeedForward(nn.Module):
 
 
 class ConvModule(nn.Module):
-    """Pointwise convolution with a gate, depthwise convolution over time, batch norm, Swish, pointwise convolution."""
+    """Pointwise convolution with a gate, depthwise convolution over time, norm, Swish, pointwise convolution."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         dim, kernel, use_bias = config.d_model, config.conv_kernel_size, config.use_bias
         self.pointwise_conv1 = nn.Conv1d(dim, 2 * dim, 1, bias=use_bias)
         self.depthwise_conv = nn.Conv1d(dim, dim, kernel, padding=kernel // 2, groups=dim, bias=use_bias)
-        self.batch_norm = nn.BatchNorm1d(dim)
+        # NeMo's name for it, whichever norm it is.
+        self.batch_norm = nn.BatchNorm1d(dim) if config.conv_norm == "batch_norm" else nn.LayerNorm(dim)
         self.pointwise_conv2 = nn.Conv1d(dim, dim, 1, bias=use_bias)
 
     def forward(
@@ -50,8 +55,27 @@ class ConvModule(nn.Module):
         """Mixes each frame with its neighbours; padded frames count as zeros in the depthwise convolution."""
         x = F.glu(self.pointwise_conv1(x.transpose(1, 2)), dim=1)  # (batch, dim, enc_frames) from here on
         x = self.depthwise_conv(x.masked_fill(is_padding.unsqueeze(1), 0.0))
-        x = self.pointwise_conv2(F.silu(self.batch_norm(x)))
+        if isinstance(self.batch_norm, nn.LayerNorm):
+            x = self.batch_norm(x.transpose(1, 2)).transpose(1, 2)
+        else:
+            x = self.batch_norm(x)
+        x = self.pointwise_conv2(F.silu(x))
         return x.transpose(1, 2)
+
+    @contextmanager
+    def statistics_kept(self) -> Iterator[None]:
+        """Leaves the running statistics as they are while a pass is done a second time."""
+        norm = self.batch_norm
+        if isinstance(norm, nn.LayerNorm):
+            yield
+            return
+        momentum, norm.momentum = norm.momentum, 0.0
+        counted = norm.num_batches_tracked.clone()
+        try:
+            yield
+        finally:
+            norm.momentum = momentum
+            norm.num_batches_tracked.copy_(counted)
 
 
 class ConformerBlock(nn.Module):
@@ -99,6 +123,7 @@ class ConformerEncoder(nn.Module):
 
     def __init__(self, config: EncoderConfig, *, num_mels: int) -> None:
         super().__init__()
+        self.checkpoint_activations = config.checkpoint_activations
         self.input_scale = math.sqrt(config.d_model) if config.xscaling else 1.0
         self.pre_encode = ConvSubsampling(
             num_mels=num_mels,
@@ -123,10 +148,46 @@ class ConformerEncoder(nn.Module):
             The encoder frames, of which the padded ones mean nothing, and the number of valid ones.
         """
         x, enc_lens = self.pre_encode(feats, feat_lens)
+        return self.encode(x, enc_lens), enc_lens
+
+    def encode(
+        self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch enc_frames dim"]:
+        """Applies all blocks to what `pre_encode` gave, masked or not."""
+        return deque(self._outputs(x, enc_lens), maxlen=1).pop()
+
+    def hidden_states(
+        self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
+    ) -> tuple[list[Float[Tensor, "batch enc_frames dim"]], Int[Tensor, " batch"]]:
+        """Encodes features, and keeps what every block gives.
+
+        Returns:
+            The input of the first block, then the output of each, so one more than there are blocks; and the number of
+            valid frames of each utterance. The last of them is what `forward` gives.
+        """
+        x, enc_lens = self.pre_encode(feats, feat_lens)
+        return list(self._outputs(x, enc_lens)), enc_lens
+
+    def _outputs(
+        self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"]
+    ) -> Iterator[Float[Tensor, "batch enc_frames dim"]]:
         num_frames, dim = x.shape[1:]
         x = self.dropout_pre_encoder(x * self.input_scale)
+        yield x
         positions = self.dropout_emb(relative_positions(num_frames, dim, x.device).to(x.dtype))
         is_padding = torch.arange(num_frames, device=x.device) >= enc_lens.unsqueeze(1)
         for layer in self.layers:
-            x = layer(x, positions, is_padding)
-        return x, enc_lens
+            assert isinstance(layer, ConformerBlock)
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x = checkpoint(
+                    layer, x, positions, is_padding, use_reentrant=False, context_fn=_second_pass_of(layer.conv)
+                )
+            else:
+                x = layer(x, positions, is_padding)
+            yield x
+
+
+def _second_pass_of(
+    conv: ConvModule,
+) -> Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
+    return lambda: (nullcontext(), conv.statistics_kept())

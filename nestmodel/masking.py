@@ -1,4 +1,4 @@
-"""Block masks over feature frames, and which tokens are scored for them.
+"""Block masks over feature or encoder frames, and which tokens are scored for them.
 
 Owns the drawing of masks, the vector that stands in for a masked frame, and the rule that a token counts. Draws come
 from the generator it is given and nowhere else. Guarantees that padding is never masked.
@@ -15,7 +15,7 @@ MAX_MASKED_SHARE = 0.8
 """An utterance of which one block would cover this share or more is short: of up to 50 frames, for blocks of 40."""
 
 SHORT_BLOCK_SIZE = 8
-"""Frames at the start of a short utterance that are masked, whatever is drawn."""
+"""Feature frames at the start of a short utterance that are masked, whatever is drawn."""
 
 
 class BlockMask(nn.Module):
@@ -25,10 +25,13 @@ class BlockMask(nn.Module):
     then distinct starts, utterance by utterance: independent starts have the same distribution, drawn at once.
     """
 
-    def __init__(self, config: MaskConfig, *, num_mels: int) -> None:
+    def __init__(self, config: MaskConfig, *, dim: int, subsampling_factor: int = 1) -> None:
+        """Makes masks for frames of `dim` values, each of which covers `subsampling_factor` feature frames."""
         super().__init__()
-        self.config = config
-        self.mask_embedding = nn.Parameter(torch.empty(num_mels), requires_grad=False)
+        self.prob = config.prob
+        self.block_size = config.block_size // subsampling_factor
+        self.short_block_size = max(1, SHORT_BLOCK_SIZE // subsampling_factor)
+        self.mask_embedding = nn.Parameter(torch.empty(dim), requires_grad=False)
         nn.init.normal_(self.mask_embedding, mean=0.0, std=0.1)
 
     def draw(
@@ -37,7 +40,7 @@ class BlockMask(nn.Module):
         """Draws the masks of a batch.
 
         Each valid frame but the last `block_size` starts a masked block with probability `prob`; blocks may overlap.
-        A short utterance has its first 8 frames masked instead.
+        A short utterance has its first 8 feature frames masked instead.
 
         Args:
             feat_lens: Valid frames of each utterance.
@@ -47,21 +50,21 @@ class BlockMask(nn.Module):
         Returns:
             True where a frame is masked.
         """
-        block_size = self.config.block_size
+        block_size = self.block_size
         draws = torch.rand(len(feat_lens), num_frames, generator=generator, device=generator.device)
         positions = torch.arange(num_frames, device=feat_lens.device)
         lens = feat_lens.unsqueeze(1)
         is_short = lens <= block_size / MAX_MASKED_SHARE
-        is_start = (draws.to(feat_lens.device) < self.config.prob) & (positions < lens - block_size) & ~is_short
+        is_start = (draws.to(feat_lens.device) < self.prob) & (positions < lens - block_size) & ~is_short
         # A frame is masked when a block started in the last block_size frames, its own included.
         num_started = is_start.cumsum(1)
         num_started_before = F.pad(num_started, (block_size, 0))[:, :num_frames]
-        is_short_block = is_short & (positions < lens.clamp(max=SHORT_BLOCK_SIZE))
+        is_short_block = is_short & (positions < lens.clamp(max=self.short_block_size))
         return (num_started > num_started_before) | is_short_block
 
     def apply_mask(
-        self, feats: Float[Tensor, "batch mels frames"], is_masked: Bool[Tensor, "batch frames"]
-    ) -> Float[Tensor, "batch mels frames"]:
+        self, feats: Float[Tensor, "batch dim frames"], is_masked: Bool[Tensor, "batch frames"]
+    ) -> Float[Tensor, "batch dim frames"]:
         """Replaces the masked frames, in a new tensor."""
         stand_in = self.mask_embedding.to(feats.dtype).view(1, -1, 1)
         return torch.where(is_masked.unsqueeze(1), stand_in, feats)

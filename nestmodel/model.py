@@ -71,13 +71,17 @@ class NestModel(pl.LightningModule):
     def __init__(self, config: NestConfig) -> None:
         super().__init__()
         self.config = config
-        num_mels, quantizer = config.features.num_mels, config.quantizer
-        factor, dim = config.encoder.subsampling_factor, config.encoder.d_model
+        num_mels, quantizer, dim = config.features.num_mels, config.quantizer, config.encoder.d_model
+        is_pre_conv, factor = config.masking.position == "pre_conv", config.encoder.subsampling_factor
+        # Masks lie on feature frames, of which as many as an encoder frame covers make a token, or on encoder frames.
+        masked_dim, self._num_stacked = (num_mels, factor) if is_pre_conv else (dim, 1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_key(config.seed, "weights"))
             self.preprocessor = Preprocessor(config.features)
-            self.quantizer = RandomProjectionQuantizer(quantizer, num_mels=num_mels, num_stacked=factor)
-            self.mask_processor = BlockMask(config.masking, num_mels=num_mels)
+            self.quantizer = RandomProjectionQuantizer(quantizer, dim=masked_dim, num_stacked=self._num_stacked)
+            self.mask_processor = BlockMask(
+                config.masking, dim=masked_dim, subsampling_factor=factor // self._num_stacked
+            )
             self.encoder = ConformerEncoder(config.encoder, num_mels=num_mels)
             self.decoder = MultiSoftmaxDecoder(
                 dim=dim, num_classes=quantizer.num_classes, num_codebooks=quantizer.num_codebooks
@@ -103,7 +107,7 @@ class NestModel(pl.LightningModule):
         clean: Float[Tensor, "batch mels frames"],
         noisy: Float[Tensor, "batch mels frames"],
         feat_lens: Int[Tensor, " batch"],
-        is_masked: Bool[Tensor, "batch frames"],
+        is_masked: Bool[Tensor, "batch masked_frames"],
     ) -> Tally:
         """Scores the masked tokens of clean features, as read from noisy ones.
 
@@ -111,13 +115,15 @@ class NestModel(pl.LightningModule):
             clean: Features of the clean speech, from which the tokens come.
             noisy: Features of the noisy speech, which the encoder reads where it is not masked.
             feat_lens: Valid frames of both.
-            is_masked: True where the encoder sees the mask instead.
+            is_masked: True where the encoder sees the mask instead; over encoder frames where `masking.position` is
+                post_conv, over feature frames elsewhere.
         """
-        tokens = self.quantizer(clean)
-        encoded, _ = self.encoder(self.mask_processor.apply_mask(noisy, is_masked), feat_lens)
-        is_scored = counted_tokens(is_masked, self.config.encoder.subsampling_factor, self.config.masking.threshold)
-        scored_tokens = tokens[is_scored]
-        logits = self.decoder.logits(encoded[is_scored])
+        # The scored rows are looked for before the encoder runs, since a GPU has to be waited for to count them.
+        is_scored = counted_tokens(is_masked, self._num_stacked, self.config.masking.threshold)
+        rows = is_scored.flatten().nonzero().squeeze(1)
+        scored_tokens = self._tokens(clean, feat_lens).flatten(0, 1)[rows]
+        encoded = self._encode_masked(noisy, feat_lens, is_masked)
+        logits = self.decoder.logits(encoded.flatten(0, 1)[rows])
         nll_sum, num_tokens = masked_nll(logits, scored_tokens)
         is_correct = logits.detach().argmax(dim=1) == scored_tokens
         return Tally(
@@ -126,6 +132,30 @@ class NestModel(pl.LightningModule):
             is_correct.float().mean(dim=1).sum(),
             token_counts(scored_tokens, self.config.quantizer.num_classes).float(),
         )
+
+    def _tokens(
+        self, clean: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
+    ) -> Int[Tensor, "batch enc_frames codebooks"]:
+        if self.config.masking.position == "pre_conv":
+            tokens: Tensor = self.quantizer(clean)
+            return tokens
+        with torch.no_grad():
+            subsampled, _ = self.encoder.pre_encode(clean, feat_lens)
+            tokens = self.quantizer(subsampled.transpose(1, 2))
+        return tokens
+
+    def _encode_masked(
+        self,
+        noisy: Float[Tensor, "batch mels frames"],
+        feat_lens: Int[Tensor, " batch"],
+        is_masked: Bool[Tensor, "batch masked_frames"],
+    ) -> Float[Tensor, "batch enc_frames dim"]:
+        if self.config.masking.position == "pre_conv":
+            encoded: Tensor = self.encoder(self.mask_processor.apply_mask(noisy, is_masked), feat_lens)[0]
+            return encoded
+        subsampled, enc_lens = self.encoder.pre_encode(noisy, feat_lens)
+        masked = self.mask_processor.apply_mask(subsampled.transpose(1, 2), is_masked).transpose(1, 2)
+        return self.encoder.encode(masked, enc_lens)
 
     def training_step(self, batch: AudioNoiseBatch, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Returns the summed loss of a microbatch; its gradients are divided when the optimizer steps."""
@@ -210,7 +240,13 @@ class NestModel(pl.LightningModule):
         feats, feat_lens = self.features(both, batch.audio_len.repeat(2))
         (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
         generator = torch.Generator(device=feats.device).manual_seed(self._key(purpose, batch))
-        is_masked = self.mask_processor.draw(feat_lens, feats.shape[-1], generator)
+        lens, num_frames = feat_lens, feats.shape[-1]
+        if self.config.masking.position == "post_conv":
+            lens, num_frames = (
+                self.encoder.pre_encode.out_lens(lens),
+                num_frames // self.config.encoder.subsampling_factor,
+            )
+        is_masked = self.mask_processor.draw(lens, num_frames, generator)
         return self.tally(clean, noisy, feat_lens, is_masked)
 
     def _key(self, purpose: str, batch: AudioNoiseBatch) -> int:

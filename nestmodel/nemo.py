@@ -8,7 +8,7 @@ Source: numerics of NeMo 2.5 to 3.0; where a field is missing, NeMo's own defaul
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from nestmodel.config import (
     EncoderConfig,
@@ -25,15 +25,20 @@ from nestmodel.errors import ConfigError
 def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:
     """Translates the `model` section of a NeMo configuration; see `NestConfig.from_nemo`."""
     model = _NemoSection(section, "model")
-    model.only(mask_position="pre_conv")
+    position = model.take("mask_position", Literal["pre_conv", "post_conv"], "pre_conv")
     encoder = _nemo_encoder(model.child("encoder"))
     features = _nemo_features(model.child("preprocessor"))
-    quantizer = _nemo_quantizer(model.child("quantizer"), features.num_mels, encoder.subsampling_factor)
-    _check_nemo_targets(model.child("decoder"), model.child("loss"), quantizer, encoder.subsampling_factor)
+    # Where encoder frames are masked, tokens are made of them one by one. NeMo then overwrites the quantizer's feat_in
+    # and the loss's combine_time_steps, whatever the file says.
+    num_stacked = encoder.subsampling_factor if position == "pre_conv" else 1
+    dims = {features.num_mels} if position == "pre_conv" else {features.num_mels, encoder.d_model}
+    quantizer = _nemo_quantizer(model.child("quantizer"), dims, num_stacked)
+    steps_combined = {num_stacked, encoder.subsampling_factor}
+    _check_nemo_targets(model.child("decoder"), model.child("loss"), quantizer, steps_combined)
     return NestConfig(
         features=features,
         quantizer=quantizer,
-        masking=_nemo_masking(model.child("masking"), model.child("loss")),
+        masking=_nemo_masking(model.child("masking"), model.child("loss"), position),
         encoder=encoder,
         optimizer=_nemo_optimizer(model.child("optim"), encoder.d_model) if "optim" in section else OptimizerConfig(),
     )
@@ -120,6 +125,7 @@ def _nemo_encoder(section: _NemoSection) -> EncoderConfig:
         dropout_emb=section.take("dropout_emb", float, 0.1),
         xscaling=section.take("xscaling", bool, True),
         use_bias=section.take("use_bias", bool, True),
+        conv_norm=section.take("conv_norm_type", Literal["batch_norm", "layer_norm"], "batch_norm"),
     )
     half = (encoder.conv_kernel_size - 1) // 2
     section.choose("subsampling", "dw_striding", default="striding")
@@ -127,7 +133,7 @@ def _nemo_encoder(section: _NemoSection) -> EncoderConfig:
     section.choose("att_context_size", None, [-1, -1], [[-1, -1]], default=None)
     section.choose("conv_context_size", None, [half, half], default=None)
     section.only(causal_downsampling=False, self_attention_model="rel_pos", untie_biases=True, global_tokens=0)
-    section.only(att_context_probs=None, att_context_style="regular", conv_norm_type="batch_norm", reduction=None)
+    section.only(att_context_probs=None, att_context_style="regular", reduction=None)
     section.only(stochastic_depth_drop_prob=0.0)
     section.close(
         *("feat_in", "pos_emb_max_len", "subsampling_conv_chunking_factor", "reduction_position", "reduction_factor"),
@@ -137,23 +143,25 @@ def _nemo_encoder(section: _NemoSection) -> EncoderConfig:
     return encoder
 
 
-def _nemo_quantizer(section: _NemoSection, num_mels: int, subsampling_factor: int) -> QuantizerConfig:
-    section.choose("dist_fn", "l2", default="cosine")
-    section.choose("combine_time_steps", subsampling_factor, default=1)
-    section.only(feat_in=num_mels, time_ahead=False, freeze=True)
+def _nemo_quantizer(section: _NemoSection, dims: set[int], num_stacked: int) -> QuantizerConfig:
+    section.choose("combine_time_steps", num_stacked, default=1)
+    section.choose("feat_in", *dims, default=min(dims))
+    section.only(time_ahead=False, freeze=True)
     quantizer = QuantizerConfig(
         num_classes=section.take("num_classes", int),
         num_codebooks=section.take("num_books", int),
         code_dim=section.take("code_dim", int),
+        distance=section.take("dist_fn", Literal["l2", "cosine"], "cosine"),
     )
     section.close("squeeze_single")
     return quantizer
 
 
-def _nemo_masking(section: _NemoSection, loss: _NemoSection) -> MaskConfig:
+def _nemo_masking(section: _NemoSection, loss: _NemoSection, position: Literal["pre_conv", "post_conv"]) -> MaskConfig:
     section.choose("allow_overlap", True, default=False)
     section.only(freeze=True, mask_value=None, max_mask_ratio=0.8)
     masking = MaskConfig(
+        position=position,
         block_size=section.take("block_size", int, 48),
         prob=section.take("mask_prob", float, 0.5),
         threshold=loss.take("mask_threshold", float, 0.8),
@@ -162,13 +170,15 @@ def _nemo_masking(section: _NemoSection, loss: _NemoSection) -> MaskConfig:
     return masking
 
 
-def _check_nemo_targets(decoder: _NemoSection, loss: _NemoSection, books: QuantizerConfig, factor: int) -> None:
+def _check_nemo_targets(
+    decoder: _NemoSection, loss: _NemoSection, books: QuantizerConfig, steps_combined: set[int]
+) -> None:
     """Refuses a decoder or loss whose sizes differ from the quantizer's."""
     decoder.choose("num_classes", books.num_classes, default=None)
     decoder.choose("num_decoders", books.num_codebooks, default=1)
     decoder.choose("use_bias", True, default=False)
     decoder.close("feat_in", "squeeze_single", "init_mode")
-    loss.choose("combine_time_steps", factor, default=1)
+    loss.choose("combine_time_steps", *sorted(steps_combined), default=1)
     loss.choose("num_decoders", books.num_codebooks, default=1)
     loss.close("squeeze_single", "mask_threshold")
 

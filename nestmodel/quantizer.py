@@ -25,37 +25,39 @@ class RandomProjectionQuantizer(nn.Module):
     distance to every code in float64: one matrix product and an argmax give the same tokens.
     """
 
-    def __init__(self, config: QuantizerConfig, *, num_mels: int, num_stacked: int) -> None:
+    def __init__(self, config: QuantizerConfig, *, dim: int, num_stacked: int) -> None:
         super().__init__()
-        self.proj = nn.Linear(num_mels * num_stacked, config.num_codebooks * config.code_dim, bias=False)
+        self.distance = config.distance
+        self.proj = nn.Linear(dim * num_stacked, config.num_codebooks * config.code_dim, bias=False)
         nn.init.xavier_normal_(self.proj.weight)
         codes = F.normalize(torch.randn(config.num_codebooks, config.num_classes, config.code_dim), dim=-1)
         self.codebooks = nn.Parameter(codes)
         self.requires_grad_(False)
 
     @torch.no_grad()
-    def forward(self, feats: Float[Tensor, "batch mels frames"]) -> Int[Tensor, "batch enc_frames codebooks"]:
+    def forward(self, feats: Float[Tensor, "batch dim frames"]) -> Int[Tensor, "batch enc_frames codebooks"]:
         """Quantizes features, outside autocast.
 
         Args:
-            feats: Features of clean speech, their number of frames a multiple of the stack.
+            feats: What clean speech became: mel frames, their number a multiple of the stack, or encoder frames.
 
         Returns:
             The index of the nearest code, in [0, num_classes); that of a padded stack means nothing.
         """
         with torch.autocast(feats.device.type, enabled=False):
-            # (batch, mels, frames) -> (batch, enc_frames, num_stacked * mels), the earliest frame first
+            # (batch, dim, frames) -> (batch, enc_frames, num_stacked * dim), the earliest frame first
             stacks = feats.float().transpose(1, 2).reshape(feats.shape[0], -1, self.proj.in_features)
             projected = exact_matmul(stacks, self.proj.weight.T).reshape(-1, *self.codebooks.shape[::2])
             tokens = self._nearest(F.normalize(projected, dim=-1, eps=1e-12))
         return tokens.reshape(*stacks.shape[:2], -1)
 
     def _nearest(self, points: Float[Tensor, "points codebooks code_dim"]) -> Int[Tensor, "points codebooks"]:
-        """Index of the nearest code by Euclidean distance, as the largest x·c - |c|²/2."""
+        """Index of the nearest code: by cosine the largest x·c, by Euclidean distance the largest x·c - |c|²/2."""
+        num_books, num_codes, _ = self.codebooks.shape
         # The norms of the codes are 1 but for rounding. They decide between codes where x is 0, in the padding.
-        half_norms = self.codebooks.norm(dim=-1).square().unsqueeze(1) / 2
+        half_norms = self.codebooks.norm(dim=-1).square().unsqueeze(1) / 2 if self.distance == "l2" else 0.0
         codes = self.codebooks.transpose(1, 2)
-        num_rows = max(1, MAX_SCORES // half_norms.numel())
+        num_rows = max(1, MAX_SCORES // (num_books * num_codes))
         chunks = [
             exact_matmul(rows, codes).sub_(half_norms).argmax(-1)
             for rows in torch.split(points.transpose(0, 1), num_rows, dim=1)

@@ -28,6 +28,7 @@ class ConvSubsampling(nn.Module):
 
     def __init__(self, *, num_mels: int, channels: int, factor: int, dim: int) -> None:
         super().__init__()
+        self.factor = factor
         layers: list[nn.Module] = [nn.Conv2d(1, channels, 3, stride=2, padding=1), nn.ReLU()]
         bins = halved(num_mels)
         for _ in range(factor.bit_length() - 2):
@@ -66,6 +67,10 @@ class ConvSubsampling(nn.Module):
                 x = layer(x)
         encoded: Tensor = self.out(x.transpose(1, 2).flatten(2))
         return encoded, lens
+
+    def out_lens(self, feat_lens: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+        """Returns how many encoder frames are valid where so many frames are: frames / factor, rounded up."""
+        return (feat_lens + self.factor - 1) // self.factor
 
 
 def _is_valid(x: Float[Tensor, "batch channels frames mels"], lens: Int[Tensor, " batch"]) -> Tensor:

@@ -71,7 +71,7 @@ def test_fit_leaves_checkpoints_metrics_and_curves_and_says_where(messy_corpora:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "subcommand"),
+        ([], 2, "Missing command"),
         (["nonsense"], 2, "nonsense"),
         (["fit", "--config", "demo"], 2, "data.corpus"),
         (["fit", "--config", "nonsense"], 1, "The presets are demo, large, medium, small, xlarge"),

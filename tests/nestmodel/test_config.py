@@ -138,6 +138,9 @@ def test_whole_numbers_serve_as_floats() -> None:
         ("quantizer", "num_codebooks", 0),
         ("quantizer", "code_dim", 0),
         ("masking", "block_size", 0),
+        ("masking", "position", "pre"),
+        ("quantizer", "distance", "cos"),
+        ("encoder", "conv_norm", None),
         ("masking", "prob", 1.1),
         ("masking", "threshold", 1.0),
         ("encoder", "d_model", 7),
@@ -189,6 +192,33 @@ def test_nemo_section_becomes_a_config(nemo_section: Mapping[str, Any]) -> None:
     assert config.optimizer == OptimizerConfig()
 
 
+def test_nemo_variants_become_settings(nemo_section: Mapping[str, Any]) -> None:
+    section = changed(nemo_section, "quantizer.dist_fn", "cosine")
+    section = changed(section, "encoder.conv_norm_type", "layer_norm")
+    config = NestConfig.from_nemo(section)
+    assert (config.quantizer.distance, config.encoder.conv_norm) == ("cosine", "layer_norm")
+
+
+@pytest.mark.parametrize(("feat_in", "steps_combined"), [(80, 8), (64, 1)])
+def test_nemo_masks_after_the_subsampling_whatever_it_then_overwrites(
+    nemo_section: Mapping[str, Any], feat_in: int, steps_combined: int
+) -> None:
+    section = changed(nemo_section, "mask_position", "post_conv")
+    section = changed(section, "loss.combine_time_steps", steps_combined)
+    section = changed(section, "quantizer.feat_in", feat_in)
+    with pytest.raises(ConfigError, match=r"model\.quantizer\.combine_time_steps is 8, .* only 1 is"):
+        NestConfig.from_nemo(section)
+    config = NestConfig.from_nemo(changed(section, "quantizer.combine_time_steps", 1))
+    assert config.masking == MaskConfig(position="post_conv")
+
+
+def test_masks_after_the_subsampling_are_a_frame_long_at_least() -> None:
+    values = asdict(NestConfig.preset("demo"))
+    values["masking"] |= {"position": "post_conv", "block_size": 7}
+    with pytest.raises(ConfigError, match=r"masking\.block_size is 7: expected one encoder frame \(8\) or more"):
+        NestConfig.from_dict(values)
+
+
 def test_nemo_section_without_optimizer_gets_the_default_one(nemo_section: Mapping[str, Any]) -> None:
     section = {key: value for key, value in nemo_section.items() if key != "optim"}
     assert NestConfig.from_nemo(section).optimizer == OptimizerConfig()
@@ -201,7 +231,7 @@ def test_nemo_n_fft_of_null_is_the_next_power_of_two(nemo_section: Mapping[str, 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("mask_position", "post_conv"),
+        ("mask_position", "post_norm"),
         ("preprocessor.normalize", "all_features"),
         ("preprocessor.window", "hamming"),
         ("preprocessor.log", False),
@@ -212,7 +242,7 @@ def test_nemo_n_fft_of_null_is_the_next_power_of_two(nemo_section: Mapping[str, 
         ("masking.freeze", False),
         ("masking.mask_value", 0.0),
         ("masking.max_mask_ratio", 0.5),
-        ("quantizer.dist_fn", "cosine"),
+        ("quantizer.dist_fn", "manhattan"),
         ("quantizer.freeze", False),
         ("quantizer.combine_time_steps", 4),
         ("quantizer.feat_in", 40),
@@ -223,7 +253,7 @@ def test_nemo_n_fft_of_null_is_the_next_power_of_two(nemo_section: Mapping[str, 
         ("encoder.att_context_size", [70, 13]),
         ("encoder.att_context_style", "chunked_limited"),
         ("encoder.untie_biases", False),
-        ("encoder.conv_norm_type", "layer_norm"),
+        ("encoder.conv_norm_type", "group_norm8"),
         ("encoder.conv_context_size", "causal"),
         ("encoder.conv_context_size", [8, 0]),
         ("encoder.stochastic_depth_drop_prob", 0.1),

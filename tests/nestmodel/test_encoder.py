@@ -167,3 +167,55 @@ def test_gradients_of_every_parameter_agree_with_finite_differences() -> None:
         assert parameter.grad is not None
         expected = float((parameter.grad * direction).sum())
         assert (above - below) / (2 * step) == pytest.approx(expected, rel=1e-4, abs=1e-7), name
+
+
+def test_hidden_states_are_what_goes_from_block_to_block() -> None:
+    encoder, feats, feat_lens = build(num_layers=3), torch.randn(2, 20, 48), torch.tensor([48, 30])
+    inputs: list[Tensor] = []
+    for layer in encoder.layers:
+        layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    states, enc_lens = encoder.hidden_states(feats, feat_lens)
+    encoded, expected_lens = encoder(feats, feat_lens)
+    assert enc_lens.tolist() == expected_lens.tolist()
+    assert len(states) == 4
+    assert all(torch.equal(state, seen) for state, seen in zip(states[:3], inputs[:3], strict=True))
+    assert torch.equal(states[-1], encoded)
+
+
+@pytest.mark.parametrize("conv_norm", ["batch_norm", "layer_norm"])
+def test_checkpointed_activations_change_no_bit(conv_norm: str) -> None:
+    feats, feat_lens = torch.randn(2, 20, 48), torch.tensor([48, 30])
+    seen = []
+    for checkpoint_activations in (False, True):
+        torch.manual_seed(0)
+        encoder = build(conv_norm=conv_norm, checkpoint_activations=checkpoint_activations).train()
+        torch.manual_seed(1)
+        encoded, _ = encoder(feats, feat_lens)
+        (encoded * torch.linspace(-1, 1, encoded.numel()).view_as(encoded)).sum().backward()
+        seen.append([encoded, *(p.grad for p in encoder.parameters()), *encoder.state_dict().values()])
+    assert all(torch.equal(plain, saved) for plain, saved in zip(*seen, strict=True))
+
+
+def test_checkpointed_activations_are_not_kept() -> None:
+    kept = []
+    for checkpoint_activations in (False, True):
+        encoder = build(num_layers=4, checkpoint_activations=checkpoint_activations).train()
+        sizes: dict[int, int] = {}
+
+        def note(tensor: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
+            sizes[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            encoder(torch.randn(2, 20, 480), torch.tensor([480, 300]))
+        kept.append(sum(sizes.values()))
+    assert kept[1] < 0.5 * kept[0]
+
+
+def test_layer_norm_in_the_convolution_looks_at_each_frame_by_itself() -> None:
+    module, x = ConvModule(replace(TINY, conv_norm="layer_norm", conv_kernel_size=1)).train(), torch.randn(3, 7, 16)
+    whole = module(x, no_padding(x))
+    alone = module(x[1:2, 4:5], no_padding(x[1:2, 4:5]))
+    assert torch.allclose(whole[1, 4], alone[0, 0], atol=1e-6)
+    assert set(module.state_dict()) >= {"batch_norm.weight", "batch_norm.bias"}
+    assert "batch_norm.running_mean" not in module.state_dict()

@@ -11,7 +11,7 @@ from nestmodel.masking import BlockMask, counted_tokens
 
 
 def draw(lens: list[int], num_frames: int, seed: int = 0, **settings: float) -> list[list[bool]]:
-    masks = BlockMask(replace(MaskConfig(), **settings), num_mels=3)
+    masks = BlockMask(replace(MaskConfig(), **settings), dim=3)
     drawn = masks.draw(torch.tensor(lens), num_frames, torch.Generator().manual_seed(seed))
     rows: list[list[bool]] = drawn.tolist()
     return rows
@@ -79,14 +79,14 @@ def test_masks_depend_on_the_generator_alone() -> None:
 
 
 def test_drawing_leaves_the_global_generator_alone() -> None:
-    masks, generator = BlockMask(MaskConfig(), num_mels=3), torch.Generator().manual_seed(0)
+    masks, generator = BlockMask(MaskConfig(), dim=3), torch.Generator().manual_seed(0)
     before = torch.get_rng_state()
     masks.draw(torch.tensor([400, 300]), 400, generator)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_masked_frames_become_the_one_vector_in_a_new_tensor() -> None:
-    masks = BlockMask(MaskConfig(), num_mels=2)
+    masks = BlockMask(MaskConfig(), dim=2)
     masks.mask_embedding.copy_(torch.tensor([7.0, 8.0]))
     feats = torch.tensor([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
     masked = masks.apply_mask(feats, torch.tensor([[False, True, True]]))
@@ -96,7 +96,7 @@ def test_masked_frames_become_the_one_vector_in_a_new_tensor() -> None:
 
 def test_mask_vector_is_frozen_and_small() -> None:
     torch.manual_seed(0)
-    masks = BlockMask(MaskConfig(), num_mels=4000)
+    masks = BlockMask(MaskConfig(), dim=4000)
     assert [name for name, _ in masks.named_parameters()] == ["mask_embedding"]
     assert not masks.mask_embedding.requires_grad
     assert float(masks.mask_embedding.std()) == pytest.approx(0.1, rel=0.05)
@@ -112,3 +112,10 @@ def test_threshold_must_be_exceeded() -> None:
     assert counted_tokens(is_masked, 4, 0.5).tolist() == [[False]]
     assert counted_tokens(is_masked, 2, 0.5).tolist() == [[True, False]]
     assert counted_tokens(is_masked, 4, 0.4).tolist() == [[True]]
+
+
+def test_masks_over_encoder_frames_are_an_eighth_as_long() -> None:
+    masks = BlockMask(MaskConfig(position="post_conv", prob=1.0), dim=3, subsampling_factor=8)
+    drawn = masks.draw(torch.tensor([7, 6]), 8, torch.Generator().manual_seed(0)).tolist()
+    assert masked_frames(drawn[0]) == [0, 1, 2, 3, 4, 5]  # starts 0 and 1 of blocks of 5
+    assert masked_frames(drawn[1]) == [0]  # short: 5 would be 80 % of it or more

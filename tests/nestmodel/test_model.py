@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,55 @@ def test_tally_scores_the_tokens_that_predict_would_give_their_log_probability()
     assert int(tally.num_tokens) == 9  # five whole blocks of eight, and of the shifted one four
     torch.testing.assert_close(tally.nll_sum, expected)
     assert int(tally.token_counts.sum()) == 9
+
+
+def post_conv_model(**masking: float) -> NestModel:
+    config = tiny_config(dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0)
+    return NestModel(replace(config, masking=MaskConfig(position="post_conv", **masking)))
+
+
+def test_encoder_frames_can_be_masked_in_place_of_feature_frames() -> None:
+    model = post_conv_model().eval()
+    audio, lens = audio_batch(2.0, 1.6)
+    feats, feat_lens = model.features(audio, lens)
+    is_masked = torch.zeros(2, feats.shape[-1] // 8, dtype=torch.bool)
+    is_masked[0, 5:10] = is_masked[1, 3] = True
+    tally = model.tally(feats, feats, feat_lens, is_masked)
+    subsampled, enc_lens = model.encoder.pre_encode(feats, feat_lens)
+    tokens = model.quantizer(subsampled.transpose(1, 2))
+    masked = torch.where(is_masked.unsqueeze(-1), model.mask_processor.mask_embedding, subsampled)
+    log_probs = model.decoder(model.encoder.encode(masked, enc_lens))
+    expected = -log_probs[is_masked][:, :, 0].gather(1, tokens[is_masked]).sum()
+    assert int(tally.num_tokens) == 6
+    assert model.mask_processor.mask_embedding.shape == (16,)
+    assert tokens.shape == (2, is_masked.shape[1], 1)
+    torch.testing.assert_close(tally.nll_sum, expected)
+
+
+def test_the_subsampling_learns_where_encoder_frames_are_masked() -> None:
+    model = post_conv_model().train()
+    feats, feat_lens = model.features(*audio_batch(2.0, 1.6))
+    is_masked = torch.zeros(2, feats.shape[-1] // 8, dtype=torch.bool)
+    is_masked[:, 5:10] = True
+    model.tally(feats, feats, feat_lens, is_masked).nll_sum.backward()
+    grads = {name: p.grad for name, p in model.encoder.pre_encode.named_parameters()}
+    assert all(grad is not None and grad.abs().max() > 0 for grad in grads.values())
+
+
+def test_masks_of_encoder_frames_are_blocks_of_as_much_time(messy_corpora: MessyCorpora) -> None:
+    model, seen = post_conv_model(prob=0.02), []
+    draw = model.mask_processor.draw
+    model.mask_processor.draw = lambda *args: seen.append((args, draw(*args))) or seen[-1][1]  # type: ignore[method-assign, func-returns-value]
+    data = messy_data(messy_corpora)
+    for step in range(4):
+        model._tally_batch(data.train_dataset[step, 0], "mask")
+    for (lens, num_frames, _), is_masked in seen:
+        assert is_masked.shape == (len(lens), num_frames)
+        for row, length in zip(is_masked.tolist(), lens.tolist(), strict=True):
+            blocks = [len(list(group)) for value, group in groupby(row) if value]
+            assert all(size >= 5 for size in blocks) or length <= 6
+            assert not any(row[length:])
+    assert any(is_masked.any() for _, is_masked in seen)
 
 
 def test_a_step_without_scored_tokens_moves_no_weight_by_its_gradient(

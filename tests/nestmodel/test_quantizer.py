@@ -20,13 +20,13 @@ def _seeded() -> Iterator[None]:
 
 def build(num_classes: int = 64, num_codebooks: int = 1, code_dim: int = 16) -> RandomProjectionQuantizer:
     config = QuantizerConfig(num_classes=num_classes, num_codebooks=num_codebooks, code_dim=code_dim)
-    return RandomProjectionQuantizer(config, num_mels=4, num_stacked=2)
+    return RandomProjectionQuantizer(config, dim=4, num_stacked=2)
 
 
 def by_hand(codes: list[list[float]]) -> RandomProjectionQuantizer:
     """A quantizer of 2 mel bins and 1 frame whose projection changes nothing."""
     config = QuantizerConfig(num_classes=len(codes), code_dim=2)
-    quantizer = RandomProjectionQuantizer(config, num_mels=2, num_stacked=1)
+    quantizer = RandomProjectionQuantizer(config, dim=2, num_stacked=1)
     quantizer.proj.weight.copy_(torch.eye(2))
     quantizer.codebooks.copy_(torch.tensor([codes]))
     return quantizer
@@ -56,6 +56,20 @@ def test_nearest_means_distance_also_for_codes_of_unequal_length() -> None:
     # (2, 2) has the larger product with (1, 0) than (0.9, 0), and is further from it.
     quantizer = by_hand([[2.0, 2.0], [0.9, 0.0]])
     assert quantizer(torch.tensor([[[1.0], [0.0]]])).tolist() == [[[1]]]
+
+
+def test_cosine_distance_looks_at_the_angle_alone() -> None:
+    quantizer = by_hand([[2.0, 2.0], [0.9, 0.0]])
+    quantizer.distance = "cosine"
+    assert quantizer(torch.tensor([[[1.0], [0.0]]])).tolist() == [[[0]]]  # the largest product, as in NeMo
+
+
+def test_distances_give_the_same_tokens_for_codes_of_unit_length() -> None:
+    feats = torch.randn(2, 4, 40)
+    by_distance = build(num_codebooks=3)
+    tokens = by_distance(feats)
+    by_distance.distance = "cosine"
+    assert torch.equal(by_distance(feats), tokens)
 
 
 def test_frames_are_stacked_in_time_order() -> None:
@@ -110,7 +124,7 @@ def test_codes_start_with_unit_length() -> None:
 
 def test_projection_starts_xavier_normal() -> None:
     config = QuantizerConfig(num_classes=2)
-    weight = RandomProjectionQuantizer(config, num_mels=80, num_stacked=8).proj.weight
+    weight = RandomProjectionQuantizer(config, dim=80, num_stacked=8).proj.weight
     assert weight.shape == (16, 640)
     assert float(weight.std()) == pytest.approx((2 / (640 + 16)) ** 0.5, rel=0.02)
 

@@ -1,0 +1,234 @@
+"""Compares the model with NeMo's, number by number: every variant, and the full sizes, in eval and in training mode.
+
+    python benchmarks/check_parity.py --nemo-python PATH [--only NAME ...]
+
+Prints Markdown, and fails where a difference is too large. NeMo needs a virtual environment of its own with
+`nemo_toolkit[asr]==3.0.0`. Both sides read the same random audio, have the same weights (made by NeMo, loaded here as
+they are), the same masks, and no dropout or dither.
+"""
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peers.nemo_model import section
+from torch import Tensor, nn
+
+from nestmodel import NestConfig, NestModel
+from nestmodel.masking import counted_tokens
+
+SMALL = {"d_model": 64, "n_heads": 4, "n_layers": 3, "num_classes": 512, "channels": 32}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as in the paper": {},
+    "three codebooks": {"num_books": 3},
+    "cosine distance": {"dist_fn": "cosine"},
+    "no biases": {"use_bias": False},
+    "no xscaling": {"xscaling": False},
+    "neither (as xlarge)": {"use_bias": False, "xscaling": False},
+    "layer norm in the convolution": {"conv_norm_type": "layer_norm"},
+    "kernel of 31": {"conv_kernel_size": 31},
+    "kernel of 5": {"conv_kernel_size": 5},
+    "post_conv": {"mask_position": "post_conv"},
+    "post_conv, two codebooks, cosine": {"mask_position": "post_conv", "num_books": 2, "dist_fn": "cosine"},
+}
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {"d_model": 176, "n_heads": 4, "n_layers": 16},
+    "large": {"d_model": 512, "n_heads": 8, "n_layers": 17},
+    "large, 18 layers": {"d_model": 512, "n_heads": 8, "n_layers": 18},
+    "xlarge": {"d_model": 1024, "n_heads": 8, "n_layers": 24, "xscaling": False, "use_bias": False},
+}
+OUTPUT_TOLERANCE = 1e-5
+GRADIENT_TOLERANCE = 1e-4
+FEATURE_TOLERANCE = 1e-4
+INTRODUCTION = """# Parity with NeMo 3.0.0
+
+Made by `benchmarks/check_parity.py` on a CPU. Differences are relative to the largest magnitude of each array, over
+valid frames; those of features are absolute. What comes after the features reads NeMo's. Gradients are those of every
+parameter that has one other than zero: the bias of the keys and a bias in front of batch norm have none.
+
+In single precision, a ReLU of the subsampling whose input is rounding away from zero is now and then on at one side
+and off at the other; then a gradient of the first convolution differs by a thousandth. So training mode is compared in
+double precision as well, and that is what must agree.
+
+| model | features | tokens equal | loss | outputs, eval | outputs, training | gradients |\
+ outputs, double | gradients, double | the worst |
+|---|---|---|---|---|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far two models are apart; everything but `features` is relative to the largest magnitude of an array."""
+
+    features: float
+    tokens: float
+    """Share of the valid tokens that are equal."""
+
+    loss: float
+    """The larger of eval and training mode."""
+
+    outputs: float
+    """Encoder frames and log-probabilities in eval mode."""
+
+    train_outputs: float
+    """Encoder frames, log-probabilities and running statistics in training mode."""
+
+    train_gradients: float
+    exact_outputs: float
+    """Encoder frames in training mode, both sides in double precision."""
+
+    exact_gradients: float
+    worst: str
+    """The parameter whose gradient differs most in double precision."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Tells whether nothing differs by more than it may."""
+        return (
+            self.tokens == 1.0
+            and self.features < FEATURE_TOLERANCE
+            and max(self.outputs, self.loss, self.exact_outputs) < OUTPUT_TOLERANCE
+            and self.exact_gradients < GRADIENT_TOLERANCE
+        )
+
+
+def main() -> int:
+    """Compares and prints; 1 where something differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nemo-python", required=True, help="Python of an environment with NeMo")
+    parser.add_argument("--only", nargs="*", help="names of the variants to compare")
+    arguments = parser.parse_args()
+    cases = {name: {**SMALL, **values} for name, values in VARIANTS.items()} | SIZES
+    chosen = {name: values for name, values in cases.items() if not arguments.only or name in arguments.only}
+    print(INTRODUCTION)
+    all_equal = True
+    for name, found in _compared(arguments.nemo_python, chosen):
+        figures = [found.loss, found.outputs, found.train_outputs, found.train_gradients]
+        figures += [found.exact_outputs, found.exact_gradients]
+        row = [name, f"{found.features:.1e}", f"{100 * found.tokens:g} %", *(f"{figure:.1e}" for figure in figures)]
+        print(f"| {' | '.join(row)} | `{found.worst}` |", flush=True)
+        all_equal = all_equal and found.is_equal
+    return 0 if all_equal else 1
+
+
+def _compared(nemo_python: str, chosen: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Comparison]]:
+    small = [name for name in chosen if name in VARIANTS]
+    for names in ([small] if small else []) + [[name] for name in chosen if name in SIZES]:
+        with tempfile.TemporaryDirectory() as directory:
+            cases = []
+            for number, name in enumerate(names):
+                config = section(**chosen[name], dropout=0.0, dither=0.0)
+                inputs = Path(directory) / f"{number}.inputs"
+                torch.save(_inputs(config), inputs)
+                cases.append({"section": config, "inputs": str(inputs), "output": f"{directory}/{number}.outputs"})
+            (Path(directory) / "cases.json").write_text(json.dumps(cases))
+            script = Path(__file__).parent / "peers" / "nemo_model.py"
+            subprocess.run([nemo_python, str(script), f"{directory}/cases.json"], check=True, stdout=subprocess.DEVNULL)
+            for name, case in zip(names, cases, strict=True):
+                nemo = torch.load(case["output"], mmap=True)
+                yield name, _compare(case["section"], torch.load(case["inputs"]), nemo)
+                del nemo
+                gc.collect()
+
+
+def _inputs(config: dict[str, Any]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    audio_lens = torch.tensor([128000, 127840, 101217, 64000])
+    clean = 0.1 * torch.randn(4, 128000, generator=generator)
+    clean *= torch.arange(128000) < audio_lens.unsqueeze(1)
+    noisy = clean + 0.05 * torch.randn(4, 128000, generator=generator)
+    is_masked = torch.zeros(4, 816, dtype=torch.bool)  # 8 s are 801 frames, padded to a multiple of 16
+    for utterance, start in ((0, 16), (0, 203), (1, 740), (2, 80), (2, 97), (3, 3)):
+        is_masked[utterance, start : start + 40] = True
+    if config["mask_position"] == "post_conv":
+        is_masked = is_masked[:, ::8]
+    return {"audio_lens": audio_lens, "clean": clean, "noisy": noisy, "is_masked": is_masked}
+
+
+def _compare(config: dict[str, Any], inputs: dict[str, Tensor], nemo: dict[str, Any]) -> Comparison:
+    model = NestModel(NestConfig.from_nemo(config))
+    model.load_state_dict(nemo["state"], strict=True)
+    ours = {name: model.features(inputs[name], inputs["audio_lens"])[0] for name in ("clean", "noisy")}
+    feats, feat_lens, is_masked = {name: nemo[name] for name in ours}, nemo["feat_lens"], inputs["is_masked"]
+    outputs, losses, tokens_equal = {}, [], []
+    for mode in ("eval", "train"):
+        model.train(mode == "train")
+        theirs = nemo[mode]
+        is_valid = torch.arange(theirs["encoded"].shape[1]) < theirs["enc_lens"].unsqueeze(1)
+        tokens = model._tokens(feats["clean"], feat_lens)
+        tokens_equal.append((tokens == theirs["tokens"])[is_valid].float().mean().item())
+        encoded = model._encode_masked(feats["noisy"], feat_lens, is_masked)
+        loss = _loss(model, encoded, theirs["tokens"], is_masked)
+        losses.append(_apart(loss.detach(), theirs["loss"]))
+        encoded = encoded.detach()
+        with torch.no_grad():
+            log_probs = model.decoder(encoded)
+        outputs[mode] = max(
+            _apart(encoded[is_valid], theirs["encoded"][is_valid]),
+            _apart(log_probs[is_valid], theirs["log_probs"][is_valid]),
+        )
+    loss.backward()
+    state = model.state_dict()
+    statistics = [_apart(state[name], value) for name, value in nemo["statistics"].items()]
+    gradients = _gradients(model, nemo["train"]["gradients"])
+    model.double().zero_grad()
+    encoded = model._encode_masked(feats["noisy"].double(), feat_lens, is_masked)
+    _loss(model, encoded, nemo["train"]["tokens"], is_masked).backward()
+    exact_gradients = _gradients(model, nemo["double"]["gradients"])
+    worst = max(exact_gradients, key=lambda name: exact_gradients[name])
+    return Comparison(
+        features=max((ours[name] - nemo[name]).abs().max().item() for name in ours),
+        tokens=min(tokens_equal),
+        loss=max(losses),
+        outputs=outputs["eval"],
+        train_outputs=max(outputs["train"], *statistics, 0.0),
+        train_gradients=max(gradients.values()),
+        exact_outputs=_apart(encoded.detach()[is_valid], nemo["double"]["encoded"][is_valid]),
+        exact_gradients=exact_gradients[worst],
+        worst=worst,
+    )
+
+
+def _loss(model: NestModel, encoded: Tensor, tokens: Tensor, is_masked: Tensor) -> Tensor:
+    is_scored = counted_tokens(is_masked, model._num_stacked, model.config.masking.threshold)
+    logits, targets = model.decoder.logits(encoded[is_scored]), tokens[is_scored]
+    return torch.stack(
+        [F.cross_entropy(logits[..., book], targets[:, book]) for book in range(targets.shape[1])]
+    ).mean()
+
+
+def _gradients(model: NestModel, theirs: dict[str, Tensor]) -> dict[str, float]:
+    """Compares the gradients of all parameters, but those that are zero in exact arithmetic.
+
+    The bias of the keys moves all scores of a query alike, and a bias in front of batch norm is taken off by it.
+    """
+    ours = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    assert ours.keys() == theirs.keys() - {""}, sorted(ours.keys() ^ theirs.keys())
+    zero_ones = ("linear_k.bias",)
+    if isinstance(model.encoder.layers[0].conv.batch_norm, nn.BatchNorm1d):
+        zero_ones += ("depthwise_conv.bias",)
+    largest = max(value.abs().max().item() for value in theirs.values())
+    found = {}
+    for name, gradient in ours.items():
+        if name.endswith(zero_ones):
+            assert max(gradient.abs().max().item(), theirs[name].abs().max().item()) < 1e-4 * largest, name
+        else:
+            found[name] = _apart(gradient, theirs[name])
+    return found
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    assert ours.shape == theirs.shape
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

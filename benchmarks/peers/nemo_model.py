@@ -1,0 +1,261 @@
+"""NEST models of NeMo for the benchmarks: the `model` section of a configuration, and what a pass of it gives.
+
+Run as a script, it makes a model of a section, lets it pass over given audio and masks, and stores weights, outputs and
+gradients; check_parity.py runs it so. Needs nemo_toolkit[asr] 3.0.0 and nothing of ours.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+warnings.filterwarnings("ignore")
+_MODULES = "nemo.collections.asr.modules."
+
+
+def section(
+    *,
+    d_model: int,
+    n_heads: int,
+    n_layers: int,
+    num_classes: int = 8192,
+    num_books: int = 1,
+    dist_fn: str = "l2",
+    xscaling: bool = True,
+    use_bias: bool = True,
+    conv_kernel_size: int = 9,
+    conv_norm_type: str = "batch_norm",
+    mask_position: str = "pre_conv",
+    channels: int = 256,
+    dropout: float = 0.1,
+    dither: float = 1e-5,
+) -> dict[str, Any]:
+    """Returns the `model` section of a NEST configuration of NeMo 3.0.0."""
+    stacked = 8 if mask_position == "pre_conv" else 1
+    return {
+        "sample_rate": 16000,
+        "num_classes": num_classes,
+        "num_books": num_books,
+        "code_dim": 16,
+        "squeeze_single": False,
+        "mask_position": mask_position,
+        "train_ds": None,
+        "validation_ds": None,
+        "preprocessor": {
+            "_target_": _MODULES + "AudioToMelSpectrogramPreprocessor",
+            "sample_rate": 16000,
+            "normalize": "per_feature",
+            "window_size": 0.025,
+            "window_stride": 0.01,
+            "window": "hann",
+            "features": 80,
+            "n_fft": 512,
+            "log": True,
+            "frame_splicing": 1,
+            "dither": dither,
+            "pad_to": 16,
+            "pad_value": 0.0,
+        },
+        "spec_augment": {
+            "_target_": _MODULES + "SpectrogramAugmentation",
+            "freq_masks": 0,
+            "time_masks": 0,
+            "freq_width": 27,
+            "time_width": 0.05,
+        },
+        "masking": {
+            "_target_": _MODULES + "RandomBlockMasking",
+            "block_size": 40,
+            "mask_prob": 0.01,
+            "feat_in": 80,
+            "freeze": True,
+            "allow_overlap": True,
+        },
+        "quantizer": {
+            "_target_": _MODULES + "RandomProjectionVectorQuantizer",
+            "feat_in": 80,
+            "code_dim": 16,
+            "num_books": num_books,
+            "num_classes": num_classes,
+            "dist_fn": dist_fn,
+            "freeze": True,
+            "squeeze_single": False,
+            "combine_time_steps": stacked,
+        },
+        "encoder": {
+            "_target_": _MODULES + "ConformerEncoder",
+            "feat_in": 80,
+            "feat_out": -1,
+            "n_layers": n_layers,
+            "d_model": d_model,
+            "use_bias": use_bias,
+            "subsampling": "dw_striding",
+            "subsampling_factor": 8,
+            "subsampling_conv_channels": channels,
+            "causal_downsampling": False,
+            "ff_expansion_factor": 4,
+            "self_attention_model": "rel_pos",
+            "n_heads": n_heads,
+            "att_context_size": [-1, -1],
+            "att_context_style": "regular",
+            "xscaling": xscaling,
+            "untie_biases": True,
+            "pos_emb_max_len": 5000,
+            "conv_kernel_size": conv_kernel_size,
+            "conv_norm_type": conv_norm_type,
+            "conv_context_size": None,
+            "dropout": dropout,
+            "dropout_pre_encoder": dropout,
+            "dropout_emb": 0.0,
+            "dropout_att": dropout,
+        },
+        "decoder": {
+            "_target_": _MODULES + "MultiSoftmaxDecoder",
+            "feat_in": d_model,
+            "num_classes": num_classes,
+            "num_decoders": num_books,
+            "squeeze_single": False,
+            "use_bias": True,
+        },
+        "loss": {
+            "_target_": "nemo.collections.asr.losses.MultiMLMLoss",
+            "combine_time_steps": stacked,
+            "mask_threshold": 0.8,
+            "num_decoders": num_books,
+            "squeeze_single": False,
+        },
+    }
+
+
+def build(config: dict[str, Any], seed: int = 0) -> Any:
+    """Makes NeMo's model, in training mode."""
+    from nemo.collections.asr.models import EncDecDenoiseMaskedTokenPredModel
+    from nemo.utils import logging as nemo_logging
+    from omegaconf import OmegaConf
+
+    nemo_logging.setLevel(logging.ERROR)
+    torch.manual_seed(seed)
+    return EncDecDenoiseMaskedTokenPredModel(OmegaConf.create(config)).train()
+
+
+def main() -> int:
+    """Passes over the audio of every case in eval mode and in training mode, with the gradients of the loss."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", help="JSON: a list of {section, inputs, output}, paths of torch files")
+    arguments = parser.parse_args()
+    with open(arguments.cases) as file:
+        cases = json.load(file)
+    for case in cases:
+        torch.save(_passes(case["section"], torch.load(case["inputs"])), case["output"])
+    return 0
+
+
+def _passes(config: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+    model = build(config)
+    if config["quantizer"]["dist_fn"] == "cosine":
+        # As NeMo has it, a product of single and double precision, which raises.
+        model.quantizer.codebooks.data = model.quantizer.codebooks.data.float()
+    _shake(model)
+    found: dict[str, Any] = {}
+    lens = inputs["audio_lens"]
+    for name in ("clean", "noisy"):
+        feats, feat_lens = model.preprocessor(input_signal=inputs[name].clone(), length=lens.clone())
+        # Copies, since NeMo hangs objects of its own on its tensors.
+        found[name], found["feat_lens"] = feats.clone(), feat_lens.clone()
+    # In front of the training pass, which moves running statistics.
+    found["state"] = {name: value.clone() for name, value in _state(model).items()}
+    for mode in ("eval", "train"):
+        model.train(mode == "train")
+        tokens, encoded, enc_lens, masks = _encode(model, config, found, inputs["is_masked"])
+        log_probs = model.decoder(encoder_output=encoded)
+        loss = model.loss(masks=masks, decoder_outputs=log_probs, targets=tokens, decoder_lengths=enc_lens)
+        found[mode] = {
+            "tokens": tokens.clone(),
+            "enc_lens": enc_lens.clone(),
+            "encoded": encoded.detach().transpose(1, 2).clone(),
+            "log_probs": log_probs.detach().clone(),
+            "loss": loss.detach().clone(),
+        }
+    found["statistics"] = {name: value.clone() for name, value in _state(model).items() if "running" in name}
+    loss.backward()
+    found["train"]["gradients"] = _gradients(model)
+    # Once more in double precision, where no ReLU is so near to zero that rounding turns it around.
+    model.double().zero_grad()
+    exact = {name: found[name].double() for name in ("clean", "noisy")} | {"feat_lens": found["feat_lens"]}
+    _, encoded, enc_lens, masks = _encode(model, config, exact, inputs["is_masked"])
+    log_probs, tokens = model.decoder(encoder_output=encoded), found["train"]["tokens"]
+    model.loss(masks=masks, decoder_outputs=log_probs, targets=tokens, decoder_lengths=enc_lens).backward()
+    found["double"] = {"encoded": encoded.detach().transpose(1, 2).clone(), "gradients": _gradients(model)}
+    return found
+
+
+def _gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {_our_name(name): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {_our_name(name): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _encode(
+    model: Any, config: dict[str, Any], feats: dict[str, torch.Tensor], is_masked: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """NeMo's forward pass with a given mask."""
+    embedding, lens = model.mask_processor.mask_embedding, feats["feat_lens"]
+    if config["mask_position"] == "pre_conv":
+        _, tokens = model.quantizer(input_signal=feats["clean"])
+        masked = torch.where(is_masked.unsqueeze(1), embedding.view(1, -1, 1), feats["noisy"])
+        masks = is_masked.unsqueeze(1).expand_as(masked).float()
+        encoded, enc_lens = model.encoder(audio_signal=masked, length=lens)
+        return tokens, encoded, enc_lens, masks
+    # NeMo's own pass does not run: it gives (batch, mels, frames) to a subsampling that wants (batch, frames, mels),
+    # and it detaches what it masked. Here the same modules do what was meant.
+    subsampling, wrapper = model.pre_encoder.pre_encode, model.encoder.pre_encode
+    with torch.no_grad():
+        clean, _ = subsampling(x=feats["clean"].transpose(1, 2), lengths=lens)
+        _, tokens = model.quantizer(input_signal=clean.transpose(1, 2))
+    noisy, enc_lens = subsampling(x=feats["noisy"].transpose(1, 2), lengths=lens)
+    masked = torch.where(is_masked.unsqueeze(2), embedding.view(1, 1, -1), noisy)
+    model.encoder.pre_encode = _Given(masked, enc_lens)
+    encoded, enc_lens = model.encoder(audio_signal=feats["noisy"], length=lens)
+    model.encoder.pre_encode = wrapper
+    return tokens, encoded, enc_lens, is_masked.unsqueeze(1).expand(-1, masked.shape[2], -1).float()
+
+
+class _Given(torch.nn.Module):
+    def __init__(self, x: torch.Tensor, lens: torch.Tensor) -> None:
+        super().__init__()
+        self.given = x, lens
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+        return self.given
+
+
+def _shake(model: Any) -> None:
+    """Moves what starts at zero or one, so that no parameter goes unnoticed."""
+    generator = torch.Generator().manual_seed(1)
+    for name, value in [*model.encoder.named_parameters(), *model.encoder.named_buffers()]:
+        if value.ndim < 3 and value.is_floating_point() and not name.endswith(".weight"):
+            value.data += 0.05 * torch.rand(value.shape, generator=generator)
+        elif value.ndim == 1:
+            value.data += 0.2 * torch.rand(value.shape, generator=generator) - 0.1
+
+
+def _state(model: Any) -> dict[str, torch.Tensor]:
+    state = {_our_name(name): value for name, value in model.state_dict().items()}
+    return {name: value for name, value in state.items() if name}
+
+
+def _our_name(name: str) -> str:
+    """Takes the wrapper around the subsampling out of a name; empty for what stands there twice."""
+    if name.startswith(("pre_encoder.", "encoder.pre_encode.masking.")):
+        return ""
+    return name.replace("encoder.pre_encode.pre_encode.", "encoder.pre_encode.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
