@@ -133,9 +133,11 @@ def _compared(nemo_python: str, chosen: dict[str, dict[str, Any]]) -> Iterator[t
             script = Path(__file__).parent / "peers" / "nemo_model.py"
             subprocess.run([nemo_python, str(script), f"{directory}/cases.json"], check=True, stdout=subprocess.DEVNULL)
             for name, case in zip(names, cases, strict=True):
-                nemo = torch.load(case["output"], mmap=True)
-                yield name, _compare(case["section"], torch.load(case["inputs"]), nemo)
-                del nemo
+                parts = {
+                    part: torch.load(f"{case['output']}.{part}", mmap=True) for part in ("state", "single", "double")
+                }
+                yield name, _compare(case["section"], torch.load(case["inputs"]), **parts)
+                del parts
                 gc.collect()
 
 
@@ -153,9 +155,17 @@ def _inputs(config: dict[str, Any]) -> dict[str, Tensor]:
     return {"audio_lens": audio_lens, "clean": clean, "noisy": noisy, "is_masked": is_masked}
 
 
-def _compare(config: dict[str, Any], inputs: dict[str, Tensor], nemo: dict[str, Any]) -> Comparison:
-    model = NestModel(NestConfig.from_nemo(config))
-    model.load_state_dict(nemo["state"], strict=True)
+def _compare(
+    config: dict[str, Any],
+    inputs: dict[str, Tensor],
+    *,
+    state: dict[str, Tensor],
+    single: dict[str, Any],
+    double: dict[str, Any],
+) -> Comparison:
+    """Compares with what NeMo's model of these weights gave in single and in double precision."""
+    model, nemo = NestModel(NestConfig.from_nemo(config)), single
+    model.load_state_dict(state, strict=True)
     ours = {name: model.features(inputs[name], inputs["audio_lens"])[0] for name in ("clean", "noisy")}
     feats, feat_lens, is_masked = {name: nemo[name] for name in ours}, nemo["feat_lens"], inputs["is_masked"]
     outputs, losses, tokens_equal = {}, [], []
@@ -176,13 +186,14 @@ def _compare(config: dict[str, Any], inputs: dict[str, Tensor], nemo: dict[str, 
             _apart(log_probs[is_valid], theirs["log_probs"][is_valid]),
         )
     loss.backward()
-    state = model.state_dict()
-    statistics = [_apart(state[name], value) for name, value in nemo["statistics"].items()]
+    moved = model.state_dict()
+    statistics = [_apart(moved[name], value) for name, value in nemo["statistics"].items()]
     gradients = _gradients(model, nemo["train"]["gradients"])
-    model.double().zero_grad()
+    model.zero_grad()
+    model.double()
     encoded = model._encode_masked(feats["noisy"].double(), feat_lens, is_masked)
     _loss(model, encoded, nemo["train"]["tokens"], is_masked).backward()
-    exact_gradients = _gradients(model, nemo["double"]["gradients"])
+    exact_gradients = _gradients(model, double["gradients"])
     worst = max(exact_gradients, key=lambda name: exact_gradients[name])
     return Comparison(
         features=max((ours[name] - nemo[name]).abs().max().item() for name in ours),
@@ -191,7 +202,7 @@ def _compare(config: dict[str, Any], inputs: dict[str, Tensor], nemo: dict[str, 
         outputs=outputs["eval"],
         train_outputs=max(outputs["train"], *statistics, 0.0),
         train_gradients=max(gradients.values()),
-        exact_outputs=_apart(encoded.detach()[is_valid], nemo["double"]["encoded"][is_valid]),
+        exact_outputs=_apart(encoded.detach()[is_valid], double["encoded"][is_valid]),
         exact_gradients=exact_gradients[worst],
         worst=worst,
     )

@@ -10,7 +10,9 @@ from nestdata import NestDataError
 from nestmodel import NestModelError
 
 from . import fit
+from .export_model import export_command
 from .features import features_command
+from .import_model import import_command
 from .probe import probe_command
 
 # Typer ships Click under a name of its own and exports the subclass alone.
@@ -37,6 +39,8 @@ def _validate() -> None:
 
 app.command("features")(features_command)
 app.command("probe")(probe_command)
+app.command("import")(import_command)
+app.command("export")(export_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

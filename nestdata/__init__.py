@@ -16,6 +16,7 @@ from nestdata.plan_summary import BucketSummary, CorpusSummary, PlanSummary, dra
 from nestdata.prepare import PrepareConfig, PrepareReport, prepare
 from nestdata.preview import PreviewRow, batch_digest, preview_rows, write_preview
 from nestdata.probe import ProbeMode
+from nestdata.target import move_into_place, partial_directory
 
 __all__ = [
     "AudioError",
@@ -53,6 +54,8 @@ __all__ = [
     "derive_key",
     "draw_plan",
     "microbatches",
+    "move_into_place",
+    "partial_directory",
     "prepare",
     "preview_rows",
     "summarise_plan",

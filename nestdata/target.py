@@ -61,7 +61,7 @@ def _locked(directory: Path, output: Path) -> Iterator[None]:
             raise BlockingIOError
         yield
     except BlockingIOError:
-        raise CorpusError(f"{output}: another prepare is writing it. Wait for it, or choose another place.") from None
+        raise CorpusError(f"{output}: another run is writing it. Wait for it, or choose another place.") from None
     finally:
         os.close(descriptor)
 

@@ -10,15 +10,27 @@ from nestmodel.config import (
     preset_path,
 )
 from nestmodel.data import NestDataModule
-from nestmodel.errors import ConfigError, NestModelError
+from nestmodel.errors import ConfigError, ExtractError, NestModelError, ProbeError, WeightsError
+from nestmodel.exchange import ExportFormat, export_model, import_model
+from nestmodel.extract import ExtractConfig, ExtractReport, FeatureType, FileFormat, extract_features
 from nestmodel.model import NestModel
 from nestmodel.monitor import Curves, PlainProgress, Throughput
+from nestmodel.probe import ProbeConfig, ProbeReport, ProbeScore, run_probe
+from nestmodel.utterances import LeftOut, Utterance, iterate_features, parse_layers
+from nestmodel.weights import WeightParts, WeightReport, load_weights, read_config
 
 __all__ = [
     "ConfigError",
     "Curves",
     "EncoderConfig",
+    "ExportFormat",
+    "ExtractConfig",
+    "ExtractError",
+    "ExtractReport",
     "FeatureConfig",
+    "FeatureType",
+    "FileFormat",
+    "LeftOut",
     "MaskConfig",
     "NestConfig",
     "NestDataModule",
@@ -26,7 +38,23 @@ __all__ = [
     "NestModelError",
     "OptimizerConfig",
     "PlainProgress",
+    "ProbeConfig",
+    "ProbeError",
+    "ProbeReport",
+    "ProbeScore",
     "QuantizerConfig",
     "Throughput",
+    "Utterance",
+    "WeightParts",
+    "WeightReport",
+    "WeightsError",
+    "export_model",
+    "extract_features",
+    "import_model",
+    "iterate_features",
+    "load_weights",
+    "parse_layers",
     "preset_path",
+    "read_config",
+    "run_probe",
 ]

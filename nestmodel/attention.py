@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from nestmodel.dropout import Dropout
+
 MASKED_SCORE = -10000.0
 """Score of a key that must not be seen; its exponential is 0 in every floating-point format."""
 
@@ -42,7 +44,7 @@ class RelPositionAttention(nn.Module):
         self.linear_pos = nn.Linear(dim, dim, bias=False)
         self.pos_bias_u = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
         self.pos_bias_v = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,

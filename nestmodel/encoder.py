@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nestmodel.attention import RelPositionAttention, relative_positions
 from nestmodel.config import EncoderConfig
+from nestmodel.dropout import Dropout
 from nestmodel.subsampling import ConvSubsampling
 
 
@@ -29,7 +30,7 @@ class FeedForward(nn.Module):
         hidden = config.d_model * config.ff_expansion
         self.linear1 = nn.Linear(config.d_model, hidden, bias=config.use_bias)
         self.linear2 = nn.Linear(hidden, config.d_model, bias=config.use_bias)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Float[Tensor, "batch enc_frames dim"]) -> Float[Tensor, "batch enc_frames dim"]:
         """Transforms each frame by itself."""
@@ -69,6 +70,7 @@ class ConvModule(nn.Module):
         if isinstance(norm, nn.LayerNorm):
             yield
             return
+        assert norm.num_batches_tracked is not None
         momentum, norm.momentum = norm.momentum, 0.0
         counted = norm.num_batches_tracked.clone()
         try:
@@ -98,7 +100,7 @@ class ConformerBlock(nn.Module):
         self.norm_feed_forward2 = nn.LayerNorm(dim)
         self.feed_forward2 = FeedForward(config)
         self.norm_out = nn.LayerNorm(dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self,
@@ -131,8 +133,8 @@ class ConformerEncoder(nn.Module):
             factor=config.subsampling_factor,
             dim=config.d_model,
         )
-        self.dropout_pre_encoder = nn.Dropout(config.dropout_pre_encoder)
-        self.dropout_emb = nn.Dropout(config.dropout_emb)
+        self.dropout_pre_encoder = Dropout(config.dropout_pre_encoder)
+        self.dropout_emb = Dropout(config.dropout_emb)
         self.layers = nn.ModuleList(ConformerBlock(config) for _ in range(config.num_layers))
 
     def forward(

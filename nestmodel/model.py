@@ -5,7 +5,6 @@ loss is the mean over the scored tokens of a whole optimizer step, over all micr
 accumulated, and their count scales the gradients once, when the optimizer steps.
 """
 
-import pickle
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from jaxtyping import Bool, Float, Int
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from nestdata import AudioNoiseBatch, derive_key
@@ -26,6 +26,7 @@ from nestmodel.masking import BlockMask, counted_tokens
 from nestmodel.metrics import token_counts, token_entropy
 from nestmodel.quantizer import RandomProjectionQuantizer
 from nestmodel.schedule import noam_lr
+from nestmodel.weights import CONFIG_KEY, WeightParts, load_weights, load_whole, read_config, unlike_settings
 
 # The entropy of the tokens of one step is too low, since few of the classes occur in it: counts fade over about this
 # many steps instead.
@@ -68,7 +69,17 @@ class NestModel(pl.LightningModule):
     Source: NEST, arXiv:2408.13106.
     """
 
-    def __init__(self, config: NestConfig) -> None:
+    def __init__(self, config: NestConfig, init_from: Path | None = None, init_parts: WeightParts = "all") -> None:
+        """Builds a model with weights drawn from the seed, or read from a file as far as its names and shapes agree.
+
+        Args:
+            config: All sizes and settings.
+            init_from: A `.nemo` file, a checkpoint of `nestmodel fit`, or a safetensors file to start from.
+            init_parts: Whether all weights of that file are taken, or those of the encoder alone.
+
+        Raises:
+            WeightsError: The file cannot be read, or nothing in it fits.
+        """
         super().__init__()
         self.config = config
         num_mels, quantizer, dim = config.features.num_mels, config.quantizer, config.encoder.d_model
@@ -86,6 +97,10 @@ class NestModel(pl.LightningModule):
             self.decoder = MultiSoftmaxDecoder(
                 dim=dim, num_classes=quantizer.num_classes, num_codebooks=quantizer.num_codebooks
             )
+        if init_from is not None:
+            rank_zero_info(load_weights(self, init_from, init_parts).summary())
+            for setting in unlike_settings(config, init_from):
+                rank_zero_warn(f"{init_from}: {setting}, so its weights may mean something else.")
         self._step_tally: Tensor | None = None
         self._val_tally: Tensor | None = None
         self._faded_counts: Tensor | None = None
@@ -213,25 +228,17 @@ class NestModel(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stores the configuration, from which `from_checkpoint` rebuilds the model."""
-        checkpoint["nest_config"] = asdict(self.config)
+        checkpoint[CONFIG_KEY] = asdict(self.config)
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> "NestModel":
-        """Rebuilds a model, weights included, from a checkpoint of `nestmodel fit` alone.
+        """Rebuilds a model, weights included, from one file: a checkpoint of `nestmodel fit`, NeMo's, or safetensors.
 
         Raises:
-            ConfigError: The file is not such a checkpoint.
+            WeightsError: The file cannot be read, or does not hold a whole model.
         """
-        try:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-            config, state = checkpoint["nest_config"], checkpoint["state_dict"]
-        except (OSError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
-            kind = type(error).__name__
-            raise ConfigError(
-                f"{path}: not a checkpoint of nestmodel ({kind}). Give one of `nestmodel fit`."
-            ) from error
-        model = cls(NestConfig.from_dict(config))
-        model.load_state_dict(state)
+        model = cls(read_config(path))
+        load_whole(model, path)
         return model
 
     def _tally_batch(self, batch: AudioNoiseBatch, purpose: str) -> Tally:

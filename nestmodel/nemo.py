@@ -196,3 +196,142 @@ def _nemo_optimizer(section: _NemoSection, d_model: int) -> OptimizerConfig:
         warmup_steps=schedule.take("warmup_steps", int),
         min_lr=schedule.take("min_lr", float, 0.0),
     )
+
+
+_COLLECTION = "nemo.collections.asr."
+
+
+def config_to_nemo(config: NestConfig) -> dict[str, Any]:
+    """Returns the `model` section of a NeMo configuration that builds the same model.
+
+    It is complete for NeMo's `restore_from`, and `config_from_nemo` reads it back, but for `seed` and
+    `encoder.checkpoint_activations`, which NeMo has no fields for. Where encoder frames are masked it is as NeMo's
+    own YAML files are: NeMo divides the block size, and overwrites other fields, when it builds the model.
+
+    Source: NeMo 3.0.0.
+    """
+    factor, is_pre_conv = config.encoder.subsampling_factor, config.masking.position == "pre_conv"
+    mels, books, classes = config.features.num_mels, config.quantizer.num_codebooks, config.quantizer.num_classes
+    return {
+        "target": _COLLECTION + "models.ssl_models.EncDecDenoiseMaskedTokenPredModel",
+        "sample_rate": config.features.sampling_rate,
+        "num_classes": classes,
+        "num_books": books,
+        "code_dim": config.quantizer.code_dim,
+        "squeeze_single": False,
+        "mask_position": config.masking.position,
+        "train_ds": None,
+        "validation_ds": None,
+        "preprocessor": _features_to_nemo(config.features),
+        # NEST never calls it, and NeMo cannot do without.
+        "spec_augment": {"_target_": _COLLECTION + "modules.SpectrogramAugmentation", "freq_masks": 0, "time_masks": 0},
+        "masking": {
+            "_target_": _COLLECTION + "modules.RandomBlockMasking",
+            "block_size": config.masking.block_size,
+            "mask_prob": config.masking.prob,
+            "feat_in": mels,
+            "freeze": True,
+            "allow_overlap": True,
+        },
+        "quantizer": {
+            "_target_": _COLLECTION + "modules.RandomProjectionVectorQuantizer",
+            "feat_in": mels,
+            "code_dim": config.quantizer.code_dim,
+            "num_books": books,
+            "num_classes": classes,
+            "dist_fn": config.quantizer.distance,
+            "freeze": True,
+            "squeeze_single": False,
+            "combine_time_steps": factor if is_pre_conv else 1,
+        },
+        "encoder": _encoder_to_nemo(config.encoder, mels),
+        "decoder": {
+            "_target_": _COLLECTION + "modules.MultiSoftmaxDecoder",
+            "feat_in": config.encoder.d_model,
+            "num_classes": classes,
+            "num_decoders": books,
+            "squeeze_single": False,
+            "use_bias": True,
+        },
+        "loss": {
+            "_target_": _COLLECTION + "losses.MultiMLMLoss",
+            # NeMo makes it 1 where it masks encoder frames, when it divides the block size.
+            "combine_time_steps": factor,
+            "mask_threshold": config.masking.threshold,
+            "num_decoders": books,
+            "squeeze_single": False,
+        },
+        "optim": _optimizer_to_nemo(config.optimizer, config.encoder.d_model),
+    }
+
+
+def _features_to_nemo(features: FeatureConfig) -> dict[str, Any]:
+    rate = features.sampling_rate
+    return {
+        "_target_": _COLLECTION + "modules.AudioToMelSpectrogramPreprocessor",
+        "sample_rate": rate,
+        "normalize": "per_feature",
+        "window_size": _seconds(features.window_length, rate),
+        "window_stride": _seconds(features.hop_length, rate),
+        "window": "hann",
+        "features": features.num_mels,
+        "n_fft": features.n_fft,
+        "log": True,
+        "frame_splicing": 1,
+        "dither": features.dither,
+        "pad_to": features.pad_to,
+        "pad_value": 0.0,
+        "preemph": features.preemphasis,
+    }
+
+
+def _seconds(num_samples: int, rate: int) -> float:
+    """Returns a duration that is so many samples where it is multiplied and cut off, as NeMo does."""
+    seconds = num_samples / rate
+    return seconds if int(seconds * rate) == num_samples else math.nextafter(seconds, math.inf)
+
+
+def _encoder_to_nemo(encoder: EncoderConfig, num_mels: int) -> dict[str, Any]:
+    return {
+        "_target_": _COLLECTION + "modules.ConformerEncoder",
+        "feat_in": num_mels,
+        "feat_out": -1,
+        "n_layers": encoder.num_layers,
+        "d_model": encoder.d_model,
+        "use_bias": encoder.use_bias,
+        "subsampling": "dw_striding",
+        "subsampling_factor": encoder.subsampling_factor,
+        "subsampling_conv_channels": encoder.subsampling_channels,
+        "causal_downsampling": False,
+        "ff_expansion_factor": encoder.ff_expansion,
+        "self_attention_model": "rel_pos",
+        "n_heads": encoder.num_heads,
+        "att_context_size": [-1, -1],
+        "att_context_style": "regular",
+        "xscaling": encoder.xscaling,
+        "untie_biases": True,
+        "pos_emb_max_len": 5000,
+        "conv_kernel_size": encoder.conv_kernel_size,
+        "conv_norm_type": encoder.conv_norm,
+        "conv_context_size": None,
+        "dropout": encoder.dropout,
+        "dropout_pre_encoder": encoder.dropout_pre_encoder,
+        "dropout_emb": encoder.dropout_emb,
+        "dropout_att": encoder.dropout_att,
+    }
+
+
+def _optimizer_to_nemo(optimizer: OptimizerConfig, d_model: int) -> dict[str, Any]:
+    return {
+        "name": "adamw",
+        "lr": optimizer.lr,
+        "betas": list(optimizer.betas),
+        "weight_decay": optimizer.weight_decay,
+        "sched": {
+            "name": "NoamAnnealing",
+            "d_model": d_model,
+            "warmup_steps": optimizer.warmup_steps,
+            "warmup_ratio": None,
+            "min_lr": optimizer.min_lr,
+        },
+    }

@@ -8,6 +8,13 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+MAX_VALUES = 2**28
+"""Values of the largest tensor of a pass; more utterances than have so many go through one after the other."""
+
+MAX_VALUES_ON_CPU = 2**23
+"""The same on a CPU, whose allocator gives tensors below 32 MiB the memory of others."""
 
 
 def halved(num: int) -> int:
@@ -29,6 +36,7 @@ class ConvSubsampling(nn.Module):
     def __init__(self, *, num_mels: int, channels: int, factor: int, dim: int) -> None:
         super().__init__()
         self.factor = factor
+        self.channels = channels
         layers: list[nn.Module] = [nn.Conv2d(1, channels, 3, stride=2, padding=1), nn.ReLU()]
         bins = halved(num_mels)
         for _ in range(factor.bit_length() - 2):
@@ -50,23 +58,36 @@ class ConvSubsampling(nn.Module):
         Returns:
             The encoder frames, and how many of each utterance are valid: its frames / factor, rounded up.
         """
+        # The convolutions make the largest tensors of the model by far, and cost little: some utterances at a time, and
+        # once more for the backward pass instead of being kept.
+        values = MAX_VALUES if feats.is_cuda else MAX_VALUES_ON_CPU
+        size = max(1, values // max(1, self.channels * feats.shape[1] * feats.shape[2] // 4))
+        chunks = [
+            checkpoint(self._convolve, *chunk, use_reentrant=False, preserve_rng_state=False)
+            if torch.is_grad_enabled()
+            else self._convolve(*chunk)
+            for chunk in zip(feats.split(size), feat_lens.split(size), strict=True)
+        ]
+        encoded: Tensor = self.out(torch.cat(chunks))
+        return encoded, self.out_lens(feat_lens)
+
+    def _convolve(
+        self, feats: Float[Tensor, "batch mels frames"], lens: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch enc_frames values"]:
         # (batch, mels, frames) -> (batch, channels, frames, mels). On a CPU, channels-last convolutions take half
         # the time of others.
         x = feats.transpose(1, 2).unsqueeze(1)
         if not x.is_cuda:
             x = x.contiguous(memory_format=torch.channels_last)
-        lens = feat_lens
         x = x * _is_valid(x, lens)
         for layer in self.conv:
             if isinstance(layer, nn.ReLU):
-                # Zeroed before the ReLU, where both work in place: the convolutions need no output for their
-                # gradient, and these are the largest tensors of the model.
+                # Zeroed before the ReLU, where both work in place: the convolutions need no output for their gradient.
                 lens = (lens + 1) // 2
                 x = F.relu_(x.mul_(_is_valid(x, lens)))
             else:
                 x = layer(x)
-        encoded: Tensor = self.out(x.transpose(1, 2).flatten(2))
-        return encoded, lens
+        return x.transpose(1, 2).flatten(2)
 
     def out_lens(self, feat_lens: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         """Returns how many encoder frames are valid where so many frames are: frames / factor, rounded up."""

@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -150,11 +151,13 @@ def main() -> int:
     with open(arguments.cases) as file:
         cases = json.load(file)
     for case in cases:
-        torch.save(_passes(case["section"], torch.load(case["inputs"])), case["output"])
+        for name, found in _passes(case["section"], torch.load(case["inputs"])):
+            torch.save(found, f"{case['output']}.{name}")
     return 0
 
 
-def _passes(config: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+def _passes(config: dict[str, Any], inputs: dict[str, torch.Tensor]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields what it found part by part, since all of it would not fit into memory for the largest size."""
     model = build(config)
     if config["quantizer"]["dist_fn"] == "cosine":
         # As NeMo has it, a product of single and double precision, which raises.
@@ -167,7 +170,7 @@ def _passes(config: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str
         # Copies, since NeMo hangs objects of its own on its tensors.
         found[name], found["feat_lens"] = feats.clone(), feat_lens.clone()
     # In front of the training pass, which moves running statistics.
-    found["state"] = {name: value.clone() for name, value in _state(model).items()}
+    yield "state", _state(model)
     for mode in ("eval", "train"):
         model.train(mode == "train")
         tokens, encoded, enc_lens, masks = _encode(model, config, found, inputs["is_masked"])
@@ -183,22 +186,20 @@ def _passes(config: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str
     found["statistics"] = {name: value.clone() for name, value in _state(model).items() if "running" in name}
     loss.backward()
     found["train"]["gradients"] = _gradients(model)
+    yield "single", found
+    del found["train"]["gradients"], loss, log_probs, encoded
     # Once more in double precision, where no ReLU is so near to zero that rounding turns it around.
-    model.double().zero_grad()
+    model.zero_grad()
+    model.double()
     exact = {name: found[name].double() for name in ("clean", "noisy")} | {"feat_lens": found["feat_lens"]}
     _, encoded, enc_lens, masks = _encode(model, config, exact, inputs["is_masked"])
     log_probs, tokens = model.decoder(encoder_output=encoded), found["train"]["tokens"]
     model.loss(masks=masks, decoder_outputs=log_probs, targets=tokens, decoder_lengths=enc_lens).backward()
-    found["double"] = {"encoded": encoded.detach().transpose(1, 2).clone(), "gradients": _gradients(model)}
-    return found
+    yield "double", {"encoded": encoded.detach().transpose(1, 2).clone(), "gradients": _gradients(model)}
 
 
 def _gradients(model: Any) -> dict[str, torch.Tensor]:
-    return {_our_name(name): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def _gradients(model: Any) -> dict[str, torch.Tensor]:
-    return {_our_name(name): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {_our_name(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def _encode(

@@ -601,7 +601,7 @@ def test_a_second_prepare_into_the_same_target_is_refused_while_the_first_one_ru
     output = tmp_path / "speech.corpus"
     with paused_prepare(manifest, output) as process:
         before = tree(tmp_path)
-        with pytest.raises(CorpusError, match=r"speech\.corpus: another prepare is writing it"):
+        with pytest.raises(CorpusError, match=r"speech\.corpus: another run is writing it"):
             prepare([manifest], output)
         assert tree(tmp_path) == before
         prepare([manifest], tmp_path / "other.corpus")

@@ -127,7 +127,7 @@ def test_two_runs_into_one_target_are_refused_and_the_first_goes_on(output: Path
     with partial_directory(output) as partial:
         fill(partial, "first")
         with (
-            pytest.raises(CorpusError, match=r"speech\.corpus: another prepare is writing it"),
+            pytest.raises(CorpusError, match=r"speech\.corpus: another run is writing it"),
             partial_directory(output),
         ):
             pass
@@ -146,7 +146,7 @@ def test_a_run_whose_directory_another_has_moved_into_place_meanwhile_is_refused
         partial.rename(output)
 
     monkeypatch.setattr(fcntl, "flock", moved_meanwhile)
-    with pytest.raises(CorpusError, match="another prepare is writing it"), partial_directory(output):
+    with pytest.raises(CorpusError, match="another run is writing it"), partial_directory(output):
         pass
     assert output.is_dir()
 

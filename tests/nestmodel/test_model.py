@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from nestdata import PlanConfig, PrepareConfig
-from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestModel
+from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestModel, WeightsError
 from nestmodel.decoder import MultiSoftmaxDecoder
 from nestmodel.encoder import ConformerEncoder
 from nestmodel.masking import counted_tokens
@@ -190,9 +190,9 @@ def test_a_checkpoint_rebuilds_its_model_by_itself(messy_corpora: MessyCorpora, 
 def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "not.ckpt"
     path.write_text("no checkpoint")
-    with pytest.raises(ConfigError, match=r"not\.ckpt: not a checkpoint of nestmodel"):
+    with pytest.raises(WeightsError, match=r"not\.ckpt: neither .* a checkpoint of nestmodel"):
         NestModel.from_checkpoint(path)
-    with pytest.raises(ConfigError, match=r"gone\.ckpt"):
+    with pytest.raises(WeightsError, match=r"gone\.ckpt"):
         NestModel.from_checkpoint(tmp_path / "gone.ckpt")
 
 

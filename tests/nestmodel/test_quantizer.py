@@ -98,7 +98,7 @@ def test_no_code_is_nearer_than_the_token(seed: int, num_codebooks: int) -> None
 def test_searching_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     quantizer, feats = build(num_codebooks=2), torch.randn(3, 4, 20)
     expected = quantizer(feats)
-    monkeypatch.setattr(quantizer_module, "MAX_SCORES", 5 * 2 * 64)
+    monkeypatch.setattr(quantizer_module, "MAX_SCORES_ON_CPU", 5 * 2 * 64)
     assert torch.equal(quantizer(feats), expected)
 
 

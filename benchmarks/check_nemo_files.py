@@ -1,0 +1,177 @@
+"""Carries models to NeMo and back in `.nemo` files, and compares what both sides compute.
+
+    python benchmarks/check_nemo_files.py --nemo-python PATH
+
+Prints Markdown, and fails where a difference is too large. NeMo needs a virtual environment of its own with
+`nemo_toolkit[asr]==3.0.0`. "Ours" are random models of ours, exported here, opened there with `restore_from` and its
+strict check of names, and saved there again with `save_to`; "NeMo's" are made and saved there. Each saved file is
+opened here, and must hold the weights of the first file, bit for bit, and its settings.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers.nemo_model import section
+from torch import Tensor
+
+from nestmodel import EncoderConfig, FeatureConfig, MaskConfig, NestConfig, NestModel, QuantizerConfig
+from nestmodel.nemo_file import write_nemo
+
+_BASE = NestConfig(
+    encoder=EncoderConfig(d_model=64, num_heads=4, num_layers=3, subsampling_channels=32),
+    quantizer=QuantizerConfig(num_classes=512),
+)
+_ENCODER = _BASE.encoder
+OURS: dict[str, NestConfig] = {
+    "as in the paper": _BASE,
+    "no biases, no xscaling (as xlarge)": replace(_BASE, encoder=replace(_ENCODER, use_bias=False, xscaling=False)),
+    "three codebooks": replace(_BASE, quantizer=QuantizerConfig(num_classes=512, num_codebooks=3)),
+    "layer norm in the convolution": replace(_BASE, encoder=replace(_ENCODER, conv_norm="layer_norm")),
+    "kernel of 31, subsampling by 4": replace(
+        _BASE, encoder=replace(_ENCODER, conv_kernel_size=31, subsampling_factor=4)
+    ),
+    "other features": replace(
+        _BASE, features=FeatureConfig(num_mels=128, window_length=401, hop_length=161, preemphasis=0.9, pad_to=8)
+    ),
+    "post_conv": replace(_BASE, masking=MaskConfig(position="post_conv")),
+    "18 layers, as the released large one, 192 wide": replace(
+        _BASE,
+        encoder=EncoderConfig(d_model=192, num_heads=8, num_layers=18),
+        quantizer=QuantizerConfig(num_classes=8192),
+    ),
+}
+_SECTION: dict[str, Any] = {"d_model": 64, "n_heads": 4, "n_layers": 3, "num_classes": 512, "channels": 32}
+NEMOS: dict[str, dict[str, Any]] = {
+    "as in the paper": section(**_SECTION),
+    "no biases, no xscaling, two codebooks": section(**_SECTION, use_bias=False, xscaling=False, num_books=2),
+    "post_conv": section(**_SECTION, mask_position="post_conv"),
+}
+TOLERANCES = {"feats": 1e-4, "encoded": 1e-5, "log_probs": 1e-5}
+INTRODUCTION = """# Models in NeMo's files
+
+Made by `benchmarks/check_nemo_files.py --nemo-python PATH` with NeMo 3.0.0, in float32 on a CPU. "Ours" are random
+models that were exported to a `.nemo` file here and opened in NeMo with `restore_from`, which is strict about names;
+"NeMo's" were made and saved there. Differences are those of the two sides from the same audio, over valid frames:
+absolute for features, relative to the largest magnitude of the array for the others. The last two columns are about the
+file that NeMo saved, opened here: whether each weight is what it was, bit for bit, and whether every setting is.
+
+| from | model | features | tokens equal | encoded | log-probabilities | weights back | settings back |
+|---|---|---|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model, and where its files are."""
+
+    source: str
+    name: str
+    model: NestModel | None
+    """Ours; None where NeMo makes it."""
+
+    saved: Path
+    outputs: Path
+
+
+def main() -> int:
+    """Compares and prints; 1 where something differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nemo-python", required=True, help="Python of an environment with NeMo")
+    arguments = parser.parse_args()
+    print(INTRODUCTION)
+    all_equal = True
+    with tempfile.TemporaryDirectory() as directory:
+        inputs = _inputs()
+        for case in _carried(arguments.nemo_python, Path(directory), inputs):
+            is_equal, row = _compared(case, inputs)
+            print(f"| {case.source} | {case.name} | {' | '.join(row)} |", flush=True)
+            all_equal = all_equal and is_equal
+    return 0 if all_equal else 1
+
+
+def _carried(nemo_python: str, directory: Path, inputs: dict[str, Tensor]) -> Iterator[Case]:
+    torch.save(inputs, directory / "inputs")
+    cases, jobs = [], []
+    for number, (name, source) in enumerate([*OURS.items(), *NEMOS.items()]):
+        model, job = None, {"inputs": str(directory / "inputs")}
+        if isinstance(source, NestConfig):
+            model = NestModel(source).eval()
+            _shake(model)
+            write_nemo(directory / f"{number}.nemo", source, model.state_dict())
+            job["file"] = str(directory / f"{number}.nemo")
+        case = Case(
+            "ours" if model else "NeMo's", name, model, directory / f"{number}.saved", directory / f"{number}.out"
+        )
+        cases.append(case)
+        job |= {"saved": f"{case.saved}.nemo", "outputs": str(case.outputs)}
+        jobs.append(job if model else {**job, "section": source})
+    (directory / "cases.json").write_text(json.dumps(jobs))
+    script = Path(__file__).parent / "peers" / "nemo_files.py"
+    subprocess.run([nemo_python, str(script), str(directory / "cases.json")], check=True, stdout=subprocess.DEVNULL)
+    yield from cases
+
+
+def _compared(case: Case, inputs: dict[str, Tensor]) -> tuple[bool, list[str]]:
+    back = NestModel.from_checkpoint(f"{case.saved}.nemo").eval()
+    # Of NeMo's own models, what there is to compare with is what they computed.
+    model = case.model or back
+    theirs, ours = torch.load(case.outputs), _outputs(model, inputs)
+    apart = {name: _apart(name, ours, theirs) for name in TOLERANCES}
+    is_valid = _is_valid(theirs["encoded"], theirs["enc_lens"])
+    tokens = (ours["tokens"] == theirs["tokens"])[is_valid].float().mean().item()
+    assert torch.equal(ours["enc_lens"], theirs["enc_lens"])
+    assert torch.equal(ours["feat_lens"], theirs["feat_lens"])
+    same_weights = all(torch.equal(value, back.state_dict()[name]) for name, value in model.state_dict().items())
+    same_settings = back.config == model.config
+    row = [f"{apart['feats']:.1e}", f"{100 * tokens:g} %", f"{apart['encoded']:.1e}", f"{apart['log_probs']:.1e}"]
+    row += ["equal" if same_weights else "DIFFERENT", "equal" if same_settings else "DIFFERENT"]
+    if case.model is None:
+        row[4:] = ["opened", "opened"]
+    within = all(apart[name] < tolerance for name, tolerance in TOLERANCES.items())
+    return within and tokens == 1.0 and same_weights and same_settings, row
+
+
+def _inputs() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    audio_lens = torch.tensor([64000, 50117, 16000])
+    audio = 0.1 * torch.randn(3, 64000, generator=generator)
+    return {"audio": audio * (torch.arange(64000) < audio_lens.unsqueeze(1)), "audio_lens": audio_lens}
+
+
+@torch.no_grad()
+def _outputs(model: NestModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    feats, feat_lens = model.features(inputs["audio"], inputs["audio_lens"])
+    encoded, enc_lens = model.encoder(feats, feat_lens)
+    found = {"feats": feats, "feat_lens": feat_lens, "encoded": encoded, "enc_lens": enc_lens}
+    return {**found, "tokens": model._tokens(feats, feat_lens), "log_probs": model.decoder(encoded)}
+
+
+def _apart(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    if name == "feats":
+        return (ours[name] - theirs[name]).abs().max().item()
+    is_valid = _is_valid(theirs["encoded"], theirs["enc_lens"])
+    difference = (ours[name] - theirs[name])[is_valid].abs().max()
+    return (difference / theirs[name][is_valid].abs().max()).item()
+
+
+def _is_valid(x: Tensor, lens: Tensor) -> Tensor:
+    return torch.arange(x.shape[1]) < lens.unsqueeze(1)
+
+
+def _shake(model: NestModel) -> None:
+    """Moves what starts at zero or one, so that nothing that is lost on the way goes unnoticed."""
+    generator = torch.Generator().manual_seed(1)
+    for value in [*model.encoder.parameters(), *model.encoder.buffers()]:
+        if value.ndim < 3 and value.is_floating_point():
+            value.data += 0.05 * torch.rand(value.shape, generator=generator)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

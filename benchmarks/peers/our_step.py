@@ -1,0 +1,44 @@
+"""The same as nemo_step.py for our model."""
+
+import json
+import sys
+
+import torch
+from measuring import Stopwatch, batch, parse, quantizer_weights, sizes
+from nemo_model import section
+
+from nestmodel import NestConfig, NestModel
+
+
+def main() -> int:
+    """Measures, and prints JSON."""
+    arguments = parse(__doc__)
+    model = NestModel(NestConfig.from_nemo(section(**sizes(arguments.what)))).train()
+    audio, noisy, lens = batch(arguments)
+    if arguments.what == "quantizer":
+        model.eval()
+        model.quantizer.load_state_dict(quantizer_weights(model.quantizer.state_dict()))
+        feats, _ = model.features(audio, lens)
+        print(json.dumps(Stopwatch(lambda: model.quantizer(feats), arguments.steps).measured()))
+        return 0
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-4)
+    generator = torch.Generator().manual_seed(0)
+
+    def run() -> torch.Tensor:
+        # What `training_step` does, without a trainer.
+        feats, feat_lens = model.features(torch.cat([audio, noisy]), lens.repeat(2))
+        clean, noisy_feats = feats.chunk(2)
+        is_masked = model.mask_processor.draw(feat_lens[: len(audio)], feats.shape[-1], generator)
+        tally = model.tally(clean, noisy_feats, feat_lens[: len(audio)], is_masked)
+        loss = tally.nll_sum / tally.num_tokens
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    print(json.dumps(Stopwatch(run, arguments.steps).measured()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nestcli.nestmodel import main
+from nestmodel import NestModel
+from tests.cli.commands import run
+from tests.synthesis import hiss, tone, write_audio, write_jsonl
+from tests.training import tiny_config
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds `model.ckpt`, and `speech.json` with 24 files of two pitches, one that is broken and one that is gone."""
+    directory = tmp_path_factory.mktemp("features")
+    model = NestModel(tiny_config())
+    torch.save({"nest_config": asdict(model.config), "state_dict": model.state_dict()}, directory / "model.ckpt")
+    rows = []
+    for i in range(24):
+        audio = np.concatenate([hiss(3200, i, level=0.01), tone((300, 3000)[i % 2], 0.1 + i / 100)])
+        write_audio(directory / "speech" / f"{i}.wav", audio)
+        rows.append({"audio_filepath": f"speech/{i}.wav", "pitch": "lh"[i % 2], "lang": "en"})
+    (directory / "speech" / "broken.wav").write_bytes(b"no audio at all")
+    rows += [{"audio_filepath": f"speech/{name}.wav", "pitch": "l"} for name in ("broken", "gone")]
+    write_jsonl(directory / "speech.json", rows)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def _in_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+@pytest.mark.slow
+def test_features_says_what_it_wrote_and_how_many_inputs_it_left_out(place: Path, tmp_path: Path) -> None:
+    outcome = run(
+        *("nestmodel", "features", "model.ckpt", "speech.json", "-o", tmp_path / "f", "--layers", "0,2"),
+        *("--device", "cpu", "--dtype", "float16", "--max-batch-seconds", "2"),
+        cwd=place,
+    )
+    assert (outcome.code, outcome.err) == (0, "")
+    summary, left_out, index = outcome.out.splitlines()
+    assert summary.startswith(f"{tmp_path / 'f'}: 24 utterances, 0.00 h, ")
+    assert summary.endswith("frames at 12.5 Hz, layers 0,2 of dim 16")
+    assert left_out == f"  left out: 1 unreadable, 1 missing; see {tmp_path / 'f' / 'rejected.jsonl'}"
+    assert index == f"  index: {tmp_path / 'f' / 'index.jsonl'}"
+    rows = [json.loads(line) for line in (tmp_path / "f" / "index.jsonl").read_text().splitlines()]
+    assert len(rows) == 24
+    assert rows[0]["labels"] == {"language": "en", "pitch": "h"}
+    values = np.load(tmp_path / "f" / rows[0]["file"])
+    assert values.dtype == np.float16
+    assert values.shape == (2, rows[0]["num_frames"], 16)
+    assert json.loads((tmp_path / "f" / "meta.json").read_text())["model"] == "model.ckpt"
+
+
+def test_features_can_be_summed_up_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["features", "model.ckpt", "speech", "-o", str(tmp_path / "f"), "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_utterances"], found["layers"], found["left_out"]) == (24, [2], {"unreadable": 1})
+    assert found["path"] == str(tmp_path / "f")
+
+
+def test_probe_prints_a_table_and_writes_numbers_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "p"
+    arguments = ["probe", "model.ckpt", "speech.json", "--label", "pitch", "--device", "cpu", "-o", str(output)]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    for text in (
+        *("trained, %", "untrained, %", "log-mel statistics: 100.0 (61.0 to 100.0)", "chance: 50.0 (18.8 to 81.2)"),
+        *("pitch: 2 classes, 18 utterances to train on, 6 held out", "left out: 1 unreadable, 1 missing; see"),
+    ):
+        assert text in out
+    assert sorted(path.name for path in output.iterdir()) == ["probe.json", "probe.png", "rejected.jsonl"]
+
+
+def test_probe_without_a_place_to_write_prints_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.name for path in place.iterdir())
+    arguments = ["probe", "model.ckpt", "speech.json", "--label", "pitch", "--device", "cpu", "--train-per-class", "3"]
+    assert main([*arguments, "--held-out", "0.5", "--seed", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["classes"] == {"h": [3, 6], "l": [3, 6]}
+    assert found["config"]["seed"] == 4
+    assert len(found["trained"]) == len(found["untrained"]) == 3
+    assert sorted(path.name for path in place.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["features", "model.ckpt", "speech"], 2, "--output"),
+        (["features", "model.ckpt", "speech", "-o", "f", "--layers", "9"], 1, "layers is '9'"),
+        (["features", "model.ckpt", "speech", "-o", "f", "--format", "mat"], 2, "'mat'"),
+        (["features", "model.ckpt", "speech", "-o", "f", "--device", "abacus"], 1, "device is 'abacus'"),
+        (["features", "model.ckpt", "speech", "-o", "speech"], 1, "exists already"),
+        (["features", "model.ckpt", "speech", "-o", "speech", "--overwrite"], 1, "something else than features"),
+        (["features", "gone.ckpt", "speech", "-o", "f"], 1, "gone.ckpt"),
+        (["features", "model.ckpt", "gone.json", "-o", "f"], 1, "gone.json"),
+        (["probe", "model.ckpt", "speech.json"], 2, "--label"),
+        (["probe", "model.ckpt", "speech.json", "--label", "tempo"], 1, "label is 'tempo', and no utterance has that"),
+        (["probe", "model.ckpt", "speech.json", "--label", "language"], 1, "1 of 1 classes can be probed"),
+        (["probe", "model.ckpt", "speech.json", "--label", "pitch", "--held-out", "2"], 1, "held_out is 2"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_that_says_why(
+    arguments: list[str], code: int, message: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(path.name for path in place.iterdir())
+    assert main(arguments) == code
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert line.startswith("error: ")
+    assert message in line
+    assert sorted(path.name for path in place.iterdir()) == before
+
+
+def test_the_options_are_deliberate(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {}
+    for command in ("features", "probe"):
+        assert main([command, "--help"]) == 0
+        words = capsys.readouterr().out.replace(",", " ").split()
+        options[command] = sorted({word for word in words if word.startswith("--")})
+    assert options == {
+        "features": [
+            *("--device", "--dtype", "--format", "--help", "--json", "--layers", "--max-batch-seconds", "--output"),
+            "--overwrite",
+        ],
+        "probe": [
+            *("--device", "--group-by", "--held-out", "--help", "--json", "--label", "--max-batch-seconds", "--output"),
+            *("--overwrite", "--seed", "--train-per-class"),
+        ],
+    }

@@ -1,0 +1,146 @@
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from nestcli.nestmodel import main
+from nestmodel import NestModel
+from nestmodel.nemo_file import write_nemo
+from tests.cli.commands import run
+from tests.conftest import MessyCorpora
+from tests.training import tiny_config
+
+CONFIG = tiny_config()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint as `fit` writes it, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "last.ckpt"
+    model = NestModel(CONFIG)
+    torch.save({"nest_config": asdict(CONFIG), "state_dict": model.state_dict()}, path)
+    return path
+
+
+def states_are_equal(first: Path, second: Path) -> bool:
+    one, other = (NestModel.from_checkpoint(path).state_dict() for path in (first, second))
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_a_model_goes_to_nemo_and_comes_back(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "last.ckpt", "--to", "nemo"]) == 0
+    assert main(["import", "last.nemo", "-o", "back.ckpt"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["last.nemo", "back.ckpt"]
+    assert states_are_equal(checkpoint, Path("back.ckpt"))
+
+
+def test_results_are_called_like_the_model(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for to in ("safetensors", "huggingface"):
+        assert main(["export", str(checkpoint), "--to", to]) == 0
+    assert main(["export", "last.ckpt", "--to", "safetensors", "--parts", "all", "-o", "whole.safetensors"]) == 0
+    assert main(["import", "whole.safetensors"]) == 0
+    assert capsys.readouterr().out.split() == [
+        "last.safetensors",
+        "last.huggingface",
+        "whole.safetensors",
+        "whole.ckpt",
+    ]
+    assert Path("last.huggingface/config.json").is_file()
+    assert states_are_equal(checkpoint, Path("whole.ckpt"))
+
+
+@pytest.mark.slow
+def test_an_onnx_graph_is_written(checkpoint: Path) -> None:
+    pytest.importorskip("onnxscript")
+    outcome = run("nestmodel", "export", checkpoint, "--to", "onnx", "-o", "out.onnx", cwd=checkpoint.parent)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.splitlines() == ["out.onnx"]
+    assert outcome.err == ""
+    assert (checkpoint.parent / "out.onnx").is_file()
+
+
+def test_without_the_extra_onnx_says_what_to_install(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert main(["export", "last.ckpt", "--to", "onnx"]) == 1
+    assert "pip install 'nest-pretrain[export]'" in capsys.readouterr().err
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["import", "gone.nemo"], 1, "gone.nemo: cannot be read (No such file or directory)"),
+        (["import", "text.nemo"], 1, "text.nemo: neither a .nemo file"),
+        (["import", "last.ckpt"], 1, "last.ckpt: exists already"),
+        (["export", "last.ckpt"], 2, "Missing option '--to'"),
+        (["export", "last.ckpt", "--to", "keras"], 2, "keras"),
+        (["export", "text.nemo", "--to", "onnx"], 1, "text.nemo: neither a .nemo file"),
+        (["export", "last.ckpt", "--to", "nemo", "--parts", "encoder"], 1, "nemo holds all of a model, not encoder"),
+        (["export", "last.ckpt", "--to", "nemo", "-o", "text.nemo"], 1, "text.nemo: exists already"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_to_do(
+    arguments: list[str], code: int, message: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.nemo").write_text("text")
+    before = checkpoint.read_bytes()
+    assert main(arguments) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert sorted(path.name for path in Path().iterdir()) == ["last.ckpt", "text.nemo"]
+    assert checkpoint.read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", ["all", "encoder"])
+def test_fit_starts_from_a_nemo_file_and_says_what_it_took(
+    parts: str, messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    other = NestModel(tiny_config(num_layers=3))
+    write_nemo(tmp_path / "start.nemo", other.config, other.state_dict())
+    content = {
+        "trainer": {"max_steps": 1, "accelerator": "cpu", "limit_val_batches": 0, "default_root_dir": "run"},
+        "model": {"config": {**asdict(CONFIG), "optimizer": {"lr": 1e-9, "warmup_steps": 10}}},
+        "data": {"plan": {"max_batch_seconds": 10.0, "microbatches_per_step": 2}, "num_workers": 0},
+    }
+    del content["model"]["config"]["seed"]
+    content["model"]["config"]["features"] = {}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(_plain(content)))
+    corpora = ("--data.corpus", messy_corpora.speech, "--data.noise", messy_corpora.noise)
+    start = ("--model.init_from", "start.nemo", "--model.init_parts", parts)
+    outcome = run("nestmodel", "fit", "--config", "tiny.yaml", *corpora, *start, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    (line,) = [line for line in outcome.err.splitlines() if "weights taken" in line]
+    assert line.startswith("start.nemo: ")
+    assert "encoder.layers.2.* " in line
+    assert " 0 missed" in line
+    (last,) = (tmp_path / "run").rglob("*.ckpt")
+    trained = NestModel.from_checkpoint(last)
+    assert set(torch.load(last, weights_only=True)) >= {"nest_config", "state_dict", "optimizer_states"}
+    near = {name: value for name, value in trained.state_dict().items() if "running" not in name}
+    for name, value in near.items():
+        if name.startswith("encoder.") and value.is_floating_point():
+            torch.testing.assert_close(value, other.state_dict()[name], rtol=0, atol=1e-6)
+    same_decoder = torch.allclose(
+        trained.decoder.decoder_layers[0].weight, other.decoder.decoder_layers[0].weight, rtol=0, atol=1e-6
+    )
+    assert same_decoder == (parts == "all")
+    gone = run("nestmodel", "fit", "--config", "tiny.yaml", *corpora, "--model.init_from", "gone.nemo", cwd=tmp_path)
+    assert gone.code == 1
+    assert gone.error_lines == [
+        "error: gone.nemo: cannot be read (No such file or directory). Give a file that exists."
+    ]
+
+
+def _plain(value: object) -> object:
+    """Tuples as lists, for YAML."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
