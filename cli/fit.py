@@ -14,7 +14,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
-from nestmodel import Curves, NestDataModule, NestModel, PlainProgress, Throughput, preset_path
+from nestmodel import Curves, Health, NestDataModule, NestModel, PlainProgress, Throughput, preset_path
 
 # Both follow from --seed_everything.
 _SEEDS = ("data.plan.seed", "model.config.seed")
@@ -94,7 +94,7 @@ def run(arguments: list[str]) -> None:
         seed_everything_default=0,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={
-            "callbacks": [Throughput(), Curves(), *([] if on_terminal else [PlainProgress()])],
+            "callbacks": [Throughput(), Health(), Curves(), *([] if on_terminal else [PlainProgress()])],
             "enable_progress_bar": on_terminal,
             "use_distributed_sampler": False,
         },

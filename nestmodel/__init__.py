@@ -13,6 +13,7 @@ from nestmodel.data import NestDataModule
 from nestmodel.errors import ConfigError, ExtractError, NestModelError, ProbeError, WeightsError
 from nestmodel.exchange import ExportFormat, export_model, import_model
 from nestmodel.extract import ExtractConfig, ExtractReport, FeatureType, FileFormat, extract_features
+from nestmodel.health import Health, UnhealthyTrainingWarning
 from nestmodel.model import NestModel
 from nestmodel.monitor import Curves, PlainProgress, Throughput
 from nestmodel.probe import ProbeConfig, ProbeReport, ProbeScore, run_probe
@@ -30,6 +31,7 @@ __all__ = [
     "FeatureConfig",
     "FeatureType",
     "FileFormat",
+    "Health",
     "LeftOut",
     "MaskConfig",
     "NestConfig",
@@ -44,6 +46,7 @@ __all__ = [
     "ProbeScore",
     "QuantizerConfig",
     "Throughput",
+    "UnhealthyTrainingWarning",
     "Utterance",
     "WeightParts",
     "WeightReport",

@@ -49,15 +49,18 @@ class Tally:
     token_counts: Float[Tensor, "codebooks classes"]
     """How often each class occurs among the scored tokens."""
 
+    predicted_counts: Float[Tensor, "codebooks classes"]
+    """How often each class is the most likely one."""
+
     def flatten(self) -> Float[Tensor, " values"]:
         """Packs everything into one vector, so that one collective adds it up."""
         heads = torch.stack([self.nll_sum.detach(), self.num_tokens, self.num_correct])
-        return torch.cat([heads, self.token_counts.flatten()])
+        return torch.cat([heads, self.token_counts.flatten(), self.predicted_counts.flatten()])
 
     @classmethod
     def unflatten(cls, values: Float[Tensor, " values"], num_codebooks: int) -> "Tally":
         """Unpacks what `flatten` packed."""
-        return cls(values[0], values[1], values[2], values[3:].unflatten(0, (num_codebooks, -1)))
+        return cls(*values[:3], *values[3:].unflatten(0, (2, num_codebooks, -1)))
 
 
 class NestModel(pl.LightningModule):
@@ -140,12 +143,13 @@ class NestModel(pl.LightningModule):
         encoded = self._encode_masked(noisy, feat_lens, is_masked)
         logits = self.decoder.logits(encoded.flatten(0, 1)[rows])
         nll_sum, num_tokens = masked_nll(logits, scored_tokens)
-        is_correct = logits.detach().argmax(dim=1) == scored_tokens
+        predicted, num_classes = logits.detach().argmax(dim=1), self.config.quantizer.num_classes
         return Tally(
             nll_sum,
             nll_sum.new_tensor(num_tokens),
-            is_correct.float().mean(dim=1).sum(),
-            token_counts(scored_tokens, self.config.quantizer.num_classes).float(),
+            (predicted == scored_tokens).float().mean(dim=1).sum(),
+            token_counts(scored_tokens, num_classes).float(),
+            token_counts(predicted, num_classes).float(),
         )
 
     def _tokens(
@@ -190,7 +194,7 @@ class NestModel(pl.LightningModule):
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         torch._foreach_div_(grads, num_tokens)
         faded = 0.0 if self._faded_counts is None else self._faded_counts
-        self._faded_counts = _FADING * faded + tally.token_counts
+        self._faded_counts = _FADING * faded + torch.stack([tally.token_counts, tally.predicted_counts])
         self._log_tally("train", tally, self._faded_counts)
         self.log("lr", optimizer.param_groups[0]["lr"], batch_size=1)
         self.log("grad_norm", torch.nn.utils.get_total_norm(grads), batch_size=1)
@@ -205,7 +209,7 @@ class NestModel(pl.LightningModule):
         assert self._val_tally is not None
         tally = self._sum_over_ranks(self._val_tally)
         self._val_tally = None
-        self._log_tally("val", tally, tally.token_counts, prog_bar=True)
+        self._log_tally("val", tally, torch.stack([tally.token_counts, tally.predicted_counts]), prog_bar=True)
 
     def configure_optimizers(self) -> Any:
         """Returns AdamW under the Noam schedule, one step of it per optimizer step."""
@@ -266,7 +270,14 @@ class NestModel(pl.LightningModule):
 
     def _log_tally(self, stage: str, tally: Tally, counts: Tensor, *, prog_bar: bool = False) -> None:
         num_tokens = tally.num_tokens.clamp(min=1)
+        of_tokens, of_predictions = token_entropy(counts[0]), token_entropy(counts[1])
         self.log(f"{stage}_loss", tally.nll_sum / num_tokens, prog_bar=True, batch_size=1)
-        self.log(f"{stage}_token_entropy", token_entropy(counts), prog_bar=prog_bar, batch_size=1)
-        self.log(f"{stage}_accuracy", tally.num_correct / num_tokens, batch_size=1)
-        self.log(f"{stage}_codebook_use", (counts > 0.5).float().mean(), batch_size=1)
+        self.log(f"{stage}_token_entropy", of_tokens, prog_bar=prog_bar, batch_size=1)
+        figures = {
+            "accuracy": tally.num_correct / num_tokens,
+            "codebook_use": (counts[0] > 0.5).float().mean(),
+            "token_perplexity": of_tokens.exp(),
+            "prediction_entropy": of_predictions,
+            "prediction_perplexity": of_predictions.exp(),
+        }
+        self.log_dict({f"{stage}_{name}": value for name, value in figures.items()}, batch_size=1)

@@ -169,8 +169,9 @@ def run_probe(
 ) -> ProbeReport:
     """Scores a linear probe on every layer of an encoder, trained and with fresh weights, and on log mels.
 
-    An utterance is the mean and the deviation of its valid frames, for every contestant. The classifier is logistic regression on standardised features, its
-    strength of regularisation chosen by cross-validation on the training part, anew for each set of features.
+    An utterance is the mean and the deviation of its valid frames, for every contestant. The classifier is logistic
+    regression on standardised features, its strength of regularisation chosen by cross-validation on the training
+    part, anew for each set of features.
 
     Args:
         model: Its encoder is used, in eval mode, and moved to the device.
