@@ -6,6 +6,7 @@ Owns the position encodings and the attention of one layer. Guarantees that vali
 import math
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -67,10 +68,17 @@ class RelPositionAttention(nn.Module):
         p = self._split(self.linear_pos(positions))
         # Queries are scaled rather than scores, which are the larger by far.
         scale = 1.0 / math.sqrt(q.shape[-1])
-        content = ((q + self.pos_bias_u.unsqueeze(1)) * scale) @ k.transpose(-2, -1)
-        position = shift_to_distances(((q + self.pos_bias_v.unsqueeze(1)) * scale) @ p.transpose(-2, -1))
-        scores = content.add_(position).masked_fill_(is_padding[:, None, None, :], MASKED_SCORE)
-        mixed = self.dropout(scores.softmax(dim=-1)) @ v
+        content_q, position_q = ((q + bias.unsqueeze(1)) * scale for bias in (self.pos_bias_u, self.pos_bias_v))
+        position = shift_to_distances(position_q @ p.transpose(-2, -1))
+        is_unseen = is_padding[:, None, None, :]
+        if x.is_cuda or not (self.training or torch.is_grad_enabled()):
+            # Torch's fused kernels. Those of a CPU are slower where gradients are wanted.
+            dropped = self.dropout.share if self.training else 0.0
+            position = position.masked_fill(is_unseen, MASKED_SCORE)
+            mixed = F.scaled_dot_product_attention(content_q, k, v, position, dropout_p=dropped, scale=1.0)
+        else:
+            scores = (content_q @ k.transpose(-2, -1)).add_(position).masked_fill_(is_unseen, MASKED_SCORE)
+            mixed = self.dropout(scores.softmax(dim=-1)) @ v
         # A padded key has a weight of exactly 0 already. Padded queries are zeroed here: the same as zeroing their
         # weights, in a smaller tensor.
         mixed = mixed.masked_fill(is_padding[:, None, :, None], 0.0)

@@ -20,14 +20,18 @@ class Dropout(nn.Module):
         super().__init__()
         self.num_dropped = round(prob * _LEVELS)
 
+    @property
+    def share(self) -> float:
+        """The probability, as it is."""
+        return self.num_dropped / _LEVELS
+
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Drops values, in training mode, by torch's global generator of the device."""
         if not self.training or self.num_dropped == 0:
             return x
-        share = self.num_dropped / _LEVELS
         if x.is_cuda:
-            return F.dropout(x, share)
-        return x.masked_fill(self._draw(x), 0.0).mul_(1.0 / (1.0 - share))
+            return F.dropout(x, self.share)
+        return x.masked_fill(self._draw(x), 0.0).mul_(1.0 / (1.0 - self.share))
 
     def _draw(self, x: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         # Four values for every draw of 64 bits, read as signed numbers of 16 bits.

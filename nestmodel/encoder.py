@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+import torch._dynamo as dynamo
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -169,6 +170,14 @@ class ConformerEncoder(nn.Module):
         """
         x, enc_lens = self.pre_encode(feats, feat_lens)
         return list(self._outputs(x, enc_lens)), enc_lens
+
+    def compile_blocks(self, num_shapes: int | None) -> None:
+        """Has torch compile the blocks, all of them as one, for so many shapes of batches; None lets shapes vary."""
+        if num_shapes is not None:
+            # A shape is compiled for with gradients and without.
+            dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 2 * num_shapes + 2)
+        for layer in self.layers:
+            layer.compile(dynamic=None if num_shapes is None else False)
 
     def _outputs(
         self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"]

@@ -93,7 +93,8 @@ class Diagnosis:
             return None
         return (
             f"step {vitals.step}: the gradient norm is {vitals.grad_norm:.3g}, {vitals.grad_norm / usual:.0f} times "
-            "what it was: training is exploding. Lower optimizer.lr, lengthen the warm-up, or set trainer.gradient_clip_val."
+            "what it was: training is exploding. Lower optimizer.lr, lengthen the warm-up, or set "
+            "trainer.gradient_clip_val."
         )
 
     def _collapse(self, vitals: Vitals) -> str | None:
@@ -114,8 +115,8 @@ class Diagnosis:
         predicted = statistics.fmean(check.prediction_perplexity for check in self._recent)
         return (
             f"step {vitals.step}: the loss ({loss:.3f}) is where the entropy of the tokens ({entropy:.3f}) is: the "
-            f"model knows how frequent each token is and nothing else (its predictions are as varied as {predicted:.1f} "
-            "classes). Try another optimizer.lr, shorter masked blocks, or more data."
+            "model knows how frequent each token is and nothing else (its predictions are as varied as "
+            f"{predicted:.1f} classes). Try another optimizer.lr, shorter masked blocks, or more data."
         )
 
 

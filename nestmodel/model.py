@@ -72,13 +72,21 @@ class NestModel(pl.LightningModule):
     Source: NEST, arXiv:2408.13106.
     """
 
-    def __init__(self, config: NestConfig, init_from: Path | None = None, init_parts: WeightParts = "all") -> None:
+    def __init__(
+        self,
+        config: NestConfig,
+        init_from: Path | None = None,
+        init_parts: WeightParts = "all",
+        compile_blocks: bool = False,
+    ) -> None:
         """Builds a model with weights drawn from the seed, or read from a file as far as its names and shapes agree.
 
         Args:
             config: All sizes and settings.
             init_from: A `.nemo` file, a checkpoint of `nestmodel fit`, or a safetensors file to start from.
             init_parts: Whether all weights of that file are taken, or those of the encoder alone.
+            compile_blocks: Whether `fit` has torch compile the blocks of the encoder. Best with few shapes of batches:
+                see `PlanConfig.num_shapes`.
 
         Raises:
             WeightsError: The file cannot be read, or nothing in it fits.
@@ -104,6 +112,7 @@ class NestModel(pl.LightningModule):
             rank_zero_info(load_weights(self, init_from, init_parts).summary())
             for setting in unlike_settings(config, init_from):
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may mean something else.")
+        self._compiles_blocks = compile_blocks
         self._step_tally: Tensor | None = None
         self._val_tally: Tensor | None = None
         self._faded_counts: Tensor | None = None
@@ -221,14 +230,26 @@ class NestModel(pl.LightningModule):
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def setup(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
-        """Checks that the audio comes at the rate that the features are for."""
+    def setup(self, stage: str) -> None:
+        """Checks that the audio comes at the rate that the features are for, and compiles where that is asked for."""
         rate = getattr(getattr(self.trainer, "datamodule", None), "sampling_rate", None)
         if rate not in (None, self.config.features.sampling_rate):
             raise ConfigError(
                 f"the corpus is at {rate} Hz and model.config.features.sampling_rate is "
                 f"{self.config.features.sampling_rate}. Prepare the corpus with --sampling-rate, or change the model."
             )
+        if self._compiles_blocks and stage == "fit":
+            self._compile()
+
+    def _compile(self) -> None:
+        dataset = getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None)
+        num_shapes = None if dataset is None else dataset.plan.config.num_shapes
+        if num_shapes is None:
+            rank_zero_warn(
+                "compile_blocks without data.plan.num_shapes: batches come in hundreds of shapes, which compiled code "
+                "fits less well. Set it, to 8 for example."
+            )
+        self.encoder.compile_blocks(num_shapes)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stores the configuration, from which `from_checkpoint` rebuilds the model."""

@@ -66,12 +66,30 @@ def test_shift_picks_the_column_of_each_distance(num_frames: int) -> None:
             assert torch.equal(shifted[..., i, j], scores[..., i, num_frames - 1 - i + j])
 
 
+@pytest.mark.parametrize("with_gradients", [True, False])
 @pytest.mark.parametrize("num_valid", [1, 4, 6])
-def test_attention_equals_its_definition(num_valid: int) -> None:
-    module, x = build(), torch.randn(6, 8)
+def test_attention_equals_its_definition(num_valid: int, with_gradients: bool) -> None:
+    module, x = build().eval(), torch.randn(6, 8)
     is_padding = (torch.arange(6) >= num_valid).unsqueeze(0)
-    actual = module(x.unsqueeze(0), relative_positions(6, 8, CPU), is_padding)[0]
+    with torch.set_grad_enabled(with_gradients):  # torch's fused attention is used on a CPU without them
+        actual = module(x.unsqueeze(0), relative_positions(6, 8, CPU), is_padding)[0]
+    assert actual.requires_grad == with_gradients
     assert torch.allclose(actual, by_definition(module, x, num_valid), atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_output_and_gradients_of_a_cpu() -> None:
+    module, x = build(dim=64), torch.randn(2, 37, 64)
+    is_padding = torch.arange(37) >= torch.tensor([[37], [20]])
+    seen = []
+    for device in ("cpu", "cuda"):
+        module.to(device).zero_grad()
+        out = module(x.to(device), relative_positions(37, 64, torch.device(device)), is_padding.to(device))
+        out.square().sum().backward()
+        seen.append([out.detach().cpu(), *(p.grad.cpu() for p in module.parameters() if p.grad is not None)])
+    for ours, theirs in zip(*seen, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
 
 
 def test_padded_frames_equal_the_bias_and_pass_no_gradient() -> None:

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -219,3 +221,39 @@ def test_layer_norm_in_the_convolution_looks_at_each_frame_by_itself() -> None:
     assert torch.allclose(whole[1, 4], alone[0, 0], atol=1e-6)
     assert set(module.state_dict()) >= {"batch_norm.weight", "batch_norm.bias"}
     assert "batch_norm.running_mean" not in module.state_dict()
+
+
+COMPILED = """
+import torch
+from nestmodel.config import EncoderConfig
+from nestmodel.encoder import ConformerEncoder
+
+no_dropout = dict(dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0)
+config = EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8, **no_dropout)
+torch.manual_seed(0)
+plain, compiled = (ConformerEncoder(config, num_mels=20).train() for _ in range(2))
+compiled.load_state_dict(plain.state_dict())
+compiled.compile_blocks(2)
+assert compiled.state_dict().keys() == plain.state_dict().keys()
+for num_frames in (48, 80, 48):
+    feats, feat_lens = torch.randn(2, 20, num_frames), torch.tensor([num_frames, 30])
+    seen = []
+    for encoder in (plain, compiled):
+        encoder.zero_grad()
+        encoded, _ = encoder(feats, feat_lens)
+        (encoded * torch.linspace(-1, 1, encoded.numel()).view_as(encoded)).sum().backward()
+        seen.append([encoded.detach(), *(p.grad for p in encoder.parameters())])
+    for ours, theirs in zip(*seen, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
+from torch._dynamo.utils import counters
+print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
+"""
+
+
+@pytest.mark.slow
+def test_compiled_blocks_give_the_same_output_and_gradients() -> None:
+    # In a process of its own, since the compiler cannot see through the checks of annotations that tests switch on.
+    run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stderr
+    # One graph for each of two lengths, whichever the block; none of them in pieces.
+    assert run.stdout.split() == ["2", "0"]
