@@ -21,6 +21,9 @@ def probe_command(
     ],
     label: Annotated[str, typer.Option(help="What is predicted: language, speaker, or any field of the manifest.")],
     held_out: Annotated[float, typer.Option(help="Share of each class that is scored.")] = 0.25,
+    held_out_where: Annotated[
+        str | None, typer.Option(help="A field and its value, such as split=test: what is scored instead of a share.")
+    ] = None,
     group_by: Annotated[
         str | None, typer.Option(help="A field, such as speaker, each value of which stays on one side of the split.")
     ] = None,
@@ -40,6 +43,7 @@ def probe_command(
     config = ProbeConfig(
         label=label,
         held_out=held_out,
+        held_out_where=held_out_where,
         group_by=group_by,
         train_per_class=train_per_class,
         seed=seed,
@@ -67,6 +71,7 @@ def _print_summary(report: ProbeReport, output: Path | None) -> None:
     table = Table("layer", "trained, %", "untrained, %")
     for layer, (trained, untrained) in enumerate(zip(report.trained, report.untrained, strict=True)):
         table.add_row(str(layer), _percent(trained), _percent(untrained))
+    table.add_row("all together", _percent(report.trained_together), _percent(report.untrained_together))
     out.print(table)
     lines = [
         f"log-mel statistics: {_percent(report.log_mel)}   chance: {_percent(report.chance)}   (95 % intervals)",

@@ -1,5 +1,6 @@
 """The NEST model, its Lightning wiring and its data module."""
 
+from nestmodel.classifier import ProbeScore
 from nestmodel.config import (
     EncoderConfig,
     FeatureConfig,
@@ -16,7 +17,7 @@ from nestmodel.extract import ExtractConfig, ExtractReport, FeatureType, FileFor
 from nestmodel.health import Health, UnhealthyTrainingWarning
 from nestmodel.model import NestModel
 from nestmodel.monitor import Curves, PlainProgress, Throughput
-from nestmodel.probe import ProbeConfig, ProbeReport, ProbeScore, run_probe
+from nestmodel.probe import ProbeConfig, ProbeReport, run_probe
 from nestmodel.utterances import LeftOut, Utterance, iterate_features, parse_layers
 from nestmodel.weights import WeightParts, WeightReport, load_weights, read_config
 

@@ -6,26 +6,27 @@ treatment. The untrained encoder reads the same input as the trained one, so wha
 log-mel statistics see more: level and channel, which are normalised away before the encoder. Where the recordings of a
 class were made in one place, they may be hard to beat, and a split by groups is the better question.
 
+Layers hold different things, and each by itself may know less than all of them side by side, which is scored as well.
+
 Guarantees that the split depends on ids, labels and seed alone, not on the order of the manifest. scikit-learn is an
 extra, `probe`, and imported where it is used.
 """
 
 import importlib.util
 import json
-import math
 import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata import Corpus, derive_key
+from nestdata import Corpus
+from nestmodel.classifier import ProbeScore, score_held_out
 from nestmodel.errors import ConfigError, ProbeError
 from nestmodel.held_out import Labelled, first_of_each_class, split_held_out
 from nestmodel.model import NestModel
@@ -45,10 +46,11 @@ from nestmodel.utterances import (
 Pooled = dict[int, NDArray[np.float32]]
 """By row of the corpus: means, then deviations, for each layer, shape (layers, 2 * dim)."""
 
-_STRENGTHS = (0.01, 0.1, 1.0)
-_MOST_FOLDS = 3
+_NAMED, _OTHERS = "held out", "trained on"  # groups, where the configuration names what is held out
 _LEAST_IN_TRAINING = 2
-_QUANTILE = 1.959964  # of the normal distribution, for an interval of 95 %
+
+
+_SINGLE_SCORES = ("trained_together", "untrained_together", "log_mel", "chance")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +62,9 @@ class ProbeConfig:
 
     held_out: float = 0.25
     """Share of the utterances of each class that is scored, in (0, 1); the others are trained on."""
+
+    held_out_where: str | None = None
+    """A field and its value, such as `split=test`: what is scored instead of a share of each class."""
 
     group_by: str | None = None
     """A field, such as `speaker`, all utterances of one value of which are on one side; None splits utterances."""
@@ -82,25 +87,14 @@ class ProbeConfig:
             raise ConfigError(f"held_out is {self.held_out:g}: expected a share between 0 and 1.")
         if self.train_per_class is not None and self.train_per_class < _LEAST_IN_TRAINING:
             raise ConfigError(f"train_per_class is {self.train_per_class}: give {_LEAST_IN_TRAINING} or more.")
+        if self.held_out_where is not None:
+            if not all(self.held_out_where.partition("=")):
+                raise ConfigError(
+                    f"held_out_where is {self.held_out_where!r}: give a field and a value, as split=test."
+                )
+            if self.group_by is not None:
+                raise ConfigError("held_out_where says which side each utterance is on: drop group_by.")
         check_batch_seconds(self.max_batch_seconds)
-
-
-class ProbeScore(NamedTuple):
-    """Share of the held-out utterances that are recognised."""
-
-    accuracy: float
-    low: float
-    """Bounds of the 95 % interval (Wilson), as if the utterances were independent of each other."""
-
-    high: float
-
-    @classmethod
-    def of(cls, num_correct: int, number: int) -> "ProbeScore":
-        """Returns the score of so many out of a number."""
-        share, z2 = num_correct / number, _QUANTILE**2 / number
-        centre = (share + z2 / 2) / (1 + z2)
-        half = math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
-        return cls(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +111,12 @@ class ProbeReport:
 
     untrained: list[ProbeScore]
     """The same with the weights that training starts from."""
+
+    trained_together: ProbeScore
+    """All layers of the trained encoder side by side."""
+
+    untrained_together: ProbeScore
+    """All layers of the untrained one."""
 
     log_mel: ProbeScore
     """The same of log mels."""
@@ -150,8 +150,7 @@ class ProbeReport:
             "kind": "probe",
             **asdict(self),
             **scores,
-            "log_mel": self.log_mel._asdict(),
-            "chance": self.chance._asdict(),
+            **{name: getattr(self, name)._asdict() for name in _SINGLE_SCORES},
             "num_train": self.num_train,
             "num_held_out": self.num_held_out,
         }
@@ -230,6 +229,13 @@ def draw_probe(report: ProbeReport, picture: Path) -> None:
         accuracy, low, high = 100 * np.array(scores).T
         axis.plot(layers, accuracy, style, color=colour, marker="o", markersize=3, label=name)
         axis.fill_between(layers, low, high, color=colour, alpha=0.15, linewidth=0)
+    for name, score, colour in (
+        ("trained, all layers together", report.trained_together, "#2f6f9f"),
+        ("untrained, all layers together", report.untrained_together, "#b5532a"),
+    ):
+        place = len(layers) - 1 + 0.4
+        bars = [[100 * (score.accuracy - score.low)], [100 * (score.high - score.accuracy)]]
+        axis.errorbar([place], [100 * score.accuracy], bars, fmt="D", markersize=5, color=colour, capsize=3, label=name)
     axis.axhline(100 * report.log_mel.accuracy, color="#4b4b4b", linestyle="-.", label="log-mel statistics")
     axis.axhline(100 * report.chance.accuracy, color="#4b4b4b", linestyle=":", label="chance: the most frequent class")
     label = report.config.label.replace("$", r"\$")  # which would begin a formula
@@ -251,13 +257,16 @@ def _probe(
     on_progress: OnProgress | None,
 ) -> ProbeReport:
     labelled, num_unlabelled = _labelled(corpus, config)
-    held = split_held_out(labelled, config.held_out, config.seed)
+    if config.held_out_where is None:
+        held = split_held_out(labelled, config.held_out, config.seed)
+    else:
+        held = {one.cut_id for one in labelled if one.group == _NAMED}
     training = [one for one in labelled if one.cut_id not in held]
     if config.train_per_class is not None:
         training = first_of_each_class(training, config.train_per_class, config.seed)
     parts = sorted([*training, *(one for one in labelled if one.cut_id in held)], key=lambda one: one.cut_id)
     _classes(labelled, parts, held)  # before any audio is read, for where it cannot work
-    tick = _ticker(len(parts), 3 + 2 * (model.config.encoder.num_layers + 1) + 1, on_progress)
+    tick = _ticker(len(parts), 3 + 2 * (model.config.encoder.num_layers + 2) + 1, on_progress)
     pooled = _pool_all(model, corpus, config, [one.row for one in parts], leave_out, tick)
     usable = [one for one in parts if all(one.row in found for found in pooled.values())]
     classes, left_out_classes = _classes(labelled, usable, held)
@@ -268,15 +277,19 @@ def _probe(
     scores: dict[str, list[ProbeScore]] = {}
     for name, found in pooled.items():
         scores[name] = []
-        for features in np.stack([found[one.row] for one in usable], axis=1):  # (utterances, dim), by layer
-            scores[name].append(_score(features, labels, is_held, config.seed))
+        layers = np.stack([found[one.row] for one in usable], axis=1)  # (layers, utterances, 2 * dim)
+        together = np.concatenate(list(layers), axis=1)
+        for features in [*layers, *([together] if name != "log_mel" else [])]:
+            scores[name].append(score_held_out(features, labels, is_held, config.seed))
             tick(len(parts))
     return ProbeReport(
         config=config,
         model="",
         classes=classes,
-        trained=scores["trained"],
-        untrained=scores["untrained"],
+        trained=scores["trained"][:-1],
+        untrained=scores["untrained"][:-1],
+        trained_together=scores["trained"][-1],
+        untrained_together=scores["untrained"][-1],
         log_mel=scores["log_mel"][0],
         chance=ProbeScore.of(max(number for _, number in classes.values()), int(is_held.sum())),
         num_unlabelled=num_unlabelled,
@@ -306,15 +319,18 @@ def _pool_all(
 def _labelled(corpus: Corpus, config: ProbeConfig) -> tuple[list[Labelled], int]:
     """Returns the utterances that have the label, and the number of those that do not."""
     found, names = [], Counter[str]()
+    field_name, _, value = (config.held_out_where or "").partition("=")
     for row in range(len(corpus)):
         line = corpus.line(row)
         labels = {name: text for name, value in labels_of(line).items() if (text := _text(value))}
         names.update(labels.keys())
         group = line["id"] if config.group_by is None else labels.get(config.group_by)
+        if field_name:
+            group = _NAMED if labels.get(field_name) == value else _OTHERS
         if config.label in labels and group is not None:
             found.append(Labelled(row, line["id"], labels[config.label], group))
-    for what, name in (("label", config.label), ("group_by", config.group_by)):
-        if name is not None and not names[name]:
+    for what, name in (("label", config.label), ("group_by", config.group_by), ("held_out_where", field_name)):
+        if name and not names[name]:
             known = ", ".join(f"{name} ({number})" for name, number in names.most_common(12)) or "none at all"
             raise ProbeError(f"{what} is {name!r}, and no utterance has that. The labels here: {known}.")
     if not found:
@@ -358,29 +374,6 @@ def _pooled(utterances: Iterator[Utterance], tick: Callable[[int], None]) -> Poo
         found[utterance.row] = np.concatenate([values.mean(axis=1), values.std(axis=1)], axis=-1)
         tick(1)
     return found
-
-
-def _score(
-    features: NDArray[np.float32], labels: NDArray[np.int64], is_held: NDArray[np.bool_], seed: int
-) -> ProbeScore:
-    """Trains on what is not held out, and scores what is."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV, StratifiedKFold
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    train_labels = labels[~is_held]
-    num_folds = min(_MOST_FOLDS, *Counter(train_labels.tolist()).values())
-    folds = StratifiedKFold(num_folds, shuffle=True, random_state=derive_key(seed, "probe folds") % 2**32)
-    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=100, tol=1e-2))
-    search = GridSearchCV(classifier, {"logisticregression__C": list(_STRENGTHS)}, cv=folds)
-    with warnings.catch_warnings():
-        # Where regularisation is weak, it ends before the last digit; for all contestants alike.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        search.fit(features[~is_held], train_labels)
-    num_correct = int((search.predict(features[is_held]) == labels[is_held]).sum())
-    return ProbeScore.of(num_correct, int(is_held.sum()))
 
 
 def _ticker(num_rows: int, num_passes: int, on_progress: OnProgress | None) -> Callable[[int], None]:

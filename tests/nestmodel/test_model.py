@@ -225,6 +225,7 @@ def test_a_corpus_at_another_rate_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, max_steps=1).fit(NestModel(tiny_config()), datamodule=data)
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch's own compiler
 def test_compiling_for_shapes_without_number_is_warned_of(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"compile_blocks without data\.plan\.num_shapes"):
         trainer(tmp_path, max_steps=0).fit(

@@ -62,6 +62,7 @@ def probe(
 
 def scores_of(report: ProbeReport) -> Iterator[ProbeScore]:
     yield from (*report.trained, *report.untrained, report.log_mel)
+    yield from (report.trained_together, report.untrained_together)
 
 
 def test_a_label_that_is_in_the_signal_is_found_by_every_contestant(model: NestModel, manifest: Path) -> None:
@@ -115,6 +116,15 @@ def test_grouped_utterances_stay_together_and_those_without_a_group_out(
     assert all(held in (7, 8, 4, 3) for _, held in report.classes.values())
     with pytest.raises(ProbeError, match=r"0 of 3 classes can be probed, .*'speaker 0': none held out"):
         probe(model, write_jsonl(tmp_path / "b.json", rows), "speaker", group_by="speaker")
+
+
+def test_what_is_scored_can_be_named_by_a_field(model: NestModel, manifest: Path) -> None:
+    report = probe(model, manifest, held_out_where="speaker=speaker 1")
+    assert report.classes == {"high": (16, 8), "low": (16, 8)}
+    with pytest.raises(ProbeError, match=r"held_out_where is 'split', and no utterance has that. The labels here: "):
+        probe(model, manifest, held_out_where="split=test")
+    with pytest.raises(ProbeError, match="'high': none held out"):
+        probe(model, manifest, held_out_where="speaker=nobody")
 
 
 def test_few_labels_to_train_on_leave_the_held_out_part_as_it_is(model: NestModel, manifest: Path) -> None:
@@ -203,6 +213,8 @@ def test_a_picture_can_be_drawn_of_one_layer(tmp_path: Path) -> None:
         classes={"a": (2, 2), "b": (2, 2)},
         trained=[score],
         untrained=[score],
+        trained_together=score,
+        untrained_together=score,
         log_mel=score,
         chance=score,
     )
@@ -232,6 +244,8 @@ def test_labels_that_allow_no_probe_are_an_error_that_says_why(
         ({"held_out": 0.0}, "held_out is 0"),
         ({"held_out": 1.0}, "held_out is 1"),
         ({"train_per_class": 1}, "train_per_class is 1: give 2 or more"),
+        ({"held_out_where": "split"}, "held_out_where is 'split': give a field and a value, as split=test"),
+        ({"held_out_where": "split=test", "group_by": "speaker"}, "drop group_by"),
         ({"max_batch_seconds": -1.0}, "max_batch_seconds is -1"),
     ],
 )
