@@ -31,9 +31,10 @@ class Dropout(nn.Module):
             return x
         if x.is_cuda:
             return F.dropout(x, self.share)
-        return x.masked_fill(self._draw(x), 0.0).mul_(1.0 / (1.0 - self.share))
+        # Half the time of filling by a mask; what is kept for the backward pass is a byte for each value either way.
+        return (x * self._draw_kept(x)).mul_(1.0 / (1.0 - self.share))
 
-    def _draw(self, x: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+    def _draw_kept(self, x: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         # Four values for every draw of 64 bits, read as signed numbers of 16 bits.
         bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        return bits.view(torch.int16)[: x.numel()].view(x.shape) < self.num_dropped - _LEVELS // 2
+        return bits.view(torch.int16)[: x.numel()].view(x.shape) >= self.num_dropped - _LEVELS // 2

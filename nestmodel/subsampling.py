@@ -4,8 +4,9 @@ Owns the strided convolutions in front of the encoder. Guarantees that no value 
 its valid encoder frames.
 """
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -82,9 +83,13 @@ class ConvSubsampling(nn.Module):
         x = x * _is_valid(x, lens)
         for layer in self.conv:
             if isinstance(layer, nn.ReLU):
-                # Zeroed before the ReLU, where both work in place: the convolutions need no output for their gradient.
+                # Both in place: the convolutions need no output for their gradient.
                 lens = (lens + 1) // 2
-                x = F.relu_(x.mul_(_is_valid(x, lens)))
+                is_valid = _is_valid(x, lens)
+                if torch.is_grad_enabled():
+                    x = _MaskedRelu.apply(x, is_valid)  # type: ignore[no-untyped-call]  # torch has no annotations for it
+                else:
+                    x = x.mul_(is_valid).relu_()
             else:
                 x = layer(x)
         return x.transpose(1, 2).flatten(2)
@@ -92,6 +97,22 @@ class ConvSubsampling(nn.Module):
     def out_lens(self, feat_lens: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         """Returns how many encoder frames are valid where so many frames are: frames / factor, rounded up."""
         return (feat_lens + self.factor - 1) // self.factor
+
+
+class _MaskedRelu(torch.autograd.Function):
+    """The ReLU of what a mask leaves, in place of its input. Where a value is left, so is its gradient: masked once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        x.mul_(mask).relu_()
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (output,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(grads[0], output, 0), None
 
 
 def _is_valid(x: Float[Tensor, "batch channels frames mels"], lens: Int[Tensor, " batch"]) -> Tensor:

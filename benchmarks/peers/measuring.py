@@ -30,7 +30,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("what", choices=list(SIZES))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -56,7 +56,7 @@ def quantizer_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Stopwatch:
-    """Runs something several times, the first for warming up."""
+    """Runs something several times, the first two for warming up."""
 
     def __init__(self, run: Callable[[], Tensor], steps: int) -> None:
         self._before_mb = _resident_mb()
@@ -66,7 +66,7 @@ class Stopwatch:
             started = time.perf_counter()
             result = run()
             times.append(time.perf_counter() - started)
-        self._seconds = statistics.median(times[1:])
+        self._seconds = statistics.median(times[2:])
         self._extra_mb = _peak_mb() - self._before_mb
         self._digest = hashlib.sha256(result.detach().numpy().tobytes()).hexdigest()[:16]
 

@@ -21,7 +21,7 @@ def main() -> int:
         feats, _ = model.features(audio, lens)
         print(json.dumps(Stopwatch(lambda: model.quantizer(feats), arguments.steps).measured()))
         return 0
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-4)
+    optimizer = model.configure_optimizers()["optimizer"]
     generator = torch.Generator().manual_seed(0)
 
     def run() -> torch.Tensor:
