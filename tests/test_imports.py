@@ -1,4 +1,5 @@
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,12 @@ import nestdata
 REPOSITORY = Path(__file__).parents[1]
 MODULES = {
     package: sorted((REPOSITORY / folder).rglob("*.py"))
-    for package, folder in {"nestdata": "nestdata", "nestmodel": "nestmodel", "nestcli": "cli"}.items()
+    for package, folder in {
+        "nestguard": "nestguard",
+        "nestdata": "nestdata",
+        "nestmodel": "nestmodel",
+        "nestcli": "cli",
+    }.items()
 }
 
 
@@ -31,6 +37,11 @@ def packages_of(path: Path) -> set[str]:
 
 def test_the_packages_are_found() -> None:
     assert {package: bool(files) for package, files in MODULES.items()} == dict.fromkeys(MODULES, True)
+
+
+@pytest.mark.parametrize("path", MODULES["nestguard"], ids=lambda path: path.name)
+def test_nestguard_imports_nothing_but_the_standard_library(path: Path) -> None:
+    assert packages_of(path) <= {*sys.stdlib_module_names, "nestguard"}
 
 
 @pytest.mark.parametrize("path", MODULES["nestdata"], ids=lambda path: path.name)

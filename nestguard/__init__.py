@@ -1,0 +1,28 @@
+"""Watches the processes of a training run, and names the one to blame when the run stands still."""
+
+from nestguard.errors import GuardError
+from nestguard.heartbeat import Heartbeat, NoHeartbeat, Place, current, set_current, start_worker
+from nestguard.launch import MonitorHandle, start_monitor
+from nestguard.limits import StallLimits
+from nestguard.peers import PeerConfig
+from nestguard.process import EXIT_STALLED
+from nestguard.record import Identity, Phase, Reading, read_heartbeat
+
+__all__ = [
+    "EXIT_STALLED",
+    "GuardError",
+    "Heartbeat",
+    "Identity",
+    "MonitorHandle",
+    "NoHeartbeat",
+    "PeerConfig",
+    "Phase",
+    "Place",
+    "Reading",
+    "StallLimits",
+    "current",
+    "read_heartbeat",
+    "set_current",
+    "start_monitor",
+    "start_worker",
+]

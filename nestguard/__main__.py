@@ -1,0 +1,46 @@
+"""The monitor of one node, as `start_monitor` starts it; not for people.
+
+python -m nestguard DIRECTORY --report-dir DIRECTORY --limits JSON --identity JSON [--peers JSON]
+"""
+
+import argparse
+import json
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nestguard.limits import StallLimits
+from nestguard.monitor import Monitor, MonitorConfig
+from nestguard.peers import PeerConfig
+from nestguard.record import Identity
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Watches until there is nothing left to watch."""
+    parser = argparse.ArgumentParser(prog="python -m nestguard")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--report-dir", type=Path, required=True)
+    parser.add_argument("--limits", type=json.loads, required=True)
+    parser.add_argument("--identity", type=json.loads, required=True)
+    parser.add_argument("--peers", type=json.loads)
+    args = parser.parse_args(argv)
+    # It has to be there when the ranks are being ended, and leaves after them.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="stall guard: %(message)s", level=logging.WARNING)
+    Monitor(
+        MonitorConfig(
+            directory=args.directory,
+            report_dir=args.report_dir,
+            identity=Identity(**args.identity),
+            limits=StallLimits(**args.limits),
+            peers=None if args.peers is None else PeerConfig(**args.peers),
+        )
+    ).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,391 @@
+"""Monitors of several nodes that talk to each other, so that there is one table of all ranks.
+
+The monitor of node 0 listens, the others tell it what they see, and it decides for all. Lines of JSON over TCP; ages
+travel as ages, for clocks of different machines have nothing in common. Whoever cannot be reached or has hung up is
+left out, and every node can still judge by itself: this makes tables better and never a run worse.
+"""
+
+import contextlib
+import json
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, BinaryIO, NamedTuple
+
+from nestguard.errors import GuardError
+from nestguard.process import ProcessState
+from nestguard.record import Identity, Phase, Reading
+from nestguard.verdict import ProcessView, Silence
+
+_log = logging.getLogger(__name__)
+_LONGEST_LINE = 32 << 20
+_RETRY_S = 1.0
+_SEND_S = 2
+_LISTENS_S = 5.0
+"""Who has said nothing for so long is told nothing either: what it does not read would fill the connection."""
+
+_Message = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerConfig:
+    """Where the monitors of several nodes meet."""
+
+    host: str
+    """Name or address of node 0."""
+
+    port: int
+    """On which its monitor listens."""
+
+    run_id: str = ""
+    """Tells runs apart that meet at the same place: others are not listened to."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 65536:
+            raise GuardError(f"peers.port is {self.port}: expected a port from 1 to 65535.")
+
+
+class Stop(NamedTuple):
+    """A decision to stop."""
+
+    report: dict[str, Any]
+    """As `Report.to_json` gives it."""
+
+    table: str
+
+    def culprits(self) -> set[str]:
+        """The names of those who are to blame."""
+        return {process["name"] for process in self.report["processes"] if process["is_culprit"]}
+
+    def reason_of(self, name: str) -> str:
+        """The verdict on one process, in a line."""
+        for process in self.report["processes"]:
+            if process["name"] == name:
+                return f"{name}, {process['verdict']}: {process['reason']}"
+        return str(self.report["cause"])
+
+
+class Alone:
+    """The only node."""
+
+    def tell(self, views: Sequence[ProcessView]) -> None:
+        """Nobody is to be told."""
+
+    def views(self) -> list[ProcessView]:
+        """Nothing is known of others."""
+        return []
+
+    def silences(self) -> dict[int, Silence]:
+        """Nobody is silent."""
+        return {}
+
+    def leaves_judging(self) -> bool:
+        """Whether another node judges."""
+        return False
+
+    def decision(self) -> Stop | None:
+        """There is none but one's own."""
+        return None
+
+    def stop(self, stop: Stop) -> None:
+        """Tells others to end their ranks."""
+
+    def send_texts(self, texts: Mapping[str, str]) -> None:
+        """Sends stacks to whoever decided."""
+
+    def texts(self, seconds: float) -> dict[str, str]:  # noqa: ARG002
+        """Stacks of others."""
+        return {}
+
+    def close(self) -> None:
+        """Says goodbye."""
+
+
+class _Line:
+    """A connection, and what has come over it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        # So that a frozen peer does not hold up the one that talks to it.
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_S, 0))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._file: BinaryIO = connection.makefile("rb")
+        self._sending = threading.Lock()
+        self.heard = time.monotonic()
+        self.is_open = True
+        self.said_goodbye = False
+
+    def send(self, message: _Message) -> None:
+        """Sends a line; a line that breaks is closed."""
+        if not self.is_open:
+            return
+        try:
+            with self._sending:
+                self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self.close()
+
+    def receive(self) -> _Message | None:
+        """Returns the next message; None at the end."""
+        try:
+            line = self._file.readline(_LONGEST_LINE)
+            message = json.loads(line) if line.endswith(b"\n") else None
+        except (OSError, ValueError):
+            message = None
+        if not isinstance(message, dict):
+            self.close()
+            return None
+        self.heard = time.monotonic()
+        if message.get("type") == "goodbye":
+            self.said_goodbye = True
+        return message
+
+    def close(self) -> None:
+        """Hangs up."""
+        self.is_open = False
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class _Peer:
+    """Another node, as node 0 knows it."""
+
+    def __init__(self, line: _Line, node: int, host: str) -> None:
+        self.line = line
+        self.node = node
+        self.host = host
+        self.views: list[ProcessView] = []
+        self.told = line.heard
+        self.texts: dict[str, str] | None = None
+
+
+class Hub(Alone):
+    """The side of node 0.
+
+    Raises:
+        OSError: The port cannot be listened on.
+    """
+
+    def __init__(self, config: PeerConfig) -> None:
+        self._config = config
+        self._peers: dict[int, _Peer] = {}
+        self._lock = threading.Lock()
+        self._listener = _listen_on(config.port)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def tell(self, views: Sequence[ProcessView]) -> None:  # noqa: ARG002
+        """Lets the others know that this monitor is there."""
+        for peer in self._all():
+            peer.line.send({"type": "here"})
+
+    def views(self) -> list[ProcessView]:
+        """What the others said last, as old as it is by now; nothing of those that have hung up."""
+        now = time.monotonic()
+        found = []
+        for peer in self._all():
+            if peer.line.is_open or peer.line.said_goodbye:
+                late = now - peer.told
+                found += [_later(view, late) for view in peer.views]
+        return found
+
+    def silences(self) -> dict[int, Silence]:
+        """How long those that are connected have said nothing."""
+        now = time.monotonic()
+        return {peer.node: Silence(peer.host, now - peer.line.heard) for peer in self._all() if peer.line.is_open}
+
+    def stop(self, stop: Stop) -> None:
+        """Tells the others to end their ranks."""
+        for peer in self._all():
+            peer.line.send({"type": "stop", **stop._asdict()})
+
+    def texts(self, seconds: float) -> dict[str, str]:
+        """Stacks of the others, for which it waits so long."""
+        deadline = time.monotonic() + seconds
+        asked = [peer for peer in self._all() if peer.line.is_open]
+        while any(peer.texts is None and peer.line.is_open for peer in asked) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return {name: text for peer in asked for name, text in (peer.texts or {}).items()}
+
+    def close(self) -> None:
+        """Says goodbye to all."""
+        for peer in self._all():
+            peer.line.send({"type": "goodbye"})
+            peer.line.close()
+        self._listener.close()
+
+    def _all(self) -> list[_Peer]:
+        with self._lock:
+            return list(self._peers.values())
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+                line = _Line(connection)
+            except OSError:
+                return
+            threading.Thread(target=self._hear, args=(line,), daemon=True).start()
+
+    def _hear(self, line: _Line) -> None:
+        hello = line.receive()
+        if hello is None or hello.get("type") != "hello" or hello.get("run_id") != self._config.run_id:
+            line.close()
+            return
+        peer = _Peer(line, int(hello["node"]), str(hello["host"]))
+        with self._lock:
+            self._peers[peer.node] = peer
+        try:
+            self._follow(peer)
+        except (KeyError, TypeError, ValueError) as error:
+            _log.warning("the monitor of node %d (%s) is not understood: %r", peer.node, peer.host, error)
+            line.close()
+
+    def _follow(self, peer: _Peer) -> None:
+        line = peer.line
+        while (message := line.receive()) is not None:
+            if message["type"] == "views":
+                peer.views, peer.told = [view_from_json(view) for view in message["views"]], line.heard
+            elif message["type"] == "texts":
+                peer.texts = message["texts"]
+            elif message["type"] == "goodbye":
+                line.close()
+                return
+        if not line.said_goodbye:
+            _log.warning(
+                "the monitor of node %d (%s) has hung up: its ranks go on, and are in its own table only",
+                peer.node,
+                peer.host,
+            )
+
+
+def _listen_on(port: int) -> socket.socket:
+    """Listens on all addresses, those of IPv6 too where there are any."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+class Spoke(Alone):
+    """The side of any other node: tells what it sees, and does what node 0 decides while it is connected."""
+
+    def __init__(self, config: PeerConfig, identity: Identity, patience_s: float) -> None:
+        self._config = config
+        self._identity = identity
+        self._line: _Line | None = None
+        self._decision: Stop | None = None
+        self._is_closed = False
+        threading.Thread(target=self._talk, args=(time.monotonic() + patience_s,), daemon=True).start()
+
+    def tell(self, views: Sequence[ProcessView]) -> None:
+        """Tells node 0 what is seen here."""
+        if self._line is not None and time.monotonic() - self._line.heard < _LISTENS_S:
+            self._line.send({"type": "views", "views": [view_to_json(view) for view in views]})
+
+    def silences(self) -> dict[int, Silence]:
+        """How long node 0 has said nothing, while connected."""
+        line = self._line
+        if line is None or not line.is_open:
+            return {}
+        return {0: Silence(self._config.host, time.monotonic() - line.heard)}
+
+    def leaves_judging(self) -> bool:
+        """Whether node 0 is there to judge."""
+        return self._line is not None and self._line.is_open
+
+    def decision(self) -> Stop | None:
+        """What node 0 has decided."""
+        return self._decision
+
+    def send_texts(self, texts: Mapping[str, str]) -> None:
+        """Sends stacks to node 0."""
+        if self._line is not None:
+            self._line.send({"type": "texts", "texts": dict(texts)})
+
+    def close(self) -> None:
+        """Says goodbye."""
+        self._is_closed = True
+        if self._line is not None:
+            self._line.send({"type": "goodbye"})
+            self._line.close()
+
+    def _talk(self, deadline: float) -> None:
+        line = self._connect(deadline)
+        if line is None:
+            return
+        identity = self._identity
+        line.send({"type": "hello", "run_id": self._config.run_id, "node": identity.node_rank, "host": identity.host})
+        self._line = line
+        while (message := line.receive()) is not None:
+            if message["type"] == "stop":
+                self._decision = Stop(message["report"], message["table"])
+            elif message["type"] == "goodbye":
+                line.close()
+                return
+        if not self._is_closed and self._decision is None:
+            _log.warning("the monitor of node 0 (%s) has hung up: each node is on its own", self._config.host)
+
+    def _connect(self, deadline: float) -> _Line | None:
+        while not self._is_closed:
+            try:
+                return _Line(socket.create_connection((self._config.host, self._config.port), timeout=5))
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    _log.warning(
+                        "the monitor of node 0 (%s:%d) cannot be reached, each node is on its own: %s",
+                        self._config.host,
+                        self._config.port,
+                        error,
+                    )
+                    return None
+            time.sleep(_RETRY_S)
+        return None
+
+
+def meet(config: PeerConfig | None, identity: Identity, patience_s: float) -> Alone:
+    """Returns the side of this node; `Alone` where it cannot take part, with a warning."""
+    if config is None:
+        return Alone()
+    if identity.node_rank > 0:
+        return Spoke(config, identity, patience_s)
+    try:
+        return Hub(config)
+    except OSError as error:
+        _log.warning("port %d cannot be listened on, so each node has a table of its own: %s", config.port, error)
+        return Alone()
+
+
+def view_to_json(view: ProcessView) -> dict[str, Any]:
+    """A view as another node is told of it."""
+    reading = asdict(view.reading)
+    return {
+        "reading": {**reading, "beat_ns": 0, "phase": view.reading.phase.name},
+        "state": view.state.value,
+        "age_s": view.age_s,
+        "ended_s": view.ended_s,
+    }
+
+
+def view_from_json(data: Mapping[str, Any]) -> ProcessView:
+    """The view that was told."""
+    told = data["reading"]
+    reading = Reading(
+        **{
+            **told,
+            "identity": Identity(**told["identity"]),
+            "phase": Phase[told["phase"]],
+            "cuts": tuple(told["cuts"]),
+        }
+    )
+    return ProcessView(reading=reading, state=ProcessState(data["state"]), age_s=data["age_s"], ended_s=data["ended_s"])
+
+
+def _later(view: ProcessView, seconds: float) -> ProcessView:
+    ended_s = view.ended_s + seconds if view.state.has_ended else 0.0
+    return replace(view, age_s=view.age_s + seconds, ended_s=ended_s)

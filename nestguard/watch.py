@@ -1,0 +1,128 @@
+"""What the processes of one node say, and whether they are there: looked at from outside, touching nothing."""
+
+import contextlib
+import os
+import select
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from nestguard.process import ProcessState, process_state, started_ns
+from nestguard.record import Identity, Phase, Reading, read_heartbeat
+from nestguard.verdict import ProcessView
+
+_SECOND_NS = 1_000_000_000
+_SUSPENDED_NS = 5 * _SECOND_NS
+_Process = tuple[int, int]
+
+
+class NodeWatch:
+    """Looks at the heartbeats in a directory.
+
+    Args:
+        directory: Where they lie.
+        identity: Of the rank that watches are started by: tells how many ranks to expect.
+    """
+
+    def __init__(self, directory: Path, identity: Identity) -> None:
+        self._directory = directory
+        self._identity = identity
+        now = time.monotonic_ns()
+        self._started_ns = self._not_before_ns = self._looked_ns = now
+        # What ended before the run began is left over from another one.
+        self._run_began_ns = started_ns(os.getppid()) or now
+        self._processes: set[_Process] = set()
+        self._left_over: set[_Process] = set()
+        self._ended_ns: dict[_Process, int] = {}
+        self._exits: dict[int, _Process] = {}
+        self._poll = select.poll()
+
+    @property
+    def age_s(self) -> float:
+        """How long it has been watching."""
+        return (time.monotonic_ns() - self._started_ns) / _SECOND_NS
+
+    def look(self) -> list[ProcessView]:
+        """Returns the ranks, those that are expected and have not been seen, and the loader workers."""
+        now = time.monotonic_ns()
+        if now - self._looked_ns > _SUSPENDED_NS:
+            # It was suspended itself, and so, for all it knows, was everybody else.
+            self._not_before_ns = now
+        self._looked_ns = now
+        readings = [read_heartbeat(path) for path in sorted(self._directory.glob("rank-*.beat"))]
+        views = [view for reading in readings if reading is not None and (view := self._view(reading, now))]
+        seen = {view.reading.identity.local_rank for view in views if view.is_rank}
+        missing = set(range(self._identity.local_world_size)) - seen
+        return views + [self._missing(local_rank, now) for local_rank in sorted(missing)]
+
+    def wait(self, seconds: float) -> None:
+        """Waits, until a process ends at the longest."""
+        if not self._exits:
+            time.sleep(seconds)
+            return
+        for descriptor, _ in self._poll.poll(1000 * seconds):
+            self._ended_ns.setdefault(self._exits.pop(descriptor), time.monotonic_ns())
+            self._poll.unregister(descriptor)
+            os.close(descriptor)
+
+    def clear(self) -> None:
+        """Removes the files of the processes that were seen, and the directory if nothing else is in it."""
+        for path in self._directory.glob("rank-*.beat"):
+            reading = read_heartbeat(path)
+            if reading is not None and (reading.pid, reading.start_ticks) in self._processes:
+                for ending in (".beat", ".stack.txt", ".traceback.txt"):
+                    path.with_name(path.name.removesuffix(".beat") + ending).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._directory.rmdir()
+
+    def _view(self, reading: Reading, now: int) -> ProcessView | None:
+        process = (reading.pid, reading.start_ticks)
+        state = process_state(*process)
+        if process not in self._processes and process not in self._left_over:
+            is_old = state.has_ended and not self._run_began_ns <= reading.beat_ns <= now
+            if is_old:
+                self._left_over.add(process)
+            else:
+                self._processes.add(process)
+                self._watch_exit(process)
+        if process in self._left_over:
+            return None
+        if state.has_ended:
+            self._ended_ns.setdefault(process, now)
+        age_ns = max(0, now - max(reading.beat_ns, self._not_before_ns))
+        ended_ns = now - self._ended_ns[process] if state.has_ended else 0
+        return ProcessView(reading=reading, state=state, age_s=age_ns / _SECOND_NS, ended_s=ended_ns / _SECOND_NS)
+
+    def _watch_exit(self, process: _Process) -> None:
+        """Asks to be told at once when a process ends; where that is not allowed, it is seen at the next look."""
+        try:
+            descriptor = os.pidfd_open(process[0])
+        except OSError:
+            return
+        if process_state(*process).has_ended:
+            os.close(descriptor)
+            return
+        self._exits[descriptor] = process
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _missing(self, local_rank: int, now: int) -> ProcessView:
+        of = self._identity
+        identity = replace(of, rank=of.rank - of.local_rank + local_rank, local_rank=local_rank, worker=None)
+        reading = Reading(
+            identity=identity,
+            name=identity.name,
+            pid=0,
+            start_ticks=0,
+            is_armed=False,
+            error_file=None,
+            beat_ns=0,
+            phase=Phase.STARTING,
+            step=None,
+            microbatch=None,
+            collectives=0,
+            first_step=None,
+            cuts=(),
+            detail="",
+        )
+        age_ns = now - max(self._started_ns, self._not_before_ns)
+        return ProcessView(reading=reading, state=ProcessState.NOT_STARTED, age_s=age_ns / _SECOND_NS)

@@ -1,0 +1,118 @@
+"""A rank that does as it is told, and no more: steps with a barrier of files for a collective, and one misdeed.
+
+python -m tests.nestguard.rank OPTIONS, with OPTIONS as JSON: see `main`.
+"""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from nestguard import (
+    Heartbeat,
+    Identity,
+    PeerConfig,
+    Phase,
+    StallLimits,
+    current,
+    set_current,
+    start_monitor,
+    start_worker,
+)
+
+
+def sleep_in_the_middle_of_it() -> None:
+    time.sleep(60)
+
+
+def hold_the_gil() -> None:
+    ctypes.PyDLL(None).sleep(60)
+
+
+def fail_on_purpose() -> None:
+    raise ValueError("a loss that is not a number")
+
+
+def load_a_broken_cut() -> None:
+    time.sleep(60)
+
+
+def run_worker(directory: Path) -> None:
+    start_worker(0, 1)
+    (directory / "worker.pid").write_text(str(os.getpid()))
+    current().note_cuts(["cut-1", "cut-2"])
+    current().note_cut("cut-2")
+    load_a_broken_cut()
+
+
+def wait_for_worker(directory: Path) -> None:
+    current().beat(Phase.LOADING)
+    worker = multiprocessing.get_context("fork").Process(target=run_worker, args=(directory,), daemon=True)
+    worker.start()
+    worker.join()
+
+
+def barrier(directory: Path, rank: int, world_size: int, step: int) -> None:
+    (directory / f"barrier-{step}-{rank}").touch()
+    while not all((directory / f"barrier-{step}-{other}").exists() for other in range(world_size)):
+        time.sleep(0.02)
+
+
+def misbehave(how: str, directory: Path) -> None:
+    {
+        "sleep": sleep_in_the_middle_of_it,
+        "hold_gil": hold_the_gil,
+        "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "fail": fail_on_purpose,
+        "worker": lambda: wait_for_worker(directory),
+    }[how]()
+
+
+def train(options: dict[str, Any], identity: Identity, directory: Path) -> None:
+    heartbeat = current()
+    for step in range(options["steps"]):
+        heartbeat.beat(Phase.LOADING, step, 0)
+        heartbeat.note_cuts([f"cut-{step}"])
+        heartbeat.beat(Phase.FORWARD)
+        if step == 2 and options["misdeed"] is not None and identity.rank == options["who"]:
+            if options["misdeed"] == "skip":
+                continue
+            misbehave(options["misdeed"], directory)
+        heartbeat.beat(Phase.BACKWARD)
+        heartbeat.beat_collective(step)
+        barrier(directory, identity.rank, identity.world_size, step)
+        heartbeat.beat(Phase.OPTIMIZER)
+        time.sleep(options["step_s"])
+
+
+def main(argv: list[str]) -> None:
+    options = json.loads(argv[0])
+    identity = Identity(**options["identity"])
+    directory = Path(options["directory"])
+    beats = directory / f"beats-{identity.node_rank}"
+    heartbeat = Heartbeat(beats, identity)
+    heartbeat.arm()
+    set_current(heartbeat)
+    if identity.local_rank == 0:
+        peers = None if options["peers"] is None else PeerConfig(**options["peers"])
+        monitor = start_monitor(beats, StallLimits(**options["limits"]), identity, directory / "reports", peers)
+        (directory / f"monitor-{identity.node_rank}.pid").write_text(str(monitor.pid))
+    try:
+        train(options, identity, directory)
+    except Exception as error:
+        heartbeat.finish(Phase.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc())
+        sys.exit(1)
+    if identity.local_rank == 0:
+        (directory / f"was-alive-{identity.node_rank}").write_text(str(monitor.is_alive()))
+    heartbeat.finish(Phase.DONE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

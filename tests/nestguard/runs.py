@@ -1,0 +1,138 @@
+"""Runs of real processes for tests: started, waited for, and never left behind."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nestguard.process import process_state, start_ticks
+
+REPOSITORY = Path(__file__).parents[2]
+LIMITS = {"step_s": 2.0, "first_step_s": 4.0, "node_silence_s": 20.0}
+
+
+class Run:
+    """Ranks of one run, each in its own process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ranks: list[subprocess.Popen[bytes]] = []
+        self._others: dict[int, int] = {}
+
+    @property
+    def output(self) -> str:
+        """What all processes wrote to their standard error."""
+        return (self.directory / "stderr.txt").read_text()
+
+    @property
+    def reports(self) -> list[Path]:
+        return sorted((self.directory / "reports").glob("stall-*"))
+
+    def report(self) -> dict[str, Any]:
+        """The only report there is."""
+        (path,) = self.reports
+        return json.loads((path / "stall.json").read_text())
+
+    def verdicts(self) -> dict[str, str]:
+        return {
+            f"{process['rank']}" + ("" if process["worker"] is None else f".{process['worker']}"): process["verdict"]
+            for process in self.report()["processes"]
+        }
+
+    def stack(self, name: str) -> str:
+        (path,) = self.reports
+        return (path / f"{name}.stack.txt").read_text()
+
+    def pid(self, name: str, seconds: float = 10) -> int:
+        """The process that has written its number to a file of this name."""
+        path = self.directory / f"{name}.pid"
+        wait_until(lambda: path.exists() and path.read_text() != "", seconds)
+        pid = int(path.read_text())
+        self._others.setdefault(pid, start_ticks(pid) or 0)
+        return pid
+
+    def exit_codes(self, seconds: float = 15) -> list[int]:
+        deadline = time.monotonic() + seconds
+        return [rank.wait(max(0.1, deadline - time.monotonic())) for rank in self.ranks]
+
+    def has_ended(self, pid: int) -> bool:
+        return process_state(pid, self._others[pid]).has_ended
+
+    def wait_for_end_of(self, pid: int, seconds: float = 8) -> None:
+        wait_until(lambda: self.has_ended(pid), seconds)
+
+    def end(self) -> None:
+        for path in self.directory.glob("*.pid"):
+            if path.read_text():
+                self.pid(path.stem)
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait(5)
+        for pid in self._others:
+            if not self.has_ended(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(is_so: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+@contextmanager
+def run(
+    directory: Path,
+    *,
+    world_size: int = 2,
+    nodes: int = 1,
+    misdeed: str | None = None,
+    who: int = 0,
+    steps: int = 100_000,
+    step_s: float = 0.05,
+    peers: dict[str, Any] | None = None,
+    limits: dict[str, float] | None = None,
+    error_files: bool = False,
+) -> Iterator[Run]:
+    """Starts a run in which one rank misbehaves in its third step."""
+    started = Run(directory)
+    local_world_size = world_size // nodes
+    with (directory / "stderr.txt").open("wb") as errors:
+        for rank in range(world_size):
+            identity = {
+                "rank": rank,
+                "local_rank": rank % local_world_size,
+                "node_rank": rank // local_world_size,
+                "world_size": world_size,
+                "local_world_size": local_world_size,
+                "host": f"host-{rank // local_world_size}",
+            }
+            options = {
+                "directory": str(directory),
+                "identity": identity,
+                "limits": {**LIMITS, **(limits or {})},
+                "misdeed": misdeed,
+                "who": who,
+                "steps": steps,
+                "step_s": step_s,
+                "peers": peers,
+            }
+            environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+            if error_files:
+                environment["TORCHELASTIC_ERROR_FILE"] = str(directory / f"error-{rank}.json")
+            command = [sys.executable, "-m", "tests.nestguard.rank", json.dumps(options)]
+            started.ranks.append(
+                subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=errors, stderr=errors)
+            )
+    try:
+        yield started
+    finally:
+        started.end()

@@ -1,0 +1,267 @@
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+import nestguard
+from nestguard import GuardError, Heartbeat, Identity, NoHeartbeat, Phase, current, read_heartbeat, set_current
+from nestguard.heartbeat import start_worker
+from nestguard.record import RECORD, RECORDS_AT
+
+ME = Identity(rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")
+
+
+@pytest.fixture(autouse=True)
+def _no_guard_after() -> Iterator[None]:
+    yield
+    set_current(NoHeartbeat())
+
+
+def reading_of(directory: Path, name: str = "rank-3") -> nestguard.Reading:
+    reading = read_heartbeat(directory / f"{name}.beat")
+    assert reading is not None
+    return reading
+
+
+def test_what_is_said_is_what_is_read(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    reading = reading_of(tmp_path)
+    assert reading.identity == ME
+    assert (reading.pid, reading.phase, reading.step, reading.microbatch) == (os.getpid(), Phase.STARTING, None, None)
+    before = time.monotonic_ns()
+    heartbeat.beat(Phase.FORWARD, 7, 2)
+    reading = reading_of(tmp_path)
+    assert (reading.phase, reading.step, reading.microbatch, reading.first_step) == (Phase.FORWARD, 7, 2, 7)
+    assert before <= reading.beat_ns <= time.monotonic_ns()
+    assert not reading.has_stepped
+    heartbeat.beat(Phase.LOADING, 8, 0)
+    assert reading_of(tmp_path).has_stepped
+
+
+def test_step_and_microbatch_stay_where_they_are_not_given(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.beat(Phase.FORWARD, 7, 2)
+    heartbeat.beat(Phase.BACKWARD)
+    reading = reading_of(tmp_path)
+    assert (reading.phase, reading.step, reading.microbatch) == (Phase.BACKWARD, 7, 2)
+
+
+def test_collectives_are_counted(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.beat_collective(4)
+    heartbeat.beat_collective()
+    reading = reading_of(tmp_path)
+    assert (reading.phase, reading.step, reading.collectives) == (Phase.COLLECTIVE, 4, 2)
+
+
+def test_cuts_are_told_one_or_all_or_none(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.note_cuts(f"cut-{number}" for number in range(3))
+    assert reading_of(tmp_path).cuts == ("cut-0", "cut-1", "cut-2")
+    heartbeat.note_cut("a\nb")
+    assert reading_of(tmp_path).cuts == ("a b",)
+    heartbeat.note_cuts([])
+    assert reading_of(tmp_path).cuts == ()
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "語"])
+def test_too_many_cuts_end_in_an_ellipsis(tmp_path: Path, letter: str) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.note_cuts(letter * 30 for _ in range(1000))
+    cuts = reading_of(tmp_path).cuts
+    assert cuts[0] == letter * 30
+    assert cuts[-1].endswith("…")
+    assert len("\n".join(cuts).encode()) <= 4096
+    heartbeat.note_cut(letter * 5000)
+    (cut,) = reading_of(tmp_path).cuts
+    assert cut.endswith(f"{letter}…")
+
+
+def test_noting_a_cut_is_a_sign_of_life_and_so_is_being_alive(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    seen = [reading_of(tmp_path).beat_ns]
+    for sign in (lambda: heartbeat.note_cut("a"), heartbeat.alive, lambda: heartbeat.note_cuts(["b"])):
+        sign()
+        seen.append(reading_of(tmp_path).beat_ns)
+    assert seen == sorted(set(seen))
+
+
+def test_an_end_is_told_with_its_traceback_and_not_taken_back(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.finish(Phase.DONE)
+    heartbeat.finish(Phase.FAILED, "ValueError: no", "Traceback:\nValueError: no\n")
+    heartbeat.finish(Phase.DONE)
+    heartbeat.beat(Phase.FORWARD, 9)
+    heartbeat.beat_collective(9)
+    heartbeat.note_cut("a")
+    reading = reading_of(tmp_path)
+    assert (reading.phase, reading.step, reading.detail, reading.cuts) == (Phase.FAILED, None, "ValueError: no", ())
+    assert (tmp_path / "rank-3.traceback.txt").read_text() == "Traceback:\nValueError: no\n"
+
+
+def test_a_phase_of_a_step_is_no_end(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="FORWARD is no way to end"):
+        Heartbeat(tmp_path, ME).finish(Phase.FORWARD)
+
+
+def test_a_process_stopped_in_the_middle_of_a_write_leaves_what_it_said_before(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.beat(Phase.FORWARD, 1)
+    heartbeat.beat(Phase.BACKWARD, 1)
+    newest = max(RECORDS_AT, key=lambda at: RECORD.unpack_from(heartbeat._map, at)[0])
+    RECORD.pack_into(heartbeat._map, newest, 99, *[0] * 10)  # begun, and not ended
+    assert reading_of(tmp_path).phase is Phase.FORWARD
+
+
+def test_no_reading_is_torn_while_another_thread_writes(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    is_over = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            heartbeat.beat(Phase.FORWARD, number, number)
+            heartbeat.note_cuts([str(number)] * 3)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(300):
+            reading = read_heartbeat(tmp_path / "rank-3.beat")
+            if reading is not None:
+                assert reading.step == reading.microbatch
+                assert len(set(reading.cuts)) <= 1
+    finally:
+        is_over.set()
+        writer.join()
+
+
+def test_what_is_no_heartbeat_is_not_read(tmp_path: Path) -> None:
+    assert read_heartbeat(tmp_path / "rank-0.beat") is None
+    for data in (b"", b"x" * 24576, b"\0" * 24576):
+        (tmp_path / "rank-0.beat").write_bytes(data)
+        assert read_heartbeat(tmp_path / "rank-0.beat") is None
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(GuardError, match="the heartbeat of rank-3 cannot be written"):
+        Heartbeat(tmp_path / "file" / "beats", ME)
+
+
+def test_torchruns_error_file_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/somewhere/error.json")
+    Heartbeat(tmp_path, ME)
+    assert reading_of(tmp_path).error_file == "/somewhere/error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/" + "x" * 9000)
+    Heartbeat(tmp_path, ME)
+    assert reading_of(tmp_path).error_file is None
+
+
+def test_where_no_guard_is_on_everything_is_allowed_and_does_nothing() -> None:
+    heartbeat = current()
+    assert isinstance(heartbeat, NoHeartbeat)
+    heartbeat.beat(Phase.FORWARD, 1, 2)
+    heartbeat.beat_collective(1)
+    heartbeat.note_cut("a")
+    heartbeat.note_cuts(["a"])
+    heartbeat.alive()
+    heartbeat.arm()
+    heartbeat.finish(Phase.DONE)
+    start_worker(0, 1)
+    assert current() is heartbeat
+
+
+def test_the_stand_in_has_every_method_of_a_heartbeat() -> None:
+    public = {name for name in vars(Heartbeat) if not name.startswith("_")}
+    assert public <= set(vars(NoHeartbeat))
+
+
+def in_worker(number: int) -> None:
+    assert isinstance(current(), NoHeartbeat)  # not that of its rank
+    start_worker(number, 2)
+    current().note_cut("a")
+
+
+@pytest.mark.multiprocess
+def test_a_worker_has_a_heartbeat_of_its_own_and_says_that_it_is_done(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    set_current(heartbeat)
+    heartbeat.beat(Phase.FORWARD, 3)
+    before = reading_of(tmp_path)
+    worker = multiprocessing.get_context("fork").Process(target=in_worker, args=(1,))
+    worker.start()
+    worker.join(20)
+    assert worker.exitcode == 0
+    reading = reading_of(tmp_path, "rank-3.worker-1")
+    assert (reading.identity.worker, reading.pid, reading.phase) == (1, worker.pid, Phase.DONE)
+    assert reading.is_armed
+    assert reading_of(tmp_path) == before
+
+
+@pytest.mark.multiprocess
+def test_a_worker_that_is_no_fork_is_told_its_place(tmp_path: Path) -> None:
+    place = Heartbeat(tmp_path, ME).place
+    worker = multiprocessing.get_context("spawn").Process(target=start_worker, args=(0, 1, place))
+    worker.start()
+    worker.join(30)
+    assert worker.exitcode == 0
+    assert reading_of(tmp_path, "rank-3.worker-0").pid == worker.pid
+
+
+def wait_in_worker(started: Event, is_over: Event) -> None:
+    start_worker(0, 1)
+    started.set()
+    is_over.wait(20)
+
+
+@pytest.mark.multiprocess
+def test_workers_of_two_loaders_at_a_time_have_names_of_their_own(tmp_path: Path) -> None:
+    set_current(Heartbeat(tmp_path, ME))
+    context = multiprocessing.get_context("fork")
+    is_over = context.Event()
+    workers = []
+    for _ in range(2):
+        started = context.Event()
+        workers.append(context.Process(target=wait_in_worker, args=(started, is_over)))
+        workers[-1].start()
+        assert started.wait(20)
+    pids = [reading_of(tmp_path, name).pid for name in ("rank-3.worker-0", "rank-3.worker-0.2")]
+    is_over.set()
+    for worker in workers:
+        worker.join(20)
+    assert pids == [worker.pid for worker in workers]
+
+
+def test_a_worker_that_cannot_have_a_heartbeat_works_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    start_worker(0, 1, nestguard.Place(tmp_path / "file", ME))
+    assert isinstance(current(), NoHeartbeat)
+    assert "loader worker 0 is not watched" in caplog.text
+
+
+@pytest.mark.multiprocess
+def test_a_process_that_is_armed_ends_with_the_code_even_if_it_holds_the_gil(tmp_path: Path) -> None:
+    program = f"""
+import ctypes
+from pathlib import Path
+from nestguard import Heartbeat, Identity
+Heartbeat(Path({str(tmp_path)!r}), Identity(
+    rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")).arm()
+print("armed", flush=True)
+ctypes.PyDLL(None).sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"armed\n"
+        process.send_signal(nestguard.EXIT_STALLED)
+        assert process.wait(10) == nestguard.EXIT_STALLED
+    assert reading_of(tmp_path).is_armed

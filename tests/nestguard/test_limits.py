@@ -1,0 +1,41 @@
+import math
+
+import pytest
+
+from nestguard import GuardError, Phase, StallLimits
+from tests.nestguard.views import view
+
+LIMITS = StallLimits(step_s=1, first_step_s=2, validation_s=3, checkpoint_s=4, finishing_s=5, node_silence_s=6)
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit"),
+    [
+        (Phase.LOADING, 1),
+        (Phase.FORWARD, 1),
+        (Phase.BACKWARD, 1),
+        (Phase.COLLECTIVE, 1),
+        (Phase.OPTIMIZER, 1),
+        (Phase.VALIDATION, 3),
+        (Phase.CHECKPOINT, 4),
+        (Phase.FINISHING, 5),
+        (Phase.DONE, math.inf),
+        (Phase.FAILED, math.inf),
+        (Phase.LEAVING, math.inf),
+    ],
+)
+def test_each_phase_has_its_limit(phase: Phase, limit: float) -> None:
+    assert LIMITS.limit_of(view(0, phase, 5).reading) == limit
+
+
+def test_until_a_step_is_finished_no_limit_is_shorter_than_that_of_the_first() -> None:
+    assert LIMITS.limit_of(view(0, Phase.STARTING, None, first_step=None).reading) == 2
+    assert LIMITS.limit_of(view(0, Phase.FORWARD, 1000, first_step=1000).reading) == 2
+    assert LIMITS.limit_of(view(0, Phase.FORWARD, 1001, first_step=1000).reading) == 1
+    assert LIMITS.limit_of(view(0, Phase.VALIDATION, None, first_step=None).reading) == 3
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
+def test_a_limit_is_a_positive_number_of_seconds(seconds: float) -> None:
+    with pytest.raises(GuardError, match=r"limits\.checkpoint_s is .*: expected a positive number of seconds"):
+        StallLimits(checkpoint_s=seconds)

@@ -1,0 +1,90 @@
+import json
+
+from nestguard import Phase, StallLimits
+from nestguard.report import Report, last_stack, torchrun_error
+from nestguard.verdict import ProcessView, judge
+from tests.nestguard.views import view
+
+LIMITS = StallLimits()
+
+
+def report_of(*views: ProcessView) -> Report:
+    return Report(views=views, judgement=judge(views, LIMITS), limits=LIMITS, unix_s=0.0)
+
+
+def test_the_table_has_culprits_first_and_their_workers_below_them() -> None:
+    report = report_of(
+        view(0, Phase.COLLECTIVE, age_s=301),
+        view(0, Phase.LOADING, None, 5, worker=0),
+        view(1, Phase.LOADING, age_s=302, microbatch=2),
+        view(1, Phase.LOADING, None, 302, worker=0, cuts=("talk-7",)),
+        view(1, Phase.LOADING, None, 302, worker=1),
+    )
+    assert report.table().splitlines() == [
+        "stall guard: rank 1 is stuck in LOADING, step 5",
+        "  rank        host    phase       step  silent  verdict",
+        "  1           host-0  LOADING     5.2   302 s   stuck: in LOADING for 302 s (limit 300 s); "
+        "worker 0 is stuck, at cut",
+        "                                                  talk-7",
+        "  1 worker 0  host-0  LOADING           302 s   stuck: silent for 302 s, at cut talk-7",
+        "  0           host-0  COLLECTIVE  5     301 s   waiting: for rank 1",
+    ]
+
+
+def test_the_table_keeps_its_width_and_both_ends_of_a_long_cut() -> None:
+    cut = "/mnt/" + "x" * 200 + "/talk-7"
+    table = report_of(view(1, Phase.LOADING, age_s=302, cuts=(cut,))).table()
+    assert max(map(len, table.splitlines())) <= 120
+    assert "talk-7" in table
+    assert "/mnt/xx" in table
+
+
+def test_many_ranks_that_wait_alike_share_a_row() -> None:
+    waiting = [view(rank, Phase.COLLECTIVE, age_s=301, world_size=1024) for rank in range(1, 1024)]
+    table = report_of(view(0, age_s=301, world_size=1024), *waiting).table()
+    assert len(table.splitlines()) == 4
+    assert "1 and 1022 more" in table
+
+
+def test_the_json_holds_every_process_and_its_verdict() -> None:
+    report = json.loads(
+        json.dumps(report_of(view(0, Phase.DONE), view(1, age_s=302), view(1, worker=3, cuts=("a",))).to_json())
+    )
+    assert report["cause"] == "rank 1 is stuck in FORWARD, step 5"
+    assert report["exit_code"] == 44
+    assert report["limits"]["step_s"] == 300
+    done, stuck, worker = report["processes"]
+    assert (done["verdict"], done["limit_s"]) == ("done", None)
+    assert (stuck["name"], stuck["verdict"], stuck["is_culprit"], stuck["age_s"]) == ("rank-1", "stuck", True, 302)
+    assert (worker["name"], worker["worker"], worker["cuts"]) == ("rank-1.worker-3", 3, ["a"])
+
+
+def test_the_stack_of_the_main_thread_is_the_last_one() -> None:
+    frames = "\n".join(f'  File "x.py", line {number} in f{number}' for number in range(30))
+    other = "Thread 0x1 (most recent call first):\n  File other"
+    stacks = f"{other}\n\nCurrent thread 0x2 (most recent call first):\n{frames}\n"
+    shown = last_stack(stacks).splitlines()
+    assert shown[0].startswith("Current thread 0x2")
+    assert shown[1].endswith("in f0")
+    assert shown[-1] == "  ... 15 more"
+    assert last_stack("") == ""
+
+
+def test_below_the_table_stands_the_stack_of_a_worker_rather_than_that_of_its_rank() -> None:
+    report = report_of(view(1, Phase.LOADING, age_s=302), view(1, Phase.LOADING, None, 302, worker=0, cuts=("a",)))
+    stacks = {"rank-1.stack.txt": "of the rank", "rank-1.worker-0.stack.txt": "of the worker"}
+    assert report.told(stacks) == ["rank-1.worker-0, main thread, innermost first:\nof the worker"]
+    assert report.told({}) == []
+
+
+def test_below_the_table_stands_the_traceback_of_whoever_failed() -> None:
+    report = report_of(view(0, Phase.COLLECTIVE), view(1, Phase.FAILED, age_s=3, detail="ValueError: no"))
+    assert report.told({"rank-1.traceback.txt": "Traceback\nValueError: no\n", "rank-1.stack.txt": "stack"}) == [
+        "rank-1:\nTraceback\nValueError: no"
+    ]
+
+
+def test_torchrun_is_told_in_its_own_way() -> None:
+    assert torchrun_error("why", "where", 12.7) == {
+        "message": {"message": "why", "extraInfo": {"py_callstack": "where", "timestamp": "12"}}
+    }

@@ -1,0 +1,57 @@
+"""Processes as tests make them up."""
+
+from typing import Any
+
+from nestguard import Identity, Phase, Reading
+from nestguard.process import ProcessState
+from nestguard.verdict import ProcessView
+
+
+def view(
+    rank: int = 0,
+    phase: Phase = Phase.FORWARD,
+    step: int | None = 5,
+    age_s: float = 1.0,
+    *,
+    state: ProcessState = ProcessState.SLEEPING,
+    microbatch: int | None = 0,
+    collectives: int | None = None,
+    worker: int | None = None,
+    world_size: int = 2,
+    cuts: tuple[str, ...] = (),
+    detail: str = "",
+    ended_s: float = 0.0,
+    first_step: int | None = 0,
+    node_rank: int = 0,
+    **other: Any,
+) -> ProcessView:
+    """A process that has entered one collective in each step, unless told otherwise."""
+    identity = Identity(
+        rank=rank,
+        local_rank=rank,
+        node_rank=node_rank,
+        world_size=world_size,
+        local_world_size=world_size,
+        host=f"host-{node_rank}",
+        worker=worker,
+    )
+    if collectives is None:
+        collectives = 0 if step is None else step + (phase >= Phase.COLLECTIVE)
+    reading = Reading(
+        identity=identity,
+        name=identity.name,
+        pid=1000 + rank,
+        start_ticks=1,
+        is_armed=True,
+        error_file=None,
+        beat_ns=0,
+        phase=phase,
+        step=step,
+        microbatch=microbatch,
+        collectives=collectives,
+        first_step=first_step,
+        cuts=cuts,
+        detail=detail,
+        **other,
+    )
+    return ProcessView(reading=reading, state=state, age_s=age_s, ended_s=ended_s)
