@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := demo
 
-.PHONY: demo test check format clean
+.PHONY: demo test test-faults soak check format clean
 
 # One install for every target: the packages in place, with the pinned versions of what they need.
 $(READY): pyproject.toml constraints.txt
@@ -32,6 +32,14 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# The whole matrix of faults: real ranks that are killed, stopped and stuck. Up to half an hour.
+test-faults: $(READY)
+	$(BIN)/python -m pytest -m faults
+
+# Twenty minutes of training under the stall guard, which must not say a word.
+soak: $(READY)
+	$(BIN)/python -m tests.distributed.soak --minutes 20
 
 # Format, lint and types: what CI holds a change to.
 check: $(READY)

@@ -7,14 +7,25 @@ import sys
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import yaml
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
-from nestmodel import Curves, Health, NestDataModule, NestModel, PlainProgress, Throughput, preset_path
+from nestmodel import (
+    Curves,
+    Health,
+    Leaving,
+    NestDataModule,
+    NestModel,
+    PlainProgress,
+    StallGuard,
+    Throughput,
+    newest_checkpoint,
+    preset_path,
+)
 
 # Both follow from --seed_everything.
 _SEEDS = ("data.plan.seed", "model.config.seed")
@@ -51,15 +62,23 @@ class _Cli(LightningCLI):
         }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(StallGuard, "guard")
         for target in _SEEDS:
             parser.link_arguments("seed_everything", target, compute_fn=int)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
-        path = self.config[self.config.subcommand].get("ckpt_path")
-        if path not in (None, "best", "last", "hpc", "registry") and not zipfile.is_zipfile(path):
+        settings = self.config[self.config.subcommand]
+        if settings.get("ckpt_path") == "last":
+            # None where there is none yet, so that the command that starts a run also goes on with it.
+            newest = newest_checkpoint(Path(settings.trainer.default_root_dir or "."))
+            settings.ckpt_path = None if newest is None else str(newest)
+        path = settings.get("ckpt_path")
+        if path is not None and not zipfile.is_zipfile(path):
             found = "is no checkpoint, or a damaged one" if Path(path).exists() else "does not exist"
-            raise UsageError(f"--ckpt_path {path}: {found}. Give a file that `nestmodel fit` wrote to checkpoints/.")
+            raise UsageError(
+                f"--ckpt_path {path}: {found}. Give a file that `nestmodel fit` wrote to checkpoints/, or `last`."
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer = super().instantiate_trainer(**kwargs)
@@ -70,6 +89,11 @@ class _Cli(LightningCLI):
         board = TensorBoardLogger(trainer.default_root_dir, name="", version=version, sub_dir="tensorboard")
         trainer.loggers = [csv_logger, board]
         return trainer
+
+    def before_fit(self) -> None:
+        for callback in cast(Any, self.trainer).callbacks:
+            if isinstance(callback, StallGuard):
+                callback.start(self.trainer)  # before the ranks look for each other
 
     def after_fit(self) -> None:
         run_dir = self.trainer.log_dir
@@ -94,7 +118,14 @@ def run(arguments: list[str]) -> None:
         seed_everything_default=0,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={
-            "callbacks": [Throughput(), Health(), Curves(), *([] if on_terminal else [PlainProgress()])],
+            "callbacks": [
+                Throughput(),
+                Health(),
+                Curves(),
+                StallGuard(),
+                Leaving(),
+                *([] if on_terminal else [PlainProgress()]),
+            ],
             "enable_progress_bar": on_terminal,
             "use_distributed_sampler": False,
         },

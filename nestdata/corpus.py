@@ -21,6 +21,7 @@ import orjson
 from lhotse import MonoCut
 from numpy.typing import NDArray
 
+import nestguard
 from nestdata.audio import load_samples
 from nestdata.bank import SampleBank
 from nestdata.errors import ConfigError, CorpusError
@@ -159,6 +160,7 @@ class Corpus:
             AudioError: The audio cannot be used; the message names the cut.
         """
         line = self.line(row)
+        nestguard.current().note_cut(line["id"])
         if out is None:
             out = np.empty(int(self._index[0, row]) - start if num_samples is None else num_samples, np.float32)
         if self._bank is None:

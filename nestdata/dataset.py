@@ -1,5 +1,6 @@
 """`AudioNoiseDataset`: the microbatch of any (step, microbatch), as a pure function of its key; and a loader for it."""
 
+import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+import nestguard
 from nestdata.augment import AugmentConfig, Chain
 from nestdata.bad_audio import BadAudioConfig, BadAudioTally, BadCut
 from nestdata.batch import AudioNoiseBatch, MicrobatchKey
@@ -22,6 +24,9 @@ from nestdata.plan import BatchPlan
 
 ShortAudio = Literal["repeat", "pad"]
 Samples = NDArray[np.float32]
+
+# After SIGTERM a loader worker goes on for so long, then its alarm ends it.
+_SECONDS_TO_FINISH = 60
 
 # Cuts of the same bucket that are tried for one that cannot be used.
 _MAX_SUBSTITUTES = 20
@@ -92,6 +97,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             noisy[i] = audio[i]
             speech.append(self._augmented(cut, key, i, audio[i], noisy[i]) if self._speech_chain else cut)
         mixes = [self._mix(key, i, speech, noise[i], noisy[i]) for i in range(len(speech))]
+        nestguard.current().note_cuts(())  # nothing is being loaded any more
         lengths = torch.tensor([len(cut.samples) for cut in speech])
         is_mixed = torch.tensor([mix.mode != "none" for mix in mixes])
         return AudioNoiseBatch(
@@ -126,6 +132,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             sampler=places,
             num_workers=num_workers,
             collate_fn=_as_it_is,
+            worker_init_fn=_StartWorker(num_workers, nestguard.current().place),
             pin_memory=pin_memory,
         )
 
@@ -197,6 +204,22 @@ class _CountingLoader(DataLoader[AudioNoiseBatch]):
             for mix in batch.mixes:
                 self.bad_noise.add(mix.num_reads, mix.bad_noise)
             yield batch
+
+
+class _StartWorker:
+    """Has a loader worker say what it is doing, and outlive a signal that is sent to the whole job.
+
+    The rank that it works for finishes its step after SIGTERM or SIGUSR1, and needs its batches for it.
+    """
+
+    def __init__(self, num_workers: int, place: nestguard.Place | None) -> None:
+        self.num_workers = num_workers
+        self.place = place
+
+    def __call__(self, worker_id: int) -> None:
+        nestguard.start_worker(worker_id, self.num_workers, self.place)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_TO_FINISH))
 
 
 def microbatches(

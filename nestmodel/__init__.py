@@ -1,5 +1,6 @@
 """The NEST model, its Lightning wiring and its data module."""
 
+from nestmodel.checkpoints import Checkpoints, newest_checkpoint
 from nestmodel.classifier import ProbeScore
 from nestmodel.config import (
     EncoderConfig,
@@ -11,17 +12,20 @@ from nestmodel.config import (
     preset_path,
 )
 from nestmodel.data import NestDataModule
-from nestmodel.errors import ConfigError, ExtractError, NestModelError, ProbeError, WeightsError
+from nestmodel.errors import ConfigError, ExtractError, NestModelError, ProbeError, TrainingError, WeightsError
 from nestmodel.exchange import ExportFormat, export_model, import_model
 from nestmodel.extract import ExtractConfig, ExtractReport, FeatureType, FileFormat, extract_features
+from nestmodel.guard import StallGuard
 from nestmodel.health import Health, UnhealthyTrainingWarning
-from nestmodel.model import NestModel
+from nestmodel.leaving import Leaving, Left
+from nestmodel.model import NestModel, SkippedStepWarning
 from nestmodel.monitor import Curves, PlainProgress, Throughput
 from nestmodel.probe import ProbeConfig, ProbeReport, run_probe
 from nestmodel.utterances import LeftOut, Utterance, iterate_features, parse_layers
 from nestmodel.weights import WeightParts, WeightReport, load_weights, read_config
 
 __all__ = [
+    "Checkpoints",
     "ConfigError",
     "Curves",
     "EncoderConfig",
@@ -33,6 +37,8 @@ __all__ = [
     "FeatureType",
     "FileFormat",
     "Health",
+    "Leaving",
+    "Left",
     "LeftOut",
     "MaskConfig",
     "NestConfig",
@@ -46,7 +52,10 @@ __all__ = [
     "ProbeReport",
     "ProbeScore",
     "QuantizerConfig",
+    "SkippedStepWarning",
+    "StallGuard",
     "Throughput",
+    "TrainingError",
     "UnhealthyTrainingWarning",
     "Utterance",
     "WeightParts",
@@ -57,6 +66,7 @@ __all__ = [
     "import_model",
     "iterate_features",
     "load_weights",
+    "newest_checkpoint",
     "parse_layers",
     "preset_path",
     "read_config",

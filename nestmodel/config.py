@@ -208,10 +208,13 @@ class OptimizerConfig:
     min_lr: float = 1e-6
     """The learning rate does not fall below this after the warm-up."""
 
+    max_skipped_steps: int = 10
+    """Steps in a row that are skipped because their loss or gradients are no numbers, before the run is ended."""
+
     def __post_init__(self) -> None:
         _require(self.lr > 0.0, "optimizer.lr", self.lr, "a positive factor")
         _require(all(0.0 <= beta < 1.0 for beta in self.betas), "optimizer.betas", self.betas, "two rates in [0, 1)")
-        _at_least(0, "optimizer", self, "weight_decay", "min_lr")
+        _at_least(0, "optimizer", self, "weight_decay", "min_lr", "max_skipped_steps")
         _at_least(1, "optimizer", self, "warmup_steps")
 
 

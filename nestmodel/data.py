@@ -27,6 +27,7 @@ from nestdata import (
     SpeakerNoiseMixer,
 )
 from nestmodel.errors import ConfigError
+from nestmodel.resume import Settings, flatten_settings
 
 
 class NestDataModule(pl.LightningDataModule):
@@ -86,6 +87,21 @@ class NestDataModule(pl.LightningDataModule):
     def sampling_rate(self) -> int:
         """Rate of the audio in Hz."""
         return self.train_dataset.corpus.sampling_rate
+
+    @property
+    def settings(self) -> Settings:
+        """All that decides what is in a batch, by name: the checkpoint of a run holds it."""
+        plan, noise = self.train_dataset.plan, self.noise.corpus
+        return {
+            "data.plan.fingerprint": plan.fingerprint,
+            "data.corpus": repr([corpus.fingerprint for corpus in self.train_dataset.corpus.corpora]),
+            "data.noise": repr(noise.fingerprint if noise else None),
+            "data.short_audio": repr(self.short_audio),
+            **flatten_settings(plan.config, "data.plan"),
+            **flatten_settings(self.mixer.config, "data.mix"),
+            **flatten_settings(self.noise.config, "data.noise_sampler"),
+            **flatten_settings(self.train_dataset.augment, "data.augment"),
+        }
 
     def train_dataloader(self) -> "DataLoader[AudioNoiseBatch]":
         """Returns the loader of this rank, which starts every epoch where the optimizer stands."""

@@ -4,6 +4,7 @@
     ├── ConfigError    a setting, preset or foreign configuration that cannot be used
     ├── ExtractError   features cannot be made of an utterance, or not be put where they should go
     ├── ProbeError     the labels do not allow a probe
+    ├── TrainingError  training cannot go on
     └── WeightsError   a file of weights cannot be read, or does not fit the model
 
 Every constructor takes one string, so that an error raised in another process can be rebuilt from its text alone.
@@ -24,6 +25,10 @@ class ExtractError(NestModelError):
 
 class ProbeError(NestModelError):
     """The labels of a corpus do not allow a probe: there are none, or too few of a kind."""
+
+
+class TrainingError(NestModelError):
+    """Training cannot go on: the loss or the gradients are no numbers, step after step."""
 
 
 class WeightsError(NestModelError):

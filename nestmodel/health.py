@@ -133,6 +133,8 @@ class Health(pl.Callback):
         every: int = cast(Any, trainer).log_every_n_steps  # set by Lightning, and missing in its annotations
         if trainer.fit_loop._should_accumulate() or trainer.global_step % max(1, every):
             return
+        if "train_loss" not in trainer.callback_metrics:
+            return  # every step so far was skipped
         if self._diagnosis is None:
             config = cast(NestModel, pl_module).config
             self._diagnosis = Diagnosis(config.quantizer.num_classes, config.optimizer.warmup_steps)

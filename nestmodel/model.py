@@ -5,62 +5,47 @@ loss is the mean over the scored tokens of a whole optimizer step, over all micr
 accumulated, and their count scales the gradients once, when the optimizer steps.
 """
 
-from dataclasses import asdict, dataclass
+import math
+import warnings
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
 from jaxtyping import Bool, Float, Int
+from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+import nestguard
 from nestdata import AudioNoiseBatch, derive_key
+from nestmodel.batch_norm import StepBatchNorm
 from nestmodel.config import NestConfig
+from nestmodel.data import NestDataModule
 from nestmodel.decoder import MultiSoftmaxDecoder
 from nestmodel.encoder import ConformerEncoder
-from nestmodel.errors import ConfigError
+from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.features import Preprocessor
 from nestmodel.loss import masked_nll
 from nestmodel.masking import BlockMask, counted_tokens
 from nestmodel.metrics import token_counts, token_entropy
 from nestmodel.quantizer import RandomProjectionQuantizer
+from nestmodel.resume import Settings, check_unchanged, flatten_settings, scale_progress
 from nestmodel.schedule import noam_lr
+from nestmodel.tally import StepSums, Tally
 from nestmodel.weights import CONFIG_KEY, WeightParts, load_weights, load_whole, read_config, unlike_settings
 
 # The entropy of the tokens of one step is too low, since few of the classes occur in it: counts fade over about this
 # many steps instead.
 _FADING = 1 - 1 / 200
 
+_SETTINGS_KEY = "nest_settings"
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """Sums over scored tokens that can be added up over microbatches and ranks."""
 
-    nll_sum: Float[Tensor, ""]
-    """Negative log-likelihood in nats, averaged over codebooks."""
-
-    num_tokens: Float[Tensor, ""]
-    """Scored encoder frames."""
-
-    num_correct: Float[Tensor, ""]
-    """Those whose most likely class is the token, averaged over codebooks."""
-
-    token_counts: Float[Tensor, "codebooks classes"]
-    """How often each class occurs among the scored tokens."""
-
-    predicted_counts: Float[Tensor, "codebooks classes"]
-    """How often each class is the most likely one."""
-
-    def flatten(self) -> Float[Tensor, " values"]:
-        """Packs everything into one vector, so that one collective adds it up."""
-        heads = torch.stack([self.nll_sum.detach(), self.num_tokens, self.num_correct])
-        return torch.cat([heads, self.token_counts.flatten(), self.predicted_counts.flatten()])
-
-    @classmethod
-    def unflatten(cls, values: Float[Tensor, " values"], num_codebooks: int) -> "Tally":
-        """Unpacks what `flatten` packed."""
-        return cls(*values[:3], *values[3:].unflatten(0, (2, num_codebooks, -1)))
+class SkippedStepWarning(UserWarning):
+    """An optimizer step was not made, since its loss or gradients are no numbers."""
 
 
 class NestModel(pl.LightningModule):
@@ -113,7 +98,15 @@ class NestModel(pl.LightningModule):
             for setting in unlike_settings(config, init_from):
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may mean something else.")
         self._compiles_blocks = compile_blocks
-        self._step_tally: Tensor | None = None
+        self.is_leaving = False
+        """Set where this rank is asked to leave; at the end of a step all ranks know of it."""
+
+        self.has_to_leave = False
+        """Whether any rank was asked to leave when the last step was made; the same on all of them."""
+
+        self._norms: list[StepBatchNorm] = []
+        self._step: StepSums | None = None
+        self._num_skipped = self._num_skipped_in_a_row = 0
         self._val_tally: Tensor | None = None
         self._faded_counts: Tensor | None = None
 
@@ -189,24 +182,67 @@ class NestModel(pl.LightningModule):
         """Returns the summed loss of a microbatch; its gradients are divided when the optimizer steps."""
         torch.manual_seed(self._key("dropout", batch))
         tally = self._tally_batch(batch, "mask")
-        values = tally.flatten()
-        self._step_tally = values if self._step_tally is None else self._step_tally + values
+        if self._step is None:
+            self._step = StepSums(self._norms, self.config.quantizer.num_codebooks)
+        self._step.add(tally, batch)
         # Undoes the means that Lightning takes over microbatches and DDP over ranks.
         return tally.nll_sum * self.trainer.accumulate_grad_batches * self.trainer.world_size
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divides the gradients by the number of scored tokens of the step, and logs the step."""
-        assert self._step_tally is not None
-        tally = self._sum_over_ranks(self._step_tally)
-        self._step_tally = None
-        num_tokens = tally.num_tokens.clamp(min=1)
-        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        torch._foreach_div_(grads, num_tokens)
+        """Divides the gradients by the number of scored tokens of the step, moves batch norm, and logs the step.
+
+        A step whose loss or gradients are no numbers is skipped, on all ranks alike: they look at the same sums.
+
+        Raises:
+            TrainingError: Too many steps in a row were skipped, or the data of this rank ended in the midst of one.
+        """
+        assert self._step is not None
+        sums, self._step = self._step, None
+        share = self.trainer.accumulate_grad_batches
+        if sums.num_microbatches != share:
+            raise TrainingError(
+                f"the data of rank {self.global_rank} ended in the midst of step {self.trainer.global_step}, after "
+                f"{sums.num_microbatches} of {share} microbatches. The loader is not the one of NestDataModule, or has "
+                "lost a worker: start the run again."
+            )
+        totals = sums.unflatten(self._sum_over_ranks(sums.flatten(is_leaving=self.is_leaving)))
+        tally = totals.tally
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        grads = [p.grad for p in parameters]
+        torch._foreach_div_(grads, tally.num_tokens.clamp(min=1))
+        norm = torch.nn.utils.get_total_norm(grads)
+        # The one point of a step where a GPU is waited for.
+        num_broken, num_leaving, grad_norm = torch.stack([totals.num_broken, totals.num_leaving, norm]).tolist()
+        self.has_to_leave = num_leaving > 0
+        is_skipped = num_broken > 0 or not math.isfinite(grad_norm)
+        self._count_skipped(sums, is_skipped)
+        self.log("steps_skipped", float(self._num_skipped), batch_size=1)
+        if is_skipped:
+            for parameter in parameters:
+                parameter.grad = None  # which the optimizer passes over
+            return
+        for module, statistics in zip(self._norms, totals.statistics, strict=True):
+            module.update(statistics)
         faded = 0.0 if self._faded_counts is None else self._faded_counts
         self._faded_counts = _FADING * faded + torch.stack([tally.token_counts, tally.predicted_counts])
         self._log_tally("train", tally, self._faded_counts)
         self.log("lr", optimizer.param_groups[0]["lr"], batch_size=1)
-        self.log("grad_norm", torch.nn.utils.get_total_norm(grads), batch_size=1)
+        self.log("grad_norm", norm, batch_size=1)
+
+    def _count_skipped(self, sums: StepSums, is_skipped: bool) -> None:
+        self._num_skipped += is_skipped
+        self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if is_skipped else 0
+        if not is_skipped:
+            return
+        limit = self.config.optimizer.max_skipped_steps
+        said = f"step {self.trainer.global_step} is skipped on all ranks; on rank {self.global_rank} {sums.suspects()}"
+        if self._num_skipped_in_a_row > limit:
+            raise TrainingError(
+                f"{self._num_skipped_in_a_row} steps in a row are no numbers, more than "
+                f"optimizer.max_skipped_steps allows ({limit}); {said}. Lower optimizer.lr, or go on from an earlier "
+                "checkpoint."
+            )
+        warnings.warn(f"{said}.", SkippedStepWarning, stacklevel=2)
 
     def validation_step(self, batch: AudioNoiseBatch, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Adds up a microbatch, with masks that are the same at every validation."""
@@ -216,7 +252,7 @@ class NestModel(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Logs loss, entropy and accuracy over all microbatches of all ranks."""
         assert self._val_tally is not None
-        tally = self._sum_over_ranks(self._val_tally)
+        tally = Tally.unflatten(self._sum_over_ranks(self._val_tally), self.config.quantizer.num_codebooks)
         self._val_tally = None
         self._log_tally("val", tally, torch.stack([tally.token_counts, tally.predicted_counts]), prog_bar=True)
 
@@ -224,7 +260,12 @@ class NestModel(pl.LightningModule):
         """Returns AdamW under the Noam schedule, one step of it per optimizer step."""
         config = self.config.optimizer
         parameters = [p for p in self.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(parameters, lr=1.0, betas=config.betas, weight_decay=config.weight_decay)
+        fused = self.device.type in ("cpu", "cuda")  # one pass over weights and moments instead of eight
+        optimizer = torch.optim.AdamW(
+            parameters, lr=1.0, betas=config.betas, weight_decay=config.weight_decay, fused=fused
+        )
+        # Else Lightning takes a fused optimizer for one that unscales gradients, and refuses to clip them.
+        cast(Any, optimizer)._step_supports_amp_scaling = False
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: noam_lr(step, config, self.config.encoder.d_model)
         )
@@ -238,8 +279,24 @@ class NestModel(pl.LightningModule):
                 f"the corpus is at {rate} Hz and model.config.features.sampling_rate is "
                 f"{self.config.features.sampling_rate}. Prepare the corpus with --sampling-rate, or change the model."
             )
+        if isinstance(self.trainer.strategy, DDPStrategy):
+            # Gradients are otherwise laid out anew after the first backward pass of a process, and with it the order in
+            # which those of three and more ranks are added up. Buffers are the same on all ranks already.
+            self.trainer.strategy._ddp_kwargs.update(find_unused_parameters=True, broadcast_buffers=False)
         if self._compiles_blocks and stage == "fit":
             self._compile()
+
+    def on_fit_start(self) -> None:
+        """Has batch norm collect the statistics of whole steps."""
+        self._norms = [module for module in self.encoder.modules() if isinstance(module, StepBatchNorm)]
+        for norm in self._norms:
+            norm.start_collecting()
+
+    def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
+        """Leaves batch norm as torch has it."""
+        for norm in self._norms:
+            norm.stop_collecting()
+        self._norms = []
 
     def _compile(self) -> None:
         dataset = getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None)
@@ -252,8 +309,30 @@ class NestModel(pl.LightningModule):
         self.encoder.compile_blocks(num_shapes)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Stores the configuration, from which `from_checkpoint` rebuilds the model."""
+        """Stores the configuration, from which `from_checkpoint` rebuilds the model, and what the run is."""
         checkpoint[CONFIG_KEY] = asdict(self.config)
+        checkpoint[_SETTINGS_KEY] = self._run_settings()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Goes on only with the data and settings of the checkpoint, on any number of ranks.
+
+        Raises:
+            ConfigError: Data or settings are others.
+        """
+        if self._trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        if _SETTINGS_KEY in checkpoint:
+            check_unchanged(checkpoint[_SETTINGS_KEY], self._run_settings())
+        scale_progress(checkpoint, self.trainer.accumulate_grad_batches)
+
+    def _run_settings(self) -> Settings:
+        trainer, data = self.trainer, getattr(self.trainer, "datamodule", None)
+        return {
+            **flatten_settings(self.config, "model.config"),
+            **(data.settings if isinstance(data, NestDataModule) else {}),
+            "trainer.gradient_clip_val": repr(trainer.gradient_clip_val),
+            "trainer.precision": repr(trainer.precision),
+        }
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> "NestModel":
@@ -284,10 +363,13 @@ class NestModel(pl.LightningModule):
     def _key(self, purpose: str, batch: AudioNoiseBatch) -> int:
         return derive_key(self.config.seed, purpose, batch.key.step, batch.key.microbatch) >> 1
 
-    def _sum_over_ranks(self, values: Tensor) -> Tally:
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        guard = nestguard.current()
+        guard.beat_collective(self.trainer.global_step)
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(values)
-        return Tally.unflatten(values, self.config.quantizer.num_codebooks)
+        guard.beat(nestguard.Phase.OPTIMIZER)
+        return values
 
     def _log_tally(self, stage: str, tally: Tally, counts: Tensor, *, prog_bar: bool = False) -> None:
         num_tokens = tally.num_tokens.clamp(min=1)

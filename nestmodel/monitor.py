@@ -182,6 +182,8 @@ def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _progress_line(step: int, metrics: Mapping[str, Any]) -> str:
     parts = [f"step {step}"]
+    if metrics.get("steps_skipped"):
+        parts.append(f"{int(metrics['steps_skipped'])} steps skipped")
     if "train_loss" in metrics:
         parts.append(f"loss {float(metrics['train_loss']):.3f}, entropy {float(metrics['train_token_entropy']):.3f}")
         parts.append(f"masked accuracy {100 * float(metrics['train_accuracy']):.1f} %")

@@ -1,0 +1,180 @@
+"""Checkpoints that cannot be lost: written beside their target, flushed, renamed; found again by themselves.
+
+Owns where they lie, when they are written and which are removed. A checkpoint is of a whole optimizer step. Only rank
+0 writes, and none waits for it, so that a slow disk holds up nobody but at the next step.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import is_zipfile
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.utilities import rank_zero_warn
+
+import nestguard
+from nestmodel.errors import ConfigError
+
+_NAME = re.compile(r"step_(\d+)\.ckpt")
+_PARTIAL = ".partial"
+LAST = "last.ckpt"
+
+
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint on disk."""
+
+    step: int
+    path: Path
+
+
+class Checkpoints(Checkpoint):
+    """Writes a checkpoint every so many optimizer steps and at the end of training.
+
+    A disk that is full, or fails, costs this one checkpoint and a warning; training goes on, and no older one is
+    removed before a newer one is safe. `last.ckpt` is a link to the newest.
+
+    Args:
+        every_n_steps: Optimizer steps between two checkpoints.
+        keep: Newest ones that are kept.
+        keep_every_n_steps: Those of whole multiples of so many steps are kept for good; None keeps none of them.
+        directory: Where they go; by default `checkpoints` in the directory of the run's logs.
+
+    Raises:
+        ConfigError: A number is below 1.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 1000,
+        keep: int = 2,
+        keep_every_n_steps: int | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        for name, value in (
+            ("every_n_steps", every_n_steps),
+            ("keep", keep),
+            ("keep_every_n_steps", keep_every_n_steps),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"Checkpoints.{name} is {value}: give at least 1.")
+        self.every_n_steps = every_n_steps
+        self.keep = keep
+        self.keep_every_n_steps = keep_every_n_steps
+        self.directory = directory
+        self._saved_step = -1
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Removes what an earlier run left half-written."""
+        self._saved_step = trainer.global_step
+        if trainer.is_global_zero and self._place(trainer).is_dir():
+            for partial in self._place(trainer).glob(f"*{_PARTIAL}"):
+                partial.unlink(missing_ok=True)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Writes one where it is due."""
+        if not trainer.fit_loop._should_accumulate() and trainer.global_step % self.every_n_steps == 0:
+            self.save(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Writes the last one."""
+        self.save(trainer)
+
+    def save(self, trainer: pl.Trainer) -> None:
+        """Writes the state at the optimizer step that was just made, unless that is written already."""
+        step = trainer.global_step
+        if step == self._saved_step or trainer.sanity_checking:
+            return
+        self._saved_step = step
+        if not trainer.is_global_zero:
+            return
+        guard = nestguard.current()
+        guard.beat(nestguard.Phase.CHECKPOINT, step - 1)
+        self._write(trainer, step)
+        guard.beat(nestguard.Phase.LOADING, step, 0)
+
+    def _write(self, trainer: pl.Trainer, step: int) -> None:
+        directory = self._place(trainer)
+        path = directory / f"step_{step:08d}.ckpt"
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        try:
+            write_checkpoint(checkpoint, path)
+            _point_to(path)
+        except OSError as error:
+            rank_zero_warn(
+                f"step {step}: {path} could not be written ({error.strerror or error}). Training goes on; the "
+                f"checkpoint before is whole. Make room: the next is due at step {step + self.every_n_steps}."
+            )
+            return
+        self._prune(directory)
+
+    def _place(self, trainer: pl.Trainer) -> Path:
+        return self.directory or Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
+
+    def _prune(self, directory: Path) -> None:
+        for found in find_checkpoints(directory)[self.keep :]:
+            if self.keep_every_n_steps is None or found.step % self.keep_every_n_steps:
+                found.path.unlink(missing_ok=True)
+
+
+def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Writes a checkpoint so that at every moment either the whole file is there or none.
+
+    Raises:
+        OSError: It could not be written; nothing of it is left.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + _PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _flush_directory(path.parent)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, RuntimeError):  # of torch's writer, where the file did not take what it was given
+            raise OSError(str(error).splitlines()[0]) from error
+        raise
+
+
+def find_checkpoints(directory: Path) -> list[FoundCheckpoint]:
+    """Returns the checkpoints in a directory, newest step first."""
+    found = [
+        FoundCheckpoint(int(match[1]), path)
+        for path in (directory.iterdir() if directory.is_dir() else ())
+        if (match := _NAME.fullmatch(path.name))
+    ]
+    return sorted(found, reverse=True)
+
+
+def newest_checkpoint(root: Path) -> Path | None:
+    """Returns the furthest checkpoint of all runs below a directory that is not damaged, or None.
+
+    Args:
+        root: `trainer.default_root_dir`, which holds `version_N/checkpoints`.
+    """
+    places = [root / "checkpoints", *root.glob("version_*/checkpoints")]
+    for _, path in sorted((found for place in places for found in find_checkpoints(place)), reverse=True):
+        if is_zipfile(path):
+            return path
+        rank_zero_warn(f"{path} is damaged and left out; the one before it is used.")
+    return None
+
+
+def _point_to(path: Path) -> None:
+    link = path.with_name(LAST + _PARTIAL)
+    link.unlink(missing_ok=True)
+    link.symlink_to(path.name)
+    link.replace(path.with_name(LAST))
+
+
+def _flush_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

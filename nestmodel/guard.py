@@ -1,0 +1,196 @@
+"""The stall guard of a training run: every rank says what it is doing, and a monitor on each node watches.
+
+Owns when what is said; how it is watched, judged and reported is `nestguard`'s.
+"""
+
+import itertools
+import os
+import socket
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.strategies import DDPStrategy
+
+import nestguard
+from nestdata import AudioNoiseBatch
+from nestguard import Phase
+from nestmodel.errors import ConfigError
+from nestmodel.leaving import Left
+
+_RUN = "NESTGUARD_RUN"
+_starts = itertools.count()
+
+
+class StallGuard(pl.Callback):
+    """Names the rank that holds up the others, with its stack, and ends the run with exit code 44.
+
+    Args:
+        limits: How long a rank may be silent in each phase.
+        report_dir: Where reports go; by default `stalls` in `trainer.default_root_dir`.
+        port: Where the monitors of several nodes meet, on the first of them; by default the one above MASTER_PORT.
+        enabled: Whether it watches at all.
+    """
+
+    def __init__(
+        self,
+        limits: nestguard.StallLimits = nestguard.StallLimits(),
+        report_dir: Path | None = None,
+        port: int | None = None,
+        enabled: bool = True,
+    ) -> None:
+        self.enabled = enabled
+        self.limits = limits
+        self.report_dir = report_dir
+        self.port = port
+        self._heartbeat: nestguard.Heartbeat | None = None
+        self._monitor: nestguard.MonitorHandle | None = None
+        self._is_monitor_missed = False
+        self._is_alone = True
+
+    def start(self, trainer: pl.Trainer) -> None:
+        """Begins to watch; at the latest when training is set up. A rank that is missed at the start is seen, too.
+
+        Raises:
+            ConfigError: The process group would give up before the guard does.
+        """
+        if self._heartbeat is not None or not self.enabled:
+            return
+        strategy = trainer.strategy
+        patience_s = (
+            strategy._timeout.total_seconds() if isinstance(strategy, DDPStrategy) and strategy._timeout else None
+        )
+        if patience_s is not None and patience_s <= self.limits.step_s:
+            raise ConfigError(
+                f"the process group gives up after {patience_s:g} s, before the stall guard can say why "
+                f"(limits.step_s is {self.limits.step_s:g} s). Raise the strategy's timeout, or lower the limit."
+            )
+        try:
+            self._watch(trainer, _identity(trainer))
+        except nestguard.GuardError as error:
+            warnings.warn(f"the stall guard does not watch: {error}", stacklevel=1)
+
+    def _watch(self, trainer: pl.Trainer, identity: nestguard.Identity) -> None:
+        self._is_alone = identity.world_size == 1
+        shared = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
+        directory = shared / f"nestguard-{_name_of_run()}-node-{identity.node_rank}"
+        self._heartbeat = nestguard.Heartbeat(directory, identity)
+        self._heartbeat.arm()
+        nestguard.set_current(self._heartbeat)
+        if identity.local_rank == 0:
+            report_dir = self.report_dir or Path(trainer.default_root_dir) / "stalls"
+            peers = self._peers() if trainer.num_nodes > 1 else None
+            self._monitor = nestguard.start_monitor(directory, self.limits, identity, report_dir, peers)
+
+    def _peers(self) -> nestguard.PeerConfig:
+        known = os.environ
+        port = self.port or int(known.get("MASTER_PORT", "29500")) + 1
+        run = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID")
+        return nestguard.PeerConfig(
+            host=known.get("MASTER_ADDR", "127.0.0.1"), port=port, run_id="/".join(known.get(name, "") for name in run)
+        )
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Begins to watch."""
+        if stage == "fit":
+            self.start(trainer)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """The first batch is being waited for."""
+        self._beat(Phase.LOADING, trainer.global_step, 0)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, _module: pl.LightningModule, batch: AudioNoiseBatch, index: int
+    ) -> None:
+        """A batch has come. Ranks are compared by how many microbatches of their own they have got through."""
+        self._beat(Phase.FORWARD, batch.key.step, index % trainer.accumulate_grad_batches)
+        nestguard.current().note_cuts(batch.sample_id)
+
+    def on_before_backward(self, *_: Any) -> None:
+        """The loss is known; gradients are next, and with the last of them the other ranks are waited for."""
+        self._beat(Phase.BACKWARD)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, index: int
+    ) -> None:
+        """The next batch is being waited for."""
+        done = (index + 1) % trainer.accumulate_grad_batches
+        self._beat(Phase.LOADING, batch.key.step + (not done), done)
+        if self._monitor is not None and not self._is_monitor_missed and not self._monitor.is_alive():
+            self._is_monitor_missed = True
+            warnings.warn("the stall guard's monitor has died; training goes on unwatched.", stacklevel=1)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Validation begins, after the last step that was made."""
+        self._beat(Phase.VALIDATION, trainer.global_step - 1)
+
+    def on_validation_batch_start(self, *_: Any) -> None:
+        """Validation gets on."""
+        self._beat(Phase.VALIDATION)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Back to training."""
+        self._beat(Phase.LOADING, trainer.global_step, 0)
+
+    def on_train_end(self, *_: Any) -> None:
+        """The last step is made."""
+        self._beat(Phase.FINISHING)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Says why this rank ends; the monitor does not let the others wait for it."""
+        if self._heartbeat is None:
+            return
+        if self._is_alone:
+            self.teardown(trainer, pl_module, "fit")  # nobody waits for it
+            return
+        if isinstance(exception, Left | KeyboardInterrupt):
+            self._heartbeat.finish(Phase.LEAVING)
+            return
+        lines = [line for line in str(exception).splitlines() if line.strip()]
+        detail = f"{type(exception).__name__}: {lines[-1] if lines else ''}"
+        self._heartbeat.finish(Phase.FAILED, detail, "".join(traceback.format_exception(exception)))
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Training has ended as it should."""
+        if self._heartbeat is not None:
+            self._heartbeat.finish(Phase.DONE)
+            self._heartbeat.close()
+            nestguard.set_current(nestguard.NoHeartbeat())
+            self._heartbeat = self._monitor = None
+
+    def _beat(self, phase: Phase, step: int | None = None, microbatch: int | None = None) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.beat(phase, step, microbatch)
+
+
+def _identity(trainer: pl.Trainer) -> nestguard.Identity:
+    # Before the process group is there, a strategy does not know the world yet.
+    num_local = trainer.num_devices if isinstance(trainer.strategy, DDPStrategy) else 1
+    return nestguard.Identity(
+        rank=trainer.node_rank * num_local + trainer.local_rank,
+        local_rank=trainer.local_rank,
+        node_rank=trainer.node_rank,
+        world_size=trainer.num_nodes * num_local,
+        local_world_size=num_local,
+        host=socket.gethostname(),
+    )
+
+
+def _name_of_run() -> str:
+    """A name that the ranks of a node agree on, and no other start of this or another run has."""
+    known, number = os.environ, next(_starts)
+    inherited = known.get(_RUN, "")
+    if inherited and not inherited.startswith(f"{os.getpid()}-"):
+        return inherited
+    if "LOCAL_RANK" in known and not inherited:  # torchrun's, whose children the ranks are; or what acts like it
+        restart = known.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return f"{os.getppid()}-{known.get('MASTER_PORT', '')}-{restart}-{number}"
+    if "SLURM_PROCID" in known and not inherited:
+        return (
+            "-".join(known.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT")) + f"-{number}"
+        )
+    known[_RUN] = f"{os.getpid()}-{number}"  # for the ranks that Lightning starts
+    return known[_RUN]

@@ -1,0 +1,75 @@
+"""Leaving when asked to: one checkpoint, of the same optimizer step on every rank, then a known exit code.
+
+SIGTERM and SIGUSR1 (SLURM's warning before a job is taken down) only set a flag on the rank that they reach. The flags
+travel with the sums that the ranks add up at every step anyway, so that all of them learn of it at the same step,
+whichever rank was asked, and nobody waits in a collective of its own.
+"""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, cast
+
+import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_info
+
+from nestmodel.checkpoints import Checkpoints
+from nestmodel.model import NestModel
+
+EXIT_LEFT = 75
+"""Exit code of a run that left when it was asked to: its checkpoint is written, start it again."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Left(SystemExit):
+    """The run has ended because it was asked to; the checkpoint is written."""
+
+
+class Leaving(pl.Callback):
+    """Ends training at the next optimizer step after SIGTERM or SIGUSR1, with a checkpoint."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Takes the signals over from Lightning, which answers them with a collective from wherever a rank is."""
+        if stage != "fit" or threading.current_thread() is not threading.main_thread():
+            return
+        model = cast(NestModel, pl_module)
+
+        def ask(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - what the interpreter passes
+            model.is_leaving = True
+
+        self._handlers = {number: signal.signal(number, ask) for number in _SIGNALS}
+        nothing: Callable[[], None] = lambda: None  # noqa: E731
+        cast(Any, trainer)._signal_connector.register_signal_handlers = nothing
+        # A broadcast before every microbatch, to tell of what the step's own sums tell here.
+        cast(Any, trainer).fit_loop.epoch_loop._broadcast_sigterm_tensor = nothing
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Leaves where any rank was asked to.
+
+        Raises:
+            Left: With `EXIT_LEFT`.
+        """
+        if not cast(NestModel, pl_module).has_to_leave or trainer.fit_loop._should_accumulate():
+            return
+        callbacks = [one for one in cast(Any, trainer).callbacks if isinstance(one, Checkpoints)]
+        for callback in callbacks or [Checkpoints()]:
+            callback.save(trainer)
+        # A launcher ends the others once the first has left, and rank 0 may still be writing.
+        trainer.strategy.barrier("leaving")
+        rank_zero_info(f"left at step {trainer.global_step}, when asked to; start the run again with --ckpt_path last.")
+        raise Left(EXIT_LEFT)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Gives the signals back."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, _error: BaseException) -> None:
+        """Gives the signals back."""
+        self.teardown(trainer, pl_module, "fit")

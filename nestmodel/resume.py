@@ -1,0 +1,64 @@
+"""What a run is, in a checkpoint: its data and its settings; and whether another run may go on from there.
+
+The number of ranks, of loader processes and of steps to make are no part of it: they may change.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from nestmodel.errors import ConfigError
+
+Settings = dict[str, str]
+"""Value by name, both as text, so that a checkpoint can be read without our classes."""
+
+_ABSENT = "(not there)"
+_SHOWN = 8
+
+
+def flatten_settings(value: object, name: str) -> Settings:
+    """Returns every field of nested configurations, lists and mappings by its dotted name."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {k: v for key, inner in value.items() for k, v in flatten_settings(inner, f"{name}.{key}").items()}
+    return {name: repr(value)}
+
+
+def check_unchanged(before: Settings, now: Settings) -> None:
+    """Compares the settings of a checkpoint with those of the run that is to go on from it.
+
+    Raises:
+        ConfigError: They differ; the message says in what.
+    """
+    names = [name for name in {**before, **now} if before.get(name, _ABSENT) != now.get(name, _ABSENT)]
+    if not names:
+        return
+    changes = [f"{name}: {before.get(name, _ABSENT)} -> {now.get(name, _ABSENT)}" for name in names[:_SHOWN]]
+    if len(names) > _SHOWN:
+        changes.append(f"and {len(names) - _SHOWN} more")
+    raise ConfigError(
+        f"the checkpoint is of a run with other data or settings ({'; '.join(changes)}). Give what it was made with; "
+        "or start a new run from its weights with --model.init_from."
+    )
+
+
+def scale_progress(checkpoint: dict[str, Any], share: int) -> None:
+    """Rewrites, in place, how far the loops are for a run of which each rank takes another share of a step.
+
+    Lightning counts the microbatches of one rank. A checkpoint is of whole steps, so the counts can be converted.
+
+    Args:
+        checkpoint: As Lightning wrote it.
+        share: Microbatches of each step that a rank now takes.
+    """
+    loop = checkpoint["loops"]["fit_loop"]
+    made = loop["epoch_loop.batch_progress"]["total"]["ready"]
+    steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
+    if not steps or made == steps * share:
+        return
+    before = made // steps
+    for counts in (loop["epoch_loop.batch_progress"]["total"], loop["epoch_loop.batch_progress"]["current"]):
+        unfinished = counts["processed"] - counts["completed"]  # the last one, while its hooks run
+        counts.update(dict.fromkeys(counts, counts["processed"] // before * share))
+        counts["completed"] -= unfinished

@@ -1,0 +1,163 @@
+"""Starts the ranks of a training run as processes of their own, and reads what they leave behind."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nestmodel.checkpoints import find_checkpoints
+from tests.conftest import MessyCorpora
+from tests.training import messy_data
+
+MICROBATCHES_PER_STEP = 4
+HOST_ADDRESS, HOST_INTERFACE = "10.77.0.1", "eth0"
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A run in a directory; started again, it goes on from its newest checkpoint."""
+
+    corpora: MessyCorpora
+    directory: Path
+    max_steps: int
+    world_size: int = 1
+    num_workers: int = 0
+    every_n_steps: int = 1
+    limits: dict[str, float] | None = None
+    """Of the stall guard; None leaves it off."""
+
+    hosts: Sequence[str] = ()
+    """A network namespace for each rank, which is then a machine by itself; the first is at MASTER_ADDR."""
+
+    max_minutes: float | None = None
+    limit_val_batches: int = 0
+    val_check_interval: int = 2
+    group_timeout_s: float = 1800.0
+    patience_s: float = 5.0
+    """How long the other ranks have to end by themselves once one has failed."""
+
+    def start(
+        self, *, faults: dict[int, tuple[str, int, int]] | None = None, world_size: int | None = None
+    ) -> list[int]:
+        """Runs all ranks until they end by themselves, or until one has died; returns their exit codes.
+
+        Args:
+            faults: By rank: what, at which step and microbatch.
+            world_size: Another than that of the run.
+        """
+        world_size = world_size or self.world_size
+        self._write_settings(faults)
+        shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
+        shared["MASTER_PORT"] = str(free_port())
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(world_size):
+                command = [sys.executable, "-m", "tests.distributed.training_run", str(self.directory / "run.json")]
+                environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                if self.hosts:
+                    command = ["ip", "netns", "exec", self.hosts[rank], *command]
+                    environment |= {"LOCAL_RANK": "0", "NODE_RANK": str(rank), "MASTER_ADDR": HOST_ADDRESS}
+                    environment["GLOO_SOCKET_IFNAME"] = HOST_INTERFACE
+                with (self.directory / f"rank-{rank}.log").open("a") as log:
+                    processes.append(subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log))
+            return _wait(processes, self.patience_s)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+    def start_by_torchrun(self, faults: dict[int, tuple[str, int, int]]) -> tuple[int, str]:
+        """Runs all ranks under torchrun, which starts them once more; returns its exit code and all that was said."""
+        self._write_settings(faults)
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(self.world_size)]
+        command += ["--max-restarts", "1", "--master-port", str(free_port()), "--monitor-interval", "0.2"]
+        command += ["-m", "tests.distributed.training_run", str(self.directory / "run.json")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def _write_settings(self, faults: dict[int, tuple[str, int, int]] | None) -> None:
+        self.directory.mkdir(exist_ok=True)
+        settings = {
+            "speech": str(self.corpora.speech),
+            "noise": str(self.corpora.noise),
+            "directory": str(self.directory),
+            "max_steps": self.max_steps,
+            "num_workers": self.num_workers,
+            "every_n_steps": self.every_n_steps,
+            "faults": [{"rank": rank, "what": list(what)} for rank, what in (faults or {}).items()],
+            "limits": self.limits,
+            "num_nodes": len(self.hosts) or 1,
+            "max_minutes": self.max_minutes,
+            "limit_val_batches": self.limit_val_batches,
+            "val_check_interval": self.val_check_interval,
+            "group_timeout_s": self.group_timeout_s,
+        }
+        (self.directory / "run.json").write_text(json.dumps(settings))
+
+    def log(self, rank: int) -> str:
+        return (self.directory / f"rank-{rank}.log").read_text()
+
+    def seen(self) -> dict[tuple[int, int], list[str]]:
+        """Cut ids by (step, microbatch), as last seen."""
+        lines = [line for line in self._lines() if "ids" in line]
+        return {(line["step"], line["microbatch"]): line["ids"] for line in lines}
+
+    def planned(self, step: int, microbatch: int) -> list[str]:
+        """The cut ids that belong at a place, whether anybody got there."""
+        dataset = messy_data(self.corpora, microbatches_per_step=MICROBATCHES_PER_STEP).train_dataset
+        return [dataset.corpus.line(int(row))["id"] for row in dataset.plan.rows(step, microbatch)]
+
+    def losses(self) -> dict[int, float]:
+        """Loss by the number of optimizer steps made."""
+        return {line["made"]: line["loss"] for line in self._lines() if "made" in line}
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The newest checkpoint."""
+        found: dict[str, Any] = torch.load(self.steps()[0].path, map_location="cpu", weights_only=False)
+        return found
+
+    def steps(self) -> list[Any]:
+        return find_checkpoints(self.directory / "checkpoints")
+
+    def _lines(self) -> list[dict[str, Any]]:
+        files = sorted(self.directory.glob("seen-*.jsonl"))
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _wait(processes: list["subprocess.Popen[bytes]"], patience_s: float) -> list[int]:
+    """Exit codes; once a rank has failed, the others get a moment to end by themselves."""
+    left = list(processes)
+    while left:
+        try:
+            code = left[0].wait(timeout=0.2)
+            left.pop(0)
+            failed = code != 0
+        except subprocess.TimeoutExpired:
+            failed = any(process.poll() not in (None, 0) for process in left)
+        if failed:
+            for process in left:
+                try:
+                    process.wait(timeout=patience_s)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            break
+    return [process.wait() for process in processes]

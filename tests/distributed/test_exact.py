@@ -1,0 +1,118 @@
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import MessyCorpora
+from tests.distributed.runs import Run
+
+STEPS = 5
+
+
+def whole(value: Any) -> Any:
+    """What must be equal, bit for bit: tensors, and all else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: whole(inner) for key, inner in value.items()}
+    return [whole(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def state_of(run: Run) -> Any:
+    checkpoint = run.checkpoint()
+    return whole([checkpoint[name] for name in ("global_step", "state_dict", "optimizer_states", "lr_schedulers")])
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world_size", "num_workers"),
+    [
+        pytest.param(1, 2, marks=pytest.mark.faults),
+        pytest.param(2, 0, marks=pytest.mark.faults),
+        pytest.param(2, 2, marks=pytest.mark.faults),
+        pytest.param(4, 0, marks=pytest.mark.faults),
+        (4, 2),
+    ],
+)
+def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
+    messy_corpora: MessyCorpora, tmp_path: Path, world_size: int, num_workers: int
+) -> None:
+    sizes: dict[str, Any] = {"world_size": world_size, "num_workers": num_workers, "max_steps": STEPS}
+    plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", **sizes)
+    assert plain.start() == [0] * world_size, plain.log(0)
+    killed = Run(corpora=messy_corpora, directory=tmp_path / "killed", **sizes)
+    # The last rank, in its last microbatch of a step: with one rank in the midst of accumulation.
+    codes = killed.start(faults={world_size - 1: ("kill", 2, 3)})
+    assert codes[-1] == -signal.SIGKILL, killed.log(world_size - 1)
+    assert killed.steps()[0].step <= 2
+    assert killed.start() == [0] * world_size, killed.log(0)
+    assert killed.seen() == plain.seen()
+    assert state_of(killed) == state_of(plain)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchrun_starts_a_run_again_that_ends_as_if_nothing_had_happened(
+    messy_corpora: MessyCorpora, tmp_path: Path, rank: int
+) -> None:
+    sizes: dict[str, Any] = {"world_size": 2, "max_steps": STEPS, "limits": {"step_s": 20.0}}
+    plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", **sizes)
+    assert plain.start() == [0, 0], plain.log(0)
+    killed = Run(corpora=messy_corpora, directory=tmp_path / "killed", **sizes)
+    code, said = killed.start_by_torchrun({rank: ("kill", 2, 2 * rank)})
+    assert code == 0, said
+    assert f"stall guard: rank {rank} has died" in said
+    assert killed.seen() == plain.seen()
+    assert state_of(killed) == state_of(plain)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_run_goes_on_under_another_number_of_ranks(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", max_steps=STEPS, world_size=2)
+    assert plain.start() == [0, 0], plain.log(0)
+    moved = Run(corpora=messy_corpora, directory=tmp_path / "moved", max_steps=STEPS)
+    assert moved.start(faults={0: ("kill", 1, 2)}) == [-signal.SIGKILL]
+    moved.max_steps = 3
+    assert moved.start(world_size=4) == [0] * 4, moved.log(0)
+    moved.max_steps = STEPS
+    assert moved.start(world_size=2) == [0, 0], moved.log(0)
+    assert moved.seen() == plain.seen()
+    assert moved.losses() == pytest.approx(plain.losses(), rel=1e-4)
+    # Some weights have no influence, and gradients of rounding errors, which AdamW makes as large as any other.
+    ours, theirs = (run.checkpoint()["state_dict"] for run in (moved, plain))
+    for name in (name for name in theirs if name.startswith("decoder") or "running_var" in name or "tracked" in name):
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [[1], [0, 1]])
+def test_sigterm_to_any_rank_saves_once_at_one_step_and_leaves_with_a_known_code(
+    messy_corpora: MessyCorpora, tmp_path: Path, asked: list[int]
+) -> None:
+    run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=STEPS, world_size=2, every_n_steps=100)
+    faults = {rank: ("SIGTERM" if rank else "SIGUSR1", 1, 2 * rank) for rank in asked}
+    assert run.start(faults=faults) == [75, 75], run.log(0) + run.log(1)
+    assert [found.step for found in run.steps()] == [2]
+    assert run.start() == [0, 0], run.log(0)
+    assert [found.step for found in run.steps()] == [STEPS, 2]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_on_one_rank_is_skipped_by_all(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=3, world_size=2)
+    assert run.start(faults={1: ("nan", 1, 3)}) == [0, 0], run.log(0) + run.log(1)
+    checkpoints = [torch.load(found.path, weights_only=False) for found in reversed(run.steps())]
+    before, after, end = (whole([one["state_dict"], one["optimizer_states"][0]["state"]]) for one in checkpoints)
+    assert after == before
+    assert end != after
+    ids = run.seen()[1, 3]
+    assert f"on rank 1 the loss is no number (microbatch 3: {', '.join(ids)})" in run.log(1)
+    assert "on rank 0 the gradients are no numbers, and every loss here is one" in run.log(0)

@@ -1,0 +1,108 @@
+"""Two machines: a network namespace each on this one, with a cable between them that can be pulled."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nestguard import EXIT_STALLED
+from tests.conftest import MessyCorpora
+from tests.distributed.runs import HOST_ADDRESS, HOST_INTERFACE, Run
+
+LIMITS = {"step_s": 8.0, "first_step_s": 90.0, "node_silence_s": 6.0}
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    names = [f"nest-{os.getpid()}-{number}" for number in range(2)]
+    try:
+        ip("netns", "add", names[0])
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs the right to make network namespaces")
+    try:
+        ip("netns", "add", names[1])
+        ip(
+            "-n",
+            names[0],
+            "link",
+            "add",
+            HOST_INTERFACE,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            HOST_INTERFACE,
+            "netns",
+            names[1],
+        )
+        for number, name in enumerate(names):
+            address = f"{HOST_ADDRESS.rpartition('.')[0]}.{number + 1}/24"
+            ip("-n", name, "address", "add", address, "dev", HOST_INTERFACE)
+            for interface in ("lo", HOST_INTERFACE):
+                ip("-n", name, "link", "set", interface, "up")
+        yield names
+    finally:
+        for name in names:
+            signal_host(name, signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def signal_host(name: str, number: signal.Signals) -> None:
+    """Sends a signal to every process of a host, its monitor too."""
+    pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
+    for pid in pids:
+        os.kill(int(pid), number)
+
+
+def happens_to(run: Run, host: str, what: str) -> None:
+    """Waits until the run is under way, then does it."""
+    while not run.directory.exists() or len(run.losses()) < 3:
+        time.sleep(0.2)
+    if what == "cut off":
+        ip("-n", host, "link", "set", HOST_INTERFACE, "down")
+    elif what == "killed":
+        signal_host(host, signal.SIGKILL)
+    else:
+        signal_host(host, signal.SIGSTOP)
+        time.sleep(30)
+        signal_host(host, signal.SIGCONT)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("what", ["cut off", "frozen", "killed"])
+def test_a_host_that_is_lost_is_named_and_each_side_ends(
+    messy_corpora: MessyCorpora, tmp_path: Path, hosts: list[str], what: str
+) -> None:
+    run = Run(
+        corpora=messy_corpora,
+        directory=tmp_path / "run",
+        max_steps=100_000,
+        every_n_steps=100_000,
+        world_size=2,
+        hosts=hosts,
+        limits=LIMITS,
+        patience_s=60.0,
+    )
+    doing = threading.Thread(target=happens_to, args=(run, hosts[1], what), daemon=True)
+    doing.start()
+    codes = run.start()
+    assert codes[0] in (1, EXIT_STALLED), run.log(0)
+    assert codes[1] == {"cut off": EXIT_STALLED, "killed": -signal.SIGKILL}.get(what, codes[1]), run.log(1)
+    assert "rank 1" in run.log(0) or "node 1" in run.log(0)
+    tables = [path.read_text() for path in (run.directory / "stalls").glob("*/table.txt")]
+    assert any("node 1" in table or "rank 1" in table for table in tables), tables
+    if what == "cut off":
+        assert len(tables) == 2
+        assert all("has not been heard from" in table for table in tables)
+    doing.join(timeout=60)

@@ -1,0 +1,162 @@
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nestguard import EXIT_STALLED
+from tests.conftest import MessyCorpora
+from tests.distributed.runs import Run
+
+LIMITS = {"step_s": 5.0, "first_step_s": 60.0, "validation_s": 20.0, "checkpoint_s": 20.0}
+faults = pytest.mark.faults
+
+# What happens to which rank of two at (step, microbatch); its phase, its verdict, and what is in its stack.
+STALLS = {
+    "a cut that cannot be loaded": (1, ("sleep in loading", 1, 2), "LOADING", "stuck", "sleep_in_loading"),
+    "an encoder that hangs": (1, ("sleep in the encoder", 1, 2), "FORWARD", "stuck", "sleep_in_encoder"),
+    "a GIL that is held": (1, ("hold the GIL", 1, 3), "FORWARD", "stuck", "hold_the_gil"),
+    "SIGSTOP": (1, ("SIGSTOP", 1, 2), "FORWARD", "stopped", "Thread 0x"),
+    "SIGSTOP of rank 0": (0, ("SIGSTOP", 1, 0), "FORWARD", "stopped", "Thread 0x"),
+    "a collective that one skips": (1, ("skip a collective", 1, 0), None, "stuck", ""),
+}
+ENDS = {
+    "SIGKILL": (1, ("kill", 1, 2), "dead"),
+    "SIGKILL of rank 0": (0, ("kill", 1, 0), "dead"),
+    "an exception": (1, ("raise", 1, 2), "failed"),
+    "data that end early": (1, ("end early", 1, 3), "failed"),
+}
+
+
+def report_of(run: Run) -> dict[str, Any]:
+    (path,) = (run.directory / "stalls").glob("*/stall.json")
+    report: dict[str, Any] = json.loads(path.read_text())
+    return {**report, "directory": path.parent}
+
+
+def verdicts(report: dict[str, Any]) -> dict[str, str]:
+    return {process["name"]: process["verdict"] for process in report["processes"]}
+
+
+def left_running(run: Run) -> list[str]:
+    """Processes of the run, which name its directory on their command line or are children of such."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if str(run.directory) in words and int(path.parent.name) != os.getpid():
+            found.append(words)
+    return found
+
+
+def started(corpora: MessyCorpora, tmp_path: Path, **settings: Any) -> Run:
+    return Run(
+        corpora=corpora,
+        directory=tmp_path / "run",
+        **{"max_steps": 4, "world_size": 2, "limits": LIMITS, "patience_s": 25.0, **settings},
+    )
+
+
+def gone_soon(run: Run) -> bool:
+    end = time.monotonic() + 10
+    while left_running(run) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not left_running(run)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "num_workers"),
+    [
+        pytest.param("a cut that cannot be loaded", 0, marks=faults),
+        ("a cut that cannot be loaded", 2),
+        ("an encoder that hangs", 0),
+        pytest.param("a GIL that is held", 0, marks=faults),
+        pytest.param("SIGSTOP", 0, marks=faults),
+        pytest.param("SIGSTOP of rank 0", 0, marks=faults),
+        pytest.param("a collective that one skips", 0, marks=faults),
+    ],
+)
+def test_whoever_holds_up_the_others_is_named_with_its_stack(
+    messy_corpora: MessyCorpora, tmp_path: Path, what: str, num_workers: int
+) -> None:
+    rank, fault, phase, word, function = STALLS[what]
+    run = started(messy_corpora, tmp_path, num_workers=num_workers)
+    codes = run.start(faults={rank: fault})
+    log = run.log(0) + run.log(1)
+    assert codes == [EXIT_STALLED] * 2, log
+    report = report_of(run)
+    ours = f"rank-{rank}"
+    (culprit,) = [one for one in report["processes"] if one["is_culprit"] and one["name"] in ("rank-0", "rank-1")]
+    assert (culprit["name"], culprit["verdict"]) == (ours, word), report
+    assert phase is None or culprit["phase"] == phase
+    if word == "stuck" and phase is not None:
+        assert verdicts(report)[f"rank-{1 - rank}"] == "waiting"
+    stacks = "".join(path.read_text() for path in report["directory"].glob(f"{ours}*.stack.txt"))
+    assert function in stacks
+    if phase == "LOADING":
+        assert any(cut in culprit["reason"] for cut in run.planned(1, 2)), culprit
+    assert (report["directory"] / "table.txt").read_text().strip() in log
+    assert gone_soon(run)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("SIGKILL", marks=faults),
+        "SIGKILL of rank 0",
+        "an exception",
+        pytest.param("data that end early", marks=faults),
+    ],
+)
+def test_a_rank_that_ends_is_named_at_once_and_the_others_do_not_wait(
+    messy_corpora: MessyCorpora, tmp_path: Path, what: str
+) -> None:
+    rank, fault, word = ENDS[what]
+    run = started(messy_corpora, tmp_path, limits={**LIMITS, "step_s": 100.0})
+    codes = run.start(faults={rank: fault})
+    log = run.log(0) + run.log(1)
+    # The other may have noticed by itself that the connection is gone.
+    assert codes[1 - rank] in (1, EXIT_STALLED), (codes, log)
+    assert codes[rank] in ((-signal.SIGKILL,) if word == "dead" else (1, EXIT_STALLED))
+    assert verdicts(report_of(run))[f"rank-{rank}"] == word
+    if what == "an exception":
+        assert "RuntimeError: something that happens on rank 1 only" in log
+        assert "raise_for_one_rank" in log
+    if what == "data that end early":
+        assert "the data of rank 1 ended in the midst of step 1, after 1 of 2 microbatches" in log
+    assert gone_soon(run)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@faults
+def test_a_loader_worker_that_is_killed_is_named(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    run = started(messy_corpora, tmp_path, num_workers=2)
+    codes = run.start(faults={1: ("kill a worker", 1, 2)})
+    log = run.log(0) + run.log(1)
+    assert codes[0] == EXIT_STALLED, log
+    report = report_of(run)
+    assert verdicts(report)["rank-1"] == "failed"
+    assert "worker" in log
+    assert "killed by signal" in log
+    assert gone_soon(run)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@faults
+@pytest.mark.parametrize("what", ["slow validation", "slow checkpoint", "slow first step"])
+def test_what_may_take_longer_is_no_alarm(messy_corpora: MessyCorpora, tmp_path: Path, what: str) -> None:
+    run = started(messy_corpora, tmp_path, limit_val_batches=1, max_steps=2, every_n_steps=2)
+    assert run.start(faults={0: (what, 8, 0)}) == [0, 0], run.log(0) + run.log(1)
+    assert not (run.directory / "stalls").exists()
+    assert gone_soon(run)

@@ -1,0 +1,74 @@
+"""One rank of a training run on which faults can be visited; `tests.distributed.runs` starts all of them.
+
+python -m tests.distributed.training_run RUN.json, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+"""
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.strategies import DDPStrategy
+
+from nestdata import AudioNoiseBatch
+from nestguard import StallLimits
+from nestmodel import Checkpoints, Leaving, NestModel, StallGuard, newest_checkpoint
+from tests.conftest import MessyCorpora
+from tests.distributed.faults import Fault
+from tests.distributed.runs import MICROBATCHES_PER_STEP
+from tests.training import messy_data, tiny_config, trainer
+
+
+class Seen(pl.Callback):
+    """Appends every batch and every loss to a file, so that they outlive the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_start(self, _trainer: pl.Trainer, _model: object, batch: AudioNoiseBatch, _index: int) -> None:
+        self._write({"step": batch.key.step, "microbatch": batch.key.microbatch, "ids": batch.sample_id})
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
+        if not trainer.fit_loop._should_accumulate() and "train_loss" in trainer.callback_metrics:
+            self._write({"made": trainer.global_step, "loss": float(trainer.callback_metrics["train_loss"])})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def main(argv: list[str]) -> None:
+    run = json.loads(Path(argv[0]).read_text())
+    rank, world_size, directory = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(run["directory"])
+    is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    faults = [Fault(*fault["what"]) for fault in run["faults"] if fault["rank"] == rank and is_first]
+    checkpoints = Checkpoints(every_n_steps=run["every_n_steps"], keep=100, directory=directory / "checkpoints")
+    guard = StallGuard(StallLimits(**(run["limits"] or {})), enabled=run["limits"] is not None)
+    strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=run["group_timeout_s"]))
+    runner = trainer(
+        directory,
+        [Seen(directory / f"seen-{rank}.jsonl"), guard, *faults, Leaving(), checkpoints],
+        max_steps=run["max_steps"],
+        devices=world_size // run["num_nodes"],
+        num_nodes=run["num_nodes"],
+        strategy=strategy if world_size > 1 else "auto",
+        enable_checkpointing=True,
+        limit_val_batches=run["limit_val_batches"],
+        val_check_interval=run["val_check_interval"],
+        max_time=None if run["max_minutes"] is None else timedelta(minutes=run["max_minutes"]),
+        check_val_every_n_epoch=None,
+    )
+    guard.start(runner)
+    data = messy_data(
+        MessyCorpora(Path(run["speech"]), Path(run["noise"]), Path(), Path()),
+        microbatches_per_step=MICROBATCHES_PER_STEP,
+        num_workers=run["num_workers"],
+    )
+    runner.fit(NestModel(tiny_config()), datamodule=data, ckpt_path=newest_checkpoint(directory))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
