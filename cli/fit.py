@@ -1,4 +1,4 @@
-"""`nestmodel fit` and `nestmodel validate`: Lightning's command line around our model and data."""
+"""`nestmodel fit`, `validate` and `preflight`: Lightning's command line around our model and data."""
 
 import difflib
 import logging
@@ -26,6 +26,8 @@ from nestmodel import (
     newest_checkpoint,
     preset_path,
 )
+
+from .preflight import PreflightTrainer
 
 # Both follow from --seed_everything.
 _SEEDS = ("data.plan.seed", "model.config.seed")
@@ -59,6 +61,7 @@ class _Cli(LightningCLI):
         return {
             "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
             "validate": {"model", "dataloaders", "datamodule"},
+            "preflight": {"model", "datamodule"},
         }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -102,16 +105,17 @@ class _Cli(LightningCLI):
             print(f"checkpoints: {Path(run_dir) / 'checkpoints'}")
 
 
-def run(arguments: list[str]) -> None:
-    """Parses the command line and runs it."""
+def run(arguments: list[str]) -> int:
+    """Parses the command line and runs it; returns the exit code."""
     on_terminal = sys.stderr.isatty()
     # Presets are resolved in what the user typed, which is not the mistake that this warns about.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     # Lightning advertises its maker's services at every start.
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda r: "Tip:" not in r.getMessage())
-    _Cli(
+    cli = _Cli(
         NestModel,
         NestDataModule,
+        trainer_class=PreflightTrainer,
         parser_class=_Parser,
         auto_configure_optimizers=False,
         args=_with_preset_paths(arguments),
@@ -130,6 +134,7 @@ def run(arguments: list[str]) -> None:
             "use_distributed_sampler": False,
         },
     )
+    return cast(PreflightTrainer, cli.trainer).exit_code
 
 
 def _with_preset_paths(arguments: list[str]) -> list[str]:

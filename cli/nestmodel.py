@@ -17,7 +17,7 @@ from .probe import probe_command
 
 # Typer ships Click under a name of its own and exports the subclass alone.
 _TyperUsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
-_LIGHTNING_COMMANDS = ("fit", "validate")
+_LIGHTNING_COMMANDS = ("fit", "validate", "preflight")
 
 app = typer.Typer(
     help="Train NEST models, and use them.",
@@ -37,6 +37,11 @@ def _validate() -> None:
     """Score a checkpoint on the validation corpus (Lightning's command line)."""
 
 
+@app.command("preflight")
+def _preflight() -> None:
+    """Check ranks, disks, audio, memory and network before a run, with the flags of fit."""
+
+
 app.command("features")(features_command)
 app.command("probe")(probe_command)
 app.command("import")(import_command)
@@ -48,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if arguments[:1] and arguments[0] in _LIGHTNING_COMMANDS:
-            fit.run(arguments)
-            return 0
+            return fit.run(arguments)
         result = app(args=arguments, standalone_mode=False)
     except (NestDataError, NestModelError) as error:
         return _fail(_last_line(error), 1)

@@ -133,9 +133,12 @@ def _ctrl_c_later() -> Iterator[None]:
 def _dask_client(address: str) -> Any:
     try:
         from distributed import Client
+        from distributed.comm.addressing import parse_address
+        from distributed.comm.registry import get_backend
     except ImportError:
         raise ConfigError("--dask needs Dask. Install it with `pip install 'nest-pretrain[dask]'`.") from None
     try:
+        get_backend(parse_address(address)[0])  # a client of a protocol that does not exist may wait forever
         return Client(address, timeout=_DASK_TIMEOUT_S)
     except (OSError, ValueError) as error:
         raise ConfigError(

@@ -20,11 +20,15 @@ from nestmodel.health import Health, UnhealthyTrainingWarning
 from nestmodel.leaving import Leaving, Left
 from nestmodel.model import NestModel, SkippedStepWarning
 from nestmodel.monitor import Curves, PlainProgress, Throughput
+from nestmodel.preflight import PreflightConfig, run_preflight
+from nestmodel.preflight_report import CheckReport, CheckResult, PreflightReport
 from nestmodel.probe import ProbeConfig, ProbeReport, run_probe
 from nestmodel.utterances import LeftOut, Utterance, iterate_features, parse_layers
 from nestmodel.weights import WeightParts, WeightReport, load_weights, read_config
 
 __all__ = [
+    "CheckReport",
+    "CheckResult",
     "Checkpoints",
     "ConfigError",
     "Curves",
@@ -47,6 +51,8 @@ __all__ = [
     "NestModelError",
     "OptimizerConfig",
     "PlainProgress",
+    "PreflightConfig",
+    "PreflightReport",
     "ProbeConfig",
     "ProbeError",
     "ProbeReport",
@@ -70,5 +76,6 @@ __all__ = [
     "parse_layers",
     "preset_path",
     "read_config",
+    "run_preflight",
     "run_probe",
 ]

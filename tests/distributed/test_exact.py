@@ -92,7 +92,7 @@ def test_a_run_goes_on_under_another_number_of_ranks(messy_corpora: MessyCorpora
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [[1], [0, 1]])
+@pytest.mark.parametrize("asked", [[1], pytest.param([0, 1], marks=pytest.mark.faults)])
 def test_sigterm_to_any_rank_saves_once_at_one_step_and_leaves_with_a_known_code(
     messy_corpora: MessyCorpora, tmp_path: Path, asked: list[int]
 ) -> None:

@@ -32,6 +32,7 @@ ENDS = {
 
 
 def report_of(run: Run) -> dict[str, Any]:
+    assert gone_soon(run)  # the monitor, too, which writes it while the ranks may have ended by themselves
     (path,) = (run.directory / "stalls").glob("*/stall.json")
     report: dict[str, Any] = json.loads(path.read_text())
     return {**report, "directory": path.parent}

@@ -32,7 +32,7 @@ def test_a_rank_that_sleeps_is_named_and_all_ranks_end_with_the_documented_code(
         assert "sleep_in_the_middle_of_it" in told["extraInfo"]["py_callstack"]
         assert abs(int(told["extraInfo"]["timestamp"]) - time.time()) < 60
         assert not (tmp_path / "error-0.json").exists()
-        assert list((tmp_path / "beats-0").iterdir()) == []
+        assert not (tmp_path / "beats-0").exists()
 
 
 def test_a_rank_that_holds_the_gil_is_named_with_its_stack_and_ends(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_an_ordinary_end_leaves_nothing_behind_and_says_nothing(tmp_path: Path) 
         nothing_is_left(started)
         assert started.output == ""
         assert not started.reports
-        assert list((tmp_path / "beats-0").iterdir()) == []
+        assert not (tmp_path / "beats-0").exists()
         assert (tmp_path / "was-alive-0").read_text() == "True"
 
 

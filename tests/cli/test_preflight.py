@@ -1,0 +1,123 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nestcli.nestmodel import main
+from tests.cli.commands import run
+from tests.cli.test_nestmodel import TINY
+from tests.conftest import MessyCorpora
+from tests.distributed.runs import free_port
+from tests.synthesis import folder_corpus, hiss
+
+
+def arguments(directory: Path, corpus: Path) -> list[str]:
+    (directory / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    flags = ["preflight", "--config", directory / "tiny.yaml", "--data.corpus", corpus]
+    return [str(flag) for flag in (*flags, "--trainer.default_root_dir", directory / "run")]
+
+
+def test_preflight_prints_a_table_and_leaves_nothing(
+    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(arguments(tmp_path, messy_corpora.speech)) == 0
+    out = capsys.readouterr().out
+    for name in ("settings", "disk", "shared memory", "reading", "training step", "collectives"):
+        assert name in out
+    assert "failed" not in out
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_a_failed_check_is_an_exit_code_and_json_says_which(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000, i) for i in range(4)})
+    for path in (tmp_path / "speech").glob("*.wav"):
+        path.unlink()
+    assert main([*arguments(tmp_path, corpus.path), "--json", "true", "--num_batches", "1"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    status = {check["name"]: check["ranks"][0]["status"] for check in report["checks"]}
+    assert status["reading"] == "failed"
+    assert status["training step"] == "ok"
+
+
+def test_the_file_of_a_run_is_taken(
+    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = arguments(tmp_path, messy_corpora.speech)
+    with pytest.raises(SystemExit):
+        main(["fit", *flags[1:], "--print_config"])
+    (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
+    assert main(["preflight", "--config", str(tmp_path / "config.yaml"), "--num_batches", "1"]) == 0
+    assert "1 read, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--data.plan.max_batch_secs", "3"], 2, "the nearest is 'data.plan.max_batch_seconds'"),
+        (["--num_batches", "0"], 1, "num_batches is 0"),
+        (["--ckpt_path", "gone.ckpt"], 2, "gone.ckpt: does not exist"),
+    ],
+)
+def test_wrong_usage_is_told_as_by_fit(
+    flags: list[str],
+    code: int,
+    message: str,
+    messy_corpora: MessyCorpora,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    assert main([*arguments(tmp_path, messy_corpora.speech), *flags]) == code
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert message in line
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_rank_with_another_seed_is_named_and_every_rank_ends_with_1(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    shared["MASTER_PORT"] = str(free_port())
+    command = [str(Path(sys.executable).parent / "nestmodel"), *arguments(tmp_path, messy_corpora.speech)]
+    command += ["--trainer.strategy", "ddp", "--trainer.devices", "2", "--trainer.accelerator", "cpu", "--json", "true"]
+    ranks = [
+        subprocess.Popen(
+            [*command, "--seed_everything", str(rank)],
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        (out, _), (nothing, _) = [rank.communicate(timeout=100) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert nothing == ""
+    checks = {check["name"]: check["ranks"] for check in json.loads(out)["checks"]}
+    assert [rank["status"] for rank in checks.pop("settings")] == ["ok", "failed"]
+    assert "data.plan.seed: 1 here, 0 elsewhere" in out
+    assert "model.config.seed: 1 here, 0 elsewhere" in out
+    assert not [rank for ranks_of in checks.values() for rank in ranks_of if rank["status"] in ("warning", "failed")]
+    assert all(rank["figures"]["latency_seconds"] > 0 for rank in checks["collectives"])
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_ranks_that_lightning_starts_print_once_and_fail_with_1(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    flags = ["--trainer.strategy", "ddp", "--trainer.devices", "2", "--trainer.accelerator", "cpu"]
+    flags += ["--data.plan.microbatches_per_step", "1"]
+    outcome = run("nestmodel", *arguments(tmp_path, messy_corpora.speech), *flags, cwd=tmp_path)
+    assert outcome.code == 1, outcome.err
+    assert outcome.out.count("preflight on 2 ranks") == 1
+    for rank in range(2):
+        assert f"failed: reading, rank {rank}: plan.microbatches_per_step is 1, which 2 ranks cannot" in outcome.out
+    assert "collectives   │ ok" in outcome.out
