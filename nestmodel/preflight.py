@@ -147,9 +147,10 @@ def _results(
     own = steps[trainer.global_rank]
     step_s = own.figures.get("step_seconds") if own is not None else None
     share = max(1, data.train_dataset.plan.config.microbatches_per_step // trainer.world_size)
+    patience_s = config.timeout_s / 2  # at the whole of it, NCCL would end the process, and nothing be told
     yield of_all(
         "collectives",
-        lambda: check_collectives(buffers, config.timeout_s, None if step_s is None else step_s * share),
+        lambda: check_collectives(buffers, patience_s, None if step_s is None else step_s * share),
     )
 
 
