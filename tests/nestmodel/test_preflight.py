@@ -248,6 +248,7 @@ report = run_preflight(NestModel(tiny_config()), data, runner, PreflightConfig(t
 """
 
 
+@pytest.mark.faults
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_back_is_named_and_held_up_nobody(
