@@ -126,7 +126,6 @@ def run(arguments: list[str]) -> int:
                 Throughput(),
                 Health(),
                 Curves(),
-                StallGuard(),
                 Leaving(),
                 *([] if on_terminal else [PlainProgress()]),
             ],
