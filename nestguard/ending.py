@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nestguard.process import END_SIGNAL, STACK_SIGNAL, ProcessState, process_state, send
-from nestguard.verdict import ProcessView
+from nestguard.view import ProcessView
 
 _STACKS_S = 2.0
 _END_S = 3.0

@@ -4,7 +4,6 @@ Owns the writing side, and being armed: a process that is armed gives its stacks
 it holds the GIL. One heartbeat per process; `current()` finds it.
 """
 
-import atexit
 import ctypes
 import faulthandler
 import itertools
@@ -100,9 +99,8 @@ class Heartbeat:
         self.place: Place | None = Place(self._directory, identity)
         self._name = _free_name(self._directory, identity)
         self._phase = Phase.STARTING
-        self._step = self._microbatch = self._first_step = UNSET
+        self._end = self._step = self._microbatch = self._first_step = UNSET
         self._collectives = self._number = self._texts = self._text_size = self._detail_size = 0
-        self._is_final = False
         self._stacks: IO[str] | None = None
         try:
             self._map = self._create(identity)
@@ -111,7 +109,7 @@ class Heartbeat:
 
     def beat(self, phase: Phase, step: int | None = None, microbatch: int | None = None) -> None:
         """Says what the process does from now on; step and microbatch stay as they were where they are not given."""
-        if self._is_final:
+        if self._end != UNSET:
             return
         if step is not None:
             self._step = step
@@ -124,7 +122,7 @@ class Heartbeat:
 
     def beat_collective(self, step: int | None = None) -> None:
         """Says that the process enters a collective that all ranks have to enter, and counts it."""
-        if not self._is_final:
+        if self._end == UNSET:
             self._collectives += 1
             self.beat(Phase.COLLECTIVE, step)
 
@@ -144,7 +142,7 @@ class Heartbeat:
 
     def alive(self) -> None:
         """Says that the process gets on with what it does."""
-        if not self._is_final:
+        if self._end == UNSET:
             self._write()
 
     def finish(self, phase: Phase, detail: str = "", traceback: str = "") -> None:
@@ -157,15 +155,14 @@ class Heartbeat:
         """
         if not phase.is_final:
             raise GuardError(f"{phase.name} is no way to end: expected DONE, FAILED or LEAVING.")
-        if self._phase in _FAILED_OR_LEAVING:
+        if self._end in _FAILED_OR_LEAVING:
             return
         if traceback:
             (self._directory / f"{self._name}.traceback.txt").write_text(traceback, encoding="utf-8")
         data = shortened(detail)
         self._map[DETAIL_AT : DETAIL_AT + len(data)] = data
         self._detail_size = len(data)
-        self._phase = phase
-        self._is_final = True
+        self._end = phase
         self._write()
 
     def arm(self) -> None:
@@ -175,9 +172,11 @@ class Heartbeat:
         """
         path = self._directory / f"{self._name}.stack.txt"
         self._stacks = path.open("w", encoding="utf-8")  # open for as long as the process lives
+        # What faulthandler goes back to as the interpreter exits; otherwise the signal would kill from then on. A fork
+        # has what its parent registered.
+        faulthandler.unregister(STACK_SIGNAL)
+        signal.signal(STACK_SIGNAL, signal.SIG_IGN)
         faulthandler.register(STACK_SIGNAL, self._stacks, all_threads=True, chain=False)
-        # Without faulthandler, which an interpreter that exits gives up, the signal would kill.
-        atexit.register(signal.signal, STACK_SIGNAL, signal.SIG_IGN)
         libc = ctypes.CDLL(None)
         libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
         libc.signal.restype = ctypes.c_void_p
@@ -189,7 +188,6 @@ class Heartbeat:
         """Gives no stacks any more, after `finish`, for a process that lives on."""
         if self._stacks is not None:
             faulthandler.unregister(STACK_SIGNAL)
-            signal.signal(STACK_SIGNAL, signal.SIG_IGN)
             self._stacks.close()
             self._stacks = None
 
@@ -213,7 +211,7 @@ class Heartbeat:
         return self._map
 
     def _note(self, text: str) -> None:
-        if self._is_final:
+        if self._end != UNSET:
             return
         data = text.encode("utf-8", errors="replace")
         if len(data) > TEXT_SIZE:
@@ -232,6 +230,7 @@ class Heartbeat:
             number,
             _now(),
             self._phase,
+            self._end,
             self._step,
             self._microbatch,
             self._collectives,

@@ -17,7 +17,8 @@ from nestguard.peers import Alone, PeerConfig, Stop, meet
 from nestguard.process import EXIT_STALLED, ProcessState
 from nestguard.record import Identity, Phase
 from nestguard.report import Report, last_stack, torchrun_error
-from nestguard.verdict import Judgement, ProcessView, judge
+from nestguard.verdict import Judgement, judge
+from nestguard.view import ProcessView, missing_ranks
 from nestguard.watch import NodeWatch
 
 _log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Monitor:
             self._follow(decision, views)
             return True
         known = views + self._peers.views()
+        known += missing_ranks(known, self._config.identity, self._peers.out_of_touch_s())
         judgement = judge(known, limits, self._peers.silences())
         if not judgement.stop:
             self._undecided_since = None

@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 from nestguard.errors import GuardError
 from nestguard.process import ProcessState
 from nestguard.record import Identity, Phase, Reading
-from nestguard.verdict import ProcessView, Silence
+from nestguard.verdict import Silence
+from nestguard.view import ProcessView
 
 _log = logging.getLogger(__name__)
 _LONGEST_LINE = 32 << 20
@@ -83,6 +84,10 @@ class Alone:
         """Nobody is silent."""
         return {}
 
+    def out_of_touch_s(self) -> float:
+        """Seconds since this node lost touch with those that nothing else is known of; 0 where there never was any."""
+        return 0.0
+
     def leaves_judging(self) -> bool:
         """Whether another node judges."""
         return False
@@ -117,6 +122,7 @@ class _Line:
         self._file: BinaryIO = connection.makefile("rb")
         self._sending = threading.Lock()
         self.heard = time.monotonic()
+        self.closed = 0.0
         self.is_open = True
         self.said_goodbye = False
 
@@ -147,6 +153,8 @@ class _Line:
 
     def close(self) -> None:
         """Hangs up."""
+        if self.is_open:
+            self.closed = time.monotonic()
         self.is_open = False
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -185,13 +193,15 @@ class Hub(Alone):
             peer.line.send({"type": "here"})
 
     def views(self) -> list[ProcessView]:
-        """What the others said last, as old as it is by now; nothing of those that have hung up."""
+        """What the others said last, as old as it is by now; the ranks of those that have hung up are unseen."""
         now = time.monotonic()
         found = []
         for peer in self._all():
-            if peer.line.is_open or peer.line.said_goodbye:
-                late = now - peer.told
-                found += [_later(view, late) for view in peer.views]
+            told = [_later(view, now - peer.told) for view in peer.views]
+            if not peer.line.is_open and not peer.line.said_goodbye:
+                gone_s = now - peer.line.closed
+                told = [replace(view, state=ProcessState.UNSEEN, ended_s=gone_s) for view in told if view.is_rank]
+            found += told
         return found
 
     def silences(self) -> dict[int, Silence]:
@@ -258,7 +268,7 @@ class Hub(Alone):
                 return
         if not line.said_goodbye:
             _log.warning(
-                "the monitor of node %d (%s) has hung up: its ranks go on, and are in its own table only",
+                "the monitor of node %d (%s) has hung up: its ranks go on, out of sight",
                 peer.node,
                 peer.host,
             )
@@ -294,6 +304,11 @@ class Spoke(Alone):
         if line is None or not line.is_open:
             return {}
         return {0: Silence(self._config.host, time.monotonic() - line.heard)}
+
+    def out_of_touch_s(self) -> float:
+        """Seconds since node 0 has hung up."""
+        line = self._line
+        return 0.0 if line is None or line.is_open or line.said_goodbye else time.monotonic() - line.closed
 
     def leaves_judging(self) -> bool:
         """Whether node 0 is there to judge."""

@@ -38,6 +38,9 @@ class ProcessState(StrEnum):
     NOT_STARTED = "not started"
     """It is expected and has not been seen."""
 
+    UNSEEN = "unseen"
+    """Its node is out of touch, which tells nothing of it."""
+
     @property
     def has_ended(self) -> bool:
         """Whether it runs no more."""

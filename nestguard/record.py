@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAGIC = b"NESTBEAT"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("=8sIIqqI")
 ARMED = struct.Struct("=I")
 ARMED_AT = 12
 # Native order and alignment: several times as fast to pack as a stated order.
-RECORD = struct.Struct("@11q")
+RECORD = struct.Struct("@12q")
 RECORDS_AT = (8192, 8192 + 256)
 TEXT_SIZE = 4096
 CUTS_AT = (12288, 12288 + TEXT_SIZE)
@@ -93,6 +93,9 @@ class Reading:
     """CLOCK_MONOTONIC of this machine."""
 
     phase: Phase
+    last_phase: Phase
+    """What it did, or did before it ended."""
+
     step: int | None
     microbatch: int | None
     collectives: int
@@ -117,6 +120,7 @@ class _Record(NamedTuple):
     number: int
     beat_ns: int
     phase: int
+    end: int
     step: int
     microbatch: int
     collectives: int
@@ -186,7 +190,8 @@ def _reading(data: bytes, record: _Record) -> Reading | None:
         is_armed=bool(is_armed),
         error_file=told["error_file"],
         beat_ns=record.beat_ns,
-        phase=Phase(record.phase),
+        phase=Phase(record.phase if record.end == UNSET else record.end),
+        last_phase=Phase(record.phase),
         step=_known(record.step),
         microbatch=_known(record.microbatch),
         collectives=record.collectives,

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from nestguard.limits import StallLimits
 from nestguard.process import EXIT_STALLED
 from nestguard.record import Phase
-from nestguard.verdict import Judgement, ProcessView, Verdict
+from nestguard.verdict import Judgement, Verdict
+from nestguard.view import ProcessView
 
 _WIDTH = 120
 _MOST_ROWS = 40
@@ -115,15 +116,16 @@ def _cells(view: ProcessView, verdict: Verdict) -> _Cells:
     step = "" if reading.step is None else str(reading.step)
     if step and reading.microbatch is not None and reading.phase in (Phase.LOADING, Phase.FORWARD, Phase.BACKWARD):
         step += f".{reading.microbatch}"
+    is_unknown = view.is_unseen and not reading.pid
     reason = verdict.reason
     for cut in reading.cuts[:1]:
         reason = reason.replace(cut, _cut_short(cut))
     return _Cells(
         str(identity.rank) if identity.worker is None else f"{identity.rank} worker {identity.worker}",
         identity.host,
-        reading.phase.name,
+        "" if is_unknown else reading.phase.name,
         step,
-        f"{view.age_s:.0f} s",
+        "" if is_unknown else f"{view.age_s:.0f} s",
         verdict.word + (f": {reason}" if reason else ""),
     )
 

@@ -1,17 +1,19 @@
 """Who is to blame when a run stands still: pure functions of what all processes say and of their state.
 
 Two things stop a run: a rank that has failed or died, and silence for longer than its limit. In a silence, whoever has
-got least far holds up the rest, unless a rank has skipped a collective, or is stopped.
+got least far holds up the rest, unless a rank has skipped a collective, or is stopped. A rank of which nothing is known
+stops nothing, and is to blame where all the others wait.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from nestguard.limits import StallLimits
 from nestguard.process import ProcessState
-from nestguard.record import Phase, Reading
+from nestguard.progress import PlaceKey, place, skipped
+from nestguard.record import Phase
+from nestguard.view import ProcessView
 
 DEAD_GRACE_S = 0.5
 """After a death, for others to say what they know of it."""
@@ -22,8 +24,10 @@ FAILED_GRACE_S = 2.0
 _DEATH_CREDIT_S = 0.2
 """Connections break before a death is seen, so that what others make of it may come first."""
 
+_LOST_S = 10.0
+"""What fails so soon after its node has lost touch with another may fail for that."""
+
 _WAITS = (Phase.BACKWARD, Phase.COLLECTIVE)
-_STEP_PHASES = (Phase.LOADING, Phase.FORWARD, Phase.BACKWARD)
 
 
 class Word(StrEnum):
@@ -36,49 +40,14 @@ class Word(StrEnum):
     SILENT = "silent"
     """On a node that is not heard from."""
 
+    UNSEEN = "unseen"
+    """On a node that is not in touch."""
+
     NOT_STARTED = "not started"
     WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
     LEAVING = "leaving"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessView:
-    """A process as its node sees it."""
-
-    reading: Reading
-    state: ProcessState
-    age_s: float
-    """Seconds since its last sign of life."""
-
-    ended_s: float = 0.0
-    """Seconds since it was found gone."""
-
-    @property
-    def name(self) -> str:
-        """Tells it from all others."""
-        return self.reading.name
-
-    @property
-    def rank(self) -> int:
-        """Its rank, or that of the rank whose worker it is."""
-        return self.reading.identity.rank
-
-    @property
-    def is_rank(self) -> bool:
-        """Whether it is a rank and no loader worker."""
-        return self.reading.identity.worker is None
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it takes part in the run."""
-        return not self.reading.phase.is_final and not self.state.has_ended
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether it is gone without having said how it ends."""
-        return self.state.has_ended and not self.reading.phase.is_final
 
 
 class Silence(NamedTuple):
@@ -145,6 +114,8 @@ def _plain(view: ProcessView) -> Verdict:
         return Verdict(Word.STOPPED)
     if view.state is ProcessState.NOT_STARTED:
         return Verdict(Word.NOT_STARTED)
+    if view.is_unseen:
+        return Verdict(Word.UNSEEN, _out_of_touch(view))
     return Verdict(Word.RUNNING)
 
 
@@ -162,17 +133,25 @@ def _ended(ranks: Sequence[ProcessView]) -> tuple[_Found, bool]:
     if not since:
         return {}, False
     first = max((view for view in ranks if view.name in since), key=lambda view: (since[view.name], -view.rank))
+    # Others may break at a collective that a rank has skipped, or at the connection to a node that is lost.
+    blamed = skipped([view for view in ranks if view.is_live or view.name in since]) or {first.name: _end_reason(first)}
+    lost = [view for view in ranks if view.is_unseen and 0 < view.ended_s <= since[first.name] + _LOST_S]
+    blamed |= {view.name: _out_of_touch(view) for view in lost}
+    waited_for = _ranks_text([view.rank for view in ranks if view.name in blamed])
     found: _Found = {}
     for view in ranks:
-        if view.name in since:
-            word = Word.DEAD if view.is_dead else Word.FAILED
-            reason = _end_reason(view)
-            if view is not first:
-                reason = f"after rank {first.rank}" + (f": {view.reading.detail}" if view.reading.detail else "")
-            found[view.name] = Verdict(word, reason, view is first)
+        if view.name in blamed:
+            word = _plain(view).word
+            reason = blamed[view.name]
+            if view is not first and view.reading.detail:
+                reason += f"; then {view.reading.detail}"
+            found[view.name] = Verdict(Word.STUCK if word is Word.RUNNING else word, reason, True)
+        elif view.name in since:
+            reason = f"after {waited_for}" + (f": {view.reading.detail}" if view.reading.detail else "")
+            found[view.name] = Verdict(_plain(view).word, reason)
         elif view.is_live and view.reading.phase in _WAITS:
-            found[view.name] = Verdict(Word.WAITING, f"for rank {first.rank}")
-    return found, stop or all(view.state.has_ended for view in ranks)
+            found[view.name] = Verdict(Word.WAITING, f"for {waited_for}")
+    return found, stop or all(view.state.has_ended for view in ranks if not view.is_unseen)
 
 
 def _end_reason(view: ProcessView) -> str:
@@ -193,7 +172,7 @@ def _silent(ranks: Sequence[ProcessView], limits: StallLimits, silences: Mapping
     found: _Found = {}
     for view in ranks:
         silence = silences.get(view.reading.identity.node_rank)
-        if silence is not None and view.is_live:
+        if silence is not None and (view.is_live or view.is_unseen):
             reason = f"its node has not been heard from for {silence.seconds:.0f} s"
             found[view.name] = Verdict(Word.SILENT, reason, True)
         elif view.is_live:
@@ -206,15 +185,16 @@ def _stalled(ranks: Sequence[ProcessView], limits: StallLimits) -> _Found:
     late = _late(live, limits)
     if not late:
         return {}
-    reasons = _held_up(live, late, limits)
+    unseen = [view for view in ranks if view.is_unseen]
+    reasons = _held_up(live, late, unseen, limits)
     # Loading waits for no rank: whoever is late in it is so by itself.
     for view in late:
         if view.reading.phase is Phase.LOADING:
             reasons.setdefault(view.name, _silent_for(view, limits))
     reasons = {name: reason + _without(ranks) for name, reason in reasons.items()}
-    waited_for = _ranks_text([view.rank for view in live if view.name in reasons])
+    waited_for = _ranks_text([view.rank for view in ranks if view.name in reasons])
     found: _Found = {}
-    for view in live:
+    for view in live + unseen:
         if view.name in reasons:
             word = _plain(view).word
             found[view.name] = Verdict(Word.STUCK if word is Word.RUNNING else word, reasons[view.name], True)
@@ -233,23 +213,25 @@ def _without(ranks: Sequence[ProcessView]) -> str:
 
 def _late(live: Sequence[ProcessView], limits: StallLimits) -> list[ProcessView]:
     """Ranks that are over their limit. Whoever may be waiting for others has theirs, too."""
-    longest: dict[_PlaceKey, float] = {}
+    longest: dict[PlaceKey, float] = {}
     for view in live:
-        longest[_place(view)] = max(longest.get(_place(view), 0.0), limits.limit_of(view.reading))
+        longest[place(view)] = max(longest.get(place(view), 0.0), limits.limit_of(view.reading))
     behind_s = 0.0
     patience = {}
-    for place in sorted(longest):
-        patience[place] = behind_s
-        behind_s = max(behind_s, longest[place])
+    for key in sorted(longest):
+        patience[key] = behind_s
+        behind_s = max(behind_s, longest[key])
     return [
         view
         for view in live
         if view.age_s > limits.limit_of(view.reading)
-        and (view.reading.phase is Phase.LOADING or view.age_s > patience[_place(view)])
+        and (view.reading.phase is Phase.LOADING or view.age_s > patience[place(view)])
     ]
 
 
-def _held_up(live: Sequence[ProcessView], late: Sequence[ProcessView], limits: StallLimits) -> dict[str, str]:
+def _held_up(
+    live: Sequence[ProcessView], late: Sequence[ProcessView], unseen: Sequence[ProcessView], limits: StallLimits
+) -> dict[str, str]:
     """Who holds up the others, and why."""
     if stopped := [view for view in live if view.state is ProcessState.STOPPED]:
         return {
@@ -257,11 +239,13 @@ def _held_up(live: Sequence[ProcessView], late: Sequence[ProcessView], limits: S
             f"silent for {view.age_s:.0f} s"
             for view in stopped
         }
-    if skipped := _skipped(live):
-        return skipped
-    first = min(_place(view) for view in live)
-    least = [view for view in live if _place(view) == first]
+    if fewer := skipped(live):
+        return fewer
+    first = min(place(view) for view in live)
+    least = [view for view in live if place(view) == first]
     phase = least[0].reading.phase
+    if unseen and phase in _WAITS:
+        return {view.name: _out_of_touch(view) for view in unseen}
     if len(least) == len(live) > 1 and phase in _WAITS:
         return {view.name: _together(view, live) for view in least}
     behind = [view for view in least if view.age_s > limits.limit_of(view.reading) / 2]
@@ -271,52 +255,6 @@ def _held_up(live: Sequence[ProcessView], late: Sequence[ProcessView], limits: S
         return {view.name: _silent_for(view, limits) for view in behind}
     waited_s = max(view.age_s for view in late)
     return {view.name: f"alive in {phase.name}, but behind: others have waited for {waited_s:.0f} s" for view in least}
-
-
-_PlaceKey = tuple[int, int, int, int]
-
-
-def _place(view: ProcessView) -> _PlaceKey:
-    """How far a rank has got. Loading, forward and backward take turns within a step, the other phases do not."""
-    reading = view.reading
-    if view.state is ProcessState.NOT_STARTED:
-        return -2, 0, 0, 0
-    step = -1 if reading.step is None else reading.step
-    if reading.phase in _STEP_PHASES:
-        return step, int(Phase.LOADING), -1 if reading.microbatch is None else reading.microbatch, int(reading.phase)
-    return step, int(reading.phase), 0, 0
-
-
-def _skipped(live: Sequence[ProcessView]) -> dict[str, str]:
-    """Ranks that are no less far than another and have entered too few collectives for it."""
-    found = {}
-    # Of thousands of ranks in a few places, one of each tells as much as all.
-    distinct = {(_place(view), view.reading.collectives, view.reading.first_step): view for view in reversed(live)}
-    for view in live:
-        for other in distinct.values():
-            if _place(view) >= _place(other) and _has_skipped(view, other):
-                found[view.name] = (
-                    f"has skipped a collective: it has entered {view.reading.collectives} and is in step "
-                    f"{view.reading.step}, while rank {other.rank} has entered {other.reading.collectives} and is in "
-                    f"step {other.reading.step}"
-                )
-                break
-    return found
-
-
-def _has_skipped(view: ProcessView, other: ProcessView) -> bool:
-    """Compares a rank with one that is no further; by steps, too, if that one has entered one in each of them."""
-    if view.reading.collectives < other.reading.collectives:
-        return True
-    return 0 < other.reading.collectives == _expected(other) and view.reading.collectives < _expected(view)
-
-
-def _expected(view: ProcessView) -> int:
-    """The collectives that a rank has entered if there is one in each step."""
-    reading = view.reading
-    if reading.step is None or reading.first_step is None:
-        return 0
-    return reading.step - reading.first_step + (reading.phase >= Phase.COLLECTIVE)
 
 
 def _together(view: ProcessView, live: Sequence[ProcessView]) -> str:
@@ -336,6 +274,12 @@ def _silent_for(view: ProcessView, limits: StallLimits) -> str:
     limit = limits.limit_of(view.reading)
     blocked = ", blocked in the kernel (disk or network file system)" if view.state is ProcessState.BLOCKED else ""
     return f"in {view.reading.phase.name} for {view.age_s:.0f} s (limit {limit:g} s){blocked}{_at_cuts(view)}"
+
+
+def _out_of_touch(view: ProcessView) -> str:
+    if not view.ended_s:
+        return "the monitors of the nodes were never in touch"
+    return f"the monitors of the nodes have been out of touch for {view.ended_s:.0f} s"
 
 
 def _at_cuts(view: ProcessView) -> str:
@@ -387,19 +331,24 @@ def _cause(views: Sequence[ProcessView], verdicts: Sequence[Verdict], silences: 
     ]
     if lines:
         return "; ".join(lines)
-    blamed = [
-        (view, verdict) for view, verdict in zip(views, verdicts, strict=True) if verdict.is_culprit and view.is_rank
-    ]
-    words = {verdict.word for _, verdict in blamed}
-    view, verdict = blamed[0]
-    if len(words) > 1:
-        return "; ".join(f"rank {view.rank} is {verdict.word}" for view, verdict in blamed)
-    ranks = _ranks_text([view.rank for view, _ in blamed])
-    are = "is" if len(blamed) == 1 else "are"
-    have = {"dead": "has died", "failed": "has failed"}.get(str(verdict.word), f"{are} {verdict.word}")
+    blamed: dict[Word, list[ProcessView]] = {}
+    for view, verdict in zip(views, verdicts, strict=True):
+        if verdict.is_culprit and view.is_rank:
+            blamed.setdefault(verdict.word, []).append(view)
+    return "; ".join(
+        _said(word, those) for word, those in sorted(blamed.items(), key=lambda item: item[0] != Word.UNSEEN)
+    )
+
+
+def _said(word: Word, views: Sequence[ProcessView]) -> str:
+    is_one, view = len(views) == 1, views[0]
+    are, have = ("is", "has") if is_one else ("are", "have")
+    told = {Word.DEAD: f"{have} died", Word.FAILED: f"{have} failed", Word.UNSEEN: f"{are} out of sight"}
+    said = f"{_ranks_text([view.rank for view in views])} {told.get(word, f'{are} {word}')}"
+    if not is_one or word is Word.UNSEEN:
+        return said
     at = f" in {view.reading.phase.name}" if not view.reading.phase.is_final else ""
-    step = f", step {view.reading.step}" if view.reading.step is not None else ""
-    return f"{ranks} {have}{at}{step}" if len(blamed) == 1 else f"{ranks} {have}"
+    return said + at + (f", step {view.reading.step}" if view.reading.step is not None else "")
 
 
 def _ranks_text(ranks: Collection[int]) -> str:

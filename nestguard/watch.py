@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from nestguard.process import ProcessState, process_state, started_ns
-from nestguard.record import Identity, Phase, Reading, read_heartbeat
-from nestguard.verdict import ProcessView
+from nestguard.record import Identity, Reading, read_heartbeat
+from nestguard.view import ProcessView, never_seen
 
 _SECOND_NS = 1_000_000_000
 _SUSPENDED_NS = 5 * _SECOND_NS
@@ -108,21 +108,5 @@ class NodeWatch:
     def _missing(self, local_rank: int, now: int) -> ProcessView:
         of = self._identity
         identity = replace(of, rank=of.rank - of.local_rank + local_rank, local_rank=local_rank, worker=None)
-        reading = Reading(
-            identity=identity,
-            name=identity.name,
-            pid=0,
-            start_ticks=0,
-            is_armed=False,
-            error_file=None,
-            beat_ns=0,
-            phase=Phase.STARTING,
-            step=None,
-            microbatch=None,
-            collectives=0,
-            first_step=None,
-            cuts=(),
-            detail="",
-        )
         age_ns = now - max(self._started_ns, self._not_before_ns)
-        return ProcessView(reading=reading, state=ProcessState.NOT_STARTED, age_s=age_ns / _SECOND_NS)
+        return never_seen(identity, ProcessState.NOT_STARTED, age_s=age_ns / _SECOND_NS)

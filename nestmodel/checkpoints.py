@@ -4,10 +4,11 @@ Owns where they lie, when they are written and which are removed. A checkpoint i
 0 writes, and none waits for it, so that a slow disk holds up nobody but at the next step.
 """
 
+import io
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 from zipfile import is_zipfile
 
 import pytorch_lightning as pl
@@ -127,18 +128,37 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + _PARTIAL)
+    refused: list[OSError] = []
     try:
         with partial.open("wb") as file:
-            torch.save(checkpoint, file)
+            torch.save(checkpoint, cast(IO[bytes], _Noting(file, refused)))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
         _flush_directory(path.parent)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, RuntimeError):  # of torch's writer, where the file did not take what it was given
-            raise OSError(str(error).splitlines()[0]) from error
+        if refused and isinstance(error, RuntimeError):  # with which torch's writer hides what the file said
+            raise refused[0] from error
         raise
+
+
+class _Noting(io.RawIOBase):
+    """A file that keeps the errors of its writes."""
+
+    def __init__(self, file: BinaryIO, refused: list[OSError]) -> None:
+        self._file = file
+        self._refused = refused
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self._refused.append(error)
+            raise
 
 
 def find_checkpoints(directory: Path) -> list[FoundCheckpoint]:

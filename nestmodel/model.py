@@ -198,13 +198,7 @@ class NestModel(pl.LightningModule):
         """
         assert self._step is not None
         sums, self._step = self._step, None
-        share = self.trainer.accumulate_grad_batches
-        if sums.num_microbatches != share:
-            raise TrainingError(
-                f"the data of rank {self.global_rank} ended in the midst of step {self.trainer.global_step}, after "
-                f"{sums.num_microbatches} of {share} microbatches. The loader is not the one of NestDataModule, or has "
-                "lost a worker: start the run again."
-            )
+        self._check_whole(sums)
         totals = sums.unflatten(self._sum_over_ranks(sums.flatten(is_leaving=self.is_leaving)))
         tally = totals.tally
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -228,6 +222,24 @@ class NestModel(pl.LightningModule):
         self._log_tally("train", tally, self._faded_counts)
         self.log("lr", optimizer.param_groups[0]["lr"], batch_size=1)
         self.log("grad_norm", norm, batch_size=1)
+
+    def on_train_epoch_end(self) -> None:
+        """Checks that the data did not end in the midst of a step, from which no rank would come back.
+
+        Raises:
+            TrainingError: They did.
+        """
+        if self._step is not None:
+            self._check_whole(self._step)
+
+    def _check_whole(self, sums: StepSums) -> None:
+        share = self.trainer.accumulate_grad_batches
+        if sums.num_microbatches != share:
+            raise TrainingError(
+                f"the data of rank {self.global_rank} ended in the midst of step {self.trainer.global_step}, after "
+                f"{sums.num_microbatches} of {share} microbatches. The loader is not the one of NestDataModule, or has "
+                "lost a worker: start the run again."
+            )
 
     def _count_skipped(self, sums: StepSums, is_skipped: bool) -> None:
         self._num_skipped += is_skipped

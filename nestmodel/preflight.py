@@ -4,6 +4,7 @@ Owns the order of the checks. A check that raises on one rank has failed there, 
 on; a rank that does not come back is named, and ends the preflight. Nothing is trained and nothing is written.
 """
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from nestmodel.preflight_checks import (
     ERROR,
     check_disk,
     check_reading,
+    check_restarts,
     check_shared_memory,
     compare_facts,
     last_line,
@@ -123,6 +125,7 @@ def _results(
     compared = iter(compare_facts([one for one in told if one is not None]))
     yield "settings", [None if one is None else next(compared) for one in told]
 
+    yield of_all("restarts", lambda: check_restarts(os.environ))
     yield of_all("disk", lambda: check_disk(model, trainer))
     yield of_all("shared memory", lambda: check_shared_memory(data, trainer))
     yield of_all("reading", lambda: check_reading(data, trainer, config.num_batches))

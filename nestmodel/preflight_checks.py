@@ -11,7 +11,7 @@ import shutil
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -88,6 +88,22 @@ def compare_facts(facts: Sequence[Settings]) -> list[CheckResult]:
         advice = f"{'; '.join(told)}. Give every rank {what}."
         results.append(CheckResult(status="failed", value=f"{len(others)} differ", advice=advice))
     return results
+
+
+def check_restarts(environment: Mapping[str, str]) -> CheckResult:
+    """Looks whether torchrun may start the ranks again under addresses of the attempt before."""
+    most = int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return CheckResult(status="skipped", value="not under torchrun")
+    if not most:
+        return CheckResult(status="ok", value="torchrun does not restart")
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return CheckResult(status="ok", value=f"torchrun restarts up to {most} times")
+    advice = (
+        "torchrun keeps what the ranks of an attempt have told each other, so that those of the next may look for the "
+        "wrong addresses (pytorch#135712). Start it with --rdzv-backend c10d and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
+    )
+    return CheckResult(status="warning", value=f"torchrun restarts up to {most} times", advice=advice)
 
 
 def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:

@@ -8,7 +8,7 @@ from nestmodel.errors import ConfigError
 
 Status = Literal["skipped", "ok", "warning", "failed"]
 
-CHECKS = ("settings", "disk", "shared memory", "reading", "training step", "collectives")
+CHECKS = ("settings", "restarts", "disk", "shared memory", "reading", "training step", "collectives")
 _SEVERITY: tuple[Status, ...] = ("skipped", "ok", "warning", "failed")
 
 

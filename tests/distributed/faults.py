@@ -4,12 +4,16 @@ The functions that a rank is found in have names that nothing else has, so that 
 """
 
 import ctypes
+import io
 import multiprocessing
 import os
+import resource
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytorch_lightning as pl
@@ -38,6 +42,8 @@ class Fault(pl.Callback):
             end_at(self.place)
         elif self.kind == "skip a collective":
             skip_sum_of(pl_module, self.place[0])
+        elif self.kind in ("SIGTERM in a collective", "late for a collective"):
+            disturb_sum_of(pl_module, self.place[0], is_signalled=self.kind.startswith("SIG"))
         elif self.kind == "slow checkpoint":
             slow_down_checkpoints(float(self.place[0]))
 
@@ -59,7 +65,14 @@ class Fault(pl.Callback):
             module.encoder.register_forward_pre_hook(sleep_in_encoder)
         elif self.kind == "hold the GIL":
             hold_the_gil()
-        elif self.kind.startswith("SIG"):
+        elif self.kind == "kill while writing":
+            die_while_writing()
+        elif self.kind == "full disk":
+            fill_the_disk()
+        elif self.kind == "clock jump":
+            Path(os.environ["CLOCK_JUMPS_WITH"]).touch()
+            time.sleep(2)  # so that every look of the monitor falls between two beats of this rank
+        elif self.kind in signal.Signals.__members__:
             os.kill(os.getpid(), getattr(signal, self.kind))
 
     def on_validation_batch_start(self, *_: Any) -> None:
@@ -123,6 +136,43 @@ def skip_sum_of(model: NestModel, step: int) -> None:
         return values if model.trainer.global_step == step else add_up(values)
 
     model._sum_over_ranks = skip_or_add_up  # type: ignore[method-assign]
+
+
+def disturb_sum_of(model: NestModel, step: int, *, is_signalled: bool) -> None:
+    """One rank is two seconds late; one is told to leave while it waits for that one."""
+    add_up: Callable[[torch.Tensor], torch.Tensor] = model._sum_over_ranks
+
+    def late_or_signalled(values: torch.Tensor) -> torch.Tensor:
+        if model.trainer.global_step != step:
+            return add_up(values)
+        if not is_signalled:
+            time.sleep(2)
+            return add_up(values)
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        began = time.monotonic()
+        added = add_up(values)
+        assert time.monotonic() - began > 1, "the collective was over before the signal came"
+        return added
+
+    model._sum_over_ranks = late_or_signalled  # type: ignore[method-assign]
+
+
+def die_while_writing() -> None:
+    """The next checkpoint is half written when this process is killed."""
+
+    def write_half(checkpoint: object, file: BinaryIO) -> None:
+        whole = io.BytesIO()
+        save(checkpoint, whole)
+        file.write(whole.getvalue()[: whole.tell() // 2])
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    save, torch.save = torch.save, write_half
+
+
+def fill_the_disk() -> None:
+    """From here on, no file of this process can be as large as a checkpoint."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
 
 
 def slow_down_checkpoints(seconds: float) -> None:

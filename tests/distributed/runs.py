@@ -17,8 +17,9 @@ from tests.conftest import MessyCorpora
 from tests.training import messy_data
 
 MICROBATCHES_PER_STEP = 4
-HOST_ADDRESS, HOST_INTERFACE = "10.77.0.1", "eth0"
+HOST_INTERFACE = "eth0"
 REPOSITORY = Path(__file__).parents[2]
+JUMPING_CLOCK = Path(__file__).parent / "jumping_clock"
 
 
 @dataclass(kw_only=True)
@@ -33,6 +34,9 @@ class Run:
     every_n_steps: int = 1
     limits: dict[str, float] | None = None
     """Of the stall guard; None leaves it off."""
+
+    clock_jumps_with: Path | None = None
+    """A file: as soon as it is there, the wall clock of all processes is an hour ahead."""
 
     hosts: Sequence[str] = ()
     """A network namespace for each rank, which is then a machine by itself; the first is at MASTER_ADDR."""
@@ -57,6 +61,8 @@ class Run:
         self._write_settings(faults)
         shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
         shared["MASTER_PORT"] = str(free_port())
+        if self.clock_jumps_with is not None:
+            shared |= {"PYTHONPATH": str(JUMPING_CLOCK), "CLOCK_JUMPS_WITH": str(self.clock_jumps_with)}
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(world_size):
@@ -64,7 +70,7 @@ class Run:
                 environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 if self.hosts:
                     command = ["ip", "netns", "exec", self.hosts[rank], *command]
-                    environment |= {"LOCAL_RANK": "0", "NODE_RANK": str(rank), "MASTER_ADDR": HOST_ADDRESS}
+                    environment |= {"LOCAL_RANK": "0", "NODE_RANK": str(rank), "MASTER_ADDR": host_address(0)}
                     environment["GLOO_SOCKET_IFNAME"] = HOST_INTERFACE
                 with (self.directory / f"rank-{rank}.log").open("a") as log:
                     processes.append(subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log))
@@ -74,17 +80,37 @@ class Run:
                 process.kill()
                 process.wait()
 
-    def start_by_torchrun(self, faults: dict[int, tuple[str, int, int]]) -> tuple[int, str]:
-        """Runs all ranks under torchrun, which starts them once more; returns its exit code and all that was said."""
+    def start_by_torchrun(self, faults: dict[int, tuple[str, int, int]]) -> tuple[list[int], str]:
+        """Runs all ranks under torchrun, one on each host, which starts them once more if need be.
+
+        Returns:
+            The exit code on each host, and all that was said.
+        """
         self._write_settings(faults)
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(self.world_size)]
-        command += ["--max-restarts", "1", "--master-port", str(free_port()), "--monitor-interval", "0.2"]
-        command += ["-m", "tests.distributed.training_run", str(self.directory / "run.json")]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200, check=False
-        )
-        return done.returncode, done.stdout + done.stderr
+        num_hosts = len(self.hosts) or 1
+        meet = f"{host_address(0) if self.hosts else '127.0.0.1'}:{free_port()}"
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(num_hosts), "--max-restarts", "1"]
+        command += ["--nproc-per-node", str(self.world_size // num_hosts), "--monitor-interval", "0.2"]
+        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", meet]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        if self.hosts:
+            environment["GLOO_SOCKET_IFNAME"] = HOST_INTERFACE
+        processes = []
+        for number in range(num_hosts):
+            inside = ["ip", "netns", "exec", self.hosts[number]] if self.hosts else []
+            local = (
+                ["--local-addr", host_address(number), "--rdzv-conf", f"is_host={number == 0}"] if self.hosts else []
+            )
+            run = [*inside, *command, *local, "-m", "tests.distributed.training_run", str(self.directory / "run.json")]
+            with (self.directory / f"host-{number}.log").open("w") as log:
+                processes.append(subprocess.Popen(run, cwd=REPOSITORY, env=environment, stdout=log, stderr=log))
+        try:
+            codes = [process.wait(timeout=200) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return codes, "".join((self.directory / f"host-{i}.log").read_text() for i in range(num_hosts))
 
     def _write_settings(self, faults: dict[int, tuple[str, int, int]] | None) -> None:
         self.directory.mkdir(exist_ok=True)
@@ -113,6 +139,11 @@ class Run:
         lines = [line for line in self._lines() if "ids" in line]
         return {(line["step"], line["microbatch"]): line["ids"] for line in lines}
 
+    def replaced(self) -> list[tuple[str, str]]:
+        """The cuts that could not be used and why, in the order of their places."""
+        places = {(line["step"], line["microbatch"]): line["replaced"] for line in self._lines() if "ids" in line}
+        return [(cut_id, reason) for place in sorted(places) for cut_id, reason in places[place]]
+
     def planned(self, step: int, microbatch: int) -> list[str]:
         """The cut ids that belong at a place, whether anybody got there."""
         dataset = messy_data(self.corpora, microbatches_per_step=MICROBATCHES_PER_STEP).train_dataset
@@ -121,6 +152,10 @@ class Run:
     def losses(self) -> dict[int, float]:
         """Loss by the number of optimizer steps made."""
         return {line["made"]: line["loss"] for line in self._lines() if "made" in line}
+
+    def ended_at(self) -> float:
+        """When the last step was made, by the wall clock of the rank."""
+        return max(line["at"] for line in self._lines() if "made" in line)
 
     def checkpoint(self) -> dict[str, Any]:
         """The newest checkpoint."""
@@ -133,6 +168,11 @@ class Run:
     def _lines(self) -> list[dict[str, Any]]:
         files = sorted(self.directory.glob("seen-*.jsonl"))
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def host_address(number: int) -> str:
+    """The address of a host in its network."""
+    return f"10.77.0.{number + 1}"
 
 
 def free_port() -> int:

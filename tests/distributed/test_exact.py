@@ -64,11 +64,30 @@ def test_torchrun_starts_a_run_again_that_ends_as_if_nothing_had_happened(
     plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", **sizes)
     assert plain.start() == [0, 0], plain.log(0)
     killed = Run(corpora=messy_corpora, directory=tmp_path / "killed", **sizes)
-    code, said = killed.start_by_torchrun({rank: ("kill", 2, 2 * rank)})
-    assert code == 0, said
+    codes, said = killed.start_by_torchrun({rank: ("kill", 2, 2 * rank)})
+    assert codes == [0], said
     assert f"stall guard: rank {rank} has died" in said
     assert killed.seen() == plain.seen()
     assert state_of(killed) == state_of(plain)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize(("what", "codes", "saved"), [("kill while writing", [-9, 1], 3), ("full disk", [0, 0], 3)])
+def test_what_befalls_a_checkpoint_leaves_the_one_before_from_which_the_run_goes_on(
+    messy_corpora: MessyCorpora, tmp_path: Path, what: str, codes: list[int], saved: int
+) -> None:
+    plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", max_steps=STEPS, world_size=2)
+    assert plain.start() == [0, 0], plain.log(0)
+    run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=STEPS, world_size=2)
+    assert run.start(faults={0: (what, 3, 0)}) == codes, run.log(0) + run.log(1)
+    assert run.steps()[0].step == saved
+    assert run.checkpoint()["global_step"] == saved
+    assert (what == "full disk") == ("could not be written (File too large)" in run.log(0))
+    assert run.start() == [0, 0], run.log(0)
+    assert state_of(run) == state_of(plain)
+    assert not list((run.directory / "checkpoints").glob("*.partial"))
 
 
 @pytest.mark.multiprocess
@@ -102,6 +121,16 @@ def test_sigterm_to_any_rank_saves_once_at_one_step_and_leaves_with_a_known_code
     assert [found.step for found in run.steps()] == [2]
     assert run.start() == [0, 0], run.log(0)
     assert [found.step for found in run.steps()] == [STEPS, 2]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.faults
+def test_sigterm_in_the_middle_of_a_collective_holds_up_nobody(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=STEPS, world_size=2, every_n_steps=100)
+    faults = {0: ("SIGTERM in a collective", 1, 0), 1: ("late for a collective", 1, 0)}
+    assert run.start(faults=faults) == [75, 75], run.log(0) + run.log(1)
+    assert [found.step for found in run.steps()] == [3]  # the sums that were on their way did not know of it yet
 
 
 @pytest.mark.multiprocess

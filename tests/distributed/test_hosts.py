@@ -12,7 +12,8 @@ import pytest
 
 from nestguard import EXIT_STALLED
 from tests.conftest import MessyCorpora
-from tests.distributed.runs import HOST_ADDRESS, HOST_INTERFACE, Run
+from tests.distributed.runs import HOST_INTERFACE, Run, host_address
+from tests.distributed.test_exact import state_of
 
 LIMITS = {"step_s": 8.0, "first_step_s": 90.0, "node_silence_s": 6.0}
 
@@ -45,8 +46,7 @@ def hosts() -> Iterator[list[str]]:
             names[1],
         )
         for number, name in enumerate(names):
-            address = f"{HOST_ADDRESS.rpartition('.')[0]}.{number + 1}/24"
-            ip("-n", name, "address", "add", address, "dev", HOST_INTERFACE)
+            ip("-n", name, "address", "add", f"{host_address(number)}/24", "dev", HOST_INTERFACE)
             for interface in ("lo", HOST_INTERFACE):
                 ip("-n", name, "link", "set", interface, "up")
         yield names
@@ -67,6 +67,7 @@ def happens_to(run: Run, host: str, what: str) -> None:
     """Waits until the run is under way, then does it."""
     while not run.directory.exists() or len(run.losses()) < 3:
         time.sleep(0.2)
+    time.sleep(3)  # for the monitors to find each other
     if what == "cut off":
         ip("-n", host, "link", "set", HOST_INTERFACE, "down")
     elif what == "killed":
@@ -99,10 +100,27 @@ def test_a_host_that_is_lost_is_named_and_each_side_ends(
     codes = run.start()
     assert codes[0] in (1, EXIT_STALLED), run.log(0)
     assert codes[1] == {"cut off": EXIT_STALLED, "killed": -signal.SIGKILL}.get(what, codes[1]), run.log(1)
-    assert "rank 1" in run.log(0) or "node 1" in run.log(0)
+    told = {"killed": "rank 1 is out of sight; rank 0 has failed"}.get(what, "node 1 (host vm) has not been heard from")
+    assert f"stall guard: {told}" in run.log(0)
     tables = [path.read_text() for path in (run.directory / "stalls").glob("*/table.txt")]
-    assert any("node 1" in table or "rank 1" in table for table in tables), tables
+    assert any(told in table for table in tables), tables
     if what == "cut off":
         assert len(tables) == 2
         assert all("has not been heard from" in table for table in tables)
     doing.join(timeout=60)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.faults
+def test_torchrun_starts_both_hosts_again_and_the_run_ends_as_if_nothing_had_happened(
+    messy_corpora: MessyCorpora, tmp_path: Path, hosts: list[str]
+) -> None:
+    plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", max_steps=5, world_size=2)
+    assert plain.start() == [0, 0], plain.log(0)
+    run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=5, world_size=2, hosts=hosts, limits=LIMITS)
+    codes, said = run.start_by_torchrun({1: ("kill", 2, 2)})
+    assert codes == [0, 0], said
+    assert "rank 1 has died" in said
+    assert run.seen() == plain.seen()
+    assert state_of(run) == state_of(plain)

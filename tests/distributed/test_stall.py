@@ -21,7 +21,6 @@ STALLS = {
     "a GIL that is held": (1, ("hold the GIL", 1, 3), "FORWARD", "stuck", "hold_the_gil"),
     "SIGSTOP": (1, ("SIGSTOP", 1, 2), "FORWARD", "stopped", "Thread 0x"),
     "SIGSTOP of rank 0": (0, ("SIGSTOP", 1, 0), "FORWARD", "stopped", "Thread 0x"),
-    "a collective that one skips": (1, ("skip a collective", 1, 0), None, "stuck", ""),
 }
 ENDS = {
     "SIGKILL": (1, ("kill", 1, 2), "dead"),
@@ -81,7 +80,6 @@ def gone_soon(run: Run) -> bool:
         pytest.param("a GIL that is held", 0, marks=faults),
         pytest.param("SIGSTOP", 0, marks=faults),
         pytest.param("SIGSTOP of rank 0", 0, marks=faults),
-        pytest.param("a collective that one skips", 0, marks=faults),
     ],
 )
 def test_whoever_holds_up_the_others_is_named_with_its_stack(
@@ -96,8 +94,8 @@ def test_whoever_holds_up_the_others_is_named_with_its_stack(
     ours = f"rank-{rank}"
     (culprit,) = [one for one in report["processes"] if one["is_culprit"] and one["name"] in ("rank-0", "rank-1")]
     assert (culprit["name"], culprit["verdict"]) == (ours, word), report
-    assert phase is None or culprit["phase"] == phase
-    if word == "stuck" and phase is not None:
+    assert culprit["phase"] == phase
+    if word == "stuck":
         assert verdicts(report)[f"rank-{1 - rank}"] == "waiting"
     stacks = "".join(path.read_text() for path in report["directory"].glob(f"{ours}*.stack.txt"))
     assert function in stacks
@@ -140,13 +138,29 @@ def test_a_rank_that_ends_is_named_at_once_and_the_others_do_not_wait(
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @faults
+def test_a_rank_that_skips_a_collective_is_named_though_it_breaks_another(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    run = started(messy_corpora, tmp_path)
+    # Gloo aborts the process that is sent something else than it waits for, which is not the one that went astray.
+    assert 0 not in run.start(faults={1: ("skip a collective", 1, 0)})
+    (culprit,) = [one for one in report_of(run)["processes"] if one["is_culprit"]]
+    assert culprit["name"] == "rank-1"
+    assert culprit["reason"].startswith("has skipped a collective")
+    assert gone_soon(run)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@faults
 def test_a_loader_worker_that_is_killed_is_named(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = started(messy_corpora, tmp_path, num_workers=2)
     codes = run.start(faults={1: ("kill a worker", 1, 2)})
     log = run.log(0) + run.log(1)
-    assert codes[0] == EXIT_STALLED, log
+    assert codes[0] in (1, EXIT_STALLED), log
     report = report_of(run)
-    assert verdicts(report)["rank-1"] == "failed"
+    (culprit,) = [one for one in report["processes"] if one["is_culprit"]]
+    assert (culprit["name"], culprit["verdict"]) == ("rank-1", "failed")
     assert "worker" in log
     assert "killed by signal" in log
     assert gone_soon(run)
@@ -161,3 +175,13 @@ def test_what_may_take_longer_is_no_alarm(messy_corpora: MessyCorpora, tmp_path:
     assert run.start(faults={0: (what, 8, 0)}) == [0, 0], run.log(0) + run.log(1)
     assert not (run.directory / "stalls").exists()
     assert gone_soon(run)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@faults
+def test_a_jump_of_the_wall_clock_is_no_alarm(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    run = started(messy_corpora, tmp_path, clock_jumps_with=tmp_path / "jump")
+    assert run.start(faults={0: ("clock jump", 2, 0)}) == [0, 0], run.log(0) + run.log(1)
+    assert not (run.directory / "stalls").exists()
+    assert run.ended_at() > time.time() + 3000  # as the ranks had it

@@ -6,6 +6,7 @@ python -m tests.distributed.training_run RUN.json, with RANK, LOCAL_RANK, WORLD_
 import json
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,15 @@ class Seen(pl.Callback):
         self.path = path
 
     def on_train_batch_start(self, _trainer: pl.Trainer, _model: object, batch: AudioNoiseBatch, _index: int) -> None:
-        self._write({"step": batch.key.step, "microbatch": batch.key.microbatch, "ids": batch.sample_id})
+        replaced = [[cut.cut_id, cut.reason] for cut in batch.bad_cuts]
+        place = {"step": batch.key.step, "microbatch": batch.key.microbatch}
+        self._write({**place, "ids": batch.sample_id, "replaced": replaced})
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
         if not trainer.fit_loop._should_accumulate() and "train_loss" in trainer.callback_metrics:
-            self._write({"made": trainer.global_step, "loss": float(trainer.callback_metrics["train_loss"])})
+            self._write(
+                {"made": trainer.global_step, "loss": float(trainer.callback_metrics["train_loss"]), "at": time.time()}
+            )
 
     def _write(self, line: dict[str, Any]) -> None:
         with self.path.open("a") as file:

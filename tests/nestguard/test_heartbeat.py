@@ -116,7 +116,7 @@ def test_a_process_stopped_in_the_middle_of_a_write_leaves_what_it_said_before(t
     heartbeat.beat(Phase.FORWARD, 1)
     heartbeat.beat(Phase.BACKWARD, 1)
     newest = max(RECORDS_AT, key=lambda at: RECORD.unpack_from(heartbeat._map, at)[0])
-    RECORD.pack_into(heartbeat._map, newest, 99, *[0] * 10)  # begun, and not ended
+    RECORD.pack_into(heartbeat._map, newest, 99, *[0] * 11)  # begun, and not ended
     assert reading_of(tmp_path).phase is Phase.FORWARD
 
 

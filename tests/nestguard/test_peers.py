@@ -92,7 +92,7 @@ def test_who_says_goodbye_is_no_longer_waited_for(config: PeerConfig, caplog: py
         assert caplog.text == ""
 
 
-def test_who_hangs_up_is_left_out_with_a_warning(config: PeerConfig, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_hangs_up_is_out_of_sight_with_a_warning(config: PeerConfig, caplog: pytest.LogCaptureFixture) -> None:
     with closing(Hub(config)) as hub, closing(spoke_of(config)) as spoke:
         assert soon(spoke.leaves_judging)
         spoke.tell([view(2, node_rank=1)])
@@ -100,8 +100,9 @@ def test_who_hangs_up_is_left_out_with_a_warning(config: PeerConfig, caplog: pyt
         assert isinstance(spoke, Spoke)
         assert spoke._line is not None
         spoke._line.close()
-        assert soon(lambda: not hub.views())
+        assert soon(lambda: [one.is_unseen and one.ended_s > 0 for one in hub.views()] == [True])
         assert not hub.silences()
+        assert spoke.out_of_touch_s() > 0
         assert soon(lambda: "the monitor of node 1 (host-1) has hung up" in caplog.text)
 
 

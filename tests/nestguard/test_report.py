@@ -2,7 +2,8 @@ import json
 
 from nestguard import Phase, StallLimits
 from nestguard.report import Report, last_stack, torchrun_error
-from nestguard.verdict import ProcessView, judge
+from nestguard.verdict import judge
+from nestguard.view import ProcessView
 from tests.nestguard.views import view
 
 LIMITS = StallLimits()

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from nestguard import Phase, StallLimits
 from nestguard.process import ProcessState
-from nestguard.verdict import ProcessView, Silence, Verdict, Word, judge
+from nestguard.verdict import Silence, Verdict, Word, judge
+from nestguard.view import ProcessView
 from tests.nestguard.views import view
 
 LIMITS = StallLimits(step_s=300, first_step_s=900, validation_s=900, checkpoint_s=900, finishing_s=300)
@@ -195,6 +196,51 @@ def test_those_that_are_ended_after_a_failure_come_after_it() -> None:
     )
     assert culprits(verdicts) == [0]
     assert verdicts[1].reason == "after rank 0"
+
+
+def test_a_rank_that_has_skipped_a_collective_is_to_blame_for_those_that_break_at_it() -> None:
+    broken = view(0, Phase.COLLECTIVE, 5, state=ProcessState.GONE, ended_s=0.6)
+    skipper = view(1, Phase.BACKWARD, 6, collectives=5)
+    verdicts = verdicts_of(broken, skipper)
+    assert words(verdicts) == ["dead", "stuck"]
+    assert culprits(verdicts) == [1]
+    assert verdicts[0].reason == "after rank 1"
+    failed = view(1, Phase.FAILED, 6, age_s=0.5, last_phase=Phase.BACKWARD, collectives=5, detail="connection reset")
+    verdicts = verdicts_of(broken, failed)
+    assert words(verdicts) == ["dead", "failed"]
+    assert culprits(verdicts) == [1]
+    assert verdicts[1].reason.startswith("has skipped a collective: it has entered 5")
+    assert verdicts[1].reason.endswith("; then connection reset")
+
+
+def test_a_rank_that_fails_before_a_collective_has_not_skipped_it() -> None:
+    failed = view(1, Phase.FAILED, 5, age_s=2.1, last_phase=Phase.FORWARD, collectives=5, detail="ValueError: no")
+    assert verdicts_of(view(0, Phase.COLLECTIVE, 5), failed)[1] == Verdict(Word.FAILED, "ValueError: no", True)
+
+
+def unseen(rank: int, ended_s: float = 0.0) -> ProcessView:
+    return view(rank, Phase.STARTING, None, 0.0, state=ProcessState.UNSEEN, ended_s=ended_s)
+
+
+def test_a_rank_that_is_out_of_sight_is_to_blame_where_all_others_wait_for_somebody() -> None:
+    verdicts = verdicts_of(view(0, Phase.BACKWARD, age_s=301), unseen(1))
+    assert words(verdicts) == ["waiting", "unseen"]
+    assert verdicts[0].reason == "for rank 1"
+    assert verdicts[1] == Verdict(Word.UNSEEN, "the monitors of the nodes were never in touch", True)
+    assert culprits(verdicts_of(view(0, Phase.FORWARD, age_s=301), unseen(1))) == [0]
+
+
+def test_a_rank_that_is_out_of_sight_stops_no_run() -> None:
+    assert goes_on(view(0), unseen(1), unseen(2, ended_s=5000)) == ["running", "unseen", "unseen"]
+
+
+def test_a_node_that_is_lost_just_before_a_rank_fails_is_named_with_it() -> None:
+    failed = view(0, Phase.FAILED, 5, age_s=2.1, last_phase=Phase.COLLECTIVE, detail="connection closed")
+    judgement = judge([failed, unseen(1, ended_s=3)], LIMITS)
+    assert culprits(judgement.verdicts) == [0, 1]
+    assert judgement.cause == "rank 1 is out of sight; rank 0 has failed, step 5"
+    assert judgement.verdicts[1].reason == "the monitors of the nodes have been out of touch for 3 s"
+    assert culprits(judge([failed, unseen(1, ended_s=500)], LIMITS).verdicts) == [0]
 
 
 def test_where_all_are_gone_nobody_is_waited_for() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from nestguard import Identity, Phase, Reading
 from nestguard.process import ProcessState
-from nestguard.verdict import ProcessView
+from nestguard.view import ProcessView
 
 
 def view(
@@ -23,6 +23,7 @@ def view(
     ended_s: float = 0.0,
     first_step: int | None = 0,
     node_rank: int = 0,
+    last_phase: Phase | None = None,
     **other: Any,
 ) -> ProcessView:
     """A process that has entered one collective in each step, unless told otherwise."""
@@ -46,6 +47,7 @@ def view(
         error_file=None,
         beat_ns=0,
         phase=phase,
+        last_phase=last_phase or phase,
         step=step,
         microbatch=microbatch,
         collectives=collectives,

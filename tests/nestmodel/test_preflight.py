@@ -24,7 +24,7 @@ from nestmodel import (
     PreflightReport,
     run_preflight,
 )
-from nestmodel.preflight_checks import SHARED_MEMORY, compare_facts, last_line
+from nestmodel.preflight_checks import SHARED_MEMORY, check_restarts, compare_facts, last_line
 from nestmodel.preflight_load import largest_shapes
 from nestmodel.preflight_report import CHECKS
 from tests.conftest import MessyCorpora
@@ -55,7 +55,8 @@ def test_a_rank_that_is_well_passes_every_check(messy_corpora: MessyCorpora, tmp
     report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path), PreflightConfig(), seen.append)
     assert seen == [report]
     assert [check.name for check in report.checks] == list(CHECKS)
-    assert [check.status for check in report.checks] == ["ok"] * 5 + ["skipped"]
+    status = {check.name: check.status for check in report.checks}
+    assert status == {**dict.fromkeys(CHECKS, "ok"), "restarts": "skipped", "collectives": "skipped"}
     assert report.problems() == []
     assert not report.has_failed
     assert json.loads(json.dumps(report.as_dict()))["ok"] is True
@@ -98,7 +99,20 @@ def test_a_full_disk_and_full_shared_memory_are_told_with_sizes(
     assert str(tmp_path) in disk.advice
     assert shared.figures["needed_bytes"] == 3 * shared.figures["batch_bytes"]
     assert "--shm-size" in shared.advice
-    assert [check.status for check in report.checks if check.name not in ("disk", "shared memory")][:3] == ["ok"] * 3
+    assert [check.status for check in report.checks if check.name not in ("restarts", "disk", "shared memory")][:3] == [
+        "ok"
+    ] * 3
+
+
+def test_restarts_under_the_addresses_of_the_attempt_before_are_warned_of() -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "1", "TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    told = check_restarts(torchrun)
+    assert told.status == "warning"
+    assert told.advice is not None
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in told.advice
+    assert check_restarts({**torchrun, "TORCHELASTIC_USE_AGENT_STORE": "False"}).status == "ok"
+    assert check_restarts({**torchrun, "TORCHELASTIC_MAX_RESTARTS": "0"}).status == "ok"
+    assert check_restarts({}).status == "skipped"
 
 
 def test_checkpoints_that_are_kept_for_good_are_counted(
