@@ -48,7 +48,7 @@ def main() -> int:
     print(f"{SECONDS:g} s, {WORLD_SIZE} microbatches a step, {WORLD_SIZE} ranks.\n")
     with tempfile.TemporaryDirectory() as temporary:
         directory = arguments.keep or Path(temporary)
-        corpora = {size: _corpus(directory, size, arguments.jobs) for size in sizes}
+        corpora = {size: prepared_corpus(directory, size, arguments.jobs) for size in sizes}
         print("| cuts | buckets | steps an epoch | padding | budget used | slowest rank over mean | repeats |", end="")
         print(" open and first rows, s | rows, median, µs | memory of each further process, MB |")
         print("|---|---|---|---|---|---|---|---|---|---|")
@@ -171,7 +171,8 @@ def _resident_mb() -> float:
     return pages * resource.getpagesize() / 2**20
 
 
-def _corpus(directory: Path, num_cuts: int, jobs: int) -> Path:
+def prepared_corpus(directory: Path, num_cuts: int, jobs: int) -> Path:
+    """Returns a synthetic corpus, prepared unless it is there already; its audio is not."""
     path = directory / f"synthetic-{num_cuts}.corpus"
     if path.exists():
         return path
