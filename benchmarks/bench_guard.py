@@ -3,7 +3,8 @@
     python benchmarks/bench_guard.py CORPUS NOISE [--steps 100] [--rounds 10] [--quick]
 
 Prints Markdown. A difference between runs of 50 ms a step is smaller than the noise of a shared machine; the time that
-is spent in the guard's own calls, on the same runs, is not.
+is spent in the guard's own calls, in the same runs and less what the same calls take while it is off, is not. Without
+loader processes, what is said of every cut that is loaded counts, too.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -73,6 +74,7 @@ def main() -> int:
     parser.add_argument("noise", type=Path)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of audio in a step, which should take about 50 ms")
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     rounds, steps = (1, 20) if arguments.quick else (arguments.rounds, arguments.steps)
@@ -81,36 +83,53 @@ def main() -> int:
     meter = Meter()
     for name in HOOKS:
         setattr(StallGuard, name, meter.wrap(getattr(StallGuard, name)))
-    for name in BEATS:
-        setattr(nestguard.Heartbeat, name, meter.wrap(getattr(nestguard.Heartbeat, name)))
-    with tempfile.TemporaryDirectory() as directory:
-        pairs = [
-            tuple(_train(arguments, steps, enabled, Path(directory)) for enabled in (True, False))
-            for _ in range(rounds + 1)
-        ][1:]
-    with_guard = [seconds for pair in pairs for seconds in pair[0]]
-    own_us = 1e6 * meter.seconds / (steps * (rounds + 1))
-    ratios = [statistics.median(on) / statistics.median(off) for on, off in pairs]
-    step_ms = 1e3 * statistics.median(with_guard)
+    for kind in (nestguard.Heartbeat, nestguard.NoHeartbeat):
+        for name in BEATS:
+            setattr(kind, name, meter.wrap(getattr(kind, name)))
     print("# The stall guard\n")
     print(f"Made by `benchmarks/bench_guard.py`, {rounds} pairs of runs of {steps} steps, one rank of one thread.\n")
-    print("| what | seen |\n|---|---|")
-    print(f"| a step, median | {step_ms:.1f} ms |")
-    print(f"| within the guard's own calls | {own_us:.0f} µs a step, {own_us / step_ms / 10:.3f} % |")
-    print(
-        f"| steps with over steps without, median of pairs | {statistics.median(ratios):.4f} "
-        f"({min(ratios):.4f} to {max(ratios):.4f}) |"
-    )
+    print("| loader processes | a step, median | within the guard's own calls, on less off | share of a step |", end="")
+    print(" steps with over steps without, median of pairs |\n|---|---|---|---|---|")
+    for num_workers in (0, 2):
+        with tempfile.TemporaryDirectory() as directory:
+            pairs = [_pair(arguments, steps, num_workers, meter, Path(directory)) for _ in range(rounds + 1)][1:]
+        step_ms = 1e3 * statistics.median(seconds for pair in pairs for seconds in pair.on)
+        within = [1e6 * pair.within_s for pair in pairs]
+        ratios = [statistics.median(pair.on) / statistics.median(pair.off) for pair in pairs]
+        own_us = statistics.median(within)
+        print(f"| {num_workers} | {step_ms:.1f} ms | {own_us:.0f} µs ({min(within):.0f} to {max(within):.0f}) ", end="")
+        print(f"| {own_us / step_ms / 10:.3f} % ", end="")
+        print(f"| {statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f}) |", flush=True)
     return 0
 
 
-def _train(arguments: argparse.Namespace, steps: int, enabled: bool, directory: Path) -> list[float]:
+class _Pair(NamedTuple):
+    on: list[float]
+    """Seconds of each step with the guard."""
+
+    off: list[float]
+    within_s: float
+    """Seconds a step in the guard's calls, those that they take while it is off not counted."""
+
+
+def _pair(arguments: argparse.Namespace, steps: int, num_workers: int, meter: Meter, directory: Path) -> _Pair:
+    found, spent = [], []
+    for enabled in (True, False):
+        before = meter.seconds
+        found.append(_train(arguments, steps, num_workers, directory, enabled=enabled))
+        spent.append((meter.seconds - before) / steps)
+    return _Pair(found[0], found[1], spent[0] - spent[1])
+
+
+def _train(
+    arguments: argparse.Namespace, steps: int, num_workers: int, directory: Path, *, enabled: bool
+) -> list[float]:
     clock = Clock()
     data = NestDataModule(
         arguments.corpus,
         arguments.noise,
-        plan=PlanConfig(max_batch_seconds=20, microbatches_per_step=1),
-        num_workers=0,
+        plan=PlanConfig(max_batch_seconds=arguments.seconds, microbatches_per_step=1),
+        num_workers=num_workers,
     )
     pl.Trainer(
         accelerator="cpu",

@@ -32,6 +32,7 @@ from nestguard.record import (
     UNSET,
     Identity,
     Phase,
+    Record,
     header,
     read_heartbeat,
     shortened,
@@ -41,6 +42,21 @@ _log = logging.getLogger(__name__)
 _pack = RECORD.pack_into
 _now = time.monotonic_ns
 _FAILED_OR_LEAVING = (Phase.FAILED, Phase.LEAVING)
+_FIELDS = range(len(Record._fields))
+(
+    _NUMBER,
+    _BEAT_NS,
+    _PHASE,
+    _END,
+    _STEP,
+    _MICROBATCH,
+    _COLLECTIVES,
+    _FIRST_STEP,
+    _TEXTS,
+    _TEXT_SIZE,
+    _DETAIL_SIZE,
+    _NUMBER_AGAIN,
+) = _FIELDS
 
 
 class Place(NamedTuple):
@@ -55,7 +71,9 @@ class NoHeartbeat:
 
     place: Place | None = None
 
-    def beat(self, phase: Phase, step: int | None = None, microbatch: int | None = None) -> None:
+    def beat(
+        self, phase: Phase, step: int | None = None, microbatch: int | None = None, cut_ids: Iterable[str] = ()
+    ) -> None:
         """Does nothing."""
 
     def beat_collective(self, step: int | None = None) -> None:
@@ -98,51 +116,55 @@ class Heartbeat:
         self._directory = Path(directory).resolve()
         self.place: Place | None = Place(self._directory, identity)
         self._name = _free_name(self._directory, identity)
-        self._phase = Phase.STARTING
-        self._end = self._step = self._microbatch = self._first_step = UNSET
-        self._collectives = self._number = self._texts = self._text_size = self._detail_size = 0
+        self._record = [0] * len(_FIELDS)
+        self._record[_PHASE] = Phase.STARTING
+        for field in (_END, _STEP, _MICROBATCH, _FIRST_STEP):
+            self._record[field] = UNSET
         self._stacks: IO[str] | None = None
         try:
             self._map = self._create(identity)
         except OSError as error:
             raise GuardError(f"{directory}: the heartbeat of {self._name} cannot be written: {error}.") from error
 
-    def beat(self, phase: Phase, step: int | None = None, microbatch: int | None = None) -> None:
-        """Says what the process does from now on; step and microbatch stay as they were where they are not given."""
-        if self._end != UNSET:
+    def beat(
+        self, phase: Phase, step: int | None = None, microbatch: int | None = None, cut_ids: Iterable[str] = ()
+    ) -> None:
+        """Says what the process does from now on; what is not given stays as it was."""
+        record = self._record
+        if record[_END] != UNSET:
             return
+        record[_PHASE] = phase
         if step is not None:
-            self._step = step
-            if self._first_step < 0:
-                self._first_step = step
+            record[_STEP] = step
+            if record[_FIRST_STEP] < 0:
+                record[_FIRST_STEP] = step
         if microbatch is not None:
-            self._microbatch = microbatch
-        self._phase = phase
+            record[_MICROBATCH] = microbatch
+        if cut_ids:
+            self._put_cuts(_listed(cut_ids))
         self._write()
 
     def beat_collective(self, step: int | None = None) -> None:
         """Says that the process enters a collective that all ranks have to enter, and counts it."""
-        if self._end == UNSET:
-            self._collectives += 1
+        if self._record[_END] == UNSET:
+            self._record[_COLLECTIVES] += 1
             self.beat(Phase.COLLECTIVE, step)
 
     def note_cuts(self, cut_ids: Iterable[str]) -> None:
         """Says what is being loaded; no ids say that there is nothing to load, which a loader worker has to do."""
-        taken, size = [], 0
-        for cut_id in cut_ids:
-            taken.append(cut_id.replace("\n", " "))
-            size += len(cut_id) + 1
-            if size > TEXT_SIZE:
-                break
-        self._note("\n".join(taken))
+        if self._record[_END] == UNSET:
+            self._put_cuts(_listed(cut_ids))
+            self._write()
 
     def note_cut(self, cut_id: str) -> None:
         """Says which one of them is being loaded, in place of all."""
-        self._note(cut_id.replace("\n", " "))
+        if self._record[_END] == UNSET:
+            self._put_cuts(cut_id.replace("\n", " "))
+            self._write()
 
     def alive(self) -> None:
         """Says that the process gets on with what it does."""
-        if self._end == UNSET:
+        if self._record[_END] == UNSET:
             self._write()
 
     def finish(self, phase: Phase, detail: str = "", traceback: str = "") -> None:
@@ -155,14 +177,14 @@ class Heartbeat:
         """
         if not phase.is_final:
             raise GuardError(f"{phase.name} is no way to end: expected DONE, FAILED or LEAVING.")
-        if self._end in _FAILED_OR_LEAVING:
+        if self._record[_END] in _FAILED_OR_LEAVING:
             return
         if traceback:
             (self._directory / f"{self._name}.traceback.txt").write_text(traceback, encoding="utf-8")
         data = shortened(detail)
         self._map[DETAIL_AT : DETAIL_AT + len(data)] = data
-        self._detail_size = len(data)
-        self._end = phase
+        self._record[_DETAIL_SIZE] = len(data)
+        self._record[_END] = phase
         self._write()
 
     def arm(self) -> None:
@@ -210,36 +232,33 @@ class Heartbeat:
         beside.rename(self._directory / f"{self._name}.beat")
         return self._map
 
-    def _note(self, text: str) -> None:
-        if self._end != UNSET:
-            return
-        data = text.encode("utf-8", errors="replace")
+    def _put_cuts(self, text: str) -> None:
+        data = text.encode("utf-8", "replace")
         if len(data) > TEXT_SIZE:
             data = shortened(text)
-        texts = self._texts + 1
-        at = CUTS_AT[texts & 1]
+        record = self._record
+        record[_TEXTS] += 1
+        at = CUTS_AT[record[_TEXTS] & 1]
         self._map[at : at + len(data)] = data
-        self._texts, self._text_size = texts, len(data)
-        self._write()
+        record[_TEXT_SIZE] = len(data)
 
     def _write(self) -> None:
-        self._number = number = self._number + 1
-        _pack(
-            self._map,
-            RECORDS_AT[number & 1],
-            number,
-            _now(),
-            self._phase,
-            self._end,
-            self._step,
-            self._microbatch,
-            self._collectives,
-            self._first_step,
-            self._texts,
-            self._text_size,
-            self._detail_size,
-            number,
-        )
+        record = self._record
+        number = record[_NUMBER] + 1
+        record[_NUMBER] = record[_NUMBER_AGAIN] = number
+        record[_BEAT_NS] = _now()
+        _pack(self._map, RECORDS_AT[number & 1], *record)
+
+
+def _listed(cut_ids: Iterable[str]) -> str:
+    """The ids one to a line, as many as there is room for."""
+    taken, size = [], 0
+    for cut_id in cut_ids:
+        taken.append(cut_id.replace("\n", " "))
+        size += len(cut_id) + 1
+        if size > TEXT_SIZE:
+            break
+    return "\n".join(taken)
 
 
 _NONE = NoHeartbeat()

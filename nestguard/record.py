@@ -116,7 +116,9 @@ class Reading:
         return self.first_step is not None and self.step is not None and self.step > self.first_step
 
 
-class _Record(NamedTuple):
+class Record(NamedTuple):
+    """The live part of a heartbeat, field by field as it lies in the file."""
+
     number: int
     beat_ns: int
     phase: int
@@ -163,10 +165,10 @@ def read_heartbeat(path: Path) -> Reading | None:
     return None
 
 
-def _newest(data: bytes) -> _Record | None:
+def _newest(data: bytes) -> Record | None:
     if len(data) != FILE_SIZE or data[: len(MAGIC)] != MAGIC:
         return None
-    records = [_Record(*RECORD.unpack_from(data, at)) for at in RECORDS_AT]
+    records = [Record(*RECORD.unpack_from(data, at)) for at in RECORDS_AT]
     whole = [record for record in records if record.number > 0 and record.number == record.number_again]
     return max(whole, default=None)
 
@@ -175,7 +177,7 @@ def _known(value: int) -> int | None:
     return None if value == UNSET else value
 
 
-def _reading(data: bytes, record: _Record) -> Reading | None:
+def _reading(data: bytes, record: Record) -> Reading | None:
     _, version, is_armed, pid, started, size = HEADER.unpack_from(data)
     if version != VERSION:
         return None

@@ -4,9 +4,11 @@ Owns when what is said; how it is watched, judged and reported is `nestguard`'s.
 """
 
 import itertools
+import math
 import os
 import socket
 import tempfile
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -22,6 +24,9 @@ from nestmodel.errors import ConfigError
 from nestmodel.leaving import Left
 
 _RUN = "NESTGUARD_RUN"
+_LOOK_S = 5.0
+"""Between two looks at whether the monitor is there."""
+
 _starts = itertools.count()
 
 
@@ -46,9 +51,9 @@ class StallGuard(pl.Callback):
         self.limits = limits
         self.report_dir = report_dir
         self.port = port
-        self._heartbeat: nestguard.Heartbeat | None = None
+        self._heartbeat: nestguard.Heartbeat | nestguard.NoHeartbeat = nestguard.NoHeartbeat()
         self._monitor: nestguard.MonitorHandle | None = None
-        self._is_monitor_missed = False
+        self._look_at_s = 0.0
         self._is_alone = True
 
     def start(self, trainer: pl.Trainer) -> None:
@@ -57,7 +62,7 @@ class StallGuard(pl.Callback):
         Raises:
             ConfigError: The process group would give up before the guard does.
         """
-        if self._heartbeat is not None or not self.enabled:
+        if self._monitor is not None or self._heartbeat.place is not None or not self.enabled:
             return
         strategy = trainer.strategy
         patience_s = (
@@ -100,49 +105,49 @@ class StallGuard(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """The first batch is being waited for."""
-        self._beat(Phase.LOADING, trainer.global_step, 0)
+        self._heartbeat.beat(Phase.LOADING, trainer.global_step, 0)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, _module: pl.LightningModule, batch: AudioNoiseBatch, index: int
     ) -> None:
         """A batch has come. Ranks are compared by how many microbatches of their own they have got through."""
-        self._beat(Phase.FORWARD, batch.key.step, index % trainer.accumulate_grad_batches)
-        nestguard.current().note_cuts(batch.sample_id)
+        place = batch.key.step, index % trainer.accumulate_grad_batches
+        self._heartbeat.beat(Phase.FORWARD, *place, cut_ids=batch.sample_id)
 
     def on_before_backward(self, *_: Any) -> None:
         """The loss is known; gradients are next, and with the last of them the other ranks are waited for."""
-        self._beat(Phase.BACKWARD)
+        self._heartbeat.beat(Phase.BACKWARD)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, index: int
     ) -> None:
         """The next batch is being waited for."""
         done = (index + 1) % trainer.accumulate_grad_batches
-        self._beat(Phase.LOADING, batch.key.step + (not done), done)
-        if self._monitor is not None and not self._is_monitor_missed and not self._monitor.is_alive():
-            self._is_monitor_missed = True
-            warnings.warn("the stall guard's monitor has died; training goes on unwatched.", stacklevel=1)
+        self._heartbeat.beat(Phase.LOADING, batch.key.step + (not done), done)
+        if self._monitor is not None and time.monotonic() > self._look_at_s:
+            self._look_at_s = time.monotonic() + _LOOK_S
+            if not self._monitor.is_alive():
+                self._look_at_s = math.inf
+                warnings.warn("the stall guard's monitor has died; training goes on unwatched.", stacklevel=1)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Validation begins, after the last step that was made."""
-        self._beat(Phase.VALIDATION, trainer.global_step - 1)
+        self._heartbeat.beat(Phase.VALIDATION, trainer.global_step - 1)
 
     def on_validation_batch_start(self, *_: Any) -> None:
         """Validation gets on."""
-        self._beat(Phase.VALIDATION)
+        self._heartbeat.beat(Phase.VALIDATION)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Back to training."""
-        self._beat(Phase.LOADING, trainer.global_step, 0)
+        self._heartbeat.beat(Phase.LOADING, trainer.global_step, 0)
 
     def on_train_end(self, *_: Any) -> None:
         """The last step is made."""
-        self._beat(Phase.FINISHING)
+        self._heartbeat.beat(Phase.FINISHING)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Says why this rank ends; the monitor does not let the others wait for it."""
-        if self._heartbeat is None:
-            return
         if self._is_alone:
             self.teardown(trainer, pl_module, "fit")  # nobody waits for it
             return
@@ -155,15 +160,11 @@ class StallGuard(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Training has ended as it should."""
-        if self._heartbeat is not None:
-            self._heartbeat.finish(Phase.DONE)
-            self._heartbeat.close()
+        self._heartbeat.finish(Phase.DONE)
+        self._heartbeat.close()
+        if self._heartbeat is nestguard.current():
             nestguard.set_current(nestguard.NoHeartbeat())
-            self._heartbeat = self._monitor = None
-
-    def _beat(self, phase: Phase, step: int | None = None, microbatch: int | None = None) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.beat(phase, step, microbatch)
+        self._heartbeat, self._monitor = nestguard.NoHeartbeat(), None
 
 
 def _identity(trainer: pl.Trainer) -> nestguard.Identity:

@@ -5,8 +5,9 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ class Run:
     patience_s: float = 5.0
     """How long the other ranks have to end by themselves once one has failed."""
 
+    _ended_s: float = field(default=0.0, init=False)
+
     def start(
         self, *, faults: dict[int, tuple[str, int, int]] | None = None, world_size: int | None = None
     ) -> list[int]:
@@ -60,7 +63,7 @@ class Run:
         world_size = world_size or self.world_size
         self._write_settings(faults)
         shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
-        shared["MASTER_PORT"] = str(free_port())
+        shared |= {"MASTER_PORT": str(free_port()), "FAULT_STRUCK": str(self.directory / "struck")}
         if self.clock_jumps_with is not None:
             shared |= {"PYTHONPATH": str(JUMPING_CLOCK), "CLOCK_JUMPS_WITH": str(self.clock_jumps_with)}
         processes: list[subprocess.Popen[bytes]] = []
@@ -74,7 +77,9 @@ class Run:
                     environment["GLOO_SOCKET_IFNAME"] = HOST_INTERFACE
                 with (self.directory / f"rank-{rank}.log").open("a") as log:
                     processes.append(subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log))
-            return _wait(processes, self.patience_s)
+            codes = _wait(processes, self.patience_s)
+            self._ended_s = time.monotonic()
+            return codes
         finally:
             for process in processes:
                 process.kill()
@@ -93,6 +98,7 @@ class Run:
         command += ["--nproc-per-node", str(self.world_size // num_hosts), "--monitor-interval", "0.2"]
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", meet]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        environment["FAULT_STRUCK"] = str(self.directory / "struck")
         if self.hosts:
             environment["GLOO_SOCKET_IFNAME"] = HOST_INTERFACE
         processes = []
@@ -130,6 +136,10 @@ class Run:
             "group_timeout_s": self.group_timeout_s,
         }
         (self.directory / "run.json").write_text(json.dumps(settings))
+
+    def seconds_from_fault_to_end(self) -> float:
+        """How long the ranks outlived what was done to one of them."""
+        return self._ended_s - float((self.directory / "struck").read_text())
 
     def log(self, rank: int) -> str:
         return (self.directory / f"rank-{rank}.log").read_text()

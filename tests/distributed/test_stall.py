@@ -90,6 +90,7 @@ def test_whoever_holds_up_the_others_is_named_with_its_stack(
     codes = run.start(faults={rank: fault})
     log = run.log(0) + run.log(1)
     assert codes == [EXIT_STALLED] * 2, log
+    assert run.seconds_from_fault_to_end() < LIMITS["step_s"] + 10
     report = report_of(run)
     ours = f"rank-{rank}"
     (culprit,) = [one for one in report["processes"] if one["is_culprit"] and one["name"] in ("rank-0", "rank-1")]
@@ -126,6 +127,7 @@ def test_a_rank_that_ends_is_named_at_once_and_the_others_do_not_wait(
     # The other may have noticed by itself that the connection is gone.
     assert codes[1 - rank] in (1, EXIT_STALLED), (codes, log)
     assert codes[rank] in ((-signal.SIGKILL,) if word == "dead" else (1, EXIT_STALLED))
+    assert run.seconds_from_fault_to_end() < 10
     assert verdicts(report_of(run))[f"rank-{rank}"] == word
     if what == "an exception":
         assert "RuntimeError: something that happens on rank 1 only" in log
@@ -144,6 +146,7 @@ def test_a_rank_that_skips_a_collective_is_named_though_it_breaks_another(
     run = started(messy_corpora, tmp_path)
     # Gloo aborts the process that is sent something else than it waits for, which is not the one that went astray.
     assert 0 not in run.start(faults={1: ("skip a collective", 1, 0)})
+    assert run.seconds_from_fault_to_end() < LIMITS["step_s"] + 10
     (culprit,) = [one for one in report_of(run)["processes"] if one["is_culprit"]]
     assert culprit["name"] == "rank-1"
     assert culprit["reason"].startswith("has skipped a collective")
@@ -158,6 +161,7 @@ def test_a_loader_worker_that_is_killed_is_named(messy_corpora: MessyCorpora, tm
     codes = run.start(faults={1: ("kill a worker", 1, 2)})
     log = run.log(0) + run.log(1)
     assert codes[0] in (1, EXIT_STALLED), log
+    assert run.seconds_from_fault_to_end() < 10
     report = report_of(run)
     (culprit,) = [one for one in report["processes"] if one["is_culprit"]]
     assert (culprit["name"], culprit["verdict"]) == ("rank-1", "failed")
