@@ -41,6 +41,9 @@ class UsageError(Exception):
 class _Parser(LightningArgumentParser):
     """Reports wrong usage in one line, and leaves the exit to the command."""
 
+    command = ""
+    """What of `nestmodel` is being parsed."""
+
     def error(self, message: str, *_: Any) -> NoReturn:
         line = " ".join(str(message).split())
         options = {option.lstrip("-") for parser in self._all_parsers() for option in parser._option_string_actions}
@@ -48,7 +51,7 @@ class _Parser(LightningArgumentParser):
         for name in re.findall(r"[\w.]*\.\w+", line):
             if name not in known and (near := difflib.get_close_matches(name, sorted(known), n=1)):
                 line += f"; the nearest is '{near[0]}'"
-        raise UsageError(f"{line.removesuffix('.')}. See `nestmodel fit --help`.")
+        raise UsageError(f"{line.removesuffix('.')}. See `nestmodel {self.command} --help`.")
 
     def _all_parsers(self) -> list[Any]:
         choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
@@ -107,6 +110,7 @@ class _Cli(LightningCLI):
 
 def run(arguments: list[str]) -> int:
     """Parses the command line and runs it; returns the exit code."""
+    _Parser.command = arguments[0]
     on_terminal = sys.stderr.isatty()
     # Presets are resolved in what the user typed, which is not the mistake that this warns about.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")

@@ -7,6 +7,7 @@ from typing import Any, cast
 import typer
 
 from nestdata import NestDataError
+from nestguard import GuardError
 from nestmodel import NestModelError
 
 from . import fit
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments[:1] and arguments[0] in _LIGHTNING_COMMANDS:
             return fit.run(arguments)
         result = app(args=arguments, standalone_mode=False)
-    except (NestDataError, NestModelError) as error:
+    except (NestDataError, NestModelError, GuardError) as error:
         return _fail(_last_line(error), 1)
     except fit.UsageError as error:
         return _fail(error, 2)

@@ -38,6 +38,9 @@ class StallGuard(pl.Callback):
         report_dir: Where reports go; by default `stalls` in `trainer.default_root_dir`.
         port: Where the monitors of several nodes meet, on the first of them; by default the one above MASTER_PORT.
         enabled: Whether it watches at all.
+
+    Raises:
+        ConfigError: The port is none.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class StallGuard(pl.Callback):
         port: int | None = None,
         enabled: bool = True,
     ) -> None:
+        if port is not None and not 0 < port < 65536:
+            raise ConfigError(f"guard.port is {port}: give a port from 1 to 65535.")
         self.enabled = enabled
         self.limits = limits
         self.report_dir = report_dir

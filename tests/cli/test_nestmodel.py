@@ -87,6 +87,8 @@ def test_fit_leaves_checkpoints_metrics_and_curves_and_says_where(messy_corpora:
             1,
             "encoder.d_model is 145",
         ),
+        (["fit", "--config", "demo", "--data.corpus", "a", "--guard.limits.step_s", "0"], 1, "limits.step_s is 0"),
+        (["fit", "--config", "demo", "--data.corpus", "a", "--guard.x", "1"], 2, "See `nestmodel fit --help`"),
     ],
 )
 def test_bad_input_is_one_line_that_says_what_to_do(

@@ -60,6 +60,7 @@ def test_the_file_of_a_run_is_taken(
     [
         (["--data.plan.max_batch_secs", "3"], 2, "the nearest is 'data.plan.max_batch_seconds'"),
         (["--num_batches", "0"], 1, "num_batches is 0"),
+        (["--num_batchs", "1"], 2, "See `nestmodel preflight --help`"),
         (["--ckpt_path", "gone.ckpt"], 2, "gone.ckpt: does not exist"),
     ],
 )
