@@ -6,30 +6,25 @@ left out, and every node can still judge by itself: this makes tables better and
 """
 
 import contextlib
-import json
 import logging
 import socket
-import struct
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, BinaryIO, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from nestguard.errors import GuardError
 from nestguard.process import ProcessState
-from nestguard.record import Identity, Phase, Reading
+from nestguard.record import Identity
 from nestguard.verdict import Silence
 from nestguard.view import ProcessView
+from nestguard.wire import Line, view_from_json, view_to_json
 
 _log = logging.getLogger(__name__)
-_LONGEST_LINE = 32 << 20
 _RETRY_S = 1.0
-_SEND_S = 2
 _LISTENS_S = 5.0
 """Who has said nothing for so long is told nothing either: what it does not read would fill the connection."""
-
-_Message = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,61 +105,10 @@ class Alone:
         """Says goodbye."""
 
 
-class _Line:
-    """A connection, and what has come over it."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        # So that a frozen peer does not hold up the one that talks to it.
-        connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_S, 0))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = connection
-        self._file: BinaryIO = connection.makefile("rb")
-        self._sending = threading.Lock()
-        self.heard = time.monotonic()
-        self.closed = 0.0
-        self.is_open = True
-        self.said_goodbye = False
-
-    def send(self, message: _Message) -> None:
-        """Sends a line; a line that breaks is closed."""
-        if not self.is_open:
-            return
-        try:
-            with self._sending:
-                self._socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            self.close()
-
-    def receive(self) -> _Message | None:
-        """Returns the next message; None at the end."""
-        try:
-            line = self._file.readline(_LONGEST_LINE)
-            message = json.loads(line) if line.endswith(b"\n") else None
-        except (OSError, ValueError):
-            message = None
-        if not isinstance(message, dict):
-            self.close()
-            return None
-        self.heard = time.monotonic()
-        if message.get("type") == "goodbye":
-            self.said_goodbye = True
-        return message
-
-    def close(self) -> None:
-        """Hangs up."""
-        if self.is_open:
-            self.closed = time.monotonic()
-        self.is_open = False
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-
 class _Peer:
     """Another node, as node 0 knows it."""
 
-    def __init__(self, line: _Line, node: int, host: str) -> None:
+    def __init__(self, line: Line, node: int, host: str) -> None:
         self.line = line
         self.node = node
         self.host = host
@@ -237,12 +181,12 @@ class Hub(Alone):
         while True:
             try:
                 connection, _ = self._listener.accept()
-                line = _Line(connection)
+                line = Line(connection)
             except OSError:
                 return
             threading.Thread(target=self._hear, args=(line,), daemon=True).start()
 
-    def _hear(self, line: _Line) -> None:
+    def _hear(self, line: Line) -> None:
         hello = line.receive()
         if hello is None or hello.get("type") != "hello" or hello.get("run_id") != self._config.run_id:
             line.close()
@@ -288,7 +232,7 @@ class Spoke(Alone):
     def __init__(self, config: PeerConfig, identity: Identity, patience_s: float) -> None:
         self._config = config
         self._identity = identity
-        self._line: _Line | None = None
+        self._line: Line | None = None
         self._decision: Stop | None = None
         self._is_closed = False
         threading.Thread(target=self._talk, args=(time.monotonic() + patience_s,), daemon=True).start()
@@ -346,10 +290,10 @@ class Spoke(Alone):
         if not self._is_closed and self._decision is None:
             _log.warning("the monitor of node 0 (%s) has hung up: each node is on its own", self._config.host)
 
-    def _connect(self, deadline: float) -> _Line | None:
+    def _connect(self, deadline: float) -> Line | None:
         while not self._is_closed:
             try:
-                return _Line(socket.create_connection((self._config.host, self._config.port), timeout=5))
+                return Line(socket.create_connection((self._config.host, self._config.port), timeout=5))
             except OSError as error:
                 if time.monotonic() > deadline:
                     _log.warning(
@@ -374,31 +318,6 @@ def meet(config: PeerConfig | None, identity: Identity, patience_s: float) -> Al
     except OSError as error:
         _log.warning("port %d cannot be listened on, so each node has a table of its own: %s", config.port, error)
         return Alone()
-
-
-def view_to_json(view: ProcessView) -> dict[str, Any]:
-    """A view as another node is told of it."""
-    reading = asdict(view.reading)
-    return {
-        "reading": {**reading, "beat_ns": 0, "phase": view.reading.phase.name},
-        "state": view.state.value,
-        "age_s": view.age_s,
-        "ended_s": view.ended_s,
-    }
-
-
-def view_from_json(data: Mapping[str, Any]) -> ProcessView:
-    """The view that was told."""
-    told = data["reading"]
-    reading = Reading(
-        **{
-            **told,
-            "identity": Identity(**told["identity"]),
-            "phase": Phase[told["phase"]],
-            "cuts": tuple(told["cuts"]),
-        }
-    )
-    return ProcessView(reading=reading, state=ProcessState(data["state"]), age_s=data["age_s"], ended_s=data["ended_s"])
 
 
 def _later(view: ProcessView, seconds: float) -> ProcessView:

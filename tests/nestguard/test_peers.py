@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from nestguard import GuardError, PeerConfig, Phase
-from nestguard.peers import Alone, Hub, Spoke, Stop, meet, view_from_json, view_to_json
+from nestguard.peers import Alone, Hub, Spoke, Stop, meet
 from nestguard.process import ProcessState
+from nestguard.wire import view_from_json, view_to_json
 from tests.nestguard.views import view
 
 STOP = Stop({"cause": "rank 1 is stuck", "processes": [{"name": "rank-1", "is_culprit": True}]}, "a table")
