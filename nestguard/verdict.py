@@ -134,7 +134,8 @@ def _ended(ranks: Sequence[ProcessView]) -> tuple[_Found, bool]:
         return {}, False
     first = max((view for view in ranks if view.name in since), key=lambda view: (since[view.name], -view.rank))
     # Others may break at a collective that a rank has skipped, or at the connection to a node that is lost.
-    blamed = skipped([view for view in ranks if view.is_live or view.name in since]) or {first.name: _end_reason(first)}
+    fewer = skipped([view for view in ranks if view.is_live or view.name in since])
+    blamed = dict(fewer) or {first.name: _end_reason(first)}
     lost = [view for view in ranks if view.is_unseen and 0 < view.ended_s <= since[first.name] + _LOST_S]
     blamed |= {view.name: _out_of_touch(view) for view in lost}
     waited_for = _ranks_text([view.rank for view in ranks if view.name in blamed])
@@ -143,7 +144,7 @@ def _ended(ranks: Sequence[ProcessView]) -> tuple[_Found, bool]:
         if view.name in blamed:
             word = _plain(view).word
             reason = blamed[view.name]
-            if view is not first and view.reading.detail:
+            if view.name in fewer and view.reading.detail:
                 reason += f"; then {view.reading.detail}"
             found[view.name] = Verdict(Word.STUCK if word is Word.RUNNING else word, reason, True)
         elif view.name in since:

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -211,6 +212,9 @@ def test_a_rank_that_has_skipped_a_collective_is_to_blame_for_those_that_break_a
     assert culprits(verdicts) == [1]
     assert verdicts[1].reason.startswith("has skipped a collective: it has entered 5")
     assert verdicts[1].reason.endswith("; then connection reset")
+    alone = verdicts_of(view(0, Phase.COLLECTIVE, 5), replace(failed, age_s=2.1))
+    assert culprits(alone) == [1]
+    assert alone[1].reason.endswith("; then connection reset")
 
 
 def test_a_rank_that_fails_before_a_collective_has_not_skipped_it() -> None:
