@@ -35,7 +35,7 @@ test: $(READY)
 
 # The whole matrix of faults: real ranks that are killed, stopped and stuck. Up to half an hour.
 test-faults: $(READY)
-	$(BIN)/python -m pytest -m faults
+	$(BIN)/python -m pytest -m 'faults or multiprocess' tests/distributed tests/nestmodel
 
 # Twenty minutes of training under the stall guard, which must not say a word.
 soak: $(READY)
