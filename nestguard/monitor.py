@@ -162,8 +162,8 @@ class Monitor:
 
 def _are_done(views: Sequence[ProcessView]) -> bool:
     """Whether nothing is to be watched any more: a rank that is done may live on, one that was asked to leave not."""
-    ranks = [view for view in views if view.is_rank]
-    return all(
+    ranks = [view for view in views if view.is_rank and view.state is not ProcessState.NOT_STARTED]
+    return bool(ranks) and all(
         view.reading.phase is Phase.DONE or (view.reading.phase is Phase.LEAVING and view.state.has_ended)
         for view in ranks
     )

@@ -23,6 +23,9 @@ from nestguard.wire import Line, view_from_json, view_to_json
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
+_BIND_S = 10.0
+"""For the monitor of an attempt before to give its port back."""
+
 _LISTENS_S = 5.0
 """Who has said nothing for so long is told nothing either: what it does not read would fill the connection."""
 
@@ -171,6 +174,8 @@ class Hub(Alone):
         for peer in self._all():
             peer.line.send({"type": "goodbye"})
             peer.line.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # or the port stays taken for as long as a thread listens
         self._listener.close()
 
     def _all(self) -> list[_Peer]:
@@ -194,6 +199,7 @@ class Hub(Alone):
         peer = _Peer(line, int(hello["node"]), str(hello["host"]))
         with self._lock:
             self._peers[peer.node] = peer
+        line.send({"type": "here"})
         try:
             self._follow(peer)
         except (KeyError, TypeError, ValueError) as error:
@@ -275,18 +281,27 @@ class Spoke(Alone):
             self._line.close()
 
     def _talk(self, deadline: float) -> None:
-        line = self._connect(deadline)
+        identity = self._identity
+        hello = {"type": "hello", "run_id": self._config.run_id, "node": identity.node_rank, "host": identity.host}
+        while (line := self._connect(deadline)) is not None:
+            line.send(hello)
+            message = line.receive()
+            if message is not None:
+                break
+            if time.monotonic() > deadline:
+                _log.warning("node 0 (%s:%d) is the monitor of another run", self._config.host, self._config.port)
+                return
+            time.sleep(_RETRY_S)  # for the monitor of an attempt before to end
         if line is None:
             return
-        identity = self._identity
-        line.send({"type": "hello", "run_id": self._config.run_id, "node": identity.node_rank, "host": identity.host})
         self._line = line
-        while (message := line.receive()) is not None:
+        while message is not None:
             if message["type"] == "stop":
                 self._decision = Stop(message["report"], message["table"])
             elif message["type"] == "goodbye":
                 line.close()
                 return
+            message = line.receive()
         if not self._is_closed and self._decision is None:
             _log.warning("the monitor of node 0 (%s) has hung up: each node is on its own", self._config.host)
 
@@ -313,11 +328,16 @@ def meet(config: PeerConfig | None, identity: Identity, patience_s: float) -> Al
         return Alone()
     if identity.node_rank > 0:
         return Spoke(config, identity, patience_s)
-    try:
-        return Hub(config)
-    except OSError as error:
-        _log.warning("port %d cannot be listened on, so each node has a table of its own: %s", config.port, error)
-        return Alone()
+    deadline = time.monotonic() + _BIND_S
+    while True:
+        try:
+            return Hub(config)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                told = "port %d cannot be listened on, so each node has a table of its own: %s"
+                _log.warning(told, config.port, error)
+                return Alone()
+        time.sleep(_RETRY_S / 4)
 
 
 def _later(view: ProcessView, seconds: float) -> ProcessView:

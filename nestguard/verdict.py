@@ -6,6 +6,7 @@ stops nothing, and is to blame where all the others wait.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -87,11 +88,12 @@ def judge(
         silences: Other nodes that say nothing, by their number.
     """
     silences = {node: silence for node, silence in (silences or {}).items() if silence.seconds > limits.node_silence_s}
+    views = _known(views)
     ranks = [view for view in views if view.is_rank]
     found, stop = _ended(ranks)
     found_silent = {} if found else _silent(ranks, limits, silences)
     if not found:
-        found = found_silent or _stalled(ranks, limits)
+        found = found_silent or _stalled(_in_touch(ranks, silences), limits)
         stop = bool(found)
     _blame_workers(views, found, limits)
     verdicts = tuple(found.get(view.name, _plain(view)) for view in views)
@@ -100,6 +102,25 @@ def judge(
 
 _Found = dict[str, Verdict]
 """By the name of the process."""
+
+
+def _known(views: Sequence[ProcessView]) -> list[ProcessView]:
+    """No step is finished without all ranks: one that was never seen by then is there, and unseen."""
+    if not any(view.is_rank and view.reading.has_stepped for view in views):
+        return list(views)
+    return [
+        replace(view, state=ProcessState.UNSEEN) if view.state is ProcessState.NOT_STARTED else view for view in views
+    ]
+
+
+def _in_touch(ranks: Sequence[ProcessView], silences: Mapping[int, Silence]) -> list[ProcessView]:
+    """What the ranks of a silent node were last known to do says nothing of what they do now."""
+    return [
+        replace(view, state=ProcessState.UNSEEN, ended_s=silences[view.reading.identity.node_rank].seconds)
+        if view.is_live and view.reading.identity.node_rank in silences
+        else view
+        for view in ranks
+    ]
 
 
 def _plain(view: ProcessView) -> Verdict:
@@ -167,7 +188,8 @@ def _end_reason(view: ProcessView) -> str:
 def _silent(ranks: Sequence[ProcessView], limits: StallLimits, silences: Mapping[int, Silence]) -> _Found:
     """Ranks of nodes that are not heard from, if it holds up the others: a monitor alone may be what is silent."""
     others = [view for view in ranks if view.is_live and view.reading.identity.node_rank not in silences]
-    if not silences or all(view.age_s <= limits.node_silence_s for view in others):
+    # They get no further if they are over their limits with this one for a step.
+    if not silences or not _late(others, replace(limits, step_s=min(limits.step_s, limits.node_silence_s))):
         return {}
     nodes = ", ".join(f"node {node}" for node in sorted(silences))
     found: _Found = {}
@@ -279,7 +301,7 @@ def _silent_for(view: ProcessView, limits: StallLimits) -> str:
 
 def _out_of_touch(view: ProcessView) -> str:
     if not view.ended_s:
-        return "the monitors of the nodes were never in touch"
+        return "nothing was ever heard of it"
     return f"the monitors of the nodes have been out of touch for {view.ended_s:.0f} s"
 
 

@@ -78,10 +78,12 @@ class Checkpoints(Checkpoint):
         """Writes one where it is due."""
         if not trainer.fit_loop._should_accumulate() and trainer.global_step % self.every_n_steps == 0:
             self.save(trainer)
+            nestguard.current().beat(nestguard.Phase.LOADING, trainer.global_step, 0)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Writes the last one."""
         self.save(trainer)
+        nestguard.current().beat(nestguard.Phase.FINISHING)
 
     def save(self, trainer: pl.Trainer) -> None:
         """Writes the state at the optimizer step that was just made, unless that is written already."""
@@ -91,10 +93,8 @@ class Checkpoints(Checkpoint):
         self._saved_step = step
         if not trainer.is_global_zero:
             return
-        guard = nestguard.current()
-        guard.beat(nestguard.Phase.CHECKPOINT, step - 1)
+        nestguard.current().beat(nestguard.Phase.CHECKPOINT, step - 1)
         self._write(trainer, step)
-        guard.beat(nestguard.Phase.LOADING, step, 0)
 
     def _write(self, trainer: pl.Trainer, step: int) -> None:
         directory = self._place(trainer)
@@ -109,13 +109,19 @@ class Checkpoints(Checkpoint):
                 f"checkpoint before is whole. Make room: the next is due at step {step + self.every_n_steps}."
             )
             return
-        self._prune(directory)
+        self._prune(directory, step)
 
     def _place(self, trainer: pl.Trainer) -> Path:
-        return self.directory or Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
+        if self.directory is not None:
+            return self.directory
+        # Not `trainer.log_dir`, which is a broadcast, and rank 0 is alone here.
+        logger: Any = trainer.logger
+        log_dir = getattr(logger, "log_dir", None) or getattr(logger, "save_dir", None)
+        return Path(log_dir or trainer.default_root_dir) / "checkpoints"
 
-    def _prune(self, directory: Path) -> None:
-        for found in find_checkpoints(directory)[self.keep :]:
+    def _prune(self, directory: Path, step: int) -> None:
+        # Those of later steps are of a run that this one has gone back from: not this one's to count.
+        for found in [one for one in find_checkpoints(directory) if one.step <= step][self.keep :]:
             if self.keep_every_n_steps is None or found.step % self.keep_every_n_steps:
                 found.path.unlink(missing_ok=True)
 
@@ -172,17 +178,27 @@ def find_checkpoints(directory: Path) -> list[FoundCheckpoint]:
 
 
 def newest_checkpoint(root: Path) -> Path | None:
-    """Returns the furthest checkpoint of all runs below a directory that is not damaged, or None.
+    """Returns the checkpoint that was written last below a directory and is not damaged, or None.
+
+    That is the one of the latest run, and there the one that `last.ckpt` names: a run may have gone back to an earlier
+    step than another has reached.
 
     Args:
         root: `trainer.default_root_dir`, which holds `version_N/checkpoints`.
     """
-    places = [root / "checkpoints", *root.glob("version_*/checkpoints")]
-    for _, path in sorted((found for place in places for found in find_checkpoints(place)), reverse=True):
-        if is_zipfile(path):
-            return path
-        rank_zero_warn(f"{path} is damaged and left out; the one before it is used.")
+    versions = sorted(root.glob("version_*/checkpoints"), key=_version, reverse=True)
+    for place in [root / "checkpoints", *versions]:
+        last = (place / LAST).resolve().name
+        for _, path in sorted(find_checkpoints(place), key=lambda found: found.path.name != last):
+            if is_zipfile(path):
+                return path
+            rank_zero_warn(f"{path} is damaged and left out; the one before it is used.")
     return None
+
+
+def _version(place: Path) -> int:
+    number = place.parent.name.removeprefix("version_")
+    return int(number) if number.isdecimal() else -1
 
 
 def _point_to(path: Path) -> None:

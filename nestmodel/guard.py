@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
 import nestguard
 from nestdata import AudioNoiseBatch
 from nestguard import Phase
 from nestmodel.errors import ConfigError
+from nestmodel.launch import name_of_start, note_start
 from nestmodel.leaving import Left
 
-_RUN = "NESTGUARD_RUN"
 _LOOK_S = 5.0
 """Between two looks at whether the monitor is there."""
 
@@ -52,6 +53,7 @@ class StallGuard(pl.Callback):
     ) -> None:
         if port is not None and not 0 < port < 65536:
             raise ConfigError(f"guard.port is {port}: give a port from 1 to 65535.")
+        note_start()
         self.enabled = enabled
         self.limits = limits
         self.report_dir = report_dir
@@ -86,22 +88,22 @@ class StallGuard(pl.Callback):
     def _watch(self, trainer: pl.Trainer, identity: nestguard.Identity) -> None:
         self._is_alone = identity.world_size == 1
         shared = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
-        directory = shared / f"nestguard-{_name_of_run()}-node-{identity.node_rank}"
+        environment: ClusterEnvironment | None = getattr(trainer.strategy, "cluster_environment", None)
+        name = f"{name_of_start(environment)}-{next(_starts)}".replace("/", "-")
+        directory = shared / f"nestguard-{name}-node-{identity.node_rank}"
         self._heartbeat = nestguard.Heartbeat(directory, identity)
         self._heartbeat.arm()
         nestguard.set_current(self._heartbeat)
         if identity.local_rank == 0:
             report_dir = self.report_dir or Path(trainer.default_root_dir) / "stalls"
-            peers = self._peers() if trainer.num_nodes > 1 else None
+            peers = None if environment is None or trainer.num_nodes == 1 else self._peers(environment)
             self._monitor = nestguard.start_monitor(directory, self.limits, identity, report_dir, peers)
 
-    def _peers(self) -> nestguard.PeerConfig:
-        known = os.environ
-        port = self.port or int(known.get("MASTER_PORT", "29500")) + 1
-        run = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID")
-        return nestguard.PeerConfig(
-            host=known.get("MASTER_ADDR", "127.0.0.1"), port=port, run_id="/".join(known.get(name, "") for name in run)
-        )
+    def _peers(self, environment: ClusterEnvironment) -> nestguard.PeerConfig:
+        known, port = os.environ, environment.main_port
+        run = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+        run_id = "/".join([str(port), *(known.get(name, "") for name in run)])
+        return nestguard.PeerConfig(host=environment.main_address, port=self.port or port + 1, run_id=run_id)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Begins to watch."""
@@ -183,20 +185,3 @@ def _identity(trainer: pl.Trainer) -> nestguard.Identity:
         local_world_size=num_local,
         host=socket.gethostname(),
     )
-
-
-def _name_of_run() -> str:
-    """A name that the ranks of a node agree on, and no other start of this or another run has."""
-    known, number = os.environ, next(_starts)
-    inherited = known.get(_RUN, "")
-    if inherited and not inherited.startswith(f"{os.getpid()}-"):
-        return inherited
-    if "LOCAL_RANK" in known and not inherited:  # torchrun's, whose children the ranks are; or what acts like it
-        restart = known.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return f"{os.getppid()}-{known.get('MASTER_PORT', '')}-{restart}-{number}"
-    if "SLURM_PROCID" in known and not inherited:
-        return (
-            "-".join(known.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT")) + f"-{number}"
-        )
-    known[_RUN] = f"{os.getpid()}-{number}"  # for the ranks that Lightning starts
-    return known[_RUN]

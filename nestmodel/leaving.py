@@ -14,7 +14,9 @@ from typing import Any, cast
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info
 
+import nestguard
 from nestmodel.checkpoints import Checkpoints
+from nestmodel.launch import is_started_by_lightning, note_start
 from nestmodel.model import NestModel
 
 EXIT_LEFT = 75
@@ -31,6 +33,7 @@ class Leaving(pl.Callback):
     """Ends training at the next optimizer step after SIGTERM or SIGUSR1, with a checkpoint."""
 
     def __init__(self) -> None:
+        note_start()
         self._handlers: dict[signal.Signals, Any] = {}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -60,9 +63,11 @@ class Leaving(pl.Callback):
         for callback in callbacks or [Checkpoints()]:
             callback.save(trainer)
         # A launcher ends the others once the first has left, and rank 0 may still be writing.
+        nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
         trainer.strategy.barrier("leaving")
         rank_zero_info(f"left at step {trainer.global_step}, when asked to; start the run again with --ckpt_path last.")
-        raise Left(EXIT_LEFT)
+        # Lightning kills the rank that it started the others from once one of them has another code than 0.
+        raise Left(0 if is_started_by_lightning() else EXIT_LEFT)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Gives the signals back."""
@@ -70,6 +75,9 @@ class Leaving(pl.Callback):
             signal.signal(number, handler)
         self._handlers = {}
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, _error: BaseException) -> None:
-        """Gives the signals back."""
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, error: BaseException) -> None:
+        """Gives the signals back, or hears no more of them where the run leaves anyway."""
+        if isinstance(error, Left):
+            # A launcher passes them on as soon as one rank has left, and none would then have its known exit code.
+            self._handlers = dict.fromkeys(self._handlers, signal.SIG_IGN)
         self.teardown(trainer, pl_module, "fit")

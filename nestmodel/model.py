@@ -43,6 +43,9 @@ _FADING = 1 - 1 / 200
 
 _SETTINGS_KEY = "nest_settings"
 
+_SCALER_STEPS = 24
+"""A gradient scaler starts at 2**16 and halves with every step that overflows, until none does."""
+
 
 class SkippedStepWarning(UserWarning):
     """An optimizer step was not made, since its loss or gradients are no numbers."""
@@ -207,6 +210,7 @@ class NestModel(pl.LightningModule):
         norm = torch.nn.utils.get_total_norm(grads)
         # The one point of a step where a GPU is waited for.
         num_broken, num_leaving, grad_norm = torch.stack([totals.num_broken, totals.num_leaving, norm]).tolist()
+        nestguard.current().beat(nestguard.Phase.OPTIMIZER)
         self.has_to_leave = num_leaving > 0
         is_skipped = num_broken > 0 or not math.isfinite(grad_norm)
         self._count_skipped(sums, is_skipped)
@@ -229,7 +233,7 @@ class NestModel(pl.LightningModule):
         Raises:
             TrainingError: They did.
         """
-        if self._step is not None:
+        if self._step is not None and not self.trainer.should_stop:
             self._check_whole(self._step)
 
     def _check_whole(self, sums: StepSums) -> None:
@@ -247,6 +251,8 @@ class NestModel(pl.LightningModule):
         if not is_skipped:
             return
         limit = self.config.optimizer.max_skipped_steps
+        if self.trainer.precision == "16-mixed":
+            limit += _SCALER_STEPS
         said = f"step {self.trainer.global_step} is skipped on all ranks; on rank {self.global_rank} {sums.suspects()}"
         if self._num_skipped_in_a_row > limit:
             raise TrainingError(
@@ -266,6 +272,8 @@ class NestModel(pl.LightningModule):
         assert self._val_tally is not None
         tally = Tally.unflatten(self._sum_over_ranks(self._val_tally), self.config.quantizer.num_codebooks)
         self._val_tally = None
+        tally.num_tokens.item()  # what a GPU is waited for here belongs to the collective
+        nestguard.current().beat(nestguard.Phase.VALIDATION, self.trainer.global_step - 1)
         self._log_tally("val", tally, torch.stack([tally.token_counts, tally.predicted_counts]), prog_bar=True)
 
     def configure_optimizers(self) -> Any:
@@ -303,6 +311,24 @@ class NestModel(pl.LightningModule):
         self._norms = [module for module in self.encoder.modules() if isinstance(module, StepBatchNorm)]
         for norm in self._norms:
             norm.start_collecting()
+
+    def on_train_start(self) -> None:
+        """Checks that all ranks stand at the same step: each has looked for its checkpoint by itself.
+
+        Raises:
+            ConfigError: They do not; on all ranks.
+        """
+        if self.trainer.world_size == 1:
+            return
+        step = self.trainer.global_step
+        ends = torch.tensor([step, -step], device=self.device)
+        torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX)
+        last, first = int(ends[0]), -int(ends[1])
+        if first != last:
+            raise ConfigError(
+                f"rank {self.global_rank} would go on from step {step}, others from {first} to {last}: they have found "
+                "different checkpoints. Give all of them the same --ckpt_path, on a disk that all nodes see."
+            )
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         """Leaves batch norm as torch has it."""
@@ -376,11 +402,10 @@ class NestModel(pl.LightningModule):
         return derive_key(self.config.seed, purpose, batch.key.step, batch.key.microbatch) >> 1
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        guard = nestguard.current()
-        guard.beat_collective(self.trainer.global_step)
+        """Of which a GPU may still be waited for when this returns."""
+        nestguard.current().beat_collective(self.trainer.global_step)
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(values)
-        guard.beat(nestguard.Phase.OPTIMIZER)
         return values
 
     def _log_tally(self, stage: str, tally: Tally, counts: Tensor, *, prog_bar: bool = False) -> None:

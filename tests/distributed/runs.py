@@ -42,6 +42,9 @@ class Run:
     hosts: Sequence[str] = ()
     """A network namespace for each rank, which is then a machine by itself; the first is at MASTER_ADDR."""
 
+    blind_rank: int | None = None
+    """Does not see the checkpoints that are there."""
+
     max_minutes: float | None = None
     limit_val_batches: int = 0
     val_check_interval: int = 2
@@ -130,6 +133,7 @@ class Run:
             "faults": [{"rank": rank, "what": list(what)} for rank, what in (faults or {}).items()],
             "limits": self.limits,
             "num_nodes": len(self.hosts) or 1,
+            "blind_rank": self.blind_rank,
             "max_minutes": self.max_minutes,
             "limit_val_batches": self.limit_val_batches,
             "val_check_interval": self.val_check_interval,

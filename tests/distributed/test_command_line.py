@@ -10,6 +10,9 @@ import pytest
 import yaml
 
 from nestguard import EXIT_STALLED
+from nestmodel import newest_checkpoint
+from nestmodel.checkpoints import find_checkpoints
+from nestmodel.leaving import EXIT_LEFT
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 
@@ -29,24 +32,32 @@ def child_of(pid: int) -> int:
     raise AssertionError("there is no second rank")
 
 
+def start(corpora: MessyCorpora, directory: Path, *flags: str) -> "subprocess.Popen[bytes]":
+    """Starts `nestmodel fit` with the demo preset, made small, on two ranks that Lightning starts."""
+    (directory / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "guard": {"limits": LIMITS}}))
+    command = [str(Path(sys.executable).parent / "nestmodel"), "fit", "--config", "demo", "--config", "tiny.yaml"]
+    command += ["--data.corpus", str(corpora.speech), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
+    command += ["--trainer.strategy", "ddp", "--trainer.default_root_dir", "run", "--ckpt_path", "last", *flags]
+    environment = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"} | {"OMP_NUM_THREADS": "1"}
+    with (directory / "log").open("a") as log:
+        return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log)
+
+
+def wait_for_steps(run: "subprocess.Popen[bytes]", directory: Path) -> None:
+    metrics = directory / "run" / "version_0" / "metrics.csv"
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
+        assert run.poll() is None, (directory / "log").read_text()
+        time.sleep(0.2)
+
+
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
 def test_fit_has_one_guard_with_the_limits_that_it_was_given(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "guard": {"limits": LIMITS}}))
-    command = [str(Path(sys.executable).parent / "nestmodel"), "fit", "--config", "tiny.yaml"]
-    command += ["--data.corpus", str(messy_corpora.speech), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
-    command += ["--trainer.strategy", "ddp", "--trainer.max_steps", "100000", "--trainer.default_root_dir", "run"]
-    command += ["--guard.report_dir", "reports", "--guard.limits.step_s", "4"]
-    with (tmp_path / "log").open("w") as log:
-        run = subprocess.Popen(
-            command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=log
-        )
+    flags = ("--trainer.max_steps", "100000", "--guard.report_dir", "reports", "--guard.limits.step_s", "4")
+    run = start(messy_corpora, tmp_path, *flags)
     try:
-        metrics = tmp_path / "run" / "version_0" / "metrics.csv"
-        while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
-            assert run.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.2)
+        wait_for_steps(run, tmp_path)
         os.kill(child_of(run.pid), signal.SIGSTOP)
         assert run.wait(timeout=30) == EXIT_STALLED
     finally:
@@ -54,7 +65,28 @@ def test_fit_has_one_guard_with_the_limits_that_it_was_given(messy_corpora: Mess
         run.wait()
     time.sleep(1)  # a second guard would have its say, too
     (report,) = (tmp_path / "reports").glob("*/stall.json")
-    assert (
-        json.loads(report.read_text())["limits"] | {**LIMITS, "step_s": 4} == json.loads(report.read_text())["limits"]
-    )
+    limits = json.loads(report.read_text())["limits"]
+    assert (limits["first_step_s"], limits["step_s"]) == (90, 4)
     assert (tmp_path / "log").read_text().count("stall guard: rank 1 is stopped") == 1
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_preset_on_two_ranks_leaves_when_asked_to_and_goes_on_from_there(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    run = start(messy_corpora, tmp_path, "--trainer.max_steps", "100000")
+    try:
+        wait_for_steps(run, tmp_path)
+        os.kill(child_of(run.pid), signal.SIGTERM)
+        assert run.wait(timeout=60) == EXIT_LEFT, (tmp_path / "log").read_text()
+    finally:
+        run.kill()
+        run.wait()
+    (left,) = find_checkpoints(tmp_path / "run" / "version_0" / "checkpoints")
+    assert f"left at step {left.step}" in (tmp_path / "log").read_text()
+    again = start(messy_corpora, tmp_path, "--trainer.max_steps", str(left.step + 1))
+    assert again.wait(timeout=90) == 0, (tmp_path / "log").read_text()
+    assert newest_checkpoint(tmp_path / "run") == (
+        tmp_path / "run" / "version_1" / "checkpoints" / f"step_{left.step + 1:08d}.ckpt"
+    )

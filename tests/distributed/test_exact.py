@@ -126,6 +126,20 @@ def test_sigterm_to_any_rank_saves_once_at_one_step_and_leaves_with_a_known_code
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
+def test_ranks_that_would_go_on_from_different_checkpoints_are_refused(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=2, world_size=2)
+    assert run.start() == [0, 0], run.log(0)
+    run.max_steps, run.blind_rank = 3, 1
+    assert run.start() == [1, 1]
+    assert "rank 0 would go on from step 2, others from 0 to 2" in run.log(0)
+    assert "rank 1 would go on from step 0, others from 0 to 2" in run.log(1)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.faults
 def test_sigterm_in_the_middle_of_a_collective_holds_up_nobody(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=STEPS, world_size=2, every_n_steps=100)
     faults = {0: ("SIGTERM in a collective", 1, 0), 1: ("late for a collective", 1, 0)}

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
     rank, world_size, directory = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(run["directory"])
     is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     faults = [Fault(*fault["what"]) for fault in run["faults"] if fault["rank"] == rank and is_first]
-    checkpoints = Checkpoints(every_n_steps=run["every_n_steps"], keep=100, directory=directory / "checkpoints")
+    checkpoints = Checkpoints(every_n_steps=run["every_n_steps"], keep=100)
     guard = StallGuard(StallLimits(**(run["limits"] or {})), enabled=run["limits"] is not None)
     strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=run["group_timeout_s"]))
     runner = trainer(
@@ -72,7 +72,8 @@ def main(argv: list[str]) -> None:
         microbatches_per_step=MICROBATCHES_PER_STEP,
         num_workers=run["num_workers"],
     )
-    runner.fit(NestModel(tiny_config()), datamodule=data, ckpt_path=newest_checkpoint(directory))
+    path = None if rank == run["blind_rank"] else newest_checkpoint(directory)
+    runner.fit(NestModel(tiny_config()), datamodule=data, ckpt_path=path)
 
 
 if __name__ == "__main__":

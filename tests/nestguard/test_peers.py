@@ -3,10 +3,12 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import nestguard.peers
 from nestguard import GuardError, PeerConfig, Phase
 from nestguard.peers import Alone, Hub, Spoke, Stop, meet
 from nestguard.process import ProcessState
@@ -119,6 +121,17 @@ def test_strangers_are_not_listened_to(config: PeerConfig, data: bytes) -> None:
         assert not hub.silences()
 
 
+def test_a_node_waits_for_the_monitor_of_its_own_attempt(config: PeerConfig) -> None:
+    before = Hub(replace(config, run_id="before"))
+    with closing(spoke_of(config)) as spoke:
+        time.sleep(0.3)
+        assert not spoke.leaves_judging()
+        before.close()
+        with closing(Hub(config)) as hub:
+            assert soon(spoke.leaves_judging)
+            assert soon(hub.silences)
+
+
 def test_a_node_that_is_not_understood_is_left_out(config: PeerConfig, caplog: pytest.LogCaptureFixture) -> None:
     with closing(Hub(config)) as hub, socket.create_connection((config.host, config.port)) as other:
         other.sendall(
@@ -128,7 +141,10 @@ def test_a_node_that_is_not_understood_is_left_out(config: PeerConfig, caplog: p
         assert soon(lambda: not hub.silences())
 
 
-def test_a_port_that_is_taken_leaves_each_node_on_its_own(config: PeerConfig, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_port_that_is_taken_leaves_each_node_on_its_own(
+    config: PeerConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nestguard.peers, "_BIND_S", 0.5)
     with socket.create_server(("", config.port)):
         peers = meet(config, view(0).reading.identity, 1.0)
     assert type(peers) is Alone

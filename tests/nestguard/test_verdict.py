@@ -230,12 +230,30 @@ def test_a_rank_that_is_out_of_sight_is_to_blame_where_all_others_wait_for_someb
     verdicts = verdicts_of(view(0, Phase.BACKWARD, age_s=301), unseen(1))
     assert words(verdicts) == ["waiting", "unseen"]
     assert verdicts[0].reason == "for rank 1"
-    assert verdicts[1] == Verdict(Word.UNSEEN, "the monitors of the nodes were never in touch", True)
+    assert verdicts[1] == Verdict(Word.UNSEEN, "nothing was ever heard of it", True)
     assert culprits(verdicts_of(view(0, Phase.FORWARD, age_s=301), unseen(1))) == [0]
 
 
 def test_a_rank_that_is_out_of_sight_stops_no_run() -> None:
     assert goes_on(view(0), unseen(1), unseen(2, ended_s=5000)) == ["running", "unseen", "unseen"]
+
+
+def test_a_rank_that_the_monitor_never_saw_stops_no_run_that_gets_on() -> None:
+    # Its heartbeat may lie elsewhere, or could not be written; a step is not finished without it.
+    missing = view(1, Phase.STARTING, None, age_s=5000, state=ProcessState.NOT_STARTED, first_step=None)
+    assert goes_on(view(0, step=900), missing) == ["running", "unseen"]
+    verdicts = verdicts_of(view(0, Phase.COLLECTIVE, 900, age_s=301), missing)
+    assert words(verdicts) == ["waiting", "unseen"]
+
+
+def test_a_silent_node_alone_stops_no_run_that_gets_on() -> None:
+    silences = {1: Silence("gpu-b", 4000)}
+    stale = view(1, Phase.FORWARD, age_s=4000, node_rank=1)
+    assert not judge([view(0, age_s=1), stale], LIMITS, silences).stop
+    assert not judge([view(0, Phase.CHECKPOINT, age_s=70), stale], LIMITS, silences).stop
+    waiting = view(2, Phase.BACKWARD, 6, age_s=70)
+    assert not judge([view(0, Phase.CHECKPOINT, age_s=70), waiting, stale], LIMITS, silences).stop
+    assert judge([view(0, Phase.FORWARD, age_s=70), stale], LIMITS, silences).stop
 
 
 def test_a_node_that_is_lost_just_before_a_rank_fails_is_named_with_it() -> None:

@@ -50,7 +50,18 @@ def test_the_newest_that_is_whole_is_found_over_all_versions(tmp_path: Path) -> 
     assert newest_checkpoint(tmp_path) == damaged
     damaged.write_bytes(damaged.read_bytes()[:-100])
     with pytest.warns(UserWarning, match=r"step_00000400\.ckpt is damaged"):
-        assert newest_checkpoint(tmp_path) == tmp_path / "version_0" / "checkpoints" / "step_00000300.ckpt"
+        assert newest_checkpoint(tmp_path) == tmp_path / "version_1" / "checkpoints" / "step_00000200.ckpt"
+
+
+def test_a_run_that_has_gone_back_keeps_its_own_and_is_the_one_that_goes_on(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    saver = Checkpoints(every_n_steps=1, keep=1, directory=tmp_path / "checkpoints")
+    for step in (900, 1000):
+        write_checkpoint({"of": "a run that went wrong"}, tmp_path / "checkpoints" / f"step_{step:08d}.ckpt")
+    fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True)
+    assert [found.step for found in find_checkpoints(tmp_path / "checkpoints")] == [1000, 900, 2]
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_00000002.ckpt"
 
 
 @pytest.mark.multiprocess

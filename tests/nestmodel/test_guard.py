@@ -85,7 +85,7 @@ def test_training_goes_on_without_its_monitor_and_says_so(
 def test_training_goes_on_where_no_heartbeat_can_be_written(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NESTGUARD_RUN", "x" * 300)
+    monkeypatch.setattr(nestmodel.guard, "name_of_start", lambda _: "x" * 300)
     with pytest.warns(UserWarning, match="the stall guard does not watch: .*File name too long"):
         model, _ = fit(messy_corpora, tmp_path, max_steps=1, callbacks=[StallGuard()])
     assert model.trainer.global_step == 1

@@ -2,8 +2,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 
-from nestdata import MixConfig, PlanConfig
+from nestdata import AudioNoiseBatch, MixConfig, PlanConfig
 from nestmodel import Checkpoints, ConfigError, NestDataModule, NestModel
 from nestmodel.checkpoints import find_checkpoints
 from nestmodel.resume import check_unchanged, flatten_settings
@@ -21,6 +22,30 @@ def test_equal_settings_pass_and_others_are_named_with_both_values() -> None:
     check_unchanged({"a": "1"}, {"a": "1"})
     with pytest.raises(ConfigError, match=r"a: 1 -> 2; b: 3 -> \(not there\); c: \(not there\) -> 4"):
         check_unchanged({"a": "1", "b": "3", "same": "0"}, {"a": "2", "same": "0", "c": "4"})
+
+
+class StopsAt(pl.Callback):
+    """Stops as a limit on time does: at the end of any microbatch."""
+
+    def __init__(self, step: int, microbatch: int) -> None:
+        self.place = step, microbatch
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, _module: object, _outputs: object, batch: AudioNoiseBatch, _index: int
+    ) -> None:
+        trainer.should_stop |= (batch.key.step, batch.key.microbatch) == self.place
+
+
+def test_a_run_that_is_stopped_within_a_step_goes_on_at_its_start(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    _, plain = fit(messy_corpora, tmp_path, max_steps=4)
+    saver = Checkpoints(every_n_steps=100, directory=tmp_path / "saved")
+    callbacks = [StopsAt(2, 0), saver]
+    fit(messy_corpora, tmp_path, max_steps=4, callbacks=callbacks, enable_checkpointing=True, min_epochs=0)
+    (found,) = find_checkpoints(tmp_path / "saved")
+    assert found.step == 2
+    _, rest = fit(messy_corpora, tmp_path, max_steps=4, ckpt_path=found.path)
+    assert rest.keys == plain.keys[4:]
+    assert rest.losses == plain.losses[2:]
 
 
 def test_a_run_under_other_data_or_settings_is_refused_with_what_changed(

@@ -1,0 +1,53 @@
+"""Who started this process as a rank: what its siblings on this machine agree on before they have met."""
+
+import os
+from functools import cache
+from typing import Any, NamedTuple
+
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
+_STARTER = "NESTMODEL_STARTER"
+
+
+class _Start(NamedTuple):
+    name: str
+    is_by_lightning: bool
+
+
+@cache
+def _start() -> _Start:
+    """Decided once, since Lightning sets LOCAL_RANK in the process that starts the others, too."""
+    if "LOCAL_RANK" not in os.environ:
+        os.environ[_STARTER] = str(os.getpid())  # for the ranks that Lightning starts from here
+        return _Start(str(os.getpid()), False)
+    parent = str(os.getppid())
+    if os.environ.get(_STARTER) == parent:
+        return _Start(parent, True)
+    return _Start(f"{parent}-{os.environ.get('MASTER_PORT', '')}", False)
+
+
+def note_start() -> None:
+    """Takes note of how this process was started; to be called before any `fit`."""
+    _start()
+
+
+def is_started_by_lightning() -> bool:
+    """Whether another rank of this machine started this one."""
+    return _start().is_by_lightning
+
+
+def name_of_start(cluster_environment: Any) -> str:
+    """Returns a name that the ranks of a node have in common, and no other run on it at the same time.
+
+    Args:
+        cluster_environment: Lightning's, or None where there is none.
+    """
+    known = os.environ
+    if isinstance(cluster_environment, TorchElasticEnvironment):
+        return "-".join(
+            known.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+        )
+    if isinstance(cluster_environment, SLURMEnvironment):
+        return "-".join(known.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+    return _start().name
