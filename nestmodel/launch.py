@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
-_STARTER = "NESTMODEL_STARTER"
+STARTER = "NESTMODEL_STARTER"
+"""Holds the process that starts ranks by way of Lightning. Whoever starts ranks from it otherwise takes it out."""
 
 
 class _Start(NamedTuple):
@@ -19,10 +20,10 @@ class _Start(NamedTuple):
 def _start() -> _Start:
     """Decided once, since Lightning sets LOCAL_RANK in the process that starts the others, too."""
     if "LOCAL_RANK" not in os.environ:
-        os.environ[_STARTER] = str(os.getpid())  # for the ranks that Lightning starts from here
+        os.environ[STARTER] = str(os.getpid())  # for the ranks that Lightning starts from here
         return _Start(str(os.getpid()), False)
     parent = str(os.getppid())
-    if os.environ.get(_STARTER) == parent:
+    if os.environ.get(STARTER) == parent:
         return _Start(parent, True)
     return _Start(f"{parent}-{os.environ.get('MASTER_PORT', '')}", False)
 

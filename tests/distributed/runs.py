@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from nestmodel.checkpoints import find_checkpoints
+from nestmodel.launch import STARTER
 from tests.conftest import MessyCorpora
 from tests.training import messy_data
 
@@ -65,7 +66,8 @@ class Run:
         """
         world_size = world_size or self.world_size
         self._write_settings(faults)
-        shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
+        shared = {name: value for name, value in os.environ.items() if name != STARTER}
+        shared |= {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
         shared |= {"MASTER_PORT": str(free_port()), "FAULT_STRUCK": str(self.directory / "struck")}
         if self.clock_jumps_with is not None:
             shared |= {"PYTHONPATH": str(JUMPING_CLOCK), "CLOCK_JUMPS_WITH": str(self.clock_jumps_with)}
