@@ -31,10 +31,10 @@ def state_of(run: Run) -> Any:
     ("world_size", "num_workers"),
     [
         pytest.param(1, 2, marks=pytest.mark.faults),
-        pytest.param(2, 0, marks=pytest.mark.faults),
+        (2, 0),
         pytest.param(2, 2, marks=pytest.mark.faults),
         pytest.param(4, 0, marks=pytest.mark.faults),
-        (4, 2),
+        pytest.param(4, 2, marks=pytest.mark.faults),
     ],
 )
 def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
@@ -111,7 +111,8 @@ def test_a_run_goes_on_under_another_number_of_ranks(messy_corpora: MessyCorpora
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [[1], pytest.param([0, 1], marks=pytest.mark.faults)])
+@pytest.mark.faults
+@pytest.mark.parametrize("asked", [[1], [0, 1]])
 def test_sigterm_to_any_rank_saves_once_at_one_step_and_leaves_with_a_known_code(
     messy_corpora: MessyCorpora, tmp_path: Path, asked: list[int]
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_run_that_has_gone_back_keeps_its_own_and_is_the_one_that_goes_on(
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@pytest.mark.faults
 def test_a_kill_while_writing_leaves_a_whole_one(tmp_path: Path) -> None:
     path = tmp_path / "step_00000001.ckpt"
     for delay in (0.05, 0.11, 0.17):
