@@ -1,9 +1,14 @@
-"""Who started this process as a rank: what its siblings on this machine agree on before they have met."""
+"""The start and the end of a process that is a rank.
 
+Who started it: what its siblings on this machine agree on before they have met. And how it parts from them.
+"""
+
+import atexit
 import os
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
@@ -36,6 +41,21 @@ def note_start() -> None:
 def is_started_by_lightning() -> bool:
     """Whether another rank of this machine started this one."""
     return _start().is_by_lightning
+
+
+@cache
+def part_at_exit() -> None:
+    """Has the process group destroyed when the process exits, for one whose collectives are all done.
+
+    Otherwise a thread of gloo may meet an interpreter that is gone, and a run that ended well exits with SIGABRT
+    (pytorch#179291). With a collective under way it would wait for the others, so a rank that failed is left alone.
+    """
+    atexit.register(_part)
+
+
+def _part() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def name_of_start(cluster_environment: Any) -> str:

@@ -16,7 +16,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 import nestguard
 from nestmodel.checkpoints import Checkpoints
-from nestmodel.launch import is_started_by_lightning, note_start
+from nestmodel.launch import is_started_by_lightning, note_start, part_at_exit
 from nestmodel.model import NestModel
 
 EXIT_LEFT = 75
@@ -65,6 +65,7 @@ class Leaving(pl.Callback):
         # A launcher ends the others once the first has left, and rank 0 may still be writing.
         nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
         trainer.strategy.barrier("leaving")
+        part_at_exit()
         rank_zero_info(f"left at step {trainer.global_step}, when asked to; start the run again with --ckpt_path last.")
         # Lightning kills the rank that it started the others from once one of them has another code than 0.
         raise Left(0 if is_started_by_lightning() else EXIT_LEFT)

@@ -28,6 +28,7 @@ from nestmodel.decoder import MultiSoftmaxDecoder
 from nestmodel.encoder import ConformerEncoder
 from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.features import Preprocessor
+from nestmodel.launch import part_at_exit
 from nestmodel.loss import masked_nll
 from nestmodel.masking import BlockMask, counted_tokens
 from nestmodel.metrics import token_counts, token_entropy
@@ -331,7 +332,8 @@ class NestModel(pl.LightningModule):
             )
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
-        """Leaves batch norm as torch has it."""
+        """Leaves batch norm as torch has it; what comes here has trained to its end."""
+        part_at_exit()
         for norm in self._norms:
             norm.stop_collecting()
         self._norms = []
