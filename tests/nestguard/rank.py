@@ -3,7 +3,7 @@
 python -m tests.nestguard.rank OPTIONS, with OPTIONS as JSON: see `main`.
 """
 
-import ctypes
+import itertools
 import json
 import multiprocessing
 import os
@@ -32,7 +32,7 @@ def sleep_in_the_middle_of_it() -> None:
 
 
 def hold_the_gil() -> None:
-    ctypes.PyDLL(None).sleep(60)
+    sum(itertools.repeat(0, 10**11))  # in C all the while, where no handler of a signal is called
 
 
 def fail_on_purpose() -> None:
