@@ -75,5 +75,5 @@ def start_monitor(
         )
     except OSError as error:
         raise GuardError(f"The monitor cannot be started: {error}.") from error
-    _started.append(process)
+    _started[:] = [process, *(each for each in _started if each.poll() is None)]
     return MonitorHandle(process)

@@ -76,8 +76,10 @@ def test_a_label_that_is_in_the_signal_is_found_by_every_contestant(model: NestM
 
 
 def test_a_label_that_is_not_in_the_signal_is_at_chance(model: NestModel, manifest: Path) -> None:
-    report = probe(model, manifest, "coin", held_out=0.5)
-    assert all(score.low < 0.5 < score.high for score in scores_of(report))
+    # Over eight splits: by one alone, a contestant in twenty falls outside its own interval.
+    reports = [probe(model, manifest, "coin", held_out=0.5, seed=seed) for seed in range(8)]
+    accuracy = np.mean([[score.accuracy for score in scores_of(report)] for report in reports], axis=0)
+    assert 0.3 < accuracy.min() <= accuracy.max() < 0.7
 
 
 def test_the_untrained_encoder_is_the_one_that_training_starts_from(model: NestModel, manifest: Path) -> None:
