@@ -77,7 +77,7 @@ class NestDataModule(pl.LightningDataModule):
             self.val_dataset = self._open([val_corpus], unweighted, AugmentConfig())
 
     def setup(self, stage: str) -> None:
-        """Makes each rank accumulate its share of a step, and a whole `trainer.val_check_interval` count steps."""
+        """Makes each rank accumulate its share of a step, and the trainer's limits of batches count steps."""
         if self.trainer is not None and stage == "fit":
             self._share_steps(self.trainer)
             if self.val_dataset is None:
@@ -132,7 +132,8 @@ class NestDataModule(pl.LightningDataModule):
         )
 
     def _share_steps(self, trainer: pl.Trainer) -> None:
-        share = len(self.train_dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size))
+        plan = self.train_dataset.plan
+        share = len(plan.microbatches_of(trainer.global_rank, trainer.world_size))
         if trainer.accumulate_grad_batches not in (1, share):
             raise ConfigError(
                 f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it follows from "
@@ -142,17 +143,32 @@ class NestDataModule(pl.LightningDataModule):
             raise ConfigError(
                 "trainer.use_distributed_sampler is on, which would divide each rank's share once more. Turn it off."
             )
+        if trainer.overfit_batches:
+            raise ConfigError(
+                f"trainer.overfit_batches is {trainer.overfit_batches}, which needs a loader without an order of its "
+                "own. Leave it out, and prepare a corpus of a few utterances instead."
+            )
         if trainer.accumulate_grad_batches == share:
             return  # nothing to share, or this trainer has been here before
         trainer.accumulate_grad_batches = share
+        # Lightning counts microbatches of one rank; in steps, all of this is the same for any number of ranks.
         if isinstance(trainer.val_check_interval, int):
-            # Lightning counts microbatches of one rank; with steps, validation comes at the same ones for any ranks.
             trainer.val_check_interval *= share
+        trainer.limit_train_batches = _in_steps(trainer.limit_train_batches, plan, share)
+        if self.val_dataset is not None:
+            trainer.limit_val_batches = _in_steps(trainer.limit_val_batches, self.val_dataset.plan, share)
 
     def _trainer(self) -> pl.Trainer:
         if self.trainer is None:
             raise RuntimeError("the data module has no trainer yet; use AudioNoiseDataset.loader without one")
         return self.trainer
+
+
+def _in_steps(limit: int | float, plan: BatchPlan, share: int) -> int | float:
+    """A limit of optimizer steps, or a part of an epoch, as Lightning is told it: in microbatches of a rank."""
+    if isinstance(limit, float) and limit == 1.0:
+        return limit
+    return share * (limit if isinstance(limit, int) else int(plan.steps_per_epoch * limit))
 
 
 class _EpochSampler(Sampler[tuple[int, int]]):

@@ -169,6 +169,10 @@ class Run:
         """Loss by the number of optimizer steps made."""
         return {line["made"]: line["loss"] for line in self._lines() if "made" in line}
 
+    def validations(self) -> dict[int, float]:
+        """Loss of every validation, by the number of optimizer steps made."""
+        return {line["validated"]: line["loss"] for line in self._lines() if "validated" in line}
+
     def ended_at(self) -> float:
         """When the last step was made, by the wall clock of the rank."""
         return max(line["at"] for line in self._lines() if "made" in line)

@@ -40,6 +40,9 @@ class Seen(pl.Callback):
                 {"made": trainer.global_step, "loss": float(trainer.callback_metrics["train_loss"]), "at": time.time()}
             )
 
+    def on_validation_end(self, trainer: pl.Trainer, _module: object) -> None:
+        self._write({"validated": trainer.global_step, "loss": float(trainer.callback_metrics["val_loss"])})
+
     def _write(self, line: dict[str, Any]) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
