@@ -7,6 +7,7 @@ optimizer steps have been made and goes on with the next.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader, Sampler
@@ -143,20 +144,23 @@ class NestDataModule(pl.LightningDataModule):
             raise ConfigError(
                 "trainer.use_distributed_sampler is on, which would divide each rank's share once more. Turn it off."
             )
-        if trainer.overfit_batches:
+        if overfit_batches := cast(Any, trainer).overfit_batches:
             raise ConfigError(
-                f"trainer.overfit_batches is {trainer.overfit_batches}, which needs a loader without an order of its "
+                f"trainer.overfit_batches is {overfit_batches}, which needs a loader without an order of its "
                 "own. Leave it out, and prepare a corpus of a few utterances instead."
             )
         if trainer.accumulate_grad_batches == share:
             return  # nothing to share, or this trainer has been here before
         trainer.accumulate_grad_batches = share
         # Lightning counts microbatches of one rank; in steps, all of this is the same for any number of ranks.
-        if isinstance(trainer.val_check_interval, int):
-            trainer.val_check_interval *= share
-        trainer.limit_train_batches = _in_steps(trainer.limit_train_batches, plan, share)
+        epoch = plan.steps_per_epoch
+        trainer.limit_train_batches = _counted(trainer.limit_train_batches, epoch, share)
+        if isinstance(trainer.limit_train_batches, int):
+            epoch = trainer.limit_train_batches // share
+        trainer.val_check_interval = _counted(trainer.val_check_interval, epoch, share)
         if self.val_dataset is not None:
-            trainer.limit_val_batches = _in_steps(trainer.limit_val_batches, self.val_dataset.plan, share)
+            epoch = self.val_dataset.plan.steps_per_epoch
+            trainer.limit_val_batches = _counted(trainer.limit_val_batches, epoch, share)
 
     def _trainer(self) -> pl.Trainer:
         if self.trainer is None:
@@ -164,11 +168,11 @@ class NestDataModule(pl.LightningDataModule):
         return self.trainer
 
 
-def _in_steps(limit: int | float, plan: BatchPlan, share: int) -> int | float:
-    """A limit of optimizer steps, or a part of an epoch, as Lightning is told it: in microbatches of a rank."""
-    if isinstance(limit, float) and limit == 1.0:
-        return limit
-    return share * (limit if isinstance(limit, int) else int(plan.steps_per_epoch * limit))
+def _counted(limit: int | float, num_steps: int, share: int) -> int | float:
+    """A number of steps, or a part of them, as Lightning is told it: in microbatches of a rank, and whole steps."""
+    if isinstance(limit, int):
+        return limit * share
+    return limit if limit in (0.0, 1.0) else share * max(1, int(limit * num_steps))
 
 
 class _EpochSampler(Sampler[tuple[int, int]]):

@@ -47,10 +47,13 @@ def test_a_trainer_that_fits_twice_counts_its_limits_in_steps_both_times(
 def test_a_part_of_an_epoch_is_of_whole_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     data = messy_data(messy_corpora, microbatches_per_step=4)
     assert data.train_dataset.plan.steps_per_epoch == 3
-    for part, microbatches in ((0.7, 8), (0.0, 0), (1.0, 1.0)):
-        runner = trainer(tmp_path, max_steps=1, limit_train_batches=part or 1.0, limit_val_batches=part)
+    for part, limit in ((0.7, 8), (0.1, 4), (1.0, 1.0)):
+        runner = trainer(tmp_path, max_steps=1, limit_train_batches=part, limit_val_batches=part)
         runner.fit(NestModel(tiny_config()), datamodule=data)
-        assert runner.limit_val_batches == microbatches
+        assert (runner.limit_train_batches, runner.limit_val_batches) == (limit, limit)
+    runner = trainer(tmp_path, max_steps=1, limit_train_batches=0.7, val_check_interval=0.5, limit_val_batches=0.0)
+    runner.fit(NestModel(tiny_config()), datamodule=data)
+    assert (runner.val_check_interval, runner.limit_val_batches) == (4, 0)
 
 
 def test_epochs_that_are_cut_short_change_no_batch(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
