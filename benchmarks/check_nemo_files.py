@@ -150,7 +150,7 @@ def _outputs(model: NestModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     feats, feat_lens = model.features(inputs["audio"], inputs["audio_lens"])
     encoded, enc_lens = model.encoder(feats, feat_lens)
     found = {"feats": feats, "feat_lens": feat_lens, "encoded": encoded, "enc_lens": enc_lens}
-    return {**found, "tokens": model._tokens(feats, feat_lens), "log_probs": model.decoder(encoded)}
+    return {**found, "tokens": model.tokens(feats, feat_lens), "log_probs": model.decoder(encoded)}
 
 
 def _apart(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:

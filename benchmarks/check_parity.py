@@ -173,9 +173,9 @@ def _compare(
         model.train(mode == "train")
         theirs = nemo[mode]
         is_valid = torch.arange(theirs["encoded"].shape[1]) < theirs["enc_lens"].unsqueeze(1)
-        tokens = model._tokens(feats["clean"], feat_lens)
+        tokens = model.tokens(feats["clean"], feat_lens)
         tokens_equal.append((tokens == theirs["tokens"])[is_valid].float().mean().item())
-        encoded = model._encode_masked(feats["noisy"], feat_lens, is_masked)
+        encoded = model.encode_masked(feats["noisy"], feat_lens, is_masked)
         loss = _loss(model, encoded, theirs["tokens"], is_masked)
         losses.append(_apart(loss.detach(), theirs["loss"]))
         encoded = encoded.detach()
@@ -191,7 +191,7 @@ def _compare(
     gradients = _gradients(model, nemo["train"]["gradients"])
     model.zero_grad()
     model.double()
-    encoded = model._encode_masked(feats["noisy"].double(), feat_lens, is_masked)
+    encoded = model.encode_masked(feats["noisy"].double(), feat_lens, is_masked)
     _loss(model, encoded, nemo["train"]["tokens"], is_masked).backward()
     exact_gradients = _gradients(model, double["gradients"])
     worst = max(exact_gradients, key=lambda name: exact_gradients[name])
@@ -209,7 +209,7 @@ def _compare(
 
 
 def _loss(model: NestModel, encoded: Tensor, tokens: Tensor, is_masked: Tensor) -> Tensor:
-    is_scored = counted_tokens(is_masked, model._num_stacked, model.config.masking.threshold)
+    is_scored = counted_tokens(is_masked, model.num_stacked, model.config.masking.threshold)
     logits, targets = model.decoder.logits(encoded[is_scored]), tokens[is_scored]
     return torch.stack(
         [F.cross_entropy(logits[..., book], targets[:, book]) for book in range(targets.shape[1])]

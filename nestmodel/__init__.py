@@ -18,11 +18,12 @@ from nestmodel.extract import ExtractConfig, ExtractReport, FeatureType, FileFor
 from nestmodel.guard import StallGuard
 from nestmodel.health import Health, UnhealthyTrainingWarning
 from nestmodel.leaving import Leaving, Left
-from nestmodel.model import NestModel, SkippedStepWarning
+from nestmodel.model import NestModel
 from nestmodel.monitor import Curves, PlainProgress, Throughput
 from nestmodel.preflight import PreflightConfig, run_preflight
 from nestmodel.preflight_report import CheckReport, CheckResult, PreflightReport
 from nestmodel.probe import ProbeConfig, ProbeReport, run_probe
+from nestmodel.skipped import SkippedStepWarning
 from nestmodel.utterances import LeftOut, Utterance, iterate_features, parse_layers
 from nestmodel.weights import WeightParts, WeightReport, load_weights, read_config
 

@@ -1,40 +1,32 @@
-"""The NEST model: a Lightning module that only wires plain modules together, feeds them keyed randomness, and logs.
+"""The NEST model as Lightning trains it: steps, skipped steps, validation, checkpoints, and what is logged.
 
-Everything random in a training step is keyed by (seed, step, microbatch), so there is no generator state to save. The
-loss is the mean over the scored tokens of a whole optimizer step, over all microbatches and ranks: sums are
+The loss is the mean over the scored tokens of a whole optimizer step, over all microbatches and ranks: sums are
 accumulated, and their count scales the gradients once, when the optimizer steps.
 """
 
 import math
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
-from jaxtyping import Bool, Float, Int
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
 import nestguard
-from nestdata import AudioNoiseBatch, derive_key
+from nestdata import AudioNoiseBatch
 from nestmodel.batch_norm import StepBatchNorm
 from nestmodel.config import NestConfig
 from nestmodel.data import NestDataModule
-from nestmodel.decoder import MultiSoftmaxDecoder
-from nestmodel.encoder import ConformerEncoder
-from nestmodel.errors import ConfigError, TrainingError
-from nestmodel.features import Preprocessor
+from nestmodel.errors import ConfigError
 from nestmodel.launch import part_at_exit
-from nestmodel.loss import masked_nll
-from nestmodel.masking import BlockMask, counted_tokens
-from nestmodel.metrics import token_counts, token_entropy
-from nestmodel.quantizer import RandomProjectionQuantizer
-from nestmodel.resume import Settings, check_unchanged, flatten_settings, scale_progress
+from nestmodel.network import NestNetwork
+from nestmodel.resume import Settings, check_same_step, check_unchanged, flatten_settings, scale_progress
 from nestmodel.schedule import noam_lr
+from nestmodel.skipped import SkippedSteps
 from nestmodel.tally import StepSums, Tally
 from nestmodel.weights import CONFIG_KEY, WeightParts, load_weights, load_whole, read_config, unlike_settings
 
@@ -43,20 +35,11 @@ from nestmodel.weights import CONFIG_KEY, WeightParts, load_weights, load_whole,
 _FADING = 1 - 1 / 200
 
 _SETTINGS_KEY = "nest_settings"
-
-_SCALER_STEPS = 24
-"""A gradient scaler starts at 2**16 and halves with every step that overflows, until none does."""
+_PROGRESS_KEY = "nest_progress"
 
 
-class SkippedStepWarning(UserWarning):
-    """An optimizer step was not made, since its loss or gradients are no numbers."""
-
-
-class NestModel(pl.LightningModule):
-    """NEST pretraining: read noisy speech with blocks of frames masked, predict tokens of the clean speech.
-
-    The parts are plain modules: `features`, `quantizer`, `mask_processor`, `encoder`, `decoder`. Their names in the
-    state dict are those of NeMo's EncDecDenoiseMaskedTokenPredModel.
+class NestModel(NestNetwork, pl.LightningModule):
+    """NEST pretraining: a `NestNetwork`, and how it is trained.
 
     Source: NEST, arXiv:2408.13106.
     """
@@ -80,23 +63,7 @@ class NestModel(pl.LightningModule):
         Raises:
             WeightsError: The file cannot be read, or nothing in it fits.
         """
-        super().__init__()
-        self.config = config
-        num_mels, quantizer, dim = config.features.num_mels, config.quantizer, config.encoder.d_model
-        is_pre_conv, factor = config.masking.position == "pre_conv", config.encoder.subsampling_factor
-        # Masks lie on feature frames, of which as many as an encoder frame covers make a token, or on encoder frames.
-        masked_dim, self._num_stacked = (num_mels, factor) if is_pre_conv else (dim, 1)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_key(config.seed, "weights"))
-            self.preprocessor = Preprocessor(config.features)
-            self.quantizer = RandomProjectionQuantizer(quantizer, dim=masked_dim, num_stacked=self._num_stacked)
-            self.mask_processor = BlockMask(
-                config.masking, dim=masked_dim, subsampling_factor=factor // self._num_stacked
-            )
-            self.encoder = ConformerEncoder(config.encoder, num_mels=num_mels)
-            self.decoder = MultiSoftmaxDecoder(
-                dim=dim, num_classes=quantizer.num_classes, num_codebooks=quantizer.num_codebooks
-            )
+        super().__init__(config)
         if init_from is not None:
             rank_zero_info(load_weights(self, init_from, init_parts).summary())
             for setting in unlike_settings(config, init_from):
@@ -110,82 +77,14 @@ class NestModel(pl.LightningModule):
 
         self._norms: list[StepBatchNorm] = []
         self._step: StepSums | None = None
-        self._num_skipped = self._num_skipped_in_a_row = 0
+        self._skipped = SkippedSteps()
         self._val_tally: Tensor | None = None
         self._faded_counts: Tensor | None = None
 
-    @property
-    def features(self) -> Preprocessor:
-        """Turns (audio, audio_lens) into (feats, feat_lens); NeMo's state dict calls it `preprocessor`."""
-        return self.preprocessor
-
-    def predict(
-        self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, "batch enc_frames classes codebooks"], Int[Tensor, " batch"]]:
-        """Returns the log-probabilities of the tokens of features, with nothing masked, and the valid lengths."""
-        encoded, enc_lens = self.encoder(feats, feat_lens)
-        return self.decoder(encoded), enc_lens
-
-    def tally(
-        self,
-        clean: Float[Tensor, "batch mels frames"],
-        noisy: Float[Tensor, "batch mels frames"],
-        feat_lens: Int[Tensor, " batch"],
-        is_masked: Bool[Tensor, "batch masked_frames"],
-    ) -> Tally:
-        """Scores the masked tokens of clean features, as read from noisy ones.
-
-        Args:
-            clean: Features of the clean speech, from which the tokens come.
-            noisy: Features of the noisy speech, which the encoder reads where it is not masked.
-            feat_lens: Valid frames of both.
-            is_masked: True where the encoder sees the mask instead; over encoder frames where `masking.position` is
-                post_conv, over feature frames elsewhere.
-        """
-        # The scored rows are looked for before the encoder runs, since a GPU has to be waited for to count them.
-        is_scored = counted_tokens(is_masked, self._num_stacked, self.config.masking.threshold)
-        rows = is_scored.flatten().nonzero().squeeze(1)
-        scored_tokens = self._tokens(clean, feat_lens).flatten(0, 1)[rows]
-        encoded = self._encode_masked(noisy, feat_lens, is_masked)
-        logits = self.decoder.logits(encoded.flatten(0, 1)[rows])
-        nll_sum, num_tokens = masked_nll(logits, scored_tokens)
-        predicted, num_classes = logits.detach().argmax(dim=1), self.config.quantizer.num_classes
-        return Tally(
-            nll_sum,
-            nll_sum.new_tensor(num_tokens),
-            (predicted == scored_tokens).float().mean(dim=1).sum(),
-            token_counts(scored_tokens, num_classes).float(),
-            token_counts(predicted, num_classes).float(),
-        )
-
-    def _tokens(
-        self, clean: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
-    ) -> Int[Tensor, "batch enc_frames codebooks"]:
-        if self.config.masking.position == "pre_conv":
-            tokens: Tensor = self.quantizer(clean)
-            return tokens
-        with torch.no_grad():
-            subsampled, _ = self.encoder.pre_encode(clean, feat_lens)
-            tokens = self.quantizer(subsampled.transpose(1, 2))
-        return tokens
-
-    def _encode_masked(
-        self,
-        noisy: Float[Tensor, "batch mels frames"],
-        feat_lens: Int[Tensor, " batch"],
-        is_masked: Bool[Tensor, "batch masked_frames"],
-    ) -> Float[Tensor, "batch enc_frames dim"]:
-        if self.config.masking.position == "pre_conv":
-            encoded: Tensor = self.encoder(self.mask_processor.apply_mask(noisy, is_masked), feat_lens)[0]
-            return encoded
-        subsampled, enc_lens = self.encoder.pre_encode(noisy, feat_lens)
-        masked = self.mask_processor.apply_mask(subsampled.transpose(1, 2), is_masked).transpose(1, 2)
-        return self.encoder.encode(masked, enc_lens)
-
     def training_step(self, batch: AudioNoiseBatch, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Returns the summed loss of a microbatch; its gradients are divided when the optimizer steps."""
-        torch.manual_seed(self._key("dropout", batch))
-        tally = self._tally_batch(batch, "mask")
+        torch.manual_seed(self.key("dropout", batch))
+        tally = self.tally_batch(batch, "mask")
         if self._step is None:
             self._step = StepSums(self._norms, self.config.quantizer.num_codebooks)
         self._step.add(tally, batch)
@@ -202,7 +101,7 @@ class NestModel(pl.LightningModule):
         """
         assert self._step is not None
         sums, self._step = self._step, None
-        self._check_whole(sums)
+        sums.check_whole(self.trainer.accumulate_grad_batches)
         totals = sums.unflatten(self._sum_over_ranks(sums.flatten(is_leaving=self.is_leaving)))
         tally = totals.tally
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -213,20 +112,25 @@ class NestModel(pl.LightningModule):
         num_broken, num_leaving, grad_norm = torch.stack([totals.num_broken, totals.num_leaving, norm]).tolist()
         nestguard.current().beat(nestguard.Phase.OPTIMIZER)
         self.has_to_leave = num_leaving > 0
-        is_skipped = num_broken > 0 or not math.isfinite(grad_norm)
-        self._count_skipped(sums, is_skipped)
-        self.log("steps_skipped", float(self._num_skipped), batch_size=1)
-        if is_skipped:
-            for parameter in parameters:
-                parameter.grad = None  # which the optimizer passes over
-            return
-        for module, statistics in zip(self._norms, totals.statistics, strict=True):
-            module.update(statistics)
-        faded = 0.0 if self._faded_counts is None else self._faded_counts
-        self._faded_counts = _FADING * faded + torch.stack([tally.token_counts, tally.predicted_counts])
-        self._log_tally("train", tally, self._faded_counts)
-        self.log("lr", optimizer.param_groups[0]["lr"], batch_size=1)
-        self.log("grad_norm", norm, batch_size=1)
+        if num_broken > 0 or not math.isfinite(grad_norm):
+            self._skip(sums, parameters)
+        else:
+            self._skipped.in_a_row = 0
+            for module, statistics in zip(self._norms, totals.statistics, strict=True):
+                module.update(statistics)
+            faded = 0.0 if self._faded_counts is None else self._faded_counts.to(self.device)
+            self._faded_counts = _FADING * faded + torch.stack([tally.token_counts, tally.predicted_counts])
+            self._log_tally("train", tally, self._faded_counts)
+            self.log("lr", optimizer.param_groups[0]["lr"], batch_size=1)
+            self.log("grad_norm", norm, batch_size=1)
+        self.log("steps_skipped", float(self._skipped.total), batch_size=1)
+
+    def _skip(self, sums: StepSums, parameters: list[nn.Parameter]) -> None:
+        place = f"step {self.trainer.global_step} is skipped on all ranks; on rank {self.global_rank}"
+        has_scaler = self.trainer.precision == "16-mixed"
+        self._skipped.skip(f"{place} {sums.suspects()}", self.config.optimizer.max_skipped_steps, has_scaler)
+        for parameter in parameters:
+            parameter.grad = None  # which the optimizer passes over
 
     def on_train_epoch_end(self) -> None:
         """Checks that the data did not end in the midst of a step, from which no rank would come back.
@@ -235,37 +139,11 @@ class NestModel(pl.LightningModule):
             TrainingError: They did.
         """
         if self._step is not None and not self.trainer.should_stop:
-            self._check_whole(self._step)
-
-    def _check_whole(self, sums: StepSums) -> None:
-        share = self.trainer.accumulate_grad_batches
-        if sums.num_microbatches != share:
-            raise TrainingError(
-                f"the data of rank {self.global_rank} ended in the midst of step {self.trainer.global_step}, after "
-                f"{sums.num_microbatches} of {share} microbatches. The loader is not the one of NestDataModule, or has "
-                "lost a worker: start the run again."
-            )
-
-    def _count_skipped(self, sums: StepSums, is_skipped: bool) -> None:
-        self._num_skipped += is_skipped
-        self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if is_skipped else 0
-        if not is_skipped:
-            return
-        limit = self.config.optimizer.max_skipped_steps
-        if self.trainer.precision == "16-mixed":
-            limit += _SCALER_STEPS
-        said = f"step {self.trainer.global_step} is skipped on all ranks; on rank {self.global_rank} {sums.suspects()}"
-        if self._num_skipped_in_a_row > limit:
-            raise TrainingError(
-                f"{self._num_skipped_in_a_row} steps in a row are no numbers, more than "
-                f"optimizer.max_skipped_steps allows ({limit}); {said}. Lower optimizer.lr, or go on from an earlier "
-                "checkpoint."
-            )
-        warnings.warn(f"{said}.", SkippedStepWarning, stacklevel=2)
+            self._step.check_whole(self.trainer.accumulate_grad_batches)
 
     def validation_step(self, batch: AudioNoiseBatch, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Adds up a microbatch, with masks that are the same at every validation."""
-        values = self._tally_batch(batch, "validation mask").flatten()
+        values = self.tally_batch(batch, "validation mask").flatten()
         self._val_tally = values if self._val_tally is None else self._val_tally + values
 
     def on_validation_epoch_end(self) -> None:
@@ -319,17 +197,8 @@ class NestModel(pl.LightningModule):
         Raises:
             ConfigError: They do not; on all ranks.
         """
-        if self.trainer.world_size == 1:
-            return
-        step = self.trainer.global_step
-        ends = torch.tensor([step, -step], device=self.device)
-        torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX)
-        last, first = int(ends[0]), -int(ends[1])
-        if first != last:
-            raise ConfigError(
-                f"rank {self.global_rank} would go on from step {step}, others from {first} to {last}: they have found "
-                "different checkpoints. Give all of them the same --ckpt_path, on a disk that all nodes see."
-            )
+        if self.trainer.world_size > 1:
+            check_same_step(self.trainer.global_step, self.global_rank, self.device)
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         """Leaves batch norm as torch has it; what comes here has trained to its end."""
@@ -349,9 +218,10 @@ class NestModel(pl.LightningModule):
         self.encoder.compile_blocks(num_shapes)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Stores the configuration, from which `from_checkpoint` rebuilds the model, and what the run is."""
+        """Stores the configuration, from which `from_checkpoint` rebuilds the model, and what the run is, and counted."""
         checkpoint[CONFIG_KEY] = asdict(self.config)
         checkpoint[_SETTINGS_KEY] = self._run_settings()
+        checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._faded_counts}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Goes on only with the data and settings of the checkpoint, on any number of ranks.
@@ -364,6 +234,9 @@ class NestModel(pl.LightningModule):
         if _SETTINGS_KEY in checkpoint:
             check_unchanged(checkpoint[_SETTINGS_KEY], self._run_settings())
         scale_progress(checkpoint, self.trainer.accumulate_grad_batches)
+        if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):
+            self._faded_counts = progress.pop("faded_counts")
+            self._skipped = SkippedSteps(**progress)
 
     def _run_settings(self) -> Settings:
         trainer, data = self.trainer, getattr(self.trainer, "datamodule", None)
@@ -385,24 +258,6 @@ class NestModel(pl.LightningModule):
         load_whole(model, path)
         return model
 
-    def _tally_batch(self, batch: AudioNoiseBatch, purpose: str) -> Tally:
-        # Clean and noisy go through the features together; in training each is dithered by itself.
-        both = torch.cat([batch.audio, batch.noisy_audio])
-        feats, feat_lens = self.features(both, batch.audio_len.repeat(2))
-        (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
-        generator = torch.Generator(device=feats.device).manual_seed(self._key(purpose, batch))
-        lens, num_frames = feat_lens, feats.shape[-1]
-        if self.config.masking.position == "post_conv":
-            lens, num_frames = (
-                self.encoder.pre_encode.out_lens(lens),
-                num_frames // self.config.encoder.subsampling_factor,
-            )
-        is_masked = self.mask_processor.draw(lens, num_frames, generator)
-        return self.tally(clean, noisy, feat_lens, is_masked)
-
-    def _key(self, purpose: str, batch: AudioNoiseBatch) -> int:
-        return derive_key(self.config.seed, purpose, batch.key.step, batch.key.microbatch) >> 1
-
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         """Of which a GPU may still be waited for when this returns."""
         nestguard.current().beat_collective(self.trainer.global_step)
@@ -411,15 +266,7 @@ class NestModel(pl.LightningModule):
         return values
 
     def _log_tally(self, stage: str, tally: Tally, counts: Tensor, *, prog_bar: bool = False) -> None:
-        num_tokens = tally.num_tokens.clamp(min=1)
-        of_tokens, of_predictions = token_entropy(counts[0]), token_entropy(counts[1])
-        self.log(f"{stage}_loss", tally.nll_sum / num_tokens, prog_bar=True, batch_size=1)
-        self.log(f"{stage}_token_entropy", of_tokens, prog_bar=prog_bar, batch_size=1)
-        figures = {
-            "accuracy": tally.num_correct / num_tokens,
-            "codebook_use": (counts[0] > 0.5).float().mean(),
-            "token_perplexity": of_tokens.exp(),
-            "prediction_entropy": of_predictions,
-            "prediction_perplexity": of_predictions.exp(),
-        }
+        figures = tally.figures(counts)
+        self.log(f"{stage}_loss", figures.pop("loss"), prog_bar=True, batch_size=1)
+        self.log(f"{stage}_token_entropy", figures.pop("token_entropy"), prog_bar=prog_bar, batch_size=1)
         self.log_dict({f"{stage}_{name}": value for name, value in figures.items()}, batch_size=1)

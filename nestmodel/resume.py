@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+import torch
+
 from nestmodel.errors import ConfigError
 
 Settings = dict[str, str]
@@ -62,3 +64,19 @@ def scale_progress(checkpoint: dict[str, Any], share: int) -> None:
         unfinished = counts["processed"] - counts["completed"]  # the last one, while its hooks run
         counts.update(dict.fromkeys(counts, counts["processed"] // before * share))
         counts["completed"] -= unfinished
+
+
+def check_same_step(step: int, rank: int, device: torch.device) -> None:
+    """Checks that all ranks go on from the same step: each has looked for its checkpoint by itself.
+
+    Raises:
+        ConfigError: They do not; on all ranks.
+    """
+    ends = torch.tensor([step, -step], device=device)
+    torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX)
+    last, first = int(ends[0]), -int(ends[1])
+    if first != last:
+        raise ConfigError(
+            f"rank {rank} would go on from step {step}, others from {first} to {last}: they have found different "
+            "checkpoints. Give all of them the same --ckpt_path, on a disk that all nodes see."
+        )

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from nestdata import AudioNoiseBatch, MicrobatchKey
 from nestmodel.batch_norm import StepBatchNorm
+from nestmodel.errors import TrainingError
+from nestmodel.metrics import token_entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,24 @@ class Tally:
         """Packs everything into one vector, so that one collective adds it up."""
         heads = torch.stack([self.nll_sum.detach(), self.num_tokens, self.num_correct])
         return torch.cat([heads, self.token_counts.flatten(), self.predicted_counts.flatten()])
+
+    def figures(self, counts: Float[Tensor, "2 codebooks classes"]) -> dict[str, Tensor]:
+        """Returns what is logged, by name.
+
+        Args:
+            counts: Of the classes among the tokens and among the predictions, over as many steps as entropies need.
+        """
+        num_tokens = self.num_tokens.clamp(min=1)
+        of_tokens, of_predictions = token_entropy(counts[0]), token_entropy(counts[1])
+        return {
+            "loss": self.nll_sum / num_tokens,
+            "accuracy": self.num_correct / num_tokens,
+            "codebook_use": (counts[0] > 0.5).float().mean(),
+            "token_entropy": of_tokens,
+            "token_perplexity": of_tokens.exp(),
+            "prediction_entropy": of_predictions,
+            "prediction_perplexity": of_predictions.exp(),
+        }
 
     @classmethod
     def unflatten(cls, values: Float[Tensor, " values"], num_codebooks: int) -> "Tally":
@@ -70,16 +90,27 @@ class StepSums:
         self._values: Tensor | None = None
         self._microbatches: list[tuple[MicrobatchKey, list[str], Tensor]] = []
 
-    @property
-    def num_microbatches(self) -> int:
-        """How many of them there were."""
-        return len(self._microbatches)
-
     def add(self, tally: Tally, batch: AudioNoiseBatch) -> None:
         """Adds a microbatch."""
         values = tally.flatten()
         self._values = values if self._values is None else self._values + values
         self._microbatches.append((batch.key, batch.sample_id, tally.nll_sum.detach()))
+
+    def check_whole(self, share: int) -> None:
+        """Checks that every microbatch of the step is there.
+
+        Args:
+            share: How many of them a rank takes.
+
+        Raises:
+            TrainingError: The data of this rank ended before.
+        """
+        if len(self._microbatches) != share:
+            step = self._microbatches[0][0].step
+            raise TrainingError(
+                f"the data of this rank ended in the midst of step {step}, after {len(self._microbatches)} of {share} "
+                "microbatches. The loader is not the one of NestDataModule, or has lost a worker: start the run again."
+            )
 
     def flatten(self, *, is_leaving: bool) -> Float[Tensor, " values"]:
         """Packs the sums of this rank into one vector, of the same size on every rank and at every step."""

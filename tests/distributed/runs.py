@@ -167,7 +167,11 @@ class Run:
 
     def losses(self) -> dict[int, float]:
         """Loss by the number of optimizer steps made."""
-        return {line["made"]: line["loss"] for line in self._lines() if "made" in line}
+        return {step: logged["train_loss"] for step, logged in self.logged().items()}
+
+    def logged(self) -> dict[int, dict[str, float]]:
+        """What was logged of each step, by the number of optimizer steps made."""
+        return {line["made"]: line["logged"] for line in self._lines() if "made" in line}
 
     def validations(self) -> dict[int, float]:
         """Loss of every validation, by the number of optimizer steps made."""

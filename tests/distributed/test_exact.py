@@ -50,6 +50,7 @@ def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
     assert killed.steps()[0].step <= 2
     assert killed.start() == [0] * world_size, killed.log(0)
     assert killed.seen() == plain.seen()
+    assert killed.logged() == plain.logged()
     assert state_of(killed) == state_of(plain)
 
 

@@ -36,9 +36,8 @@ class Seen(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
         if not trainer.fit_loop._should_accumulate() and "train_loss" in trainer.callback_metrics:
-            self._write(
-                {"made": trainer.global_step, "loss": float(trainer.callback_metrics["train_loss"]), "at": time.time()}
-            )
+            logged = {name: float(value) for name, value in trainer.callback_metrics.items() if "val" not in name}
+            self._write({"made": trainer.global_step, "logged": logged, "at": time.time()})
 
     def on_validation_end(self, trainer: pl.Trainer, _module: object) -> None:
         self._write({"validated": trainer.global_step, "loss": float(trainer.callback_metrics["val_loss"])})

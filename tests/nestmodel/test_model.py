@@ -110,7 +110,7 @@ def test_masks_of_encoder_frames_are_blocks_of_as_much_time(messy_corpora: Messy
     model.mask_processor.draw = lambda *args: seen.append((args, draw(*args))) or seen[-1][1]  # type: ignore[method-assign, func-returns-value]
     data = messy_data(messy_corpora)
     for step in range(4):
-        model._tally_batch(data.train_dataset[step, 0], "mask")
+        model.tally_batch(data.train_dataset[step, 0], "mask")
     for (lens, num_frames, _), is_masked in seen:
         assert is_masked.shape == (len(lens), num_frames)
         for row, length in zip(is_masked.tolist(), lens.tolist(), strict=True):
@@ -146,7 +146,7 @@ def test_gradients_are_those_of_the_mean_over_the_scored_tokens_of_the_whole_ste
     reference = NestModel(config).train()
     data = messy_data(messy_corpora, microbatches_per_step=4)
     trainer(tmp_path, [seen], max_steps=2).fit(model, datamodule=data)
-    tallies = [reference._tally_batch(data.train_dataset[0, m], "mask") for m in range(4)]
+    tallies = [reference.tally_batch(data.train_dataset[0, m], "mask") for m in range(4)]
     loss = torch.stack([t.nll_sum for t in tallies]).sum() / torch.stack([t.num_tokens for t in tallies]).sum()
     loss.backward()
     expected = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
