@@ -218,7 +218,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         self.encoder.compile_blocks(num_shapes)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Stores the configuration, from which `from_checkpoint` rebuilds the model, and what the run is, and counted."""
+        """Stores the configuration, from which `from_checkpoint` rebuilds the model, and what the run is and saw."""
         checkpoint[CONFIG_KEY] = asdict(self.config)
         checkpoint[_SETTINGS_KEY] = self._run_settings()
         checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._faded_counts}

@@ -1,10 +1,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 from tests.synthesis import banked_noise, messy_noise, messy_speech, windowed_speech
+
+# The same examples in every run, however slow the machine; `--hypothesis-profile default` searches for new ones.
+hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("steady")
 
 # With more threads than free cores, an operation on a small tensor waits longer for its threads than it computes.
 torch.set_num_threads(1)

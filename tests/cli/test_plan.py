@@ -8,7 +8,10 @@ from nestdata import BatchPlan, Corpora, PlanConfig, summarise_plan
 from tests.conftest import MessyCorpora
 
 
-def test_a_plan_is_shown_as_a_table(messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_shown_as_a_table(
+    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     assert main(["plan", str(messy_corpora.speech), "--world-size", "2", "--max-batch-seconds", "12"]) == 0
     shown = capsys.readouterr().out
     assert "slowest rank over mean 1\n" in shown

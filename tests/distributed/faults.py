@@ -150,14 +150,14 @@ def skip_sum_of(model: NestModel, step: int) -> None:
 
 
 def disturb_sum_of(model: NestModel, step: int, *, is_signalled: bool) -> None:
-    """One rank is two seconds late; one is told to leave while it waits for that one."""
+    """One rank is five seconds late; one is told to leave while it waits for that one."""
     add_up: Callable[[torch.Tensor], torch.Tensor] = model._sum_over_ranks
 
     def late_or_signalled(values: torch.Tensor) -> torch.Tensor:
         if model.trainer.global_step != step:
             return add_up(values)
         if not is_signalled:
-            time.sleep(2)
+            time.sleep(5)
             return add_up(values)
         threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         began = time.monotonic()

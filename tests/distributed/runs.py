@@ -50,7 +50,7 @@ class Run:
     limit_val_batches: int = 0
     val_check_interval: int = 2
     group_timeout_s: float = 1800.0
-    patience_s: float = 5.0
+    patience_s: float = 20.0
     """How long the other ranks have to end by themselves once one has failed."""
 
     _ended_s: float = field(default=0.0, init=False)

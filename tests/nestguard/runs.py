@@ -15,6 +15,7 @@ from typing import Any
 from nestguard.process import process_state, start_ticks
 
 REPOSITORY = Path(__file__).parents[2]
+PATIENT = {"step_s": 20.0, "first_step_s": 20.0}
 LIMITS = {"step_s": 2.0, "first_step_s": 4.0, "node_silence_s": 20.0}
 
 
@@ -86,6 +87,12 @@ def wait_until(is_so: Any, seconds: float) -> None:
     while not is_so():
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.05)
+
+
+def have_met(port: int) -> bool:
+    """Whether the monitor that listens at a port is connected to another one."""
+    rows = [row.split() for file in ("tcp", "tcp6") for row in Path("/proc/net", file).read_text().splitlines()[1:]]
+    return any(local.endswith(f":{port:04X}") and state == "01" for _, local, _, state, *_ in rows)
 
 
 @contextmanager

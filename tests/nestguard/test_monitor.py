@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nestguard import EXIT_STALLED
-from tests.nestguard.runs import Run, run, wait_until
+from tests.nestguard.runs import PATIENT, Run, have_met, run, wait_until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
 
@@ -91,7 +91,7 @@ def test_a_rank_that_skips_a_collective_is_named_and_not_the_one_that_waits_behi
 
 
 def test_an_ordinary_end_leaves_nothing_behind_and_says_nothing(tmp_path: Path) -> None:
-    with run(tmp_path, steps=20) as started:
+    with run(tmp_path, steps=20, limits=PATIENT) as started:
         assert started.exit_codes() == [0, 0]
         nothing_is_left(started)
         assert started.output == ""
@@ -101,7 +101,7 @@ def test_an_ordinary_end_leaves_nothing_behind_and_says_nothing(tmp_path: Path) 
 
 
 def test_ranks_go_on_without_their_monitor_and_know_it(tmp_path: Path) -> None:
-    with run(tmp_path, steps=40) as started:
+    with run(tmp_path, steps=40, limits=PATIENT) as started:
         os.kill(started.pid("monitor-0"), signal.SIGKILL)
         assert started.exit_codes() == [0, 0]
         assert (tmp_path / "was-alive-0").read_text() == "False"
@@ -109,7 +109,7 @@ def test_ranks_go_on_without_their_monitor_and_know_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_monitor_that_was_suspended_with_its_ranks_raises_no_alarm(tmp_path: Path) -> None:
-    with run(tmp_path, steps=60) as started:
+    with run(tmp_path, steps=60, limits={"step_s": 4.0, "first_step_s": 4.0}) as started:
         monitor = started.pid("monitor-0")
         time.sleep(0.5)
         pids = [monitor, *(rank.pid for rank in started.ranks)]
@@ -129,7 +129,8 @@ def free_port() -> int:
 
 def test_the_table_is_whole_over_two_nodes_and_both_end(tmp_path: Path) -> None:
     peers = {"host": "127.0.0.1", "port": free_port(), "run_id": "a"}
-    with run(tmp_path, world_size=4, nodes=2, misdeed="sleep", who=3, peers=peers) as started:
+    limits = {"step_s": 4.0}  # for the monitors to meet before
+    with run(tmp_path, world_size=4, nodes=2, misdeed="sleep", who=3, peers=peers, limits=limits) as started:
         assert started.exit_codes() == [EXIT_STALLED] * 4
         for node in (0, 1):
             started.wait_for_end_of(started.pid(f"monitor-{node}"))
@@ -149,11 +150,12 @@ def test_the_table_is_whole_over_two_nodes_and_both_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_node_that_freezes_is_named_by_the_other(tmp_path: Path) -> None:
-    peers = {"host": "127.0.0.1", "port": free_port()}
+    port = free_port()
+    peers = {"host": "127.0.0.1", "port": port}
     limits = {"step_s": 60.0, "first_step_s": 60.0, "node_silence_s": 2.0}
     with run(tmp_path, world_size=2, nodes=2, peers=peers, limits=limits) as started:
         frozen = [started.pid("monitor-1"), started.ranks[1].pid]
-        wait_until(lambda: (tmp_path / "barrier-20-1").exists(), 10)
+        wait_until(lambda: have_met(port) and (tmp_path / "barrier-20-1").exists(), 20)
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
         assert started.ranks[0].wait(12) == EXIT_STALLED
@@ -163,10 +165,11 @@ def test_a_node_that_freezes_is_named_by_the_other(tmp_path: Path) -> None:
 
 
 def test_a_monitor_that_hangs_up_is_a_warning_and_no_stop(tmp_path: Path) -> None:
-    peers = {"host": "127.0.0.1", "port": free_port()}
-    with run(tmp_path, world_size=2, nodes=2, peers=peers, steps=60) as started:
+    port = free_port()
+    peers = {"host": "127.0.0.1", "port": port}
+    with run(tmp_path, world_size=2, nodes=2, peers=peers, steps=100, limits=PATIENT) as started:
         monitor = started.pid("monitor-1")
-        wait_until(lambda: (tmp_path / "barrier-30-1").exists(), 10)
+        wait_until(lambda: have_met(port) and (tmp_path / "barrier-30-1").exists(), 20)
         os.kill(monitor, signal.SIGKILL)
         assert started.exit_codes() == [0, 0]
         assert "the monitor of node 1 (host-1) has hung up" in started.output

@@ -75,13 +75,13 @@ def test_silence_is_counted_from_the_last_word_on_both_sides(config: PeerConfig)
     with closing(Hub(config)) as hub, closing(spoke_of(config)) as spoke:
         assert soon(hub.silences)
         assert soon(spoke.silences)
-        time.sleep(0.3)
+        time.sleep(1)
         assert hub.silences()[1].host == "host-1"
-        assert hub.silences()[1].seconds > 0.2
-        assert spoke.silences()[0].seconds > 0.2
+        assert hub.silences()[1].seconds > 0.9
+        assert spoke.silences()[0].seconds > 0.9
         hub.tell([])
         spoke.tell([])
-        assert soon(lambda: hub.silences()[1].seconds < 0.1 and spoke.silences()[0].seconds < 0.1)
+        assert soon(lambda: hub.silences()[1].seconds < 0.9 and spoke.silences()[0].seconds < 0.9)
 
 
 def test_who_says_goodbye_is_no_longer_waited_for(config: PeerConfig, caplog: pytest.LogCaptureFixture) -> None:

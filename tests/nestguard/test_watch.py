@@ -74,12 +74,12 @@ def test_age_is_that_of_the_last_sign_of_life_whatever_the_wall_clock_says(
     watch = NodeWatch(tmp_path, replace(ME, local_world_size=1))
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(time, "time_ns", lambda: 0)
-    time.sleep(0.2)
+    time.sleep(1)
     (view,) = watch.look()
-    assert 0.2 <= view.age_s < 5
+    assert 1 <= view.age_s < 30
     heartbeat.alive()
     (view,) = watch.look()
-    assert view.age_s < 0.2
+    assert view.age_s < 1
 
 
 def test_time_in_which_the_watch_itself_stood_still_is_not_counted(

@@ -26,15 +26,20 @@ def burst(hz: range, seed: int) -> Samples:
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where audio and manifests lie together, so that the ids of cuts, and what is held out, are always the same."""
+    return tmp_path_factory.mktemp("probe")
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path) -> list[dict[str, Any]]:
     """Lines of a manifest: `pitch` is in the signal and `coin` is not; four cuts share a `room` and its pitch."""
-    directory = tmp_path_factory.mktemp("probe")
     coins = np.random.default_rng(1).permutation(NUM) % 2
+    for i in range(NUM):
+        write_audio(folder / f"{i:02d}.wav", burst((range(100, 1800, 50), range(2000, 7000, 150))[i % 2], i))
     return [
         {
-            "audio_filepath": str(
-                write_audio(directory / f"{i:02d}.wav", burst((range(100, 1800, 50), range(2000, 7000, 150))[i % 2], i))
-            ),
+            "audio_filepath": f"{i:02d}.wav",
             "pitch": ("low", "high")[i % 2],
             "coin": ("head", "tail")[coins[i]],
             "room": f"room {i % 2}-{i // 8}",
@@ -45,8 +50,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def manifest(rows: list[dict[str, Any]], tmp_path: Path) -> Path:
-    return write_jsonl(tmp_path / "speech.json", rows)
+def manifest(rows: list[dict[str, Any]], folder: Path) -> Path:
+    return write_jsonl(folder / "speech.json", rows)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +90,6 @@ def test_a_label_that_is_not_in_the_signal_is_at_chance(model: NestModel, manife
 def test_the_untrained_encoder_is_the_one_that_training_starts_from(model: NestModel, manifest: Path) -> None:
     report = probe(model, manifest, "coin", seed=5)
     assert report.trained == report.untrained
-    assert probe(model, manifest, "coin", seed=6).trained != report.trained  # another split
 
 
 def test_it_is_the_weights_of_the_model_that_are_probed(manifest: Path) -> None:
@@ -99,25 +103,23 @@ def test_it_is_the_weights_of_the_model_that_are_probed(manifest: Path) -> None:
     assert report.untrained[2].accuracy > 0.9
 
 
-def test_the_order_of_the_manifest_changes_nothing(
-    model: NestModel, rows: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    one = write_jsonl(tmp_path / "a" / "speech.json", rows)
-    other = write_jsonl(tmp_path / "b" / "speech.json", [rows[i] for i in np.random.default_rng(0).permutation(NUM)])
+def test_the_order_of_the_manifest_changes_nothing(model: NestModel, rows: list[dict[str, Any]], folder: Path) -> None:
+    one = write_jsonl(folder / "one.json", rows)
+    other = write_jsonl(folder / "other.json", [rows[i] for i in np.random.default_rng(0).permutation(NUM)])
     for settings in ({}, {"train_per_class": 5}, {"group_by": "room"}):
         assert probe(model, one, "coin", **settings) == probe(model, other, "coin", **settings)
 
 
 def test_grouped_utterances_stay_together_and_those_without_a_group_out(
-    model: NestModel, rows: list[dict[str, Any]], tmp_path: Path
+    model: NestModel, rows: list[dict[str, Any]], folder: Path
 ) -> None:
     ungrouped = [{key: value for key, value in row.items() if key != "room"} for row in rows[:2]]
-    report = probe(model, write_jsonl(tmp_path / "a.json", [*ungrouped, *rows[2:]]), group_by="room")
+    report = probe(model, write_jsonl(folder / "a.json", [*ungrouped, *rows[2:]]), group_by="room")
     assert report.num_unlabelled == 2
     # Rooms of four, but for two of three.
     assert all(held in (7, 8, 4, 3) for _, held in report.classes.values())
     with pytest.raises(ProbeError, match=r"0 of 3 classes can be probed, .*'speaker 0': none held out"):
-        probe(model, write_jsonl(tmp_path / "b.json", rows), "speaker", group_by="speaker")
+        probe(model, write_jsonl(folder / "b.json", rows), "speaker", group_by="speaker")
 
 
 def test_what_is_scored_can_be_named_by_a_field(model: NestModel, manifest: Path) -> None:
@@ -136,13 +138,13 @@ def test_few_labels_to_train_on_leave_the_held_out_part_as_it_is(model: NestMode
 
 
 def test_classes_that_are_too_small_are_named_and_utterances_without_the_label_counted(
-    model: NestModel, rows: list[dict[str, Any]], tmp_path: Path
+    model: NestModel, rows: list[dict[str, Any]], folder: Path
 ) -> None:
     changed = [dict(row) for row in rows]
     for number, label in ((0, "once"), (1, "twice"), (2, "twice"), (3, None), (4, ""), (5, ["high"])):
         changed[number]["pitch"] = label
     del changed[6]["pitch"]
-    report = probe(model, write_jsonl(tmp_path / "a.json", changed))
+    report = probe(model, write_jsonl(folder / "a.json", changed))
     assert report.classes.keys() == {"high", "low"}
     assert report.num_unlabelled == 4
     assert report.left_out_classes == {
@@ -153,13 +155,13 @@ def test_classes_that_are_too_small_are_named_and_utterances_without_the_label_c
 
 
 def test_broken_files_are_left_out_and_listed_once(
-    model: NestModel, rows: list[dict[str, Any]], tmp_path: Path
+    model: NestModel, rows: list[dict[str, Any]], folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.wav").write_bytes(b"no audio at all")
     nan = write_audio(tmp_path / "nan.wav", np.full(8000, np.nan, np.float32), subtype="FLOAT")
     more = [{**rows[0], "audio_filepath": str(path)} for path in (nan, tmp_path / "broken.wav")]
     output = tmp_path / "out"
-    report = probe(model, write_jsonl(tmp_path / "a.json", [*rows, *more]), output=output)
+    report = probe(model, write_jsonl(folder / "a.json", [*rows, *more]), output=output)
     assert report.left_out == {"unreadable": 1, "not_finite": 1}
     assert report.num_train + report.num_held_out == NUM
     rejects = [json.loads(line) for line in (output / "rejected.jsonl").read_text().splitlines()]
@@ -189,7 +191,7 @@ def test_the_result_is_written_whole_or_not_at_all(model: NestModel, manifest: P
     with pytest.raises(ConfigError, match=r"out: exists already.*--overwrite"):
         run_probe(model, [manifest], config, output)
     run_probe(model, [manifest], config, output, overwrite=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"out", "speech.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
 
 
 def test_intervals_are_those_of_wilson() -> None:
@@ -200,9 +202,9 @@ def test_intervals_are_those_of_wilson() -> None:
 
 
 def test_chance_is_the_share_of_the_most_frequent_class(
-    model: NestModel, rows: list[dict[str, Any]], tmp_path: Path
+    model: NestModel, rows: list[dict[str, Any]], folder: Path
 ) -> None:
-    report = probe(model, write_jsonl(tmp_path / "a.json", [*rows[::2], *rows[1:24:2]]))
+    report = probe(model, write_jsonl(folder / "a.json", [*rows[::2], *rows[1:24:2]]))
     assert report.classes == {"low": (18, 6), "high": (9, 3)}
     assert report.chance == ProbeScore.of(6, 9)
 
@@ -237,7 +239,7 @@ def test_labels_that_allow_no_probe_are_an_error_that_says_why(
 ) -> None:
     with pytest.raises(ProbeError, match=message):
         run_probe(model, [manifest], ProbeConfig(device="cpu", **settings), tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["speech.json"]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
