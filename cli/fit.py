@@ -1,15 +1,12 @@
 """`nestmodel fit`, `validate` and `preflight`: Lightning's command line around our model and data."""
 
-import difflib
 import logging
-import re
 import sys
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
-import yaml
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
@@ -24,38 +21,10 @@ from nestmodel import (
     StallGuard,
     Throughput,
     newest_checkpoint,
-    preset_path,
 )
 
+from .arguments import SEEDS, Parser, UsageError, with_preset_paths
 from .preflight import PreflightTrainer
-
-# Both follow from --seed_everything.
-_SEEDS = ("data.plan.seed", "model.config.seed")
-_CONFIG_FLAGS = ("--config", "-c")
-
-
-class UsageError(Exception):
-    """The command line or a configuration file asks for something that does not exist."""
-
-
-class _Parser(LightningArgumentParser):
-    """Reports wrong usage in one line, and leaves the exit to the command."""
-
-    command = ""
-    """What of `nestmodel` is being parsed."""
-
-    def error(self, message: str, *_: Any) -> NoReturn:
-        line = " ".join(str(message).split())
-        options = {option.lstrip("-") for parser in self._all_parsers() for option in parser._option_string_actions}
-        known = options.difference(_SEEDS)
-        for name in re.findall(r"[\w.]*\.\w+", line):
-            if name not in known and (near := difflib.get_close_matches(name, sorted(known), n=1)):
-                line += f"; the nearest is '{near[0]}'"
-        raise UsageError(f"{line.removesuffix('.')}. See `nestmodel {self.command} --help`.")
-
-    def _all_parsers(self) -> list[Any]:
-        choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
-        return [self, *(parser for choice in choices for parser in choice.values())]
 
 
 class _Cli(LightningCLI):
@@ -69,7 +38,7 @@ class _Cli(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(StallGuard, "guard")
-        for target in _SEEDS:
+        for target in SEEDS:
             parser.link_arguments("seed_everything", target, compute_fn=int)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -110,7 +79,7 @@ class _Cli(LightningCLI):
 
 def run(arguments: list[str]) -> int:
     """Parses the command line and runs it; returns the exit code."""
-    _Parser.command = arguments[0]
+    Parser.command = arguments[0]
     on_terminal = sys.stderr.isatty()
     # Presets are resolved in what the user typed, which is not the mistake that this warns about.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
@@ -120,9 +89,9 @@ def run(arguments: list[str]) -> int:
         NestModel,
         NestDataModule,
         trainer_class=PreflightTrainer,
-        parser_class=_Parser,
+        parser_class=Parser,
         auto_configure_optimizers=False,
-        args=_with_preset_paths(arguments),
+        args=with_preset_paths(arguments),
         seed_everything_default=0,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={
@@ -138,26 +107,3 @@ def run(arguments: list[str]) -> int:
         },
     )
     return cast(PreflightTrainer, cli.trainer).exit_code
-
-
-def _with_preset_paths(arguments: list[str]) -> list[str]:
-    """Lets `--config demo` name a preset that ships with the package, and checks that each file is YAML."""
-    resolved = []
-    for before, argument in zip(["", *arguments], arguments, strict=False):
-        flag, equals, value = argument.partition("=")
-        if before in _CONFIG_FLAGS:
-            resolved.append(_config_path(argument))
-        elif equals and flag in _CONFIG_FLAGS:
-            resolved.append(f"{flag}={_config_path(value)}")
-        else:
-            resolved.append(argument)
-    return resolved
-
-
-def _config_path(name: str) -> str:
-    path = Path(name) if Path(name).is_file() else preset_path(name)
-    try:
-        yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not YAML ({' '.join(str(error).split())}). Fix the file.") from error
-    return str(path)

@@ -11,6 +11,7 @@ from nestguard import GuardError
 from nestmodel import NestModelError
 
 from . import fit
+from .arguments import UsageError
 from .export_model import export_command
 from .features import features_command
 from .import_model import import_command
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = app(args=arguments, standalone_mode=False)
     except (NestDataError, NestModelError, GuardError) as error:
         return _fail(_last_line(error), 1)
-    except fit.UsageError as error:
+    except UsageError as error:
         return _fail(error, 2)
     except _TyperUsageError as error:
         return _fail(_usage(error), 2)

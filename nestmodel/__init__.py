@@ -22,7 +22,8 @@ from nestmodel.model import NestModel
 from nestmodel.monitor import Curves, PlainProgress, Throughput
 from nestmodel.preflight import PreflightConfig, run_preflight
 from nestmodel.preflight_report import CheckReport, CheckResult, PreflightReport
-from nestmodel.probe import ProbeConfig, ProbeReport, run_probe
+from nestmodel.probe import run_probe
+from nestmodel.probe_report import ProbeConfig, ProbeReport
 from nestmodel.skipped import SkippedStepWarning
 from nestmodel.utterances import LeftOut, Utterance, iterate_features, parse_layers
 from nestmodel.weights import WeightParts, WeightReport, load_weights, read_config

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nestmodel import ConfigError, NestModel, ProbeConfig, ProbeError, ProbeReport, ProbeScore, run_probe
-from nestmodel.probe import draw_probe
+from nestmodel.probe_report import draw_probe
 from tests.synthesis import Samples, hiss, tone, write_audio, write_jsonl
 from tests.training import tiny_config
 
