@@ -83,6 +83,8 @@ def run(arguments: list[str]) -> int:
     on_terminal = sys.stderr.isatty()
     # Presets are resolved in what the user typed, which is not the mistake that this warns about.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
+    # Nothing that a user could change.
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
     # Lightning advertises its maker's services at every start.
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda r: "Tip:" not in r.getMessage())
     cli = _Cli(

@@ -11,6 +11,7 @@ from nestmodel.config import (
     QuantizerConfig,
     preset_path,
 )
+from nestmodel.curves import Curves
 from nestmodel.data import NestDataModule
 from nestmodel.errors import ConfigError, ExtractError, NestModelError, ProbeError, TrainingError, WeightsError
 from nestmodel.exchange import ExportFormat, export_model, import_model
@@ -19,7 +20,7 @@ from nestmodel.guard import StallGuard
 from nestmodel.health import Health, UnhealthyTrainingWarning
 from nestmodel.leaving import Leaving, Left
 from nestmodel.model import NestModel
-from nestmodel.monitor import Curves, PlainProgress, Throughput
+from nestmodel.monitor import PlainProgress, Throughput
 from nestmodel.preflight import PreflightConfig, run_preflight
 from nestmodel.preflight_report import CheckReport, CheckResult, PreflightReport
 from nestmodel.probe import run_probe

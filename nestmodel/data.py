@@ -4,6 +4,7 @@ There is no loader state to save or lose: when an epoch starts, or a run is cont
 optimizer steps have been made and goes on with the next.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,8 @@ class NestDataModule(pl.LightningDataModule):
         """Makes each rank accumulate its share of a step, and the trainer's limits of batches count steps."""
         if self.trainer is not None and stage == "fit":
             self._share_steps(self.trainer)
+            # The loader has no state to resume, since it looks up its place.
+            warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch")
             if self.val_dataset is None:
                 self.trainer.limit_val_batches = 0
 

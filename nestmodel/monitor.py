@@ -1,22 +1,14 @@
-"""What a run tells while it runs and when it ends: throughput, plain progress lines, and a picture of its curves."""
+"""What a run tells while it runs: throughput, and plain progress lines."""
 
-import csv
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytorch_lightning as pl
-from numpy.typing import NDArray
-from pytorch_lightning.loggers import CSVLogger
 
 from nestdata import AudioNoiseBatch
 from nestmodel.model import NestModel
-
-Series = dict[str, tuple[list[int], list[float]]]
 
 
 class Throughput(pl.Callback):
@@ -94,90 +86,6 @@ class PlainProgress(pl.Callback):
         """Prints what validation gave."""
         if trainer.is_global_zero and not trainer.sanity_checking:
             print(_validation_line(trainer.global_step, trainer.callback_metrics), file=sys.stderr, flush=True)  # noqa: T201
-
-
-class Curves(pl.Callback):
-    """Draws `curves.png` from the metrics when the run ends, however it ends."""
-
-    def on_fit_end(self, trainer: pl.Trainer, _module: pl.LightningModule) -> None:
-        """Draws at the regular end."""
-        self._draw(trainer)
-
-    def on_exception(self, trainer: pl.Trainer, _module: pl.LightningModule, _error: BaseException) -> None:
-        """Draws what there is when the run is broken off."""
-        self._draw(trainer)
-
-    def _draw(self, trainer: pl.Trainer) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, CSVLogger) and trainer.is_global_zero:
-                logger.save()
-                metrics = Path(logger.log_dir) / "metrics.csv"
-                if metrics.exists():
-                    draw_curves(metrics, Path(logger.log_dir) / "curves.png")
-
-
-def read_metrics(path: Path) -> Series:
-    """Reads a `metrics.csv` of Lightning into (steps, values) by name of the metric."""
-    series: Series = defaultdict(lambda: ([], []))
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            for name, value in row.items():
-                if value and name not in ("step", "epoch"):
-                    series[name][0].append(int(row["step"]))
-                    series[name][1].append(float(value))
-    return dict(series)
-
-
-def draw_curves(metrics: Path, picture: Path) -> None:
-    """Draws loss against the entropy of the tokens, masked accuracy, learning rate, speed and waiting."""
-    from matplotlib.figure import Figure
-
-    series = read_metrics(metrics)
-    panels: list[tuple[str, dict[str, str], float]] = [
-        (
-            "loss and entropy of the tokens, nats",
-            {
-                "train_loss": "#9db8cc",
-                "train_token_entropy": "#d9b8a6",
-                "val_loss": "#2f6f9f",
-                "val_token_entropy": "#b5532a",
-            },
-            1.0,
-        ),
-        ("masked accuracy, %", {"train_accuracy": "#9db8cc", "val_accuracy": "#2f6f9f"}, 100.0),
-        ("learning rate", {"lr": "#4b4b4b"}, 1.0),
-        ("seconds of audio per second", {"audio_s_per_s": "#4b4b4b"}, 1.0),
-        ("share of time waiting for data, %", {"data_wait": "#4b4b4b"}, 100.0),
-    ]
-    figure = Figure(figsize=(9, 13), layout="constrained")
-    for axis, (title, lines, factor) in zip(
-        figure.subplots(len(panels), 1, sharex=True, height_ratios=[2.2, 1.2, 1, 1, 1]), panels, strict=True
-    ):
-        for name, colour in lines.items():
-            if name in series:
-                steps, values = series[name][0], factor * np.array(series[name][1])
-                if name.startswith("val"):
-                    axis.plot(steps, values, color=colour, label=name, marker="o", markersize=3)
-                else:
-                    # Steps differ much, since each holds cuts of one length: the line is a mean over neighbours.
-                    axis.plot(steps, values, color=colour, linewidth=0.5, alpha=0.4)
-                    axis.plot(steps, smooth(values), color=colour, label=name)
-        axis.set_title(title, loc="left", fontsize=10)
-        axis.grid(alpha=0.25)
-        if len(lines) > 1 and axis.has_data():
-            axis.legend(fontsize=8)
-    axis.set_xlabel("optimizer step")
-    figure.savefig(picture, dpi=90)
-
-
-def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Averages each value with its neighbours, a twentieth of the series wide; fewer of them at the ends."""
-    half = len(values) // 40
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    first = np.maximum(np.arange(len(values)) - half, 0)
-    last = np.minimum(np.arange(len(values)) + half + 1, len(values))
-    means: NDArray[np.float64] = (sums[last] - sums[first]) / (last - first)
-    return means
 
 
 def _progress_line(step: int, metrics: Mapping[str, Any]) -> str:

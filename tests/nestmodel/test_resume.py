@@ -1,3 +1,4 @@
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def test_a_run_that_is_stopped_within_a_step_goes_on_at_its_start(messy_corpora:
     _, rest = fit(messy_corpora, tmp_path, max_steps=4, ckpt_path=found.path)
     assert rest.keys == plain.keys[4:]
     assert rest.losses == plain.losses[2:]
+
+
+def test_continuing_within_an_epoch_is_no_reason_for_a_warning(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
+    fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fit(messy_corpora, tmp_path, max_steps=2, ckpt_path=tmp_path / "saved" / "step_00000001.ckpt")
+    assert not [warning for warning in seen if "resum" in str(warning.message)]
 
 
 def test_a_run_under_other_data_or_settings_is_refused_with_what_changed(

@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pytorch_lightning.loggers import CSVLogger
+
+from nestmodel import Checkpoints, Curves
+from nestmodel.curves import draw_curves, read_metrics, smooth
+from tests.conftest import MessyCorpora
+from tests.training import fit
+
+
+def test_smoothing_takes_the_mean_over_neighbours_and_keeps_constants() -> None:
+    values = np.zeros(80)
+    values[40] = 5.0
+    assert smooth(values)[37:44].tolist() == [0.0, *[pytest.approx(1.0)] * 5, 0.0]
+    assert smooth(np.ones(7)) == pytest.approx(np.ones(7))
+
+
+def test_metrics_are_read_by_name_with_their_steps(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("epoch,step,train_loss,val_loss\n0,4,2.5,\n0,9,2.25,\n0,9,,3.5\n")
+    assert read_metrics(tmp_path) == {"train_loss": ([4, 9], [2.5, 2.25]), "val_loss": ([9], [3.5])}
+
+
+def test_curves_are_drawn_from_whatever_metrics_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,train_loss,lr\n4,2.5,0.1\n9,2.25,0.2\n")
+    draw_curves(tmp_path, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_run_that_was_continued_twice_has_the_curves_of_one_that_was_not(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    def train(name: str, max_steps: int, after: str | None = None) -> Path:
+        logger = CSVLogger(tmp_path, name="", version=name)
+        path = None if after is None else tmp_path / after / "checkpoints" / f"step_{max_steps - 2:08d}.ckpt"
+        fit(
+            messy_corpora,
+            tmp_path,
+            # Each start gets further than the next one goes on from, as a run that is killed does.
+            max_steps=max_steps + 1,
+            ckpt_path=path,
+            callbacks=[Checkpoints(every_n_steps=1, keep=3), Curves()],
+            enable_checkpointing=True,
+            logger=logger,
+            log_every_n_steps=1,
+            val_check_interval=2,
+            check_val_every_n_epoch=None,
+            limit_val_batches=1,
+        )
+        assert (tmp_path / name / "curves.png").exists()
+        return tmp_path / name
+
+    plain = read_metrics(train("plain", 6))
+    train("first", 2)
+    train("second", 4, after="first")
+    last = train("third", 6, after="second")
+    (tmp_path / "first").rename(tmp_path / "gone")
+    assert read_metrics(last) == plain
+    assert plain["train_loss"][0] == list(range(7))
