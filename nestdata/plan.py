@@ -135,8 +135,16 @@ class BatchPlan:
 
     @classmethod
     def of(cls, corpus: Corpus | Corpora, config: PlanConfig) -> "BatchPlan":
-        """Returns the plan of a `Corpus`, or of several as `Corpora`."""
-        return cls(corpus.num_samples, corpus.sampling_rate, config, content=corpus.fingerprint)
+        """Returns the plan of a `Corpus`, or of several as `Corpora`.
+
+        Raises:
+            PlanError: Its cuts do not fit the settings; the message names the corpora.
+        """
+        try:
+            return cls(corpus.num_samples, corpus.sampling_rate, config, content=corpus.fingerprint)
+        except PlanError as error:
+            paths = [str(one.path) for one in (corpus.corpora if isinstance(corpus, Corpora) else [corpus])]
+            raise PlanError(f"{', '.join(paths[:3])}{', ...' if len(paths) > 3 else ''}: {error}") from None
 
     def rows(self, step: int, microbatch: int) -> NDArray[np.int64]:
         """Returns the corpus rows of one microbatch, shape (cuts_per_microbatch,).
@@ -269,7 +277,7 @@ def _views(corpora: Sequence[Lengths], config: PlanConfig) -> list[float]:
         return [1.0] * len(corpora)
     totals = [float(lengths.sum()) for lengths in corpora]
     if min(totals) <= 0:
-        raise PlanError("A corpus among several is empty. Leave it out.")
+        raise PlanError("one corpus among several is empty. Leave it out.")
     shares = [share ** (1 / config.temperature) for share in config.weights or totals]
     factor = sum(totals) / sum(shares)
     views = [factor * share / total for share, total in zip(shares, totals, strict=True)]
@@ -283,7 +291,7 @@ def _num_slots(lengths: Lengths, views: float) -> int:
 def _check_fits(corpora: Sequence[Lengths], rate: int, budget: Budget, min_samples: int) -> None:
     num_cuts = sum(map(len, corpora))
     if num_cuts == 0:
-        raise PlanError("The corpus is empty: there is nothing to plan. Prepare it from a manifest with usable audio.")
+        raise PlanError("the corpus is empty: there is nothing to plan. Prepare it from a manifest with usable audio.")
     fits = budget.longest_of(1)
     longest = max(int(lengths[-1]) for lengths in corpora if len(lengths))
     if longest > fits:

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nestdata import ConfigError, Corpora, Corpus, CorpusError, PrepareConfig
+from nestdata import BatchPlan, ConfigError, Corpora, Corpus, CorpusError, PlanConfig, PlanError, PrepareConfig
 from tests.synthesis import folder_corpus, hiss
 
 
@@ -74,3 +74,12 @@ def test_corpora_of_several_rates_are_an_error_that_names_them(tmp_path: Path, p
 def test_a_path_without_a_corpus_is_an_error(parts: list[Corpus], tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"gone\.corpus: does not exist"):
         Corpora.open([parts[0].path, tmp_path / "gone.corpus"])
+
+
+def test_corpora_that_do_not_fit_a_plan_are_named(parts: list[Corpus]) -> None:
+    config = PlanConfig(max_batch_seconds=0.6, min_audio_seconds=0.1, microbatches_per_step=1)
+    with pytest.raises(PlanError, match=rf"^{re.escape(str(parts[0].path))}: 1 of 3 cuts are longer than plan"):
+        BatchPlan.of(parts[0], config)
+    several = ", ".join(re.escape(str(part.path)) for part in parts)
+    with pytest.raises(PlanError, match=rf"^{several}: 1 of 6 cuts are longer than plan"):
+        BatchPlan.of(Corpora(parts), config)
