@@ -101,7 +101,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         """
         assert self._step is not None
         sums, self._step = self._step, None
-        sums.check_whole(self.trainer.accumulate_grad_batches)
+        sums.check_whole(self.trainer.accumulate_grad_batches, self.global_rank)
         totals = sums.unflatten(self._sum_over_ranks(sums.flatten(is_leaving=self.is_leaving)))
         tally = totals.tally
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -139,7 +139,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             TrainingError: They did.
         """
         if self._step is not None and not self.trainer.should_stop:
-            self._step.check_whole(self.trainer.accumulate_grad_batches)
+            self._step.check_whole(self.trainer.accumulate_grad_batches, self.global_rank)
 
     def validation_step(self, batch: AudioNoiseBatch, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Adds up a microbatch, with masks that are the same at every validation."""

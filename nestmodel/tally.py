@@ -96,11 +96,12 @@ class StepSums:
         self._values = values if self._values is None else self._values + values
         self._microbatches.append((batch.key, batch.sample_id, tally.nll_sum.detach()))
 
-    def check_whole(self, share: int) -> None:
+    def check_whole(self, share: int, rank: int) -> None:
         """Checks that every microbatch of the step is there.
 
         Args:
             share: How many of them a rank takes.
+            rank: This one, for the message.
 
         Raises:
             TrainingError: The data of this rank ended before.
@@ -108,7 +109,7 @@ class StepSums:
         if len(self._microbatches) != share:
             step = self._microbatches[0][0].step
             raise TrainingError(
-                f"the data of this rank ended in the midst of step {step}, after {len(self._microbatches)} of {share} "
+                f"the data of rank {rank} ended in the midst of step {step}, after {len(self._microbatches)} of {share} "
                 "microbatches. The loader is not the one of NestDataModule, or has lost a worker: start the run again."
             )
 
