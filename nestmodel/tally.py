@@ -106,10 +106,11 @@ class StepSums:
         Raises:
             TrainingError: The data of this rank ended before.
         """
-        if len(self._microbatches) != share:
+        found = len(self._microbatches)
+        if found != share:
             step = self._microbatches[0][0].step
             raise TrainingError(
-                f"the data of rank {rank} ended in the midst of step {step}, after {len(self._microbatches)} of {share} "
+                f"the data of rank {rank} ended in the midst of step {step}, after {found} of {share} "
                 "microbatches. The loader is not the one of NestDataModule, or has lost a worker: start the run again."
             )
 
