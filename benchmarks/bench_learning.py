@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from nestdata import Corpus
-from nestmodel.monitor import Series, draw_curves, read_metrics
+from nestmodel.curves import Series, draw_curves, read_metrics
 
 BIN = Path(sys.executable).parent
 HELD_OUT = ("fr_CA_f_June", "it_IT_m_Carlo")
@@ -54,7 +54,7 @@ def main() -> int:
             print("$", command, flush=True)
             subprocess.run(shlex.split(command), cwd=output, check=True, env=environment())
     arguments.results.with_suffix(".md").write_text(report(output, arguments.minutes))
-    draw_curves(output / "run" / "version_0" / "metrics.csv", arguments.results.with_suffix(".png"))
+    draw_curves(output / "run" / "version_0", arguments.results.with_suffix(".png"))
     return 0
 
 
@@ -85,7 +85,7 @@ def commands(minutes: int) -> list[str]:
 
 def report(output: Path, minutes: int) -> str:
     """Returns the result as Markdown."""
-    series = read_metrics(output / "run" / "version_0" / "metrics.csv")
+    series = read_metrics(output / "run" / "version_0")
     corpora = {name: Corpus.open(output / f"{name}.corpus") for name in ("train", "held_out", "noise")}
     sizes = "\n".join(f"| {name} | {len(c)} | {c.hours:.2f} |" for name, c in corpora.items())
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "lhotse", "pytorch-lightning", "numpy"))

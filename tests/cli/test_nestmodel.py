@@ -6,7 +6,7 @@ import yaml
 
 from nestcli.nestmodel import main
 from nestmodel import NestModel
-from nestmodel.monitor import read_metrics
+from nestmodel.curves import read_metrics
 from tests.cli.commands import run
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss
@@ -52,7 +52,7 @@ def test_fit_leaves_checkpoints_metrics_and_curves_and_says_where(messy_corpora:
         assert (directory / name).exists(), name
     for name in ("metrics.csv", "curves.png", "checkpoints"):
         assert f"run/version_0/{name}" in outcome.out
-    metrics = read_metrics(directory / "metrics.csv")
+    metrics = read_metrics(directory)
     steps, losses = metrics["train_loss"]
     assert len(steps) == 4
     assert all(loss > 0 for loss in losses)
