@@ -57,7 +57,8 @@ class _Cli(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer = super().instantiate_trainer(**kwargs)
-        if self._get(self.config_init, "trainer")["logger"] not in (None, True):
+        settings = self._get(self.config_init, "trainer")
+        if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
             return trainer  # the user's own, or none
         csv_logger = CSVLogger(trainer.default_root_dir, name="")
         version = f"version_{csv_logger.version}"
@@ -72,7 +73,7 @@ class _Cli(LightningCLI):
 
     def after_fit(self) -> None:
         run_dir = self.trainer.log_dir
-        if self.trainer.is_global_zero and run_dir is not None:
+        if self.trainer.is_global_zero and run_dir is not None and not cast(Any, self.trainer).fast_dev_run:
             print(f"metrics: {Path(run_dir) / 'metrics.csv'}\ncurves: {Path(run_dir) / 'curves.png'}")
             print(f"checkpoints: {Path(run_dir) / 'checkpoints'}")
 

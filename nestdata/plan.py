@@ -225,7 +225,7 @@ class BatchPlan:
         ]
         if (total := sum(each.end for each in slots)) < self.config.microbatches_per_step:
             raise PlanError(
-                f"The corpus has {total} cuts, fewer than plan.microbatches_per_step "
+                f"there are {total} cuts, fewer than plan.microbatches_per_step "
                 f"({self.config.microbatches_per_step}), so that a step cannot give every microbatch a cut. Lower "
                 "microbatches_per_step, or add data."
             )

@@ -88,7 +88,8 @@ class Checkpoints(Checkpoint):
     def save(self, trainer: pl.Trainer) -> None:
         """Writes the state at the optimizer step that was just made, unless that is written already."""
         step = trainer.global_step
-        if step == self._saved_step or trainer.sanity_checking:
+        is_trying = cast(Any, trainer).fast_dev_run
+        if step == self._saved_step or trainer.sanity_checking or is_trying:
             return
         self._saved_step = step
         if not trainer.is_global_zero:

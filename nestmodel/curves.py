@@ -14,21 +14,39 @@ import numpy as np
 import pytorch_lightning as pl
 from numpy.typing import NDArray
 from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.utilities import rank_zero_warn
 
 Series = dict[str, tuple[list[int], list[float]]]
 METRICS = "metrics.csv"
+_KEY = "nest_metrics"
 EARLIER = "earlier_metrics.csv"
 
 
 class Curves(pl.Callback):
     """Draws `curves.png` from the metrics when the run ends, however it ends."""
 
+    def __init__(self) -> None:
+        self._before: list[Path] = []
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, _module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Notes where the metrics of this start lie."""
+        checkpoint[_KEY] = [str(directory) for directory in _directories(trainer)]
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, _module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Looks for the metrics of the start before: beside the checkpoint, or where they were written."""
+        beside = [Path(trainer.ckpt_path).resolve().parent.parent] if trainer.ckpt_path else []
+        self._before = beside + [Path(directory) for directory in checkpoint.get(_KEY, [])]
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Takes over what was logged before the checkpoint that training goes on from."""
-        if trainer.ckpt_path is not None:
-            before = Path(trainer.ckpt_path).resolve().parent.parent  # of checkpoints/step_N.ckpt
-            for directory in _directories(trainer):
+        before = next((directory for directory in self._before if (directory / METRICS).exists()), None)
+        if before is None:
+            return
+        for directory in _directories(trainer):
+            try:
                 take_over(before, directory, trainer.global_step)
+            except OSError as error:
+                rank_zero_warn(f"{before}: what was logged there is not taken over: {error}.")
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Draws at the regular end."""
@@ -43,7 +61,10 @@ class Curves(pl.Callback):
             logger.save()
         for directory in _directories(trainer):
             if (directory / METRICS).exists():
-                draw_curves(directory, directory / "curves.png")
+                try:
+                    draw_curves(directory, directory / "curves.png")
+                except (OSError, ValueError) as error:
+                    rank_zero_warn(f"{directory}: no curves can be drawn: {error}.")
 
 
 def take_over(before: Path, directory: Path, step: int) -> None:
@@ -57,10 +78,12 @@ def take_over(before: Path, directory: Path, step: int) -> None:
     rows = [row for row in _rows(before) if int(row["step"]) < step]
     if rows:
         directory.mkdir(parents=True, exist_ok=True)
-        with (directory / EARLIER).open("w", newline="") as file:
+        partial = directory / (EARLIER + ".partial")
+        with partial.open("w", newline="") as file:
             writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
             writer.writeheader()
             writer.writerows(rows)
+        partial.replace(directory / EARLIER)
 
 
 def read_metrics(directory: Path) -> Series:
@@ -132,8 +155,12 @@ def _directories(trainer: pl.Trainer) -> list[Path]:
     return [Path(logger.log_dir) for logger in loggers] if trainer.is_global_zero else []
 
 
-def _rows(directory: Path) -> Iterator[dict[str, Any]]:
+def _rows(directory: Path) -> Iterator[dict[str, str]]:
+    """Whole rows: the last one may have been cut off by a full disk or a kill, and another file may have the name."""
     for path in (directory / EARLIER, directory / METRICS):
         if path.exists():
-            with path.open(newline="") as file:
-                yield from csv.DictReader(file)
+            with path.open(newline="", errors="replace") as file:
+                for row in csv.DictReader(line.replace("\0", "") for line in file if line.endswith("\n")):
+                    is_whole = None not in row and None not in row.values()
+                    if is_whole and row.get("step", "").isdecimal():
+                        yield row

@@ -29,6 +29,7 @@ from nestdata import (
     SpeakerNoiseMixer,
 )
 from nestmodel.errors import ConfigError
+from nestmodel.limits import count_training_in_steps, count_validation_in_steps
 from nestmodel.resume import Settings, flatten_settings
 
 
@@ -80,7 +81,13 @@ class NestDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Makes each rank accumulate its share of a step, and the trainer's limits of batches count steps."""
-        if self.trainer is not None and stage == "fit":
+        if self.trainer is None:
+            return
+        if self.val_dataset is not None:
+            plan = self.val_dataset.plan
+            share = len(plan.microbatches_of(self.trainer.global_rank, self.trainer.world_size))
+            count_validation_in_steps(self.trainer, share, plan.steps_per_epoch)
+        if stage == "fit":
             self._share_steps(self.trainer)
             # The loader has no state to resume, since it looks up its place.
             warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch")
@@ -152,18 +159,8 @@ class NestDataModule(pl.LightningDataModule):
                 f"trainer.overfit_batches is {overfit_batches}, which needs a loader without an order of its "
                 "own. Leave it out, and prepare a corpus of a few utterances instead."
             )
-        if trainer.accumulate_grad_batches == share:
-            return  # nothing to share, or this trainer has been here before
         trainer.accumulate_grad_batches = share
-        # Lightning counts microbatches of one rank; in steps, all of this is the same for any number of ranks.
-        epoch = plan.steps_per_epoch
-        trainer.limit_train_batches = _counted(trainer.limit_train_batches, epoch, share)
-        if isinstance(trainer.limit_train_batches, int):
-            epoch = trainer.limit_train_batches // share
-        trainer.val_check_interval = _counted(trainer.val_check_interval, epoch, share)
-        if self.val_dataset is not None:
-            epoch = self.val_dataset.plan.steps_per_epoch
-            trainer.limit_val_batches = _counted(trainer.limit_val_batches, epoch, share)
+        count_training_in_steps(trainer, share, plan.steps_per_epoch)
 
     def _trainer(self) -> pl.Trainer:
         if self.trainer is None:
@@ -171,18 +168,11 @@ class NestDataModule(pl.LightningDataModule):
         return self.trainer
 
 
-def _counted(limit: int | float, num_steps: int, share: int) -> int | float:
-    """A number of steps, or a part of them, as Lightning is told it: in microbatches of a rank, and whole steps."""
-    if isinstance(limit, int):
-        return limit * share
-    return limit if limit in (0.0, 1.0) else share * max(1, int(limit * num_steps))
-
-
 class _EpochSampler(Sampler[tuple[int, int]]):
-    """The rest of the epoch from the step that the optimizer stands at.
+    """As many steps as an epoch has, from the one that the optimizer stands at, whatever epochs they are of.
 
-    Its length is that of a whole epoch also when it starts within one: Lightning counts the batches that it has seen
-    before a run was continued.
+    Lightning counts how far an epoch of its own has got, also before a run was continued, and asks for no more than
+    the rest. Its epochs are those of the plan unless `limit_train_batches` makes them shorter.
     """
 
     def __init__(self, plan: BatchPlan, microbatches: range, next_step: Callable[[], int]) -> None:
@@ -191,9 +181,9 @@ class _EpochSampler(Sampler[tuple[int, int]]):
         self.next_step = next_step
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        step = self.next_step()
-        end = (self.plan.epoch(step) + 1) * self.plan.steps_per_epoch
-        return ((step, microbatch) for step in range(step, end) for microbatch in self.microbatches)
+        first = self.next_step()
+        steps = range(first, first + self.plan.steps_per_epoch)
+        return ((step, microbatch) for step in steps for microbatch in self.microbatches)
 
     def __len__(self) -> int:
         return self.plan.steps_per_epoch * len(self.microbatches)

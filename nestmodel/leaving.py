@@ -59,6 +59,8 @@ class Leaving(pl.Callback):
         """
         if not cast(NestModel, pl_module).has_to_leave or trainer.fit_loop._should_accumulate():
             return
+        # Which Lightning does only after this hook, and the next start goes on with the next step.
+        cast(Any, trainer)._logger_connector.update_train_step_metrics()
         callbacks = [one for one in cast(Any, trainer).callbacks if isinstance(one, Checkpoints)]
         for callback in callbacks or [Checkpoints()]:
             callback.save(trainer)

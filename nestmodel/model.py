@@ -81,6 +81,10 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._val_tally: Tensor | None = None
         self._faded_counts: Tensor | None = None
 
+    def on_train_batch_start(self, batch: AudioNoiseBatch, batch_idx: int) -> None:  # noqa: ARG002
+        """Numbers what is logged by optimizer steps; Lightning's own count is off by one after some checkpoints."""
+        self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.trainer.global_step
+
     def training_step(self, batch: AudioNoiseBatch, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Returns the summed loss of a microbatch; its gradients are divided when the optimizer steps."""
         torch.manual_seed(self.key("dropout", batch))

@@ -1,4 +1,5 @@
 import ast
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,3 +59,9 @@ def test_nestmodel_imports_no_command(path: Path) -> None:
 def test_only_public_names_of_nestdata_are_used_outside_of_it(path: Path) -> None:
     used = {(module, name) for module, name in imports_of(path) if module.split(".")[0] == "nestdata"}
     assert used <= {("nestdata", name) for name in nestdata.__all__}
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "benchmarks").rglob("*.py")), ids=lambda path: path.name)
+def test_what_benchmarks_import_of_the_project_is_there(path: Path) -> None:
+    found = [(module, name) for module, name in imports_of(path) if module.split(".")[0] in MODULES and name]
+    assert [(module, name) for module, name in found if not hasattr(importlib.import_module(module), str(name))] == []

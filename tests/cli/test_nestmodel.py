@@ -40,12 +40,16 @@ def test_fit_leaves_checkpoints_metrics_and_curves_and_says_where(messy_corpora:
         "bad_audio": {"max_share": 0.5},
     }
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "data": data}))
-    outcome = run(
+    command = [
         *("nestmodel", "fit", "--config", "tiny.yaml"),
         *("--data.noise", messy_corpora.noise, "--data.val_corpus", messy_corpora.speech),
         *("--trainer.default_root_dir", "run", "--trainer.accelerator", "cpu"),
-        cwd=tmp_path,
-    )
+    ]
+    tried = run(*command, "--trainer.fast_dev_run", "true", cwd=tmp_path)
+    assert tried.code == 0, tried.err
+    assert "run/" not in tried.out
+    assert not (tmp_path / "run").exists()
+    outcome = run(*command, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     directory = tmp_path / "run" / "version_0"
     for name in ("metrics.csv", "curves.png", "config.yaml", "checkpoints", "tensorboard"):

@@ -1,5 +1,6 @@
 """Two machines: a network namespace each on this one, with a cable between them that can be pulled."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -48,9 +49,17 @@ def hosts() -> Iterator[list[str]]:
 
 def signal_host(name: str, number: signal.Signals) -> None:
     """Sends a signal to every process of a host: to its monitor first, which would else see what befalls the ranks."""
-    pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
-    for pid in sorted(pids, key=lambda pid: b"nestguard" not in Path(f"/proc/{pid}/cmdline").read_bytes()):
-        os.kill(int(pid), number)
+    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
+    for pid in sorted(map(int, found), key=lambda pid: not is_monitor(pid)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def is_monitor(pid: int) -> bool:
+    try:
+        return b"\0nestguard\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def happens_to(run: Run, host: str, what: str) -> None:

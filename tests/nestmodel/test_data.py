@@ -33,46 +33,6 @@ def test_accumulation_follows_from_the_plan(messy_corpora: MessyCorpora, tmp_pat
     assert runner.accumulate_grad_batches == 4
 
 
-def test_a_trainer_that_fits_twice_counts_its_limits_in_steps_both_times(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    limits = {"val_check_interval": 3, "limit_train_batches": 5, "limit_val_batches": 2}
-    runner = trainer(tmp_path, max_steps=1, check_val_every_n_epoch=None, **limits)
-    data = messy_data(messy_corpora, microbatches_per_step=4)
-    for _ in range(2):
-        runner.fit(NestModel(tiny_config()), datamodule=data)
-        assert {name: getattr(runner, name) for name in limits} == {name: 4 * limit for name, limit in limits.items()}
-
-
-def test_a_part_of_an_epoch_is_of_whole_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    data = messy_data(messy_corpora, microbatches_per_step=4)
-    assert data.train_dataset.plan.steps_per_epoch == 3
-    for part, limit in ((0.7, 8), (0.1, 4), (1.0, 1.0)):
-        runner = trainer(tmp_path, max_steps=1, limit_train_batches=part, limit_val_batches=part)
-        runner.fit(NestModel(tiny_config()), datamodule=data)
-        assert (runner.limit_train_batches, runner.limit_val_batches) == (limit, limit)
-    runner = trainer(tmp_path, max_steps=1, limit_train_batches=0.7, val_check_interval=0.5, limit_val_batches=0.0)
-    runner.fit(NestModel(tiny_config()), datamodule=data)
-    assert (runner.val_check_interval, runner.limit_val_batches) == (4, 0)
-
-
-def test_epochs_that_are_cut_short_change_no_batch(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    _, plain = fit(messy_corpora, tmp_path, max_steps=7)
-    _, cut_short = fit(messy_corpora, tmp_path, max_steps=7, limit_train_batches=2)
-    assert cut_short.keys == plain.keys
-    assert cut_short.losses == plain.losses
-
-
-def test_a_quick_try_is_one_whole_step(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    _, seen = fit(messy_corpora, tmp_path, max_steps=-1, fast_dev_run=True, limit_val_batches=1.0)
-    assert [(key.step, key.microbatch) for key in seen.keys] == [(0, 0), (0, 1)]
-
-
-def test_overfitting_by_the_trainer_is_refused(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"overfit_batches is 2.*a corpus of a few utterances"):
-        fit(messy_corpora, tmp_path, max_steps=1, overfit_batches=2)
-
-
 def test_accumulation_set_by_hand_is_refused(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     runner = trainer(tmp_path, max_steps=1, accumulate_grad_batches=3)
     with pytest.raises(ConfigError, match=r"accumulate_grad_batches is 3.*Leave it out"):

@@ -1,0 +1,116 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+
+from nestmodel import Checkpoints, ConfigError, NestModel
+from tests.conftest import MessyCorpora
+from tests.training import Recorder, fit, messy_data, tiny_config, trainer
+
+SHARE, EPOCH = 4, 3  # microbatches of a step, all of them on one rank; steps of an epoch, in training and validation
+
+
+class Validations(pl.Callback):
+    """Keeps after how many steps each validation came, and how many microbatches it took."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self.num = 0
+
+    def on_validation_batch_start(self, *_: Any) -> None:
+        self.num += 1
+
+    def on_validation_end(self, trainer: pl.Trainer, _module: pl.LightningModule) -> None:
+        self.seen.append((trainer.global_step, self.num))
+        self.num = 0
+
+
+def steps_of_validation(corpora: MessyCorpora, directory: Path, **settings: Any) -> list[tuple[int, int]]:
+    seen, data = Validations(), messy_data(corpora, microbatches_per_step=SHARE)
+    assert data.train_dataset.plan.steps_per_epoch == EPOCH
+    path = settings.pop("ckpt_path", None)
+    runner = trainer(directory, [seen, *settings.pop("callbacks", [])], **{"limit_val_batches": 1.0, **settings})
+    runner.fit(NestModel(tiny_config()), datamodule=data, ckpt_path=path)
+    return seen.seen
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [(3, 12), (6, 12)]),
+        ({"val_check_interval": 2, "check_val_every_n_epoch": None}, [(2, 12), (4, 12), (6, 12)]),
+        ({"val_check_interval": 0.7}, [(2, 12), (5, 12)]),
+        ({"val_check_interval": 0.1, "limit_val_batches": 0.1}, [(step, 4) for step in range(1, 7)]),
+        ({"limit_val_batches": 2}, [(3, 8), (6, 8)]),
+        ({"limit_val_batches": 0.7, "limit_train_batches": 2}, [(2, 8), (4, 8), (6, 8)]),
+        ({"limit_train_batches": 0.7, "accumulate_grad_batches": SHARE}, [(2, 12), (4, 12), (6, 12)]),
+        ({"limit_train_batches": 100, "val_check_interval": 0.7}, [(2, 12), (5, 12)]),
+        ({"limit_val_batches": 0.0}, []),
+        ({"fast_dev_run": True}, [(1, 4)]),
+    ],
+)
+def test_limits_count_whole_steps(
+    messy_corpora: MessyCorpora, tmp_path: Path, settings: dict[str, Any], expected: list[tuple[int, int]]
+) -> None:
+    assert steps_of_validation(messy_corpora, tmp_path, max_steps=6, **settings) == expected
+
+
+def test_a_run_that_is_continued_validates_after_the_same_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"limit_train_batches": 2, "limit_val_batches": 1}
+    plain = steps_of_validation(messy_corpora, tmp_path, max_steps=8, **settings)
+    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved", keep=10)
+    steps_of_validation(messy_corpora, tmp_path, max_steps=6, callbacks=[saver], enable_checkpointing=True, **settings)
+    path = tmp_path / "saved" / "step_00000005.ckpt"
+    assert steps_of_validation(messy_corpora, tmp_path, max_steps=8, ckpt_path=path, **settings) == plain[-2:]
+
+
+def test_a_trainer_that_fits_twice_counts_in_steps_both_times(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    limits = {"val_check_interval": 3, "limit_train_batches": 5, "limit_val_batches": 2}
+    runner = trainer(tmp_path, max_steps=1, check_val_every_n_epoch=None, **limits)
+    data = messy_data(messy_corpora, microbatches_per_step=SHARE)
+    for _ in range(2):
+        runner.fit(NestModel(tiny_config()), datamodule=data)
+        assert {name: getattr(runner, name) for name in limits} == {n: SHARE * limit for n, limit in limits.items()}
+    runner.limit_val_batches = 1
+    runner.validate(NestModel(tiny_config()), datamodule=data, verbose=False)
+    assert runner.limit_val_batches == SHARE
+
+
+def test_validation_by_itself_counts_steps_too(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    seen = Validations()
+    runner = trainer(tmp_path, [seen], limit_val_batches=2)
+    data = messy_data(messy_corpora, microbatches_per_step=SHARE)
+    runner.validate(NestModel(tiny_config()), datamodule=data, verbose=False)
+    assert seen.seen == [(0, 2 * SHARE)]
+
+
+def test_epochs_that_are_cut_short_change_no_batch(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    _, plain = fit(messy_corpora, tmp_path, max_steps=7)
+    _, cut_short = fit(messy_corpora, tmp_path, max_steps=7, limit_train_batches=2)
+    assert cut_short.keys == plain.keys
+    assert cut_short.losses == plain.losses
+
+
+def test_a_quick_try_is_one_whole_step_and_leaves_nothing_behind(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    recorder, saver = Recorder(), Checkpoints()
+    runner = trainer(tmp_path, [recorder, saver], fast_dev_run=True, enable_checkpointing=True)
+    runner.fit(NestModel(tiny_config()), datamodule=messy_data(messy_corpora))
+    assert [(key.step, key.microbatch) for key in recorder.keys] == [(0, 0), (0, 1)]
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"overfit_batches": 2}, r"overfit_batches is 2.*a corpus of a few utterances"),
+        ({"val_check_interval": "00:00:01:00"}, r"val_check_interval is a time.*Give a number of optimizer steps"),
+        ({"val_check_interval": 4}, r"val_check_interval is 4 optimizer steps, and an epoch has 3\. Lower it"),
+    ],
+)
+def test_limits_that_cannot_be_kept_are_refused(
+    messy_corpora: MessyCorpora, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        steps_of_validation(messy_corpora, tmp_path, max_steps=1, **settings)
