@@ -1,5 +1,7 @@
 """Leaving when asked to: one checkpoint, of the same optimizer step on every rank, then a known exit code.
 
+A run whose `trainer.max_time` is over ends in the same way, but as one that is done.
+
 SIGTERM and SIGUSR1 (SLURM's warning before a job is taken down) only set a flag on the rank that they reach. The flags
 travel with the sums that the ranks add up at every step anyway, so that all of them learn of it at the same step,
 whichever rank was asked, and nobody waits in a collective of its own.
@@ -12,6 +14,7 @@ from types import FrameType
 from typing import Any, cast
 
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Timer
 from pytorch_lightning.utilities import rank_zero_info
 
 import nestguard
@@ -30,7 +33,7 @@ class Left(SystemExit):
 
 
 class Leaving(pl.Callback):
-    """Ends training at the next optimizer step after SIGTERM or SIGUSR1, with a checkpoint."""
+    """Ends training at the next optimizer step after SIGTERM or SIGUSR1, or when its time is up, with a checkpoint."""
 
     def __init__(self) -> None:
         note_start()
@@ -38,9 +41,14 @@ class Leaving(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Takes the signals over from Lightning, which answers them with a collective from wherever a rank is."""
-        if stage != "fit" or threading.current_thread() is not threading.main_thread():
+        if stage != "fit":
             return
         model = cast(NestModel, pl_module)
+        for callback in cast(Any, trainer).callbacks:
+            if isinstance(callback, Timer):
+                _take_over(callback, model)
+        if threading.current_thread() is not threading.main_thread():
+            return
 
         def ask(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - what the interpreter passes
             model.is_leaving = True
@@ -57,7 +65,13 @@ class Leaving(pl.Callback):
         Raises:
             Left: With `EXIT_LEFT`.
         """
-        if not cast(NestModel, pl_module).has_to_leave or trainer.fit_loop._should_accumulate():
+        model = cast(NestModel, pl_module)
+        if trainer.fit_loop._should_accumulate():
+            return
+        if model.has_to_stop:
+            rank_zero_info(f"trainer.max_time is over: step {trainer.global_step} was the last.")
+            trainer.should_stop = True
+        if not model.has_to_leave:
             return
         # Which Lightning does only after this hook, and the next start goes on with the next step.
         cast(Any, trainer)._logger_connector.update_train_step_metrics()
@@ -84,3 +98,13 @@ class Leaving(pl.Callback):
             # A launcher passes them on as soon as one rank has left, and none would then have its known exit code.
             self._handlers = dict.fromkeys(self._handlers, signal.SIG_IGN)
         self.teardown(trainer, pl_module, "fit")
+
+
+def _take_over(timer: Timer, model: NestModel) -> None:
+    """Has a timer ask no rank but its own: Lightning's broadcasts after every microbatch, within a step, too."""
+
+    def note(*_: Any) -> None:
+        left_s = timer.time_remaining()
+        model.is_out_of_time |= left_s is not None and left_s <= 0
+
+    cast(Any, timer).on_train_batch_end = note

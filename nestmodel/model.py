@@ -72,8 +72,14 @@ class NestModel(NestNetwork, pl.LightningModule):
         self.is_leaving = False
         """Set where this rank is asked to leave; at the end of a step all ranks know of it."""
 
+        self.is_out_of_time = False
+        """Set where `trainer.max_time` is over by the clock of this rank."""
+
         self.has_to_leave = False
         """Whether any rank was asked to leave when the last step was made; the same on all of them."""
+
+        self.has_to_stop = False
+        """The same of time that is up."""
 
         self._norms: list[StepBatchNorm] = []
         self._step: StepSums | None = None
@@ -106,16 +112,18 @@ class NestModel(NestNetwork, pl.LightningModule):
         assert self._step is not None
         sums, self._step = self._step, None
         sums.check_whole(self.trainer.accumulate_grad_batches, self.global_rank)
-        totals = sums.unflatten(self._sum_over_ranks(sums.flatten(is_leaving=self.is_leaving)))
+        own = sums.flatten(is_leaving=self.is_leaving, is_out_of_time=self.is_out_of_time)
+        totals = sums.unflatten(self._sum_over_ranks(own))
         tally = totals.tally
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         grads = [p.grad for p in parameters]
         torch._foreach_div_(grads, tally.num_tokens.clamp(min=1))
         norm = torch.nn.utils.get_total_norm(grads)
         # The one point of a step where a GPU is waited for.
-        num_broken, num_leaving, grad_norm = torch.stack([totals.num_broken, totals.num_leaving, norm]).tolist()
+        counts = torch.stack([totals.num_broken, totals.num_leaving, totals.num_out_of_time, norm])
+        num_broken, num_leaving, num_out_of_time, grad_norm = counts.tolist()
         nestguard.current().beat(nestguard.Phase.OPTIMIZER)
-        self.has_to_leave = num_leaving > 0
+        self.has_to_leave, self.has_to_stop = num_leaving > 0, num_out_of_time > 0
         if num_broken > 0 or not math.isfinite(grad_norm):
             self._skip(sums, parameters)
         else:

@@ -72,6 +72,9 @@ class StepTotals:
     num_leaving: Float[Tensor, ""]
     """Ranks that were asked to leave."""
 
+    num_out_of_time: Float[Tensor, ""]
+    """Ranks by whose clock the time is up."""
+
     statistics: list[Float[Tensor, "2 features"]]
     """Mean and variance of every batch norm, averaged over the microbatches."""
 
@@ -114,23 +117,26 @@ class StepSums:
                 "microbatches. The loader is not the one of NestDataModule, or has lost a worker: start the run again."
             )
 
-    def flatten(self, *, is_leaving: bool) -> Float[Tensor, " values"]:
+    def flatten(self, *, is_leaving: bool, is_out_of_time: bool) -> Float[Tensor, " values"]:
         """Packs the sums of this rank into one vector, of the same size on every rank and at every step."""
         assert self._values is not None
         losses = torch.stack([nll_sum for _, _, nll_sum in self._microbatches])
-        counts = [losses.new_tensor(len(losses)), (~losses.isfinite()).sum(), losses.new_tensor(float(is_leaving))]
+        counts = torch.stack(
+            [(~losses.isfinite()).sum().to(losses.dtype), *losses.new_tensor([is_leaving, is_out_of_time, len(losses)])]
+        )
         collected = [norm.take_collected().flatten() for norm in self._norms]
-        return torch.cat([torch.stack([count.to(losses.dtype) for count in counts]), *collected, self._values])
+        return torch.cat([counts, *collected, self._values])
 
     def unflatten(self, values: Float[Tensor, " values"]) -> StepTotals:
         """Unpacks the sums over all ranks."""
-        (num_microbatches, num_broken, num_leaving), rest = values[:3], values[3:]
+        (num_broken, num_leaving, num_out_of_time, num_microbatches), rest = values[:4], values[4:]
         sizes = [2 * norm.num_features for norm in self._norms]
         *collected, tally = rest.split([*sizes, len(rest) - sum(sizes)])
         return StepTotals(
             Tally.unflatten(tally, self._num_codebooks),
             num_broken,
             num_leaving,
+            num_out_of_time,
             [sums.view(2, -1) / num_microbatches for sums in collected],
         )
 

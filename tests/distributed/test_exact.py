@@ -165,3 +165,14 @@ def test_a_loss_that_is_no_number_on_one_rank_is_skipped_by_all(messy_corpora: M
     ids = run.seen()[1, 3]
     assert f"on rank 1 the loss is no number (microbatch 3: {', '.join(ids)})" in run.log(1)
     assert "on rank 0 the gradients are no numbers, and every loss here is one" in run.log(0)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.faults
+def test_time_that_is_up_ends_all_ranks_after_one_whole_step(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=10**6, world_size=2, max_minutes=0.05)
+    assert run.start() == [0, 0], run.log(0) + run.log(1)
+    last = run.steps()[0].step
+    assert f"trainer.max_time is over: step {last} was the last" in run.log(0)
+    assert sorted(run.seen()) == [(step, microbatch) for step in range(last) for microbatch in range(4)]

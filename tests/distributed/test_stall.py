@@ -86,7 +86,7 @@ def test_whoever_holds_up_the_others_is_named_with_its_stack(
     messy_corpora: MessyCorpora, tmp_path: Path, what: str, num_workers: int
 ) -> None:
     rank, fault, phase, word, function = STALLS[what]
-    run = started(messy_corpora, tmp_path, num_workers=num_workers)
+    run = started(messy_corpora, tmp_path, num_workers=num_workers, max_minutes=60)
     codes = run.start(faults={rank: fault})
     log = run.log(0) + run.log(1)
     assert codes == [EXIT_STALLED] * 2, log
