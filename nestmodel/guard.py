@@ -28,6 +28,9 @@ from nestmodel.leaving import Left
 _LOOK_S = 5.0
 """Between two looks at whether the monitor is there."""
 
+_PARTING_S = 3.0
+"""How long a rank that is done waits for its monitor to end, which may still be watching others."""
+
 _starts = itertools.count()
 
 
@@ -166,9 +169,11 @@ class StallGuard(pl.Callback):
         self._heartbeat.finish(Phase.FAILED, detail, "".join(traceback.format_exception(exception)))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Training has ended as it should."""
+        """Training has ended as it should; the monitor sees it at its next look, and ends as well."""
         self._heartbeat.finish(Phase.DONE)
         self._heartbeat.close()
+        if self._monitor is not None:
+            self._monitor.wait(_PARTING_S)
         if self._heartbeat is nestguard.current():
             nestguard.set_current(nestguard.NoHeartbeat())
         self._heartbeat, self._monitor = nestguard.NoHeartbeat(), None

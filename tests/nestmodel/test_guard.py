@@ -1,6 +1,5 @@
 import os
 import signal
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,6 @@ def test_a_run_is_watched_while_it_trains_and_leaves_nothing_behind(
     fit(messy_corpora, tmp_path, max_steps=2, callbacks=[guard, look])
     assert isinstance(during[0], nestguard.Heartbeat)
     assert isinstance(nestguard.current(), nestguard.NoHeartbeat)
-    end = time.monotonic() + 10
-    while places() - before and time.monotonic() < end:
-        time.sleep(0.1)  # for the monitor to see that all is done
     assert places() <= before
     assert not (tmp_path / "stalls").exists()
 
@@ -60,7 +56,6 @@ def test_an_exception_of_the_only_rank_is_no_stall(
 
     with pytest.raises(ValueError, match="of the only rank"):
         fit(messy_corpora, tmp_path, max_steps=2, callbacks=[StallGuard(), AtStep(1, fail)])
-    time.sleep(1.5)  # in which the monitor looks once more
     assert "stall guard" not in capfd.readouterr().err
     assert not (tmp_path / "stalls").exists()
 
