@@ -1,3 +1,4 @@
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from tests.synthesis import banked_noise, messy_noise, messy_speech, windowed_sp
 # The same examples in every run, however slow the machine; `--hypothesis-profile default` searches for new ones.
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("steady")
+
+# A run in the background of a shell ignores Ctrl-C, and so would every process that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # With more threads than free cores, an operation on a small tensor waits longer for its threads than it computes.
 torch.set_num_threads(1)
