@@ -72,6 +72,7 @@ def test_fit_has_one_guard_with_the_limits_that_it_was_given(messy_corpora: Mess
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@pytest.mark.faults
 def test_a_preset_on_two_ranks_leaves_when_asked_to_and_goes_on_from_there(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:

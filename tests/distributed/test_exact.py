@@ -93,6 +93,7 @@ def test_what_befalls_a_checkpoint_leaves_the_one_before_from_which_the_run_goes
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@pytest.mark.faults
 def test_a_run_goes_on_under_another_number_of_ranks(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     validation: dict[str, Any] = {"val_check_interval": 2, "limit_val_batches": 1}
     plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", max_steps=STEPS, world_size=2, **validation)
