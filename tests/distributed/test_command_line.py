@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import signal
@@ -7,14 +8,16 @@ import time
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import yaml
 
 from nestguard import EXIT_STALLED
 from nestmodel import newest_checkpoint
 from nestmodel.checkpoints import find_checkpoints
-from nestmodel.leaving import EXIT_LEFT
+from nestmodel.leaving import EXIT_LEFT, Left
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
+from tests.distributed.runs import REPOSITORY
 
 LIMITS = {"first_step_s": 90, "step_s": 5}
 
@@ -32,13 +35,34 @@ def child_of(pid: int) -> int:
     raise AssertionError("there is no second rank")
 
 
+class EndsSlowly(pl.Callback):
+    """Keeps the first rank for longer than Lightning takes to see how the others have ended."""
+
+    def on_exception(self, trainer: pl.Trainer, _module: pl.LightningModule, exception: BaseException) -> None:
+        if trainer.is_global_zero and isinstance(exception, Left):
+            time.sleep(12)
+
+
+def num_monitors(directory: Path) -> int:
+    """How many monitors write their reports somewhere below a directory."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes()
+            found += b"\0nestguard\0" in words and str(directory).encode() in words
+    return found
+
+
 def start(corpora: MessyCorpora, directory: Path, *flags: str) -> "subprocess.Popen[bytes]":
     """Starts `nestmodel fit` with the demo preset, made small, on two ranks that Lightning starts."""
-    (directory / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "guard": {"limits": LIMITS}}))
+    callbacks = [{"class_path": "nestmodel.Checkpoints"}, {"class_path": f"{__name__}.EndsSlowly"}]
+    tiny = {**TINY, "trainer": {**TINY["trainer"], "callbacks": callbacks}, "guard": {"limits": LIMITS}}
+    (directory / "tiny.yaml").write_text(yaml.safe_dump(tiny))
     command = [str(Path(sys.executable).parent / "nestmodel"), "fit", "--config", "demo", "--config", "tiny.yaml"]
     command += ["--data.corpus", str(corpora.speech), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
     command += ["--trainer.strategy", "ddp", "--trainer.default_root_dir", "run", "--ckpt_path", "last", *flags]
-    environment = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"} | {"OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     with (directory / "log").open("a") as log:
         return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log)
 
@@ -58,12 +82,12 @@ def test_fit_has_one_guard_with_the_limits_that_it_was_given(messy_corpora: Mess
     run = start(messy_corpora, tmp_path, *flags)
     try:
         wait_for_steps(run, tmp_path)
+        assert num_monitors(tmp_path) == 1
         os.kill(child_of(run.pid), signal.SIGSTOP)
         assert run.wait(timeout=30) == EXIT_STALLED
     finally:
         run.kill()
         run.wait()
-    time.sleep(1)  # a second guard would have its say, too
     (report,) = (tmp_path / "reports").glob("*/stall.json")
     limits = json.loads(report.read_text())["limits"]
     assert (limits["first_step_s"], limits["step_s"]) == (90, 4)
