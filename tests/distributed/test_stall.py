@@ -162,11 +162,16 @@ def test_a_loader_worker_that_is_killed_is_named(messy_corpora: MessyCorpora, tm
     log = run.log(0) + run.log(1)
     assert codes[0] in (1, EXIT_STALLED), log
     assert run.seconds_from_fault_to_end() < 10
-    report = report_of(run)
-    (culprit,) = [one for one in report["processes"] if one["is_culprit"]]
-    assert (culprit["name"], culprit["verdict"]) == ("rank-1", "failed")
-    assert "worker" in log
-    assert "killed by signal" in log
+    culprits = {one["name"]: one for one in report_of(run)["processes"] if one["is_culprit"]}
+    rank = culprits.pop("rank-1")
+    if rank["verdict"] == "failed":
+        assert not culprits
+        assert "killed by signal" in log
+    else:
+        # The rank was just being handed a batch by that worker, where torch does not look whether it is alive.
+        ((name, worker),) = culprits.items()
+        assert (rank["verdict"], worker["verdict"]) == ("stuck", "dead")
+        assert f"{name.replace('rank-1.worker-', 'worker ')} is dead" in rank["reason"]
     assert gone_soon(run)
 
 
