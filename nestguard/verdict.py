@@ -235,10 +235,16 @@ def _without(ranks: Sequence[ProcessView]) -> str:
 
 
 def _late(live: Sequence[ProcessView], limits: StallLimits) -> list[ProcessView]:
-    """Ranks that are over their limit. Whoever may be waiting for others has theirs, too."""
+    """Ranks that are over their limit. Whoever may be waiting for others has theirs, too.
+
+    Others that are within theirs may just have come out of a phase that takes long, in which they were waited for.
+    """
+    before_s = max(limits.validation_s, limits.checkpoint_s)
     longest: dict[PlaceKey, float] = {}
     for view in live:
-        longest[place(view)] = max(longest.get(place(view), 0.0), limits.limit_of(view.reading))
+        limit = limits.limit_of(view.reading)
+        allowed_s = limit if view.age_s > limit else limit + before_s
+        longest[place(view)] = max(longest.get(place(view), 0.0), allowed_s)
     behind_s = 0.0
     patience = {}
     for key in sorted(longest):

@@ -140,9 +140,17 @@ def test_waiting_for_a_checkpoint_takes_as_long_as_a_checkpoint_may() -> None:
 
 
 def test_a_rank_that_beats_but_is_behind_is_to_blame_if_nothing_else_explains_it() -> None:
-    verdicts = verdicts_of(view(0, Phase.COLLECTIVE, age_s=301), view(1, Phase.LOADING, age_s=3))
+    verdicts = verdicts_of(view(0, Phase.COLLECTIVE, age_s=1201), view(1, Phase.LOADING, age_s=3))
     assert words(verdicts) == ["waiting", "stuck"]
-    assert verdicts[1].reason == "alive in LOADING, but behind: others have waited for 301 s"
+    assert verdicts[1].reason == "alive in LOADING, but behind: others have waited for 1201 s"
+
+
+def test_a_rank_that_has_just_written_a_slow_checkpoint_is_given_its_time() -> None:
+    others = view(1, Phase.COLLECTIVE, 5, age_s=850), view(2, Phase.BACKWARD, 5, age_s=850)
+    assert goes_on(view(0, Phase.CHECKPOINT, 4, age_s=850), *others) == ["running"] * 3
+    assert goes_on(view(0, Phase.LOADING, 5, age_s=0), *others) == ["running"] * 3
+    assert goes_on(view(0, Phase.FORWARD, 5, age_s=299), *others) == ["running"] * 3
+    assert words(verdicts_of(view(0, Phase.FORWARD, 5, age_s=301), *others)) == ["stuck", "waiting", "waiting"]
 
 
 def test_a_rank_that_beats_and_is_behind_is_running_if_another_is_late_in_loading() -> None:
