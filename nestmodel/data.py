@@ -83,12 +83,12 @@ class NestDataModule(pl.LightningDataModule):
         """Makes each rank accumulate its share of a step, and the trainer's limits of batches count steps."""
         if self.trainer is None:
             return
+        # Both plans have as many microbatches in a step.
+        share = len(self._microbatches(self.train_dataset, self.trainer))
         if self.val_dataset is not None:
-            plan = self.val_dataset.plan
-            share = len(plan.microbatches_of(self.trainer.global_rank, self.trainer.world_size))
-            count_validation_in_steps(self.trainer, share, plan.steps_per_epoch)
+            count_validation_in_steps(self.trainer, share, self.val_dataset.plan.steps_per_epoch)
         if stage == "fit":
-            self._share_steps(self.trainer)
+            self._share_steps(self.trainer, share)
             # The loader has no state to resume, since it looks up its place.
             warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch")
             if self.val_dataset is None:
@@ -125,8 +125,7 @@ class NestDataModule(pl.LightningDataModule):
 
     def _loader(self, dataset: AudioNoiseDataset, next_step: Callable[[], int]) -> "DataLoader[AudioNoiseBatch]":
         trainer = self._trainer()
-        microbatches = dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
-        places = _EpochSampler(dataset.plan, microbatches, next_step)
+        places = _EpochSampler(dataset.plan, self._microbatches(dataset, trainer), next_step)
         on_gpu = trainer.strategy.root_device.type == "cuda"
         return dataset.loader(places, num_workers=self.num_workers, pin_memory=on_gpu)
 
@@ -142,9 +141,11 @@ class NestDataModule(pl.LightningDataModule):
             bad_audio=self.bad_audio,
         )
 
-    def _share_steps(self, trainer: pl.Trainer) -> None:
-        plan = self.train_dataset.plan
-        share = len(plan.microbatches_of(trainer.global_rank, trainer.world_size))
+    @staticmethod
+    def _microbatches(dataset: AudioNoiseDataset, trainer: pl.Trainer) -> range:
+        return dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
+
+    def _share_steps(self, trainer: pl.Trainer, share: int) -> None:
         if trainer.accumulate_grad_batches not in (1, share):
             raise ConfigError(
                 f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it follows from "
@@ -160,7 +161,7 @@ class NestDataModule(pl.LightningDataModule):
                 "own. Leave it out, and prepare a corpus of a few utterances instead."
             )
         trainer.accumulate_grad_batches = share
-        count_training_in_steps(trainer, share, plan.steps_per_epoch)
+        count_training_in_steps(trainer, share, self.train_dataset.plan.steps_per_epoch)
 
     def _trainer(self) -> pl.Trainer:
         if self.trainer is None:

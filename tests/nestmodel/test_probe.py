@@ -90,6 +90,7 @@ def test_a_label_that_is_not_in_the_signal_is_at_chance(model: NestModel, manife
 def test_the_untrained_encoder_is_the_one_that_training_starts_from(model: NestModel, manifest: Path) -> None:
     report = probe(model, manifest, "coin", seed=5)
     assert report.trained == report.untrained
+    assert probe(model, manifest, "coin", seed=6).trained != report.trained  # another split
 
 
 def test_it_is_the_weights_of_the_model_that_are_probed(manifest: Path) -> None:
