@@ -1,5 +1,6 @@
 """Starts the ranks of a training run as processes of their own, and reads what they leave behind."""
 
+import contextlib
 import json
 import os
 import socket
@@ -197,6 +198,17 @@ class Run:
 def host_address(number: int) -> str:
     """The address of a host in its network."""
     return f"10.77.0.{number + 1}"
+
+
+def monitors() -> dict[int, str]:
+    """The command lines of all monitors that are running on this machine, by process."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_text(errors="replace")
+            if "\0nestguard\0" in words:
+                found[int(path.parent.name)] = words
+    return found
 
 
 def free_port() -> int:

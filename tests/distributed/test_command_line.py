@@ -1,4 +1,3 @@
-import contextlib
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ from nestmodel.checkpoints import find_checkpoints
 from nestmodel.leaving import EXIT_LEFT, Left
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
-from tests.distributed.runs import REPOSITORY
+from tests.distributed.runs import REPOSITORY, monitors
 
 LIMITS = {"first_step_s": 90, "step_s": 5}
 
@@ -41,16 +40,6 @@ class EndsSlowly(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, _module: pl.LightningModule, exception: BaseException) -> None:
         if trainer.is_global_zero and isinstance(exception, Left):
             time.sleep(12)
-
-
-def num_monitors(directory: Path) -> int:
-    """How many monitors write their reports somewhere below a directory."""
-    found = 0
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = path.read_bytes()
-            found += b"\0nestguard\0" in words and str(directory).encode() in words
-    return found
 
 
 def start(corpora: MessyCorpora, directory: Path, *flags: str) -> "subprocess.Popen[bytes]":
@@ -82,7 +71,7 @@ def test_fit_has_one_guard_with_the_limits_that_it_was_given(messy_corpora: Mess
     run = start(messy_corpora, tmp_path, *flags)
     try:
         wait_for_steps(run, tmp_path)
-        assert num_monitors(tmp_path) == 1
+        assert sum(str(tmp_path) in words for words in monitors().values()) == 1
         os.kill(child_of(run.pid), signal.SIGSTOP)
         assert run.wait(timeout=30) == EXIT_STALLED
     finally:

@@ -14,7 +14,7 @@ import pytest
 
 from nestguard import EXIT_STALLED
 from tests.conftest import MessyCorpora
-from tests.distributed.runs import HOST_INTERFACE, Run, host_address
+from tests.distributed.runs import HOST_INTERFACE, Run, host_address, monitors
 from tests.distributed.test_exact import state_of
 
 LIMITS = {"step_s": 8.0, "first_step_s": 90.0, "node_silence_s": 6.0}
@@ -50,16 +50,10 @@ def hosts() -> Iterator[list[str]]:
 def signal_host(name: str, number: signal.Signals) -> None:
     """Sends a signal to every process of a host: to its monitor first, which would else see what befalls the ranks."""
     found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
-    for pid in sorted(map(int, found), key=lambda pid: not is_monitor(pid)):
+    first = monitors()
+    for pid in sorted(map(int, found), key=lambda pid: pid not in first):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def is_monitor(pid: int) -> bool:
-    try:
-        return b"\0nestguard\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def happens_to(run: Run, host: str, what: str) -> None:
