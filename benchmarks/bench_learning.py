@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from nestdata import Corpus
-from nestmodel.curves import Series, draw_curves, read_metrics
+from nestmodel.training.callbacks.curves import Series, draw_curves, read_metrics
 
 BIN = Path(sys.executable).parent
 HELD_OUT = ("fr_CA_f_June", "it_IT_m_Carlo")

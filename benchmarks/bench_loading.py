@@ -33,7 +33,7 @@ from nestdata import (
     PrepareConfig,
     SpeakerNoiseMixer,
     microbatches,
-    prepare,
+    prepare_corpus,
 )
 
 LIMITS = (1.0, 60.0)
@@ -64,9 +64,9 @@ def main() -> int:
 
 def _contestants(arguments: argparse.Namespace, directory: Path) -> dict[str, Callable[[], float]]:
     limits = PrepareConfig(min_seconds=LIMITS[0], max_seconds=LIMITS[1])
-    prepare([arguments.speech], directory / "speech.corpus", limits)
-    prepare([arguments.noise], directory / "noise.corpus")
-    prepare([arguments.noise], directory / "bank.corpus", PrepareConfig(pcm=True))
+    prepare_corpus([arguments.speech], directory / "speech.corpus", limits)
+    prepare_corpus([arguments.noise], directory / "noise.corpus")
+    prepare_corpus([arguments.noise], directory / "bank.corpus", PrepareConfig(pcm=True))
     speech = Corpus.open(directory / "speech.corpus")
     noise = Corpus.open(directory / "noise.corpus")
     paths = [_path(speech, row) for row in range(len(speech))]

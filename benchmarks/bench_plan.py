@@ -23,7 +23,7 @@ import numpy as np
 from lhotse import CutSet
 from lhotse.dataset.sampling import DynamicBucketingSampler
 
-from nestdata import BatchPlan, Corpora, Corpus, PlanConfig, PrepareConfig, prepare, summarise_plan
+from nestdata import BatchPlan, Corpora, Corpus, PlanConfig, PrepareConfig, prepare_corpus, summarise_plan
 
 NUM_LOOKUPS = 2000
 NUM_PROCESSES = 3
@@ -154,12 +154,12 @@ def _child(path: Path) -> int:
     before_mb = _resident_mb()
     started = time.perf_counter()
     plan = BatchPlan.of(Corpus.open(path), _config())
-    plan.rows(123_456_789, 3)
+    plan.indices(123_456_789, 3)
     open_s = time.perf_counter() - started
     seconds = []
     for i in range(NUM_LOOKUPS):
         started = time.perf_counter()
-        plan.rows(i * 7919 % (3 * plan.steps_per_epoch), i % WORLD_SIZE)
+        plan.indices(i * 7919 % (3 * plan.steps_per_epoch), i % WORLD_SIZE)
         seconds.append(time.perf_counter() - started)
     figures = {"open_s": open_s, "rows_us": 1e6 * statistics.median(seconds), "extra_mb": _resident_mb() - before_mb}
     print(json.dumps(figures))
@@ -185,7 +185,7 @@ def prepared_corpus(directory: Path, num_cuts: int, jobs: int) -> Path:
                 f'{{"audio_filepath": "{i // 1000}/{i}.flac", "duration": {duration:.4f}}}\n'
                 for i, duration in enumerate(durations.tolist(), start=start)
             )
-    prepare([manifest], path, PrepareConfig(probe="missing"), jobs=jobs)
+    prepare_corpus([manifest], path, PrepareConfig(probe="missing"), jobs=jobs)
     manifest.unlink()
     return path
 

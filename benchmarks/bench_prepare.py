@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from nestdata import PrepareConfig, prepare
+from nestdata import PrepareConfig, prepare_corpus
 
 
 def main() -> int:
@@ -77,7 +77,7 @@ def _child(what: str, manifest: Path) -> int:
     if what != "import":
         with tempfile.TemporaryDirectory() as directory:
             config = PrepareConfig(probe="missing" if what == "missing" else "all")
-            prepare([manifest], Path(directory) / "out.corpus", config)
+            prepare_corpus([manifest], Path(directory) / "out.corpus", config)
             took = time.perf_counter() - started
     else:
         took = 0.0

@@ -107,7 +107,7 @@ def _write_audio(corpus: Corpus, plan: BatchPlan, steps: list[int]) -> None:
     noise = 0.1 * np.random.default_rng(0).standard_normal(16_000 * 60, dtype=np.float32)
     for step in steps:
         for microbatch in range(PLAN.microbatches_per_step):
-            for row in plan.rows(step, microbatch):
+            for row in plan.indices(step, microbatch):
                 recording = corpus.line(int(row))["recording"]
                 path = Path(recording["sources"][0]["source"])
                 if not path.exists():

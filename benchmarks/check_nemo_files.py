@@ -23,7 +23,7 @@ from peers.nemo_model import section
 from torch import Tensor
 
 from nestmodel import EncoderConfig, FeatureConfig, MaskConfig, NestConfig, NestModel, QuantizerConfig
-from nestmodel.nemo_file import write_nemo
+from nestmodel.formats.nemo_archive import write_nemo
 
 _BASE = NestConfig(
     encoder=EncoderConfig(d_model=64, num_heads=4, num_layers=3, subsampling_channels=32),

@@ -24,7 +24,7 @@ from peers.nemo_model import section
 from torch import Tensor, nn
 
 from nestmodel import NestConfig, NestModel
-from nestmodel.masking import counted_tokens
+from nestmodel.nn.masking import scored_token_mask
 
 SMALL = {"d_model": 64, "n_heads": 4, "n_layers": 3, "num_classes": 512, "channels": 32}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -209,7 +209,7 @@ def _compare(
 
 
 def _loss(model: NestModel, encoded: Tensor, tokens: Tensor, is_masked: Tensor) -> Tensor:
-    is_scored = counted_tokens(is_masked, model.num_stacked, model.config.masking.threshold)
+    is_scored = scored_token_mask(is_masked, model.num_stacked, model.config.masking.threshold)
     logits, targets = model.decoder.logits(encoded[is_scored]), tokens[is_scored]
     return torch.stack(
         [F.cross_entropy(logits[..., book], targets[:, book]) for book in range(targets.shape[1])]

@@ -58,13 +58,15 @@ def _numbers(text: str | None) -> tuple[float, ...] | None:
 
 def _print(summary: PlanSummary, paths: list[Path]) -> None:
     out = Console(highlight=False, soft_wrap=True)
-    out.print(f"{summary.steps_per_epoch:,} steps an epoch, {summary.num_slots:,} cuts, {summary.hours:,.2f} h")
+    out.print(f"{summary.steps_per_epoch:,} steps an epoch, {summary.num_positions:,} cuts, {summary.hours:,.2f} h")
     out.print(f"padding {100 * summary.padding:.2f} %, budget used {100 * summary.budget_used:.1f} %, ", end="")
     out.print(f"slowest rank over mean {summary.cost_spread:g}")
     out.print(f"{summary.num_shapes} shapes, {summary.num_repeats} cuts repeated to fill up the last step")
     if len(summary.corpora) > 1:
         for path, corpus in zip(paths, summary.corpora, strict=True):
-            out.print(f"  {path}: {100 * corpus.share:.1f} % of the hours, each cut seen {corpus.views:g} times")
+            out.print(
+                f"  {path}: {100 * corpus.share:.1f} % of the hours, each cut seen {corpus.repeats_per_epoch:g} times"
+            )
     table = Table("from, s", "to, s", "cuts in a microbatch", "steps", "hours", "padding")
     for column in table.columns:
         column.justify = "right"

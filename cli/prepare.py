@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from nestdata import ConfigError, InputFormat, PrepareConfig, PrepareReport, ProbeMode, prepare
+from nestdata import ConfigError, InputFormat, PrepareConfig, PrepareReport, ProbeMode, prepare_corpus
 
 from .progress import progress
 
@@ -63,7 +63,9 @@ def prepare_command(
         pcm=pcm,
     )
     with progress("looking at audio") as on_progress:
-        report = prepare(manifests, output, config, overwrite=overwrite, jobs=jobs, dask=dask, on_progress=on_progress)
+        report = prepare_corpus(
+            manifests, output, config, overwrite=overwrite, jobs=jobs, dask=dask, on_progress=on_progress
+        )
     if as_json:
         print(json.dumps({**asdict(report), "path": str(report.path)}, indent=2))
     else:

@@ -80,7 +80,7 @@ def _print_summary(report: ProbeReport, output: Path | None) -> None:
     ]
     if report.num_unlabelled:
         lines.append(f"without the label or its group: {report.num_unlabelled} utterances")
-    for name, why in report.left_out_classes.items():
+    for name, why in report.excluded_classes.items():
         lines.append(f"class left out: {name}: {why}")
     if report.left_out:
         reasons = ", ".join(f"{number} {reason}" for reason, number in report.left_out.items())

@@ -1,7 +1,7 @@
 """Watches the processes of a training run, and names the one to blame when the run stands still."""
 
 from nestguard.errors import GuardError
-from nestguard.heartbeat import Heartbeat, NoHeartbeat, Place, current, set_current, start_worker
+from nestguard.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat, current, set_current, start_worker
 from nestguard.launch import MonitorHandle, start_monitor
 from nestguard.limits import StallLimits
 from nestguard.peers import PeerConfig
@@ -12,12 +12,12 @@ __all__ = [
     "EXIT_STALLED",
     "GuardError",
     "Heartbeat",
+    "HeartbeatSlot",
     "Identity",
     "MonitorHandle",
     "NoHeartbeat",
     "PeerConfig",
     "Phase",
-    "Place",
     "Reading",
     "StallLimits",
     "current",

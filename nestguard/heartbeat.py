@@ -59,7 +59,7 @@ _FIELDS = range(len(Record._fields))
 ) = _FIELDS
 
 
-class Place(NamedTuple):
+class HeartbeatSlot(NamedTuple):
     """Where the heartbeats of a node lie, and whose child a loader worker is; can be pickled."""
 
     directory: Path
@@ -69,7 +69,7 @@ class Place(NamedTuple):
 class NoHeartbeat:
     """Stands in where no guard is on: everything is allowed and does nothing."""
 
-    place: Place | None = None
+    place: HeartbeatSlot | None = None
 
     def beat(
         self, phase: Phase, step: int | None = None, microbatch: int | None = None, cut_ids: Iterable[str] = ()
@@ -114,7 +114,7 @@ class Heartbeat:
 
     def __init__(self, directory: Path, identity: Identity) -> None:
         self._directory = Path(directory).resolve()
-        self.place: Place | None = Place(self._directory, identity)
+        self.place: HeartbeatSlot | None = HeartbeatSlot(self._directory, identity)
         self._name = _free_name(self._directory, identity)
         self._record = [0] * len(_FIELDS)
         self._record[_PHASE] = Phase.STARTING
@@ -263,7 +263,7 @@ def _listed(cut_ids: Iterable[str]) -> str:
 
 _NONE = NoHeartbeat()
 _current: Heartbeat | NoHeartbeat = _NONE
-_parent: Place | None = None
+_parent: HeartbeatSlot | None = None
 _follows_forks = False
 
 
@@ -281,7 +281,7 @@ def set_current(heartbeat: Heartbeat | NoHeartbeat) -> None:
         _follows_forks = True
 
 
-def start_worker(worker_id: int, num_workers: int, place: Place | None = None) -> None:
+def start_worker(worker_id: int, num_workers: int, place: HeartbeatSlot | None = None) -> None:
     """Gives a loader worker a heartbeat of its own, beside that of its rank. Does nothing where no guard is on.
 
     For the start of a worker. One that cannot have a heartbeat works without, and says so in the log.

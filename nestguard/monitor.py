@@ -13,11 +13,11 @@ from pathlib import Path
 
 from nestguard.ending import end_processes, take_stacks, texts
 from nestguard.limits import StallLimits
-from nestguard.peers import Alone, PeerConfig, Stop, meet
+from nestguard.peers import LocalOnly, PeerConfig, Stop, meet
 from nestguard.process import EXIT_STALLED, ProcessState
 from nestguard.record import Identity, Phase
 from nestguard.report import Report, last_stack, torchrun_error
-from nestguard.verdict import Judgement, judge
+from nestguard.verdict import Judgement, diagnose
 from nestguard.view import ProcessView, missing_ranks
 from nestguard.watch import NodeWatch
 
@@ -51,7 +51,7 @@ class Monitor:
     def __init__(self, config: MonitorConfig) -> None:
         self._config = config
         self._watch = NodeWatch(config.directory, config.identity)
-        self._peers: Alone = meet(config.peers, config.identity, config.limits.first_step_s)
+        self._peers: LocalOnly = meet(config.peers, config.identity, config.limits.first_step_s)
         self._undecided_since: float | None = None
 
     def run(self) -> None:
@@ -81,7 +81,7 @@ class Monitor:
             return True
         known = views + self._peers.views()
         known += missing_ranks(known, self._config.identity, self._peers.out_of_touch_s())
-        judgement = judge(known, limits, self._peers.silences())
+        judgement = diagnose(known, limits, self._peers.silences())
         if not judgement.stop:
             self._undecided_since = None
         elif self._is_ours_to_judge():

@@ -68,7 +68,7 @@ class Stop(NamedTuple):
         return str(self.report["cause"])
 
 
-class Alone:
+class LocalOnly:
     """The only node."""
 
     def tell(self, views: Sequence[ProcessView]) -> None:
@@ -120,7 +120,7 @@ class _Peer:
         self.texts: dict[str, str] | None = None
 
 
-class Hub(Alone):
+class Coordinator(LocalOnly):
     """The side of node 0.
 
     Raises:
@@ -232,7 +232,7 @@ def _listen_on(port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-class Spoke(Alone):
+class Follower(LocalOnly):
     """The side of any other node: tells what it sees, and does what node 0 decides while it is connected."""
 
     def __init__(self, config: PeerConfig, identity: Identity, patience_s: float) -> None:
@@ -322,21 +322,21 @@ class Spoke(Alone):
         return None
 
 
-def meet(config: PeerConfig | None, identity: Identity, patience_s: float) -> Alone:
-    """Returns the side of this node; `Alone` where it cannot take part, with a warning."""
+def meet(config: PeerConfig | None, identity: Identity, patience_s: float) -> LocalOnly:
+    """Returns the side of this node; `LocalOnly` where it cannot take part, with a warning."""
     if config is None:
-        return Alone()
+        return LocalOnly()
     if identity.node_rank > 0:
-        return Spoke(config, identity, patience_s)
+        return Follower(config, identity, patience_s)
     deadline = time.monotonic() + _BIND_S
     while True:
         try:
-            return Hub(config)
+            return Coordinator(config)
         except OSError as error:
             if time.monotonic() > deadline:
                 told = "port %d cannot be listened on, so each node has a table of its own: %s"
                 _log.warning(told, config.port, error)
-                return Alone()
+                return LocalOnly()
         time.sleep(_RETRY_S / 4)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from nestguard.limits import StallLimits
 from nestguard.process import EXIT_STALLED
 from nestguard.record import Phase
-from nestguard.verdict import Judgement, Verdict
+from nestguard.verdict import Diagnosis, Judgement
 from nestguard.view import ProcessView
 
 _WIDTH = 120
@@ -74,7 +74,7 @@ class Report:
                 return [f"{view.name}, main thread, innermost first:\n{last_stack(texts[f'{view.name}.stack.txt'])}"]
         return []
 
-    def _rows(self) -> list[tuple[ProcessView, Verdict]]:
+    def _rows(self) -> list[tuple[ProcessView, Diagnosis]]:
         return list(zip(self.views, self.judgement.verdicts, strict=True))
 
 
@@ -105,12 +105,12 @@ class _Cells(NamedTuple):
 _TITLES = _Cells("rank", "host", "phase", "step", "silent", "verdict")
 
 
-def _order(view: ProcessView, verdict: Verdict) -> tuple[int, int, int]:
+def _order(view: ProcessView, verdict: Diagnosis) -> tuple[int, int, int]:
     worker = view.reading.identity.worker
     return int(not verdict.is_culprit), view.rank, -1 if worker is None else worker
 
 
-def _cells(view: ProcessView, verdict: Verdict) -> _Cells:
+def _cells(view: ProcessView, verdict: Diagnosis) -> _Cells:
     reading = view.reading
     identity = reading.identity
     step = "" if reading.step is None else str(reading.step)
@@ -162,7 +162,7 @@ def _draw(cells: Sequence[_Cells]) -> str:
     return "\n".join(lines)
 
 
-def _process_json(view: ProcessView, verdict: Verdict, limits: StallLimits) -> dict[str, Any]:
+def _process_json(view: ProcessView, verdict: Diagnosis, limits: StallLimits) -> dict[str, Any]:
     reading = view.reading
     limit = limits.limit_of(reading)
     return {

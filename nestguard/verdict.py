@@ -31,7 +31,7 @@ _LOST_S = 10.0
 _WAITS = (Phase.BACKWARD, Phase.COLLECTIVE)
 
 
-class Word(StrEnum):
+class DiagnosisKind(StrEnum):
     """A verdict, in a word."""
 
     STUCK = "stuck"
@@ -58,10 +58,10 @@ class Silence(NamedTuple):
     seconds: float
 
 
-class Verdict(NamedTuple):
+class Diagnosis(NamedTuple):
     """What is said of one process."""
 
-    word: Word
+    word: DiagnosisKind
     reason: str = ""
     is_culprit: bool = False
 
@@ -73,11 +73,11 @@ class Judgement(NamedTuple):
     cause: str
     """A line that says what happened; empty where the run goes on."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Diagnosis, ...]
     """One for each view, in their order."""
 
 
-def judge(
+def diagnose(
     views: Sequence[ProcessView], limits: StallLimits, silences: Mapping[int, Silence] | None = None
 ) -> Judgement:
     """Judges a run.
@@ -100,7 +100,7 @@ def judge(
     return Judgement(stop, _cause(views, verdicts, silences if found_silent else {}) if stop else "", verdicts)
 
 
-_Found = dict[str, Verdict]
+_Found = dict[str, Diagnosis]
 """By the name of the process."""
 
 
@@ -123,21 +123,23 @@ def _in_touch(ranks: Sequence[ProcessView], silences: Mapping[int, Silence]) -> 
     ]
 
 
-def _plain(view: ProcessView) -> Verdict:
+def _plain(view: ProcessView) -> Diagnosis:
     """What is said of a process where nothing else is."""
     if view.reading.phase is Phase.FAILED:
-        return Verdict(Word.FAILED, view.reading.detail)
+        return Diagnosis(DiagnosisKind.FAILED, view.reading.detail)
     if view.is_dead:
-        return Verdict(Word.DEAD)
+        return Diagnosis(DiagnosisKind.DEAD)
     if view.reading.phase.is_final:
-        return Verdict(Word.DONE if view.reading.phase is Phase.DONE else Word.LEAVING, view.reading.detail)
+        return Diagnosis(
+            DiagnosisKind.DONE if view.reading.phase is Phase.DONE else DiagnosisKind.LEAVING, view.reading.detail
+        )
     if view.state is ProcessState.STOPPED:
-        return Verdict(Word.STOPPED)
+        return Diagnosis(DiagnosisKind.STOPPED)
     if view.state is ProcessState.NOT_STARTED:
-        return Verdict(Word.NOT_STARTED)
+        return Diagnosis(DiagnosisKind.NOT_STARTED)
     if view.is_unseen:
-        return Verdict(Word.UNSEEN, _out_of_touch(view))
-    return Verdict(Word.RUNNING)
+        return Diagnosis(DiagnosisKind.UNSEEN, _out_of_touch(view))
+    return Diagnosis(DiagnosisKind.RUNNING)
 
 
 def _ended(ranks: Sequence[ProcessView]) -> tuple[_Found, bool]:
@@ -167,12 +169,12 @@ def _ended(ranks: Sequence[ProcessView]) -> tuple[_Found, bool]:
             reason = blamed[view.name]
             if view.name in fewer and view.reading.detail:
                 reason += f"; then {view.reading.detail}"
-            found[view.name] = Verdict(Word.STUCK if word is Word.RUNNING else word, reason, True)
+            found[view.name] = Diagnosis(DiagnosisKind.STUCK if word is DiagnosisKind.RUNNING else word, reason, True)
         elif view.name in since:
             reason = f"after {waited_for}" + (f": {view.reading.detail}" if view.reading.detail else "")
-            found[view.name] = Verdict(_plain(view).word, reason)
+            found[view.name] = Diagnosis(_plain(view).word, reason)
         elif view.is_live and view.reading.phase in _WAITS:
-            found[view.name] = Verdict(Word.WAITING, f"for {waited_for}")
+            found[view.name] = Diagnosis(DiagnosisKind.WAITING, f"for {waited_for}")
     return found, stop or all(view.state.has_ended for view in ranks if not view.is_unseen)
 
 
@@ -197,9 +199,9 @@ def _silent(ranks: Sequence[ProcessView], limits: StallLimits, silences: Mapping
         silence = silences.get(view.reading.identity.node_rank)
         if silence is not None and (view.is_live or view.is_unseen):
             reason = f"its node has not been heard from for {silence.seconds:.0f} s"
-            found[view.name] = Verdict(Word.SILENT, reason, True)
+            found[view.name] = Diagnosis(DiagnosisKind.SILENT, reason, True)
         elif view.is_live:
-            found[view.name] = Verdict(Word.WAITING, f"for {nodes}")
+            found[view.name] = Diagnosis(DiagnosisKind.WAITING, f"for {nodes}")
     return found
 
 
@@ -220,9 +222,11 @@ def _stalled(ranks: Sequence[ProcessView], limits: StallLimits) -> _Found:
     for view in live + unseen:
         if view.name in reasons:
             word = _plain(view).word
-            found[view.name] = Verdict(Word.STUCK if word is Word.RUNNING else word, reasons[view.name], True)
+            found[view.name] = Diagnosis(
+                DiagnosisKind.STUCK if word is DiagnosisKind.RUNNING else word, reasons[view.name], True
+            )
         elif view.reading.phase in _WAITS or view in late:
-            found[view.name] = Verdict(Word.WAITING, f"for {waited_for}")
+            found[view.name] = Diagnosis(DiagnosisKind.WAITING, f"for {waited_for}")
     return found
 
 
@@ -336,45 +340,49 @@ def _blame_workers(views: Sequence[ProcessView], found: _Found, limits: StallLim
             found[rank.name] = found[rank.name]._replace(reason=found[rank.name].reason + blames)
 
 
-def _is_stuck(verdict: Verdict | None) -> bool:
-    return verdict is not None and verdict.word is Word.STUCK
+def _is_stuck(verdict: Diagnosis | None) -> bool:
+    return verdict is not None and verdict.word is DiagnosisKind.STUCK
 
 
-def _worker_verdict(view: ProcessView, rank: ProcessView, limits: StallLimits) -> Verdict | None:
+def _worker_verdict(view: ProcessView, rank: ProcessView, limits: StallLimits) -> Diagnosis | None:
     silent = f"silent for {view.age_s:.0f} s{_at_cuts(view)}"
     if view.is_dead:
         # One that died long before belongs to an earlier epoch.
         is_recent = view.ended_s < rank.age_s + limits.step_s
-        return Verdict(Word.DEAD, f"gone without a word{_at_cuts(view)}", True) if is_recent else None
+        return Diagnosis(DiagnosisKind.DEAD, f"gone without a word{_at_cuts(view)}", True) if is_recent else None
     if view.state is ProcessState.STOPPED:
-        return Verdict(Word.STOPPED, silent, True)
+        return Diagnosis(DiagnosisKind.STOPPED, silent, True)
     is_late = view.age_s > limits.limit_of(rank.reading) / 2
     # A worker without cuts waits for its rank to want something.
-    return Verdict(Word.STUCK, silent, True) if view.is_live and view.reading.cuts and is_late else None
+    return Diagnosis(DiagnosisKind.STUCK, silent, True) if view.is_live and view.reading.cuts and is_late else None
 
 
-def _cause(views: Sequence[ProcessView], verdicts: Sequence[Verdict], silences: Mapping[int, Silence]) -> str:
+def _cause(views: Sequence[ProcessView], verdicts: Sequence[Diagnosis], silences: Mapping[int, Silence]) -> str:
     lines = [
         f"node {node} (host {silence.host}) has not been heard from for {silence.seconds:.0f} s"
         for node, silence in sorted(silences.items())
     ]
     if lines:
         return "; ".join(lines)
-    blamed: dict[Word, list[ProcessView]] = {}
+    blamed: dict[DiagnosisKind, list[ProcessView]] = {}
     for view, verdict in zip(views, verdicts, strict=True):
         if verdict.is_culprit and view.is_rank:
             blamed.setdefault(verdict.word, []).append(view)
     return "; ".join(
-        _said(word, those) for word, those in sorted(blamed.items(), key=lambda item: item[0] != Word.UNSEEN)
+        _said(word, those) for word, those in sorted(blamed.items(), key=lambda item: item[0] != DiagnosisKind.UNSEEN)
     )
 
 
-def _said(word: Word, views: Sequence[ProcessView]) -> str:
+def _said(word: DiagnosisKind, views: Sequence[ProcessView]) -> str:
     is_one, view = len(views) == 1, views[0]
     are, have = ("is", "has") if is_one else ("are", "have")
-    told = {Word.DEAD: f"{have} died", Word.FAILED: f"{have} failed", Word.UNSEEN: f"{are} out of sight"}
+    told = {
+        DiagnosisKind.DEAD: f"{have} died",
+        DiagnosisKind.FAILED: f"{have} failed",
+        DiagnosisKind.UNSEEN: f"{are} out of sight",
+    }
     said = f"{_ranks_text([view.rank for view in views])} {told.get(word, f'{are} {word}')}"
-    if not is_one or word is Word.UNSEEN:
+    if not is_one or word is DiagnosisKind.UNSEEN:
         return said
     at = f" in {view.reading.phase.name}" if not view.reading.phase.is_final else ""
     return said + at + (f", step {view.reading.step}" if view.reading.step is not None else "")

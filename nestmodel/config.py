@@ -194,7 +194,7 @@ class OptimizerConfig:
     """AdamW under the Noam schedule."""
 
     lr: float = 5.0
-    """Factor of the Noam schedule, not a learning rate: see `nestmodel.schedule.noam_lr`."""
+    """Factor of the Noam schedule, not a learning rate: see `nestmodel.training.schedule.noam_lr`."""
 
     betas: tuple[float, float] = (0.9, 0.98)
     """Decay rates of AdamW's two moments, each in [0, 1)."""
@@ -290,7 +290,7 @@ class NestConfig:
 
         Source: numerics of NeMo 2.5 to 3.0; where a field is missing, NeMo's own default stands in.
         """
-        from nestmodel.nemo import config_from_nemo  # it builds the classes of this module
+        from nestmodel.formats.nemo_config import config_from_nemo  # it builds the classes of this module
 
         return config_from_nemo(section)
 

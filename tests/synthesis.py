@@ -9,7 +9,7 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from nestdata import Corpus, PrepareConfig, prepare
+from nestdata import Corpus, PrepareConfig, prepare_corpus
 
 Samples = NDArray[np.float32]
 
@@ -61,7 +61,7 @@ def folder_corpus(
         samples, rate = content if isinstance(content, tuple) else (content, 16000)
         write_audio(directory / name, samples, rate)
     output = directory.with_name(directory.name + ".corpus")
-    prepare([directory], output, config)
+    prepare_corpus([directory], output, config)
     return Corpus.open(output)
 
 
@@ -84,7 +84,7 @@ def messy_speech(directory: Path) -> Corpus:
     nemo = write_jsonl(directory / "speech.json", rows)
     lhotse = write_jsonl(directory / "stereo.jsonl", [_stereo_cut(directory, i) for i in range(4)])
     output = directory / "speech.corpus"
-    prepare([nemo, lhotse], output)
+    prepare_corpus([nemo, lhotse], output)
     return Corpus.open(output)
 
 
@@ -104,7 +104,7 @@ def windowed_speech(directory: Path) -> Corpus:
     for i in range(4):
         write_audio(directory / "long" / f"{i}.wav", chirp(150, 800 + 99 * i, 2.7 + 1.1 * i, (16000, 22050)[i % 2]))
     output = directory / "windows.corpus"
-    prepare([directory / "long"], output, PrepareConfig(window_seconds=2.0))
+    prepare_corpus([directory / "long"], output, PrepareConfig(window_seconds=2.0))
     write_audio(directory / "long" / "2.wav", tone(300, 0.01))
     return Corpus.open(output)
 
@@ -112,7 +112,7 @@ def windowed_speech(directory: Path) -> Corpus:
 def banked_noise(directory: Path) -> Corpus:
     """The noise of `messy_noise`, decoded into a sample bank."""
     output = directory / "banked.corpus"
-    prepare([directory / "noise"], output, PrepareConfig(pcm=True))
+    prepare_corpus([directory / "noise"], output, PrepareConfig(pcm=True))
     return Corpus.open(output)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nestdata import Corpus, prepare
-from nestdata.inputs import detect_format
+from nestdata import Corpus, prepare_corpus
+from nestdata.prepare.inputs import detect_format
 from tests.synthesis import read_audio
 
 REPOSITORY = Path(__file__).parent.parent
@@ -80,7 +80,7 @@ def labels_of(cut: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_gives_the_cuts_that_it_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-    report = prepare([f"manifests/{name}"], tmp_path / "example.corpus")
+    report = prepare_corpus([f"manifests/{name}"], tmp_path / "example.corpus")
     corpus = Corpus.open(tmp_path / "example.corpus")
     assert (report.num_cuts, report.rejected) == (len(EXPECTED[name]), {})
     seen = set()
@@ -97,7 +97,7 @@ def test_an_example_gives_the_cuts_that_it_names(name: str, tmp_path: Path, monk
 
 def test_the_folder_of_noise_gives_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-    prepare(["manifests/demo/noise"], tmp_path / "example.corpus")
+    prepare_corpus(["manifests/demo/noise"], tmp_path / "example.corpus")
     corpus = Corpus.open(tmp_path / "example.corpus")
     files = {path.stem for path in Path("manifests/demo/noise").iterdir()}
     assert {corpus[row].id for row in range(len(corpus))} == files
@@ -124,7 +124,7 @@ def test_no_example_says_on_which_machine_it_was_written(tmp_path: Path, monkeyp
         fingerprints = []
         for place in (REPOSITORY, tmp_path):
             monkeypatch.chdir(place)
-            prepare([f"manifests/{name}"], tmp_path / f"{number}.corpus", overwrite=True)
+            prepare_corpus([f"manifests/{name}"], tmp_path / f"{number}.corpus", overwrite=True)
             corpus = Corpus.open(tmp_path / f"{number}.corpus")
             fingerprints.append(corpus.fingerprint)
         assert fingerprints[0] == fingerprints[1]
@@ -140,7 +140,7 @@ def test_examples_of_all_formats_make_one_corpus_which_does_not_depend_on_proces
     inputs = [f"manifests/{name}" for name in EXAMPLES if name != "lhotse/recordings.jsonl"]
     contents = []
     for jobs in (1, 2):
-        prepare(inputs, tmp_path / "all.corpus", jobs=jobs, overwrite=True)
+        prepare_corpus(inputs, tmp_path / "all.corpus", jobs=jobs, overwrite=True)
         contents.append([(tmp_path / "all.corpus" / name).read_bytes() for name in ("cuts.jsonl", "index.npy")])
     assert contents[0] == contents[1]
     rows = [json.loads(line) for line in contents[0][0].splitlines()]

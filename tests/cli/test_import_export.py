@@ -8,7 +8,7 @@ import yaml
 
 from nestcli.nestmodel import main
 from nestmodel import NestModel
-from nestmodel.nemo_file import write_nemo
+from nestmodel.formats.nemo_archive import write_nemo
 from tests.cli.commands import run
 from tests.conftest import MessyCorpora
 from tests.training import tiny_config

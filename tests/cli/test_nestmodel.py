@@ -6,7 +6,7 @@ import yaml
 
 from nestcli.nestmodel import main
 from nestmodel import NestModel
-from nestmodel.curves import read_metrics
+from nestmodel.training.callbacks.curves import read_metrics
 from tests.cli.commands import run
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss

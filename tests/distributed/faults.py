@@ -20,10 +20,10 @@ import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 
-import nestdata.corpus
+import nestdata.corpus.corpus
 from nestdata import AudioNoiseBatch, AudioNoiseDataset
 from nestmodel import Checkpoints, NestModel
-from nestmodel.data import _EpochSampler
+from nestmodel.training.data import _EpochSampler
 
 FOREVER_S = 120
 
@@ -108,7 +108,7 @@ def sleep_in_loading() -> None:
 
 
 def sleep_at(place: tuple[int, int]) -> None:
-    get, load = AudioNoiseDataset.__getitem__, nestdata.corpus.load_samples
+    get, load = AudioNoiseDataset.__getitem__, nestdata.corpus.corpus.load_samples
     is_there = [False]
 
     def get_noting(self: AudioNoiseDataset, asked: tuple[int, int]) -> AudioNoiseBatch:
@@ -121,7 +121,7 @@ def sleep_at(place: tuple[int, int]) -> None:
         return load(*arguments, **options)
 
     AudioNoiseDataset.__getitem__ = get_noting  # type: ignore[method-assign]
-    nestdata.corpus.load_samples = load_or_sleep
+    nestdata.corpus.corpus.load_samples = load_or_sleep
 
 
 def end_at(place: tuple[int, int]) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from nestmodel.checkpoints import find_checkpoints
-from nestmodel.launch import STARTER
+from nestmodel.training.checkpoints import find_checkpoints
+from nestmodel.training.launcher import STARTER
 from tests.conftest import MessyCorpora
 from tests.training import messy_data
 
@@ -164,7 +164,7 @@ class Run:
     def planned(self, step: int, microbatch: int) -> list[str]:
         """The cut ids that belong at a place, whether anybody got there."""
         dataset = messy_data(self.corpora, microbatches_per_step=MICROBATCHES_PER_STEP).train_dataset
-        return [dataset.corpus.line(int(row))["id"] for row in dataset.plan.rows(step, microbatch)]
+        return [dataset.corpus.line(int(row))["id"] for row in dataset.plan.indices(step, microbatch)]
 
     def losses(self) -> dict[int, float]:
         """Loss by the number of optimizer steps made."""

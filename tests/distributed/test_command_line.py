@@ -12,8 +12,8 @@ import yaml
 
 from nestguard import EXIT_STALLED
 from nestmodel import newest_checkpoint
-from nestmodel.checkpoints import find_checkpoints
-from nestmodel.leaving import EXIT_LEFT, Left
+from nestmodel.training.checkpoints import find_checkpoints
+from nestmodel.training.preemption import EXIT_PREEMPTED, Preempted
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import REPOSITORY, monitors
@@ -38,7 +38,7 @@ class EndsSlowly(pl.Callback):
     """Keeps the first rank for longer than Lightning takes to see how the others have ended."""
 
     def on_exception(self, trainer: pl.Trainer, _module: pl.LightningModule, exception: BaseException) -> None:
-        if trainer.is_global_zero and isinstance(exception, Left):
+        if trainer.is_global_zero and isinstance(exception, Preempted):
             time.sleep(12)
 
 
@@ -93,7 +93,7 @@ def test_a_preset_on_two_ranks_leaves_when_asked_to_and_goes_on_from_there(
     try:
         wait_for_steps(run, tmp_path)
         os.kill(child_of(run.pid), signal.SIGTERM)
-        assert run.wait(timeout=60) == EXIT_LEFT, (tmp_path / "log").read_text()
+        assert run.wait(timeout=60) == EXIT_PREEMPTED, (tmp_path / "log").read_text()
     finally:
         run.kill()
         run.wait()

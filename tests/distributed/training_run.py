@@ -16,7 +16,7 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from nestdata import AudioNoiseBatch
 from nestguard import StallLimits
-from nestmodel import Checkpoints, Leaving, NestModel, StallGuard, newest_checkpoint
+from nestmodel import Checkpoints, NestModel, PreemptionHandler, StallGuard, newest_checkpoint
 from tests.conftest import MessyCorpora
 from tests.distributed.faults import Fault
 from tests.distributed.runs import MICROBATCHES_PER_STEP
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=run["group_timeout_s"]))
     runner = trainer(
         directory,
-        [Seen(directory / f"seen-{rank}.jsonl"), guard, *faults, Leaving(), checkpoints],
+        [Seen(directory / f"seen-{rank}.jsonl"), guard, *faults, PreemptionHandler(), checkpoints],
         max_steps=run["max_steps"],
         devices=world_size // run["num_nodes"],
         num_nodes=run["num_nodes"],

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nestmodel import NestConfig, NestModel
-from nestmodel.features import Preprocessor
+from nestmodel.nn.features import Preprocessor
 
 
 @pytest.fixture(scope="module")

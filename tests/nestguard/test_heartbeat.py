@@ -243,7 +243,7 @@ def test_workers_of_two_loaders_at_a_time_have_names_of_their_own(tmp_path: Path
 
 def test_a_worker_that_cannot_have_a_heartbeat_works_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
-    start_worker(0, 1, nestguard.Place(tmp_path / "file", ME))
+    start_worker(0, 1, nestguard.HeartbeatSlot(tmp_path / "file", ME))
     assert isinstance(current(), NoHeartbeat)
     assert "loader worker 0 is not watched" in caplog.text
 

@@ -10,7 +10,7 @@ import pytest
 
 import nestguard.peers
 from nestguard import GuardError, PeerConfig, Phase
-from nestguard.peers import Alone, Hub, Spoke, Stop, meet
+from nestguard.peers import Coordinator, Follower, LocalOnly, Stop, meet
 from nestguard.process import ProcessState
 from nestguard.wire import view_from_json, view_to_json
 from tests.nestguard.views import view
@@ -25,7 +25,7 @@ def config() -> PeerConfig:
 
 
 @contextlib.contextmanager
-def closing(peers: Alone) -> Iterator[Alone]:
+def closing(peers: LocalOnly) -> Iterator[LocalOnly]:
     try:
         yield peers
     finally:
@@ -39,8 +39,8 @@ def soon(is_so: Callable[[], object]) -> bool:
     return bool(is_so())
 
 
-def spoke_of(config: PeerConfig) -> Spoke:
-    return Spoke(config, view(2, node_rank=1).reading.identity, 5.0)
+def spoke_of(config: PeerConfig) -> Follower:
+    return Follower(config, view(2, node_rank=1).reading.identity, 5.0)
 
 
 def test_a_view_comes_back_as_it_was_told_but_for_the_clock() -> None:
@@ -49,7 +49,7 @@ def test_a_view_comes_back_as_it_was_told_but_for_the_clock() -> None:
 
 
 def test_what_a_node_sees_grows_older_on_the_way(config: PeerConfig) -> None:
-    with closing(Hub(config)) as hub, closing(spoke_of(config)) as spoke:
+    with closing(Coordinator(config)) as hub, closing(spoke_of(config)) as spoke:
         assert soon(spoke.leaves_judging)
         spoke.tell([view(2, age_s=100, node_rank=1)])
         assert soon(hub.views)
@@ -61,7 +61,7 @@ def test_what_a_node_sees_grows_older_on_the_way(config: PeerConfig) -> None:
 
 
 def test_node_0_decides_for_all_and_is_given_their_stacks(config: PeerConfig) -> None:
-    with closing(Hub(config)) as hub, closing(spoke_of(config)) as spoke:
+    with closing(Coordinator(config)) as hub, closing(spoke_of(config)) as spoke:
         assert soon(hub.silences)
         hub.stop(STOP)
         assert soon(spoke.decision)
@@ -72,7 +72,7 @@ def test_node_0_decides_for_all_and_is_given_their_stacks(config: PeerConfig) ->
 
 
 def test_silence_is_counted_from_the_last_word_on_both_sides(config: PeerConfig) -> None:
-    with closing(Hub(config)) as hub, closing(spoke_of(config)) as spoke:
+    with closing(Coordinator(config)) as hub, closing(spoke_of(config)) as spoke:
         assert soon(hub.silences)
         assert soon(spoke.silences)
         time.sleep(1)
@@ -85,7 +85,7 @@ def test_silence_is_counted_from_the_last_word_on_both_sides(config: PeerConfig)
 
 
 def test_who_says_goodbye_is_no_longer_waited_for(config: PeerConfig, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(Hub(config)) as hub, closing(spoke_of(config)) as spoke:
+    with closing(Coordinator(config)) as hub, closing(spoke_of(config)) as spoke:
         assert soon(spoke.leaves_judging)
         spoke.tell([view(2, Phase.DONE, node_rank=1)])
         assert soon(hub.views)
@@ -96,11 +96,11 @@ def test_who_says_goodbye_is_no_longer_waited_for(config: PeerConfig, caplog: py
 
 
 def test_who_hangs_up_is_out_of_sight_with_a_warning(config: PeerConfig, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(Hub(config)) as hub, closing(spoke_of(config)) as spoke:
+    with closing(Coordinator(config)) as hub, closing(spoke_of(config)) as spoke:
         assert soon(spoke.leaves_judging)
         spoke.tell([view(2, node_rank=1)])
         assert soon(hub.views)
-        assert isinstance(spoke, Spoke)
+        assert isinstance(spoke, Follower)
         assert spoke._line is not None
         spoke._line.close()
         assert soon(lambda: [one.is_unseen and one.ended_s > 0 for one in hub.views()] == [True])
@@ -113,7 +113,7 @@ def test_who_hangs_up_is_out_of_sight_with_a_warning(config: PeerConfig, caplog:
     "data", [b"GET / HTTP/1.1\r\n\r\n", b'{"type": "hello", "run_id": "other", "node": 1}\n', b"[]\n"]
 )
 def test_strangers_are_not_listened_to(config: PeerConfig, data: bytes) -> None:
-    with closing(Hub(config)) as hub, socket.create_connection((config.host, config.port)) as stranger:
+    with closing(Coordinator(config)) as hub, socket.create_connection((config.host, config.port)) as stranger:
         stranger.settimeout(5)
         stranger.sendall(data)
         with contextlib.suppress(ConnectionResetError):
@@ -122,18 +122,18 @@ def test_strangers_are_not_listened_to(config: PeerConfig, data: bytes) -> None:
 
 
 def test_a_node_waits_for_the_monitor_of_its_own_attempt(config: PeerConfig) -> None:
-    before = Hub(replace(config, run_id="before"))
+    before = Coordinator(replace(config, run_id="before"))
     with closing(spoke_of(config)) as spoke:
         time.sleep(0.3)
         assert not spoke.leaves_judging()
         before.close()
-        with closing(Hub(config)) as hub:
+        with closing(Coordinator(config)) as hub:
             assert soon(spoke.leaves_judging)
             assert soon(hub.silences)
 
 
 def test_a_node_that_is_not_understood_is_left_out(config: PeerConfig, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(Hub(config)) as hub, socket.create_connection((config.host, config.port)) as other:
+    with closing(Coordinator(config)) as hub, socket.create_connection((config.host, config.port)) as other:
         other.sendall(
             b'{"type": "hello", "run_id": "ours", "node": 1, "host": "b"}\n{"type": "views", "views": [{}]}\n'
         )
@@ -147,7 +147,7 @@ def test_a_port_that_is_taken_leaves_each_node_on_its_own(
     monkeypatch.setattr(nestguard.peers, "_BIND_S", 0.5)
     with socket.create_server(("", config.port)):
         peers = meet(config, view(0).reading.identity, 1.0)
-    assert type(peers) is Alone
+    assert type(peers) is LocalOnly
     assert "each node has a table of its own" in caplog.text
 
 
@@ -162,6 +162,6 @@ def test_a_node_0_that_cannot_be_reached_leaves_each_node_on_its_own(
 
 
 def test_one_node_needs_no_port(tmp_path: Path) -> None:
-    assert type(meet(None, view(0).reading.identity, 1.0)) is Alone
+    assert type(meet(None, view(0).reading.identity, 1.0)) is LocalOnly
     with pytest.raises(GuardError, match=r"peers\.port is 0: expected a port"):
         PeerConfig(host=str(tmp_path), port=0)

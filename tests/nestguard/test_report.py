@@ -2,7 +2,7 @@ import json
 
 from nestguard import Phase, StallLimits
 from nestguard.report import Report, last_stack, torchrun_error
-from nestguard.verdict import judge
+from nestguard.verdict import diagnose
 from nestguard.view import ProcessView
 from tests.nestguard.views import view
 
@@ -10,7 +10,7 @@ LIMITS = StallLimits()
 
 
 def report_of(*views: ProcessView) -> Report:
-    return Report(views=views, judgement=judge(views, LIMITS), limits=LIMITS, unix_s=0.0)
+    return Report(views=views, judgement=diagnose(views, LIMITS), limits=LIMITS, unix_s=0.0)
 
 
 def test_the_table_has_culprits_first_and_their_workers_below_them() -> None:

@@ -6,30 +6,30 @@ from hypothesis import strategies as st
 
 from nestguard import Phase, StallLimits
 from nestguard.process import ProcessState
-from nestguard.verdict import Silence, Verdict, Word, judge
+from nestguard.verdict import Diagnosis, DiagnosisKind, Silence, diagnose
 from nestguard.view import ProcessView
 from tests.nestguard.views import view
 
 LIMITS = StallLimits(step_s=300, first_step_s=900, validation_s=900, checkpoint_s=900, finishing_s=300)
 
 
-def verdicts_of(*views: ProcessView) -> tuple[Verdict, ...]:
-    judgement = judge(views, LIMITS)
+def verdicts_of(*views: ProcessView) -> tuple[Diagnosis, ...]:
+    judgement = diagnose(views, LIMITS)
     assert judgement.stop
     assert judgement.cause
     return judgement.verdicts
 
 
-def words(verdicts: Sequence[Verdict]) -> list[str]:
+def words(verdicts: Sequence[Diagnosis]) -> list[str]:
     return [str(verdict.word) for verdict in verdicts]
 
 
-def culprits(verdicts: Sequence[Verdict]) -> list[int]:
+def culprits(verdicts: Sequence[Diagnosis]) -> list[int]:
     return [number for number, verdict in enumerate(verdicts) if verdict.is_culprit]
 
 
 def goes_on(*views: ProcessView) -> list[str]:
-    judgement = judge(views, LIMITS)
+    judgement = diagnose(views, LIMITS)
     assert not judgement.stop
     assert judgement.cause == ""
     return words(judgement.verdicts)
@@ -186,7 +186,7 @@ def test_a_rank_that_is_gone_without_a_word_is_dead_after_a_moment() -> None:
 def test_a_rank_that_failed_has_two_seconds_to_leave() -> None:
     assert goes_on(view(0), view(1, Phase.FAILED, age_s=1.9)) == ["running", "failed"]
     verdicts = verdicts_of(view(0), view(1, Phase.FAILED, age_s=2.1, detail="ValueError: no"))
-    assert verdicts[1] == Verdict(Word.FAILED, "ValueError: no", True)
+    assert verdicts[1] == Diagnosis(DiagnosisKind.FAILED, "ValueError: no", True)
 
 
 def test_what_others_make_of_a_death_comes_after_it() -> None:
@@ -227,7 +227,9 @@ def test_a_rank_that_has_skipped_a_collective_is_to_blame_for_those_that_break_a
 
 def test_a_rank_that_fails_before_a_collective_has_not_skipped_it() -> None:
     failed = view(1, Phase.FAILED, 5, age_s=2.1, last_phase=Phase.FORWARD, collectives=5, detail="ValueError: no")
-    assert verdicts_of(view(0, Phase.COLLECTIVE, 5), failed)[1] == Verdict(Word.FAILED, "ValueError: no", True)
+    assert verdicts_of(view(0, Phase.COLLECTIVE, 5), failed)[1] == Diagnosis(
+        DiagnosisKind.FAILED, "ValueError: no", True
+    )
 
 
 def unseen(rank: int, ended_s: float = 0.0) -> ProcessView:
@@ -238,7 +240,7 @@ def test_a_rank_that_is_out_of_sight_is_to_blame_where_all_others_wait_for_someb
     verdicts = verdicts_of(view(0, Phase.BACKWARD, age_s=301), unseen(1))
     assert words(verdicts) == ["waiting", "unseen"]
     assert verdicts[0].reason == "for rank 1"
-    assert verdicts[1] == Verdict(Word.UNSEEN, "nothing was ever heard of it", True)
+    assert verdicts[1] == Diagnosis(DiagnosisKind.UNSEEN, "nothing was ever heard of it", True)
     assert culprits(verdicts_of(view(0, Phase.FORWARD, age_s=301), unseen(1))) == [0]
 
 
@@ -257,20 +259,20 @@ def test_a_rank_that_the_monitor_never_saw_stops_no_run_that_gets_on() -> None:
 def test_a_silent_node_alone_stops_no_run_that_gets_on() -> None:
     silences = {1: Silence("gpu-b", 4000)}
     stale = view(1, Phase.FORWARD, age_s=4000, node_rank=1)
-    assert not judge([view(0, age_s=1), stale], LIMITS, silences).stop
-    assert not judge([view(0, Phase.CHECKPOINT, age_s=70), stale], LIMITS, silences).stop
+    assert not diagnose([view(0, age_s=1), stale], LIMITS, silences).stop
+    assert not diagnose([view(0, Phase.CHECKPOINT, age_s=70), stale], LIMITS, silences).stop
     waiting = view(2, Phase.BACKWARD, 6, age_s=70)
-    assert not judge([view(0, Phase.CHECKPOINT, age_s=70), waiting, stale], LIMITS, silences).stop
-    assert judge([view(0, Phase.FORWARD, age_s=70), stale], LIMITS, silences).stop
+    assert not diagnose([view(0, Phase.CHECKPOINT, age_s=70), waiting, stale], LIMITS, silences).stop
+    assert diagnose([view(0, Phase.FORWARD, age_s=70), stale], LIMITS, silences).stop
 
 
 def test_a_node_that_is_lost_just_before_a_rank_fails_is_named_with_it() -> None:
     failed = view(0, Phase.FAILED, 5, age_s=2.1, last_phase=Phase.COLLECTIVE, detail="connection closed")
-    judgement = judge([failed, unseen(1, ended_s=3)], LIMITS)
+    judgement = diagnose([failed, unseen(1, ended_s=3)], LIMITS)
     assert culprits(judgement.verdicts) == [0, 1]
     assert judgement.cause == "rank 1 is out of sight; rank 0 has failed, step 5"
     assert judgement.verdicts[1].reason == "the monitors of the nodes have been out of touch for 3 s"
-    assert culprits(judge([failed, unseen(1, ended_s=500)], LIMITS).verdicts) == [0]
+    assert culprits(diagnose([failed, unseen(1, ended_s=500)], LIMITS).verdicts) == [0]
 
 
 def test_where_all_are_gone_nobody_is_waited_for() -> None:
@@ -325,15 +327,15 @@ def test_the_end_of_a_worker_stops_no_run() -> None:
 def test_a_silent_node_is_to_blame_once_the_others_get_no_further() -> None:
     silences = {1: Silence("gpu-b", 61)}
     views = [view(0, Phase.COLLECTIVE, age_s=61), view(1, Phase.FORWARD, age_s=61, node_rank=1)]
-    judgement = judge(views, LIMITS, silences)
+    judgement = diagnose(views, LIMITS, silences)
     assert words(judgement.verdicts) == ["waiting", "silent"]
     assert judgement.cause == "node 1 (host gpu-b) has not been heard from for 61 s"
-    assert not judge([view(0, age_s=5), views[1]], LIMITS, silences).stop
-    assert not judge(views, LIMITS, {1: Silence("gpu-b", 59)}).stop
+    assert not diagnose([view(0, age_s=5), views[1]], LIMITS, silences).stop
+    assert not diagnose(views, LIMITS, {1: Silence("gpu-b", 59)}).stop
 
 
 def test_a_node_that_knows_nothing_of_the_silent_one_reports_all_the_same() -> None:
-    judgement = judge([view(2, Phase.COLLECTIVE, age_s=61, node_rank=1)], LIMITS, {0: Silence("gpu-a", 61)})
+    judgement = diagnose([view(2, Phase.COLLECTIVE, age_s=61, node_rank=1)], LIMITS, {0: Silence("gpu-a", 61)})
     assert judgement.stop
     assert "node 0 (host gpu-a)" in judgement.cause
 
@@ -380,14 +382,16 @@ def test_whenever_a_run_is_stopped_somebody_is_to_blame_and_not_all_are_waiting(
         )
         for rank, (phase, step, age_s, state, microbatch, collectives, ended_s) in enumerate(ranks)
     ]
-    judgement = judge(views, LIMITS)
+    judgement = diagnose(views, LIMITS)
     assert len(judgement.verdicts) == len(views)
     assert judgement.stop == bool(judgement.cause)
     blamed = [verdict for verdict in judgement.verdicts if verdict.is_culprit]
     if judgement.stop:
         assert blamed
-        assert any(verdict.word is not Word.WAITING for verdict in judgement.verdicts)
-    assert all(verdict.word is not Word.WAITING and verdict.word is not Word.RUNNING for verdict in blamed)
+        assert any(verdict.word is not DiagnosisKind.WAITING for verdict in judgement.verdicts)
+    assert all(
+        verdict.word is not DiagnosisKind.WAITING and verdict.word is not DiagnosisKind.RUNNING for verdict in blamed
+    )
 
 
 @given(RANKS)
@@ -399,4 +403,4 @@ def test_nobody_is_stopped_for_silence_within_all_limits(
         for rank, (phase, step, age_s, _, microbatch, collectives, _) in enumerate(ranks)
         if phase is not Phase.FAILED
     ]
-    assert not judge(views, LIMITS).stop
+    assert not diagnose(views, LIMITS).stop

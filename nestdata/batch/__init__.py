@@ -1,0 +1,1 @@
+"""From a microbatch index to clean and noisy audio."""

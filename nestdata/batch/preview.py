@@ -1,0 +1,141 @@
+"""One batch made visible and audible: pictures, sound, one page, and digests to compare batches by.
+
+Written for eyes and ears, not for a model: the log-mel pictures use torchaudio's own settings and are no features.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import soundfile
+import torch
+import torchaudio
+from numpy.typing import NDArray
+
+from nestdata.batch.batch import AudioNoiseBatch
+from nestdata.batch.mix import Mix
+
+_SIGNALS = ("clean", "noise", "noisy")
+_COLOURS = {"clean": "#2f6f9f", "noise": "#b5532a", "noisy": "#4b4b4b"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreviewRow:
+    """What the table of a preview says about one cut."""
+
+    cut: str
+    seconds: float
+    mode: str
+    noise: str
+    """What was mixed in: ids of noise or speech cuts, `white noise`, or empty."""
+
+    snr_db: float | None
+    padding: float
+    """Share of this cut's row that is padding."""
+
+
+def preview_rows(batch: AudioNoiseBatch, sampling_rate: int) -> list[PreviewRow]:
+    """Returns one row of the table for every cut of a batch."""
+    width = batch.audio.shape[1]
+    return [
+        PreviewRow(
+            cut=cut_id,
+            seconds=int(length) / sampling_rate,
+            mode=mix.mode,
+            noise=" + ".join(mix.sources),
+            snr_db=None if mix.mode == "none" else mix.snr_db,
+            padding=1.0 - int(length) / width,
+        )
+        for cut_id, length, mix in zip(batch.sample_id, batch.audio_len, batch.mixes, strict=True)
+    ]
+
+
+def batch_digest(batch: AudioNoiseBatch) -> dict[str, Any]:
+    """Returns what a batch holds as plain values, with the SHA-256 of the bytes of every tensor.
+
+    Two batches with equal digests are equal byte for byte.
+    """
+    return {
+        "key": batch.key._asdict(),
+        "sample_id": batch.sample_id,
+        "mixes": [_plain(mix) for mix in batch.mixes],
+        "tensors": {
+            name: {
+                "shape": list(tensor.shape),
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "sha256": hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest(),
+            }
+            for name, tensor in batch.tensors().items()
+        },
+    }
+
+
+def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | Path, *, max_cuts: int = 8) -> Path:
+    """Writes pictures and sound of up to `max_cuts` cuts, `batch.json`, and a page that shows them together.
+
+    Returns:
+        The page, `index.html` in the directory, which is made if need be. Files of an earlier preview with the same
+        names are replaced.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    rows = preview_rows(batch, sampling_rate)
+    shown = []
+    for i in range(min(max_cuts, len(rows))):
+        length = int(batch.audio_len[i])
+        tensors = (batch.audio, batch.noise, batch.noisy_audio)
+        signals = {name: tensor[i, :length].numpy() for name, tensor in zip(_SIGNALS, tensors, strict=True)}
+        stem = f"{i:02d}"
+        for name, samples in signals.items():
+            # Float, because a noisy signal may leave [-1, 1] and must not be clipped by looking at it.
+            soundfile.write(directory / f"{stem}_{name}.wav", samples, sampling_rate, subtype="FLOAT")
+        _draw(signals, batch.mixes[i], rows[i], sampling_rate, directory / f"{stem}.png")
+        shown.append({"row": rows[i], "stem": stem})
+    (directory / "batch.json").write_text(json.dumps(batch_digest(batch), indent=2) + "\n")
+    page = directory / "index.html"
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("nestdata"), autoescape=True)
+    template = environment.get_template("preview.html")
+    page.write_text(template.render(batch=batch, rows=rows, shown=shown, signals=_SIGNALS, rate=sampling_rate))
+    return page
+
+
+def _plain(mix: Mix) -> dict[str, Any]:
+    return {**asdict(mix), "snr_db": None if mix.mode == "none" else mix.snr_db}
+
+
+def _draw(signals: dict[str, NDArray[np.float32]], mix: Mix, row: PreviewRow, rate: int, path: Path) -> None:
+    from matplotlib.figure import Figure  # not pyplot: no global state, and no display is looked for
+
+    figure = Figure(figsize=(10, 8.4), layout="constrained")
+    axes = figure.subplots(6, 1, sharex=True, height_ratios=[1, 1.4] * 3)
+    what = row.mode if row.snr_db is None else f"{row.mode} ({row.noise}) at {row.snr_db:.1f} dB"
+    figure.suptitle(f"{row.cut}: {what}", fontsize=11)
+    peak = max(float(np.abs(samples).max()) for samples in signals.values()) or 1.0
+    mels = {name: _log_mel_db(samples, rate) for name, samples in signals.items()}
+    top_db = max(float(mel.max()) for mel in mels.values())
+    for i, (name, samples) in enumerate(signals.items()):
+        wave, spectrum = axes[2 * i], axes[2 * i + 1]
+        wave.plot(np.arange(len(samples)) / rate, samples, color=_COLOURS[name], linewidth=0.5)
+        wave.set(ylim=(-1.05 * peak, 1.05 * peak), ylabel=name)
+        for start, number in mix.segments:
+            wave.axvspan(start / rate, (start + number) / rate, color="#b5532a", alpha=0.12, linewidth=0)
+        extent = (0, len(samples) / rate, 0, mels[name].shape[0])
+        spectrum.imshow(
+            mels[name], origin="lower", aspect="auto", extent=extent, cmap="magma", vmin=top_db - 80, vmax=top_db
+        )
+        spectrum.set(ylabel="mel bin", yticks=[0, 40, 80])
+    axes[-1].set_xlabel("seconds")
+    figure.savefig(path, dpi=80)
+
+
+def _log_mel_db(samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
+    to_mel = torchaudio.transforms.MelSpectrogram(
+        rate, n_fft=512, hop_length=max(1, rate // 100), n_mels=80, norm="slaney"
+    )
+    power = to_mel(torch.from_numpy(samples.copy()))
+    decibels: NDArray[np.float32] = (10 * torch.log10(power + 1e-10)).numpy()
+    return decibels

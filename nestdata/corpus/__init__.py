@@ -1,0 +1,1 @@
+"""Prepared corpora: cuts on disk, their audio, and the sample bank."""

@@ -1,0 +1,182 @@
+"""A prepared corpus: a directory of cuts with an index sorted by length, written once and opened by every process.
+
+    meta.json        format version, sampling rate, counts, hours, settings, content fingerprint
+    cuts.jsonl       Lhotse MonoCuts, one a line, in the order of the input
+    index.npy        int64 (2, num_cuts), sorted by length: samples of each cut, and where its line starts
+    rejected.jsonl   every input that was left out: where it stood, and why
+    report.html      durations, hours by language and speaker, rejects, as pictures
+    bank.pcm, .npy   with `--pcm`, all samples (see `nestdata.corpus.bank`)
+
+Both large files are memory-mapped, so that opening costs the same for any size, all processes share the pages,
+and a corpus can be used after a fork. How one is written is the business of `prepare`.
+"""
+
+import json
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from lhotse import MonoCut
+from numpy.typing import NDArray
+
+import nestguard
+from nestdata.corpus.audio import load_samples
+from nestdata.corpus.bank import SampleBank
+from nestdata.errors import ConfigError, CorpusError
+
+FORMAT_VERSION = 2
+
+
+class Corpus:
+    """Cuts by rank of length: `corpus[0]` is the shortest, `corpus[-1]` the longest."""
+
+    path: Path
+    meta: dict[str, Any]
+
+    def __init__(
+        self,
+        path: Path,
+        meta: dict[str, Any],
+        index: NDArray[np.int64],
+        lines: mmap.mmap,
+        bank: SampleBank | None = None,
+    ) -> None:
+        self.path = path
+        self.meta = meta
+        self._index = index
+        self._lines = lines
+        self._bank = bank
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Corpus":
+        """Opens a corpus directory without reading its cuts.
+
+        Raises:
+            CorpusError: There is no corpus at this path, it was written in another format, or a part is missing.
+        """
+        path = Path(path)
+        if not (path / "meta.json").is_file():
+            found = "is not a corpus (it has no meta.json)" if path.exists() else "does not exist"
+            raise CorpusError(f"{path}: {found}. Make one with `nestdata prepare MANIFEST -o {path}`.")
+        try:
+            meta = json.loads((path / "meta.json").read_text())
+            if meta["format_version"] != FORMAT_VERSION:
+                raise CorpusError(
+                    f"{path}: written in format {meta['format_version']}, this version reads format {FORMAT_VERSION}. "
+                    "Prepare it again."
+                )
+            # As a plain array, whose elements are read faster than those of a memmap.
+            index = np.asarray(np.load(path / "index.npy", mmap_mode="r"))
+            with (path / "cuts.jsonl").open("rb") as file:
+                lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if index.shape != (2, meta["num_cuts"]) or len(lines) != meta["num_bytes"]:
+                raise ValueError("index.npy or cuts.jsonl is not the size that meta.json says")
+            bank = SampleBank.open(path, index[0]) if (path / "bank.npy").is_file() else None
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            raise CorpusError(f"{path}: the corpus is damaged ({error}). Prepare it again.") from error
+        return cls(path, meta, index, lines, bank)
+
+    @property
+    def num_samples(self) -> NDArray[np.int64]:
+        """Length of every cut in samples at `sampling_rate`, ascending, shape (num_cuts,); memory-mapped."""
+        lengths: NDArray[np.int64] = self._index[0]
+        return lengths
+
+    @property
+    def sampling_rate(self) -> int:
+        """Rate in Hz at which the cuts are loaded."""
+        return int(self.meta["sampling_rate"])
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content: the ids, places, channels and lengths of all cuts, but not the folder they lie in."""
+        return str(self.meta["fingerprint"])
+
+    @property
+    def hours(self) -> float:
+        """Hours of audio in all cuts together."""
+        return float(self.meta["hours"])
+
+    def __len__(self) -> int:
+        return int(self.meta["num_cuts"])
+
+    def __getitem__(self, row: int) -> MonoCut:
+        """Returns the row-th shortest cut, read from disk at a cost that does not depend on the size."""
+        data = self.line(row)
+        try:
+            del data["type"]
+            return MonoCut.from_dict(data)
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged(row, error) from error
+
+    def num_samples_of(self, row: int) -> int:
+        """Returns the length of one cut in samples."""
+        return int(self._index[0, row])
+
+    def check_rate(self, other: "Corpus") -> None:
+        """Raises ConfigError where two corpora that go together have different sampling rates."""
+        if self.sampling_rate != other.sampling_rate:
+            raise ConfigError(
+                f"{self.path} is at {self.sampling_rate} Hz and {other.path} at {other.sampling_rate} Hz. "
+                f"Prepare it with --sampling-rate {other.sampling_rate}."
+            )
+
+    def line(self, row: int) -> dict[str, Any]:
+        """Returns the same as the plain values that stand in `cuts.jsonl`.
+
+        Raises:
+            IndexError: There is no such row.
+            CorpusError: The line is damaged.
+        """
+        num_cuts = len(self)
+        if not -num_cuts <= row < num_cuts:
+            raise IndexError(f"row {row} of a corpus of {num_cuts} cuts")
+        start = int(self._index[1, row])
+        try:
+            data: dict[str, Any] = orjson.loads(self._lines[start : self._lines.find(b"\n", start)])
+        except ValueError as error:
+            raise self._damaged(row, error) from error
+        return data
+
+    def load(
+        self,
+        row: int,
+        *,
+        start: int = 0,
+        num_samples: int | None = None,
+        out: NDArray[np.float32] | None = None,
+    ) -> tuple[str, NDArray[np.float32]]:
+        """Returns the id of the row-th shortest cut and its samples, or a part of them.
+
+        Args:
+            row: Counted from the shortest cut.
+            start: First sample to read, counted from the start of the cut.
+            num_samples: How many to read; all to the end of the cut by default.
+            out: Where the samples go; a new array by default.
+
+        Raises:
+            AudioError: The audio cannot be used; the message names the cut.
+        """
+        line = self.line(row)
+        nestguard.current().note_cut(line["id"])
+        if out is None:
+            out = np.empty(int(self._index[0, row]) - start if num_samples is None else num_samples, np.float32)
+        if self._bank is None:
+            load_samples(line, start=start, num_samples=len(out), out=out)
+        else:
+            self._bank.read(row, line["id"], start, out)
+        return line["id"], out
+
+    def _damaged(self, row: int, error: Exception) -> CorpusError:
+        return CorpusError(
+            f"{self.path}: the line of cuts.jsonl at byte {self._index[1, row]} is damaged ({error}). "
+            "Prepare the corpus again."
+        )
+
+    def __repr__(self) -> str:
+        return f"Corpus({str(self.path)!r}, {len(self)} cuts, {self.hours:.2f} h, {self.sampling_rate} Hz)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Corpus.open, (self.path,)

@@ -1,0 +1,1 @@
+"""Which cuts are in which microbatch of which optimizer step."""

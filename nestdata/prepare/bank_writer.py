@@ -1,0 +1,101 @@
+"""Decodes all audio of a corpus into its sample bank (see `nestdata.corpus.bank`), by any number of processes."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from nestdata.corpus.audio import load_samples
+from nestdata.corpus.bank import FULL_SCALE, RECORD
+from nestdata.errors import AudioError
+from nestdata.prepare.pool import Pool
+
+_log = logging.getLogger(__name__)
+_CUTS_PER_TASK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    directory: str
+    stored_in: str
+    lines: list[bytes]
+    num_samples: list[int]
+    start: int
+    """Where the samples of the first line go."""
+
+
+def write_bank(directory: Path, stored_in: Path, pool: Pool) -> None:
+    """Writes the sample bank of a corpus. A cut that cannot be read is noted in it as such.
+
+    Args:
+        directory: Where cuts.jsonl and index.npy are.
+        stored_in: What the directory will be called, and its audio is called in cuts.jsonl already.
+        pool: Decodes and writes.
+    """
+    lengths, offsets = np.load(directory / "index.npy", mmap_mode="r")
+    ends = np.cumsum(lengths)
+    with (directory / "bank.pcm").open("wb") as file:
+        file.truncate(2 * int(ends[-1]))
+    records = np.empty(len(ends), RECORD)
+    records["start"] = ends - lengths
+    tasks = _tasks(directory, stored_in, lengths, offsets)
+    records["gain"] = np.concatenate(list(pool.map(_write_lines, tasks)))
+    np.save(directory / "bank.npy", records)
+    if num_bad := int(np.isnan(records["gain"]).sum()):
+        _log.warning("%s: %d of %d cuts could not be decoded and will not be drawn", stored_in, num_bad, len(ends))
+
+
+def _tasks(directory: Path, stored_in: Path, lengths: NDArray[np.int64], offsets: NDArray[np.int64]) -> Iterator[_Task]:
+    start = 0
+    with (directory / "cuts.jsonl").open("rb") as file:
+        for first in range(0, len(lengths), _CUTS_PER_TASK):
+            lines = []
+            for offset in offsets[first : first + _CUTS_PER_TASK].tolist():
+                file.seek(offset)
+                lines.append(file.readline())
+            num_samples = lengths[first : first + _CUTS_PER_TASK].tolist()
+            yield _Task(str(directory), str(stored_in), lines, num_samples, start)
+            start += sum(num_samples)
+
+
+def _write_lines(task: _Task) -> NDArray[np.float32]:
+    """Writes the samples of some cuts; returns what each has to be multiplied by, NaN where it cannot be read."""
+    gains = np.full(len(task.lines), np.nan, np.float32)
+    with Path(task.directory, "bank.pcm").open("r+b") as file:
+        file.seek(2 * task.start)
+        for i, (line, num_samples) in enumerate(zip(task.lines, task.num_samples, strict=True)):
+            row = orjson.loads(line)
+            for source in row["recording"]["sources"]:
+                source["source"] = _path_now(source["source"], task)
+            try:
+                samples = load_samples(row, num_samples=num_samples)
+            except AudioError:
+                file.seek(2 * num_samples, 1)
+                continue
+            scale = _scale_of(samples)
+            file.write(np.rint(samples * (FULL_SCALE / scale)).astype("<i2").tobytes())
+            gains[i] = scale / FULL_SCALE
+    return gains
+
+
+def _path_now(source: Any, task: _Task) -> Any:
+    """Returns where audio lies until its directory is renamed."""
+    inside = f"{task.stored_in}/"
+    return f"{task.directory}/{source[len(inside) :]}" if str(source).startswith(inside) else source
+
+
+def _scale_of(samples: NDArray[np.float32]) -> float:
+    """Returns the least power of two, from 1 on, by which samples are divided so that none is clipped.
+
+    A power of two keeps what was 16-bit exact.
+    """
+    highest, lowest = FULL_SCALE * float(samples.max()), FULL_SCALE * float(samples.min())
+    scale = 1.0
+    while highest / scale >= FULL_SCALE - 0.5 or lowest / scale < -FULL_SCALE - 0.5:
+        scale *= 2
+    return scale

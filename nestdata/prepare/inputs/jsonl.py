@@ -1,0 +1,213 @@
+"""Manifests of one JSON object a line: NeMo's, and Lhotse's cuts and recordings."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from lhotse import MonoCut
+
+from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.entry import (
+    MOST_SECONDS,
+    Entry,
+    check_command,
+    count_lines,
+    cut_id_of,
+    names_shards,
+    open_lines,
+    resolve,
+)
+
+AUDIO_KEYS = ("audio_filepath", "audio_filename")
+_SPAN_KEYS = frozenset({*AUDIO_KEYS, "offset", "duration"})
+
+
+class _JsonLines:
+    path: Path
+
+    def items(self) -> Iterator[bytes]:
+        with open_lines(self.path) as file:
+            yield from file
+
+    def where(self, number: int) -> str:
+        return f"{self.path}:{number}"
+
+    def count(self) -> int | None:
+        return count_lines(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class NemoManifest(_JsonLines):
+    """`audio_filepath` or `audio_filename`, relative to the manifest, with `offset`, `duration` and labels."""
+
+    path: Path
+    root: str
+    directory: str
+
+    def entry(self, number: int, item: bytes) -> Entry | None:
+        """Makes an entry of a line; None for a blank one."""
+        row = parse_object(item, self.path, number)
+        if row is None:
+            return None
+        where = self.where(number)
+        name = row.get("audio_filepath") or row.get("audio_filename")
+        if not isinstance(name, str) or not os.path.basename(name) or "\0" in name:
+            raise ManifestError(_what_is_wrong_with_name(row, where))
+        if "shard_id" in row or names_shards(name):
+            raise ManifestError(
+                f"{where}: a line of a tarred data set ({_shard(row, name)}), which is not read as such. Unpack its "
+                "tars into one folder, and give that folder, or a manifest of its files without shard_id."
+            )
+        path = resolve(self.directory, name)
+        offset, duration = seconds(row, "offset", where), seconds(row, "duration", where)
+        cut_id = cut_id_of(path, self.root)
+        if cut_id.startswith("/") and not name.startswith("/"):
+            cut_id = os.path.relpath(cut_id, self.root)  # so that it does not say where the manifest lies either
+        if offset is not None:
+            cut_id += span_suffix(offset, duration)
+        labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}
+        return Entry(where, cut_id, path, offset or 0.0, duration, labels=labels)
+
+
+@dataclass(frozen=True, slots=True)
+class LhotseManifest(_JsonLines):
+    """Lhotse MonoCuts, or recordings, each of which is then a cut."""
+
+    path: Path
+    directory: str
+    """What relative paths are relative to: the current directory, as in Lhotse."""
+
+    channel: int
+    """Which channel of a recording is the cut."""
+
+    allow_commands: bool
+
+    def entry(self, number: int, item: bytes) -> Entry | None:
+        """Makes an entry of a line; None for a blank one."""
+        row = parse_object(item, self.path, number)
+        if row is None:
+            return None
+        where = self.where(number)
+        try:
+            cut = self._cut(row, where)
+        except ManifestError:
+            raise
+        except Exception as error:  # Lhotse raises whatever its constructors meet
+            raise ManifestError(
+                f"{where}: not a Lhotse cut or recording ({type(error).__name__}: {error}). Fix this line."
+            ) from error
+        for source in cut["recording"]["sources"]:
+            self._check_source(source, where)
+            if source["type"] == "file":
+                source["source"] = resolve(self.directory, source["source"])
+        return Entry(where, cut["id"], cut=cut)
+
+    def _cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+        kind = row.pop("type", "Recording" if "sources" in row else "MonoCut")
+        if kind not in ("MonoCut", "Cut", "Recording"):
+            raise ManifestError(
+                f"{where}: a {kind} where a MonoCut was expected. Reduce it to cuts of one channel in Lhotse first."
+            )
+        if kind == "Recording":
+            whole = {"start": 0.0, "duration": row.get("duration"), "channel": self.channel}
+            row = {"id": row.get("id"), **whole, "recording": row}
+        _check_cut(row, where)
+        cut = dict(MonoCut.from_dict(row).to_dict())
+        _check_recording(cut, where)
+        for label in cut["supervisions"]:
+            label |= {key: str(label[key]) for key in ("language", "speaker") if key in label}
+            if "alignment" in label:  # of tuples with names, which are no JSON
+                label["alignment"] = {kind: [*map(list, items)] for kind, items in label["alignment"].items()}
+        return cut
+
+    def _check_source(self, source: dict[str, Any], where: str) -> None:
+        kind, place = source.get("type"), source.get("source")
+        if kind == "command":
+            check_command(str(place), where, allowed=self.allow_commands)
+        elif kind not in ("file", "url") or not isinstance(place, str):
+            raise ManifestError(
+                f"{where}: audio of type {kind!r}, which this line does not hold. Write it to files in Lhotse first, "
+                "with `CutSet.save_audios`."
+            )
+
+
+def parse_object(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
+    """Reads one line; None for a blank one.
+
+    Raises:
+        ManifestError: It is not a JSON object.
+    """
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        if not line.strip():
+            return None
+        try:
+            row = json.loads(line)  # knows NaN, which Python writes where a score is none
+        except (ValueError, RecursionError):
+            raise ManifestError(
+                f"{path}:{number}: not JSON ({error.msg}, at character {error.pos + 1}). Every line must be one JSON "
+                "object; fix or drop it."
+            ) from error
+    if not isinstance(row, dict):
+        raise ManifestError(f"{path}:{number}: {type(row).__name__} where a JSON object was expected. Fix or drop it.")
+    return row
+
+
+def seconds(row: dict[str, Any], key: str, where: str) -> float | None:
+    """Returns a number of seconds, or None where there is none.
+
+    Raises:
+        ManifestError: It is not a number, or negative.
+    """
+    value = row.get(key)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value < MOST_SECONDS:
+        raise ManifestError(f"{where}: {key} is {value!r}. Give seconds as a number from 0 to {MOST_SECONDS:g}.")
+    return float(value)
+
+
+def span_suffix(offset: float, duration: float | None) -> str:
+    """Returns what tells the spans of one file apart in their ids."""
+    return f"@{offset:.3f}" if duration is None else f"@{offset:.3f}+{duration:.3f}"
+
+
+def _check_cut(row: dict[str, Any], where: str) -> None:
+    if not isinstance(row.get("id"), str) or not row["id"]:
+        raise ManifestError(f"{where}: the id is {row.get('id')!r}. Give a string.")
+    if not row.get("recording"):
+        raise ManifestError(f"{where}: the cut has no recording. Add it, or drop this line.")
+    for key in ("start", "duration"):
+        if seconds(row, key, where) is None:
+            raise ManifestError(f"{where}: the cut has no {key}. Add it, or drop this line.")
+
+
+def _check_recording(cut: dict[str, Any], where: str) -> None:
+    """Looks at what Lhotse takes as it comes."""
+    recording = cut["recording"]
+    numbers = {key: recording.get(key) for key in ("sampling_rate", "num_samples")} | {"channel": cut.get("channel")}
+    for key, value in numbers.items():
+        if type(value) is not int or not (key == "sampling_rate") <= value < 1 << 50:
+            raise ManifestError(f"{where}: {key} is {value!r}. Fix this line.")
+    if seconds(recording, "duration", where) is None:
+        raise ManifestError(f"{where}: the recording has no duration. Add it, or drop this line.")
+    for source in recording["sources"]:
+        channels = source.get("channels")
+        if not isinstance(channels, list) or not all(type(channel) is int for channel in channels):
+            raise ManifestError(f"{where}: the channels of a source are {channels!r}. Give a list of numbers.")
+
+
+def _shard(row: dict[str, Any], name: str) -> str:
+    return f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
+
+
+def _what_is_wrong_with_name(row: dict[str, Any], where: str) -> str:
+    if not any(key in row for key in AUDIO_KEYS):
+        return f"{where}: the key audio_filepath is missing. Add it, or drop this line."
+    name = next(row[key] for key in AUDIO_KEYS if key in row)
+    return f"{where}: audio_filepath is {name!r}. Give the path of one file as a string."

@@ -1,0 +1,160 @@
+"""Kaldi data directories: wav.scp, and segments, text, utt2spk, utt2lang, utt2dur and reco2dur where they are there.
+
+Lhotse's own reader stops at the first recording that it cannot open and gives up when a fifth of them are broken, so
+the files are read here. The one that lists the utterances is read line by line; the others are held in memory.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import filterfalse, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.entry import MOST_SECONDS, Entry, check_command, count_lines, open_lines, resolve
+
+_LABEL_FILES = {"text": "text", "utt2spk": "speaker", "utt2lang": "language"}
+# So many relative paths are tried before it is settled what they are relative to.
+_MOST_TRIED = 100
+
+
+class _Span(NamedTuple):
+    """A line of the file that lists utterances."""
+
+    utterance: str
+    recording: str
+    audio: str
+    """What wav.scp says: a path, or a command and a pipe."""
+
+    offset: float = 0.0
+    end: float | None = None
+    """In seconds; None for the end of the recording."""
+
+
+class _Utterance(NamedTuple):
+    utterance: str
+    audio: str
+    offset: float
+    duration: float | None
+    labels: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KaldiDirectory:
+    """Utterances of `segments`, or without one the recordings of `wav.scp`, by their Kaldi ids."""
+
+    path: Path
+    directory: str
+    """What relative paths are relative to, absolute."""
+
+    allow_commands: bool
+    has_segments: bool
+
+    def items(self) -> Iterator[_Utterance | None]:
+        """Yields utterances with all that is known of them; None for a blank line."""
+        labels = {name: self._table(file) for file, name in _LABEL_FILES.items()}
+        utterances, recordings = self._durations("utt2dur"), self._durations("reco2dur")
+        for span in self._segments() if self.has_segments else self._recordings():
+            if span is None:
+                yield None
+                continue
+            duration = utterances.get(span.utterance) if span.end is None else span.end - span.offset
+            if duration is None and span.recording in recordings:
+                duration = max(recordings[span.recording] - span.offset, 0.0)
+            found = {name: values[span.utterance] for name, values in labels.items() if span.utterance in values}
+            yield _Utterance(span.utterance, span.audio, span.offset, duration, found)
+
+    def entry(self, number: int, item: _Utterance | None) -> Entry | None:
+        """Makes an entry of an utterance; None for a blank line."""
+        if item is None:
+            return None
+        where = self.where(number)
+        if item.audio.endswith("|"):
+            check_command(item.audio, where, allowed=self.allow_commands)
+            command = item.audio[:-1].strip()
+            return Entry(where, item.utterance, "", item.offset, item.duration, labels=item.labels, command=command)
+        if ".ark:" in item.audio:
+            raise ManifestError(f"{where}: {item.audio!r} lies in a Kaldi archive. Write it to audio files first.")
+        path = resolve(self.directory, item.audio)
+        return Entry(where, item.utterance, path, item.offset, item.duration, labels=item.labels)
+
+    def where(self, number: int) -> str:
+        """Names the line of `segments` or, without one, of `wav.scp`."""
+        return f"{self.path}/{'segments' if self.has_segments else 'wav.scp'}:{number}"
+
+    def count(self) -> int | None:
+        """Returns the number of lines."""
+        return count_lines(self.path / ("segments" if self.has_segments else "wav.scp"))
+
+    def _recordings(self) -> Iterator[_Span | None]:
+        for row in _rows(self.path / "wav.scp", "a recording and its file or command"):
+            yield _Span(row[0], row[0], row[1]) if row else None
+
+    def _segments(self) -> Iterator[_Span | None]:
+        audio = self._table("wav.scp")
+        rows = _rows(self.path / "segments", "an utterance, a recording, a start and an end in seconds", 4)
+        for number, row in enumerate(rows, start=1):
+            if row is None:
+                yield None
+                continue
+            utterance, recording, *times = row
+            if recording not in audio:
+                raise ManifestError(f"{self.where(number)}: recording {recording!r} is not in wav.scp. Add it there.")
+            start, end = (_number(time, self.where(number)) for time in times)
+            if start < 0 or 0 <= end <= start:
+                raise ManifestError(f"{self.where(number)}: from {start:g} s to {end:g} s. Fix or drop this line.")
+            yield _Span(utterance, recording, audio[recording], start, end if end >= 0 else None)
+
+    def _table(self, name: str) -> dict[str, str]:
+        """Returns what a file says of each utterance or recording; nothing where there is no such file."""
+        if not (self.path / name).is_file():
+            return {}
+        what = "a recording and its file or command" if name == "wav.scp" else ""
+        return {row[0]: row[1] for row in _rows(self.path / name, what) if row}
+
+    def _durations(self, name: str) -> dict[str, float]:
+        return {key: _number(value, f"{self.path / name}, {key}") for key, value in self._table(name).items()}
+
+
+def base_directory(path: Path) -> str:
+    """Returns what the paths of wav.scp are relative to.
+
+    Kaldi takes them relative to where a recipe runs; a directory that was moved has them relative to itself. The first
+    one that is there tells.
+    """
+    own = os.path.abspath(path)
+    names = (row[1] for row in _rows(path / "wav.scp") if row and row[1] and not row[1].endswith("|"))
+    for name in islice(filterfalse(os.path.isabs, names), _MOST_TRIED):
+        for directory in (os.getcwd(), own):
+            if os.path.exists(os.path.join(directory, name)):
+                return directory
+    return own
+
+
+def _rows(path: Path, expected: str = "", num_fields: int = 2) -> Iterator[list[str] | None]:
+    """Yields the fields of each line, or None for a blank one.
+
+    Args:
+        path: The file.
+        expected: What a line must hold, for the error where it does not; without, missing fields are empty.
+        num_fields: So many. The last of two may hold spaces.
+    """
+    with open_lines(path) as file:
+        for number, line in enumerate(file, start=1):
+            # As bytes, because text may hold spaces of other kinds.
+            fields = line.strip().split(None, 1 if num_fields == 2 else -1)
+            row = [field.decode(errors="surrogateescape") for field in fields]
+            if expected and row and len(row) != num_fields:
+                raise ManifestError(f"{path}:{number}: not {expected}: {line[:80]!r}. Fix or drop this line.")
+            yield [*row, *[""] * (num_fields - len(row))] if row else None
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+        if abs(value) < MOST_SECONDS:
+            return value
+    except ValueError:
+        pass
+    raise ManifestError(f"{where}: {text!r} is not a number of seconds. Fix or drop this line.")

@@ -1,0 +1,120 @@
+"""The report of a corpus: one page with durations, hours by language and speaker, rejects, and what a plan would pad.
+
+The pictures are plain bars that the page itself draws, so that it is made in milliseconds and needs nothing beside it.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import jinja2
+import numpy as np
+
+from nestdata.errors import PlanError
+from nestdata.plan.batch_plan import BatchPlan, PlanConfig
+from nestdata.plan.layout import Lengths
+from nestdata.plan.summary import summarise_plan
+from nestdata.prepare.probe import RejectReason
+
+_NUM_BINS = 48
+_NUM_TICKS = 7
+_MOST_NAMES = 30
+_BUDGETS_S = (60.0, 120.0, 240.0, 480.0)
+_MICROBATCHES = 8
+_ADVICE: dict[str, str] = {
+    "missing": "Check the paths, which are taken relative to the manifest.",
+    "empty": "Copy the files again, or drop the lines.",
+    "unreadable": "Convert the files again.",
+    "truncated": "Copy the files again: they end before their own headers say.",
+    "unknown_length": "Re-encode the files: their headers, written to a pipe, do not say how long they are.",
+    "wrong_duration": "Rebuild the manifest from the audio that is there now.",
+    "not_finite": "Convert the files again: they hold NaN or Inf.",
+    "silent": "See that the right channel is read (--channel).",
+    "too_short": "Lower --min-seconds to keep them.",
+    "too_long": "Raise --max-seconds, or cut them with --window.",
+    "duplicate_id": "Drop one of the two, or give the span of each line an offset.",
+    "rate_too_low": "Lower --min-rate to keep them.",
+    "no_such_channel": "Give another --channel.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    name: str
+    value: float
+    share: float
+    """Of the longest bar."""
+
+
+def write_report(directory: Path, name: str, meta: dict[str, Any], hours_by: dict[str, dict[str, float]]) -> None:
+    """Writes `report.html` into a corpus directory that is not yet whole.
+
+    Args:
+        directory: Where `index.npy` and `rejected.jsonl` are.
+        name: What the corpus will be called.
+        meta: What `meta.json` will hold.
+        hours_by: Hours by name of each kind of label, most first, such as `{"language": {"en": 3.5}}`.
+    """
+    lengths, _ = np.asarray(np.load(directory / "index.npy", mmap_mode="r"))
+    rate = meta["sampling_rate"]
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("nestdata"), autoescape=True)
+    page = environment.get_template("report.html").render(
+        name=name,
+        meta=meta,
+        seconds=(int(lengths[0]) / rate, int(lengths[-1]) / rate),
+        durations=_durations(lengths, rate),
+        ticks=[f"{tick:.2g} s" for tick in np.geomspace(int(lengths[0]), int(lengths[-1]), _NUM_TICKS) / rate],
+        labels={kind: _bars(list(hours.items())[:_MOST_NAMES]) for kind, hours in hours_by.items() if hours},
+        left_out={kind: max(0, len(hours) - _MOST_NAMES) for kind, hours in hours_by.items()},
+        rejects=_bars((reason, float(number)) for reason, number in meta["rejected"].items()),
+        examples=_examples(directory / "rejected.jsonl", set(meta["rejected"])),
+        advice=_ADVICE,
+        plans=[_plan(lengths, rate, budget) for budget in _BUDGETS_S],
+        microbatches=_MICROBATCHES,
+    )
+    (directory / "report.html").write_text(page, encoding="utf-8", errors="backslashreplace")
+
+
+def _bars(values: Iterable[tuple[str, float]]) -> list[_Bar]:
+    values = list(values)
+    longest = max((value for _, value in values), default=0.0) or 1.0
+    return [_Bar(name, value, value / longest) for name, value in values]
+
+
+def _durations(lengths: Lengths, rate: int) -> list[_Bar]:
+    """Returns hours of audio by length, in bins that are equal on a logarithmic scale, named by where they begin."""
+    shortest, longest = int(lengths[0]), int(lengths[-1])
+    edges = np.geomspace(shortest, longest + 1, _NUM_BINS + 1)
+    edges = np.unique(np.ceil(edges - 1e-6).astype(np.int64))
+    # Sorted, so that a bin is a slice.
+    bounds = np.searchsorted(lengths, edges, "left").tolist()
+    hours = [float(lengths[first:stop].sum()) / rate / 3600 for first, stop in pairwise(bounds)]
+    names = [f"{low / rate:.3g} to {high / rate:.3g} s" for low, high in pairwise(edges.tolist())]
+    return _bars(zip(names, hours, strict=True))
+
+
+def _examples(path: Path, reasons: set[str]) -> dict[str, dict[str, Any]]:
+    """Returns the first reject of every reason."""
+    found: dict[str, dict[str, Any]] = {}
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            row = json.loads(line)
+            found.setdefault(row["reason"], row)
+            if len(found) == len(reasons):
+                break
+    return found
+
+
+def _plan(lengths: Lengths, rate: int, budget_s: float) -> dict[str, Any]:
+    config = PlanConfig(max_batch_seconds=budget_s, microbatches_per_step=_MICROBATCHES)
+    try:
+        plan = BatchPlan(lengths, rate, config, content="report")
+    except PlanError as error:
+        return {"seconds": budget_s, "error": str(error)}
+    return {"seconds": budget_s, "summary": summarise_plan(plan, [lengths], 1)}
+
+
+assert set(_ADVICE) == set(get_args(RejectReason))

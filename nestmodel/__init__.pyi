@@ -1,0 +1,202 @@
+"""The NEST network, its training with Lightning, and the tools around a trained encoder.
+
+The public names, and the modules that they are imported from at first use: importing the package is quick.
+"""
+
+from .config import (
+    EncoderConfig as EncoderConfig,
+)
+from .config import (
+    FeatureConfig as FeatureConfig,
+)
+from .config import (
+    MaskConfig as MaskConfig,
+)
+from .config import (
+    NestConfig as NestConfig,
+)
+from .config import (
+    OptimizerConfig as OptimizerConfig,
+)
+from .config import (
+    QuantizerConfig as QuantizerConfig,
+)
+from .config import (
+    preset_path as preset_path,
+)
+from .errors import (
+    ConfigError as ConfigError,
+)
+from .errors import (
+    ExtractError as ExtractError,
+)
+from .errors import (
+    NestModelError as NestModelError,
+)
+from .errors import (
+    ProbeError as ProbeError,
+)
+from .errors import (
+    TrainingError as TrainingError,
+)
+from .errors import (
+    WeightsError as WeightsError,
+)
+from .evaluate.classifier import ProbeScore as ProbeScore
+from .evaluate.encode import (
+    RejectedUtterance as RejectedUtterance,
+)
+from .evaluate.encode import (
+    Utterance as Utterance,
+)
+from .evaluate.encode import (
+    iterate_features as iterate_features,
+)
+from .evaluate.encode import (
+    parse_layers as parse_layers,
+)
+from .evaluate.extract import (
+    ExtractConfig as ExtractConfig,
+)
+from .evaluate.extract import (
+    ExtractReport as ExtractReport,
+)
+from .evaluate.extract import (
+    FeatureType as FeatureType,
+)
+from .evaluate.extract import (
+    FileFormat as FileFormat,
+)
+from .evaluate.extract import (
+    extract_features as extract_features,
+)
+from .evaluate.probe import run_probe as run_probe
+from .evaluate.report import (
+    ProbeConfig as ProbeConfig,
+)
+from .evaluate.report import (
+    ProbeReport as ProbeReport,
+)
+from .formats.conversion import (
+    ExportFormat as ExportFormat,
+)
+from .formats.conversion import (
+    export_model as export_model,
+)
+from .formats.conversion import (
+    import_model as import_model,
+)
+from .formats.weights import (
+    WeightParts as WeightParts,
+)
+from .formats.weights import (
+    WeightReport as WeightReport,
+)
+from .formats.weights import (
+    load_weights as load_weights,
+)
+from .formats.weights import (
+    read_config as read_config,
+)
+from .nn.encoder import ConformerEncoder as ConformerEncoder
+from .nn.network import NestNetwork as NestNetwork
+from .preflight.report import (
+    CheckReport as CheckReport,
+)
+from .preflight.report import (
+    CheckResult as CheckResult,
+)
+from .preflight.report import (
+    PreflightReport as PreflightReport,
+)
+from .preflight.run import (
+    PreflightConfig as PreflightConfig,
+)
+from .preflight.run import (
+    run_preflight as run_preflight,
+)
+from .training.callbacks.curves import Curves as Curves
+from .training.callbacks.health import (
+    Health as Health,
+)
+from .training.callbacks.health import (
+    UnhealthyTrainingWarning as UnhealthyTrainingWarning,
+)
+from .training.callbacks.stall_guard import StallGuard as StallGuard
+from .training.callbacks.throughput import (
+    PlainProgress as PlainProgress,
+)
+from .training.callbacks.throughput import (
+    Throughput as Throughput,
+)
+from .training.checkpoints import (
+    Checkpoints as Checkpoints,
+)
+from .training.checkpoints import (
+    newest_checkpoint as newest_checkpoint,
+)
+from .training.data import NestDataModule as NestDataModule
+from .training.module import NestModel as NestModel
+from .training.nonfinite import SkippedStepWarning as SkippedStepWarning
+from .training.preemption import (
+    Preempted as Preempted,
+)
+from .training.preemption import (
+    PreemptionHandler as PreemptionHandler,
+)
+
+__all__ = [
+    "CheckReport",
+    "CheckResult",
+    "Checkpoints",
+    "ConfigError",
+    "ConformerEncoder",
+    "Curves",
+    "EncoderConfig",
+    "ExportFormat",
+    "ExtractConfig",
+    "ExtractError",
+    "ExtractReport",
+    "FeatureConfig",
+    "FeatureType",
+    "FileFormat",
+    "Health",
+    "MaskConfig",
+    "NestConfig",
+    "NestDataModule",
+    "NestModel",
+    "NestModelError",
+    "NestNetwork",
+    "OptimizerConfig",
+    "PlainProgress",
+    "Preempted",
+    "PreemptionHandler",
+    "PreflightConfig",
+    "PreflightReport",
+    "ProbeConfig",
+    "ProbeError",
+    "ProbeReport",
+    "ProbeScore",
+    "QuantizerConfig",
+    "RejectedUtterance",
+    "SkippedStepWarning",
+    "StallGuard",
+    "Throughput",
+    "TrainingError",
+    "UnhealthyTrainingWarning",
+    "Utterance",
+    "WeightParts",
+    "WeightReport",
+    "WeightsError",
+    "export_model",
+    "extract_features",
+    "import_model",
+    "iterate_features",
+    "load_weights",
+    "newest_checkpoint",
+    "parse_layers",
+    "preset_path",
+    "read_config",
+    "run_preflight",
+    "run_probe",
+]

@@ -1,0 +1,1 @@
+"""Encoder features and the linear probe."""

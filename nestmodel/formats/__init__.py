@@ -1,0 +1,1 @@
+"""Model files: NeMo, Hugging Face, safetensors, ONNX, and checkpoints."""

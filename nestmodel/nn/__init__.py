@@ -1,0 +1,1 @@
+"""The network: features, targets, masks, encoder and loss, as plain PyTorch modules."""

@@ -1,0 +1,69 @@
+"""Random-projection quantizer: the tokens of clean speech that the model learns to predict.
+
+Owns the frozen projection and codebooks, and the search for the nearest code. Leaves the choice of what to quantize
+to the caller. Guarantees the same tokens in every precision mode of a run.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from nestmodel.config import QuantizerConfig
+from nestmodel.nn.features import exact_matmul
+
+MAX_SCORES = 2**25
+"""Scores held at once while searching, so that memory does not grow with the batch (256 MiB in double precision)."""
+
+MAX_SCORES_ON_CPU = 2**22
+"""The same on a CPU, where fewer stay in its cache and take half the time (16 MiB in float32)."""
+
+
+class RandomProjectionQuantizer(nn.Module):
+    """Gives each stack of frames the nearest code of every codebook.
+
+    Parameters are frozen rather than buffers: data-parallel training sends buffers to all ranks at each step.
+
+    Source: NEST, arXiv:2408.13106, section 3.2, after BEST-RQ, arXiv:2202.01855. Differs from NeMo, which takes the
+    distance to every code in float64: one matrix product and an argmax give the same tokens.
+    """
+
+    def __init__(self, config: QuantizerConfig, *, dim: int, num_stacked: int) -> None:
+        super().__init__()
+        self.distance = config.distance
+        self.proj = nn.Linear(dim * num_stacked, config.num_codebooks * config.code_dim, bias=False)
+        nn.init.xavier_normal_(self.proj.weight)
+        codes = F.normalize(torch.randn(config.num_codebooks, config.num_classes, config.code_dim), dim=-1)
+        self.codebooks = nn.Parameter(codes)
+        self.requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, feats: Float[Tensor, "batch dim frames"]) -> Int[Tensor, "batch enc_frames codebooks"]:
+        """Quantizes features, outside autocast.
+
+        Args:
+            feats: What clean speech became: mel frames, their number a multiple of the stack, or encoder frames.
+
+        Returns:
+            The index of the nearest code, in [0, num_classes); that of a padded stack means nothing.
+        """
+        with torch.autocast(feats.device.type, enabled=False):
+            # (batch, dim, frames) -> (batch, enc_frames, num_stacked * dim), the earliest frame first
+            stacks = feats.float().transpose(1, 2).reshape(feats.shape[0], -1, self.proj.in_features)
+            projected = exact_matmul(stacks, self.proj.weight.T).reshape(-1, *self.codebooks.shape[::2])
+            tokens = self._nearest(F.normalize(projected, dim=-1, eps=1e-12))
+        return tokens.reshape(*stacks.shape[:2], -1)
+
+    def _nearest(self, points: Float[Tensor, "points codebooks code_dim"]) -> Int[Tensor, "points codebooks"]:
+        """Index of the nearest code: by cosine the largest x·c, by Euclidean distance the largest x·c - |c|²/2."""
+        # In double precision on a GPU, where float32 may be cut to the 10 bits of TF32: enough to change tokens.
+        codes = self.codebooks.to(torch.float64 if points.is_cuda else torch.float32)
+        # The norms of the codes are 1 but for rounding. They decide between codes where x is 0, in the padding.
+        offsets = -codes.square().sum(-1).unsqueeze(1) / 2 if self.distance == "l2" else codes.new_zeros(1, 1, 1)
+        codes = codes.transpose(1, 2).contiguous()
+        num_rows = max(1, (MAX_SCORES if points.is_cuda else MAX_SCORES_ON_CPU) // codes[:, 0].numel())
+        chunks = [
+            torch.baddbmm(offsets, rows, codes).max(-1).indices  # on a CPU, argmax takes twice as long
+            for rows in torch.split(points.transpose(0, 1).to(codes.dtype), num_rows, dim=1)
+        ]
+        return torch.cat(chunks, dim=1).T

@@ -1,0 +1,1 @@
+"""Checks of ranks, disks, audio, memory and network before a run."""

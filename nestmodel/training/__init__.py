@@ -1,0 +1,1 @@
+"""Training with Lightning: the module, the data module, checkpoints, resume and preemption."""

@@ -1,0 +1,1 @@
+"""Lightning callbacks that watch a run."""

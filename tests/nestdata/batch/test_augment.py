@@ -1,0 +1,167 @@
+import hashlib
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nestdata import ConfigError
+from nestdata.batch.augment import Chain
+from tests.synthesis import Samples, chirp, hiss
+
+RATE = 16000
+VARIED: list[Any] = [
+    {"Gain": {"min_gain_db": -9.0, "max_gain_db": -3.0, "p": 0.9}},
+    {"AddGaussianNoise": {"p": 0.5}},
+    {"OneOf": {"transforms": [{"HighPassFilter": {"p": 1.0}}, {"LowPassFilter": {"p": 1.0}}], "p": 0.7}},
+    {"SomeOf": {"num_transforms": 2, "transforms": ["PolarityInversion", "ClippingDistortion", "TimeMask"]}},
+    {"SevenBandParametricEQ": {"p": 0.5}},
+    {"PitchShift": {"p": 0.2}},
+    {"TimeStretch": {"p": 0.2}},
+]
+SPEECH = chirp(100, 3000, 1.0) + hiss(RATE, 0, level=0.01)
+
+
+def chain(specs: list[Any], name: str = "augment.speech") -> Chain:
+    return Chain(specs, RATE, name=name)
+
+
+def digest(samples: Samples) -> str:
+    return hashlib.sha256(samples.tobytes()).hexdigest()
+
+
+def test_an_empty_chain_gives_back_what_it_was_given() -> None:
+    empty = chain([])
+    assert not empty
+    assert empty(SPEECH, 0, 1) is SPEECH
+    assert chain(["Gain"])
+
+
+def test_a_transform_does_what_its_library_does() -> None:
+    inverted = chain([{"PolarityInversion": {"p": 1.0}}])(SPEECH, 0)
+    np.testing.assert_array_equal(inverted, -SPEECH)
+    louder = chain([{"Gain": {"min_gain_db": 6.0, "max_gain_db": 6.0, "p": 1.0}}, {"PolarityInversion": {"p": 1.0}}])
+    np.testing.assert_allclose(louder(SPEECH, 0), -SPEECH * 10 ** (6 / 20), rtol=1e-6)
+
+
+def test_what_comes_out_depends_on_samples_and_key_alone() -> None:
+    varied = chain(VARIED)
+    keys = [(seed, step, place) for seed in (0, 1) for step in range(4) for place in range(3)]
+    expected = {key: digest(varied(SPEECH, *key)) for key in keys}
+    assert len(set(expected.values())) > len(keys) / 2
+    random.seed(123)
+    np.random.seed(321)
+    again = chain(VARIED)
+    for key in reversed(keys):
+        assert digest(varied(SPEECH, *key)) == expected[key]
+        assert digest(again(SPEECH, *key)) == expected[key]
+
+
+def test_chains_of_different_names_draw_differently() -> None:
+    gain = [{"Gain": {"p": 1.0}}]
+    one, other = (chain(gain, name)(SPEECH, 0, 1) for name in ("augment.speech", "augment.mixture"))
+    assert not np.array_equal(one, other)
+
+
+def test_samples_come_out_as_long_as_they_were_and_those_that_went_in_are_untouched() -> None:
+    before = SPEECH.copy()
+    for key in range(20):
+        changed = chain(VARIED)(SPEECH, key)
+        assert (changed.dtype, changed.shape, changed.flags.c_contiguous) == (np.float32, SPEECH.shape, True)
+    np.testing.assert_array_equal(SPEECH, before)
+
+
+def test_global_random_states_are_put_back_even_after_an_error() -> None:
+    varied, failing = (
+        chain(VARIED),
+        chain([{"Gain": {"p": 1.0}}, {"AdjustDuration": {"duration_samples": 5, "p": 1.0}}]),
+    )
+    random.seed(7)
+    np.random.seed(7)
+    states = random.getstate(), str(np.random.get_state())
+    varied(SPEECH, 0)
+    assert (random.getstate(), str(np.random.get_state())) == states
+    with pytest.raises(ConfigError):
+        failing(SPEECH, 0)
+    assert (random.getstate(), str(np.random.get_state())) == states
+
+
+@pytest.mark.multiprocess
+def test_other_processes_get_the_same_bytes_from_a_pickled_chain(tmp_path: Path) -> None:
+    varied = chain(VARIED)
+    np.save(tmp_path / "speech.npy", SPEECH)
+    (tmp_path / "chain").write_bytes(pickle.dumps(varied))
+    program = """
+import hashlib, pickle, sys, numpy
+chain = pickle.load(open(sys.argv[1] + "/chain", "rb"))
+speech = numpy.load(sys.argv[1] + "/speech.npy")
+print([hashlib.sha256(chain(speech, 5, step).tobytes()).hexdigest() for step in range(6)])
+"""
+    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, check=True, timeout=120)
+    assert run.stdout.decode().strip() == str([digest(varied(SPEECH, 5, step)) for step in range(6)])
+
+
+def test_the_library_is_imported_only_for_a_chain_that_is_not_empty() -> None:
+    program = """
+import sys, nestdata
+from nestdata.batch.augment import Chain
+Chain([], 16000, name="augment.noise")
+assert "audiomentations" not in sys.modules
+sys.modules["audiomentations"] = None
+try:
+    Chain(["Gain"], 16000, name="augment.noise")
+except nestdata.ConfigError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=120)
+    assert b"augment.noise[0]: transforms need audiomentations. Install it with `pip install" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        (["Gian"], r"augment\.speech\[0\]: audiomentations has no transform 'Gian'; the nearest is 'Gain'\."),
+        (["Gain", {"HighPass": {}}], r"augment\.speech\[1\]: .*'HighPass'; the nearest is 'HighPassFilter'"),
+        ([{"Gain": {"min_gain": 3}}], r"Gain has no parameter 'min_gain'; the nearest is 'min_gain_db'"),
+        ([{"Gain": {"p": 3.0}}], r"augment\.speech\[0\]: Gain refuses \{'p': 3\.0\}: AssertionError"),
+        (
+            [{"OneOf": {"transforms": ["Gain", {"TimeMusk": {}}]}}],
+            r"augment\.speech\[0\]\.OneOf\.transforms\[1\]: .*'TimeMusk'; the nearest is 'TimeMask'",
+        ),
+        (["Lambda"], r"no transform 'Lambda'"),
+        ([{"Gain": {}, "Shift": {}}], r"neither the name of a transform nor one name with its parameters"),
+        ([{"Gain": 3}], r"neither the name of a transform nor one name with its parameters"),
+        (["RoomSimulator"], r"augment\.speech\[0\]: RoomSimulator traces rays .* Set use_ray_tracing: false\."),
+        (
+            [{"OneOf": {"transforms": ["Gain", {"RoomSimulator": {"use_ray_tracing": True}}]}}],
+            r"augment\.speech\[0\]\.OneOf\.transforms\[1\]: RoomSimulator traces rays",
+        ),
+        ([{"OneOf": {}}], r"OneOf refuses \{\}: TypeError"),
+    ],
+)
+def test_mistakes_are_found_when_a_chain_is_made(specs: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        chain(specs)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"AdjustDuration": {"duration_samples": 5000, "p": 1.0}},
+        {"TimeStretch": {"min_rate": 1.3, "max_rate": 1.4, "leave_length_unchanged": False, "p": 1.0}},
+    ],
+)
+def test_a_transform_that_changes_the_length_is_refused_with_what_to_do(spec: dict[str, Any]) -> None:
+    (name,) = spec
+    with pytest.raises(ConfigError, match=rf"augment\.speech: {name} makes .* Set leave_length_unchanged: true"):
+        chain([spec])(SPEECH, 0)
+
+
+def test_samples_that_are_no_longer_finite_are_not_a_bad_file_but_a_bad_setting() -> None:
+    loud = chain([{"Gain": {"min_gain_db": 800.0, "max_gain_db": 800.0, "p": 1.0}}])
+    with pytest.raises(ConfigError, match=r"augment\.speech: Gain (makes NaN or Inf|fails)"):
+        loud(SPEECH, 0)

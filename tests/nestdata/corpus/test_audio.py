@@ -1,0 +1,320 @@
+import copy
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lhotse import AudioSource, MonoCut, Recording
+from lhotse.utils import compute_num_samples
+
+from nestdata import AudioError, Corpus, PrepareConfig, prepare_corpus
+from nestdata.corpus.audio import energy, load_samples, samples_in
+from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio, write_jsonl
+
+
+@pytest.fixture
+def speech() -> Samples:
+    return chirp(100, 3000, 1.5) + hiss(24000, 1)
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def span_cut(directory: Path, path: Path, offset: float, duration: float, rate: int = 16000) -> MonoCut:
+    """A cut of a span of a file, as a manifest asks for it."""
+    manifest = write_jsonl(
+        directory / "span.json", [{"audio_filepath": str(path), "offset": offset, "duration": duration}]
+    )
+    prepare_corpus([manifest], directory / "span.corpus", PrepareConfig(sampling_rate=rate), overwrite=True)
+    return Corpus.open(directory / "span.corpus")[0]
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg"])
+def test_a_cut_of_a_whole_file_is_the_file_bit_for_bit(tmp_path: Path, speech: Samples, name: str) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {name: speech})
+    samples = load_samples(corpus[0])
+    assert samples.dtype == np.float32
+    np.testing.assert_array_equal(samples, read_audio(tmp_path / "speech" / name))
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac"])
+@pytest.mark.parametrize(("first", "number"), [(0, 4800), (1, 9999), (7777, 4001), (12000, 12000), (22399, 1601)])
+def test_a_cut_that_starts_inside_a_file_is_its_slice_bit_for_bit(
+    tmp_path: Path, speech: Samples, name: str, first: int, number: int
+) -> None:
+    path = write_audio(tmp_path / name, speech)
+    cut = span_cut(tmp_path, path, first / 16000, number / 16000)
+    samples = load_samples(cut)
+    assert len(samples) == number == cut.num_samples
+    np.testing.assert_array_equal(samples, read_audio(path)[first : first + number])
+
+
+@pytest.mark.parametrize(("start", "number"), [(0, 1), (0, 16000), (123, 4567), (15999, 1), (8000, 8000)])
+def test_a_part_of_a_cut_is_its_slice_bit_for_bit(tmp_path: Path, speech: Samples, start: int, number: int) -> None:
+    cut = span_cut(tmp_path, write_audio(tmp_path / "a.flac", speech), 0.25, 1.0)
+    part = load_samples(cut, start=start, num_samples=number)
+    np.testing.assert_array_equal(part, load_samples(cut)[start : start + number])
+
+
+def test_a_part_without_a_length_goes_to_the_end_of_the_cut(tmp_path: Path, speech: Samples) -> None:
+    cut = span_cut(tmp_path, write_audio(tmp_path / "a.flac", speech), 0.25, 1.0)
+    np.testing.assert_array_equal(load_samples(cut, start=15000), load_samples(cut)[15000:])
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
+def test_a_file_of_another_rate_is_resampled_to_the_same_tone(tmp_path: Path, rate: int) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {"a.wav": (tone(440, 1.2, rate), rate)})
+    samples = load_samples(corpus[0])
+    assert len(samples) == 19200
+    # Away from the ends, where a filter sees nothing beyond.
+    np.testing.assert_allclose(samples[400:-400], tone(440, 1.2)[400:-400], atol=2e-3)
+
+
+@pytest.mark.parametrize("rate", [8000, 44100, 48000])
+def test_a_part_of_a_resampled_cut_is_in_its_place(tmp_path: Path, rate: int) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {"a.wav": (chirp(100, 2000, 1.5, rate), rate)})
+    part = load_samples(corpus[0], start=8000, num_samples=4000)
+    np.testing.assert_allclose(part[100:-100], load_samples(corpus[0])[8100:11900], atol=2e-3)
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000])
+@pytest.mark.usefixtures("torch_threads")
+def test_resampling_gives_the_same_bits_on_any_number_of_threads(tmp_path: Path, rate: int) -> None:
+    lengths = [5003, 7001, 8000, 30011]
+    corpus = folder_corpus(tmp_path / "speech", {f"{n}.wav": (hiss(n, n), rate) for n in lengths})
+    torch.set_num_threads(1)
+    expected = [load_samples(corpus[row]) for row in range(4)]
+    for num_threads in (2, 3, 4, 16):
+        torch.set_num_threads(num_threads)
+        for row in range(4):
+            np.testing.assert_array_equal(load_samples(corpus[row]), expected[row])
+        assert torch.get_num_threads() == num_threads
+
+
+@pytest.mark.parametrize("channel", [0, 1, 2])
+def test_the_channel_of_the_cut_is_read(tmp_path: Path, channel: int) -> None:
+    channels = np.stack([hiss(16000, seed) for seed in range(3)], axis=1)
+    corpus = folder_corpus(tmp_path / "speech", {"a.wav": channels}, PrepareConfig(channel=channel))
+    np.testing.assert_array_equal(load_samples(corpus[0]), read_audio(tmp_path / "speech" / "a.wav")[:, channel])
+
+
+def test_a_file_that_became_shorter_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {"a.wav": speech})
+    write_audio(tmp_path / "speech" / "a.wav", speech[:20000])
+    with pytest.raises(AudioError, match=r"cut 'a': .*a\.wav ends 0\.250 s before the cut does"):
+        load_samples(corpus[0])
+
+
+def test_a_truncated_flac_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {"a.flac": speech})
+    path = tmp_path / "speech" / "a.flac"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(AudioError, match=r"cut 'a': .*a\.flac"):
+        load_samples(corpus[0])
+
+
+def test_a_file_that_ends_before_the_cut_starts_is_an_error(tmp_path: Path, speech: Samples) -> None:
+    path = write_audio(tmp_path / "a.wav", speech)
+    cut = span_cut(tmp_path, path, 1.0, 0.5)
+    write_audio(path, speech[:8000])
+    with pytest.raises(AudioError, match=r"cut '.*a@1\.000\+0\.500': "):
+        load_samples(cut)
+
+
+def test_a_file_that_lacks_less_than_a_hundredth_of_a_second_is_completed_with_zeros(
+    tmp_path: Path, speech: Samples
+) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {"a.wav": speech})
+    write_audio(tmp_path / "speech" / "a.wav", speech[:-160])
+    samples = load_samples(corpus[0])
+    assert len(samples) == 24000
+    assert not samples[-160:].any()
+    assert samples[-200:-160].any()
+    write_audio(tmp_path / "speech" / "a.wav", speech[:-161])
+    with pytest.raises(AudioError, match="before the cut does"):
+        load_samples(corpus[0])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_audio_that_is_not_finite_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples, value: float) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {"a.wav": speech})
+    broken = speech.copy()
+    broken[12345] = value
+    write_audio(tmp_path / "speech" / "a.wav", broken, subtype="FLOAT")
+    assert not np.isfinite(read_audio(tmp_path / "speech" / "a.wav")).all()
+    with pytest.raises(AudioError, match=r"cut 'a': .*a\.wav holds NaN or Inf") as caught:
+        load_samples(corpus[0])
+    assert caught.value.reason == "not_finite"
+    load_samples(corpus[0], num_samples=12345)
+
+
+def test_huge_samples_are_finite(tmp_path: Path, speech: Samples) -> None:
+    loud = speech * np.float32(1e30)
+    path = write_audio(tmp_path / "a.wav", loud, subtype="FLOAT")
+    np.testing.assert_array_equal(load_samples(span_cut(tmp_path, path, 0.0, 1.5)), loud)
+
+
+def half(whole: bytes) -> bytes:
+    return whole[: len(whole) // 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "reason", "message"),
+    [
+        ("a.wav", None, "missing", r"cannot read .*a\.wav: FileNotFoundError"),
+        ("a.wav", lambda whole: whole[:0], "empty", r"cannot read .*a\.wav"),
+        ("a.wav", lambda whole: whole[:44], "empty", r"cannot read .*a\.wav: .* it holds no samples"),
+        ("a.wav", lambda whole: whole[100:], "unreadable", r"cannot read .*a\.wav: .*Format not recognised"),
+        ("a.flac", lambda whole: whole[:30], "unreadable", r"cannot read .*a\.flac"),
+        ("a.flac", half, "truncated", r"cannot read .*a\.flac: .*lost sync"),
+        ("a.wav", half, "truncated", r"a\.wav ends 0\.7.. s before the cut does"),
+        ("a.mp3", half, "truncated", r"a\.mp3 ends 0\.8.. s before the cut does"),
+    ],
+)
+def test_a_broken_file_is_an_error_that_names_the_cut_and_has_a_reason(
+    tmp_path: Path, speech: Samples, name: str, damage: Callable[[bytes], bytes] | None, reason: str, message: str
+) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {name: speech})
+    path = tmp_path / "speech" / name
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(AudioError, match=f"cut 'a': .*{message}") as caught:
+        load_samples(corpus[0])
+    assert caught.value.reason == reason
+    with path.with_suffix(".other").open("w"), pytest.raises(AudioError) as again:
+        load_samples(corpus[0])
+    assert str(again.value) == str(caught.value)  # in the same words, whatever else the process has opened
+
+
+def test_no_file_stays_open_when_audio_cannot_be_read(tmp_path: Path, speech: Samples) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {"a.flac": speech})
+    path = tmp_path / "speech" / "a.flac"
+    whole = path.read_bytes()
+    before = len(os.listdir("/proc/self/fd"))
+    for content in (whole, whole[:5000], whole[:30], b"", b"not audio"):
+        path.write_bytes(content)
+        for _ in range(3):
+            if content == whole:
+                load_samples(corpus[0])
+            else:
+                with pytest.raises(AudioError):
+                    load_samples(corpus[0])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("rates", [(16000, 16000), (8000, 16000)])
+def test_a_channel_that_the_file_has_lost_is_an_error_that_names_the_cut(
+    tmp_path: Path, rates: tuple[int, int]
+) -> None:
+    stereo = np.stack([hiss(16000, 1), hiss(16000, 2)], axis=1)
+    corpus = folder_corpus(tmp_path / "speech", {"a.wav": (stereo, rates[0])}, PrepareConfig(channel=1))
+    write_audio(tmp_path / "speech" / "a.wav", stereo[:, 0], rates[0])
+    with pytest.raises(AudioError, match="cut 'a': ") as caught:
+        load_samples(corpus[0])
+    assert caught.value.reason == "unreadable"
+
+
+def test_a_channel_that_no_source_has_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
+    cut = span_cut(tmp_path, write_audio(tmp_path / "a.wav", speech), 0.0, 1.5)
+    cut.channel = 7
+    with pytest.raises(AudioError, match=r"cut '.*a@0\.000\+1\.500': .*a\.wav"):
+        load_samples(cut)
+
+
+def test_an_array_that_is_given_is_filled(tmp_path: Path, speech: Samples) -> None:
+    cut = span_cut(tmp_path, write_audio(tmp_path / "a.wav", speech), 0.25, 1.0)
+    batch = np.full((3, 16000), np.nan, np.float32)
+    assert load_samples(cut, out=batch[1]) is not None
+    np.testing.assert_array_equal(batch[1], load_samples(cut))
+    assert np.isnan(batch[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
+@pytest.mark.parametrize("rate", [4000, 8000, 11025, 22050, 44100, 48000])
+def test_every_span_of_a_file_of_another_rate_is_what_lhotse_gives(tmp_path: Path, rate: int, suffix: str) -> None:
+    path = write_audio(tmp_path / f"a.{suffix}", hiss(2 * rate - 7, 1), rate)
+    # Odd ends, places half way between two samples of the file, rounded manifests, and almost all of the file.
+    spans = [
+        (0.0, 0.7301),
+        (80 / 16000, 4001 / 16000),
+        (240 / 16000, 0.5),
+        (0.333, 1.25),
+        (0.0, 1.998),
+        (0.0004, 1.997),
+    ]
+    for start, duration in spans:
+        cut = span_cut(tmp_path, path, start, duration)
+        expected = cut.load_audio()[0]
+        assert cut.num_samples == len(expected)
+        np.testing.assert_allclose(load_samples(cut), expected, rtol=0, atol=1e-6)
+
+
+def test_a_chain_of_resamplings_is_what_lhotse_gives(tmp_path: Path, speech: Samples) -> None:
+    recording = Recording.from_file(write_audio(tmp_path / "a.wav", speech, 44100)).resample(8000).resample(16000)
+    cut = MonoCut("a", 0.1, 0.4, 0, recording=recording)
+    np.testing.assert_allclose(load_samples(cut), cut.load_audio()[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("change", [lambda r: r.perturb_speed(1.1), lambda r: r.perturb_volume(0.5).resample(8000)])
+def test_other_transforms_are_what_lhotse_gives(
+    tmp_path: Path, speech: Samples, change: Callable[[Recording], Recording]
+) -> None:
+    recording = change(Recording.from_file(write_audio(tmp_path / "a.wav", speech)))
+    cut = MonoCut("a", 0.25, 0.75, 0, recording=recording)
+    row = cut.to_dict()
+    before = copy.deepcopy(row)
+    np.testing.assert_allclose(load_samples(row), cut.load_audio()[0], rtol=0, atol=1e-6)
+    assert row == before
+
+
+@pytest.mark.filterwarnings("ignore:You requested a subset of a recording:UserWarning")
+def test_what_a_command_writes_is_decoded(tmp_path: Path, speech: Samples) -> None:
+    path = write_audio(tmp_path / "a.wav", speech)
+    source = AudioSource("command", [0], f"cat {path}")
+    cut = MonoCut("a", 0.25, 1.0, 0, recording=Recording("a", [source], 16000, 24000, 1.5))
+    np.testing.assert_array_equal(load_samples(cut), read_audio(path)[4000:20000])
+    cut.recording.sources[0].source = "false"
+    with pytest.raises(AudioError, match=r"cut 'a': cannot read false: ") as caught:
+        load_samples(cut)
+    assert caught.value.reason == "unreadable"
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what audioread imports
+@pytest.mark.parametrize(("name", "codec"), [("a.m4a", "aac"), ("a.wav", "wmav2")])
+def test_a_format_that_libsndfile_does_not_know_is_decoded_by_another(tmp_path: Path, name: str, codec: str) -> None:
+    source = write_audio(tmp_path / "source.flac", chirp(100, 3000, 1.5))
+    (tmp_path / "audio").mkdir()
+    path = tmp_path / "audio" / name
+    subprocess.run(["ffmpeg", "-v", "error", "-i", source, "-c:a", codec, path], check=True)
+    prepare_corpus([path.parent], tmp_path / "speech.corpus")
+    samples = Corpus.open(tmp_path / "speech.corpus").load(0)[1]
+    assert abs(len(samples) - 24000) < 3000  # the codec fills up its frames
+    expected = read_audio(source)[4000:16000]
+    lag = int(np.correlate(samples, expected, "valid").argmax())
+    assert np.abs(samples[lag : lag + 12000] - expected).mean() < 0.02
+
+
+@given(num_samples=st.integers(0, 10**9), rate=st.sampled_from([8000, 11025, 16000, 22050, 44100, 48000]))
+def test_durations_are_rounded_to_samples_as_lhotse_does_it(num_samples: int, rate: int) -> None:
+    for duration in (num_samples / rate, (num_samples + 0.5) / rate, round(num_samples / rate, 3)):
+        assert samples_in(duration, rate) == compute_num_samples(duration, rate)
+
+
+def test_energy_is_the_sum_of_squares() -> None:
+    assert energy(np.array([3.0, -4.0], np.float32)) == 25.0
+    samples = hiss(100_001, 1)
+    assert energy(samples) == pytest.approx(math.fsum(float(x) ** 2 for x in samples), rel=1e-12)

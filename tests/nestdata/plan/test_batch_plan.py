@@ -1,0 +1,494 @@
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from nestdata import BatchPlan, ConfigError, PlanConfig, PlanError
+
+RATE = 100
+"""Samples a second, so that lengths in the tests are easy to read."""
+
+
+def plan_of(lengths: list[int] | NDArray[np.int64], config: PlanConfig | dict[str, Any]) -> BatchPlan:
+    settings = PlanConfig(**config) if isinstance(config, dict) else config
+    return BatchPlan(np.asarray(lengths, dtype=np.int64), RATE, settings)
+
+
+def microbatches_of_epoch(plan: BatchPlan, epoch: int = 0) -> dict[tuple[int, int], list[int]]:
+    """Returns the rows of every (step, microbatch) of one epoch."""
+    steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
+    places = [(step, number) for step in steps for number in range(plan.config.microbatches_per_step)]
+    return {place: plan.indices(*place).tolist() for place in places}
+
+
+@st.composite
+def length_lists(draw: st.DrawFn) -> list[int]:
+    """Ascending lengths: few and arbitrary, or many and spread as in a real corpus."""
+    if draw(st.booleans()):
+        return sorted(draw(st.lists(st.integers(1, 3000), min_size=1, max_size=60)))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    spread = random.lognormal(mean=draw(st.floats(2, 7)), sigma=draw(st.floats(0, 1)), size=draw(st.integers(1, 800)))
+    return sorted(np.clip(spread, 1, 3000).astype(int).tolist())
+
+
+# Settings and not a PlanConfig: the type checks of the test run would draw random numbers to check one.
+Case = tuple[list[int], dict[str, Any]]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Lengths, and settings under which they can be planned."""
+    lengths = draw(length_lists())
+    min_samples = draw(st.integers(1, 200))
+    least = max(lengths[-1], min_samples)
+    config = {
+        "max_batch_seconds": draw(st.integers(least, draw(st.sampled_from([1, 3, 20])) * least)) / RATE,
+        "microbatches_per_step": draw(st.integers(1, min(12, len(lengths)))),
+        "min_audio_seconds": min_samples / RATE,
+        "seed": draw(st.integers(0, 2**32)),
+    }
+    return lengths, config
+
+
+@given(cases())
+@settings(deadline=None, max_examples=50)
+def test_microbatches_of_a_step_have_equal_counts_and_stay_within_the_budget(case: Case) -> None:
+    lengths, plan = case[0], plan_of(*case)
+    budget = round(plan.config.max_batch_seconds * RATE)
+    microbatches = microbatches_of_epoch(plan)
+    for step in range(plan.steps_per_epoch):
+        rows = [microbatches[step, number] for number in range(plan.config.microbatches_per_step)]
+        padded = plan.padded_samples(step)
+        assert len({len(part) for part in rows}) == 1
+        assert len(rows[0]) * padded <= budget
+        assert plan.min_samples <= padded
+        assert max(lengths[row] for part in rows for row in part) <= padded
+
+
+@given(cases(), st.integers(0, 3))
+@settings(deadline=None, max_examples=40)
+def test_an_epoch_shows_every_cut_once_but_for_fewer_repeats_than_microbatches_in_one_step(
+    case: Case, epoch: int
+) -> None:
+    lengths, plan = case[0], plan_of(*case)
+    microbatches = microbatches_of_epoch(plan, epoch)
+    seen = Counter(row for rows in microbatches.values() for row in rows)
+    assert set(seen) == set(range(len(lengths)))
+    assert max(seen.values()) <= 2
+    assert seen.total() - len(lengths) < plan.config.microbatches_per_step
+    repeated = [row for row in seen if seen[row] == 2]
+    steps_with = [{step for (step, _), rows in microbatches.items() if row in rows} for row in repeated]
+    assert not repeated or set.intersection(*steps_with)
+
+
+@given(cases())
+@settings(deadline=None, max_examples=40)
+def test_ranks_of_any_world_size_share_each_step_evenly_and_completely(case: Case) -> None:
+    plan = plan_of(*case)
+    total = plan.config.microbatches_per_step
+    for world_size in (n for n in range(1, total + 1) if total % n == 0):
+        shares = [plan.microbatches_of(rank, world_size) for rank in range(world_size)]
+        assert {len(share) for share in shares} == {total // world_size}
+        assert [number for share in shares for number in share] == list(range(total))
+
+
+@given(cases(), st.data())
+@settings(deadline=None, max_examples=40)
+def test_rows_are_int64_and_do_not_depend_on_the_order_of_calls(case: Case, data: st.DataObject) -> None:
+    plan = plan_of(*case)
+    expected = microbatches_of_epoch(plan, 1)
+    again = plan_of(*case)
+    for place in data.draw(st.lists(st.sampled_from(list(expected)), max_size=20)):
+        rows = again.rows(*place)
+        assert rows.dtype == np.int64
+        assert rows.tolist() == expected[place]
+
+
+@given(st.integers(0, 2**32))
+@settings(deadline=None, max_examples=10)
+def test_epochs_differ_in_the_order_of_steps_and_in_who_meets_whom(seed: int) -> None:
+    lengths = np.sort(np.random.default_rng(seed).integers(100, 1000, size=300))
+    plan = plan_of(lengths, PlanConfig(max_batch_seconds=40.0, microbatches_per_step=4, seed=seed))
+    first, second = (list(microbatches_of_epoch(plan, epoch).values()) for epoch in (0, 1))
+    assert first != second
+    orders = [
+        [plan.padded_samples(step) for step in range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)]
+        for epoch in (0, 1)
+    ]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert {frozenset(rows) for rows in first} != {frozenset(rows) for rows in second}
+
+
+def test_seeds_differ_in_order() -> None:
+    lengths = list(range(100, 300))
+    plans = [plan_of(lengths, PlanConfig(max_batch_seconds=10.0, seed=seed)) for seed in range(4)]
+    orders = {str(microbatches_of_epoch(plan)) for plan in plans}
+    assert len(orders) == 4
+
+
+def test_repeated_cuts_change_with_the_epoch() -> None:
+    plan = plan_of([200] * 101, PlanConfig(max_batch_seconds=8.0, microbatches_per_step=8))
+    repeats = []
+    for epoch in range(6):
+        seen = Counter(row for rows in microbatches_of_epoch(plan, epoch).values() for row in rows)
+        repeats.append(frozenset(row for row, times in seen.items() if times == 2))
+    assert {len(rows) for rows in repeats} == {3}  # 101 cuts fill 13 rounds of 8 but for 3
+    assert len(set(repeats)) > 1
+
+
+def test_rows_of_a_small_plan_are_the_same_in_every_version() -> None:
+    lengths = [50, 120, 150, 200, 210, 220, 295, 300, 310, 320, 330, 400, 410, 420, 425]
+    plan = plan_of(lengths, PlanConfig(max_batch_seconds=8.5, microbatches_per_step=2, seed=7))
+    assert plan.steps_per_epoch == 4
+    assert [plan.padded_samples(step) for step in range(8)] == [425, 330, 295, 200, 295, 330, 200, 425]
+    assert [[plan.indices(step, number).tolist() for number in range(2)] for step in range(8)] == [
+        [[12, 14], [11, 13]],
+        [[10, 8], [7, 9]],
+        [[3, 5], [4, 6]],
+        [[2, 0], [1, 3]],  # three cuts are left for four places: one of the short ones is seen again
+        [[6, 4], [3, 5]],
+        [[8, 10], [7, 9]],
+        [[0, 2], [1, 2]],
+        [[12, 11], [13, 14]],
+    ]
+    assert plan.fingerprint == "61e07fb71b4fd6e75fc59ffb85831b7e"
+
+
+def test_rows_of_a_plan_with_every_setting_are_the_same_in_every_version() -> None:
+    corpora = [np.array([50, 120, 150, 200, 210, 220, 295, 300]), np.array([80, 140, 260, 290])]
+    config = PlanConfig(
+        max_batch_seconds=12.0,
+        microbatches_per_step=2,
+        quadratic_seconds=10.0,
+        max_cuts=3,
+        num_shapes=2,
+        weights=(1.0, 1.0),
+        temperature=2.0,
+        seed=7,
+    )
+    plan = BatchPlan(corpora, RATE, config)
+    assert plan.repeats_per_epoch == [0.749, 1.503]
+    assert [[plan.indices(step, number).tolist() for number in range(2)] for step in range(6)] == [
+        [[1, 2, 9], [9, 8, 0]],
+        [[10, 4, 6], [11, 11, 7]],
+        [[0, 8, 8], [0, 9, 0]],
+        [[3, 3, 10], [10, 5, 11]],
+        [[2, 9, 9], [1, 8, 9]],
+        [[6, 11, 4], [11, 10, 7]],
+    ]
+    assert [plan.substitute(step, 0, 1, 0) for step in range(6)] == [2, 10, 9, 11, 2, 10]
+    assert plan.fingerprint == "2ff9bba51c50d20e4a51d3cefdca923b"
+
+
+def test_cuts_that_fill_up_the_last_step_do_not_break_the_budget() -> None:
+    plan = plan_of([100, 100, 100, 100, 100, 100, 200], PlanConfig(max_batch_seconds=2.0, microbatches_per_step=3))
+    for (step, _), rows in microbatches_of_epoch(plan).items():
+        assert len(rows) * plan.padded_samples(step) <= 200
+
+
+def test_padding_of_a_large_corpus_is_small_and_most_of_the_budget_is_used() -> None:
+    lengths = np.sort(np.clip(np.random.default_rng(0).lognormal(2.0, 0.6, 200_000), 1, 30) * RATE).astype(np.int64)
+    plan = plan_of(lengths, PlanConfig(max_batch_seconds=240.0, microbatches_per_step=8))
+    padded = sum(bucket.padded_samples * bucket.cuts_per_microbatch * bucket.num_groups * 8 for bucket in plan.buckets)
+    budget = plan.steps_per_epoch * 8 * 240 * RATE
+    assert 1 - lengths.sum() / padded < 0.02
+    assert padded / budget > 0.95
+
+
+def test_a_step_far_beyond_the_first_epochs_is_reached_at_once() -> None:
+    plan = plan_of(list(range(100, 300)), PlanConfig(max_batch_seconds=10.0))
+    step = 10**12 * plan.steps_per_epoch + 3
+    assert plan.epoch(step) == 10**12
+    assert len(plan.indices(step, 7)) * plan.padded_samples(step) <= 10.0 * RATE
+
+
+def test_a_cut_longer_than_the_budget_is_an_error_that_says_what_to_raise() -> None:
+    with pytest.raises(PlanError, match=r"2 of 4 cuts .* the longest lasts 15\.0 s\. Raise max_batch_seconds"):
+        plan_of([100, 1000, 1001, 1500], PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2))
+
+
+def test_a_cut_of_exactly_the_budget_fits() -> None:
+    plan = plan_of([1000, 1000], PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2))
+    assert sorted(plan.indices(0, 0).tolist() + plan.indices(0, 1).tolist()) == [0, 1]
+
+
+def test_an_empty_corpus_is_an_error() -> None:
+    with pytest.raises(PlanError, match="corpus is empty"):
+        plan_of([], PlanConfig())
+
+
+def test_fewer_cuts_than_microbatches_is_an_error_that_says_what_to_lower() -> None:
+    with pytest.raises(PlanError, match=r"3 cuts, fewer than plan\.microbatches_per_step \(4\).*Lower"):
+        plan_of([100, 100, 100], PlanConfig(microbatches_per_step=4))
+
+
+@pytest.mark.parametrize("world_size", [3, 5, 12])
+def test_a_world_size_that_does_not_divide_the_step_is_an_error_that_lists_those_that_do(world_size: int) -> None:
+    plan = plan_of([100] * 50, PlanConfig(microbatches_per_step=8))
+    with pytest.raises(ConfigError, match=rf"{world_size} ranks cannot share .* 1, 2, 4, 8 ranks"):
+        plan.microbatches_of(0, world_size)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_does_not_exist_is_refused(rank: int, world_size: int) -> None:
+    plan = BatchPlan(np.array([16000] * 8), 16000, PlanConfig(max_batch_seconds=10.0, microbatches_per_step=4))
+    with pytest.raises(ConfigError, match=f"rank {rank} does not exist among {world_size} ranks"):
+        plan.microbatches_of(rank, world_size)
+
+
+@pytest.mark.parametrize(("step", "microbatch"), [(-1, 0), (0, -1), (0, 8)])
+def test_places_outside_the_plan_are_refused(step: int, microbatch: int) -> None:
+    plan = plan_of([100] * 50, PlanConfig(microbatches_per_step=8))
+    with pytest.raises(IndexError, match=rf"step {step}, microbatch {microbatch}"):
+        plan.indices(step, microbatch)
+
+
+def test_fingerprint_changes_with_every_setting() -> None:
+    lengths = [np.array([100, 150, 200, 250]), np.array([100, 120])]
+    config = PlanConfig(microbatches_per_step=2)
+    changes: dict[str, Any] = {
+        "max_batch_seconds": 241.0,
+        "microbatches_per_step": 4,
+        "min_audio_seconds": 1.5,
+        "quadratic_seconds": 30.0,
+        "max_cuts": 1,
+        "num_shapes": 1,
+        "weights": (1.0, 3.0),
+        "temperature": 2.0,
+        "seed": 1,
+    }
+    assert set(changes) == set(PlanConfig.__dataclass_fields__)
+    changed = [replace(config, **{name: value}) for name, value in changes.items()]
+    assert len({BatchPlan(lengths, RATE, each).fingerprint for each in [config, *changed]}) == len(changes) + 1
+
+
+def test_fingerprint_changes_with_lengths_rate_and_content() -> None:
+    lengths, config = np.array([100, 150, 200, 250]), PlanConfig(microbatches_per_step=2)
+    plans = [
+        BatchPlan(lengths, RATE, config),
+        BatchPlan(lengths + 1, RATE, config),
+        BatchPlan(lengths, RATE + 1, config),
+        BatchPlan(lengths, RATE, config, content="speech"),
+        BatchPlan(lengths, RATE, config, content="speech after a change"),
+    ]
+    assert len({plan.fingerprint for plan in plans}) == len(plans)
+
+
+def test_fingerprint_of_equal_plans_is_equal() -> None:
+    lengths, config = [100, 150, 200, 250], PlanConfig(microbatches_per_step=2)
+    other_memory = np.array([[100, 0], [150, 0], [200, 0], [250, 0]])[:, 0]
+    assert plan_of(lengths, config).fingerprint == BatchPlan(other_memory, RATE, replace(config)).fingerprint
+
+
+def test_fingerprint_does_not_tell_whole_seconds_from_equal_floats() -> None:
+    # In a process of its own, because the type checks of the test run let no int stand for a float.
+    program = """
+import numpy
+from nestdata import BatchPlan, PlanConfig
+for seconds in (20, 20.0):
+    config = PlanConfig(max_batch_seconds=seconds, microbatches_per_step=2)
+    print(BatchPlan(numpy.array([9, 9]), 1, config).fingerprint)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    whole, fraction = run.stdout.split()
+    assert whole == fraction
+
+
+def spread_lengths(number: int, seed: int) -> NDArray[np.int64]:
+    lengths = np.random.default_rng(seed).lognormal(np.log(900), 0.6, number).clip(100, 4000)
+    return np.sort(lengths).astype(np.int64)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 150), min_size=1, max_size=4),
+    microbatches=st.integers(1, 4),
+    quadratic=st.sampled_from([None, 20.0, 100.0]),
+    max_cuts=st.sampled_from([None, 1, 7]),
+    num_shapes=st.sampled_from([None, 1, 3]),
+    weighted=st.booleans(),
+    temperature=st.sampled_from([1.0, 3.0]),
+    seed=st.integers(0, 100),
+)
+@settings(deadline=None, max_examples=40)
+def test_several_corpora_are_mixed_within_the_budget_each_cut_as_often_as_its_corpus_is_to_be_seen(
+    sizes: list[int],
+    microbatches: int,
+    quadratic: float | None,
+    max_cuts: int | None,
+    num_shapes: int | None,
+    weighted: bool,
+    temperature: float,
+    seed: int,
+) -> None:
+    corpora = [spread_lengths(size, seed + i) for i, size in enumerate(sizes)]
+    config = PlanConfig(
+        max_batch_seconds=4000.0,
+        microbatches_per_step=min(microbatches, max(sizes)),
+        quadratic_seconds=quadratic,
+        max_cuts=max_cuts,
+        num_shapes=num_shapes,
+        weights=tuple(float(1 + i) for i in range(len(sizes))) if weighted else None,
+        temperature=temperature,
+        seed=seed,
+    )
+    plan = BatchPlan(corpora, RATE, config)
+    lengths = np.concatenate(corpora)
+    budget = 4000 * RATE
+    num_epochs = 3
+    seen: Counter[int] = Counter()
+    for epoch in range(num_epochs):
+        for (step, _), rows in microbatches_of_epoch(plan, epoch).items():
+            padded = plan.padded_samples(step)
+            cost = padded + (padded**2 // round(quadratic * RATE) if quadratic else 0)
+            assert len(rows) * cost <= budget
+            assert len(rows) == plan.bucket(step).cuts_per_microbatch <= (max_cuts or budget)
+            assert lengths[rows].max() <= padded
+            seen.update(rows)
+    fillers = {
+        bucket.num_groups * plan.config.microbatches_per_step * bucket.cuts_per_microbatch - bucket.num_cuts
+        for bucket in plan.buckets
+    }
+    first_row = 0
+    for corpus, repeats_per_epoch in zip(corpora, plan.repeats_per_epoch, strict=True):
+        times = [seen[row] for row in range(first_row, first_row + len(corpus))]
+        first_row += len(corpus)
+        # Exactly so often, less a view that begins in one epoch and ends in another; repeats come on top.
+        slots = max(1, int(len(corpus) * round(1000 * repeats_per_epoch) // 1000))
+        assert sum(times) >= num_epochs * slots
+        if not any(fillers):
+            assert sum(times) == num_epochs * slots
+            if repeats_per_epoch == 1.0:
+                assert set(times) == {num_epochs}
+
+
+def test_weights_are_shares_of_the_hours_of_an_epoch() -> None:
+    corpora = [spread_lengths(20_000, 0), spread_lengths(5_000, 1), spread_lengths(500, 2)]
+    hours = np.array([lengths.sum() for lengths in corpora])
+    plan = BatchPlan(corpora, RATE, PlanConfig(max_batch_seconds=400.0, weights=(0.5, 0.3, 0.2)))
+    shares = hours * plan.repeats_per_epoch / (hours * plan.repeats_per_epoch).sum()
+    np.testing.assert_allclose(shares, [0.5, 0.3, 0.2], atol=2e-3)
+    bounds = np.cumsum([0, *map(len, corpora)])
+    heard = np.zeros(3)
+    for rows in microbatches_of_epoch(plan).values():
+        for corpus in range(3):
+            own = [row for row in rows if bounds[corpus] <= row < bounds[corpus + 1]]
+            heard[corpus] += corpora[corpus][np.array(own, int) - bounds[corpus]].sum()
+    np.testing.assert_allclose(heard / heard.sum(), [0.5, 0.3, 0.2], atol=5e-3)
+    assert heard.sum() == pytest.approx(hours.sum(), rel=0.01)
+
+
+def test_temperature_raises_shares_to_its_inverse() -> None:
+    corpora = [np.full(9000, 100), np.full(1000, 100)]
+    plain, warm = (BatchPlan(corpora, RATE, PlanConfig(temperature=t)) for t in (1.0, 2.0))
+    assert plain.repeats_per_epoch == [1.0, 1.0]
+    # Shares 0.9 and 0.1 become 3 to 1, out of the same hours.
+    assert warm.repeats_per_epoch == [round(0.75 / 0.9, 3), 2.5]
+
+
+def test_cuts_seen_more_than_once_an_epoch_are_seen_evenly_and_never_again_before_the_others() -> None:
+    corpora = [np.full(400, 100), np.full(100, 100)]
+    plan = BatchPlan(corpora, RATE, PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, weights=(1.0, 1.0)))
+    assert plan.repeats_per_epoch == [0.625, 2.5]
+    for epoch in range(4):
+        seen = Counter(row for rows in microbatches_of_epoch(plan, epoch).values() for row in rows)
+        assert {seen[row] for row in range(400, 500)} == {2, 3}
+    for num_epochs, rows_of_one, times in ((2, range(400, 500), 5), (8, range(400), 5)):
+        rows = [
+            row for epoch in range(num_epochs) for rows in microbatches_of_epoch(plan, epoch).values() for row in rows
+        ]
+        seen = Counter(rows)
+        assert {seen[row] for row in rows_of_one} == {times}
+
+
+def test_corpora_meet_in_one_microbatch() -> None:
+    corpora = [spread_lengths(2000, 0), spread_lengths(2000, 1)]
+    plan = BatchPlan(corpora, RATE, PlanConfig(max_batch_seconds=400.0))
+    shares = [np.mean(np.array(rows) < 2000) for rows in microbatches_of_epoch(plan).values()]
+    assert 0.35 < np.median(shares) < 0.65
+
+
+def test_a_corpus_and_the_same_in_two_parts_have_the_same_shapes() -> None:
+    lengths = spread_lengths(3000, 0)
+    config = PlanConfig(max_batch_seconds=400.0)
+    whole, parts = (
+        BatchPlan(lengths, RATE, config),
+        BatchPlan([lengths[::3], np.delete(lengths, np.s_[::3])], RATE, config),
+    )
+    shape = [(b.num_cuts, b.cuts_per_microbatch, b.padded_samples, b.num_groups) for b in whole.buckets]
+    assert [(b.num_cuts, b.cuts_per_microbatch, b.padded_samples, b.num_groups) for b in parts.buckets] == shape
+
+
+@pytest.mark.parametrize("num_shapes", [1, 2, 4, 8])
+def test_on_request_there_are_few_shapes_and_padding_falls_with_their_number(num_shapes: int) -> None:
+    lengths = spread_lengths(6_000, 0)
+    paddings = []
+    for number in (num_shapes, 2 * num_shapes):
+        plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=100.0, microbatches_per_step=4, num_shapes=number))
+        shapes = {(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets}
+        assert len(shapes) == len(plan.buckets) <= number
+        slots = sum(4 * b.num_groups * b.cuts_per_microbatch * b.padded_samples for b in plan.buckets)
+        paddings.append(1 - lengths.sum() / slots)
+        seen = Counter(row for rows in microbatches_of_epoch(plan).values() for row in rows)
+        assert set(seen) == set(range(len(lengths)))
+    assert paddings[1] < paddings[0]
+
+
+def test_a_quadratic_cost_gives_long_cuts_fewer_places() -> None:
+    lengths = np.sort(np.repeat([100, 1000, 4000], 200))
+    counts = []
+    for quadratic in (None, 10.0):
+        config = PlanConfig(max_batch_seconds=400.0, microbatches_per_step=2, quadratic_seconds=quadratic)
+        plan = BatchPlan(lengths, RATE, config)
+        counts.append({bucket.padded_samples: bucket.cuts_per_microbatch for bucket in plan.buckets})
+    # 40 s cost 40 + 1600 / 10 = 200 s; 10 s cost 20 s.
+    assert (counts[0][4000], counts[1][4000]) == (10, 2)
+    assert (counts[0][1000], counts[1][1000]) == (40, 20)
+
+
+def test_substitutes_come_from_the_same_bucket_and_differ_by_attempt() -> None:
+    lengths = spread_lengths(3000, 0)
+    plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=400.0, microbatches_per_step=4))
+    for step in range(plan.steps_per_epoch):
+        (part,) = plan.bucket(step).parts
+        rows = [plan.substitute(step, 1, 0, attempt) for attempt in range(20)]
+        assert all(part.first_row <= row < part.first_row + part.num_rows for row in rows)
+        assert len(set(rows)) > 10
+        assert rows == [plan.substitute(step, 1, 0, attempt) for attempt in range(20)]
+
+
+def test_weights_for_another_number_of_corpora_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"plan\.weights has 2 numbers for 1 corpora"):
+        plan_of([100] * 50, PlanConfig(weights=(1.0, 2.0)))
+
+
+def test_a_cut_that_the_quadratic_cost_makes_too_dear_is_an_error_that_says_so() -> None:
+    with pytest.raises(PlanError, match=r"1 of 9 cuts .* \(20 s, quadratic term included\), the longest lasts 30\.0 s"):
+        plan_of([100] * 8 + [3000], PlanConfig(max_batch_seconds=40.0, quadratic_seconds=20.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quadratic_seconds": 0.0}, r"plan\.quadratic_seconds is 0\.0"),
+        ({"max_cuts": 0}, r"plan\.max_cuts is 0"),
+        ({"num_shapes": 0}, r"plan\.num_shapes is 0"),
+        ({"weights": ()}, r"plan\.weights is \(\)"),
+        ({"weights": (1.0, 0.0)}, r"plan\.weights is \(1\.0, 0\.0\)"),
+        ({"temperature": 0.0}, r"plan\.temperature is 0\.0"),
+        ({"max_batch_seconds": 0.0}, r"plan\.max_batch_seconds is 0\.0"),
+        ({"microbatches_per_step": 0}, r"plan\.microbatches_per_step is 0"),
+        ({"min_audio_seconds": 0.0}, r"plan\.min_audio_seconds is 0\.0"),
+        ({"min_audio_seconds": 241.0}, r"plan\.min_audio_seconds is 241\.0: .* at most max_batch_seconds \(240\.0\)"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PlanConfig(**changes)

@@ -1,0 +1,72 @@
+"""Reads inputs as `prepare` does, and writes the small ones that the tests read."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+
+from nestdata import Corpus, InputFormat, PrepareConfig, prepare_corpus
+from nestdata.prepare.inputs import Entry, InputOptions, Source, common_root, open_source
+from tests.synthesis import hiss, write_audio
+
+
+def source_of(path: Path, form: InputFormat | None = None, **options: Any) -> Source:
+    return open_source(path, InputOptions(**{"root": common_root([path]), **options}), form)
+
+
+def entries_of(path: Path, form: InputFormat | None = None, **options: Any) -> list[Entry]:
+    """Gives all entries of an input, made by a copy of its source that has been to another process."""
+    source = source_of(path, form, **options)
+    copy: Source = pickle.loads(pickle.dumps(source))
+    items = pickle.loads(pickle.dumps(list(source.items())))
+    entries = [copy.entry(number, item) for number, item in enumerate(items, start=1)]
+    return [entry for entry in entries if entry is not None]
+
+
+def prepared(path: Path, **config: Any) -> tuple[dict[str, dict[str, Any]], list[dict[str, str]]]:
+    """Prepares a corpus of one input; gives the cuts by id, as they are stored, and the rejects."""
+    output = path.with_name(path.name + ".corpus")
+    prepare_corpus([path], output, PrepareConfig(**config))
+    corpus = Corpus.open(output)
+    rejects = [json.loads(line) for line in (output / "rejected.jsonl").read_text().splitlines()]
+    return {line["id"]: line for line in map(corpus.line, range(len(corpus)))}, rejects
+
+
+def some_audio(path: Path) -> Path:
+    """Writes half a second of noise in the format that the suffix names."""
+    return write_audio(path, hiss(8000, 1))
+
+
+def decoded(path: Path) -> NDArray[np.float32]:
+    """Returns all samples of a file as libsndfile decodes them from its start, shape (samples, channels)."""
+    # `soundfile.read` seeks first, after which samples of MP3 files are rounded differently.
+    with soundfile.SoundFile(path) as file:
+        samples: NDArray[np.float32] = file.read(dtype="float32", always_2d=True)
+    return samples
+
+
+def lhotse_recording(path: str, recording_id: str = "r1", *, seconds: float = 0.5, channels: int = 1) -> dict[str, Any]:
+    return {
+        "id": recording_id,
+        "sources": [{"type": "file", "channels": list(range(channels)), "source": path}],
+        "sampling_rate": 16000,
+        "num_samples": round(16000 * seconds),
+        "duration": seconds,
+        "channel_ids": list(range(channels)),
+    }
+
+
+def lhotse_cut(cut_id: str = "c1", path: str = "a.wav") -> dict[str, Any]:
+    return {
+        "id": cut_id,
+        "start": 0.0,
+        "duration": 0.5,
+        "channel": 0,
+        "supervisions": [],
+        "recording": lhotse_recording(path),
+        "type": "MonoCut",
+    }

@@ -1,0 +1,114 @@
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nestdata import ManifestError
+from nestdata.prepare.inputs.entry import count_lines, cut_id_of, names_shards, open_lines, resolve
+
+_LINES = b"".join(b"line %d\n" % i for i in range(500))
+
+
+def lines_of(path: Path) -> list[bytes]:
+    with open_lines(path) as file:
+        return list(file)
+
+
+@pytest.mark.parametrize("name", ["m.json", "m.json.gz"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_lines_are_read_from_plain_and_compressed_files_without_a_byte_order_mark(
+    tmp_path: Path, name: str, mark: bytes
+) -> None:
+    content = mark + b"one\r\n\ntwo\n"
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert lines_of(tmp_path / name) == [b"one\r\n", b"\n", b"two\n"]
+
+
+@pytest.mark.parametrize("content", [b"", b"a", b"\xef\xbb"])
+def test_a_file_shorter_than_a_byte_order_mark_is_read_whole(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.json").write_bytes(content)
+    assert b"".join(lines_of(tmp_path / "m.json")) == content
+
+
+def test_lines_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_bytes(_LINES)
+    (tmp_path / "m.json.gz").write_bytes(gzip.compress(_LINES))
+    assert [count_lines(tmp_path / name) for name in ("m.json", "m.json.gz")] == [500, 500]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "not compressed", "flipped"])
+def test_a_compressed_file_that_is_damaged_is_an_error(tmp_path: Path, damage: str) -> None:
+    packed = gzip.compress(_LINES)
+    middle = len(packed) // 2
+    content = {
+        "truncated": packed[:-20],
+        "not compressed": _LINES,
+        "flipped": packed[:middle] + bytes(byte ^ 0xFF for byte in packed[middle:]),
+    }
+    (tmp_path / "m.json.gz").write_bytes(content[damage])
+    with pytest.raises(ManifestError, match=r"m\.json\.gz: cannot be read \(.+\)\. Check the file and copy it again"):
+        lines_of(tmp_path / "m.json.gz")
+    with pytest.raises(ManifestError, match=r"m\.json\.gz: cannot be read"):
+        count_lines(tmp_path / "m.json.gz")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone.json", r"gone\.json: no such manifest\. Give a manifest, a Kaldi directory, or a folder of audio"),
+        ("folder", "folder: a folder where a manifest was expected"),
+        ("m_{0..7}.json", "a pattern for the shards of a tarred data set.* Unpack its tars into one folder"),
+        ("m__OP_0..7_CL_.json", "a pattern for the shards of a tarred data set"),
+    ],
+)
+def test_what_is_no_file_is_an_error_that_says_what_it_is(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ManifestError, match=message):
+        lines_of(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_pattern"),
+    [
+        ("audio_{0..127}.tar", True),
+        ("audio__OP_0..127_CL_.tar", True),
+        ("audio_[0..7]/a.wav", True),
+        ("audio_0.tar", False),
+        ("../a.wav", False),
+        ("a{1}..wav", False),
+        ("take_OP_1.wav", False),
+    ],
+)
+def test_patterns_of_shards_are_told_from_names(name: str, is_pattern: bool) -> None:
+    assert names_shards(name) == is_pattern
+
+
+@pytest.mark.parametrize(
+    ("file", "root", "cut_id"),
+    [
+        ("/data/wavs/a.wav", "/data", "wavs/a"),
+        ("/data/wavs/a.b.wav", "/data/wavs", "a.b"),
+        ("/data/wavs/a", "/data", "wavs/a"),
+        ("/data2/a.wav", "/data", "/data2/a"),
+        ("/a.wav", "/", "a"),
+        ("/data/.wav", "/data", ".wav"),
+    ],
+)
+def test_an_id_is_the_path_below_the_root_without_its_ending(file: str, root: str, cut_id: str) -> None:
+    assert cut_id_of(file, root) == cut_id
+
+
+_words = st.sampled_from(["a", "b c", ".", "..", ".hidden", "ü", "x.wav", "a..b", "\udcff"])
+
+
+@given(st.lists(_words, max_size=3), st.lists(_words, min_size=1, max_size=5), st.booleans(), st.booleans())
+def test_a_resolved_path_is_absolute_and_normal(
+    folders: list[str], words: list[str], is_absolute: bool, doubled: bool
+) -> None:
+    directory = os.path.normpath("/" + "/".join(folders))
+    name = ("/" if is_absolute else "") + ("//" if doubled else "/").join([*words, "a.wav"])
+    expected = os.path.normpath(os.path.join(directory, name))
+    assert resolve(directory, name) == ("/" + expected.lstrip("/"))

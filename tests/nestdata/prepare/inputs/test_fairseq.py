@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nestdata import Corpus, ManifestError, prepare_corpus
+from nestdata.prepare.inputs import Entry
+from tests.nestdata.inputs.reading import entries_of, prepared, some_audio
+from tests.synthesis import hiss, read_audio, write_audio
+
+
+def test_a_line_is_a_path_below_the_folder_on_the_first_and_its_number_of_samples(tmp_path: Path) -> None:
+    manifest = tmp_path / "train.tsv"
+    manifest.write_text("/data/wavs\nspk 1/a.wav\t16000\n./b.flac\t 8000 \n")
+    assert entries_of(manifest) == [
+        Entry(where=f"{manifest}:2", cut_id="spk 1/a", path="/data/wavs/spk 1/a.wav", num_frames=16000),
+        Entry(where=f"{manifest}:3", cut_id="b", path="/data/wavs/b.flac", num_frames=8000),
+    ]
+
+
+@pytest.mark.parametrize("folder", ["{0}/wavs", "wavs", "./wavs/", "../{1}/wavs"])
+def test_a_relative_folder_is_relative_to_the_manifest(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "train.tsv").write_text(f"{folder.format(tmp_path, tmp_path.name)}\na.wav\t1\n")
+    (entry,) = entries_of(tmp_path / "train.tsv")
+    assert (entry.path, entry.cut_id) == (f"{tmp_path}/wavs/a.wav", "a")
+
+
+def test_places_are_lines_as_an_editor_counts_them(tmp_path: Path) -> None:
+    manifest = tmp_path / "train.tsv"
+    manifest.write_bytes(b"\xef\xbb\xbf/data\r\n\r\na.wav\t10\r\n \nb.wav\t10")
+    assert [(entry.where, entry.path) for entry in entries_of(manifest)] == [
+        (f"{manifest}:3", "/data/a.wav"),
+        (f"{manifest}:5", "/data/b.wav"),
+    ]
+
+
+def test_the_number_counts_samples_at_the_rate_of_the_file(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "wavs" / "a.wav", hiss(44100, 1), 44100)
+    (tmp_path / "train.tsv").write_text("wavs\na.wav\t22050\n")
+    cuts, _ = prepared(tmp_path / "train.tsv", sampling_rate=44100)
+    assert (cuts["a"]["duration"], cuts["a"]["recording"]["num_samples"]) == (0.5, 44100)
+    np.testing.assert_array_equal(Corpus.open(tmp_path / "train.tsv.corpus").load(0)[1], read_audio(path)[:22050])
+
+
+def test_a_manifest_that_counts_more_samples_than_there_are_is_not_believed(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        some_audio(tmp_path / "wavs" / f"{name}.wav")
+    (tmp_path / "train.tsv").write_text("wavs\na.wav\t8000\nb.wav\t9000\n")
+    cuts, (reject,) = prepared(tmp_path / "train.tsv")
+    assert (list(cuts), reject["cut_id"], reject["reason"]) == (["a"], "b", "wrong_duration")
+
+
+def test_manifests_of_the_same_layout_do_not_collide(tmp_path: Path) -> None:
+    manifests = []
+    for language in ("en", "fr"):
+        some_audio(tmp_path / "audio" / language / "0.wav")
+        manifests.append(tmp_path / f"{language}.tsv")
+        manifests[-1].write_text(f"{tmp_path}/audio/{language}\n0.wav\t8000\n")
+    prepare_corpus(manifests, tmp_path / "speech.corpus")
+    corpus = Corpus.open(tmp_path / "speech.corpus")
+    assert [corpus[row].id for row in range(2)] == ["en/0", "fr/0"]
+
+
+def test_a_name_that_is_not_unicode_is_left_out_alone(tmp_path: Path) -> None:
+    some_audio(tmp_path / "wavs" / "a.wav")
+    some_audio(tmp_path / "wavs" / "b.wav").rename(tmp_path / "wavs" / "b\udcff.wav")
+    (tmp_path / "train.tsv").write_bytes(b"wavs\na.wav\t8000\nb\xff.wav\t8000\n")
+    cuts, (reject,) = prepared(tmp_path / "train.tsv")
+    assert (list(cuts), reject["reason"]) == (["a"], "unreadable")
+    assert "not Unicode" in reject["detail"]
+    assert reject["where"] == f"{tmp_path}/train.tsv:3"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"a.wav",
+        b"a.wav 100",
+        b"\t100",
+        b"a.wav\t",
+        b"a.wav\t-5",
+        b"a.wav\t1.5",
+        b"a.wav\t100\t1",
+        b"a.wav\t" + b"9" * 16,
+    ],
+)
+def test_a_line_that_is_not_a_path_and_a_number_is_an_error_that_names_it(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "train.tsv").write_bytes(b"/data\na.wav\t100\n\n" + line + b"\n")
+    message = r"train\.tsv:4: b'.*' is not a path, a tab and a number of samples\. Fix or drop it"
+    with pytest.raises(ManifestError, match=message):
+        entries_of(tmp_path / "train.tsv")
+
+
+@pytest.mark.parametrize("first", ["", "\n", "a.wav\t100\n", "client_id\tpath\tsentence\n"])
+def test_a_manifest_that_does_not_begin_with_a_folder_is_an_error(tmp_path: Path, first: str) -> None:
+    (tmp_path / "train.tsv").write_text(first + ("a.wav\t100\n" if first else ""))
+    with pytest.raises(ManifestError, match=r"train\.tsv:1: a fairseq manifest begins with the folder of its files"):
+        entries_of(tmp_path / "train.tsv", "fairseq")

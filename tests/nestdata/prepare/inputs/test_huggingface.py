@@ -1,0 +1,267 @@
+import io
+import os
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow
+import pytest
+import soundfile
+
+from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, prepare_corpus
+from tests.nestdata.inputs.reading import decoded, entries_of, prepared, some_audio, source_of
+from tests.synthesis import Samples, hiss
+
+
+def encoded(samples: Samples, form: str = "WAV", rate: int = 16000, subtype: str | None = None) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=form, subtype=subtype)
+    return file.getvalue()
+
+
+_AUDIO = encoded(hiss(8000, 1))
+
+
+def embedded(content: bytes = _AUDIO, path: str | None = "a.wav") -> dict[str, Any]:
+    return {"bytes": content, "path": path}
+
+
+def data_set(columns: dict[str, list[Any]], *audio: str, **kinds: Any) -> Any:
+    """Makes a data set in memory, whose columns `audio` hold audio and whose others are of such kinds."""
+    rows = datasets.Dataset.from_dict(columns)
+    for name, kind in {**{name: datasets.Audio() for name in audio}, **kinds}.items():
+        rows = rows.cast_column(name, kind)
+    return rows
+
+
+def save(rows: Any, path: Path) -> Path:
+    """Saves a data set as it is: `save_to_disk` of today would put audio into it that lies in files."""
+    rows.select([0]).save_to_disk(path)
+    (file,) = path.glob("*.arrow")
+    file.unlink()  # what is open stays what it was
+    table = rows.data.table
+    with pyarrow.ipc.new_stream(str(file), table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_progress_bars() -> None:
+    datasets.disable_progress_bars()
+
+
+def test_audio_in_the_data_set_is_written_beside_the_corpus(tmp_path: Path) -> None:
+    noise = [hiss(8000 + 100 * i, i) for i in range(5)]
+    audio = [
+        embedded(encoded(noise[0]), "x/y.wav"),
+        embedded(encoded(noise[1], "FLAC"), "y.FLAC"),
+        embedded(encoded(noise[2], "OGG", 16000, "OPUS"), "https://host/z.opus"),
+        embedded(encoded(noise[3], "MP3"), "z.mp3?download=1"),
+        embedded(encoded(noise[4], "OGG"), None),
+    ]
+    data_set({"audio": audio}, "audio").save_to_disk(tmp_path / "train")
+    cuts, rejects = prepared(tmp_path / "train")
+    assert (list(cuts), rejects) == ([f"train/{i}" for i in range(5)], [])
+    folder = tmp_path / "train.corpus" / "audio" / "0" / "000000"
+    names = ["000000000.wav", "000000001.flac", "000000002.opus", "000000003.wav", "000000004.wav"]
+    assert [cut["recording"]["sources"][0]["source"] for cut in cuts.values()] == [f"{folder}/{name}" for name in names]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    corpus = Corpus.open(tmp_path / "train.corpus")
+    for row, name in enumerate(names):
+        assert (folder / name).read_bytes() == audio[row]["bytes"]
+        np.testing.assert_array_equal(corpus.load(row)[1], decoded(folder / name)[:, 0])
+
+
+@pytest.mark.parametrize("probe", ["missing", "all", "decode"])
+def test_audio_is_looked_at_before_it_is_in_place(tmp_path: Path, probe: Any) -> None:
+    """An existing corpus is not looked into, and of bad audio only its row is left out."""
+    audio = [embedded(), embedded(b"no audio"), embedded(b""), embedded(encoded(0 * hiss(8000, 1)))]
+    rows = data_set({"audio": audio, "text": list("abcd")}, "audio")
+    rows.save_to_disk(tmp_path / "train")
+    for _ in range(2):
+        prepare_corpus([tmp_path / "train"], tmp_path / "out.corpus", PrepareConfig(probe=probe), overwrite=True)
+        corpus = Corpus.open(tmp_path / "out.corpus")
+        expected = {"unreadable": 1, "empty": 1} | ({"silent": 1} if probe == "decode" else {})
+        assert corpus.meta["rejected"] == expected
+        assert [corpus[row].supervisions[0].text for row in range(len(corpus))] == ["a", "d"][: len(corpus)]
+        assert len(corpus.load(0)[1]) == 8000
+
+
+def test_audio_that_lies_in_files_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = some_audio(tmp_path / "files" / "a.wav")
+    audio = [{"bytes": None, "path": name} for name in (str(path), "files/a.wav", "files/gone.wav")]
+    save(data_set({"audio": audio}, "audio"), tmp_path / "train")
+    monkeypatch.chdir(tmp_path)
+    cuts, (reject,) = prepared(Path("train"))
+    assert {cut["recording"]["sources"][0]["source"] for cut in cuts.values()} == {str(path)}
+    assert (reject["cut_id"], reject["reason"]) == ("train/2", "missing")
+    assert not (tmp_path / "train.corpus" / "audio").exists()
+
+
+def test_rows_without_audio_are_left_out_as_missing(tmp_path: Path) -> None:
+    audio = [None, embedded(), {"bytes": None, "path": None}]
+    save(data_set({"audio": audio}, "audio"), tmp_path / "train")
+    cuts, rejects = prepared(tmp_path / "train")
+    assert list(cuts) == ["train/1"]
+    assert [(reject["where"], reject["reason"]) for reject in rejects] == [
+        (f"{tmp_path}/train (row 0)", "missing"),
+        (f"{tmp_path}/train (row 2)", "missing"),
+    ]
+    assert "no audio in row 2" in rejects[1]["detail"]
+
+
+def test_plain_columns_survive_into_the_cut_and_classes_by_their_names(tmp_path: Path) -> None:
+    columns: dict[str, list[Any]] = {
+        "audio": [embedded()] * 3,
+        "sentence": ["grüße", None, ""],
+        "locale": [1, -1, 0],
+        "speaker_id": [17, 18, None],
+        "mood": [0, 1, None],
+        "score": [0.5, None, 1.5],
+        "is_clean": [True, False, None],
+        "day": [date(2024, 1, 1)] * 3,
+        "tags": [["a"], [], None],
+        "raw": [b"a", b"b", None],
+    }
+    kinds = {"locale": datasets.ClassLabel(names=["en", "de"]), "mood": datasets.ClassLabel(names=["happy", "sad"])}
+    data_set(columns, "audio", **kinds).save_to_disk(tmp_path / "train")
+    assert [entry.labels for entry in entries_of(tmp_path / "train", extract_to=tmp_path / "out")] == [
+        {"sentence": "grüße", "locale": "de", "speaker_id": 17, "mood": "happy", "score": 0.5, "is_clean": True},
+        {"speaker_id": 18, "mood": "sad", "is_clean": False},
+        {"sentence": "", "locale": "en", "score": 1.5},
+    ]
+    cut = prepared(tmp_path / "train")[0]["train/0"]
+    (label,) = cut["supervisions"]
+    assert (label["text"], label["language"], label["speaker"]) == ("grüße", "de", "17")
+    assert cut["custom"] == {"mood": "happy", "score": 0.5, "is_clean": True}
+
+
+def test_ids_are_rows_and_a_column_called_id_is_a_label(tmp_path: Path) -> None:
+    data_set({"audio": [embedded()] * 4, "id": [7, 7, 0, 1]}, "audio").save_to_disk(tmp_path / "train")
+    cuts, rejects = prepared(tmp_path / "train")
+    assert {cut_id: cut["custom"]["id"] for cut_id, cut in cuts.items()} == {
+        "train/0": 7,
+        "train/1": 7,
+        "train/2": 0,
+        "train/3": 1,
+    }
+    assert rejects == []
+
+
+def test_splits_of_the_same_name_do_not_collide(tmp_path: Path) -> None:
+    for language in ("en", "fr"):
+        data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / language / "train")
+    prepare_corpus([tmp_path / "en" / "train", tmp_path / "fr" / "train"], tmp_path / "speech.corpus")
+    corpus = Corpus.open(tmp_path / "speech.corpus")
+    assert [corpus[row].id for row in range(2)] == ["en/train/0", "fr/train/0"]
+    assert [corpus.line(row)["recording"]["sources"][0]["source"] for row in range(2)] == [
+        f"{tmp_path}/speech.corpus/audio/{number}/000000/000000000.wav" for number in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(("columns", "chosen"), [(["clip"], 0), (["clip", "audio"], 1), (["b", "a"], 0)])
+def test_the_audio_column_may_have_any_name(tmp_path: Path, columns: list[str], chosen: int) -> None:
+    audio = [embedded(encoded(hiss(8000 + 100 * i, i))) for i in range(2)]
+    rows = {name: [audio[i]] for i, name in enumerate(columns)}
+    data_set(rows, *columns).save_to_disk(tmp_path / "train")
+    ((_, cut),) = prepared(tmp_path / "train")[0].items()
+    assert cut["recording"]["num_samples"] == 8000 + 100 * chosen
+    assert "custom" not in cut
+
+
+def test_a_format_that_was_saved_along_is_not_used(tmp_path: Path) -> None:
+    rows = data_set({"audio": [embedded()], "score": [3], "text": ["x"]}, "audio")
+    rows.with_format("torch", columns=["score"]).save_to_disk(tmp_path / "train")
+    (entry,) = entries_of(tmp_path / "train", extract_to=tmp_path / "out")
+    assert entry.labels == {"score": 3, "text": "x"}
+    assert type(entry.labels["score"]) is int
+
+
+def test_a_data_set_saved_again_is_read_again(tmp_path: Path) -> None:
+    for texts in (["a"], ["b", "c"]):
+        rows = data_set({"audio": [embedded()] * len(texts), "text": texts}, "audio")
+        rows.save_to_disk(tmp_path / "train")
+        os.utime(tmp_path / "train" / "state.json", ns=(len(texts), len(texts)))
+        entries = entries_of(tmp_path / "train", extract_to=tmp_path / "out")
+        assert [entry.labels for entry in entries] == [{"text": text} for text in texts]
+
+
+def test_rows_are_counted(tmp_path: Path) -> None:
+    data_set({"audio": [embedded()] * 3}, "audio").save_to_disk(tmp_path / "train")
+    assert source_of(tmp_path / "train").count() == 3
+
+
+def test_a_data_set_without_rows_is_an_error(tmp_path: Path) -> None:
+    data_set({"audio": [embedded()]}, "audio").select([]).save_to_disk(tmp_path / "train")
+    with pytest.raises(ManifestError, match="train: not a Hugging Face data set that can be opened"):
+        entries_of(tmp_path / "train")
+
+
+def test_nothing_is_drawn_over_our_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / "train")
+    load, seen = datasets.load_from_disk, []
+
+    def watched(*args: Any) -> Any:
+        seen.append(datasets.are_progress_bars_disabled())
+        return load(*args)
+
+    monkeypatch.setattr(datasets, "load_from_disk", watched)
+    datasets.enable_progress_bars()
+    source_of(tmp_path / "train")
+    assert (seen, datasets.are_progress_bars_disabled()) == ([True], False)
+
+
+def test_several_splits_in_one_folder_are_an_error_that_names_them(tmp_path: Path) -> None:
+    rows = data_set({"audio": [embedded()]}, "audio")
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "both")
+    for form in (None, "huggingface"):
+        with pytest.raises(ManifestError, match=r"both: several splits .* one or more: test, train\."):
+            entries_of(tmp_path / "both", form)
+    assert len(entries_of(tmp_path / "both" / "test", extract_to=tmp_path / "out")) == 1
+
+
+def test_a_data_set_without_audio_is_an_error_that_names_its_columns(tmp_path: Path) -> None:
+    data_set({"file": ["a.wav"], "text": ["x"]}).save_to_disk(tmp_path / "train")
+    with pytest.raises(ManifestError, match=r"train: no audio column among file, text\. Cast one to `Audio` and save"):
+        entries_of(tmp_path / "train")
+
+
+def test_what_is_no_data_set_is_an_error_where_it_is_forced(tmp_path: Path) -> None:
+    some_audio(tmp_path / "a.wav")
+    for name in ("", "a.wav", "gone"):
+        with pytest.raises(ManifestError, match="not one split of a data set, as `save_to_disk` leaves it"):
+            entries_of(tmp_path / name, "huggingface")
+
+
+@pytest.mark.parametrize("file", ["state.json", "dataset_info.json", "data-00000-of-00001.arrow"])
+def test_a_damaged_data_set_is_an_error_of_one_line(tmp_path: Path, file: str) -> None:
+    data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / "train")
+    content = (tmp_path / "train" / file).read_bytes()
+    (tmp_path / "train" / file).unlink()
+    (tmp_path / "train" / file).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ManifestError, match=r"train: not a Hugging Face data set that can be opened \(\w+: ") as caught:
+        entries_of(tmp_path / "train")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_row_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+    rows = data_set({"audio": [embedded()] * 2, "mood": [0, 0]}, "audio", mood=datasets.ClassLabel(names=["happy"]))
+    unknown = pyarrow.array([0, 5])
+    rows = datasets.Dataset(rows.data.set_column(1, "mood", unknown), info=rows.info)
+    save(rows, tmp_path / "train")
+    with pytest.raises(
+        ManifestError, match=r"train \(row 1\): cannot be read \(IndexError: .*Check the files and copy"
+    ):
+        entries_of(tmp_path / "train", extract_to=tmp_path / "out")
+
+
+def test_a_missing_package_is_an_error_that_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / "train")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"`datasets` is missing\. Install it with `pip install 'nest-pretrain\[hugg"):
+        entries_of(tmp_path / "train")

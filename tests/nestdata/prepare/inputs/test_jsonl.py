@@ -1,0 +1,283 @@
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nestdata import Corpus, ManifestError, prepare_corpus
+from nestdata.prepare.inputs import Entry
+from tests.nestdata.inputs.reading import entries_of, lhotse_cut, lhotse_recording, prepared, some_audio
+from tests.synthesis import hiss, read_audio, write_audio, write_jsonl
+
+
+def test_a_nemo_line_becomes_an_entry(tmp_path: Path) -> None:
+    row = {"audio_filepath": "wavs/a.wav", "offset": 1.5, "duration": 2, "text": "hello", "speaker": "s1"}
+    manifest = write_jsonl(tmp_path / "m.json", [row])
+    assert entries_of(manifest) == [
+        Entry(
+            where=f"{manifest}:1",
+            cut_id="wavs/a@1.500+2.000",
+            path=str(tmp_path / "wavs" / "a.wav"),
+            offset=1.5,
+            duration=2.0,
+            labels={"text": "hello", "speaker": "s1"},
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("span", "cut_id"),
+    [
+        ({}, "a"),
+        ({"duration": 2.0}, "a"),
+        ({"offset": 0}, "a@0.000"),
+        ({"offset": 0.5}, "a@0.500"),
+        ({"offset": 0.5, "duration": 0.25}, "a@0.500+0.250"),
+        ({"offset": None, "duration": None}, "a"),
+    ],
+)
+def test_the_id_of_a_nemo_line_tells_its_span(tmp_path: Path, span: dict[str, Any], cut_id: str) -> None:
+    (entry,) = entries_of(write_jsonl(tmp_path / "m.json", [{"audio_filepath": "a.wav", **span}]))
+    assert entry.cut_id == cut_id
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "cut_id"),
+    [
+        ("./b/../a.wav", "{0}/lists/a.wav", "a"),
+        ("{0}/lists/a.wav", "{0}/lists/a.wav", "a"),
+        ("../audio//a.b.wav", "{0}/audio/a.b.wav", "../audio/a.b"),
+        ("{0}/audio/a.wav", "{0}/audio/a.wav", "{0}/audio/a"),
+        ("ü/ñ .wav", "{0}/lists/ü/ñ .wav", "ü/ñ "),
+    ],
+)
+@pytest.mark.parametrize("key", ["audio_filepath", "audio_filename"])
+def test_paths_are_relative_to_the_nemo_manifest_and_so_are_ids(
+    tmp_path: Path, key: str, name: str, path: str, cut_id: str
+) -> None:
+    manifest = write_jsonl(tmp_path / "lists" / "m.json", [{key: name.format(tmp_path)}])
+    (entry,) = entries_of(manifest)
+    assert (entry.path, entry.cut_id) == (path.format(tmp_path), cut_id.format(tmp_path))
+
+
+def test_places_are_lines_as_an_editor_counts_them(tmp_path: Path) -> None:
+    manifest = tmp_path / "m.json"
+    manifest.write_text('\ufeff\n{"audio_filepath": "a.wav"}\r\n\r\n \n{"audio_filepath": "b.wav"}')
+    assert [(entry.where, entry.cut_id) for entry in entries_of(manifest)] == [
+        (f"{manifest}:2", "a"),
+        (f"{manifest}:5", "b"),
+    ]
+
+
+def test_labels_of_a_nemo_line_survive_into_the_cut(tmp_path: Path) -> None:
+    some_audio(tmp_path / "a.wav")
+    row = {"text": "grüße 你好", "lang": "de", "speaker": 17, "emotion": None, "score": 0.5, "words": [{"w": "grüße"}]}
+    cuts, rejects = prepared(write_jsonl(tmp_path / "m.json", [{"audio_filepath": "a.wav", **row}]))
+    (supervision,) = cuts["a"]["supervisions"]
+    assert {key: supervision[key] for key in ("text", "language", "speaker")} == {
+        "text": "grüße 你好",
+        "language": "de",
+        "speaker": "17",
+    }
+    assert cuts["a"]["custom"] == {"emotion": None, "score": 0.5, "words": [{"w": "grüße"}]}
+    assert rejects == []
+
+
+def test_a_score_that_is_no_number_does_not_stop_the_work(tmp_path: Path) -> None:
+    """Python writes NaN into JSON, which other readers do not know."""
+    some_audio(tmp_path / "a.wav")
+    (tmp_path / "m.json").write_text('{"audio_filepath": "a.wav", "wer": NaN}\n')
+    assert prepared(tmp_path / "m.json")[0]["a"]["custom"] == {"wer": None}
+
+
+def test_a_name_that_is_not_unicode_is_left_out_alone(tmp_path: Path) -> None:
+    some_audio(tmp_path / "a.wav")
+    (tmp_path / "m.json").write_text('{"audio_filepath": "a.wav"}\n{"audio_filepath": "a.wav", "text": "\\ud800"}\n')
+    (tmp_path / "n.json").write_text('{"audio_filepath": "a.wav"}\n{"audio_filepath": "\\ud800/a.wav"}\n')
+    assert list(prepared(tmp_path / "n.json")[0]) == ["a"]
+    cuts, (reject,) = prepared(tmp_path / "m.json")
+    assert list(cuts) == ["a"]
+    assert (reject["where"], reject["reason"]) == (f"{tmp_path}/m.json:2", "unreadable")
+    assert "not Unicode" in reject["detail"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            '{"audio_filepath": "a.wav", "dura',
+            r"not JSON \(.*, at character \d+\)\. Every line must be one JSON object",
+        ),
+        ('{"audio_filepath": "a.wav"} {}', "not JSON"),
+        ("RIFF\xff\x00", "not JSON"),
+        ('{"audio_filepath": "\xff"}', "not JSON .*UTF-8"),
+        ("[" * 100000, "not JSON"),
+        ('["a.wav", 1.0]', "list where a JSON object was expected"),
+        ('"a.wav"', "str where a JSON object was expected"),
+        ('{"text": "no audio"}', "the key audio_filepath is missing"),
+        ('{"audio_filepath": ["a.wav"]}', r"audio_filepath is \['a.wav'\]"),
+        ('{"audio_filepath": ""}', "audio_filepath is ''"),
+        ('{"audio_filepath": null}', "audio_filepath is None"),
+        ('{"audio_filepath": "/"}', "audio_filepath is '/'"),
+        ('{"audio_filepath": "a\\u0000.wav"}', r"audio_filepath is 'a\\x00.wav'"),
+        ('{"audio_filepath": "a.wav", "duration": -1}', "duration is -1. Give seconds as a number from 0 to"),
+        ('{"audio_filepath": "a.wav", "offset": -0.5}', r"offset is -0\.5"),
+        ('{"audio_filepath": "a.wav", "duration": "1.0"}', r"duration is '1\.0'"),
+        ('{"audio_filepath": "a.wav", "duration": NaN}', "duration is nan"),
+        ('{"audio_filepath": "a.wav", "duration": Infinity}', "duration is inf"),
+        ('{"audio_filepath": "a.wav", "duration": 1e300}', r"duration is 1e\+300"),
+        ('{"audio_filepath": "a.wav", "duration": true}', "duration is True"),
+        ('{"audio_filepath": "a.wav", "shard_id": 3}', r"a line of a tarred data set \(shard_id 3\).* Unpack"),
+        (
+            '{"audio_filepath": "audio__OP_0..7_CL_.tar"}',
+            r"a line of a tarred data set \('audio__OP_0\.\.7_CL_\.tar'\)",
+        ),
+        ('{"audio_filepath": "x_{0..7}/a.wav"}', "a line of a tarred data set"),
+    ],
+)
+def test_a_bad_line_of_a_nemo_manifest_is_an_error_that_names_the_line(tmp_path: Path, line: str, message: str) -> None:
+    good = [json.dumps({"audio_filepath": f"{i}.wav"}) for i in range(8)]
+    manifest = tmp_path / "m.json"
+    manifest.write_bytes("\n".join([*good[:6], line, *good[6:]]).encode("latin-1"))
+    with pytest.raises(ManifestError, match=rf"m\.json:7: {message}"):
+        entries_of(manifest)
+
+
+def test_several_nemo_manifests_make_one_corpus_with_ids_below_their_common_folder(tmp_path: Path) -> None:
+    manifests = []
+    for language in ("en", "fr"):
+        some_audio(tmp_path / language / "wavs" / "0.wav")
+        manifests.append(write_jsonl(tmp_path / language / "m.json", [{"audio_filepath": "wavs/0.wav"}]))
+    prepare_corpus(manifests, tmp_path / "speech.corpus")
+    corpus = Corpus.open(tmp_path / "speech.corpus")
+    assert [corpus[row].id for row in range(2)] == ["en/wavs/0", "fr/wavs/0"]
+
+
+def test_lhotse_cuts_are_read_plain_and_compressed(tmp_path: Path) -> None:
+    plain = write_jsonl(tmp_path / "cuts.jsonl", [lhotse_cut("c1", "/a.wav"), lhotse_cut("c2", "/a.wav")])
+    packed = tmp_path / "cuts.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    for manifest in (plain, packed):
+        entries = entries_of(manifest)
+        assert [entry.cut_id for entry in entries] == ["c1", "c2"]
+        assert [entry.where for entry in entries] == [f"{manifest}:1", f"{manifest}:2"]
+        assert [entry.cut for entry in entries] == [lhotse_cut("c1", "/a.wav"), lhotse_cut("c2", "/a.wav")]
+
+
+def test_paths_in_lhotse_manifests_are_relative_to_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = read_audio(some_audio(tmp_path / "audio" / "a.wav"))
+    manifest = write_jsonl(tmp_path / "lists" / "cuts.jsonl", [lhotse_cut("c1", "audio/../audio/a.wav")])
+    monkeypatch.chdir(tmp_path)
+    cuts, _ = prepared(manifest)
+    assert cuts["c1"]["recording"]["sources"][0]["source"] == str(tmp_path / "audio" / "a.wav")
+    np.testing.assert_array_equal(Corpus.open(tmp_path / "lists" / "cuts.jsonl.corpus").load(0)[1], samples)
+
+
+@pytest.mark.parametrize("channel", [0, 1])
+def test_a_lhotse_recording_is_a_cut_of_the_channel_asked_for(tmp_path: Path, channel: int) -> None:
+    stereo = np.stack([hiss(8000, 1), hiss(8000, 2)], axis=1)
+    path = write_audio(tmp_path / "a.wav", stereo)
+    recordings = [
+        lhotse_recording(str(path), "both", channels=2),
+        lhotse_recording(str(some_audio(tmp_path / "b.wav")), "one"),
+    ]
+    cuts, rejects = prepared(write_jsonl(tmp_path / "recordings.jsonl", recordings), channel=channel)
+    assert list(cuts) == ["both", "one"][: 2 - channel]
+    assert [reject["reason"] for reject in rejects] == ["no_such_channel"] * channel
+    assert (cuts["both"]["start"], cuts["both"]["duration"], cuts["both"]["channel"]) == (0.0, 0.5, channel)
+    corpus = Corpus.open(tmp_path / "recordings.jsonl.corpus")
+    loaded = dict(corpus.load(row) for row in range(len(corpus)))["both"]
+    np.testing.assert_array_equal(loaded, read_audio(path)[:, channel])
+
+
+def test_everything_that_a_lhotse_cut_says_survives(tmp_path: Path) -> None:
+    path = str(some_audio(tmp_path / "a.wav"))
+    supervision = {
+        "id": "s1",
+        "recording_id": "r1",
+        "start": 0.1,
+        "duration": 0.3,
+        "channel": 0,
+        "text": "grüße",
+        "language": "de",
+        "speaker": "anna",
+        "gender": "f",
+        "custom": {"mood": 3},
+        "alignment": {"word": [["grüße", 0.1, 0.3, 0.9]]},
+    }
+    cut = {**lhotse_cut("c1", path), "start": 0.05, "duration": 0.4, "supervisions": [supervision], "custom": {"x": 1}}
+    cuts, rejects = prepared(write_jsonl(tmp_path / "cuts.jsonl", [cut]))
+    assert (cuts, rejects) == ({"c1": cut}, [])
+
+
+def test_speakers_that_are_numbers_in_lhotse_become_names(tmp_path: Path) -> None:
+    supervision = {"id": "s", "recording_id": "r1", "start": 0.0, "duration": 0.5, "channel": 0, "speaker": 17}
+    cut = {**lhotse_cut("c1", str(some_audio(tmp_path / "a.wav"))), "supervisions": [supervision]}
+    cuts, _ = prepared(write_jsonl(tmp_path / "cuts.jsonl", [cut]))
+    assert cuts["c1"]["supervisions"][0]["speaker"] == "17"
+
+
+def changed(changes: dict[str, Any], recording: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
+    cut = {**lhotse_cut("c2", "/a.wav"), **changes}
+    if recording or source:
+        cut["recording"] = {**cut["recording"], **recording}
+        cut["recording"]["sources"] = [{**cut["recording"]["sources"][0], **source}]
+    return cut
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        (changed({"type": "MixedCut"}, {}, {}), "a MixedCut where a MonoCut was expected. Reduce it to cuts of one"),
+        (changed({"type": "MultiCut", "channel": [0, 1]}, {}, {}), "a MultiCut where a MonoCut was expected"),
+        (changed({"type": "PaddingCut"}, {}, {}), "a PaddingCut where a MonoCut was expected"),
+        (changed({"type": 3}, {}, {}), "a 3 where a MonoCut was expected"),
+        (changed({"id": None}, {}, {}), "the id is None. Give a string"),
+        (changed({"id": 7}, {}, {}), "the id is 7"),
+        (changed({"id": ""}, {}, {}), "the id is ''"),
+        (changed({"recording": None}, {}, {}), "the cut has no recording"),
+        (changed({"recording": "r1"}, {}, {}), r"not a Lhotse cut or recording \(AttributeError"),
+        (changed({"start": None}, {}, {}), "the cut has no start"),
+        (changed({"start": -1.0}, {}, {}), r"start is -1\.0"),
+        (changed({"duration": "1"}, {}, {}), "duration is '1'"),
+        (changed({"channel": None}, {}, {}), "channel is None. Fix this line"),
+        (changed({"channel": [0]}, {}, {}), r"channel is \[0\]"),
+        (changed({"unknown_field": 1}, {}, {}), r"not a Lhotse cut or recording \(TypeError"),
+        (changed({"supervisions": 1}, {}, {}), r"not a Lhotse cut or recording \(TypeError"),
+        (changed({}, {"sampling_rate": 0}, {}), "sampling_rate is 0"),
+        (changed({}, {"sampling_rate": "16k"}, {}), "sampling_rate is '16k'"),
+        (changed({}, {"num_samples": None}, {}), "num_samples is None"),
+        (changed({}, {"num_samples": 2.5}, {}), r"num_samples is 2\.5"),
+        (changed({}, {"duration": None}, {}), "the recording has no duration"),
+        (changed({}, {"duration": -2}, {}), "duration is -2"),
+        (changed({}, {}, {"channels": 0}), "the channels of a source are 0. Give a list of numbers"),
+        (changed({}, {}, {"channels": ["left"]}), r"the channels of a source are \['left'\]"),
+        (changed({}, {}, {"source": None}), "audio of type 'file', which this line does not hold"),
+        (changed({}, {}, {"type": "shar"}), "audio of type 'shar', .* Write it to files in Lhotse first"),
+        (changed({}, {}, {"type": "memory"}), "audio of type 'memory'"),
+        (changed({}, {}, {"type": "command", "source": "cat a"}), "a command in place of a file, .*: 'cat a'. If you"),
+        ({"sources": []}, "the id is None"),
+        ({"id": "r", "sources": [], "type": "Recording"}, "the cut has no duration"),
+        ({"id": "r", "sources": 1, "duration": 1.0}, r"not a Lhotse cut or recording \(TypeError"),
+    ],
+)
+def test_a_bad_line_of_a_lhotse_manifest_is_an_error_that_names_the_line(
+    tmp_path: Path, cut: dict[str, Any], message: str
+) -> None:
+    manifest = write_jsonl(tmp_path / "cuts.jsonl", [lhotse_cut("c1"), cut])
+    with pytest.raises(ManifestError, match=rf"cuts\.jsonl:2: {message}"):
+        entries_of(manifest)
+
+
+@pytest.mark.filterwarnings("ignore:You requested a subset of a recording")  # Lhotse's advice on commands
+def test_a_command_of_a_lhotse_cut_is_run_where_that_is_allowed(tmp_path: Path) -> None:
+    samples = read_audio(some_audio(tmp_path / "a.wav"))
+    cut = lhotse_cut("c1")
+    cut["recording"]["sources"] = [{"type": "command", "channels": [0], "source": f"cat '{tmp_path}/a.wav'"}]
+    manifest = write_jsonl(tmp_path / "cuts.jsonl", [cut])
+    assert list(prepared(manifest, allow_commands=True)[0]) == ["c1"]
+    np.testing.assert_array_equal(Corpus.open(tmp_path / "cuts.jsonl.corpus").load(0)[1], samples)

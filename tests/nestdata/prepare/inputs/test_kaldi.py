@@ -1,0 +1,216 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nestdata import Corpus, ManifestError
+from nestdata.prepare.inputs import Entry
+from tests.nestdata.inputs.reading import entries_of, prepared, some_audio
+from tests.synthesis import hiss, read_audio, write_audio
+
+
+def kaldi(directory: Path, **files: str | bytes) -> Path:
+    """Writes a data directory; `wav` stands for wav.scp."""
+    directory.mkdir(exist_ok=True)
+    for name, content in files.items():
+        content = content if isinstance(content, bytes) else content.encode()
+        (directory / {"wav": "wav.scp"}.get(name, name)).write_bytes(content)
+    return directory
+
+
+def spans_of(directory: Path) -> list[tuple[str, float, float | None]]:
+    return [(entry.cut_id, entry.offset, entry.duration) for entry in entries_of(directory)]
+
+
+def test_without_segments_recordings_are_utterances(tmp_path: Path) -> None:
+    directory = kaldi(
+        tmp_path / "data",
+        wav="u1 /audio/a.wav\nu2 /audio/b c.wav\n",
+        text="u1 hello  there\n",
+        utt2spk="u2 s2\nu1 s1\n",
+        utt2lang="u1 en\nu9 fr\n",
+    )
+    labels = {"text": "hello  there", "speaker": "s1", "language": "en"}
+    assert entries_of(directory) == [
+        Entry(where=f"{directory}/wav.scp:1", cut_id="u1", path="/audio/a.wav", labels=labels),
+        Entry(where=f"{directory}/wav.scp:2", cut_id="u2", path="/audio/b c.wav", labels={"speaker": "s2"}),
+    ]
+
+
+def test_segments_are_utterances_with_labels_of_their_own(tmp_path: Path) -> None:
+    directory = kaldi(
+        tmp_path / "data",
+        wav="r1 /audio/a.wav\n",
+        segments="u1 r1 0.5 2\nu2 r1 2.00 3.25\n",
+        text="r1 all of it\nu2 a part\n",
+        utt2spk="u1 s1\nu2 s2\n",
+    )
+    assert entries_of(directory) == [
+        Entry(f"{directory}/segments:1", "u1", "/audio/a.wav", 0.5, 1.5, labels={"speaker": "s1"}),
+        Entry(f"{directory}/segments:2", "u2", "/audio/a.wav", 2.0, 1.25, labels={"text": "a part", "speaker": "s2"}),
+    ]
+
+
+@pytest.mark.parametrize("gap", ["\t", "  ", " \t "])
+@pytest.mark.parametrize("end", ["\n", "\r\n", " \n"])
+def test_fields_stand_apart_by_any_blanks(tmp_path: Path, gap: str, end: str) -> None:
+    directory = kaldi(
+        tmp_path / "data",
+        wav=f"\ufeffr1{gap}/audio/a b.wav{end}",
+        segments=f"u1{gap}r1{gap}0.5{gap}1.5{end}",
+        text=f"u1{gap}three\u3000words\u00a0here {gap} now{end}",
+        utt2spk=f"u1{gap}s1{end}",
+    )
+    (entry,) = entries_of(directory)
+    assert (entry.cut_id, entry.path, entry.offset, entry.duration) == ("u1", "/audio/a b.wav", 0.5, 1.0)
+    assert entry.labels == {"text": f"three\u3000words\u00a0here {gap} now", "speaker": "s1"}
+
+
+def test_places_are_lines_as_an_editor_counts_them(tmp_path: Path) -> None:
+    wav = "u1 /a.wav\n\n \r\nu2 /a.wav\n"
+    directory = kaldi(tmp_path / "data", wav=wav)
+    assert [entry.where for entry in entries_of(directory)] == [f"{directory}/wav.scp:{line}" for line in (1, 4)]
+    kaldi(directory, segments="\ns1 u1 0 1\n\ns2 u2 0 1")
+    assert [entry.where for entry in entries_of(directory)] == [f"{directory}/segments:{line}" for line in (2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("files", "span"),
+    [
+        ({"segments": "u r 1 -1"}, ("u", 1.0, None)),
+        ({"segments": "u r 1 -1", "utt2dur": "u 2.5\n"}, ("u", 1.0, 2.5)),
+        ({"segments": "u r 1 -1", "reco2dur": "r 3\n"}, ("u", 1.0, 2.0)),
+        ({"segments": "u r 1 -1", "utt2dur": "u 2.5\n", "reco2dur": "r 3\n"}, ("u", 1.0, 2.5)),
+        ({"segments": "u r 1 -1", "utt2dur": "r 2.5\n", "reco2dur": "u 3\n"}, ("u", 1.0, None)),
+        ({"segments": "u r 1 2.5", "utt2dur": "u 9\n", "reco2dur": "r 9\n"}, ("u", 1.0, 1.5)),
+        ({"utt2dur": "r 2.5\n"}, ("r", 0.0, 2.5)),
+        ({"reco2dur": "r 3\n"}, ("r", 0.0, 3.0)),
+        ({"utt2dur": "r 2.5\n", "reco2dur": "r 3\n"}, ("r", 0.0, 2.5)),
+    ],
+)
+def test_durations_are_taken_from_the_closest_file_that_has_them(
+    tmp_path: Path, files: dict[str, Any], span: tuple[str, float, float | None]
+) -> None:
+    assert spans_of(kaldi(tmp_path / "data", wav="r /a.wav\n", **files)) == [span]
+
+
+def test_segments_are_prepared_and_loaded(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.flac", hiss(32000, 1))
+    directory = kaldi(
+        tmp_path / "data",
+        wav=f"r1 {path}\n",
+        segments="u1 r1 0.25 1\nu2 r1 1.25 -1\n",
+        text="u1 grüße\n",
+        utt2spk="u1 s1\nu2 s2\n",
+        utt2lang="u1 de\n",
+    )
+    cuts, rejects = prepared(directory)
+    assert rejects == []
+    labels = [{key: cuts["u1"]["supervisions"][0][key] for key in ("text", "speaker", "language")}]
+    assert labels == [{"text": "grüße", "speaker": "s1", "language": "de"}]
+    corpus = Corpus.open(tmp_path / "data.corpus")
+    loaded = dict(corpus.load(row) for row in range(2))
+    np.testing.assert_array_equal(loaded["u1"], read_audio(path)[4000:16000])
+    np.testing.assert_array_equal(loaded["u2"], read_audio(path)[20000:])
+
+
+@pytest.mark.parametrize("place", ["recipe", "recipe/data"])
+@pytest.mark.parametrize("before", ["", "u0 gone.wav\n", "u0 /gone.wav\n", "u0 cat x |\n"])
+def test_relative_paths_are_those_of_the_recipe_or_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, before: str
+) -> None:
+    (tmp_path / "recipe").mkdir()
+    monkeypatch.chdir(tmp_path / "recipe")
+    directory = kaldi(tmp_path / "recipe" / "data", wav=f"{before}u1 audio/a.wav\nu2 ./audio/b.wav\n")
+    some_audio(tmp_path / place / "audio" / "a.wav")
+    paths = [entry.path for entry in entries_of(Path("data"), allow_commands=True)][-2:]
+    assert paths == [f"{tmp_path}/{place}/audio/a.wav", f"{tmp_path}/{place}/audio/b.wav"]
+    assert (directory / "audio").exists() == (place == "recipe/data")
+
+
+def test_paths_are_relative_to_the_directory_where_none_is_there(tmp_path: Path) -> None:
+    directory = kaldi(tmp_path / "data", wav="u1 gone.wav\n")
+    assert [entry.path for entry in entries_of(directory)] == [f"{directory}/gone.wav"]
+
+
+def test_a_command_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
+    directory = kaldi(tmp_path / "data", wav="u1 sph2pipe -f wav a.sph |\n")
+    message = (
+        r"wav\.scp:1: a command in place of a file, which would be run: 'sph2pipe -f wav a\.sph \|'.*--allow-commands"
+    )
+    with pytest.raises(ManifestError, match=message):
+        entries_of(directory)
+    assert entries_of(directory, allow_commands=True) == [
+        Entry(f"{directory}/wav.scp:1", "u1", labels={}, command="sph2pipe -f wav a.sph")
+    ]
+
+
+def test_a_refused_command_is_not_run(tmp_path: Path) -> None:
+    some_audio(tmp_path / "a.wav")
+    directory = kaldi(tmp_path / "data", wav=f"u0 {tmp_path}/a.wav\nu1 touch {tmp_path}/was-run; false |\n")
+    with pytest.raises(ManifestError, match="a command in place of a file"):
+        prepared(directory, probe="decode")
+    assert not (tmp_path / "was-run").exists()
+    assert list(prepared(directory, probe="decode", allow_commands=True)[0]) == ["u0"]
+    assert (tmp_path / "was-run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:You requested a subset of a recording")  # Lhotse's advice on commands
+def test_an_allowed_command_is_prepared_and_loaded(tmp_path: Path) -> None:
+    samples = read_audio(some_audio(tmp_path / "a.wav"))
+    wav = f"r1 cat '{tmp_path}/a.wav' | cat |\nr2 false |\n"
+    directory = kaldi(tmp_path / "data", wav=wav, segments="u1 r1 0.125 0.375\nu2 r2 0 1\n")
+    cuts, (reject,) = prepared(directory, allow_commands=True)
+    assert (list(cuts), reject["cut_id"], reject["reason"]) == (["u1"], "u2", "unreadable")
+    np.testing.assert_array_equal(Corpus.open(tmp_path / "data.corpus").load(0)[1], samples[2000:6000])
+
+
+def test_of_two_utterances_of_one_id_the_second_is_left_out_by_its_line(tmp_path: Path) -> None:
+    path = some_audio(tmp_path / "a.wav")
+    directory = kaldi(tmp_path / "data", wav=f"u1 {path}\n\nu2 {path}\nu1 {path}\n")
+    cuts, (reject,) = prepared(directory)
+    assert sorted(cuts) == ["u1", "u2"]
+    assert (reject["reason"], reject["where"]) == ("duplicate_id", f"{directory}/wav.scp:4")
+
+
+def test_a_text_that_is_not_unicode_is_left_out_alone(tmp_path: Path) -> None:
+    path = some_audio(tmp_path / "a.wav")
+    directory = kaldi(tmp_path / "data", wav=f"u1 {path}\nu2 {path}\n", text="u1 grüße\nu2 grüße\n".encode("latin-1"))
+    kaldi(directory, text=b"u1 gr\xfc\xdfe\nu2 hello\n")
+    cuts, (reject,) = prepared(directory)
+    assert (list(cuts), reject["cut_id"], reject["reason"]) == (["u2"], "u1", "unreadable")
+    assert "not Unicode" in reject["detail"]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"wav": "u0 /a.wav\nu1\n"}, r"wav\.scp:2: not a recording and its file or command: b'u1"),
+        ({"wav": "u1 foo.ark:1234\n"}, r"wav\.scp:1: 'foo.ark:1234' lies in a Kaldi archive. Write it to audio files"),
+        ({"segments": "u1 r1 0 1\n\nu2 r2 0 1\n"}, r"segments:3: recording 'r2' is not in wav\.scp\. Add it there"),
+        (
+            {"segments": "\nu1 r1 0\n"},
+            r"segments:2: not an utterance, a recording, a start and an end in seconds: b'u1",
+        ),
+        ({"segments": "u1 r1 0 1 A\n"}, r"segments:1: not an utterance, a recording, a start and an end"),
+        ({"segments": "u1 r1 zero 1\n"}, r"segments:1: 'zero' is not a number of seconds"),
+        ({"segments": "u1 r1 0 nan\n"}, r"segments:1: 'nan' is not a number of seconds"),
+        ({"segments": "u1 r1 0 1e9\n"}, r"segments:1: '1e9' is not a number of seconds"),
+        ({"segments": "u1 r1 -0.5 1\n"}, r"segments:1: from -0\.5 s to 1 s\. Fix or drop this line"),
+        ({"segments": "u1 r1 2 1.5\n"}, r"segments:1: from 2 s to 1\.5 s"),
+        ({"segments": "u1 r1 2 2\n"}, r"segments:1: from 2 s to 2 s"),
+        ({"utt2dur": "r1 1.5\nr2 long\n"}, r"utt2dur, r2: 'long' is not a number of seconds"),
+        ({"reco2dur": "r1\n"}, r"reco2dur, r1: '' is not a number of seconds"),
+    ],
+)
+def test_a_bad_line_is_an_error_that_names_it(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+    directory = kaldi(tmp_path / "data", **{"wav": "r1 /a.wav\n", **files})
+    with pytest.raises(ManifestError, match=message):
+        entries_of(directory)
+
+
+def test_a_directory_without_recordings_is_an_error(tmp_path: Path) -> None:
+    directory = kaldi(tmp_path / "data", text="u1 hello\n")
+    with pytest.raises(ManifestError, match=r"data/wav\.scp: no such manifest"):
+        entries_of(directory, "kaldi")

@@ -1,0 +1,131 @@
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from nestdata import ConfigError, CorpusError, ManifestError, pool
+from nestdata.prepare.pool import open_pool
+
+
+def square(number: int) -> tuple[int, int]:
+    return number**2, os.getpid()
+
+
+def refuse(number: int) -> int:
+    if number == 3:
+        raise ManifestError("m.json:3: not JSON.")
+    return number
+
+
+def end_process(number: int) -> int:
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def read(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def what_ctrl_c_does(_: int) -> tuple[bool, bool]:
+    is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return is_blocked, signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_one_job_works_in_this_process() -> None:
+    with open_pool(1) as jobs:
+        assert list(jobs.map(square, range(5))) == [(n**2, os.getpid()) for n in range(5)]
+
+
+@pytest.mark.multiprocess
+def test_several_jobs_give_their_results_in_order() -> None:
+    with open_pool(3) as jobs:
+        results = list(jobs.map(square, range(200)))
+        assert [result for result, _ in results] == [n**2 for n in range(200)]
+        assert os.getpid() not in {process for _, process in results}
+        assert list(jobs.map(square, [])) == []
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.multiprocess
+def test_processes_leave_ctrl_c_to_the_one_that_started_them() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with open_pool(2) as jobs:
+        assert list(jobs.map(what_ctrl_c_does, range(3))) == [(True, True)] * 3
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.multiprocess
+def test_no_more_tasks_are_under_way_than_keep_the_processes_busy() -> None:
+    taken = 0
+
+    def tasks() -> Iterator[int]:
+        nonlocal taken
+        for number in range(1, 101):
+            taken = number
+            yield number
+
+    with open_pool(2) as jobs:
+        for number, (result, _) in enumerate(jobs.map(square, tasks()), start=1):
+            assert result == number**2
+            assert taken <= number + 4
+    assert taken == 100
+
+
+@pytest.mark.multiprocess
+def test_an_error_in_a_process_is_raised_here_and_ends_the_others() -> None:
+    with pytest.raises(ManifestError, match=r"m\.json:3: not JSON\."), open_pool(2) as jobs:
+        list(jobs.map(refuse, range(10)))
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.multiprocess
+def test_a_process_that_is_killed_is_an_error_that_says_so() -> None:
+    with pytest.raises(CorpusError, match=r"ended before its work did.*--jobs"), open_pool(2) as jobs:
+        list(jobs.map(end_process, range(10)))
+
+
+@pytest.mark.multiprocess
+def test_processes_that_would_be_busy_for_long_end_at_once_on_ctrl_c(tmp_path: Path) -> None:
+    pipes = [tmp_path / "a", tmp_path / "b"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    with ExitStack() as kept_open:  # so that the processes would read on for ever
+
+        def tasks() -> Iterator[str]:
+            yield from map(str, pipes)
+            for pipe in pipes:
+                kept_open.enter_context(pipe.open("wb"))  # returns when a process has begun to read
+            raise KeyboardInterrupt("of this test")
+
+        with pytest.raises(KeyboardInterrupt, match="of this test"), open_pool(2) as jobs:
+            list(jobs.map(read, tasks()))
+        assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_fewer_than_one_job_is_an_error(number: int) -> None:
+    with pytest.raises(ConfigError, match=f"jobs is {number}: give at least 1"), open_pool(number):
+        pass
+
+
+def test_without_dask_a_cluster_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ConfigError, match=r"pip install 'nest-pretrain\[dask\]'"), open_pool(1, "tcp://host:8786"):
+        pass
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", "nonsense://host:1"])
+def test_an_address_where_no_scheduler_answers_is_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(pool, "_DASK_TIMEOUT_S", 0.2)
+    with pytest.raises(ConfigError, match=f"no Dask scheduler answers at {address} "), open_pool(1, address):
+        pass

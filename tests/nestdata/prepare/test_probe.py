@@ -1,0 +1,500 @@
+import copy
+import math
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import example, given
+from hypothesis import strategies as st
+from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
+
+import nestdata.prepare.probe
+from nestdata.corpus.audio import load_samples
+from nestdata.prepare.inputs import Entry
+from nestdata.prepare.probe import Cut, Limits, Reject, _Audio, probe
+from tests.nestdata.bad_files import without_length
+from tests.synthesis import hiss, read_audio, tone, write_audio
+
+LIMITS = Limits(sampling_rate=16000, channel=0, min_seconds=0.1, max_seconds=20.0)
+TRUSTING = replace(LIMITS, mode="missing")
+DECODING = replace(LIMITS, mode="decode")
+
+
+def entry_of(path: Path, **values: Any) -> Entry:
+    return Entry(where="m.json:1", cut_id="a", path=str(path), **values)
+
+
+def cuts_of(entry: Entry, limits: Limits = LIMITS) -> list[MonoCut]:
+    cuts = []
+    for found in probe(entry, limits):
+        assert isinstance(found, Cut)
+        cut = MonoCut.from_dict(copy.deepcopy(found.row))
+        assert cut.num_samples == found.num_samples
+        cuts.append(cut)
+    return cuts
+
+
+def cut_of(entry: Entry, limits: Limits = LIMITS) -> MonoCut:
+    (cut,) = cuts_of(entry, limits)
+    return cut
+
+
+def reject_of(entry: Entry, limits: Limits = LIMITS) -> tuple[str, str]:
+    (found,) = probe(entry, limits)
+    assert isinstance(found, Reject)
+    assert (found.where, found.cut_id) == (entry.where, entry.cut_id)
+    return found.reason, found.detail
+
+
+def lhotse_entry(
+    path: Path,
+    *,
+    start: float = 0.0,
+    duration: float = 1.0,
+    channel: int = 0,
+    recording: Recording | None = None,
+    **values: Any,
+) -> Entry:
+    recording = recording or Recording("r", [AudioSource("file", [0], str(path))], 16000, 16000, 1.0)
+    cut = MonoCut("a", start, duration, channel, recording=recording, **values)
+    return Entry(where="cuts.jsonl:1", cut_id="a", cut=cut.to_dict())
+
+
+def test_a_file_becomes_a_cut_of_all_of_it(tmp_path: Path) -> None:
+    cut = cut_of(entry_of(write_audio(tmp_path / "a.flac", hiss(23456, 1))))
+    assert (cut.id, cut.start, cut.num_samples, cut.sampling_rate, cut.channel) == ("a", 0.0, 23456, 16000, 0)
+    assert cut.recording.sources[0].source == str(tmp_path / "a.flac")
+    assert not cut.recording.transforms
+
+
+def test_an_offset_without_a_duration_goes_to_the_end_of_the_file(tmp_path: Path) -> None:
+    cut = cut_of(entry_of(write_audio(tmp_path / "a.wav", hiss(24000, 1)), offset=0.5))
+    assert (cut.start, cut.num_samples) == (0.5, 16000)
+
+
+def test_a_duration_that_was_rounded_up_ends_with_the_file(tmp_path: Path) -> None:
+    cut = cut_of(entry_of(write_audio(tmp_path / "a.wav", hiss(15300, 1)), duration=1.0))
+    assert cut.num_samples == 15300
+
+
+def test_labels_become_a_supervision_and_the_rest_is_kept(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(24000, 1))
+    labels = {"text": "grüß dich", "lang": "de", "speaker": "s1", "emotion": "happy", "score": 0.5}
+    cut = cut_of(entry_of(path, offset=0.5, labels=labels))
+    (supervision,) = cut.supervisions
+    assert (supervision.text, supervision.language, supervision.speaker) == ("grüß dich", "de", "s1")
+    assert (supervision.start, supervision.duration) == (0.0, 1.0)
+    assert cut.custom == {"emotion": "happy", "score": 0.5}
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
+@pytest.mark.parametrize("num_samples", [5003, 12345, 30001])
+def test_a_resampled_cut_has_the_length_that_loading_gives(tmp_path: Path, rate: int, num_samples: int) -> None:
+    path = write_audio(tmp_path / "a.wav", tone(200, num_samples / rate, rate), rate)
+    cut = cut_of(entry_of(path))
+    assert cut.sampling_rate == 16000
+    assert abs(cut.num_samples - num_samples * 16000 / rate) <= 1
+    samples = load_samples(cut)
+    assert len(samples) == cut.num_samples
+    assert samples[-1] != 0  # the tone goes on to the end: nothing had to be filled up with zeros
+
+
+def test_the_wanted_channel_is_taken(tmp_path: Path) -> None:
+    stereo = np.stack([hiss(16000, 1), tone(440, 1.0)], axis=1)
+    cut = cut_of(entry_of(write_audio(tmp_path / "a.wav", stereo)), replace(LIMITS, channel=1))
+    np.testing.assert_allclose(load_samples(cut), tone(440, 1.0), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.raw", "a\0b.wav", "caf\udce9.wav"])
+def test_a_missing_file_is_rejected(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    assert reject_of(entry_of(path)) == ("missing", f"{path} does not exist")
+    assert reject_of(lhotse_entry(path)) == ("missing", f"{path} does not exist")
+
+
+def test_a_folder_in_place_of_a_file_is_rejected_as_missing(tmp_path: Path) -> None:
+    assert reject_of(entry_of(tmp_path))[0] == "missing"
+
+
+def test_a_file_without_bytes_is_rejected_as_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").touch()
+    assert reject_of(entry_of(tmp_path / "a.wav")) == ("empty", f"{tmp_path / 'a.wav'} has no bytes")
+
+
+def test_a_file_without_samples_is_rejected_as_empty(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", np.zeros(0, np.float32))
+    assert reject_of(entry_of(path)) == ("empty", f"{path} holds no samples")
+
+
+def test_a_span_without_samples_is_rejected_as_empty_where_any_length_is_allowed(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
+    limits = replace(LIMITS, min_seconds=0.0)
+    assert reject_of(entry_of(path, duration=0.0), limits)[0] == "empty"
+    assert cut_of(entry_of(path, duration=1 / 16000), limits).num_samples == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of audioread, which tries too
+@pytest.mark.parametrize("name", ["a.wav", "a.raw", "a.m4a", "a.sph"])
+@pytest.mark.parametrize("content", [b"no audio at all" * 100, b"RIFF", b"fLaC" + bytes(50)])
+def test_a_file_that_is_no_audio_is_rejected_as_unreadable(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    reason, detail = reject_of(entry_of(path))
+    assert reason == "unreadable"
+    assert str(path) in detail
+    assert "\n" not in detail
+    with path.with_suffix(".other").open("w"):  # in the same words, whatever else the process has opened
+        assert reject_of(entry_of(path)) == (reason, detail)
+
+
+def test_a_flac_stream_of_unknown_length_is_rejected(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.flac", hiss(16000, 1))
+    path.write_bytes(without_length(path.read_bytes()))
+    assert soundfile.info(path).frames == 2**63 - 1
+    for limits in (LIMITS, TRUSTING, DECODING):
+        reason, detail = reject_of(entry_of(path), limits)
+        assert reason == "unknown_length"
+        assert "re-encode" in detail
+    assert cut_of(entry_of(path, duration=1.0), TRUSTING).num_samples == 16000
+
+
+@pytest.mark.parametrize(
+    ("name", "subtype", "container"),
+    [("a.wav", "PCM_16", None), ("a.wav", "FLOAT", None), ("a.wav", "PCM_24", "WAVEX"), ("a.aiff", "PCM_16", None)],
+)
+def test_a_file_that_ends_before_the_length_in_its_header_is_rejected_as_truncated(
+    tmp_path: Path, name: str, subtype: str, container: str | None
+) -> None:
+    path = tmp_path / name
+    soundfile.write(path, hiss(16000, 1), 16000, subtype=subtype, format=container)
+    assert cut_of(entry_of(path)).num_samples == 16000
+    path.write_bytes(path.read_bytes()[: -path.stat().st_size // 2])
+    assert reject_of(entry_of(path)) == (
+        "truncated",
+        f"the file ends after {soundfile.info(path).duration:.3f} s, before the length in its header",
+    )
+    assert reject_of(entry_of(path, duration=0.9))[0] == "truncated"
+    assert cut_of(entry_of(path, duration=0.25)).num_samples == 4000  # which is there
+
+
+@pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000])
+def test_a_wav_stream_that_does_not_know_its_length_is_taken_as_it_is(tmp_path: Path, length: int) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
+    whole = path.read_bytes()
+    assert whole[36:40] == b"data"
+    path.write_bytes(whole[:40] + length.to_bytes(4, "little") + whole[44:])
+    assert cut_of(entry_of(path)).num_samples == 16000
+
+
+@pytest.mark.parametrize(
+    ("span", "end"),
+    [
+        ({"duration": 1.06}, "1.060"),
+        ({"offset": 0.5, "duration": 0.6}, "1.100"),
+        ({"offset": 1.0}, "1.000"),
+        ({"offset": 3.0}, "3.000"),
+        ({"num_frames": 17000}, "1.062"),
+        ({"offset": 3.0, "duration": 0.5}, "3.500"),
+    ],
+)
+def test_a_span_beyond_the_end_is_rejected(tmp_path: Path, span: dict[str, float], end: str) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
+    detail = f"the manifest's span ends at {end} s of 1.000 s"
+    assert reject_of(entry_of(path, **span)) == ("wrong_duration", detail)
+
+
+@pytest.mark.parametrize("limits", [LIMITS, TRUSTING])
+def test_a_lhotse_cut_beyond_its_recording_is_rejected(tmp_path: Path, limits: Limits) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
+    found = reject_of(lhotse_entry(path, start=0.5, duration=0.75), limits)
+    assert found == ("wrong_duration", "the manifest's span ends at 1.250 s of 1.000 s")
+
+
+def test_audio_shorter_than_the_limit_is_rejected(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(1599, 1))
+    assert reject_of(entry_of(path)) == ("too_short", "0.0999375 s, less than the 0.1 s asked for")
+    assert cut_of(entry_of(write_audio(path, hiss(1600, 1)))).num_samples == 1600
+
+
+def test_audio_longer_than_the_limit_is_rejected(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(16001, 1))
+    limits = replace(LIMITS, max_seconds=1.0)
+    assert reject_of(entry_of(path), limits) == ("too_long", "1.00006 s, more than the 1 s asked for")
+    assert cut_of(entry_of(write_audio(path, hiss(16000, 1))), limits).num_samples == 16000
+
+
+def test_a_channel_that_is_not_there_is_rejected(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
+    assert reject_of(entry_of(path), replace(LIMITS, channel=1)) == (
+        "no_such_channel",
+        "channel 1 of 1 was asked for",
+    )
+    assert reject_of(lhotse_entry(path, channel=2))[0] == "no_such_channel"
+
+
+def test_a_file_of_a_low_rate_is_rejected(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(8000, 1), 8000)
+    limits = replace(LIMITS, min_rate=8001)
+    assert reject_of(entry_of(path), limits) == ("rate_too_low", "8000 Hz, less than the 8001 Hz asked for")
+    recording = Recording.from_file(path)
+    for said in (recording, recording.resample(16000), recording.resample(16000).resample(8000)):
+        assert reject_of(lhotse_entry(path, recording=said), limits)[0] == "rate_too_low"
+        assert reject_of(lhotse_entry(path, recording=said), replace(limits, mode="missing"))[0] == "rate_too_low"
+        assert cut_of(lhotse_entry(path, recording=said), replace(LIMITS, min_rate=8000)).num_samples == 16000
+
+
+def test_a_lhotse_cut_keeps_its_span_and_gets_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_audio(tmp_path / "a.wav", hiss(16000, 1))
+    monkeypatch.chdir(tmp_path)
+    cut = cut_of(lhotse_entry(Path("a.wav"), start=0.25, duration=0.5))
+    assert (cut.start, cut.num_samples) == (0.25, 8000)
+    assert cut.recording.sources[0].source == str(tmp_path / "a.wav")
+
+
+def test_the_header_of_the_file_behind_a_lhotse_cut_is_read(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(12000, 1))
+    assert reject_of(lhotse_entry(path)) == ("wrong_duration", "the manifest's span ends at 1.000 s of 0.750 s")
+    assert cut_of(lhotse_entry(path, duration=0.7)).num_samples == 11200
+    stereo = Recording("r", [AudioSource("file", [0, 1], str(path))], 16000, 12000, 0.75)
+    assert reject_of(lhotse_entry(path, duration=0.75, channel=1, recording=stereo)) == (
+        "no_such_channel",
+        "channel 1 of 1 was asked for",
+    )
+    path.write_bytes(b"not audio" * 1000)
+    assert reject_of(lhotse_entry(path))[0] == "unreadable"
+
+
+def test_a_lhotse_cut_whose_end_was_rounded_up_ends_with_the_file(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(15600, 1))
+    assert cut_of(lhotse_entry(path)).num_samples == 15600
+    recording = Recording.from_file(path)
+    for limits in (LIMITS, TRUSTING, DECODING):
+        assert cut_of(lhotse_entry(path, start=0.5, duration=0.5, recording=recording), limits).num_samples == 7600
+
+
+def test_the_length_of_a_lhotse_recording_that_is_sped_up_is_trusted(tmp_path: Path) -> None:
+    recording = Recording.from_file(write_audio(tmp_path / "a.wav", hiss(16000, 1))).perturb_speed(0.9)
+    entry = lhotse_entry(tmp_path / "a.wav", duration=recording.duration, recording=recording)
+    assert cut_of(entry, DECODING).num_samples == recording.num_samples > 17000
+
+
+def test_the_source_that_holds_the_channel_is_the_one_that_is_looked_at(tmp_path: Path) -> None:
+    sources = [AudioSource("file", [i], str(tmp_path / f"{i}.wav")) for i in range(2)]
+    write_audio(tmp_path / "1.wav", hiss(16000, 1))
+    recording = Recording("r", sources, 16000, 16000, 1.0)
+    cut = cut_of(lhotse_entry(tmp_path, channel=1, recording=recording), DECODING)
+    np.testing.assert_array_equal(load_samples(cut), read_audio(tmp_path / "1.wav"))
+    assert reject_of(lhotse_entry(tmp_path, channel=0, recording=recording))[0] == "missing"
+
+
+def test_nothing_is_read_where_the_manifest_gives_the_duration(tmp_path: Path) -> None:
+    gone = tmp_path / "gone.wav"
+    cut = cut_of(entry_of(gone, offset=0.5, duration=1.25, labels={"lang": "de"}), TRUSTING)
+    assert (cut.start, cut.num_samples, cut.sampling_rate) == (0.5, 20000, 16000)
+    assert (cut.recording.num_samples, cut.supervisions[0].language) == (28000, "de")
+    assert cut_of(entry_of(gone, num_frames=8000), TRUSTING).num_samples == 8000
+    assert cut_of(entry_of(gone, duration=1.0), replace(TRUSTING, channel=3)).channel == 3
+    assert cut_of(lhotse_entry(gone, start=0.25, duration=0.5), TRUSTING).num_samples == 8000
+    command = Entry("wav.scp:1", "a", duration=1.0, command=f"touch {tmp_path / 'ran'}")
+    assert cut_of(command, TRUSTING).recording.sources[0].type == "command"
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(
+    offset_ms=st.integers(0, 100_000),
+    length_ms=st.integers(1, 100_000),
+    rate=st.sampled_from([8000, 16000, 44100]),
+    limits=st.sampled_from([LIMITS, TRUSTING]),
+)
+def test_a_span_as_long_as_a_limit_is_within_it_wherever_it_lies(
+    offset_ms: int, length_ms: int, rate: int, limits: Limits
+) -> None:
+    limits = replace(limits, min_seconds=length_ms / 1000, max_seconds=length_ms / 1000)
+    entry = entry_of(Path("/gone.wav"), offset=offset_ms / 1000, duration=length_ms / 1000)
+    header = _Audio(rate, math.ceil((offset_ms + length_ms) * rate / 1000), 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nestdata.prepare.probe, "_header", lambda *_: header)
+        assert cut_of(entry, limits).num_samples == 16 * length_ms
+        assert reject_of(entry, replace(limits, min_seconds=length_ms / 1000 + 1e-4))[0] == "too_short"
+        assert reject_of(entry, replace(limits, max_seconds=max(0.0, length_ms / 1000 - 1e-4)))[0] == "too_long"
+
+
+def test_limits_hold_for_durations_that_are_trusted(tmp_path: Path) -> None:
+    gone = tmp_path / "gone.wav"
+    for duration, reason in ((0.0, "too_short"), (0.0999, "too_short"), (20.001, "too_long")):
+        assert reject_of(entry_of(gone, duration=duration), TRUSTING)[0] == reason
+    assert reject_of(entry_of(gone, duration=0.0), replace(TRUSTING, min_seconds=0.0))[0] == "empty"
+
+
+def test_a_file_is_looked_at_where_the_manifest_gives_no_duration(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(24000, 1), 8000)
+    cut = cut_of(entry_of(path, offset=0.5), TRUSTING)
+    assert (cut.num_samples, cut.recording.transforms[0].source_sampling_rate) == (40000, 8000)
+    assert reject_of(entry_of(tmp_path / "gone.wav", offset=0.5), TRUSTING)[0] == "missing"
+
+
+@given(
+    offset=st.floats(0, 1000),
+    duration=st.floats(0.001, 1000),
+    rate=st.sampled_from([8000, 11025, 16000, 44100]),
+)
+def test_a_trusted_span_has_the_length_that_lhotse_gives_it(offset: float, duration: float, rate: int) -> None:
+    limits = Limits(sampling_rate=rate, channel=0, min_seconds=0.0, max_seconds=None, mode="missing")
+    cut = cut_of(entry_of(Path("/gone.wav"), offset=offset, duration=duration), limits)
+    assert abs(cut.num_samples - duration * rate) <= 1
+    assert cut.end <= cut.recording.duration + 1 / rate
+
+
+def test_what_a_command_writes_is_measured(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", np.stack([hiss(12000, 1), hiss(12000, 2)], axis=1), 8000)
+    entry = Entry("wav.scp:1", "a", offset=0.5, command=f"cat {path}")
+    cut = cut_of(entry, replace(LIMITS, channel=1))
+    assert (cut.num_samples, cut.channel, cut.recording.sources[0].source) == (16000, 1, f"cat {path}")
+    assert reject_of(entry, replace(LIMITS, channel=2))[0] == "no_such_channel"
+    for command, reason in (("false", "unreadable"), ("true", "unreadable"), ("echo no audio", "unreadable")):
+        assert reject_of(entry._replace(command=command))[0] == reason
+    write_audio(path, hiss(0, 1))
+    assert reject_of(entry) == ("empty", f"'cat {path}' writes no samples")
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what audioread imports
+def test_the_length_of_a_format_that_libsndfile_does_not_know_is_found_by_decoding(tmp_path: Path) -> None:
+    source = write_audio(tmp_path / "source.flac", hiss(24000, 1))
+    subprocess.run(["ffmpeg", "-v", "error", "-i", source, tmp_path / "a.m4a"], check=True)
+    assert 24000 <= cut_of(entry_of(tmp_path / "a.m4a"), DECODING).num_samples < 27000
+
+
+def test_audio_that_does_not_decode_is_rejected_with_its_reason(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.flac", hiss(16000, 1))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert cut_of(entry_of(path)).num_samples == 16000  # its header is in order
+    reason, detail = reject_of(entry_of(path), DECODING)
+    assert reason == "truncated"
+    assert str(path) in detail
+    assert reject_of(lhotse_entry(path), DECODING)[0] == "truncated"
+    for value in (np.nan, np.inf):
+        samples = hiss(16000, 1)
+        samples[-1] = value
+        write_audio(tmp_path / "a.wav", samples, subtype="FLOAT")
+        assert reject_of(entry_of(tmp_path / "a.wav"), DECODING)[0] == "not_finite"
+        assert cut_of(entry_of(tmp_path / "a.wav", duration=0.9), DECODING).num_samples == 14400
+
+
+def test_audio_is_silent_below_90_db_of_full_scale(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    detail = "its level is below -90 dB of full scale throughout"
+    for level_db, is_silent in ((-90.1, True), (-89.9, False)):
+        level = 10 ** (level_db / 20) * math.sqrt(2)
+        write_audio(path, tone(440, 1.0, level=level), subtype="FLOAT")
+        assert not is_silent or reject_of(entry_of(path), DECODING) == ("silent", detail)
+        assert is_silent or cut_of(entry_of(path), DECODING).num_samples == 16000
+        assert cut_of(entry_of(path)).num_samples == 16000
+
+
+def test_a_file_that_is_yet_to_be_moved_is_decoded_where_it_is(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "now.wav", hiss(16000, 1))
+    entry = entry_of(path, stored_path=str(tmp_path / "then.wav"))
+    assert cut_of(entry, DECODING).recording.sources[0].source == str(tmp_path / "then.wav")
+
+
+WINDOW = replace(LIMITS, window_seconds=1.0, min_seconds=0.0)
+
+
+@given(
+    num_frames=st.integers(1, 300_000),
+    rate=st.sampled_from([8000, 16000, 22050, 44100]),
+    window_seconds=st.one_of(st.floats(0.01, 20), st.integers(1, 200).map(lambda n: n / 10)),
+)
+@example(num_frames=4800, rate=16000, window_seconds=0.1)
+@example(num_frames=3 * 48000 + 1, rate=48000, window_seconds=1.0)
+@example(num_frames=16001, rate=16000, window_seconds=1.0)
+@example(num_frames=16000, rate=16000, window_seconds=1.0)
+def test_windows_are_of_one_length_as_few_as_the_limit_allows_and_leave_no_sliver(
+    num_frames: int, rate: int, window_seconds: float
+) -> None:
+    limits = replace(WINDOW, max_seconds=None, window_seconds=window_seconds, mode="missing")
+    recording = Recording("r", [AudioSource("file", [0], "/gone.wav")], rate, num_frames, num_frames / rate)
+    entry = lhotse_entry(Path("/gone.wav"), duration=num_frames / rate, recording=recording)
+    if round(num_frames / rate * 16000) < 1:
+        return
+    cuts = cuts_of(entry, limits)
+    lengths = {cut.num_samples for cut in cuts}
+    total = round(16000 * num_frames / rate)
+    most = math.floor(window_seconds * 16000 + 1e-6)
+    assert len(lengths) == 1
+    assert max(lengths) <= most or total <= most
+    assert len(cuts) == max(1, math.ceil(total / most))
+    assert total - len(cuts) - 1 <= sum(cut.num_samples for cut in cuts) <= total + 1
+    assert [round(cut.start * 16000) for cut in cuts] == [i * cuts[0].num_samples for i in range(len(cuts))]
+
+
+def test_windows_together_are_the_audio_of_the_span_that_they_are_cut_from(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.flac", hiss(80000, 1))
+    cuts = cuts_of(entry_of(path, offset=0.5, duration=3.3), WINDOW)
+    assert [cut.id for cut in cuts] == [f"a@{0.5 + i * 0.825:.3f}+0.825" for i in range(4)]
+    audio = np.concatenate([load_samples(cut) for cut in cuts])
+    np.testing.assert_array_equal(audio, read_audio(path)[8000:60800])
+
+
+@pytest.mark.parametrize("rate", [8000, 44100])
+def test_windows_of_another_rate_are_loaded_in_their_places(tmp_path: Path, rate: int) -> None:
+    path = write_audio(tmp_path / "a.flac", tone(200, 2.4, rate), rate)
+    cuts = cuts_of(entry_of(path), WINDOW)
+    assert [cut.num_samples for cut in cuts] == [12800] * 3
+    for cut in cuts:
+        np.testing.assert_allclose(
+            load_samples(cut)[100:-100],
+            tone(200, 2.4)[round(cut.start * 16000) :][100:12700],
+            atol=5e-3,
+        )
+
+
+def test_windows_carry_language_and_speaker_along_but_not_text(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(24000, 1))
+    labels = {"text": "two words", "lang": "de", "speaker": "s1", "emotion": "happy"}
+    for cut in cuts_of(entry_of(path, labels=labels), WINDOW):
+        (supervision,) = cut.supervisions
+        assert (supervision.id, supervision.start, supervision.duration) == (cut.id, 0.0, cut.duration)
+        assert (supervision.text, supervision.language, supervision.speaker) == (None, "de", "s1")
+        assert cut.custom == {"emotion": "happy"}
+    (whole,) = cuts_of(entry_of(path, labels=labels), LIMITS)
+    assert whole.supervisions[0].text == "two words"
+
+
+def test_windows_of_a_lhotse_cut_lie_in_its_span_and_are_validated_by_lhotse(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(48000, 1), 48000)
+    supervision = SupervisionSegment("s", "r", 0.1, 0.5, text="words", language="de", speaker="s1")
+    recording = Recording.from_file(path)
+    entry = lhotse_entry(path, start=0.2, duration=0.7, recording=recording, supervisions=[supervision])
+    cuts = cuts_of(entry, replace(WINDOW, window_seconds=0.4))
+    assert [(cut.start, cut.num_samples) for cut in cuts] == [(0.2, 5600), (pytest.approx(0.55), 5600)]
+    for cut in cuts:
+        assert (cut.supervisions[0].text, cut.supervisions[0].speaker) == (None, "s1")
+        np.testing.assert_allclose(load_samples(cut), cut.load_audio()[0], rtol=0, atol=1e-6)
+
+
+def test_limits_on_duration_are_those_of_the_windows(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(24000, 1))
+    limits = replace(WINDOW, min_seconds=0.75, max_seconds=0.75)
+    assert [cut.num_samples for cut in cuts_of(entry_of(path), limits)] == [12000, 12000]
+    assert reject_of(entry_of(path), replace(limits, min_seconds=0.76))[0] == "too_short"
+
+
+def test_only_the_window_that_cannot_be_used_is_left_out(tmp_path: Path) -> None:
+    samples = hiss(64000, 1)
+    samples[16000:32000] = 0.0
+    samples[40000] = np.nan
+    path = write_audio(tmp_path / "a.wav", samples, subtype="FLOAT")
+    first, silent, broken, last = probe(entry_of(path), replace(WINDOW, mode="decode"))
+    assert isinstance(silent, Reject)
+    assert (silent.cut_id, silent.reason) == ("a@1.000+1.000", "silent")
+    assert isinstance(broken, Reject)
+    assert (broken.cut_id, broken.reason) == ("a@2.000+1.000", "not_finite")
+    assert [cut.row["id"] for cut in (first, last) if isinstance(cut, Cut)] == ["a@0.000+1.000", "a@3.000+1.000"]

@@ -1,0 +1,675 @@
+import gzip
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lhotse import CutSet
+
+from nestdata import ConfigError, Corpus, CorpusError, ManifestError, PrepareConfig, prepare_corpus
+from tests.conftest import MessyCorpora
+from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
+from tests.nestdata.full_disk import files_up_to
+from tests.synthesis import hiss, read_audio, tone, write_audio, write_jsonl
+
+CORPUS_FILES = {"cuts.jsonl", "index.npy", "meta.json", "rejected.jsonl"}
+
+
+def tree(directory: Path) -> dict[str, bytes | None]:
+    """Everything below a directory but reports, by relative path; None stands for a folder."""
+    return {
+        str(path.relative_to(directory)): None if path.is_dir() else path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.name != "report.html"
+    }
+
+
+def rejects_of(corpus: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (corpus / "rejected.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """Three lines of NeMo, with paths relative to a folder of their own."""
+    rows = []
+    for i in range(3):
+        write_audio(tmp_path / "data" / "wavs" / f"{i}.flac", hiss(8000 + 1000 * i, i))
+        rows.append({"audio_filepath": f"wavs/{i}.flac", "duration": (8000 + 1000 * i) / 16000, "text": f"wort ü{i}"})
+    return write_jsonl(tmp_path / "data" / "speech.json", rows)
+
+
+@pytest.fixture
+def long_manifest(manifest: Path) -> Path:
+    """1200 spans of the same files: more than are looked at in one go."""
+    rows = [{"audio_filepath": f"wavs/{i % 3}.flac", "offset": i // 3 / 1000, "duration": 0.1} for i in range(1200)]
+    return write_jsonl(manifest.parent / "long.json", rows)
+
+
+@contextmanager
+def paused_prepare(manifest: Path, output: Path, *, after: int = 1) -> Iterator["subprocess.Popen[str]"]:
+    """Runs `prepare` in a process of its own, which stands still once it has looked at some entries."""
+    program = """
+import sys
+from nestdata import prepare_corpus
+def stand_still(done, total):
+    if done >= int(sys.argv[3]):
+        print("in the middle", flush=True)
+        sys.stdin.read()
+prepare_corpus([sys.argv[1]], sys.argv[2], overwrite=True, on_progress=stand_still)
+"""
+    command = [sys.executable, "-c", program, str(manifest), str(output), str(after)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "in the middle\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_nemo_manifest_is_prepared_with_its_relative_paths_and_labels(manifest: Path, tmp_path: Path) -> None:
+    report = prepare_corpus([manifest], tmp_path / "speech.corpus")
+    corpus = Corpus.open(tmp_path / "speech.corpus")
+    assert [corpus[row].id for row in range(3)] == ["wavs/0", "wavs/1", "wavs/2"]
+    assert [corpus[row].supervisions[0].text for row in range(3)] == ["wort ü0", "wort ü1", "wort ü2"]
+    np.testing.assert_array_equal(corpus.num_samples, [8000, 9000, 10000])
+    np.testing.assert_array_equal(corpus.load(0)[1], read_audio(tmp_path / "data" / "wavs" / "0.flac"))
+    assert (report.path, report.num_cuts, report.num_resampled, report.rejected) == (corpus.path, 3, 0, {})
+    assert report.hours == corpus.hours == 27000 / 16000 / 3600
+    assert (report.shortest_s, report.longest_s) == (0.5, 0.625)
+
+
+def test_audio_filename_offset_and_duration_are_understood(tmp_path: Path) -> None:
+    write_audio(tmp_path / "a.wav", hiss(32000, 1))
+    rows = [{"audio_filename": "a.wav", "offset": start, "duration": 0.5} for start in (0.0, 0.5, 1.25)]
+    prepare_corpus([write_jsonl(tmp_path / "m.json", rows)], tmp_path / "speech.corpus")
+    corpus = Corpus.open(tmp_path / "speech.corpus")
+    assert [corpus[row].id for row in range(3)] == ["a@0.000+0.500", "a@0.500+0.500", "a@1.250+0.500"]
+    whole = read_audio(tmp_path / "a.wav")
+    for row, start in enumerate((0, 8000, 20000)):
+        np.testing.assert_array_equal(corpus.load(row)[1], whole[start : start + 8000])
+
+
+def test_several_inputs_of_different_kinds_make_one_corpus(
+    manifest: Path, messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    write_audio(tmp_path / "folder" / "deep" / "x.ogg", hiss(16000, 7))
+    cuts = write_jsonl(tmp_path / "cuts.jsonl", _cuts_as_json(messy_corpora.speech, "speech-1"))
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress("".join(map(_line, _cuts_as_json(messy_corpora.speech, "stereo"))).encode()))
+    seen: list[tuple[int, int | None]] = []
+    report = prepare_corpus(
+        [manifest, tmp_path / "folder", cuts, packed],
+        tmp_path / "speech.corpus",
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
+    ids = {cut.id for cut in CutSet.from_file(tmp_path / "speech.corpus" / "cuts.jsonl")}
+    assert ids == {"data/wavs/0", "data/wavs/1", "data/wavs/2", "folder/deep/x"} | {
+        f"speech-1{i}" for i in range(10)
+    } | {f"stereo-{i}" for i in range(4)}
+    assert report.num_cuts == len(ids) == 18
+    assert seen == [(3, None), (4, None), (14, None), (18, None)]  # nobody knows how much is in a folder
+
+
+def test_progress_tells_how_much_there_is_to_do(manifest: Path, long_manifest: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    manifests = [manifest, long_manifest]
+    prepare_corpus(manifests, tmp_path / "speech.corpus", on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(3, 1203), (503, 1203), (1003, 1203), (1203, 1203)]
+
+
+def test_manifests_of_the_same_layout_in_sibling_folders_do_not_collide(tmp_path: Path) -> None:
+    manifests = []
+    for language in ("en", "fr"):
+        write_audio(tmp_path / language / "wavs" / "0.wav", hiss(16000, len(manifests)))
+        manifests.append(write_jsonl(tmp_path / language / "train.json", [{"audio_filepath": "wavs/0.wav"}]))
+    report = prepare_corpus(manifests, tmp_path / "speech.corpus")
+    assert report.rejected == {}
+    assert {cut.id for cut in CutSet.from_file(tmp_path / "speech.corpus" / "cuts.jsonl")} == {"en/wavs/0", "fr/wavs/0"}
+
+
+def _cuts_as_json(corpus: Path, prefix: str) -> list[dict[str, Any]]:
+    rows = map(json.loads, (corpus / "cuts.jsonl").read_text().splitlines())
+    return [row for row in rows if row["id"].startswith(prefix)]
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row) + "\n"
+
+
+def test_a_corpus_made_of_the_cuts_of_another_gives_the_same_audio(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    prepare_corpus([messy_corpora.speech / "cuts.jsonl"], tmp_path / "again.corpus")
+    first, again = Corpus.open(messy_corpora.speech), Corpus.open(tmp_path / "again.corpus")
+    assert again.fingerprint == first.fingerprint
+    for row in range(len(first)):
+        np.testing.assert_array_equal(again.load(row)[1], first.load(row)[1])
+
+
+@pytest.mark.parametrize("channel", [0, 1])
+def test_the_channel_asked_for_is_prepared(tmp_path: Path, channel: int) -> None:
+    stereo = np.stack([tone(300, 1.0), tone(900, 1.0)], axis=1)
+    write_audio(tmp_path / "audio" / "a.flac", stereo)
+    prepare_corpus([tmp_path / "audio"], tmp_path / "speech.corpus", PrepareConfig(channel=channel))
+    (cut,) = CutSet.from_file(tmp_path / "speech.corpus" / "cuts.jsonl")
+    assert cut.channel == channel
+    samples = Corpus.open(tmp_path / "speech.corpus").load(0)[1]
+    np.testing.assert_allclose(samples, stereo[:, channel], atol=1e-4)
+
+
+def test_what_is_left_out_is_listed_with_place_reason_and_detail(tmp_path: Path) -> None:
+    reasons = bad_files(tmp_path / "bad")
+    manifest = tmp_path / "bad" / "speech.json"
+    report = prepare_corpus([manifest], tmp_path / "speech.corpus", BAD_FILES_CONFIG)
+    rejects = rejects_of(tmp_path / "speech.corpus")
+    assert {reject["cut_id"]: reject["reason"] for reject in rejects} == reasons
+    names = [Path(row["audio_filepath"]).stem for row in map(json.loads, manifest.read_text().splitlines())]
+    for reject in rejects:
+        path, number = reject["where"].rsplit(":", 1)
+        assert (path, names[int(number) - 1]) == (str(manifest), reject["cut_id"])
+        assert " " in reject["detail"]
+    assert rejects[-1]["where"] == f"{manifest}:{len(names)}"  # the second of the two, found at the end
+    assert report.num_cuts == 2
+    assert sum(report.rejected.values()) == len(reasons)
+    assert report.rejected == Corpus.open(tmp_path / "speech.corpus").meta["rejected"]
+    assert list(report.rejected.values()) == sorted(report.rejected.values(), reverse=True)
+
+
+def test_every_header_is_read_by_default_and_every_sample_on_request(tmp_path: Path) -> None:
+    reasons = bad_files(tmp_path / "bad")
+    prepare_corpus([tmp_path / "bad" / "speech.json"], tmp_path / "all.corpus", replace(BAD_FILES_CONFIG, probe="all"))
+    found = {reject["cut_id"] for reject in rejects_of(tmp_path / "all.corpus")}
+    decoded = {"not_finite-nan", "not_finite-inf", "silent", "truncated-flac", "truncated-mp3"}
+    assert set(reasons) - found == decoded
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
+def test_durations_that_are_there_are_trusted_on_request(tmp_path: Path, jobs: int) -> None:
+    rows = [{"audio_filepath": f"gone/{i}.flac", "duration": 1 + i / 1000, "lang": "de"} for i in range(1200)]
+    write_audio(tmp_path / "there.wav", hiss(8000, 1))
+    rows += [{"audio_filepath": "there.wav"}, {"audio_filepath": "gone.wav"}]
+    manifest = write_jsonl(tmp_path / "m.json", rows)
+    report = prepare_corpus([manifest], tmp_path / "speech.corpus", PrepareConfig(probe="missing"), jobs=jobs)
+    assert (report.num_cuts, report.rejected) == (1201, {"missing": 1})
+    assert report.hours_by_language == {"de": pytest.approx(sum(1 + i / 1000 for i in range(1200)) / 3600)}
+    corpus = Corpus.open(tmp_path / "speech.corpus")
+    assert corpus.num_samples.tolist() == [8000, *(16000 + 16 * i for i in range(1200))]
+    assert corpus[-1].recording.sources[0].source == str(tmp_path / "gone" / "1199.flac")
+
+
+def test_strict_makes_an_error_of_anything_that_would_be_left_out(manifest: Path, tmp_path: Path) -> None:
+    strict = PrepareConfig(strict=True)
+    assert prepare_corpus([manifest], tmp_path / "good.corpus", strict).num_cuts == 3
+    rows = [{"audio_filepath": f"wavs/{name}.flac"} for name in ("0", "gone", "away", "0")]
+    bad = write_jsonl(manifest.parent / "bad.json", rows)
+    before = tree(tmp_path)
+    message = (
+        r"3 of 4 entries cannot be used \(2 missing, 1 duplicate_id\).*; the first: .*bad\.json:2: missing, .*gone"
+    )
+    with pytest.raises(ManifestError, match=message):
+        prepare_corpus([bad], tmp_path / "speech.corpus", strict)
+    assert tree(tmp_path) == before
+
+
+def test_long_recordings_are_cut_into_windows(tmp_path: Path) -> None:
+    for name, num_samples in (("long", 160000), ("longer", 200000), ("short", 16000)):
+        write_audio(tmp_path / "audio" / f"{name}.flac", hiss(num_samples, num_samples))
+    config = PrepareConfig(window_seconds=4.0, max_seconds=4.0)
+    report = prepare_corpus([tmp_path / "audio"], tmp_path / "speech.corpus", config)
+    assert (report.num_cuts, report.rejected, report.longest_s) == (8, {}, 53333 / 16000)
+    corpus = Corpus.open(tmp_path / "speech.corpus")
+    assert corpus.num_samples.tolist() == [16000, 50000, 50000, 50000, 50000, *[53333] * 3]
+    windows = [corpus.load(row)[1] for row in range(1, 5)]
+    np.testing.assert_array_equal(np.concatenate(windows), read_audio(tmp_path / "audio" / "longer.flac"))
+
+
+def test_hours_are_those_of_what_is_kept(tmp_path: Path) -> None:
+    labels = [
+        ("a", 5, "de", "s1"),
+        ("b", 7, "en", "s2"),
+        ("a", 11, "de", "s1"),
+        ("c", 13, "de", "s2"),
+        ("a", 1, "fr", "s3"),
+    ]
+    rows = [{"audio_filepath": f"{n}.wav", "duration": d, "lang": lang, "speaker": s} for n, d, lang, s in labels]
+    manifest = write_jsonl(tmp_path / "m.json", [*rows, {"audio_filepath": "d.wav", "duration": 3}])
+    report = prepare_corpus([manifest], tmp_path / "speech.corpus", PrepareConfig(probe="missing"))
+    assert (report.num_cuts, report.rejected) == (4, {"duplicate_id": 2})
+    assert report.hours * 3600 == pytest.approx(28)
+    seconds = {name: round(hours * 3600) for name, hours in report.hours_by_language.items()}
+    assert list(seconds.items()) == [("de", 18), ("en", 7)]
+    assert {name: round(hours * 3600) for name, hours in report.hours_by_speaker.items()} == {"s2": 20, "s1": 5}
+
+
+@settings(max_examples=20)
+@given(numbers=st.lists(st.integers(0, 6), min_size=1, max_size=20))
+def test_a_corpus_with_duplicates_is_the_corpus_without_them(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[int]
+) -> None:
+    directory = tmp_path_factory.mktemp("duplicates")
+    first = {n: i for i, n in reversed(list(enumerate(numbers)))}
+    reports, trees = [], []
+    for lines in (range(len(numbers)), sorted(first.values())):
+        rows = [{"audio_filepath": f"{numbers[i]}.wav", "duration": 1 + i, "lang": f"l{i % 3}"} for i in lines]
+        manifest = write_jsonl(directory / "m.json", rows)
+        config = PrepareConfig(probe="missing")
+        reports.append(prepare_corpus([manifest], directory / "speech.corpus", config, overwrite=True))
+        trees.append(tree(directory / "speech.corpus"))
+    again = [i for i, n in enumerate(numbers) if first[n] != i]
+    rejected = [json.loads(line) for line in (trees[0].pop("rejected.jsonl") or b"").splitlines()]
+    assert [reject["where"] for reject in rejected] == [f"{directory / 'm.json'}:{i + 1}" for i in again]
+    assert replace(reports[0], rejected={}) == reports[1]
+    assert (trees[0]["cuts.jsonl"], trees[0]["index.npy"]) == (trees[1]["cuts.jsonl"], trees[1]["index.npy"])
+    metas = [json.loads(each["meta.json"] or b"") for each in trees]
+    assert metas[0] | {"rejected": {}} == metas[1]
+
+
+def test_names_that_are_not_unicode_are_left_out_and_listed(tmp_path: Path) -> None:
+    audio = tmp_path / "audio"
+    write_audio(audio / "good.wav", hiss(16000, 1))
+    os.rename(write_audio(audio / "bad.wav", hiss(16000, 2)), os.fsencode(audio) + b"/caf\xe9.wav")
+    report = prepare_corpus([audio], tmp_path / "speech.corpus")
+    assert (report.num_cuts, report.rejected) == (1, {"unreadable": 1})
+    (reject,) = rejects_of(tmp_path / "speech.corpus")
+    assert os.fsencode(reject["where"]) == os.fsencode(audio) + b"/caf\xe9.wav"
+
+
+@pytest.fixture
+def all_sorts(manifest: Path, long_manifest: Path, messy_corpora: MessyCorpora, tmp_path: Path) -> list[Path]:
+    """Several inputs with all that is done to them: spans, windows, resampling, rejects, duplicates."""
+    bad_files(tmp_path / "bad")
+    again = tmp_path / "again.jsonl"
+    shutil.copy(messy_corpora.speech / "cuts.jsonl", again)
+    return [tmp_path / "bad", manifest, messy_corpora.speech / "cuts.jsonl", long_manifest, again]
+
+
+ALL_SORTS = PrepareConfig(probe="decode", window_seconds=0.7, pcm=True)
+
+
+@pytest.mark.multiprocess
+def test_the_corpus_does_not_depend_on_the_number_of_jobs(all_sorts: list[Path], tmp_path: Path) -> None:
+    reports = [prepare_corpus(all_sorts, tmp_path / f"{jobs}.corpus", ALL_SORTS, jobs=jobs) for jobs in (1, 2, 3)]
+    assert len(reports[0].rejected) >= 7
+    for jobs in (2, 3):
+        assert tree(tmp_path / f"{jobs}.corpus") == tree(tmp_path / "1.corpus")
+        assert replace(reports[jobs - 1], path=reports[0].path) == reports[0]
+    assert set(tree(tmp_path / "1.corpus")) == CORPUS_FILES | {"bank.npy", "bank.pcm"}
+
+
+@pytest.mark.multiprocess
+def test_the_corpus_does_not_depend_on_a_cluster_of_dask(all_sorts: list[Path], tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    prepare_corpus(all_sorts, tmp_path / "here.corpus", ALL_SORTS)
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    # Threads of this process, which meet over the network as others would.
+    with distributed.LocalCluster(processes=False, protocol="tcp", **settings) as cluster:
+        prepare_corpus(all_sorts, tmp_path / "dask.corpus", ALL_SORTS, dask=cluster.scheduler_address)
+        bad = write_jsonl(tmp_path / "bad.json", [{"audio_filepath": "gone.wav"}])
+        with pytest.raises(ManifestError, match="no usable cut among 1 entries"):
+            prepare_corpus([bad], tmp_path / "bad.corpus", dask=cluster.scheduler_address)
+    assert tree(tmp_path / "dask.corpus") == tree(tmp_path / "here.corpus")
+    assert not (tmp_path / "bad.corpus.partial").exists()
+
+
+def test_a_corpus_made_twice_is_the_same_byte_for_byte(manifest: Path, tmp_path: Path) -> None:
+    prepare_corpus([manifest], tmp_path / "speech.corpus")
+    first = tree(tmp_path / "speech.corpus")
+    prepare_corpus([manifest], tmp_path / "speech.corpus", overwrite=True)
+    assert tree(tmp_path / "speech.corpus") == first
+    prepare_corpus([manifest], tmp_path / "other.corpus")
+    assert tree(tmp_path / "other.corpus") == first
+    assert set(first) == CORPUS_FILES
+
+
+def test_the_description_holds_the_settings(manifest: Path, tmp_path: Path) -> None:
+    config = PrepareConfig(sampling_rate=8000, min_seconds=0.2, max_seconds=5.0)
+    report = prepare_corpus([manifest], tmp_path / "speech.corpus", config)
+    meta = Corpus.open(tmp_path / "speech.corpus").meta
+    assert meta["settings"] == asdict(config)
+    assert (meta["format_version"], meta["sampling_rate"], meta["num_cuts"]) == (2, 8000, 3)
+    assert meta["manifests"] == [str(manifest)]
+    assert report.num_resampled == 3
+
+
+def test_cuts_of_equal_length_keep_the_order_of_the_input(tmp_path: Path) -> None:
+    rows = []
+    for name in "dbacfe":
+        write_audio(tmp_path / f"{name}.wav", hiss(8000, 1))
+        rows.append({"audio_filepath": f"{name}.wav"})
+    prepare_corpus([write_jsonl(tmp_path / "m.json", rows)], tmp_path / "speech.corpus")
+    corpus = Corpus.open(tmp_path / "speech.corpus")
+    assert [corpus[row].id for row in range(6)] == list("dbacfe")
+
+
+def test_an_existing_corpus_is_left_alone(manifest: Path, tmp_path: Path) -> None:
+    prepare_corpus([manifest], tmp_path / "speech.corpus")
+    before = tree(tmp_path)
+    with pytest.raises(CorpusError, match=r"speech\.corpus: exists already\. .*--overwrite"):
+        prepare_corpus([manifest], tmp_path / "speech.corpus")
+    assert tree(tmp_path) == before
+
+
+def test_an_existing_corpus_is_replaced_on_request(manifest: Path, tmp_path: Path) -> None:
+    write_audio(tmp_path / "other" / "x.wav", hiss(16000, 1))
+    prepare_corpus([tmp_path / "other"], tmp_path / "speech.corpus")
+    opened_before = Corpus.open(tmp_path / "speech.corpus")
+    prepare_corpus([manifest], tmp_path / "speech.corpus", overwrite=True)
+    assert len(Corpus.open(tmp_path / "speech.corpus")) == 3
+    assert opened_before[0].id == "x"  # what was opened before is still whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "other", "speech.corpus"]
+
+
+def test_a_corpus_behind_a_link_is_replaced_where_it_lies(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    prepare_corpus([manifest], tmp_path / "disk" / "speech.corpus", PrepareConfig(sampling_rate=8000))
+    (tmp_path / "speech.corpus").symlink_to(tmp_path / "disk" / "speech.corpus")
+    prepare_corpus([manifest], tmp_path / "speech.corpus", overwrite=True)
+    assert (tmp_path / "speech.corpus").is_symlink()
+    assert Corpus.open(tmp_path / "disk" / "speech.corpus").sampling_rate == 16000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "disk", "speech.corpus"]
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["speech.corpus"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_no_corpus_is_never_replaced(manifest: Path, tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "diary.txt").write_text("dear diary")
+    (tmp_path / "file").write_text("a file")
+    before = tree(tmp_path)
+    for name in ("notes", "file"):
+        with pytest.raises(CorpusError, match="exists already"):
+            prepare_corpus([manifest], tmp_path / name, overwrite=overwrite)
+    assert tree(tmp_path) == before
+
+
+def test_a_corpus_that_another_run_finishes_meanwhile_is_not_replaced_unasked(manifest: Path, tmp_path: Path) -> None:
+    prepare_corpus([manifest], tmp_path / "ready.corpus", PrepareConfig(sampling_rate=8000))
+
+    def finish_another(done: int, total: int) -> None:
+        if done == total:
+            (tmp_path / "ready.corpus").rename(tmp_path / "speech.corpus")
+
+    with pytest.raises(CorpusError, match="exists already"):
+        prepare_corpus([manifest], tmp_path / "speech.corpus", on_progress=finish_another)
+    assert Corpus.open(tmp_path / "speech.corpus").sampling_rate == 8000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
+
+
+def test_a_target_that_cannot_be_written_is_an_error(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(CorpusError, match=r"speech\.corpus: cannot be written"):
+        prepare_corpus([manifest], tmp_path / "file" / "speech.corpus")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"audio_filepath": "wavs/0.flac"}'] * 6 + ["{"], r"bad\.json:7: not JSON"),
+        (['{"audio_filepath": "wavs/0.flac"}', '{"text": "a"}'], r"bad\.json:2: the key audio_filepath is missing"),
+        (["[1, 2]"], r"bad\.json:1: list where a JSON object was expected"),
+        (
+            ['{"audio_filepath": "wavs/0.flac"}', '{"audio_filepath": "wavs/1.flac", "duration": -3}'],
+            r"bad\.json:2: duration is -3",
+        ),
+        (['{"audio_filepath": "wavs/0.flac"}'] * 700 + ["{"], r"bad\.json:701: not JSON"),
+        (
+            ['{"audio_filepath": "wavs/gone.flac"}', '{"audio_filepath": "gone.flac"}'],
+            r"bad\.json: no usable cut among 2 entries; the first: .*bad\.json:1: missing, .*wavs/gone\.flac does not",
+        ),
+        ([], r"bad\.json: the manifest is empty"),
+    ],
+)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_bad_manifest_is_an_error_that_names_the_place_and_leaves_nothing_behind(
+    manifest: Path, tmp_path: Path, lines: list[str], message: str, overwrite: bool
+) -> None:
+    bad = manifest.with_name("bad.json")
+    bad.write_text("".join(f"{line}\n" for line in lines))
+    if overwrite:
+        prepare_corpus([manifest], tmp_path / "speech.corpus")
+    before = tree(tmp_path)
+    with pytest.raises(ManifestError, match=message):
+        prepare_corpus([bad], tmp_path / "speech.corpus", overwrite=overwrite)
+    assert tree(tmp_path) == before
+
+
+def test_a_missing_manifest_is_an_error_before_any_work(manifest: Path, tmp_path: Path) -> None:
+    before = tree(tmp_path)
+    seen: list[int] = []
+    with pytest.raises(ManifestError, match=r"gone\.json: no such manifest"):
+        prepare_corpus(
+            [manifest, tmp_path / "gone.json"],
+            tmp_path / "speech.corpus",
+            on_progress=lambda done, total: seen.append(done + total),
+        )
+    assert seen == []
+    assert tree(tmp_path) == before
+
+
+def test_an_error_from_outside_leaves_nothing_behind(manifest: Path, tmp_path: Path) -> None:
+    before = tree(tmp_path)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt(f"{done} of {total}")
+
+    with pytest.raises(KeyboardInterrupt, match="3 of 3"):
+        prepare_corpus([manifest], tmp_path / "speech.corpus", on_progress=interrupt)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("after", [500, 1200])
+def test_a_prepare_that_is_killed_leaves_nothing_that_opens_and_the_next_run_works(
+    long_manifest: Path, tmp_path: Path, after: int
+) -> None:
+    output = tmp_path / "speech.corpus"
+    with paused_prepare(long_manifest, output, after=after) as process:
+        partial = tmp_path / "speech.corpus.partial"
+        assert partial.is_dir()
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(timeout=30) == -signal.SIGKILL
+    for path in (output, partial):
+        with pytest.raises(CorpusError):
+            Corpus.open(path)
+    report = prepare_corpus([long_manifest], output)
+    assert report.num_cuts == len(Corpus.open(output)) == 1200
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
+
+
+@contextmanager
+def busy_prepare(manifest: Path, output: Path) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]:
+    """Runs `prepare` with two jobs in a group of processes of its own; one reads on and on.
+
+    Yields:
+        The process, and the other end of what its worker reads.
+    """
+    pipe = manifest.parent / "wavs" / "pipe.wav"
+    os.mkfifo(pipe)
+    with manifest.open("a") as file:
+        file.write(_line({"audio_filepath": "wavs/pipe.wav"}))
+    program = "import sys, nestdata; nestdata.prepare_corpus([sys.argv[1]], sys.argv[2], jobs=2)"
+    command = [sys.executable, "-c", program, str(manifest), str(output)]
+    with ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True))
+        stack.callback(process.kill)
+        yield process, stack.enter_context(pipe.open("wb"))  # which opens once a worker reads
+
+
+def is_read_no_more(pipe: BinaryIO, timeout_s: float = 30) -> bool:
+    """Waits until every process is gone that has the other end of a pipe open."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return bool(poll.poll(1000 * timeout_s))
+
+
+@pytest.mark.multiprocess
+def test_the_processes_of_a_prepare_that_is_killed_end_by_themselves(manifest: Path, tmp_path: Path) -> None:
+    output = tmp_path / "speech.corpus"
+    with busy_prepare(manifest, output) as (process, pipe):
+        assert not is_read_no_more(pipe, 0)
+        process.kill()
+        assert process.wait(timeout=30) == -signal.SIGKILL
+        assert is_read_no_more(pipe)
+    for path in (output, tmp_path / "speech.corpus.partial"):
+        with pytest.raises(CorpusError):
+            Corpus.open(path)
+    (manifest.parent / "wavs" / "pipe.wav").unlink()
+    assert prepare_corpus([manifest], output).rejected == {"missing": 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
+
+
+@pytest.mark.multiprocess
+def test_ctrl_c_while_the_processes_start_ends_them_with_one_traceback(manifest: Path, tmp_path: Path) -> None:
+    program = """
+import sys
+from nestdata import pool, prepare_corpus
+def start_and_tell(start=pool._start_fork_server):
+    start()
+    print("starting", flush=True)
+pool._start_fork_server = start_and_tell
+prepare_corpus([sys.argv[1]], sys.argv[2], jobs=2)
+"""
+    command = [sys.executable, "-c", program, str(manifest), str(tmp_path / "speech.corpus")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "starting\n"
+        os.killpg(process.pid, signal.SIGINT)
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGINT
+    assert_one_interruption(errors)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def assert_one_interruption(errors: str) -> None:
+    assert [line for line in errors.splitlines() if line[:1].isalpha()] == [
+        "Traceback (most recent call last):",
+        "KeyboardInterrupt",
+    ]
+
+
+@pytest.mark.multiprocess
+def test_ctrl_c_ends_all_processes_with_one_traceback_and_leaves_nothing(manifest: Path, tmp_path: Path) -> None:
+    with busy_prepare(manifest, tmp_path / "speech.corpus") as (process, pipe):
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        assert process.stderr is not None
+        errors = process.stderr.read().decode()
+        assert process.wait(timeout=30) == -signal.SIGINT
+        assert is_read_no_more(pipe)
+    assert_one_interruption(errors)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_what_a_killed_run_left_does_not_get_into_the_corpus(manifest: Path, tmp_path: Path) -> None:
+    write_audio(tmp_path / "speech.corpus.partial" / "folder" / "a.wav", hiss(100, 1))
+    (tmp_path / "speech.corpus.partial" / "report.html").write_text("of the killed run")
+    prepare_corpus([manifest], tmp_path / "speech.corpus")
+    assert set(tree(tmp_path / "speech.corpus")) == CORPUS_FILES
+    assert "of the killed run" not in "".join(path.read_text() for path in (tmp_path / "speech.corpus").glob("*.html"))
+
+
+@pytest.mark.multiprocess
+def test_a_replacement_that_is_killed_leaves_the_old_corpus(manifest: Path, tmp_path: Path) -> None:
+    output = tmp_path / "speech.corpus"
+    prepare_corpus([manifest], output)
+    before = tree(output)
+    with paused_prepare(manifest, output) as process:
+        process.kill()
+        process.wait(timeout=30)
+    assert (tmp_path / "speech.corpus.partial").is_dir()
+    assert tree(output) == before
+    prepare_corpus([manifest], output, PrepareConfig(sampling_rate=8000), overwrite=True)
+    assert Corpus.open(output).sampling_rate == 8000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
+
+
+@pytest.mark.multiprocess
+def test_a_second_prepare_into_the_same_target_is_refused_while_the_first_one_runs(
+    manifest: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "speech.corpus"
+    with paused_prepare(manifest, output) as process:
+        before = tree(tmp_path)
+        with pytest.raises(CorpusError, match=r"speech\.corpus: another run is writing it"):
+            prepare_corpus([manifest], output)
+        assert tree(tmp_path) == before
+        prepare_corpus([manifest], tmp_path / "other.corpus")
+        process.communicate(timeout=30)  # lets the first one go on
+        assert process.returncode == 0
+    assert len(Corpus.open(output)) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "other.corpus", "speech.corpus"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_full_disk_is_an_error_that_names_the_target_and_leaves_nothing(
+    manifest: Path, long_manifest: Path, tmp_path: Path, overwrite: bool
+) -> None:
+    output = tmp_path / "speech.corpus"
+    if overwrite:
+        prepare_corpus([manifest], output)
+    before = tree(tmp_path)
+    config = PrepareConfig(pcm=True, probe="missing")
+    for kilobytes in (0, 1, 20, 100, 300):
+        message = r"speech\.corpus: cannot be written \(File too large\)\. Choose another place\."
+        with files_up_to(1000 * kilobytes), pytest.raises(CorpusError, match=message):
+            prepare_corpus([long_manifest], output, config, overwrite=overwrite)
+        assert tree(tmp_path) == before
+    assert prepare_corpus([long_manifest], output, config, overwrite=overwrite).num_cuts == 1200
+
+
+@pytest.mark.multiprocess
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode != 0,
+    reason="needs a file system of its own",
+)
+def test_a_disk_that_fills_up_at_any_moment_is_an_error_that_leaves_nothing(
+    long_manifest: Path, tmp_path: Path
+) -> None:
+    program = """
+import os, subprocess, sys
+import nestdata
+for kilobytes in (4, 16, 64, 200, 400, 600, 700, 1000, 3000, 20000):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", sys.argv[2]], check=True)
+    try:
+        nestdata.prepare_corpus([sys.argv[1]], sys.argv[2] + "/a.corpus", nestdata.PrepareConfig(pcm=True))
+        print("ok")
+    except nestdata.CorpusError as error:
+        assert "No space left on device" in str(error), error
+        assert os.listdir(sys.argv[2]) == []
+        print("full")
+    subprocess.run(["umount", "-l", sys.argv[2]], check=True)
+"""
+    (tmp_path / "disk").mkdir()
+    command = ["unshare", "-rm", sys.executable, "-c", program, long_manifest, tmp_path / "disk"]
+    words = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=120).stdout.split()
+    assert words == sorted(words)
+    assert words.count("full") > 5
+    assert words.count("ok") > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampling_rate": 0}, "sampling_rate is 0"),
+        ({"channel": -1}, "channel is -1"),
+        ({"min_seconds": -0.5}, r"min_seconds is -0\.5"),
+        ({"min_seconds": 2.0, "max_seconds": 1.0}, r"max_seconds \(1\) is below min_seconds \(2\)"),
+        ({"min_rate": -1}, "min_rate is -1"),
+        ({"min_seconds": 2.0, "window_seconds": 1.0}, r"window_seconds \(1\) is below min_seconds \(2\)"),
+        ({"min_seconds": 0.0, "window_seconds": 0.0}, r"window_seconds \(0\)"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PrepareConfig(**changes)

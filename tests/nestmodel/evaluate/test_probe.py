@@ -1,0 +1,272 @@
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nestmodel import ConfigError, NestModel, ProbeConfig, ProbeError, ProbeReport, ProbeScore, run_probe
+from nestmodel.evaluate.report import draw_probe
+from tests.synthesis import Samples, hiss, tone, write_audio, write_jsonl
+from tests.training import tiny_config
+
+NUM = 48
+
+
+def burst(hz: range, seed: int) -> Samples:
+    """Noise, and in its second half tones: a label that is in the signal, and is left when it is normalised."""
+    audio = hiss(9600, seed, level=0.001)
+    audio[4800:] += sum(tone(each, 0.3, level=0.01) for each in hz)
+    return audio
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where audio and manifests lie together, so that the ids of cuts, and what is held out, are always the same."""
+    return tmp_path_factory.mktemp("probe")
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """Lines of a manifest: `pitch` is in the signal and `coin` is not; four cuts share a `room` and its pitch."""
+    coins = np.random.default_rng(1).permutation(NUM) % 2
+    for i in range(NUM):
+        write_audio(folder / f"{i:02d}.wav", burst((range(100, 1800, 50), range(2000, 7000, 150))[i % 2], i))
+    return [
+        {
+            "audio_filepath": f"{i:02d}.wav",
+            "pitch": ("low", "high")[i % 2],
+            "coin": ("head", "tail")[coins[i]],
+            "room": f"room {i % 2}-{i // 8}",
+            "speaker": f"speaker {i // 16}",
+        }
+        for i in range(NUM)
+    ]
+
+
+@pytest.fixture
+def manifest(rows: list[dict[str, Any]], folder: Path) -> Path:
+    return write_jsonl(folder / "speech.json", rows)
+
+
+@pytest.fixture(scope="module")
+def model() -> NestModel:
+    return NestModel(replace(tiny_config(), seed=5))
+
+
+def probe(
+    model: NestModel, manifest: Path, label: str = "pitch", output: Path | None = None, **settings: Any
+) -> ProbeReport:
+    return run_probe(model, [manifest], ProbeConfig(label=label, device="cpu", **settings), output)
+
+
+def scores_of(report: ProbeReport) -> Iterator[ProbeScore]:
+    yield from (*report.trained, *report.untrained, report.log_mel)
+    yield from (report.trained_together, report.untrained_together)
+
+
+def test_a_label_that_is_in_the_signal_is_found_by_every_contestant(model: NestModel, manifest: Path) -> None:
+    report = probe(model, manifest)
+    assert (len(report.trained), len(report.untrained)) == (3, 3)
+    assert min(score.accuracy for score in scores_of(report)) > 0.9
+    assert report.log_mel.accuracy == 1.0
+    assert report.chance.accuracy == 0.5
+    assert report.classes == {"high": (18, 6), "low": (18, 6)}
+    assert (report.num_train, report.num_held_out, report.num_unlabelled) == (36, 12, 0)
+
+
+def test_a_label_that_is_not_in_the_signal_is_at_chance(model: NestModel, manifest: Path) -> None:
+    # Over eight splits: by one alone, a contestant in twenty falls outside its own interval.
+    reports = [probe(model, manifest, "coin", held_out=0.5, seed=seed) for seed in range(8)]
+    accuracy = np.mean([[score.accuracy for score in scores_of(report)] for report in reports], axis=0)
+    assert 0.3 < accuracy.min() <= accuracy.max() < 0.7
+
+
+def test_the_untrained_encoder_is_the_one_that_training_starts_from(model: NestModel, manifest: Path) -> None:
+    report = probe(model, manifest, "coin", seed=5)
+    assert report.trained == report.untrained
+    assert probe(model, manifest, "coin", seed=6).trained != report.trained  # another split
+
+
+def test_it_is_the_weights_of_the_model_that_are_probed(manifest: Path) -> None:
+    model = NestModel(tiny_config())
+    with torch.no_grad():
+        for values in model.encoder.layers[1].norm_out.parameters():  # type: ignore[union-attr]
+            values.zero_()
+    report = probe(model, manifest)
+    assert report.trained[2].accuracy == report.chance.accuracy  # all that it gives is zero
+    assert report.trained[:2] == report.untrained[:2]
+    assert report.untrained[2].accuracy > 0.9
+
+
+def test_the_order_of_the_manifest_changes_nothing(model: NestModel, rows: list[dict[str, Any]], folder: Path) -> None:
+    one = write_jsonl(folder / "one.json", rows)
+    other = write_jsonl(folder / "other.json", [rows[i] for i in np.random.default_rng(0).permutation(NUM)])
+    for settings in ({}, {"train_per_class": 5}, {"group_by": "room"}):
+        assert probe(model, one, "coin", **settings) == probe(model, other, "coin", **settings)
+
+
+def test_grouped_utterances_stay_together_and_those_without_a_group_out(
+    model: NestModel, rows: list[dict[str, Any]], folder: Path
+) -> None:
+    ungrouped = [{key: value for key, value in row.items() if key != "room"} for row in rows[:2]]
+    report = probe(model, write_jsonl(folder / "a.json", [*ungrouped, *rows[2:]]), group_by="room")
+    assert report.num_unlabelled == 2
+    # Rooms of four, but for two of three.
+    assert all(held in (7, 8, 4, 3) for _, held in report.classes.values())
+    with pytest.raises(ProbeError, match=r"0 of 3 classes can be probed, .*'speaker 0': none held out"):
+        probe(model, write_jsonl(folder / "b.json", rows), "speaker", group_by="speaker")
+
+
+def test_what_is_scored_can_be_named_by_a_field(model: NestModel, manifest: Path) -> None:
+    report = probe(model, manifest, held_out_where="speaker=speaker 1")
+    assert report.classes == {"high": (16, 8), "low": (16, 8)}
+    with pytest.raises(ProbeError, match=r"held_out_where is 'split', and no utterance has that. The labels here: "):
+        probe(model, manifest, held_out_where="split=test")
+    with pytest.raises(ProbeError, match="'high': none held out"):
+        probe(model, manifest, held_out_where="speaker=nobody")
+
+
+def test_few_labels_to_train_on_leave_the_held_out_part_as_it_is(model: NestModel, manifest: Path) -> None:
+    report = probe(model, manifest, train_per_class=4)
+    assert report.classes == {"high": (4, 6), "low": (4, 6)}
+    assert report.log_mel.accuracy > 0.9
+
+
+def test_classes_that_are_too_small_are_named_and_utterances_without_the_label_counted(
+    model: NestModel, rows: list[dict[str, Any]], folder: Path
+) -> None:
+    changed = [dict(row) for row in rows]
+    for number, label in ((0, "once"), (1, "twice"), (2, "twice"), (3, None), (4, ""), (5, ["high"])):
+        changed[number]["pitch"] = label
+    del changed[6]["pitch"]
+    report = probe(model, write_jsonl(folder / "a.json", changed))
+    assert report.classes.keys() == {"high", "low"}
+    assert report.num_unlabelled == 4
+    assert report.excluded_classes == {
+        "once": "1 in training, 2 are needed",
+        "twice": "1 in training, 2 are needed",
+    }
+    assert report.num_train + report.num_held_out == NUM - 4 - 3
+
+
+def test_broken_files_are_left_out_and_listed_once(
+    model: NestModel, rows: list[dict[str, Any]], folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.wav").write_bytes(b"no audio at all")
+    nan = write_audio(tmp_path / "nan.wav", np.full(8000, np.nan, np.float32), subtype="FLOAT")
+    more = [{**rows[0], "audio_filepath": str(path)} for path in (nan, tmp_path / "broken.wav")]
+    output = tmp_path / "out"
+    report = probe(model, write_jsonl(folder / "a.json", [*rows, *more]), output=output)
+    assert report.left_out == {"unreadable": 1, "not_finite": 1}
+    assert report.num_train + report.num_held_out == NUM
+    rejects = [json.loads(line) for line in (output / "rejected.jsonl").read_text().splitlines()]
+    assert [reject["reason"] for reject in rejects] == ["unreadable", "not_finite"]
+
+
+def test_the_result_is_written_whole_or_not_at_all(model: NestModel, manifest: Path, tmp_path: Path) -> None:
+    output, config = tmp_path / "out", ProbeConfig(label="pitch", device="cpu", train_per_class=4)
+
+    def stop(done: int, total: int | None) -> None:
+        if done == total and done > NUM:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_probe(model, [manifest], config, output, on_progress=stop)
+    assert not output.exists()
+    report = run_probe(model, [manifest], config, output, model_name="tiny.ckpt")
+    assert sorted(path.name for path in output.iterdir()) == ["probe.json", "probe.png", "rejected.jsonl"]
+    assert (output / "probe.png").read_bytes()[:4] == b"\x89PNG"
+    found = json.loads((output / "probe.json").read_text())
+    assert found["model"] == "tiny.ckpt"
+    assert found["config"]["label"] == "pitch"
+    assert found["classes"] == {"high": [4, 6], "low": [4, 6]}
+    assert found["trained"][1] == report.trained[1]._asdict()
+    assert found["untrained"][2]["accuracy"] == report.untrained[2].accuracy
+    assert found["chance"].keys() == {"accuracy", "low", "high"}
+    with pytest.raises(ConfigError, match=r"out: exists already.*--overwrite"):
+        run_probe(model, [manifest], config, output)
+    run_probe(model, [manifest], config, output, overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+def test_intervals_are_those_of_wilson() -> None:
+    # By hand, with z = 1.959964.
+    assert ProbeScore.of(8, 10) == pytest.approx((0.8, 0.490162, 0.943318), abs=1e-6)
+    assert ProbeScore.of(0, 10) == pytest.approx((0.0, 0.0, 0.277533), abs=1e-6)
+    assert ProbeScore.of(10, 10) == pytest.approx((1.0, 0.722467, 1.0), abs=1e-6)
+
+
+def test_chance_is_the_share_of_the_most_frequent_class(
+    model: NestModel, rows: list[dict[str, Any]], folder: Path
+) -> None:
+    report = probe(model, write_jsonl(folder / "a.json", [*rows[::2], *rows[1:24:2]]))
+    assert report.classes == {"low": (18, 6), "high": (9, 3)}
+    assert report.chance == ProbeScore.of(6, 9)
+
+
+def test_a_picture_can_be_drawn_of_one_layer(tmp_path: Path) -> None:
+    score = ProbeScore.of(3, 4)
+    report = ProbeReport(
+        config=ProbeConfig(label="x"),
+        model="",
+        classes={"a": (2, 2), "b": (2, 2)},
+        trained=[score],
+        untrained=[score],
+        trained_together=score,
+        untrained_together=score,
+        log_mel=score,
+        chance=score,
+    )
+    draw_probe(report, tmp_path / "probe.png")
+    assert (tmp_path / "probe.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"label": "tempo"}, r"label is 'tempo', and no utterance has that\. The labels here: .*pitch \(48\)"),
+        ({"label": "pitch", "group_by": "house"}, "group_by is 'house', and no utterance has that"),
+        ({"label": "room", "held_out": 0.8}, "0 of 12 classes can be probed, and two are needed .*Give more"),
+    ],
+)
+def test_labels_that_allow_no_probe_are_an_error_that_says_why(
+    settings: dict[str, Any], message: str, model: NestModel, manifest: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ProbeError, match=message):
+        run_probe(model, [manifest], ProbeConfig(device="cpu", **settings), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"held_out": 0.0}, "held_out is 0"),
+        ({"held_out": 1.0}, "held_out is 1"),
+        ({"train_per_class": 1}, "train_per_class is 1: give 2 or more"),
+        ({"held_out_where": "split"}, "held_out_where is 'split': give a field and a value, as split=test"),
+        ({"held_out_where": "split=test", "group_by": "speaker"}, "drop group_by"),
+        ({"max_batch_seconds": -1.0}, "max_batch_seconds is -1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ProbeConfig(label="x", **settings)
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(
+    model: NestModel, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install 'nest-pretrain\[probe\]'"):
+        probe(model, manifest)
+
+
+def test_scikit_learn_is_not_imported_with_the_package() -> None:
+    program = "import sys, nestmodel; sys.exit('sklearn' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

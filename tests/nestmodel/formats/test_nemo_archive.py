@@ -1,0 +1,229 @@
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from nestmodel import FeatureConfig, MaskConfig, NestConfig, NestModel, OptimizerConfig, QuantizerConfig, WeightsError
+from nestmodel.formats.nemo_archive import write_nemo
+from nestmodel.formats.nemo_config import config_to_nemo
+from tests.training import tiny_config
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "nemo_tiny.npz"
+TINY = tiny_config()
+CONFIGS = {
+    "tiny": TINY,
+    "small": NestConfig.preset("small"),
+    "xlarge": NestConfig.preset("xlarge"),
+    "odd sizes": replace(
+        TINY,
+        features=FeatureConfig(
+            sampling_rate=22050, n_fft=1024, window_length=551, hop_length=221, num_mels=83, dither=0.0, preemphasis=0.0
+        ),
+        quantizer=QuantizerConfig(num_classes=10, num_codebooks=3, code_dim=4, distance="cosine"),
+        masking=MaskConfig(block_size=24, prob=0.03, threshold=0.5),
+        encoder=replace(TINY.encoder, subsampling_factor=4, conv_kernel_size=31, use_bias=False, xscaling=False),
+        optimizer=OptimizerConfig(lr=2.0, betas=(0.8, 0.9), weight_decay=0.0, warmup_steps=7, min_lr=1e-7),
+    ),
+    "layer norm": replace(TINY, encoder=replace(TINY.encoder, conv_norm="layer_norm", ff_expansion=2)),
+    "post_conv": replace(TINY, masking=MaskConfig(position="post_conv", block_size=44)),
+}
+
+
+def tar_of(members: Mapping[str, bytes], path: Path, *, compressed: bool = False) -> Path:
+    with tarfile.open(path, "w:gz" if compressed else "w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def members_of(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]  # files
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_survives_the_way_to_nemo_and_back(name: str) -> None:
+    config = CONFIGS[name]
+    section = yaml.safe_load(yaml.safe_dump(config_to_nemo(config)))
+    assert NestConfig.from_nemo(section) == config
+
+
+def test_every_length_of_window_and_hop_survives_being_written_in_seconds() -> None:
+    for rate in (8000, 16000, 22050, 44100):
+        for length in range(1, 500):
+            features = FeatureConfig(sampling_rate=rate, window_length=length, hop_length=length)
+            section = config_to_nemo(replace(TINY, features=features))["preprocessor"]
+            assert int(section["window_size"] * rate) == length
+            assert int(section["window_stride"] * rate) == length
+
+
+@pytest.mark.parametrize("name", ["tiny", "odd sizes", "layer norm", "post_conv"])
+def test_a_model_survives_a_nemo_file_bit_for_bit(name: str, tmp_path: Path) -> None:
+    model = NestModel(CONFIGS[name])
+    write_nemo(tmp_path / "model.nemo", model.config, model.state_dict())
+    back = NestModel.from_checkpoint(tmp_path / "model.nemo")
+    assert back.config == model.config
+    assert all(torch.equal(value, back.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_the_golden_model_gives_its_numbers_after_a_nemo_file(tmp_path: Path) -> None:
+    with np.load(GOLDEN) as arrays:
+        golden = dict(arrays)
+    config = NestConfig.from_nemo(json.loads(str(golden["config"])))
+    state = {key.removeprefix("state/"): torch.from_numpy(golden[key]) for key in golden if key.startswith("state/")}
+    write_nemo(tmp_path / "golden.nemo", config, state)
+    back = NestModel.from_checkpoint(tmp_path / "golden.nemo").eval()
+    assert back.config == config
+    assert all(torch.equal(back.state_dict()[name], value) for name, value in state.items())
+    log_probs, _ = back.predict(torch.from_numpy(golden["masked_features"]), torch.from_numpy(golden["features_len"]))
+    expected = torch.from_numpy(golden["log_probs"])
+    assert (log_probs - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("prefix", ["", "./"])
+def test_files_as_nemo_has_written_them_open(compressed: bool, prefix: str, tmp_path: Path) -> None:
+    model = NestModel(TINY)
+    state = model.state_dict()
+    # As NeMo stores it, and as released files have it.
+    stored = {**state, "quantizer.codebooks": state["quantizer.codebooks"].double(), "decoder_ssl.w": torch.ones(3)}
+    weights = io.BytesIO()
+    torch.save(stored, weights)
+    section = {**config_to_nemo(TINY), "nemo_version": "2.5.0", "labels": None}
+    members = {
+        prefix + "model_weights.ckpt": weights.getvalue(),
+        prefix + "notes.txt": b"more",
+        prefix + "model_config.yaml": yaml.safe_dump(section).encode(),
+    }
+    back = NestModel.from_checkpoint(tar_of(members, tmp_path / "their.nemo", compressed=compressed))
+    assert back.config == TINY
+    assert back.quantizer.codebooks.dtype == torch.float32
+    assert all(torch.equal(value, back.state_dict()[name]) for name, value in state.items())
+
+
+def test_a_file_after_the_subsampling_has_the_names_of_nemos_wrapper(tmp_path: Path) -> None:
+    model = NestModel(CONFIGS["post_conv"])
+    write_nemo(tmp_path / "model.nemo", model.config, model.state_dict())
+    state = torch.load(io.BytesIO(members_of(tmp_path / "model.nemo")["./model_weights.ckpt"]), weights_only=True)
+    own = {name for name in state if name.startswith("encoder.pre_encode.")}
+    assert all(name.startswith(("encoder.pre_encode.pre_encode.", "encoder.pre_encode.masking.")) for name in own)
+    assert {name.removeprefix("encoder.pre_encode.") for name in own} == {
+        name.removeprefix("pre_encoder.") for name in state if name.startswith("pre_encoder.")
+    }
+
+
+def test_a_block_size_that_nemo_has_divided_is_multiplied_once(tmp_path: Path) -> None:
+    """What NeMo's `save_to` leaves of a model that masks encoder frames."""
+    model = NestModel(CONFIGS["post_conv"])
+    write_nemo(tmp_path / "model.nemo", model.config, model.state_dict())
+    members = members_of(tmp_path / "model.nemo")
+    section = yaml.safe_load(members["./model_config.yaml"])
+    assert section["masking"]["block_size"] == 44
+    section["masking"] |= {"block_size": 44 // 8, "feat_in": 16}
+    section["quantizer"]["feat_in"] = 16
+    section["loss"]["combine_time_steps"] = 1
+    members["./model_config.yaml"] = yaml.safe_dump(section).encode()
+    back = NestModel.from_checkpoint(tar_of(members, tmp_path / "saved.nemo"))
+    assert back.config.masking.block_size == 40
+    assert back.mask_processor.block_size == model.mask_processor.block_size
+
+
+def test_another_schedule_does_not_keep_a_model_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = NestModel(TINY)
+    write_nemo(tmp_path / "model.nemo", TINY, model.state_dict())
+    members = members_of(tmp_path / "model.nemo")
+    section = yaml.safe_load(members["./model_config.yaml"])
+    section["optim"]["sched"]["name"] = "CosineAnnealing"
+    members["./model_config.yaml"] = yaml.safe_dump(section).encode()
+    back = NestModel.from_checkpoint(tar_of(members, tmp_path / "cosine.nemo"))
+    assert back.config == replace(TINY, optimizer=OptimizerConfig())
+    assert "model.optim.sched.name is 'CosineAnnealing'" in caplog.text
+
+
+def broken(kind: str, members: dict[str, bytes], path: Path) -> Path:
+    section = yaml.safe_load(members["./model_config.yaml"])
+    whole = tar_of(members, path).read_bytes()
+    if kind == "a config that is no mapping":
+        members["./model_config.yaml"] = b"- 1"
+    elif kind == "a config that is no YAML":
+        members["./model_config.yaml"] = b"a: [1"
+    elif kind == "an encoder that is not ours":
+        section["encoder"]["self_attention_model"] = "abs_pos"
+        members["./model_config.yaml"] = yaml.safe_dump(section).encode()
+    elif kind == "an unknown field":
+        section["encoder"]["new_field"] = 1
+        members["./model_config.yaml"] = yaml.safe_dump(section).encode()
+    elif kind == "another width":
+        section["encoder"]["d_model"] = 32
+        members["./model_config.yaml"] = yaml.safe_dump(section).encode()
+    elif kind in members:
+        del members[kind]
+    elif kind == "weights that are damaged":
+        members["./model_weights.ckpt"] = members["./model_weights.ckpt"][:-3000]
+    elif kind == "weights that are none":
+        file = io.BytesIO()
+        torch.save({"a": [1]}, file)
+        members["./model_weights.ckpt"] = file.getvalue()
+    tar_of(members, path)
+    if kind == "not a tar":
+        path.write_bytes(b"no tar at all" * 100)
+    elif kind == "cut short":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif kind == "compressed and cut short":
+        path.write_bytes(gzip.compress(whole)[:-4000])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("not a tar", "neither a .nemo file"),
+        ("cut short", "cannot be read"),
+        ("compressed and cut short", "cannot be read"),
+        ("./model_config.yaml", "a tar without model_config.yaml"),
+        ("./model_weights.ckpt", "a tar without model_weights.ckpt"),
+        ("a config that is no mapping", "holds no settings"),
+        ("a config that is no YAML", "cannot be read"),
+        ("an encoder that is not ours", "self_attention_model is 'abs_pos'"),
+        ("an unknown field", "new_field is a field that this version does not know"),
+        ("another width", "of another shape .*not those of the configuration"),
+        ("weights that are damaged", "cannot be read"),
+        ("weights that are none", "something else than weights"),
+    ],
+)
+def test_a_broken_file_is_one_line_that_names_it(kind: str, message: str, tmp_path: Path) -> None:
+    model = NestModel(TINY)
+    write_nemo(tmp_path / "whole.nemo", TINY, model.state_dict())
+    path = broken(kind, members_of(tmp_path / "whole.nemo"), tmp_path / "broken.nemo")
+    with pytest.raises(WeightsError, match=message) as caught:
+        NestModel.from_checkpoint(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_encoder_is_taken_from_a_model_of_another_kind(tmp_path: Path) -> None:
+    """Such as speech recognition: no configuration of ours, and a decoder that is none."""
+    model = NestModel(TINY)
+    write_nemo(tmp_path / "model.nemo", TINY, model.state_dict())
+    members = members_of(tmp_path / "model.nemo")
+    members["./model_config.yaml"] = yaml.safe_dump({"target": "EncDecCTCModel", "decoder": {}}).encode()
+    state: dict[str, Any] = {n: v for n, v in model.state_dict().items() if n.startswith("encoder.")}
+    file = io.BytesIO()
+    torch.save({**state, "decoder.decoder_layers.0.weight": torch.zeros(3, 3)}, file)
+    members["./model_weights.ckpt"] = file.getvalue()
+    path = tar_of(members, tmp_path / "ctc.nemo")
+    started = NestModel(replace(TINY, seed=9), path, "encoder")
+    assert all(torch.equal(value, started.state_dict()[name]) for name, value in state.items())
+    with pytest.raises(WeightsError, match=r"ctc\.nemo: model\."):
+        NestModel.from_checkpoint(path)

@@ -1,0 +1,79 @@
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+
+from nestmodel import NestConfig, NestModel
+from nestmodel.formats.onnx import write_onnx
+from tests.training import tiny_config
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+pytestmark = pytest.mark.slow
+TINY = tiny_config()
+CONFIGS = {
+    "tiny": TINY,
+    "no biases, no scaling": replace(TINY, encoder=replace(TINY.encoder, use_bias=False, xscaling=False)),
+    "layer norm, by four, checkpoints": replace(
+        TINY,
+        encoder=replace(TINY.encoder, conv_norm="layer_norm", subsampling_factor=4, checkpoint_activations=True),
+    ),
+}
+
+
+def shaken(config: NestConfig) -> NestModel:
+    """A model with running statistics of its own."""
+    model = NestModel(config).eval()
+    for value in model.encoder.buffers():
+        if value.is_floating_point():
+            value += torch.rand(value.shape, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """A graph of each configuration."""
+    directory = tmp_path_factory.mktemp("graphs")
+    # While a graph is traced, a size is a symbol, which is no int to the checks of the tests.
+    jaxtyping.config.update("jaxtyping_disable", True)
+    for name, config in CONFIGS.items():
+        write_onnx(directory / f"{name}.onnx", config, shaken(config).encoder)
+    jaxtyping.config.update("jaxtyping_disable", False)
+    return {name: directory / f"{name}.onnx" for name in CONFIGS}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_graph_gives_the_encoders_frames_at_sizes_that_were_not_traced(
+    name: str, graphs: Mapping[str, Path]
+) -> None:
+    model = shaken(CONFIGS[name])
+    session = onnxruntime.InferenceSession(str(graphs[name]), providers=["CPUExecutionProvider"])
+    generator = torch.Generator().manual_seed(2)
+    for batch, num_frames in ((2, 96), (1, 48), (5, 333), (1, 1), (3, 8), (1, 9), (1, 1601)):
+        feats = torch.randn(batch, 80, num_frames, generator=generator)
+        feat_lens = torch.randint(1, num_frames + 1, (batch,), generator=generator)
+        feat_lens[0] = num_frames
+        with torch.no_grad():
+            expected, expected_lens = model.encoder(feats, feat_lens)
+        found, found_lens = session.run(None, {"feats": feats.numpy(), "feat_lens": feat_lens.numpy()})
+        assert found.shape == expected.shape
+        assert found_lens.tolist() == expected_lens.tolist()
+        is_valid = torch.arange(expected.shape[1]) < expected_lens.unsqueeze(1)
+        assert (torch.from_numpy(found) - expected)[is_valid].abs().max() < 1e-4
+
+
+def test_the_graph_says_what_it_is(graphs: Mapping[str, Path]) -> None:
+    graph = onnx.load(graphs["tiny"])
+    onnx.checker.check_model(graph)
+    assert [value.name for value in graph.graph.input] == ["feats", "feat_lens"]
+    assert [value.name for value in graph.graph.output] == ["encoded", "enc_lens"]
+    axes = [axis.dim_param or axis.dim_value for axis in graph.graph.input[0].type.tensor_type.shape.dim]
+    assert axes == ["batch", 80, "frames"]
+    metadata = {prop.key: prop.value for prop in graph.metadata_props}
+    assert NestConfig.from_dict(json.loads(metadata["nest_config"])) == TINY

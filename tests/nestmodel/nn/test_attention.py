@@ -1,0 +1,139 @@
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from nestmodel.nn.attention import RelPositionAttention, relative_positions, shift_to_distances
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def build(*, dim: int = 8, num_heads: int = 2, dropout: float = 0.0, use_bias: bool = True) -> RelPositionAttention:
+    module = RelPositionAttention(dim=dim, num_heads=num_heads, dropout=dropout, use_bias=use_bias)
+    torch.nn.init.normal_(module.pos_bias_u)
+    torch.nn.init.normal_(module.pos_bias_v)
+    return module
+
+
+def by_definition(module: RelPositionAttention, x: Tensor, num_valid: int) -> Tensor:
+    """Attention over the valid frames of one utterance, frame by frame and head by head."""
+    size = x.shape[1] // module.num_heads
+    positions = relative_positions(len(x), x.shape[1], CPU)
+    mixed = torch.zeros_like(x)
+    for head in range(module.num_heads):
+        part = slice(head * size, (head + 1) * size)
+        q, k, v = module.linear_q(x)[:, part], module.linear_k(x)[:, part], module.linear_v(x)[:, part]
+        p = module.linear_pos(positions)[:, part]
+        for i in range(num_valid):
+            scores = [
+                ((q[i] + module.pos_bias_u[head]) @ k[j] + (q[i] + module.pos_bias_v[head]) @ p[len(x) - 1 - (i - j)])
+                / math.sqrt(size)
+                for j in range(num_valid)
+            ]
+            mixed[i, part] = torch.stack(scores).softmax(0) @ v[:num_valid]
+    out: Tensor = module.linear_out(mixed)
+    return out
+
+
+def test_positions_descend_with_sine_and_cosine_interleaved() -> None:
+    fast, slow = [1.0, 0.0, -1.0], [0.01, 0.0, -0.01]  # 10000 ** (-2 / 4) = 0.01
+    expected = [
+        [math.sin(a), math.cos(a), math.sin(b), math.cos(b)] for a, b in zip(fast, slow, strict=True)
+    ]  # distances 1, 0, -1
+    assert torch.allclose(relative_positions(2, 4, CPU), torch.tensor(expected), atol=1e-7)
+
+
+def test_shift_by_hand() -> None:
+    scores = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0], [11.0, 12.0, 13.0, 14.0, 15.0]])
+    assert shift_to_distances(scores).tolist() == [[3.0, 4.0, 5.0], [7.0, 8.0, 9.0], [11.0, 12.0, 13.0]]
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 7])
+def test_shift_picks_the_column_of_each_distance(num_frames: int) -> None:
+    scores = torch.randn(2, 3, num_frames, 2 * num_frames - 1)
+    shifted = shift_to_distances(scores)
+    for i in range(num_frames):
+        for j in range(num_frames):
+            assert torch.equal(shifted[..., i, j], scores[..., i, num_frames - 1 - i + j])
+
+
+@pytest.mark.parametrize("with_gradients", [True, False])
+@pytest.mark.parametrize("num_valid", [1, 4, 6])
+def test_attention_equals_its_definition(num_valid: int, with_gradients: bool) -> None:
+    module, x = build().eval(), torch.randn(6, 8)
+    is_padding = (torch.arange(6) >= num_valid).unsqueeze(0)
+    with torch.set_grad_enabled(with_gradients):  # torch's fused attention is used on a CPU without them
+        actual = module(x.unsqueeze(0), relative_positions(6, 8, CPU), is_padding)[0]
+    assert actual.requires_grad == with_gradients
+    assert torch.allclose(actual, by_definition(module, x, num_valid), atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_output_and_gradients_of_a_cpu() -> None:
+    module, x = build(dim=64), torch.randn(2, 37, 64)
+    is_padding = torch.arange(37) >= torch.tensor([[37], [20]])
+    seen = []
+    for device in ("cpu", "cuda"):
+        module.to(device).zero_grad()
+        out = module(x.to(device), relative_positions(37, 64, torch.device(device)), is_padding.to(device))
+        out.square().sum().backward()
+        seen.append([out.detach().cpu(), *(p.grad.cpu() for p in module.parameters() if p.grad is not None)])
+    for ours, theirs in zip(*seen, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
+
+
+def test_padded_frames_equal_the_bias_and_pass_no_gradient() -> None:
+    module, x = build(), torch.randn(1, 6, 8, requires_grad=True)
+    is_padding = torch.tensor([[False, False, False, True, True, True]])
+    out = module(x, relative_positions(6, 8, CPU), is_padding)
+    assert torch.equal(out[0, 3:], module.linear_out.bias.expand(3, -1))
+    out.sum().backward()
+    assert x.grad is not None
+    assert not x.grad[0, 3:].any()
+
+
+def test_utterance_without_a_valid_frame_stays_finite() -> None:
+    module = build()
+    out = module(torch.randn(1, 4, 8), relative_positions(4, 8, CPU), torch.ones(1, 4, dtype=torch.bool))
+    assert torch.equal(out[0], module.linear_out.bias.expand(4, -1))
+
+
+def test_position_biases_start_at_zero() -> None:
+    module = RelPositionAttention(dim=8, num_heads=2, dropout=0.0, use_bias=True)
+    assert module.pos_bias_u.shape == (2, 4)
+    assert not module.pos_bias_u.any()
+    assert not module.pos_bias_v.any()
+
+
+def test_without_bias_no_projection_has_one() -> None:
+    names = {name for name, _ in build(use_bias=False).named_parameters()}
+    assert names == {f"linear_{part}.weight" for part in ("q", "k", "v", "out", "pos")} | {"pos_bias_u", "pos_bias_v"}
+    assert "linear_pos.bias" not in dict(build().named_parameters())
+
+
+def test_dropout_of_weights_is_for_training() -> None:
+    module, x = build(dropout=0.5), torch.randn(1, 6, 8)
+    positions, is_padding = relative_positions(6, 8, CPU), torch.zeros(1, 6, dtype=torch.bool)
+    assert not torch.equal(module(x, positions, is_padding), module(x, positions, is_padding))
+    module.eval()
+    assert torch.equal(module(x, positions, is_padding), module(x, positions, is_padding))
+
+
+def test_masked_keys_have_no_weight_under_autocast() -> None:
+    module, x = build(), torch.randn(1, 6, 8)
+    is_padding = torch.tensor([[False, False, False, False, True, True]])
+    other = x.clone()
+    other[0, 4:] = 100.0
+    with torch.autocast("cpu", torch.bfloat16):
+        positions = relative_positions(6, 8, CPU)
+        assert torch.equal(module(x, positions, is_padding)[0, :4], module(other, positions, is_padding)[0, :4])

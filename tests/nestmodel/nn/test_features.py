@@ -1,0 +1,161 @@
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nestmodel.config import FeatureConfig
+from nestmodel.nn.features import Preprocessor, exact_matmul, normalise
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def chirps(*lengths: int) -> Tensor:
+    """Sweeps of different rates, one row per length, followed by loud garbage up to the longest."""
+    longest = max(lengths)
+    time = torch.arange(longest) / 16000
+    rows = [0.3 * torch.sin(2 * torch.pi * (200 + 900 * (row + 1) * time) * time) for row in range(len(lengths))]
+    for row, length in zip(rows, lengths, strict=True):
+        row[length:] = 0.9
+    return torch.stack(rows)
+
+
+def front_end(**settings: float) -> Preprocessor:
+    return Preprocessor(replace(FeatureConfig(), **settings)).eval()
+
+
+def test_normalise_by_hand() -> None:
+    log_mels = torch.tensor([[[1.0, 3.0, 50.0]], [[7.0, 60.0, 50.0]]])
+    feats = normalise(log_mels, torch.tensor([2, 1]))
+    high = 1 / (2**0.5 + 1e-5)  # mean 2, deviation sqrt(2) with one degree of freedom less
+    assert feats.flatten().tolist() == pytest.approx([-high, high, 0.0, 0.0, 0.0, 0.0], rel=1e-6)
+
+
+def test_log_mels_equal_a_textbook_fourier_transform() -> None:
+    config = FeatureConfig()
+    featurizer = front_end().featurizer
+    audio = chirps(1600)
+    frame = 4
+    window = np.hanning(config.window_length)
+    # Frame t is centred on sample t * hop, and the window is centred in the transform.
+    start = frame * config.hop_length - config.window_length // 2
+    samples = audio[0, start : start + config.window_length].double().numpy() * window
+    power = np.abs(np.fft.rfft(samples, config.n_fft)) ** 2
+    expected = np.log(featurizer.fb[0].double().numpy() @ power + 2.0**-24)
+    assert np.allclose(featurizer._log_mels(audio)[0, :, frame].numpy(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("samples", "frames"), [(160 * 14, 16), (160 * 15, 16), (160 * 16, 32), (160 * 16 - 1, 16)])
+def test_frames_are_padded_to_a_multiple_of_sixteen(samples: int, frames: int) -> None:
+    # samples // 160 + 1 frames come out of the transform, the last of them past the valid ones.
+    feats, feat_lens = front_end()(chirps(samples), torch.tensor([samples]))
+    assert feats.shape == (1, 80, frames)
+    assert feat_lens.tolist() == [samples // 160]
+
+
+@pytest.mark.parametrize("length", [0, 100, 160, 300])
+def test_utterance_of_at_most_one_frame_is_all_zeros(length: int) -> None:
+    feats, feat_lens = front_end()(chirps(3200), torch.tensor([length]))
+    assert feat_lens.tolist() == [length // 160]
+    assert not feats.any()
+
+
+@settings(deadline=None, max_examples=15, derandomize=True)
+@given(length=st.integers(320, 6000), padding=st.integers(0, 6000))
+def test_features_of_an_utterance_do_not_depend_on_its_padding(length: int, padding: int) -> None:
+    alone, alone_lens = front_end()(chirps(length), torch.tensor([length]))
+    batch, batch_lens = front_end()(chirps(length, length + padding), torch.tensor([length, length + padding]))
+    num_valid = int(alone_lens)
+    assert batch_lens[0] == alone_lens[0]
+    assert torch.allclose(alone[0, :, :num_valid], batch[0, :, :num_valid], atol=1e-4)
+    assert not batch[0, :, num_valid:].any()
+
+
+def test_clean_and_noisy_may_go_through_in_one_call() -> None:
+    clean, lens = chirps(8000, 5000), torch.tensor([8000, 5000])
+    noisy = clean.flip(1)
+    both, _ = front_end()(torch.cat([clean, noisy]), lens.repeat(2))
+    apart = torch.cat([front_end()(clean, lens)[0], front_end()(noisy, lens)[0]])
+    assert torch.allclose(both, apart, atol=1e-5)
+
+
+def test_dither_leaves_the_callers_audio_alone() -> None:
+    audio = chirps(8000, 5000)
+    before = audio.clone()
+    front_end(dither=0.1).train()(audio, torch.tensor([8000, 5000]))
+    assert torch.equal(audio, before)
+
+
+def test_dither_is_for_training_and_differs_between_rows() -> None:
+    audio, lens = chirps(8000).repeat(2, 1), torch.tensor([8000, 8000])
+    quiet, _ = front_end(dither=0.1)(audio, lens)
+    assert torch.equal(quiet, front_end(dither=0.0)(audio, lens)[0])
+    dithered, _ = front_end(dither=0.1).train()(audio, lens)
+    assert not torch.allclose(dithered[0], dithered[1], atol=1e-2)
+
+
+def test_dither_of_zero_draws_nothing() -> None:
+    state = torch.get_rng_state()
+    front_end(dither=0.0).train()(chirps(8000), torch.tensor([8000]))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_features_are_float32_and_the_same_under_autocast() -> None:
+    audio, lens = chirps(8000), torch.tensor([8000])
+    expected, _ = front_end()(audio, lens)
+    with torch.autocast("cpu", torch.bfloat16):
+        feats, _ = front_end()(audio, lens)
+    assert feats.dtype == torch.float32
+    assert torch.equal(feats, expected)
+
+
+def test_features_take_no_gradient() -> None:
+    feats, _ = front_end()(chirps(8000).requires_grad_(), torch.tensor([8000]))
+    assert not feats.requires_grad
+    assert not list(front_end().parameters())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sampling_rate": 8000},
+        {"n_fft": 1024},
+        {"window_length": 320},
+        {"hop_length": 80},
+        {"num_mels": 40},
+        {"pad_to": 1},
+        {"preemphasis": 0.0},
+    ],
+)
+def test_every_setting_changes_the_features(settings: dict[str, float]) -> None:
+    audio, lens = chirps(8000), torch.tensor([8000])
+    default, _ = front_end()(audio, lens)
+    feats, _ = front_end(**settings)(audio, lens)
+    assert feats.shape != default.shape or not torch.allclose(feats, default, atol=1e-2)
+
+
+def test_exact_matmul_is_a_matrix_product() -> None:
+    left, right = torch.arange(6.0).view(2, 3), torch.arange(3.0).view(3, 1)
+    assert exact_matmul(left, right).tolist() == [[5.0], [14.0]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_exact_matmul_ignores_tf32_on_a_gpu() -> None:
+    left, right = torch.randn(64, 640), torch.randn(640, 16)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        product = exact_matmul(left.cuda(), right.cuda()).cpu()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.allclose(product.double(), left.double() @ right.double(), atol=1e-5)

@@ -1,0 +1,121 @@
+from dataclasses import replace
+from itertools import groupby
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nestmodel.config import MaskConfig
+from nestmodel.nn.masking import BlockMask, scored_token_mask
+
+
+def draw(lens: list[int], num_frames: int, seed: int = 0, **settings: float) -> list[list[bool]]:
+    masks = BlockMask(replace(MaskConfig(), **settings), dim=3)
+    drawn = masks.draw(torch.tensor(lens), num_frames, torch.Generator().manual_seed(seed))
+    rows: list[list[bool]] = drawn.tolist()
+    return rows
+
+
+def masked_frames(row: list[bool]) -> list[int]:
+    return [frame for frame, is_masked in enumerate(row) if is_masked]
+
+
+def test_every_frame_but_the_last_block_starts_one_when_the_probability_is_one() -> None:
+    (row,) = draw([60], 64, prob=1.0)
+    assert masked_frames(row) == list(range(59))  # starts 0 to 19, so the last block ends before frame 59
+
+
+def test_one_start_masks_one_block() -> None:
+    (row,) = draw([51], 64, prob=1.0, block_size=40)
+    assert masked_frames(row) == list(range(50))
+    (row,) = draw([6], 8, prob=1.0, block_size=4)
+    assert masked_frames(row) == [0, 1, 2, 3, 4]
+
+
+def test_probability_zero_masks_nothing_in_a_long_utterance() -> None:
+    assert not any(draw([51, 200], 208, prob=0.0)[0])
+    assert not any(draw([51, 200], 208, prob=0.0)[1])
+
+
+@pytest.mark.parametrize("prob", [0.0, 1.0])
+def test_short_utterance_has_its_first_eight_frames_masked(prob: float) -> None:
+    for row in draw([50, 8], 64, prob=prob):
+        assert masked_frames(row) == list(range(8))
+
+
+def test_utterance_shorter_than_eight_frames_is_masked_to_its_end_only() -> None:
+    assert [masked_frames(row) for row in draw([5, 0], 16)] == [[0, 1, 2, 3, 4], []]
+
+
+@settings(deadline=None, max_examples=50, derandomize=True)
+@given(
+    lens=st.lists(st.integers(0, 300), min_size=1, max_size=4),
+    padding=st.integers(0, 50),
+    prob=st.floats(0.0, 0.3),
+    block_size=st.integers(1, 60),
+    seed=st.integers(0, 2**31),
+)
+def test_masks_stay_inside_utterances_and_come_in_whole_blocks(
+    lens: list[int], padding: int, prob: float, block_size: int, seed: int
+) -> None:
+    for length, row in zip(lens, draw(lens, max(lens) + padding, seed, prob=prob, block_size=block_size), strict=True):
+        assert not any(row[length:])
+        if length >= block_size / 0.8:
+            assert length == 0 or not row[length - 1]
+            runs = [len(list(run)) for is_masked, run in groupby(row) if is_masked]
+            assert all(run >= block_size for run in runs)
+
+
+def test_share_of_masked_frames_is_the_expected_one() -> None:
+    (row,) = draw([200_000], 200_000)
+    share = sum(row) / len(row)
+    assert share == pytest.approx(1 - 0.99**40, abs=0.01)
+
+
+def test_masks_depend_on_the_generator_alone() -> None:
+    assert draw([400, 300], 400, seed=1) == draw([400, 300], 400, seed=1)
+    assert draw([400, 300], 400, seed=1) != draw([400, 300], 400, seed=2)
+
+
+def test_drawing_leaves_the_global_generator_alone() -> None:
+    masks, generator = BlockMask(MaskConfig(), dim=3), torch.Generator().manual_seed(0)
+    before = torch.get_rng_state()
+    masks.draw(torch.tensor([400, 300]), 400, generator)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_masked_frames_become_the_one_vector_in_a_new_tensor() -> None:
+    masks = BlockMask(MaskConfig(), dim=2)
+    masks.mask_embedding.copy_(torch.tensor([7.0, 8.0]))
+    feats = torch.tensor([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
+    masked = masks.apply_mask(feats, torch.tensor([[False, True, True]]))
+    assert masked.tolist() == [[[1.0, 7.0, 7.0], [4.0, 8.0, 8.0]]]
+    assert feats.tolist() == [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]
+
+
+def test_mask_vector_is_frozen_and_small() -> None:
+    torch.manual_seed(0)
+    masks = BlockMask(MaskConfig(), dim=4000)
+    assert [name for name, _ in masks.named_parameters()] == ["mask_embedding"]
+    assert not masks.mask_embedding.requires_grad
+    assert float(masks.mask_embedding.std()) == pytest.approx(0.1, rel=0.05)
+
+
+def test_token_counts_from_seven_masked_frames_of_eight() -> None:
+    is_masked = torch.tensor([[True] * 6 + [False] * 2 + [True] * 7 + [False] + [True] * 8])
+    assert scored_token_mask(is_masked, 8, 0.8).tolist() == [[False, True, True]]
+
+
+def test_threshold_must_be_exceeded() -> None:
+    is_masked = torch.tensor([[True, True, False, False]])
+    assert scored_token_mask(is_masked, 4, 0.5).tolist() == [[False]]
+    assert scored_token_mask(is_masked, 2, 0.5).tolist() == [[True, False]]
+    assert scored_token_mask(is_masked, 4, 0.4).tolist() == [[True]]
+
+
+def test_masks_over_encoder_frames_are_an_eighth_as_long() -> None:
+    masks = BlockMask(MaskConfig(position="post_conv", prob=1.0), dim=3, subsampling_factor=8)
+    drawn = masks.draw(torch.tensor([7, 6]), 8, torch.Generator().manual_seed(0)).tolist()
+    assert masked_frames(drawn[0]) == [0, 1, 2, 3, 4, 5]  # starts 0 and 1 of blocks of 5
+    assert masked_frames(drawn[1]) == [0]  # short: 5 would be 80 % of it or more

@@ -1,0 +1,136 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nestmodel import quantizer as quantizer_module
+from nestmodel.config import QuantizerConfig
+from nestmodel.nn.quantizer import RandomProjectionQuantizer
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def build(num_classes: int = 64, num_codebooks: int = 1, code_dim: int = 16) -> RandomProjectionQuantizer:
+    config = QuantizerConfig(num_classes=num_classes, num_codebooks=num_codebooks, code_dim=code_dim)
+    return RandomProjectionQuantizer(config, dim=4, num_stacked=2)
+
+
+def by_hand(codes: list[list[float]]) -> RandomProjectionQuantizer:
+    """A quantizer of 2 mel bins and 1 frame whose projection changes nothing."""
+    config = QuantizerConfig(num_classes=len(codes), code_dim=2)
+    quantizer = RandomProjectionQuantizer(config, dim=2, num_stacked=1)
+    quantizer.proj.weight.copy_(torch.eye(2))
+    quantizer.codebooks.copy_(torch.tensor([codes]))
+    return quantizer
+
+
+def distances(quantizer: RandomProjectionQuantizer, feats: Tensor) -> Tensor:
+    """Distance of every stack to every code, by definition and in double precision."""
+    batch, _, frames = feats.shape
+    tokens = torch.empty(batch, frames // 2, *quantizer.codebooks.shape[:2], dtype=torch.double)
+    for row in range(batch):
+        for token in range(frames // 2):
+            stack = torch.cat([feats[row, :, 2 * token], feats[row, :, 2 * token + 1]]).double()
+            points = (quantizer.proj.weight.double() @ stack).view(len(quantizer.codebooks), -1)
+            for book, point in enumerate(points):
+                codes = quantizer.codebooks[book].double()
+                tokens[row, token, book] = (point / point.norm() - codes).norm(dim=-1)
+    return tokens
+
+
+def test_nearest_code_by_hand() -> None:
+    quantizer = by_hand([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    feats = torch.tensor([[[9.0, 0.1, -3.0, 2.0], [1.0, 0.2, 2.0, 3.0]]])
+    assert quantizer(feats).tolist() == [[[0], [1], [2], [1]]]
+
+
+def test_nearest_means_distance_also_for_codes_of_unequal_length() -> None:
+    # (2, 2) has the larger product with (1, 0) than (0.9, 0), and is further from it.
+    quantizer = by_hand([[2.0, 2.0], [0.9, 0.0]])
+    assert quantizer(torch.tensor([[[1.0], [0.0]]])).tolist() == [[[1]]]
+
+
+def test_cosine_distance_looks_at_the_angle_alone() -> None:
+    quantizer = by_hand([[2.0, 2.0], [0.9, 0.0]])
+    quantizer.distance = "cosine"
+    assert quantizer(torch.tensor([[[1.0], [0.0]]])).tolist() == [[[0]]]  # the largest product, as in NeMo
+
+
+def test_distances_give_the_same_tokens_for_codes_of_unit_length() -> None:
+    feats = torch.randn(2, 4, 40)
+    by_distance = build(num_codebooks=3)
+    tokens = by_distance(feats)
+    by_distance.distance = "cosine"
+    assert torch.equal(by_distance(feats), tokens)
+
+
+def test_frames_are_stacked_in_time_order() -> None:
+    quantizer = build(num_classes=2, code_dim=1)
+    quantizer.proj.weight.zero_()
+    quantizer.proj.weight[0, 4 + 3] = 1.0  # second frame of the stack, mel bin 3
+    quantizer.codebooks.copy_(torch.tensor([[[-1.0], [1.0]]]))
+    feats = torch.zeros(1, 4, 4)
+    feats[0, 3, 1], feats[0, 3, 3] = 5.0, -5.0
+    assert quantizer(feats).flatten().tolist() == [1, 0]
+
+
+@settings(deadline=None, max_examples=10, derandomize=True)
+@given(seed=st.integers(0, 2**31), num_codebooks=st.integers(1, 3))
+def test_no_code_is_nearer_than_the_token(seed: int, num_codebooks: int) -> None:
+    quantizer = build(num_codebooks=num_codebooks)
+    feats = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(seed))
+    tokens = quantizer(feats)
+    every = distances(quantizer, feats)
+    assert tokens.shape == (2, 3, num_codebooks)
+    assert tokens.dtype == torch.int64
+    chosen = every.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    assert torch.all(chosen <= every.min(dim=-1).values + 1e-6)
+
+
+def test_searching_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    quantizer, feats = build(num_codebooks=2), torch.randn(3, 4, 20)
+    expected = quantizer(feats)
+    monkeypatch.setattr(quantizer_module, "MAX_SCORES_ON_CPU", 5 * 2 * 64)
+    assert torch.equal(quantizer(feats), expected)
+
+
+def test_tokens_are_the_same_under_autocast() -> None:
+    quantizer, feats = build(num_classes=8192), torch.randn(2, 4, 400)
+    expected = quantizer(feats)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(quantizer(feats), expected)
+
+
+def test_everything_is_a_frozen_parameter() -> None:
+    quantizer = build()
+    assert {name for name, _ in quantizer.named_parameters()} == {"proj.weight", "codebooks"}
+    assert not any(parameter.requires_grad for parameter in quantizer.parameters())
+    assert not list(quantizer.buffers())
+
+
+def test_codes_start_with_unit_length() -> None:
+    codebooks = build(num_classes=8192, num_codebooks=2).codebooks
+    assert codebooks.shape == (2, 8192, 16)
+    assert torch.allclose(codebooks.norm(dim=-1), torch.ones(2, 8192), atol=1e-6)
+
+
+def test_projection_starts_xavier_normal() -> None:
+    config = QuantizerConfig(num_classes=2)
+    weight = RandomProjectionQuantizer(config, dim=80, num_stacked=8).proj.weight
+    assert weight.shape == (16, 640)
+    assert float(weight.std()) == pytest.approx((2 / (640 + 16)) ** 0.5, rel=0.02)
+
+
+def test_float64_codebooks_of_a_nemo_checkpoint_load() -> None:
+    quantizer = build()
+    state = {name: value.double() for name, value in build().state_dict().items()}
+    quantizer.load_state_dict(state)
+    assert quantizer.codebooks.dtype == torch.float32

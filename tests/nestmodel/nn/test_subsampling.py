@@ -1,0 +1,85 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nestmodel.nn.subsampling import ConvSubsampling
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def build(factor: int = 8, num_mels: int = 10) -> ConvSubsampling:
+    return ConvSubsampling(num_mels=num_mels, channels=6, factor=factor, dim=5)
+
+
+def plain(module: ConvSubsampling, feats: Tensor) -> Tensor:
+    """The module without padding, in place of nothing: for utterances that are all of one length."""
+    x = module.conv(feats.transpose(1, 2).unsqueeze(1))
+    out: Tensor = module.out(x.transpose(1, 2).flatten(2))
+    return out
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8, 16])
+def test_lengths_are_divided_by_the_factor_and_rounded_up(factor: int) -> None:
+    lens = torch.arange(0, 49)
+    encoded, enc_lens = build(factor)(torch.randn(49, 10, 48), lens)
+    assert enc_lens.tolist() == [-(-int(length) // factor) for length in lens]
+    assert encoded.shape == (49, 48 // factor, 5)
+
+
+@pytest.mark.parametrize("frames", [16, 21])
+@pytest.mark.parametrize("num_mels", [10, 80])
+def test_without_padding_it_is_a_chain_of_convolutions(frames: int, num_mels: int) -> None:
+    module, feats = build(num_mels=num_mels), torch.randn(2, num_mels, frames)
+    encoded, _ = module(feats, torch.tensor([frames, frames]))
+    assert torch.allclose(encoded, plain(module, feats), atol=1e-6)
+
+
+def test_gradients_are_those_of_a_chain_of_convolutions() -> None:
+    module, feats = build(), torch.randn(2, 10, 16)
+    weights = torch.randn(2, 2, 5)
+    expected = torch.autograd.grad((plain(module, feats) * weights).sum(), list(module.parameters()))
+    encoded, _ = module(feats, torch.tensor([16, 16]))
+    actual = torch.autograd.grad((encoded * weights).sum(), list(module.parameters()))
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=20, derandomize=True)
+@given(length=st.integers(1, 60), padding=st.integers(0, 30))
+def test_padding_reaches_no_valid_encoder_frame(length: int, padding: int) -> None:
+    torch.manual_seed(0)
+    module, feats = build(), torch.randn(1, 10, length + padding)
+    alone, alone_lens = module(feats[..., :length], torch.tensor([length]))
+    padded, padded_lens = module(feats, torch.tensor([length]))
+    num_valid = int(alone_lens)
+    assert torch.equal(alone_lens, padded_lens)
+    assert torch.allclose(alone[:, :num_valid], padded[:, :num_valid], atol=1e-6)
+
+
+def test_padded_encoder_frames_equal_the_bias() -> None:
+    module = build()
+    encoded, enc_lens = module(torch.randn(1, 10, 64), torch.tensor([17]))
+    assert enc_lens.tolist() == [3]
+    assert torch.equal(encoded[0, 3:], module.out.bias.expand(5, -1))
+
+
+def test_features_are_not_written_to() -> None:
+    feats = torch.randn(1, 10, 32)
+    before = feats.clone()
+    build()(feats, torch.tensor([9]))
+    assert torch.equal(feats, before)
+
+
+def test_layers_have_the_numbers_of_nemo() -> None:
+    names = {name for name, _ in build().named_parameters()}
+    convolutions = {f"conv.{number}.{kind}" for number in (0, 2, 3, 5, 6) for kind in ("weight", "bias")}
+    assert names == convolutions | {"out.weight", "out.bias"}

@@ -1,0 +1,82 @@
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import nestdata
+from nestdata import AugmentConfig, BadAudioConfig, CorpusError, PlanConfig, prepare_corpus
+from nestmodel import ConfigError, NestDataModule, NestModel
+from tests.conftest import MessyCorpora
+from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
+from tests.training import Recorder, fit, messy_data, tiny_config, trainer
+
+
+def test_training_walks_through_the_plan_in_order_over_epochs(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    _, recorder = fit(messy_corpora, tmp_path, max_steps=8)
+    assert [(key.step, key.microbatch) for key in recorder.keys] == [(s, m) for s in range(8) for m in range(2)]
+    assert recorder.keys[-1].epoch == 1
+
+
+def test_loader_workers_change_nothing_about_a_run(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    plain, expected = fit(messy_corpora, tmp_path, max_steps=3)
+    same, with_workers = fit(messy_corpora, tmp_path, max_steps=3, num_workers=2)
+    assert with_workers.keys == expected.keys
+    assert all(torch.equal(a, b) for a, b in zip(same.parameters(), plain.parameters(), strict=True))
+
+
+def test_accumulation_follows_from_the_plan(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    runner = trainer(tmp_path, max_steps=1)
+    runner.fit(NestModel(tiny_config()), datamodule=messy_data(messy_corpora, microbatches_per_step=4))
+    assert runner.accumulate_grad_batches == 4
+
+
+def test_accumulation_set_by_hand_is_refused(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    runner = trainer(tmp_path, max_steps=1, accumulate_grad_batches=3)
+    with pytest.raises(ConfigError, match=r"accumulate_grad_batches is 3.*Leave it out"):
+        runner.fit(NestModel(tiny_config()), datamodule=messy_data(messy_corpora))
+
+
+def test_a_missing_corpus_is_named(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    gone = replace(messy_corpora, speech=tmp_path / "gone.corpus")
+    with pytest.raises(CorpusError, match=r"gone\.corpus: does not exist"):
+        messy_data(gone)
+
+
+def test_several_corpora_are_weighted_and_transformed_in_training_and_not_in_validation(
+    messy_corpora: MessyCorpora,
+) -> None:
+    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, weights=(1.0, 3.0))
+    augment = AugmentConfig(speech=["PolarityInversion"], speech_on="both")
+    paths = [messy_corpora.speech, messy_corpora.windows]
+    data = NestDataModule(paths, messy_corpora.noise, messy_corpora.speech, plan, augment=augment)
+    assert data.val_dataset is not None
+    assert data.train_dataset.plan.repeats_per_epoch[1] > 1.0 > data.train_dataset.plan.repeats_per_epoch[0]
+    assert data.val_dataset.plan.repeats_per_epoch == [1.0]
+    assert data.train_dataset.augment == augment
+    assert data.val_dataset.augment == AugmentConfig()
+
+
+def test_a_transform_that_does_not_exist_ends_a_run_before_it_begins(messy_corpora: MessyCorpora) -> None:
+    with pytest.raises(nestdata.ConfigError, match=r"augment\.mixture\[0\].*'Gian'.*nearest is 'Gain'"):
+        NestDataModule(messy_corpora.speech, augment=AugmentConfig(mixture=["Gian"]))
+
+
+def test_a_run_trains_through_the_files_that_only_break_when_they_are_decoded(tmp_path: Path) -> None:
+    reasons = bad_files(tmp_path)
+    config = replace(BAD_FILES_CONFIG, probe="all")  # which sees what stands in headers alone
+    report = prepare_corpus([tmp_path / "speech.json"], tmp_path / "speech.corpus", config)
+    kept = {"silent", "not_finite-nan", "not_finite-inf", "truncated-flac", "truncated-mp3"}
+    assert report.num_cuts == 2 + len(kept)
+    assert report.rejected == Counter(reason for name, reason in reasons.items() if name not in kept)
+    plan = PlanConfig(max_batch_seconds=4.0, microbatches_per_step=2)
+    data = NestDataModule(tmp_path / "speech.corpus", plan=plan, bad_audio=BadAudioConfig(max_share=1.0), num_workers=0)
+    recorder = Recorder()
+    num_steps = 3 * data.train_dataset.plan.steps_per_epoch
+    trainer(tmp_path, [recorder], max_steps=num_steps).fit(NestModel(tiny_config()), datamodule=data)
+    assert all(math.isfinite(loss) for loss in recorder.losses)
+    assert len(recorder.keys) == 2 * num_steps
+    bad = [cut for key in recorder.keys for cut in data.train_dataset[key.step, key.microbatch].bad_cuts]
+    assert {cut.cut_id: cut.reason for cut in bad} == {name: reasons[name] for name in kept - {"silent"}}

@@ -1,0 +1,249 @@
+import math
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from nestdata import PlanConfig, PrepareConfig
+from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestModel, WeightsError
+from nestmodel.nn.decoder import MultiSoftmaxDecoder
+from nestmodel.nn.encoder import ConformerEncoder
+from nestmodel.nn.masking import scored_token_mask
+from tests.conftest import MessyCorpora
+from tests.synthesis import chirp, folder_corpus, tone
+from tests.training import FirstGradients, Recorder, fit, messy_data, tiny_config, trainer
+
+
+def audio_batch(*seconds: float) -> tuple[torch.Tensor, torch.Tensor]:
+    signals = [torch.from_numpy(chirp(100, 3000, s)) for s in seconds]
+    lens = torch.tensor([len(s) for s in signals])
+    return torch.nn.utils.rnn.pad_sequence(signals, batch_first=True), lens
+
+
+def test_equal_seeds_give_equal_weights_whatever_the_global_generator_holds() -> None:
+    torch.manual_seed(1)
+    first = NestModel(tiny_config())
+    torch.manual_seed(2)
+    second = NestModel(tiny_config())
+    other = NestModel(replace(tiny_config(), seed=1))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.quantizer.codebooks, other.quantizer.codebooks)
+
+
+def test_building_a_model_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    NestModel(tiny_config())
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_predict_gives_distributions_of_the_shape_promised() -> None:
+    model = NestModel(tiny_config()).eval()
+    audio, lens = audio_batch(1.0, 0.6)
+    feats, feat_lens = model.features(audio, lens)
+    log_probs, enc_lens = model.predict(feats, feat_lens)
+    tokens = model.quantizer(feats)
+    assert log_probs.shape == (2, 14, 32, 1)
+    assert tokens.shape == (2, 14, 1)
+    assert enc_lens.tolist() == [13, 8]
+    torch.testing.assert_close(log_probs.exp().sum(2), torch.ones(2, 14, 1))
+
+
+def test_tally_scores_the_tokens_that_predict_would_give_their_log_probability() -> None:
+    model = NestModel(tiny_config()).eval()
+    audio, lens = audio_batch(2.0, 1.6)
+    feats, feat_lens = model.features(audio, lens)
+    is_masked = torch.zeros(2, feats.shape[-1], dtype=torch.bool)
+    is_masked[0, 40:80] = True
+    is_masked[1, 3:43] = True
+    tally = model.tally(feats, feats, feat_lens, is_masked)
+    log_probs, _ = model.predict(model.mask_processor.apply_mask(feats, is_masked), feat_lens)
+    tokens = model.quantizer(feats)
+    is_scored = scored_token_mask(is_masked, 8, 0.8)
+    expected = -log_probs[is_scored][:, :, 0].gather(1, tokens[is_scored]).sum()
+    assert int(tally.num_tokens) == 9  # five whole blocks of eight, and of the shifted one four
+    torch.testing.assert_close(tally.nll_sum, expected)
+    assert int(tally.token_counts.sum()) == 9
+
+
+def post_conv_model(**masking: float) -> NestModel:
+    config = tiny_config(dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0)
+    return NestModel(replace(config, masking=MaskConfig(position="post_conv", **masking)))
+
+
+def test_encoder_frames_can_be_masked_in_place_of_feature_frames() -> None:
+    model = post_conv_model().eval()
+    audio, lens = audio_batch(2.0, 1.6)
+    feats, feat_lens = model.features(audio, lens)
+    is_masked = torch.zeros(2, feats.shape[-1] // 8, dtype=torch.bool)
+    is_masked[0, 5:10] = is_masked[1, 3] = True
+    tally = model.tally(feats, feats, feat_lens, is_masked)
+    subsampled, enc_lens = model.encoder.pre_encode(feats, feat_lens)
+    tokens = model.quantizer(subsampled.transpose(1, 2))
+    masked = torch.where(is_masked.unsqueeze(-1), model.mask_processor.mask_embedding, subsampled)
+    log_probs = model.decoder(model.encoder.encode(masked, enc_lens))
+    expected = -log_probs[is_masked][:, :, 0].gather(1, tokens[is_masked]).sum()
+    assert int(tally.num_tokens) == 6
+    assert model.mask_processor.mask_embedding.shape == (16,)
+    assert tokens.shape == (2, is_masked.shape[1], 1)
+    torch.testing.assert_close(tally.nll_sum, expected)
+
+
+def test_the_subsampling_learns_where_encoder_frames_are_masked() -> None:
+    model = post_conv_model().train()
+    feats, feat_lens = model.features(*audio_batch(2.0, 1.6))
+    is_masked = torch.zeros(2, feats.shape[-1] // 8, dtype=torch.bool)
+    is_masked[:, 5:10] = True
+    model.tally(feats, feats, feat_lens, is_masked).nll_sum.backward()
+    grads = {name: p.grad for name, p in model.encoder.pre_encode.named_parameters()}
+    assert all(grad is not None and grad.abs().max() > 0 for grad in grads.values())
+
+
+def test_masks_of_encoder_frames_are_blocks_of_as_much_time(messy_corpora: MessyCorpora) -> None:
+    model, seen = post_conv_model(prob=0.02), []
+    draw = model.mask_processor.draw
+    model.mask_processor.draw = lambda *args: seen.append((args, draw(*args))) or seen[-1][1]  # type: ignore[method-assign, func-returns-value]
+    data = messy_data(messy_corpora)
+    for step in range(4):
+        model.tally_batch(data.train_dataset[step, 0], "mask")
+    for (lens, num_frames, _), is_masked in seen:
+        assert is_masked.shape == (len(lens), num_frames)
+        for row, length in zip(is_masked.tolist(), lens.tolist(), strict=True):
+            blocks = [len(list(group)) for value, group in groupby(row) if value]
+            assert all(size >= 5 for size in blocks) or length <= 6
+            assert not any(row[length:])
+    assert any(is_masked.any() for _, is_masked in seen)
+
+
+def test_a_step_without_scored_tokens_moves_no_weight_by_its_gradient(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    config = tiny_config()
+    config = replace(
+        config,
+        masking=MaskConfig(prob=0.0, block_size=1),
+        optimizer=replace(config.optimizer, weight_decay=0.0),
+    )
+    model = NestModel(config)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    recorder = Recorder()
+    trainer(tmp_path, [recorder], max_steps=2).fit(model, datamodule=messy_data(messy_corpora))
+    assert recorder.losses == [0.0, 0.0]
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_gradients_are_those_of_the_mean_over_the_scored_tokens_of_the_whole_step(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    no_dropout = {"dropout": 0.0, "dropout_pre_encoder": 0.0, "dropout_att": 0.0}
+    config = replace(tiny_config(**no_dropout), features=replace(tiny_config().features, dither=0.0))
+    model, seen = NestModel(config), FirstGradients()
+    reference = NestModel(config).train()
+    data = messy_data(messy_corpora, microbatches_per_step=4)
+    trainer(tmp_path, [seen], max_steps=2).fit(model, datamodule=data)
+    tallies = [reference.tally_batch(data.train_dataset[0, m], "mask") for m in range(4)]
+    loss = torch.stack([t.nll_sum for t in tallies]).sum() / torch.stack([t.num_tokens for t in tallies]).sum()
+    loss.backward()
+    expected = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
+    assert len({int(t.num_tokens) for t in tallies}) > 1, "microbatches must differ for this to show"
+    assert seen.grads.keys() == expected.keys()
+    for name, grad in expected.items():
+        torch.testing.assert_close(seen.grads[name], grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_run_repeats_itself_bit_for_bit(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    first, _ = fit(messy_corpora, tmp_path, max_steps=3)
+    second, _ = fit(messy_corpora, tmp_path, max_steps=3)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_run_that_was_stopped_goes_on_with_the_next_batch(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    whole, expected = fit(messy_corpora, tmp_path, max_steps=9, callbacks=[saver], enable_checkpointing=True)
+    steps_per_epoch = len({key.step for key in expected.keys if key.epoch == 0})
+    assert 2 < steps_per_epoch < 8, "a run of nine steps must cross an epoch"
+    for stopped_at in (1, steps_per_epoch, steps_per_epoch + 1):
+        ckpt = tmp_path / f"step={stopped_at}.ckpt"
+        again = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="again-{step}")
+        resumed, rest = fit(
+            messy_corpora, tmp_path, max_steps=9, ckpt_path=ckpt, callbacks=[again], enable_checkpointing=True
+        )
+        assert expected.keys[: 2 * stopped_at] + rest.keys == expected.keys
+        for name, value in resumed.state_dict().items():
+            assert torch.equal(value, whole.state_dict()[name]), f"{name}, stopped at {stopped_at}"
+
+
+def test_a_checkpoint_rebuilds_its_model_by_itself(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, filename="model")
+    model, _ = fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
+    rebuilt = NestModel.from_checkpoint(tmp_path / "model.ckpt")
+    assert rebuilt.config == model.config
+    assert all(torch.equal(a, b) for a, b in zip(rebuilt.parameters(), model.parameters(), strict=True))
+
+
+def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "not.ckpt"
+    path.write_text("no checkpoint")
+    with pytest.raises(WeightsError, match=r"not\.ckpt: neither .* a checkpoint of nestmodel"):
+        NestModel.from_checkpoint(path)
+    with pytest.raises(WeightsError, match=r"gone\.ckpt"):
+        NestModel.from_checkpoint(tmp_path / "gone.ckpt")
+
+
+def test_validation_gives_the_same_figures_every_time_and_does_not_disturb_training(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    class Validations(pl.Callback):
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+
+        def on_validation_end(self, runner: pl.Trainer, *_: object) -> None:
+            self.losses.append(float(runner.callback_metrics["val_loss"]))
+
+    seen = Validations()
+    with_validation = {"limit_val_batches": 1.0, "val_check_interval": 2, "check_val_every_n_epoch": None}
+    validated, _ = fit(messy_corpora, tmp_path, max_steps=4, callbacks=[seen], **with_validation)
+    plain, _ = fit(messy_corpora, tmp_path, max_steps=4)
+    assert all(torch.equal(a, b) for a, b in zip(validated.parameters(), plain.parameters(), strict=True))
+    runner = trainer(tmp_path, limit_val_batches=1.0)
+    again = runner.validate(validated, datamodule=messy_data(messy_corpora), verbose=False)
+    assert again[0]["val_loss"] == seen.losses[-1]
+    assert 0 < again[0]["val_token_entropy"] <= math.log(32)
+
+
+def test_a_corpus_at_another_rate_is_refused(tmp_path: Path) -> None:
+    audio = {f"{i}.wav": tone(200, 1.0) for i in range(4)}
+    corpus = folder_corpus(tmp_path / "speech", audio, PrepareConfig(sampling_rate=8000))
+    data = NestDataModule(corpus.path, plan=PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1))
+    with pytest.raises(ConfigError, match="8000 Hz"):
+        trainer(tmp_path, max_steps=1).fit(NestModel(tiny_config()), datamodule=data)
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch's own compiler
+def test_compiling_for_shapes_without_number_is_warned_of(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"compile_blocks without data\.plan\.num_shapes"):
+        trainer(tmp_path, max_steps=0).fit(
+            NestModel(tiny_config(), compile_blocks=True), datamodule=messy_data(messy_corpora)
+        )
+
+
+def test_presets_are_of_the_sizes_of_the_paper() -> None:
+    sizes = {}
+    for name in ("small", "medium", "large", "xlarge"):
+        config = NestConfig.preset(name)
+        with torch.device("meta"):
+            encoder = ConformerEncoder(config.encoder, num_mels=80)
+            decoder = MultiSoftmaxDecoder(dim=config.encoder.d_model, num_classes=8192, num_codebooks=1)
+        sizes[name] = sum(p.numel() for part in (encoder, decoder) for p in part.parameters()) / 1e6
+    assert sizes == {
+        "small": pytest.approx(14.0, abs=0.1),
+        "medium": pytest.approx(28.2, abs=0.1),
+        "large": pytest.approx(113.0, abs=0.1),
+        "xlarge": pytest.approx(615.7, abs=0.1),
+    }
