@@ -10,6 +10,7 @@ import torch
 
 from nestdata import AudioNoiseBatch, MicrobatchKey, MixConfig, PlanConfig
 from nestmodel import EncoderConfig, MaskConfig, NestConfig, NestDataModule, NestModel, OptimizerConfig, QuantizerConfig
+from nestmodel.training.step_limits import ends_step
 from tests.conftest import MessyCorpora
 
 
@@ -54,10 +55,10 @@ class Recorder(pl.Callback):
         self.losses: list[float] = []
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, _index: int
+        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, index: int
     ) -> None:
         self.keys.append(batch.key)
-        if not trainer.fit_loop._should_accumulate():
+        if ends_step(trainer, index):
             self.losses.append(float(trainer.callback_metrics["train_loss"]))
 
 

@@ -9,12 +9,10 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.strategies import DDPStrategy
 
 from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.preflight.checks import (
@@ -31,6 +29,7 @@ from nestmodel.preflight.hardware import check_collectives, check_step
 from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
 from nestmodel.preflight.store import StoreExchange
 from nestmodel.training.data import NestDataModule
+from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
 from nestmodel.training.module import NestModel
 
 _LAUNCHED_S = 20.0
@@ -167,8 +166,7 @@ def _attempt(check: Callable[[], CheckResult]) -> CheckResult:
 @contextmanager
 def _process_group(trainer: pl.Trainer, timeout_s: float) -> Iterator[None]:
     strategy = trainer.strategy
-    if isinstance(strategy, DDPStrategy):
-        strategy._timeout = timedelta(seconds=timeout_s)
+    set_process_group_timeout(trainer, timeout_s)
     try:
         strategy.setup_environment()
     except (RuntimeError, ValueError) as error:
@@ -187,7 +185,7 @@ def _process_group(trainer: pl.Trainer, timeout_s: float) -> Iterator[None]:
 
 def _let_go(trainer: pl.Trainer, meeting: StoreExchange) -> None:
     # Lightning's launcher would kill rank 0 when it sees that another has ended with an exit code of 1.
-    started = getattr(trainer.strategy.launcher, "procs", [])
+    started = launched_processes(trainer)
     processes = list(started)
     started.clear()
     meeting.leave()

@@ -18,6 +18,8 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 import nestguard
 from nestmodel.errors import ConfigError
+from nestmodel.training.lightning_private import dump_checkpoint
+from nestmodel.training.step_limits import ends_step
 
 _NAME = re.compile(r"step_(\d+)\.ckpt")
 _PARTIAL = ".partial"
@@ -74,9 +76,11 @@ class Checkpoints(Checkpoint):
             for partial in self._place(trainer).glob(f"*{_PARTIAL}"):
                 partial.unlink(missing_ok=True)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
+    ) -> None:
         """Writes one where it is due."""
-        if not trainer.fit_loop._should_accumulate() and trainer.global_step % self.every_n_steps == 0:
+        if ends_step(trainer, batch_idx) and trainer.global_step % self.every_n_steps == 0:
             self.save(trainer)
             nestguard.current().beat(nestguard.Phase.LOADING, trainer.global_step, 0)
 
@@ -100,7 +104,7 @@ class Checkpoints(Checkpoint):
     def _write(self, trainer: pl.Trainer, step: int) -> None:
         directory = self._place(trainer)
         path = directory / f"step_{step:08d}.ckpt"
-        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        checkpoint = dump_checkpoint(trainer)
         try:
             write_checkpoint(checkpoint, path)
             _point_to(path)

@@ -29,6 +29,7 @@ from nestdata import (
     SpeakerNoiseMixer,
 )
 from nestmodel.errors import ConfigError
+from nestmodel.training.lightning_private import uses_distributed_sampler
 from nestmodel.training.resume import Settings, flatten_settings
 from nestmodel.training.step_limits import count_training_in_steps, count_validation_in_steps
 
@@ -151,7 +152,7 @@ class NestDataModule(pl.LightningDataModule):
                 f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it follows from "
                 f"data.plan.microbatches_per_step and the number of ranks ({share} here). Leave it out."
             )
-        if trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
+        if trainer.world_size > 1 and uses_distributed_sampler(trainer):
             raise ConfigError(
                 "trainer.use_distributed_sampler is on, which would divide each rank's share once more. Turn it off."
             )

@@ -7,11 +7,10 @@ accumulated, and their count scales the gradients once, when the optimizer steps
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
@@ -26,10 +25,18 @@ from nestmodel.nn.loss_stats import LossStats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.launcher import destroy_process_group_at_exit
+from nestmodel.training.lightning_private import (
+    allow_clipping,
+    fix_gradient_buckets,
+    is_attached,
+    log_by_global_step,
+    scale_loop_progress,
+)
 from nestmodel.training.nonfinite import SkippedSteps
-from nestmodel.training.resume import Settings, check_same_step, check_unchanged, flatten_settings, scale_progress
+from nestmodel.training.resume import Settings, check_same_step, check_unchanged, flatten_settings
 from nestmodel.training.schedule import noam_lr
 from nestmodel.training.step_stats import StepStats
+from nestmodel.training.stop_requests import StopRequests
 
 # The entropy of the tokens of one step is too low, since few of the classes occur in it: counts fade over about this
 # many steps instead.
@@ -70,17 +77,8 @@ class NestModel(NestNetwork, pl.LightningModule):
             for setting in unlike_settings(config, init_from):
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may mean something else.")
         self._compiles_blocks = compile_blocks
-        self.is_leaving = False
-        """Set where this rank is asked to leave; at the end of a step all ranks know of it."""
-
-        self.is_out_of_time = False
-        """Set where `trainer.max_time` is over by the clock of this rank."""
-
-        self.stop_requested = False
-        """Whether any rank was asked to leave when the last step was made; the same on all of them."""
-
-        self.has_to_stop = False
-        """The same of time that is up."""
+        self.stop_requests = StopRequests()
+        """Requests to end the run early, which all ranks agree on at every optimizer step."""
 
         self._norms: list[StepBatchNorm] = []
         self._step: StepStats | None = None
@@ -90,7 +88,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def on_train_batch_start(self, batch: AudioNoiseBatch, batch_idx: int) -> None:  # noqa: ARG002
         """Numbers what is logged by optimizer steps; Lightning's own count is off by one after some checkpoints."""
-        self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.trainer.global_step
+        log_by_global_step(self.trainer)
 
     def training_step(self, batch: AudioNoiseBatch, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Returns the summed loss of a microbatch; its gradients are divided when the optimizer steps."""
@@ -113,7 +111,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         assert self._step is not None
         sums, self._step = self._step, None
         sums.check_whole(self.trainer.accumulate_grad_batches, self.global_rank)
-        own = sums.flatten(is_leaving=self.is_leaving, is_out_of_time=self.is_out_of_time)
+        own = sums.flatten(self.stop_requests)
         totals = sums.unflatten(self._sum_over_ranks(own))
         tally = totals.tally
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -121,10 +119,10 @@ class NestModel(NestNetwork, pl.LightningModule):
         torch._foreach_div_(grads, tally.num_tokens.clamp(min=1))
         norm = torch.nn.utils.get_total_norm(grads)
         # The one point of a step where a GPU is waited for.
-        counts = torch.stack([totals.num_broken, totals.num_leaving, totals.num_out_of_time, norm])
-        num_broken, num_leaving, num_out_of_time, grad_norm = counts.tolist()
+        counts = torch.stack([totals.num_broken, totals.num_preempted, totals.num_out_of_time, norm])
+        num_broken, num_preempted, num_out_of_time, grad_norm = counts.tolist()
         nestguard.current().beat(nestguard.Phase.OPTIMIZER)
-        self.stop_requested, self.has_to_stop = num_leaving > 0, num_out_of_time > 0
+        self.stop_requests.agree(num_preempted, num_out_of_time)
         if num_broken > 0 or not math.isfinite(grad_norm):
             self._skip(sums, parameters)
         else:
@@ -176,8 +174,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         optimizer = torch.optim.AdamW(
             parameters, lr=1.0, betas=config.betas, weight_decay=config.weight_decay, fused=fused
         )
-        # Else Lightning takes a fused optimizer for one that unscales gradients, and refuses to clip them.
-        cast(Any, optimizer)._step_supports_amp_scaling = False
+        allow_clipping(optimizer)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: noam_lr(step, config, self.config.encoder.d_model)
         )
@@ -191,10 +188,7 @@ class NestModel(NestNetwork, pl.LightningModule):
                 f"the corpus is at {rate} Hz and model.config.features.sampling_rate is "
                 f"{self.config.features.sampling_rate}. Prepare the corpus with --sampling-rate, or change the model."
             )
-        if isinstance(self.trainer.strategy, DDPStrategy):
-            # Gradients are otherwise laid out anew after the first backward pass of a process, and with it the order in
-            # which those of three and more ranks are added up. Buffers are the same on all ranks already.
-            self.trainer.strategy._ddp_kwargs.update(find_unused_parameters=True, broadcast_buffers=False)
+        fix_gradient_buckets(self.trainer)
         if self._compiles_blocks and stage == "fit":
             self._compile()
 
@@ -242,11 +236,11 @@ class NestModel(NestNetwork, pl.LightningModule):
         Raises:
             ConfigError: Data or settings are others.
         """
-        if self._trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+        if not is_attached(self) or self.trainer.state.fn != TrainerFn.FITTING:
             return
         if _SETTINGS_KEY in checkpoint:
             check_unchanged(checkpoint[_SETTINGS_KEY], self._run_settings())
-        scale_progress(checkpoint, self.trainer.accumulate_grad_batches)
+        scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)
         if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):
             self._faded_counts = progress.pop("faded_counts")
             self._skipped = SkippedSteps(**progress)

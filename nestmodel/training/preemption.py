@@ -9,7 +9,6 @@ whichever rank was asked, and nobody waits in a collective of its own.
 
 import signal
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
 
@@ -20,7 +19,9 @@ from pytorch_lightning.utilities import rank_zero_info
 import nestguard
 from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.launcher import destroy_process_group_at_exit, is_started_by_lightning, record_launcher
+from nestmodel.training.lightning_private import disable_signal_handling, update_logged_metrics
 from nestmodel.training.module import NestModel
+from nestmodel.training.step_limits import ends_step
 
 EXIT_PREEMPTED = 75
 """Exit code of a run that left when it was asked to: its checkpoint is written, start it again."""
@@ -51,30 +52,28 @@ class PreemptionHandler(pl.Callback):
             return
 
         def ask(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - what the interpreter passes
-            model.is_leaving = True
+            model.stop_requests.preempted_here = True
 
         self._handlers = {number: signal.signal(number, ask) for number in _SIGNALS}
-        nothing: Callable[[], None] = lambda: None  # noqa: E731
-        cast(Any, trainer)._signal_connector.register_signal_handlers = nothing
-        # A broadcast before every microbatch, to tell of what the step's own sums tell here.
-        cast(Any, trainer).fit_loop.epoch_loop._broadcast_sigterm_tensor = nothing
+        disable_signal_handling(trainer)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
+    ) -> None:
         """Leaves where any rank was asked to.
 
         Raises:
             Preempted: With `EXIT_PREEMPTED`.
         """
         model = cast(NestModel, pl_module)
-        if trainer.fit_loop._should_accumulate():
+        if not ends_step(trainer, batch_idx):
             return
-        if model.has_to_stop:
+        if model.stop_requests.must_finish:
             rank_zero_info(f"trainer.max_time is over: step {trainer.global_step} was the last.")
             trainer.should_stop = True
-        if not model.stop_requested:
+        if not model.stop_requests.must_exit:
             return
-        # Which Lightning does only after this hook, and the next start goes on with the next step.
-        cast(Any, trainer)._logger_connector.update_train_step_metrics()
+        update_logged_metrics(trainer)
         callbacks = [one for one in cast(Any, trainer).callbacks if isinstance(one, Checkpoints)]
         for callback in callbacks or [Checkpoints()]:
             callback.save(trainer)
@@ -105,6 +104,6 @@ def _take_over(timer: Timer, model: NestModel) -> None:
 
     def note(*_: Any) -> None:
         left_s = timer.time_remaining()
-        model.is_out_of_time |= left_s is not None and left_s <= 0
+        model.stop_requests.out_of_time_here |= left_s is not None and left_s <= 0
 
     cast(Any, timer).on_train_batch_end = note

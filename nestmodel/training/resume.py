@@ -5,7 +5,6 @@ The number of ranks, of loader processes and of steps to make are no part of it:
 
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
-from typing import Any
 
 import torch
 
@@ -43,27 +42,6 @@ def check_unchanged(before: Settings, now: Settings) -> None:
         f"the checkpoint is of a run with other data or settings ({'; '.join(changes)}). Give what it was made with; "
         "or start a new run from its weights with --model.init_from."
     )
-
-
-def scale_progress(checkpoint: dict[str, Any], share: int) -> None:
-    """Rewrites, in place, how far the loops are for a run of which each rank takes another share of a step.
-
-    Lightning counts the microbatches of one rank. A checkpoint is of whole steps, so the counts can be converted.
-
-    Args:
-        checkpoint: As Lightning wrote it.
-        share: Microbatches of each step that a rank now takes.
-    """
-    loop = checkpoint["loops"]["fit_loop"]
-    made = loop["epoch_loop.batch_progress"]["total"]["ready"]
-    steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
-    if not steps or made == steps * share:
-        return
-    before = made // steps
-    for counts in (loop["epoch_loop.batch_progress"]["total"], loop["epoch_loop.batch_progress"]["current"]):
-        unfinished = counts["processed"] - counts["completed"]  # the last one, while its hooks run
-        counts.update(dict.fromkeys(counts, counts["processed"] // before * share))
-        counts["completed"] -= unfinished
 
 
 def check_same_step(step: int, rank: int, device: torch.device) -> None:

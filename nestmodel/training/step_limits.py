@@ -9,10 +9,21 @@ from weakref import WeakKeyDictionary
 import pytorch_lightning as pl
 
 from nestmodel.errors import ConfigError
+from nestmodel.training.lightning_private import validates_by_time
 
 _Limit = int | float
 _told: WeakKeyDictionary[pl.Trainer, dict[str, tuple[_Limit, _Limit]]] = WeakKeyDictionary()
 """What a trainer was given and what it was told instead, by setting: a trainer may fit more than once."""
+
+
+def ends_step(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Tells whether a microbatch is the last of its optimizer step on this rank; epochs are whole steps.
+
+    Args:
+        trainer: Accumulates this rank's share of a step.
+        batch_idx: Index of the microbatch within the epoch, as Lightning passes it to hooks.
+    """
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 
 def count_training_in_steps(trainer: pl.Trainer, share: int, steps_per_epoch: int) -> None:
@@ -26,7 +37,7 @@ def count_training_in_steps(trainer: pl.Trainer, share: int, steps_per_epoch: in
     Raises:
         ConfigError: Validation is due at a time, or after more steps than an epoch has.
     """
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
+    if validates_by_time(trainer):
         raise ConfigError(
             "trainer.val_check_interval is a time, after which ranks would validate at different steps. Give a number "
             "of optimizer steps, and trainer.check_val_every_n_epoch null."

@@ -11,6 +11,7 @@ from nestdata import AudioNoiseBatch, MicrobatchKey
 from nestmodel.errors import TrainingError
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.loss_stats import LossStats
+from nestmodel.training.stop_requests import StopRequests
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,8 @@ class StepTotals:
     num_broken: Float[Tensor, ""]
     """Microbatches whose loss is no number."""
 
-    num_leaving: Float[Tensor, ""]
-    """Ranks that were asked to leave."""
+    num_preempted: Float[Tensor, ""]
+    """Ranks that were asked to checkpoint and exit."""
 
     num_out_of_time: Float[Tensor, ""]
     """Ranks by whose clock the time is up."""
@@ -69,25 +70,24 @@ class StepStats:
                 "microbatches. The loader is not the one of NestDataModule, or has lost a worker: start the run again."
             )
 
-    def flatten(self, *, is_leaving: bool, is_out_of_time: bool) -> Float[Tensor, " values"]:
+    def flatten(self, requests: StopRequests) -> Float[Tensor, " values"]:
         """Packs the sums of this rank into one vector, of the same size on every rank and at every step."""
         assert self._values is not None
         losses = torch.stack([nll_sum for _, _, nll_sum in self._microbatches])
-        counts = torch.stack(
-            [(~losses.isfinite()).sum().to(losses.dtype), *losses.new_tensor([is_leaving, is_out_of_time, len(losses)])]
-        )
+        flags = losses.new_tensor([requests.preempted_here, requests.out_of_time_here, len(losses)])
+        counts = torch.cat([(~losses.isfinite()).sum().to(losses.dtype).unsqueeze(0), flags])
         collected = [norm.take_collected().flatten() for norm in self._norms]
         return torch.cat([counts, *collected, self._values])
 
     def unflatten(self, values: Float[Tensor, " values"]) -> StepTotals:
         """Unpacks the sums over all ranks."""
-        (num_broken, num_leaving, num_out_of_time, num_microbatches), rest = values[:4], values[4:]
+        (num_broken, num_preempted, num_out_of_time, num_microbatches), rest = values[:4], values[4:]
         sizes = [2 * norm.num_features for norm in self._norms]
         *collected, tally = rest.split([*sizes, len(rest) - sum(sizes)])
         return StepTotals(
             LossStats.unflatten(tally, self._num_codebooks),
             num_broken,
-            num_leaving,
+            num_preempted,
             num_out_of_time,
             [sums.view(2, -1) / num_microbatches for sums in collected],
         )

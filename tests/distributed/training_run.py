@@ -17,6 +17,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from nestdata import AudioNoiseBatch
 from nestguard import StallLimits
 from nestmodel import Checkpoints, NestModel, PreemptionHandler, StallGuard, newest_checkpoint
+from nestmodel.training.step_limits import ends_step
 from tests.conftest import MessyCorpora
 from tests.distributed.faults import Fault
 from tests.distributed.runs import MICROBATCHES_PER_STEP
@@ -34,8 +35,10 @@ class Seen(pl.Callback):
         place = {"step": batch.key.step, "microbatch": batch.key.microbatch}
         self._write({**place, "ids": batch.sample_id, "replaced": replaced})
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
-        if not trainer.fit_loop._should_accumulate() and "train_loss" in trainer.callback_metrics:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, _model: object, _outputs: object, _batch: AudioNoiseBatch, index: int
+    ) -> None:
+        if ends_step(trainer, index) and "train_loss" in trainer.callback_metrics:
             logged = {name: float(value) for name, value in trainer.callback_metrics.items() if "val" not in name}
             self._write({"made": trainer.global_step, "logged": logged, "at": time.time()})
 

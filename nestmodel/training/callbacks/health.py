@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
 
 from nestmodel.training.module import NestModel
+from nestmodel.training.step_limits import ends_step
 
 _CHECKS = 20
 """Checks that a mean is taken over, and that have to pass before anything but an explosion is judged."""
@@ -127,11 +128,11 @@ class Health(pl.Callback):
         self._diagnosis: HealthChecker | None = None
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _outputs: Any, _batch: Any, _idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
     ) -> None:
         """Checks what was logged, every `log_every_n_steps` steps; the same on every rank, said by the first."""
         every: int = cast(Any, trainer).log_every_n_steps  # set by Lightning, and missing in its annotations
-        if trainer.fit_loop._should_accumulate() or trainer.global_step % max(1, every):
+        if not ends_step(trainer, batch_idx) or trainer.global_step % max(1, every):
             return
         if "train_loss" not in trainer.callback_metrics:
             return  # every step so far was skipped

@@ -23,6 +23,7 @@ from nestdata import AudioNoiseBatch
 from nestguard import Phase
 from nestmodel.errors import ConfigError
 from nestmodel.training.launcher import node_run_id, record_launcher
+from nestmodel.training.lightning_private import process_group_timeout_s
 from nestmodel.training.preemption import Preempted
 
 _LOOK_S = 5.0
@@ -74,10 +75,7 @@ class StallGuard(pl.Callback):
         """
         if self._monitor is not None or self._heartbeat.place is not None or not self.enabled:
             return
-        strategy = trainer.strategy
-        patience_s = (
-            strategy._timeout.total_seconds() if isinstance(strategy, DDPStrategy) and strategy._timeout else None
-        )
+        patience_s = process_group_timeout_s(trainer)
         if patience_s is not None and patience_s <= self.limits.step_s:
             raise ConfigError(
                 f"the process group gives up after {patience_s:g} s, before the stall guard can say why "

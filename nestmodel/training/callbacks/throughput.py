@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 
 from nestdata import AudioNoiseBatch
 from nestmodel.training.module import NestModel
+from nestmodel.training.step_limits import ends_step
 
 
 class Throughput(pl.Callback):
@@ -28,7 +29,7 @@ class Throughput(pl.Callback):
             self._waiting_s += self._batch_started - self._batch_ended
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, _idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, batch_idx: int
     ) -> None:
         """Adds up a batch, and logs every `log_every_n_steps` steps."""
         self._batch_ended = time.perf_counter()
@@ -38,7 +39,7 @@ class Throughput(pl.Callback):
         self._replaced += len(batch.bad_cuts)
         self._failed_reads += sum(len(mix.bad_noise) for mix in batch.mixes)
         self._white += sum("white noise" in mix.sources for mix in batch.mixes)
-        is_step = not trainer.fit_loop._should_accumulate()
+        is_step = ends_step(trainer, batch_idx)
         every: int = cast(Any, trainer).log_every_n_steps  # set by Lightning, and missing in its annotations
         if is_step and trainer.global_step % max(1, every) == 0:
             total_s = self._working_s + self._waiting_s

@@ -82,7 +82,7 @@ class AskedToLeave(pl.Callback):
     """As a signal does, in the midst of a step."""
 
     def on_train_batch_start(self, _trainer: object, module: NestModel, batch: AudioNoiseBatch, _index: int) -> None:  # type: ignore[override]
-        module.is_leaving |= batch.key.step == 2
+        module.stop_requests.preempted_here |= batch.key.step == 2
 
 
 def test_the_step_at_which_a_run_leaves_is_logged(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
