@@ -177,7 +177,7 @@ def test_configs_cannot_be_changed() -> None:
 
 def test_every_field_is_read_by_code_outside_the_config() -> None:
     folder = Path(nestmodel.__file__).parent
-    trees = [ast.parse(path.read_text()) for path in folder.glob("*.py") if path.name != "config.py"]
+    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py") if path.name != "config.py"]
     read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     names = {field.name for section in (*SECTIONS, NestConfig) for field in fields(section)}
     assert names <= read

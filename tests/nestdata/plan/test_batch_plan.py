@@ -106,7 +106,7 @@ def test_rows_are_int64_and_do_not_depend_on_the_order_of_calls(case: Case, data
     expected = microbatches_of_epoch(plan, 1)
     again = plan_of(*case)
     for place in data.draw(st.lists(st.sampled_from(list(expected)), max_size=20)):
-        rows = again.rows(*place)
+        rows = again.indices(*place)
         assert rows.dtype == np.int64
         assert rows.tolist() == expected[place]
 

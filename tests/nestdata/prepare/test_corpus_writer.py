@@ -14,7 +14,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nestdata import ManifestError, corpus_writer
+from nestdata import ManifestError
+from nestdata.prepare import corpus_writer
 from nestdata.prepare.corpus_writer import Collector, CorpusWriter, Found, Written
 from nestdata.prepare.probe import Cut, Reject
 from tests.nestdata.full_disk import files_up_to

@@ -17,7 +17,7 @@ from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.nemo_config import config_to_nemo
 from tests.training import tiny_config
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "nemo_tiny.npz"
+GOLDEN = Path(__file__).parents[2] / "golden" / "nemo_tiny.npz"
 TINY = tiny_config()
 CONFIGS = {
     "tiny": TINY,

@@ -32,7 +32,7 @@ from tests.distributed.runs import free_port
 from tests.synthesis import folder_corpus, hiss
 from tests.training import tiny_config, trainer
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 Usage = namedtuple("Usage", "total used free")
 
 
