@@ -22,6 +22,8 @@ from nestmodel import (
     Throughput,
     newest_checkpoint,
 )
+from nestmodel.training.lightning_private import launched_processes
+from nestmodel.training.startup import watch_ranks
 
 from .arguments import SEEDS, Parser, UsageError, with_preset_paths
 from .preflight import PreflightTrainer
@@ -57,6 +59,7 @@ class _Cli(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer = super().instantiate_trainer(**kwargs)
+        watch_ranks(lambda: launched_processes(trainer))
         settings = self._get(self.config_init, "trainer")
         if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
             return trainer  # the user's own, or none

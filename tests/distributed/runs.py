@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from nestmodel.training.checkpoints import find_checkpoints
-from nestmodel.training.launcher import STARTER
+from nestmodel.training.startup import STARTER
 from tests.conftest import MessyCorpora
 from tests.training import messy_data
 

@@ -98,7 +98,7 @@ def test_a_preset_on_two_ranks_leaves_when_asked_to_and_goes_on_from_there(
         run.kill()
         run.wait()
     (left,) = find_checkpoints(tmp_path / "run" / "version_0" / "checkpoints")
-    assert f"left at step {left.step}" in (tmp_path / "log").read_text()
+    assert f"preempted after step {left.step}" in (tmp_path / "log").read_text()
     again = start(messy_corpora, tmp_path, "--trainer.max_steps", str(left.step + 1))
     assert again.wait(timeout=90) == 0, (tmp_path / "log").read_text()
     assert newest_checkpoint(tmp_path / "run") == (

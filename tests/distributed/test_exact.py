@@ -175,5 +175,5 @@ def test_time_that_is_up_ends_all_ranks_after_one_whole_step(messy_corpora: Mess
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=10**6, world_size=2, max_minutes=0.05)
     assert run.start() == [0, 0], run.log(0) + run.log(1)
     last = run.steps()[0].step
-    assert f"trainer.max_time is over: step {last} was the last" in run.log(0)
+    assert f"trainer.max_time has passed: step {last} was the last" in run.log(0)
     assert sorted(run.seen()) == [(step, microbatch) for step in range(last) for microbatch in range(4)]

@@ -22,9 +22,10 @@ import nestguard
 from nestdata import AudioNoiseBatch
 from nestguard import Phase
 from nestmodel.errors import ConfigError
-from nestmodel.training.launcher import node_run_id, record_launcher
+from nestmodel.training.launcher import node_run_id
 from nestmodel.training.lightning_private import process_group_timeout_s
 from nestmodel.training.preemption import Preempted
+from nestmodel.training.startup import record_launcher
 
 _LOOK_S = 5.0
 """Between two looks at whether the monitor is there."""
