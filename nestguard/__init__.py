@@ -1,4 +1,4 @@
-"""Watches the processes of a training run, and names the one to blame when the run stands still."""
+"""Watches the processes of a training run and reports which one is responsible when the run stalls."""
 
 from nestguard.errors import GuardError
 from nestguard.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat, current, set_current, start_worker
