@@ -75,8 +75,8 @@ def end_reason(view: ProcessView) -> str:
     """Explains the end of a process that died or failed."""
     if view.is_dead:
         return (
-            f"ended in {view.reading.phase.name}{cuts_suffix(view)}, without reporting an error: "
-            "SIGKILL, out of memory, or a crash"
+            f"ended in {view.reading.phase.name} without reporting an error (SIGKILL, out of memory or a crash)"
+            f"{cuts_suffix(view)}"
         )
     if view.reading.detail:
         return view.reading.detail

@@ -91,8 +91,13 @@ def _culprits_text(kind: DiagnosisKind, views: Sequence[ProcessView]) -> str:
         return f"no contact with {ranks}"
     is_one, view = len(views) == 1, views[0]
     are, have = ("is", "has") if is_one else ("are", "have")
-    verb = {DiagnosisKind.DEAD: f"{have} died", DiagnosisKind.FAILED: f"{have} failed"}.get(kind, f"{are} {kind}")
-    if not is_one:
+    verbs = {
+        DiagnosisKind.DEAD: f"{have} died",
+        DiagnosisKind.FAILED: f"{have} failed",
+        DiagnosisKind.NOT_STARTED: f"{have} not started",
+    }
+    verb = verbs.get(kind, f"{are} {kind}")
+    if not is_one or kind is DiagnosisKind.NOT_STARTED:
         return f"{ranks} {verb}"
     phase = f" in {view.reading.phase.name}" if not view.reading.phase.is_final else ""
     return f"{ranks} {verb}{phase}" + (f", step {view.reading.step}" if view.reading.step is not None else "")

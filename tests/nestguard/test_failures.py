@@ -14,6 +14,7 @@ def test_a_death_stops_the_run_after_half_a_second() -> None:
     diagnoses = diagnoses_of(view(0, Phase.COLLECTIVE), view(1, state=ProcessState.ZOMBIE, ended_s=0.6))
     assert kinds(diagnoses) == ["waiting", "dead"]
     assert culprits(diagnoses) == [1]
+    assert diagnoses[1].reason == "ended in FORWARD without reporting an error (SIGKILL, out of memory or a crash)"
 
 
 def test_a_failed_rank_has_two_seconds_to_exit() -> None:

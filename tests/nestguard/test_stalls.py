@@ -1,7 +1,8 @@
 from nestguard import Phase
 from nestguard.diagnosis import Diagnosis, DiagnosisKind
 from nestguard.process import ProcessState
-from tests.nestguard.diagnoses import continuing, culprits, diagnoses_of, kinds, unseen
+from nestguard.run_diagnosis import diagnose
+from tests.nestguard.diagnoses import LIMITS, continuing, culprits, diagnoses_of, kinds, unseen
 from tests.nestguard.views import view
 
 
@@ -142,9 +143,12 @@ def test_the_first_step_has_its_own_limit() -> None:
 def test_a_rank_that_never_starts_is_the_culprit_for_ranks_that_wait_at_the_start() -> None:
     missing = view(1, Phase.STARTING, None, age_s=905, state=ProcessState.NOT_STARTED, first_step=None)
     started = view(0, Phase.STARTING, None, age_s=901, first_step=None)
-    diagnoses = diagnoses_of(started, missing)
-    assert kinds(diagnoses) == ["waiting", "not started"]
-    assert culprits(diagnoses) == [1]
+    run = diagnose([started, missing], LIMITS)
+    assert run.must_stop
+    assert run.cause == "rank 1 has not started"
+    assert kinds(run.diagnoses) == ["waiting", "not started"]
+    assert culprits(run.diagnoses) == [1]
+    assert run.diagnoses[1].reason == "no heartbeat within 905 s"
 
 
 def test_an_unseen_rank_is_the_culprit_if_all_others_wait() -> None:
