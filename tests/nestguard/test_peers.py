@@ -96,9 +96,8 @@ def test_a_follower_that_says_goodbye_is_not_silent_and_keeps_its_last_views(
         assert soon(coordinator.views)
         follower.close()
         assert soon(lambda: not coordinator.silences())
-        assert (
-            coordinator.views()[0].reading.phase is Phase.DONE
-        )  # the table of the coordinator still shows that it is done
+        # The table of the coordinator still shows that the rank is done.
+        assert coordinator.views()[0].reading.phase is Phase.DONE
         assert caplog.text == ""
 
 

@@ -69,17 +69,21 @@ def test_expected_ranks_without_a_heartbeat_are_not_started(tmp_path: Path) -> N
 def test_age_counts_from_the_last_heartbeat_and_ignores_the_wall_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heartbeat = Heartbeat(tmp_path, replace(ME, local_world_size=1))
-    heartbeat.beat(Phase.FORWARD, 1)
-    watch = NodeWatch(tmp_path, replace(ME, local_world_size=1))
+    now = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr("nestguard.heartbeat._now", lambda: now)
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(time, "time_ns", lambda: 0)
-    time.sleep(1)
+    watch = NodeWatch(tmp_path, replace(ME, local_world_size=1))
+    heartbeat = Heartbeat(tmp_path, replace(ME, local_world_size=1))
+    heartbeat.beat(Phase.FORWARD, 1)
+    now += 3 * 10**9
     (view,) = watch.scan()
-    assert 1 <= view.age_s < 30
+    assert view.age_s == 3
     heartbeat.refresh()
+    now += 2 * 10**9
     (view,) = watch.scan()
-    assert view.age_s < 1
+    assert view.age_s == 2
 
 
 def test_time_in_which_the_monitor_was_suspended_does_not_count(
