@@ -1,21 +1,17 @@
 """Heartbeats: each process records what it is doing in a memory-mapped file that the monitor of its node reads.
 
-There is one heartbeat per process, which `current()` returns. While no stall guard is active, it does nothing. This
-module owns the writing side and the arming of a process: an armed process writes its stacks and exits when the monitor
-sends the signals for it, even while a thread holds the GIL.
+This module owns the writing side and the arming of a process: an armed process writes its stacks and exits when the
+monitor sends the signals for it, even while a thread holds the GIL.
 """
 
 import ctypes
 import faulthandler
 import itertools
-import logging
 import mmap
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -39,7 +35,6 @@ from nestguard.record import (
     truncated_utf8,
 )
 
-_log = logging.getLogger(__name__)
 _pack = RECORD.pack_into
 _now = time.monotonic_ns
 _FAILED_OR_LEAVING = (Phase.FAILED, Phase.LEAVING)
@@ -276,56 +271,6 @@ def _joined(cut_ids: Iterable[str]) -> str:
     return "\n".join(taken)
 
 
-_NONE = NoHeartbeat()
-_current: Heartbeat | NoHeartbeat = _NONE
-_parent: HeartbeatSlot | None = None
-_handles_fork = False
-
-
-def current() -> Heartbeat | NoHeartbeat:
-    """Returns the heartbeat of this process; a `NoHeartbeat` while no stall guard is active."""
-    return _current
-
-
-def set_current(heartbeat: Heartbeat | NoHeartbeat) -> None:
-    """Sets the heartbeat of this process. A forked child has none until it calls `start_worker`."""
-    global _current, _handles_fork
-    _current = heartbeat
-    if not _handles_fork and isinstance(heartbeat, Heartbeat):
-        os.register_at_fork(after_in_child=_reset_after_fork)
-        _handles_fork = True
-
-
-def start_worker(worker_id: int, num_workers: int, slot: HeartbeatSlot | None = None) -> None:
-    """Starts the heartbeat of a loader worker; to be called when the worker starts.
-
-    Does nothing while no stall guard is active. If the heartbeat cannot be written, a warning is logged and the worker
-    runs without one.
-
-    Args:
-        worker_id: Id of the worker, from 0.
-        num_workers: Number of workers of the loader.
-        slot: `current().slot` of the worker's rank. Required if the worker is not forked from the rank.
-    """
-    slot = slot or _parent or _current.slot
-    if slot is None:
-        return
-    assert 0 <= worker_id < num_workers
-    try:
-        heartbeat = Heartbeat(slot.directory, replace(slot.identity, worker=worker_id))
-        heartbeat.arm()
-    except (GuardError, OSError) as error:
-        _log.warning("loader worker %d runs without a heartbeat and is not watched: %s", worker_id, error)
-        return
-    heartbeat.beat(Phase.LOADING)
-    set_current(heartbeat)
-    if "multiprocessing" in sys.modules:
-        from multiprocessing.util import Finalize
-
-        # Processes started by multiprocessing exit without running atexit handlers.
-        Finalize(None, heartbeat.finish, args=(Phase.DONE,), exitpriority=0)
-
-
 def _free_name(directory: Path, identity: Identity) -> str:
     """Returns the base name of a process's files. A loader worker avoids the name of another worker that still runs."""
     name = identity.name
@@ -335,9 +280,3 @@ def _free_name(directory: Path, identity: Identity) -> str:
             break
         name = f"{identity.name}.{number}"
     return name
-
-
-def _reset_after_fork() -> None:
-    global _current, _parent
-    _parent = _current.slot or _parent
-    _current = _NONE
