@@ -132,7 +132,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             sampler=places,
             num_workers=num_workers,
             collate_fn=_as_it_is,
-            worker_init_fn=_StartWorker(num_workers, nestguard.current().place),
+            worker_init_fn=_StartWorker(num_workers, nestguard.current().slot),
             pin_memory=pin_memory,
         )
 
