@@ -7,6 +7,7 @@ from .batch.augment import AugmentConfig as AugmentConfig
 from .batch.bad_audio import BadAudioConfig as BadAudioConfig
 from .batch.bad_audio import BadCut as BadCut
 from .batch.batch import AudioNoiseBatch as AudioNoiseBatch
+from .batch.batch import BatchIndex as BatchIndex
 from .batch.batch import MicrobatchKey as MicrobatchKey
 from .batch.dataset import AudioNoiseDataset as AudioNoiseDataset
 from .batch.dataset import ShortAudio as ShortAudio
@@ -60,6 +61,7 @@ __all__ = [
     "AugmentConfig",
     "BadAudioConfig",
     "BadCut",
+    "BatchIndex",
     "BatchPlan",
     "BucketSummary",
     "ConfigError",
