@@ -1,5 +1,6 @@
 """Modules that commands use to plan and prepare must not import the large libraries of training."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,14 @@ print(summarise_plan(plan, corpora.num_samples, 2).num_positions, sorted(plan.in
 """
     counted = run_without_large_libraries(program, str(corpus.path))
     assert counted.startswith("8 [")
+
+
+def test_plan_command_runs_without_large_libraries(tmp_path: Path) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000 + i, i) for i in range(8)})
+    program = """
+import typer
+from nestcli.plan import plan_command
+typer.run(plan_command)
+"""
+    printed = run_without_large_libraries(program, str(corpus.path), "--world-size", "2", "--json")
+    assert json.loads(printed)["num_positions"] == 8
