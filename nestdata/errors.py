@@ -16,7 +16,7 @@ from typing import Literal
 
 
 class NestDataError(Exception):
-    """Base class of the errors of this package; the message says what was wrong, where, and what to do."""
+    """Base class of the errors of this package; the message names the problem, its location and the remedy."""
 
 
 class ConfigError(NestDataError):

@@ -170,7 +170,7 @@ def _move_into_place(partial: Path, output: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> None:
-    """Swaps two directories atomically where the system supports it, so that the target exists at every moment."""
+    """Swaps two directories; atomically if the system can, so that the target exists at every moment."""
     current_directory, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
     libc = ctypes.CDLL(None, use_errno=True)
     names = (current_directory, os.fsencode(first), current_directory, os.fsencode(second), exchange)

@@ -77,6 +77,7 @@ class Mix:
     """Noise cuts that could not be read."""
 
     num_silent_crops: int = 0
+    """Number of silent crops of noise that were discarded."""
 
 
 _UNTOUCHED = Mix(mode="none")
@@ -94,7 +95,7 @@ class Speech(NamedTuple):
 
 
 class SpeakerNoiseMixer:
-    """Adds noise, or other speakers of the same microbatch, to clean speech."""
+    """Draws the interference of a cut: noise, or other speakers of the same microbatch."""
 
     def __init__(self, config: MixConfig | None = None) -> None:
         self.config = config or MixConfig()
@@ -194,6 +195,7 @@ def _fit(samples: NDArray[np.float32], num_samples: int, rng: StatelessRng) -> N
 
 
 def _repeated(samples: NDArray[np.float32], num_samples: int) -> NDArray[np.float32]:
+    """Repeats samples up to `num_samples`."""
     return samples if len(samples) == num_samples else np.resize(samples, num_samples)
 
 
@@ -202,6 +204,7 @@ def _sum_of(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 
 def _gather(samples: NDArray[np.float32], segments: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
+    """Concatenates the samples of segments."""
     parts = [samples[start : start + number] for start, number in segments]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -212,6 +215,7 @@ def _scatter(
     segments: Sequence[tuple[int, int]],
     out: NDArray[np.float32],
 ) -> None:
+    """Writes scaled interference into the segments of `out`."""
     if gain > _LARGE_GAIN:
         interference, gain = interference * np.float32(_LARGE_GAIN), gain / _LARGE_GAIN
     position = 0

@@ -27,10 +27,10 @@ class NoiseConfig:
     """Limits of the noise sampler, and its white-noise fallback."""
 
     max_reads: int = 20
-    """Number of noises that are tried, if they cannot be read, before white noise is used."""
+    """Number of noises that may be unreadable before white noise is used instead."""
 
     max_crops: int = 100
-    """Number of crops of one noise that are tried, if they are silent, before white noise is used."""
+    """Number of crops of one noise that may be silent before white noise is used instead."""
 
     silence_db: float = SILENCE_DB
     """Mean power, in dB of full scale, below which a span counts as silent."""
@@ -61,6 +61,7 @@ class NoiseSpan:
     """Noise cuts that could not be read."""
 
     num_silent_crops: int = 0
+    """Number of silent crops that were discarded."""
 
     @property
     def source(self) -> str:
@@ -116,7 +117,10 @@ class NoiseSampler:
         rng: StatelessRng,
         on_cut: Callable[[str], None] | None,
     ) -> tuple[str, NDArray[np.float32] | None, int]:
-        """Returns the id of a noise cut, a crop of it that is not silent or None, and the number of silent crops."""
+        """Returns the id of a noise cut, a crop that is not silent, and the number of silent crops before it.
+
+        The crop is None if all crops were silent.
+        """
         num_starts = corpus.num_samples_of(index) - num_samples + 1
         if num_starts <= 1:
             cut_id, samples = corpus.load(index, on_cut=on_cut)

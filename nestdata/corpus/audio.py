@@ -26,7 +26,7 @@ SILENCE_DB = -90.0
 
 # Tolerance for resampling and for decoders of lossy formats, which may differ slightly from the length in the header.
 _LENGTH_TOLERANCE_S = 0.01
-# Lhotse reads a recording to its end if a cut lacks at most one millisecond of it. This margin does the same here.
+# Lhotse reads a recording to its end if the cut is at most one millisecond shorter. This margin has the same effect.
 _TO_THE_END_S = 0.002
 
 

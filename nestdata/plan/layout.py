@@ -61,7 +61,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """Largest cost of a microbatch, where a cut of n samples costs n + n² / quadratic_samples."""
+    """Limit for the cost of a microbatch; a cut of n samples costs n + n² / quadratic_samples."""
 
     limit: int
     quadratic_samples: int | None
@@ -89,7 +89,7 @@ class Budget:
 
 
 class Positions:
-    """The positions of one corpus, by length, of which the shortest, up to `end`, are not yet in a bucket.
+    """The positions of one corpus, ordered by length. Those below `end`, the shortest ones, are not yet in a bucket.
 
     Args:
         lengths: Lengths of the cuts in samples, ascending.

@@ -9,12 +9,13 @@ from nestdata.plan.batch_plan import BatchPlan
 from nestdata.plan.layout import Bucket, CutRange
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths
 
+# Number of steps in which the loads of the ranks are compared.
 _STEPS_COMPARED = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketSummary:
-    """Steps of one shape."""
+    """The steps of one bucket, which have one shape."""
 
     shortest_s: float
     longest_s: float
@@ -70,7 +71,7 @@ class PlanSummary:
 
 
 def summarise_plan(plan: BatchPlan, num_samples: LengthsLike, world_size: int) -> PlanSummary:
-    """Returns the summary of an epoch of a plan; the cost depends on neither the steps nor the ranks.
+    """Returns the summary of an epoch; the time that this takes does not depend on the number of steps.
 
     Args:
         plan: The plan.
