@@ -98,7 +98,9 @@ def copy_preview(source: Path, path: Path) -> None:
     from PIL import Image
 
     with Image.open(source) as picture:
-        small = picture.convert("RGB").resize((picture.width * 3 // 4, picture.height * 3 // 4), Image.Resampling.LANCZOS)
+        small = picture.convert("RGB").resize(
+            (picture.width * 3 // 4, picture.height * 3 // 4), Image.Resampling.LANCZOS
+        )
         small.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
 
 

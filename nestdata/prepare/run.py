@@ -14,7 +14,7 @@ from typing import Any
 
 from nestdata.corpus.corpus import FORMAT_VERSION
 from nestdata.errors import ConfigError, ManifestError
-from nestdata.output import check_target, move_into_place, partial_directory
+from nestdata.output import output_directory
 from nestdata.prepare.bank_writer import write_bank
 from nestdata.prepare.corpus_writer import Collector, CorpusWriter, Found, Written
 from nestdata.prepare.inputs import InputFormat, InputOptions, Source, common_root, open_source
@@ -131,12 +131,14 @@ def prepare_corpus(
     Raises:
         ManifestError: An input cannot be read, or none of the audio can be used, or with `config.strict` any of it.
             Nothing is left behind.
-        CorpusError: The target exists, or another run is writing it.
+        OutputError: The target exists, cannot be written, or is being written by another run.
     """
     config = config or PrepareConfig()
     output = Path(output).resolve()
-    check_target(output, overwrite)
-    with partial_directory(output) as partial, open_pool(jobs, dask) as pool:
+    with (
+        output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=_is_corpus) as partial,
+        open_pool(jobs, dask) as pool,
+    ):
         sources = _open_sources([Path(manifest) for manifest in manifests], config, partial, output)
         with closing(CorpusWriter(partial)) as writer:
             _look_at_all(sources, config, pool, writer, on_progress)
@@ -150,9 +152,11 @@ def prepare_corpus(
         write_report(partial, output.name, meta, by_label)
         # Last, for without it nothing opens.
         (partial / "meta.json").write_text(json.dumps(meta, indent=2, default=str) + "\n")
-        check_target(output, overwrite)  # once more: another run may have finished meanwhile
-        move_into_place(partial, output)
     return report
+
+
+def _is_corpus(directory: Path) -> bool:
+    return (directory / "meta.json").is_file()
 
 
 @dataclass(frozen=True, slots=True)
