@@ -175,7 +175,7 @@ def _compare(
         is_valid = torch.arange(theirs["encoded"].shape[1]) < theirs["enc_lens"].unsqueeze(1)
         tokens = model.tokens(feats["clean"], feat_lens)
         tokens_equal.append((tokens == theirs["tokens"])[is_valid].float().mean().item())
-        encoded = model.encode_masked(feats["noisy"], feat_lens, is_masked)
+        encoded = model.encode_masked(feats["noisy"], feat_lens, is_masked).frames
         loss = _loss(model, encoded, theirs["tokens"], is_masked)
         losses.append(_apart(loss.detach(), theirs["loss"]))
         encoded = encoded.detach()
@@ -191,7 +191,7 @@ def _compare(
     gradients = _gradients(model, nemo["train"]["gradients"])
     model.zero_grad()
     model.double()
-    encoded = model.encode_masked(feats["noisy"].double(), feat_lens, is_masked)
+    encoded = model.encode_masked(feats["noisy"].double(), feat_lens, is_masked).frames
     _loss(model, encoded, nemo["train"]["tokens"], is_masked).backward()
     exact_gradients = _gradients(model, double["gradients"])
     worst = max(exact_gradients, key=lambda name: exact_gradients[name])

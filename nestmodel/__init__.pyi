@@ -98,8 +98,27 @@ from .formats.weights import (
 from .formats.weights import (
     read_config as read_config,
 )
-from .nn.encoder import ConformerEncoder as ConformerEncoder
-from .nn.network import NestNetwork as NestNetwork
+from .nn.encoder import (
+    ConformerEncoder as ConformerEncoder,
+)
+from .nn.encoder import (
+    EncoderOutput as EncoderOutput,
+)
+from .nn.encoder import (
+    HiddenStates as HiddenStates,
+)
+from .nn.loss_stats import (
+    LossStats as LossStats,
+)
+from .nn.loss_stats import (
+    loss_stats as loss_stats,
+)
+from .nn.network import (
+    NestNetwork as NestNetwork,
+)
+from .nn.network import (
+    NestOutput as NestOutput,
+)
 from .preflight.report import (
     CheckReport as CheckReport,
 )
@@ -153,6 +172,7 @@ __all__ = [
     "ConformerEncoder",
     "Curves",
     "EncoderConfig",
+    "EncoderOutput",
     "ExportFormat",
     "ExtractConfig",
     "ExtractError",
@@ -161,12 +181,15 @@ __all__ = [
     "FeatureType",
     "FileFormat",
     "Health",
+    "HiddenStates",
+    "LossStats",
     "MaskConfig",
     "NestConfig",
     "NestDataModule",
     "NestModel",
     "NestModelError",
     "NestNetwork",
+    "NestOutput",
     "OptimizerConfig",
     "PlainProgress",
     "Preempted",
@@ -193,6 +216,7 @@ __all__ = [
     "import_model",
     "iterate_features",
     "load_weights",
+    "loss_stats",
     "newest_checkpoint",
     "parse_layers",
     "preset_path",

@@ -7,7 +7,7 @@ import torch
 from measuring import Stopwatch, batch, parse, quantizer_weights, sizes
 from nemo_model import section
 
-from nestmodel import NestConfig, NestModel
+from nestmodel import NestConfig, NestModel, loss_stats
 
 
 def main() -> int:
@@ -29,8 +29,7 @@ def main() -> int:
         feats, feat_lens = model.features(torch.cat([audio, noisy]), lens.repeat(2))
         clean, noisy_feats = feats.chunk(2)
         is_masked = model.mask_processor.draw(feat_lens[: len(audio)], feats.shape[-1], generator)
-        tally = model.tally(clean, noisy_feats, feat_lens[: len(audio)], is_masked)
-        loss = tally.nll_sum / tally.num_tokens
+        loss = loss_stats(model.forward_features(clean, noisy_feats, feat_lens[: len(audio)], is_masked)).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -151,7 +151,6 @@ def iterate_log_mels(
     return _walk(model, corpus, compute, max_batch_seconds, device, rows, on_reject)
 
 
-@torch.no_grad()
 def log_mels(
     model: NestModel, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
 ) -> tuple[Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
@@ -159,10 +158,7 @@ def log_mels(
 
     Dithered where the model is in training mode; frames past the valid ones mean nothing.
     """
-    featurizer = model.features.featurizer
-    with torch.autocast(audio.device.type, enabled=False):
-        mels = featurizer._log_mels(featurizer._emphasise(audio.float(), audio_lens))
-    return mels, audio_lens // featurizer.config.hop_length
+    return model.features.log_mels(audio, audio_lens)
 
 
 def parse_layers(text: str) -> Layers:

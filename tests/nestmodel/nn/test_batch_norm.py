@@ -22,7 +22,7 @@ def both() -> tuple[StepBatchNorm, nn.BatchNorm1d]:
 
 
 def move(norm: StepBatchNorm, num_microbatches: int) -> None:
-    norm.update(norm.take_collected() / num_microbatches)
+    norm.update_running_stats(norm.pop_collected() / num_microbatches)
 
 
 def test_it_is_torchs_until_it_collects() -> None:
@@ -53,9 +53,9 @@ def test_a_step_moves_by_the_mean_over_its_microbatches_however_they_are_shared(
     for norm, share in zip(ranks, (microbatches[:2], microbatches[2:]), strict=True):
         for x in share:
             norm(x)
-    total = ranks[0].take_collected() + ranks[1].take_collected()
+    total = ranks[0].pop_collected() + ranks[1].pop_collected()
     for norm in ranks:
-        norm.update(total / 4)
+        norm.update_running_stats(total / 4)
     move(alone, 4)
     variances = torch.stack([x.transpose(0, 1).flatten(1).var(dim=1) for x in microbatches])
     torch.testing.assert_close(alone.running_var, 0.9 * torch.ones(3) + 0.1 * variances.mean(dim=0))
@@ -69,11 +69,11 @@ def test_nothing_is_collected_while_a_pass_is_done_again() -> None:
     ours.start_collecting()
     x = torch.randn(4, 3, 7)
     ours(x)
-    with ours.statistics_kept():
+    with ours.frozen_statistics():
         ours(x)
-    once = ours.take_collected()
+    once = ours.pop_collected()
     ours(x)
-    assert torch.equal(ours.take_collected(), once)
+    assert torch.equal(ours.pop_collected(), once)
 
 
 def test_stopping_makes_it_torchs_again() -> None:

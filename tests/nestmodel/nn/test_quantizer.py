@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nestmodel import quantizer as quantizer_module
 from nestmodel.config import QuantizerConfig
+from nestmodel.nn import quantizer as quantizer_module
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
 
 
