@@ -22,7 +22,15 @@ import torch
 from peers.nemo_model import section
 from torch import Tensor
 
-from nestmodel import EncoderConfig, FeatureConfig, MaskConfig, NestConfig, NestModel, QuantizerConfig
+from nestmodel import (
+    EncoderConfig,
+    FeatureConfig,
+    MaskConfig,
+    NestConfig,
+    NestNetwork,
+    QuantizerConfig,
+    load_network,
+)
 from nestmodel.formats.nemo_archive import write_nemo
 
 _BASE = NestConfig(
@@ -73,7 +81,7 @@ class Case:
 
     source: str
     name: str
-    model: NestModel | None
+    model: NestNetwork | None
     """Ours; None where NeMo makes it."""
 
     saved: Path
@@ -102,7 +110,7 @@ def _carried(nemo_python: str, directory: Path, inputs: dict[str, Tensor]) -> It
     for number, (name, source) in enumerate([*OURS.items(), *NEMOS.items()]):
         model, job = None, {"inputs": str(directory / "inputs")}
         if isinstance(source, NestConfig):
-            model = NestModel(source).eval()
+            model = NestNetwork(source).eval()
             _shake(model)
             write_nemo(directory / f"{number}.nemo", source, model.state_dict())
             job["file"] = str(directory / f"{number}.nemo")
@@ -119,7 +127,7 @@ def _carried(nemo_python: str, directory: Path, inputs: dict[str, Tensor]) -> It
 
 
 def _compared(case: Case, inputs: dict[str, Tensor]) -> tuple[bool, list[str]]:
-    back = NestModel.from_checkpoint(f"{case.saved}.nemo").eval()
+    back = load_network(f"{case.saved}.nemo").eval()
     # Of NeMo's own models, what there is to compare with is what they computed.
     model = case.model or back
     theirs, ours = torch.load(case.outputs), _outputs(model, inputs)
@@ -146,7 +154,7 @@ def _inputs() -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _outputs(model: NestModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def _outputs(model: NestNetwork, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     feats, feat_lens = model.features(inputs["audio"], inputs["audio_lens"])
     encoded, enc_lens = model.encoder(feats, feat_lens)
     found = {"feats": feats, "feat_lens": feat_lens, "encoded": encoded, "enc_lens": enc_lens}
@@ -165,7 +173,7 @@ def _is_valid(x: Tensor, lens: Tensor) -> Tensor:
     return torch.arange(x.shape[1]) < lens.unsqueeze(1)
 
 
-def _shake(model: NestModel) -> None:
+def _shake(model: NestNetwork) -> None:
     """Moves what starts at zero or one, so that nothing that is lost on the way goes unnoticed."""
     generator = torch.Generator().manual_seed(1)
     for value in [*model.encoder.parameters(), *model.encoder.buffers()]:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from peers.nemo_model import section
 from torch import Tensor, nn
 
-from nestmodel import NestConfig, NestModel
+from nestmodel import NestNetwork, config_from_nemo
 from nestmodel.nn.masking import scored_token_mask
 
 SMALL = {"d_model": 64, "n_heads": 4, "n_layers": 3, "num_classes": 512, "channels": 32}
@@ -164,7 +164,7 @@ def _compare(
     double: dict[str, Any],
 ) -> Comparison:
     """Compares with what NeMo's model of these weights gave in single and in double precision."""
-    model, nemo = NestModel(NestConfig.from_nemo(config)), single
+    model, nemo = NestNetwork(config_from_nemo(config)), single
     model.load_state_dict(state, strict=True)
     ours = {name: model.features(inputs[name], inputs["audio_lens"])[0] for name in ("clean", "noisy")}
     feats, feat_lens, is_masked = {name: nemo[name] for name in ours}, nemo["feat_lens"], inputs["is_masked"]
@@ -208,7 +208,7 @@ def _compare(
     )
 
 
-def _loss(model: NestModel, encoded: Tensor, tokens: Tensor, is_masked: Tensor) -> Tensor:
+def _loss(model: NestNetwork, encoded: Tensor, tokens: Tensor, is_masked: Tensor) -> Tensor:
     is_scored = scored_token_mask(is_masked, model.num_stacked, model.config.masking.threshold)
     logits, targets = model.decoder.logits(encoded[is_scored]), tokens[is_scored]
     return torch.stack(
@@ -216,7 +216,7 @@ def _loss(model: NestModel, encoded: Tensor, tokens: Tensor, is_masked: Tensor) 
     ).mean()
 
 
-def _gradients(model: NestModel, theirs: dict[str, Tensor]) -> dict[str, float]:
+def _gradients(model: NestNetwork, theirs: dict[str, Tensor]) -> dict[str, float]:
     """Compares the gradients of all parameters, but those that are zero in exact arithmetic.
 
     The bias of the keys moves all scores of a query alike, and a bias in front of batch norm is taken off by it.

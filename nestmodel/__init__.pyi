@@ -86,6 +86,8 @@ from .formats.conversion import (
 from .formats.conversion import (
     import_model as import_model,
 )
+from .formats.model_file import read_config as read_config
+from .formats.nemo_config import config_from_nemo as config_from_nemo
 from .formats.weights import (
     WeightParts as WeightParts,
 )
@@ -93,10 +95,10 @@ from .formats.weights import (
     WeightReport as WeightReport,
 )
 from .formats.weights import (
-    load_weights as load_weights,
+    load_network as load_network,
 )
 from .formats.weights import (
-    read_config as read_config,
+    load_weights as load_weights,
 )
 from .nn.encoder import (
     ConformerEncoder as ConformerEncoder,
@@ -211,10 +213,12 @@ __all__ = [
     "WeightParts",
     "WeightReport",
     "WeightsError",
+    "config_from_nemo",
     "export_model",
     "extract_features",
     "import_model",
     "iterate_features",
+    "load_network",
     "load_weights",
     "loss_stats",
     "newest_checkpoint",

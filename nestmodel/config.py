@@ -277,23 +277,6 @@ class NestConfig:
         """
         return _build(cls, mapping, "model.config")
 
-    @classmethod
-    def from_nemo(cls, section: Mapping[str, Any]) -> "NestConfig":
-        """Translates the `model` section of a NeMo configuration, interpolations resolved.
-
-        Args:
-            section: The section that builds NeMo's EncDecDenoiseMaskedTokenPredModel.
-
-        Raises:
-            ConfigError: A field is missing, unknown, or asks for something that is not implemented here; the message
-                names it. Sections that define no arithmetic (data, spec_augment, which NEST never calls) are not read.
-
-        Source: numerics of NeMo 2.5 to 3.0; where a field is missing, NeMo's own default stands in.
-        """
-        from nestmodel.formats.nemo_config import config_from_nemo  # it builds the classes of this module
-
-        return config_from_nemo(section)
-
 
 def _build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
     """Turns a mapping into a dataclass, refusing unknown keys, missing keys and values of the wrong type."""

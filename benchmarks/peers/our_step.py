@@ -7,13 +7,13 @@ import torch
 from measuring import Stopwatch, batch, parse, quantizer_weights, sizes
 from nemo_model import section
 
-from nestmodel import NestConfig, NestModel, loss_stats
+from nestmodel import NestModel, config_from_nemo, loss_stats
 
 
 def main() -> int:
     """Measures, and prints JSON."""
     arguments = parse(__doc__)
-    model = NestModel(NestConfig.from_nemo(section(**sizes(arguments.what)))).train()
+    model = NestModel(config_from_nemo(section(**sizes(arguments.what)))).train()
     audio, noisy, lens = batch(arguments)
     if arguments.what == "quantizer":
         model.eval()

@@ -38,7 +38,7 @@ from nestmodel.evaluate.encode import (
     resolve_layers,
 )
 from nestmodel.evaluate.output import output_directory
-from nestmodel.training.module import NestModel
+from nestmodel.nn.network import NestNetwork
 
 FileFormat = Literal["npy", "safetensors"]
 FeatureType = Literal["float32", "float16"]
@@ -86,7 +86,7 @@ class ExtractReport:
 
 
 def extract_features(
-    model: NestModel,
+    model: NestNetwork,
     inputs: Corpus | Sequence[str | Path],
     output: str | Path,
     config: ExtractConfig | None = None,
@@ -140,7 +140,7 @@ def file_stem(cut_id: str) -> str:
 
 
 def _write_all(
-    model: NestModel,
+    model: NestNetwork,
     corpus: Corpus,
     directory: Path,
     config: ExtractConfig,

@@ -19,7 +19,8 @@ import nestguard
 from nestdata import AudioNoiseBatch
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
-from nestmodel.formats.weights import CONFIG_KEY, WeightParts, load_weights, load_whole, read_config, unlike_settings
+from nestmodel.formats.model_file import CONFIG_KEY
+from nestmodel.formats.weights import WeightParts, build_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.loss_stats import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
@@ -73,8 +74,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         """
         super().__init__(config)
         if init_from is not None:
-            rank_zero_info(load_weights(self, init_from, init_parts).summary())
-            for setting in unlike_settings(config, init_from):
+            report = load_weights(self, init_from, init_parts)
+            rank_zero_info(report.summary())
+            for setting in report.differing_settings:
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may mean something else.")
         self._compiles_blocks = compile_blocks
         self.stop_requests = StopRequests()
@@ -261,9 +263,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         Raises:
             WeightsError: The file cannot be read, or does not hold a whole model.
         """
-        model = cls(read_config(path))
-        load_whole(model, path)
-        return model
+        return build_network(cls, path)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         """Of which a GPU may still be waited for when this returns."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nestmodel import ConfigError, FeatureConfig, NestConfig, NestModel
+from nestmodel import ConfigError, FeatureConfig, NestConfig, NestNetwork
 from nestmodel.formats.conversion import export_model
 from nestmodel.formats.huggingface import write_huggingface
 from nestmodel.formats.nemo_archive import write_nemo
@@ -15,8 +15,8 @@ from tests.training import tiny_config
 TINY = tiny_config()
 
 
-def exported(config: NestConfig, directory: Path) -> NestModel:
-    model = NestModel(config).eval()
+def exported(config: NestConfig, directory: Path) -> NestNetwork:
+    model = NestNetwork(config).eval()
     generator = torch.Generator().manual_seed(1)
     for value in [*model.encoder.parameters(), *model.encoder.buffers()]:
         if value.is_floating_point() and value.ndim < 3:
@@ -76,7 +76,7 @@ def test_layers_are_not_dropped_in_training(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_that_parakeet_cannot_hold_is_refused(config: NestConfig, field: str, tmp_path: Path) -> None:
-    model = NestModel(config)
+    model = NestNetwork(config)
     with pytest.raises(ConfigError, match=f"{field}, and ParakeetEncoder .* cannot hold that: "):
         write_huggingface(tmp_path, config, model.state_dict())
     assert not list(tmp_path.iterdir())
@@ -84,7 +84,7 @@ def test_a_model_that_parakeet_cannot_hold_is_refused(config: NestConfig, field:
 
 def test_only_a_model_of_this_kind_is_replaced(tmp_path: Path) -> None:
     source = tmp_path / "whole.nemo"
-    model = NestModel(TINY)
+    model = NestNetwork(TINY)
     write_nemo(source, TINY, model.state_dict())
     target = tmp_path / "out"
     assert export_model(source, "huggingface", target) == target

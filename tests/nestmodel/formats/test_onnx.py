@@ -7,7 +7,7 @@ import jaxtyping
 import pytest
 import torch
 
-from nestmodel import NestConfig, NestModel
+from nestmodel import NestConfig, NestNetwork
 from nestmodel.formats.onnx import write_onnx
 from tests.training import tiny_config
 
@@ -27,9 +27,9 @@ CONFIGS = {
 }
 
 
-def shaken(config: NestConfig) -> NestModel:
+def shaken(config: NestConfig) -> NestNetwork:
     """A model with running statistics of its own."""
-    model = NestModel(config).eval()
+    model = NestNetwork(config).eval()
     for value in model.encoder.buffers():
         if value.is_floating_point():
             value += torch.rand(value.shape, generator=torch.Generator().manual_seed(1))
