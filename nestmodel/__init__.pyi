@@ -1,6 +1,6 @@
 """The NEST network, its training with Lightning, and the tools around a trained encoder.
 
-The public names, and the modules that they are imported from at first use: importing the package is quick.
+Lists the public names and their modules. They are imported at first use, which makes importing the package fast.
 """
 
 from .config import (

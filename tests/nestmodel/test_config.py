@@ -163,5 +163,5 @@ def test_every_field_is_read_by_code_outside_the_config() -> None:
 def test_masks_after_the_subsampling_are_a_frame_long_at_least() -> None:
     values = asdict(NestConfig.preset("demo"))
     values["masking"] |= {"position": "post_conv", "block_size": 7}
-    with pytest.raises(ConfigError, match=r"masking\.block_size is 7: expected one encoder frame \(8\) or more"):
+    with pytest.raises(ConfigError, match=r"masking\.block_size is 7: expected at least one encoder frame \(8\)"):
         NestConfig.from_dict(values)
