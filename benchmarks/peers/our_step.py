@@ -1,4 +1,4 @@
-"""The same as nemo_step.py for our model."""
+"""Seconds and memory of a training step of our NEST model, or of its quantizer alone; bench_step.py runs it."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ def main() -> int:
     generator = torch.Generator().manual_seed(0)
 
     def run() -> torch.Tensor:
-        # What `training_step` does, without a trainer.
+        # The same as `training_step`, without a trainer.
         feats, feat_lens = model.features(torch.cat([audio, noisy]), lens.repeat(2))
         clean, noisy_feats = feats.chunk(2)
         is_masked = model.mask_processor.draw(feat_lens[: len(audio)], feats.shape[-1], generator)

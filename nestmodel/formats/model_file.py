@@ -69,7 +69,7 @@ class ModelFile:
 
 @contextmanager
 def open_model_file(path: str | Path) -> Iterator[ModelFile]:
-    """Opens a model file for reading; what is not read costs nothing.
+    """Opens a model file. Configuration and weights are read only on request.
 
     Raises:
         WeightsError: The file does not exist, is of no known kind, or is damaged.

@@ -57,7 +57,7 @@ class LogMelFeatures(nn.Module):
     def forward(
         self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
     ) -> tuple[Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
-        """Does what `Preprocessor.forward` does, for float32 audio and in the caller's autocast and gradient modes."""
+        """Computes the same as `Preprocessor.forward`, but in the caller's dtype, autocast and gradient modes."""
         log_mels, feat_lens = self.log_mels(audio, audio_lens)
         feats = normalise(log_mels, feat_lens)
         return F.pad(feats, (0, -feats.shape[-1] % self.config.pad_to)), feat_lens

@@ -1,8 +1,8 @@
-"""The numbers of NeMo 2.7, array by array: one pass of a tiny model with all its weights, float32, on a CPU.
+"""Comparison of a tiny model with the outputs of NeMo 2.7, array by array, in float32 on a CPU.
 
-`nemo_tiny.npz` was made by NeMo itself (its configuration, with the version, is stored in it); noisy audio is the
-sum of its `clean` and `noise`, 16-bit samples over 32768. Tolerances are absolute for features and relative to the
-largest magnitude of the array elsewhere.
+`nemo_tiny.npz` was written by NeMo. It holds the configuration with the version of NeMo, all weights, and the inputs
+and outputs of one pass. Noisy audio is the sum of its `clean` and `noise`, 16-bit samples divided by 32768. Tolerances
+are absolute for features, and relative to the largest magnitude of the array otherwise.
 """
 
 import json
@@ -50,13 +50,13 @@ def largest_error(actual: Tensor, expected: np.ndarray[Any, Any], *, relative: b
     return float(error / np.abs(expected).max() if relative else error)
 
 
-def test_initial_front_end_equals_the_stored_one(golden: Mapping[str, Any], config: NestConfig) -> None:
+def test_window_and_filterbank_are_equal(golden: Mapping[str, Any], config: NestConfig) -> None:
     featurizer = Preprocessor(config.features).featurizer
     assert torch.equal(featurizer.window, torch.from_numpy(golden["state/preprocessor.featurizer.window"]))
     assert largest_error(featurizer.fb, golden["state/preprocessor.featurizer.fb"], relative=False) < 1e-7
 
 
-def test_features_of_clean_and_noisy_in_one_call(golden: Mapping[str, Any], model: NestNetwork) -> None:
+def test_features_of_clean_and_noisy_audio_in_one_call_are_equal(golden: Mapping[str, Any], model: NestNetwork) -> None:
     audio = torch.cat([audio_of(golden, "clean"), audio_of(golden, "clean", "noise")])
     feats, feat_lens = model.preprocessor(audio, torch.from_numpy(golden["lengths"]).repeat(2))
     clean, noisy = feats.chunk(2)
@@ -79,7 +79,7 @@ def test_masked_features_are_equal(golden: Mapping[str, Any], model: NestNetwork
     assert np.array_equal(masked.numpy(), golden["masked_features"])
 
 
-def test_encoder_and_log_probabilities(golden: Mapping[str, Any], model: NestNetwork) -> None:
+def test_encoder_frames_and_log_probabilities_are_equal(golden: Mapping[str, Any], model: NestNetwork) -> None:
     encoded, enc_lens = model.encoder(
         torch.from_numpy(golden["masked_features"]), torch.from_numpy(golden["features_len"])
     )
@@ -88,7 +88,7 @@ def test_encoder_and_log_probabilities(golden: Mapping[str, Any], model: NestNet
     assert largest_error(model.decoder(encoded), golden["log_probs"], relative=True) < 1e-5
 
 
-def test_loss_from_audio_to_the_end(golden: Mapping[str, Any], model: NestNetwork) -> None:
+def test_loss_computed_from_audio_is_equal(golden: Mapping[str, Any], model: NestNetwork) -> None:
     lengths, is_masked = torch.from_numpy(golden["lengths"]), torch.from_numpy(golden["mask"]).bool()
     clean, _ = model.preprocessor(audio_of(golden, "clean"), lengths)
     noisy, feat_lens = model.preprocessor(audio_of(golden, "clean", "noise"), lengths)
@@ -97,7 +97,7 @@ def test_loss_from_audio_to_the_end(golden: Mapping[str, Any], model: NestNetwor
     assert float(stats.loss.detach()) == pytest.approx(float(golden["loss"]), rel=1e-5)
 
 
-def test_predict_gives_the_log_probabilities_of_what_it_reads(golden: Mapping[str, Any], model: NestNetwork) -> None:
+def test_predict_gives_equal_log_probabilities(golden: Mapping[str, Any], model: NestNetwork) -> None:
     masked = torch.from_numpy(golden["masked_features"])
     log_probs, enc_lens = model.predict(masked, torch.from_numpy(golden["features_len"]))
     assert largest_error(log_probs, golden["log_probs"], relative=True) < 1e-5

@@ -46,18 +46,18 @@ def test_demo_preset_is_smaller_than_small() -> None:
     assert NestConfig.preset("demo").encoder.d_model < NestConfig.preset("small").encoder.d_model
 
 
-def test_unknown_preset_is_refused_with_the_known_ones() -> None:
+def test_unknown_preset_is_rejected_and_the_known_ones_are_listed() -> None:
     with pytest.raises(ConfigError, match=r"'huge' is .*\. The presets are demo, large, medium, small, xlarge"):
         NestConfig.preset("huge")
 
 
-def test_a_config_survives_being_written_out_and_read_back() -> None:
+def test_a_config_equals_the_one_read_back_from_its_values() -> None:
     config = NestConfig.preset("demo")
     assert NestConfig.from_dict(asdict(config)) == config
     assert NestConfig.from_dict(json.loads(json.dumps(asdict(config)))) == config
 
 
-def test_unknown_key_is_refused_with_the_nearest_known_one() -> None:
+def test_unknown_key_is_rejected_with_the_nearest_known_one() -> None:
     values = asdict(NestConfig.preset("demo"))
     values["encoder"]["num_layer"] = 3
     with pytest.raises(ConfigError, match=r"encoder\.num_layer is unknown: did you mean 'num_layers'"):
@@ -80,19 +80,19 @@ def test_missing_key_is_named() -> None:
         ("features", "dither", None, "expected float"),
     ],
 )
-def test_value_of_the_wrong_type_is_refused(section: str, key: str, value: object, message: str) -> None:
+def test_value_of_the_wrong_type_is_rejected(section: str, key: str, value: object, message: str) -> None:
     values = asdict(NestConfig.preset("demo"))
     values[section][key] = value
     with pytest.raises(ConfigError, match=rf"{section}\.{key} is .*{message}"):
         NestConfig.from_dict(values)
 
 
-def test_section_that_is_no_mapping_is_refused() -> None:
+def test_section_that_is_not_a_mapping_is_rejected() -> None:
     with pytest.raises(ConfigError, match="encoder is 'large': expected a mapping"):
         NestConfig.from_dict({"encoder": "large"})
 
 
-def test_whole_numbers_serve_as_floats() -> None:
+def test_integers_are_converted_to_floats() -> None:
     values = asdict(NestConfig.preset("demo"))
     values["optimizer"]["lr"] = 5
     lr = NestConfig.from_dict(values).optimizer.lr
@@ -140,7 +140,7 @@ def test_whole_numbers_serve_as_floats() -> None:
         ("optimizer", "min_lr", -1e-6),
     ],
 )
-def test_value_out_of_range_is_refused_under_its_name(section: str, key: str, value: object) -> None:
+def test_value_out_of_range_is_rejected_by_name(section: str, key: str, value: object) -> None:
     values = asdict(NestConfig.preset("demo"))
     values[section][key] = value
     with pytest.raises(ConfigError, match=rf"{section}\.{key} is .*: expected "):
@@ -160,7 +160,7 @@ def test_every_field_is_read_by_code_outside_the_config() -> None:
     assert names <= read
 
 
-def test_masks_after_the_subsampling_are_a_frame_long_at_least() -> None:
+def test_masks_after_the_subsampling_are_at_least_one_frame_long() -> None:
     values = asdict(NestConfig.preset("demo"))
     values["masking"] |= {"position": "post_conv", "block_size": 7}
     with pytest.raises(ConfigError, match=r"masking\.block_size is 7: expected at least one encoder frame \(8\)"):

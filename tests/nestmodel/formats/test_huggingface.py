@@ -16,6 +16,7 @@ TINY = tiny_config()
 
 
 def exported(config: NestConfig, directory: Path) -> NestNetwork:
+    """Exports a network whose biases and running statistics are not the initial ones."""
     model = NestNetwork(config).eval()
     generator = torch.Generator().manual_seed(1)
     for value in [*model.encoder.parameters(), *model.encoder.buffers()]:
@@ -40,7 +41,7 @@ def exported(config: NestConfig, directory: Path) -> NestNetwork:
     ],
     ids=["tiny", "no biases, no scaling", "other features, by four"],
 )
-def test_transformers_gives_the_same_features_and_encoder_frames(config: NestConfig, tmp_path: Path) -> None:
+def test_transformers_computes_the_same_features_and_encoder_frames(config: NestConfig, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     model = exported(config, tmp_path)
     encoder, loading = transformers.ParakeetEncoder.from_pretrained(tmp_path, output_loading_info=True)
@@ -75,7 +76,7 @@ def test_layers_are_not_dropped_in_training(tmp_path: Path) -> None:
         (replace(TINY, features=FeatureConfig(n_fft=511)), "features.n_fft is 511"),
     ],
 )
-def test_a_model_that_parakeet_cannot_hold_is_refused(config: NestConfig, field: str, tmp_path: Path) -> None:
+def test_a_model_that_parakeet_cannot_hold_is_rejected(config: NestConfig, field: str, tmp_path: Path) -> None:
     model = NestNetwork(config)
     with pytest.raises(ConfigError, match=f"{field}, and ParakeetEncoder .* cannot hold that: "):
         write_huggingface(tmp_path, config, model.state_dict())

@@ -28,17 +28,17 @@ def nemo_section() -> Mapping[str, Any]:
 
 
 def changed(section: Mapping[str, Any], path: str, value: object) -> dict[str, Any]:
-    """A copy of a NeMo section with one field set, such as encoder.d_model."""
+    """Returns a copy of a NeMo section with one field changed, such as encoder.d_model."""
     copied = copy.deepcopy(dict(section))
     *parents, key = path.split(".")
-    place = copied
+    target = copied
     for parent in parents:
-        place = place[parent]
-    place[key] = value
+        target = target[parent]
+    target[key] = value
     return copied
 
 
-def test_nemo_section_becomes_a_config(nemo_section: Mapping[str, Any]) -> None:
+def test_section_is_translated_to_a_config(nemo_section: Mapping[str, Any]) -> None:
     config = config_from_nemo(nemo_section)
     assert config.features == FeatureConfig(dither=0.0)
     assert config.quantizer == QuantizerConfig(num_classes=128)
@@ -47,7 +47,7 @@ def test_nemo_section_becomes_a_config(nemo_section: Mapping[str, Any]) -> None:
     assert config.optimizer == OptimizerConfig()
 
 
-def test_nemo_variants_become_settings(nemo_section: Mapping[str, Any]) -> None:
+def test_variants_are_translated_to_settings(nemo_section: Mapping[str, Any]) -> None:
     section = changed(nemo_section, "quantizer.dist_fn", "cosine")
     section = changed(section, "encoder.conv_norm_type", "layer_norm")
     config = config_from_nemo(section)
@@ -55,7 +55,7 @@ def test_nemo_variants_become_settings(nemo_section: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("feat_in", "steps_combined"), [(80, 8), (64, 1)])
-def test_nemo_masks_after_the_subsampling_whatever_it_then_overwrites(
+def test_fields_that_nemo_overwrites_after_the_subsampling_may_have_either_value(
     nemo_section: Mapping[str, Any], feat_in: int, steps_combined: int
 ) -> None:
     section = changed(nemo_section, "mask_position", "post_conv")
@@ -67,12 +67,12 @@ def test_nemo_masks_after_the_subsampling_whatever_it_then_overwrites(
     assert config.masking == MaskConfig(position="post_conv")
 
 
-def test_nemo_section_without_optimizer_gets_the_default_one(nemo_section: Mapping[str, Any]) -> None:
+def test_section_without_optimizer_gives_the_default_one(nemo_section: Mapping[str, Any]) -> None:
     section = {key: value for key, value in nemo_section.items() if key != "optim"}
     assert config_from_nemo(section).optimizer == OptimizerConfig()
 
 
-def test_nemo_n_fft_of_null_is_the_next_power_of_two(nemo_section: Mapping[str, Any]) -> None:
+def test_n_fft_of_null_is_the_next_power_of_two(nemo_section: Mapping[str, Any]) -> None:
     assert config_from_nemo(changed(nemo_section, "preprocessor.n_fft", None)).features.n_fft == 512
 
 
@@ -116,7 +116,7 @@ def test_nemo_n_fft_of_null_is_the_next_power_of_two(nemo_section: Mapping[str, 
         ("optim.sched.warmup_ratio", 0.1),
     ],
 )
-def test_nemo_field_that_is_not_implemented_is_refused_by_name(
+def test_field_that_is_not_implemented_is_rejected_by_name(
     nemo_section: Mapping[str, Any], path: str, value: object
 ) -> None:
     with pytest.raises(ConfigError, match=rf"model\.{path}"):
@@ -124,7 +124,7 @@ def test_nemo_field_that_is_not_implemented_is_refused_by_name(
 
 
 @pytest.mark.parametrize("path", ["encoder.d_model", "encoder.n_layers", "preprocessor.features", "quantizer.code_dim"])
-def test_missing_nemo_field_is_named(nemo_section: Mapping[str, Any], path: str) -> None:
+def test_missing_field_is_named(nemo_section: Mapping[str, Any], path: str) -> None:
     section = changed(nemo_section, path, 0)
     parent, key = path.split(".")
     del section[parent][key]
@@ -132,13 +132,13 @@ def test_missing_nemo_field_is_named(nemo_section: Mapping[str, Any], path: str)
         config_from_nemo(section)
 
 
-def test_unresolved_nemo_interpolation_is_refused(nemo_section: Mapping[str, Any]) -> None:
+def test_unresolved_interpolation_is_rejected(nemo_section: Mapping[str, Any]) -> None:
     section = changed(nemo_section, "quantizer.num_books", "${model.num_books}")
     with pytest.raises(ConfigError, match=r"model\.quantizer\.num_books is '\$\{model\.num_books\}'"):
         config_from_nemo(section)
 
 
-def test_missing_nemo_section_is_named(nemo_section: Mapping[str, Any]) -> None:
+def test_missing_section_is_named(nemo_section: Mapping[str, Any]) -> None:
     section = {key: value for key, value in nemo_section.items() if key != "encoder"}
     with pytest.raises(ConfigError, match=r"model\.encoder is None: expected a section"):
         config_from_nemo(section)
