@@ -32,7 +32,8 @@ def draw_data_path(path: Path) -> None:
     box, gap, height, top, left = 168, 66, 112, 62, 12
     width = 2 * left + len(STAGES) * box + (len(STAGES) - 1) * gap
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 236" font-family="Helvetica, Arial, sans-serif">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 236" '
+        'font-family="Helvetica, Arial, sans-serif">',
         '<defs><marker id="tip" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto">'
         f'<path d="M0,0 L9,4 L0,8 z" fill="{MUTED}"/></marker></defs>',
         f'<rect width="{width}" height="236" rx="10" fill="{PAPER}"/>',

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nestdata import AudioError, Corpus, PrepareConfig, prepare_corpus
 from nestmodel.errors import ConfigError, ExtractError
-from nestmodel.training.module import NestModel
+from nestmodel.nn.network import NestNetwork
 
 Layers = Literal["all", "last"] | Sequence[int]
 """Outputs of an encoder: 0 is the input of the first block, i the output of the i-th."""
@@ -64,7 +64,7 @@ class Utterance(NamedTuple):
 @contextmanager
 def open_inputs(
     inputs: Corpus | Sequence[str | Path],
-    model: NestModel,
+    model: NestNetwork,
     directory: Path,
     on_progress: OnProgress | None = None,
 ) -> Iterator[Corpus]:
@@ -100,7 +100,7 @@ def open_inputs(
 
 
 def iterate_features(
-    model: NestModel,
+    model: NestNetwork,
     corpus: Corpus,
     layers: Layers = "all",
     max_batch_seconds: float = 120.0,
@@ -134,7 +134,7 @@ def iterate_features(
 
 
 def iterate_log_mels(
-    model: NestModel,
+    model: NestNetwork,
     corpus: Corpus,
     max_batch_seconds: float = 120.0,
     device: str = "auto",
@@ -151,18 +151,14 @@ def iterate_log_mels(
     return _walk(model, corpus, compute, max_batch_seconds, device, rows, on_reject)
 
 
-@torch.no_grad()
 def log_mels(
-    model: NestModel, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
+    model: NestNetwork, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
 ) -> tuple[Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
     """Returns the logarithms of mel energies that a model normalises, before it does, and the numbers of valid frames.
 
     Dithered where the model is in training mode; frames past the valid ones mean nothing.
     """
-    featurizer = model.features.featurizer
-    with torch.autocast(audio.device.type, enabled=False):
-        mels = featurizer._log_mels(featurizer._emphasise(audio.float(), audio_lens))
-    return mels, audio_lens // featurizer.config.hop_length
+    return model.features.log_mels(audio, audio_lens)
 
 
 def parse_layers(text: str) -> Layers:
@@ -216,7 +212,7 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def frame_rate_hz(model: NestModel) -> float:
+def frame_rate_hz(model: NestNetwork) -> float:
     """Returns how many encoder frames there are in a second."""
     features = model.config.features
     return features.sampling_rate / (features.hop_length * model.config.encoder.subsampling_factor)
@@ -237,7 +233,7 @@ def labels_of(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _walk(
-    model: NestModel,
+    model: NestNetwork,
     corpus: Corpus,
     compute: Compute,
     max_batch_seconds: float,

@@ -37,7 +37,7 @@ from nestmodel.evaluate.encode import (
     resolve_device,
     resolve_layers,
 )
-from nestmodel.training.module import NestModel
+from nestmodel.nn.network import NestNetwork
 
 FileFormat = Literal["npy", "safetensors"]
 FeatureType = Literal["float32", "float16"]
@@ -85,7 +85,7 @@ class ExtractReport:
 
 
 def extract_features(
-    model: NestModel,
+    model: NestNetwork,
     inputs: Corpus | Sequence[str | Path],
     output: str | Path,
     config: ExtractConfig | None = None,
@@ -145,7 +145,7 @@ def file_stem(cut_id: str) -> str:
 
 
 def _write_all(
-    model: NestModel,
+    model: NestNetwork,
     corpus: Corpus,
     directory: Path,
     config: ExtractConfig,

@@ -39,7 +39,7 @@ from nestmodel.evaluate.encode import (
 )
 from nestmodel.evaluate.report import LEAST_IN_TRAINING, ProbeConfig, ProbeReport, draw_probe
 from nestmodel.evaluate.split import Labelled, first_of_each_class, split_held_out
-from nestmodel.training.module import NestModel
+from nestmodel.nn.network import NestNetwork
 
 Pooled = dict[int, NDArray[np.float32]]
 """By row of the corpus: means, then deviations, for each layer, shape (layers, 2 * dim)."""
@@ -48,7 +48,7 @@ _NAMED, _OTHERS = "held out", "trained on"  # groups, where the configuration na
 
 
 def run_probe(
-    model: NestModel,
+    model: NestNetwork,
     inputs: Corpus | Sequence[str | Path],
     config: ProbeConfig,
     output: str | Path | None = None,
@@ -107,7 +107,7 @@ def run_probe(
 
 
 def _probe(
-    model: NestModel,
+    model: NestNetwork,
     corpus: Corpus,
     config: ProbeConfig,
     leave_out: Callable[[RejectedUtterance], None],
@@ -155,7 +155,7 @@ def _probe(
 
 
 def _pool_all(
-    model: NestModel,
+    model: NestNetwork,
     corpus: Corpus,
     config: ProbeConfig,
     rows: list[int],
@@ -165,7 +165,7 @@ def _pool_all(
     """Returns what each contestant makes of the utterances."""
     batches = (config.max_batch_seconds, config.device)
     found = {}
-    for name, encoder in (("trained", model), ("untrained", NestModel(replace(model.config, seed=config.seed)))):
+    for name, encoder in (("trained", model), ("untrained", NestNetwork(replace(model.config, seed=config.seed)))):
         utterances = iterate_features(encoder, corpus, "all", *batches, rows=rows, on_reject=leave_out)
         found[name] = _pooled(utterances, tick)
     utterances = iterate_log_mels(model, corpus, *batches, rows=rows, on_reject=leave_out)

@@ -19,9 +19,10 @@ import nestguard
 from nestdata import AudioNoiseBatch
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
-from nestmodel.formats.weights import CONFIG_KEY, WeightParts, load_weights, load_whole, read_config, unlike_settings
+from nestmodel.formats.model_file import CONFIG_KEY
+from nestmodel.formats.weights import WeightParts, build_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm
-from nestmodel.nn.loss_stats import LossStats
+from nestmodel.nn.loss_stats import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.launcher import destroy_process_group_at_exit
@@ -73,8 +74,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         """
         super().__init__(config)
         if init_from is not None:
-            rank_zero_info(load_weights(self, init_from, init_parts).summary())
-            for setting in unlike_settings(config, init_from):
+            report = load_weights(self, init_from, init_parts)
+            rank_zero_info(report.summary())
+            for setting in report.differing_settings:
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may mean something else.")
         self._compiles_blocks = compile_blocks
         self.stop_requests = StopRequests()
@@ -92,8 +94,8 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def training_step(self, batch: AudioNoiseBatch, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Returns the summed loss of a microbatch; its gradients are divided when the optimizer steps."""
-        torch.manual_seed(self.key("dropout", batch))
-        tally = self.tally_batch(batch, "mask")
+        torch.manual_seed(self.seed_for("dropout", batch))
+        tally = loss_stats(self(batch))
         if self._step is None:
             self._step = StepStats(self._norms, self.config.quantizer.num_codebooks)
         self._step.add(tally, batch)
@@ -128,7 +130,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         else:
             self._skipped.in_a_row = 0
             for module, statistics in zip(self._norms, totals.statistics, strict=True):
-                module.update(statistics)
+                module.update_running_stats(statistics)
             faded = 0.0 if self._faded_counts is None else self._faded_counts.to(self.device)
             self._faded_counts = _FADING * faded + torch.stack([tally.token_counts, tally.predicted_counts])
             self._log_tally("train", tally, self._faded_counts)
@@ -154,7 +156,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def validation_step(self, batch: AudioNoiseBatch, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Adds up a microbatch, with masks that are the same at every validation."""
-        values = self.tally_batch(batch, "validation mask").flatten()
+        values = loss_stats(self(batch, mask_purpose="validation mask")).flatten()
         self._val_tally = values if self._val_tally is None else self._val_tally + values
 
     def on_validation_epoch_end(self) -> None:
@@ -261,9 +263,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         Raises:
             WeightsError: The file cannot be read, or does not hold a whole model.
         """
-        model = cls(read_config(path))
-        load_whole(model, path)
-        return model
+        return build_network(cls, path)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         """Of which a GPU may still be waited for when this returns."""
@@ -273,7 +273,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         return values
 
     def _log_tally(self, stage: str, tally: LossStats, counts: Tensor, *, prog_bar: bool = False) -> None:
-        figures = tally.figures(counts)
+        figures = tally.metrics(counts)
         self.log(f"{stage}_loss", figures.pop("loss"), prog_bar=True, batch_size=1)
         self.log(f"{stage}_token_entropy", figures.pop("token_entropy"), prog_bar=prog_bar, batch_size=1)
         self.log_dict({f"{stage}_{name}": value for name, value in figures.items()}, batch_size=1)

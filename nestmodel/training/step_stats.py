@@ -76,7 +76,7 @@ class StepStats:
         losses = torch.stack([nll_sum for _, _, nll_sum in self._microbatches])
         flags = losses.new_tensor([requests.preempted_here, requests.out_of_time_here, len(losses)])
         counts = torch.cat([(~losses.isfinite()).sum().to(losses.dtype).unsqueeze(0), flags])
-        collected = [norm.take_collected().flatten() for norm in self._norms]
+        collected = [norm.pop_collected().flatten() for norm in self._norms]
         return torch.cat([counts, *collected, self._values])
 
     def unflatten(self, values: Float[Tensor, " values"]) -> StepTotals:

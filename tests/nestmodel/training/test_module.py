@@ -12,6 +12,7 @@ from nestdata import PlanConfig, PrepareConfig
 from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestModel, WeightsError
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder
+from nestmodel.nn.loss_stats import loss_stats
 from nestmodel.nn.masking import scored_token_mask
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, tone
@@ -61,14 +62,14 @@ def test_tally_scores_the_tokens_that_predict_would_give_their_log_probability()
     is_masked = torch.zeros(2, feats.shape[-1], dtype=torch.bool)
     is_masked[0, 40:80] = True
     is_masked[1, 3:43] = True
-    tally = model.tally(feats, feats, feat_lens, is_masked)
+    stats = loss_stats(model.forward_features(feats, feats, feat_lens, is_masked))
     log_probs, _ = model.predict(model.mask_processor.apply_mask(feats, is_masked), feat_lens)
     tokens = model.quantizer(feats)
     is_scored = scored_token_mask(is_masked, 8, 0.8)
     expected = -log_probs[is_scored][:, :, 0].gather(1, tokens[is_scored]).sum()
-    assert int(tally.num_tokens) == 9  # five whole blocks of eight, and of the shifted one four
-    torch.testing.assert_close(tally.nll_sum, expected)
-    assert int(tally.token_counts.sum()) == 9
+    assert int(stats.num_tokens) == 9  # five whole blocks of eight, and of the shifted one four
+    torch.testing.assert_close(stats.nll_sum, expected)
+    assert int(stats.token_counts.sum()) == 9
 
 
 def post_conv_model(**masking: float) -> NestModel:
@@ -82,16 +83,16 @@ def test_encoder_frames_can_be_masked_in_place_of_feature_frames() -> None:
     feats, feat_lens = model.features(audio, lens)
     is_masked = torch.zeros(2, feats.shape[-1] // 8, dtype=torch.bool)
     is_masked[0, 5:10] = is_masked[1, 3] = True
-    tally = model.tally(feats, feats, feat_lens, is_masked)
+    stats = loss_stats(model.forward_features(feats, feats, feat_lens, is_masked))
     subsampled, enc_lens = model.encoder.pre_encode(feats, feat_lens)
     tokens = model.quantizer(subsampled.transpose(1, 2))
     masked = torch.where(is_masked.unsqueeze(-1), model.mask_processor.mask_embedding, subsampled)
     log_probs = model.decoder(model.encoder.encode(masked, enc_lens))
     expected = -log_probs[is_masked][:, :, 0].gather(1, tokens[is_masked]).sum()
-    assert int(tally.num_tokens) == 6
+    assert int(stats.num_tokens) == 6
     assert model.mask_processor.mask_embedding.shape == (16,)
     assert tokens.shape == (2, is_masked.shape[1], 1)
-    torch.testing.assert_close(tally.nll_sum, expected)
+    torch.testing.assert_close(stats.nll_sum, expected)
 
 
 def test_the_subsampling_learns_where_encoder_frames_are_masked() -> None:
@@ -99,7 +100,7 @@ def test_the_subsampling_learns_where_encoder_frames_are_masked() -> None:
     feats, feat_lens = model.features(*audio_batch(2.0, 1.6))
     is_masked = torch.zeros(2, feats.shape[-1] // 8, dtype=torch.bool)
     is_masked[:, 5:10] = True
-    model.tally(feats, feats, feat_lens, is_masked).nll_sum.backward()
+    loss_stats(model.forward_features(feats, feats, feat_lens, is_masked)).nll_sum.backward()
     grads = {name: p.grad for name, p in model.encoder.pre_encode.named_parameters()}
     assert all(grad is not None and grad.abs().max() > 0 for grad in grads.values())
 
@@ -110,7 +111,7 @@ def test_masks_of_encoder_frames_are_blocks_of_as_much_time(messy_corpora: Messy
     model.mask_processor.draw = lambda *args: seen.append((args, draw(*args))) or seen[-1][1]  # type: ignore[method-assign, func-returns-value]
     data = messy_data(messy_corpora)
     for step in range(4):
-        model.tally_batch(data.train_dataset[step, 0], "mask")
+        model(data.train_dataset[step, 0])
     for (lens, num_frames, _), is_masked in seen:
         assert is_masked.shape == (len(lens), num_frames)
         for row, length in zip(is_masked.tolist(), lens.tolist(), strict=True):
@@ -146,7 +147,7 @@ def test_gradients_are_those_of_the_mean_over_the_scored_tokens_of_the_whole_ste
     reference = NestModel(config).train()
     data = messy_data(messy_corpora, microbatches_per_step=4)
     trainer(tmp_path, [seen], max_steps=2).fit(model, datamodule=data)
-    tallies = [reference.tally_batch(data.train_dataset[0, m], "mask") for m in range(4)]
+    tallies = [loss_stats(reference(data.train_dataset[0, m])) for m in range(4)]
     loss = torch.stack([t.nll_sum for t in tallies]).sum() / torch.stack([t.num_tokens for t in tallies]).sum()
     loss.backward()
     expected = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
