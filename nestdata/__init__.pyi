@@ -75,6 +75,9 @@ from .errors import (
 from .errors import (
     PlanError as PlanError,
 )
+from .errors import (
+    last_error_line as last_error_line,
+)
 from .output import (
     move_into_place as move_into_place,
 )
@@ -150,6 +153,7 @@ __all__ = [
     "batch_digest",
     "derive_key",
     "draw_plan",
+    "last_error_line",
     "microbatches",
     "move_into_place",
     "partial_directory",
