@@ -10,7 +10,6 @@ opened here, and must hold the weights of the first file, bit for bit, and its s
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peer import run_peer
 from peers.nemo_model import section
 from torch import Tensor
 
@@ -114,7 +114,7 @@ def _carried(nemo_python: str, directory: Path, inputs: dict[str, Tensor]) -> It
         jobs.append(job if model else {**job, "section": source})
     (directory / "cases.json").write_text(json.dumps(jobs))
     script = Path(__file__).parent / "peers" / "nemo_files.py"
-    subprocess.run([nemo_python, str(script), str(directory / "cases.json")], check=True, stdout=subprocess.DEVNULL)
+    run_peer([nemo_python, script, directory / "cases.json"])
     yield from cases
 
 
