@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def prepare(real: Path, output: Path) -> None:
-    """Writes the manifests of both sides of the split beside the audio, and prepares all corpora."""
+    """Writes the manifests of both sides of the split next to the audio, and prepares all corpora."""
     lines = [json.loads(line) for line in (real / "speech.json").read_text().splitlines()]
     sides = {"train": [], "held_out": []}
     for line in lines:

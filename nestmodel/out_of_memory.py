@@ -8,7 +8,7 @@ _MESSAGES = ("out of memory", "allocate memory", "not enough memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that the memory of the machine or of a GPU was exhausted."""
+    """Returns whether an error reports that the memory of the machine or of a GPU was exhausted."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)

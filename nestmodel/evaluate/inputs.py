@@ -1,4 +1,4 @@
-"""The corpus that features are computed from, and what its cuts say about themselves: labels and audio files."""
+"""The corpus that features are computed from, and the labels and audio files of its cuts."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence

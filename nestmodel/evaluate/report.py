@@ -35,7 +35,7 @@ class ProbeConfig:
 
     train_per_class: int | None = None
     """Largest number of training utterances per class; None uses all. With many of them, an easy label can be
-    predicted from any features, and encoders cannot be told apart."""
+    predicted from any features, and the scores of different encoders are equal."""
 
     seed: int = 0
     """Determines the split and the weights of the untrained encoder."""

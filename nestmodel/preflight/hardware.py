@@ -215,7 +215,7 @@ class _MemoryMeter:
     Attributes:
         name: Name of the memory in messages.
         total_bytes: Bytes that a step may use. On a CPU, what this process uses already, and its share of the memory
-            that is available on the machine; 0 if the system does not tell.
+            that is available on the machine; 0 if it is unknown.
     """
 
     def __init__(self, trainer: pl.Trainer, device: torch.device) -> None:

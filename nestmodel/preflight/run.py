@@ -21,7 +21,7 @@ from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.preflight.checks import check_disk, check_reading, check_restarts, check_shared_memory
 from nestmodel.preflight.hardware import allocate_buffers, check_collectives, check_step
 from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
-from nestmodel.preflight.settings import compare_settings, run_settings_or_error
+from nestmodel.preflight.settings import compare_settings, rank_settings_or_error
 from nestmodel.preflight.store import StoreExchange
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
@@ -124,7 +124,7 @@ def _results_of_checks(
     model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: PreflightConfig, exchange: StoreExchange
 ) -> Iterator[tuple[str, RankResults]]:
     """Yields the name and the results of each check, equal on all ranks."""
-    yield "settings", _check_settings(exchange, run_settings_or_error(model, data, trainer))
+    yield "settings", _check_settings(exchange, rank_settings_or_error(model, data, trainer))
     figures: dict[str, float] = {}  # of this rank
     for name, check in rank_checks(model, data, trainer, config):
         results = _check_on_all_ranks(exchange, name, check)
@@ -158,7 +158,7 @@ def _check_collectives(
     exchange: StoreExchange,
     step_s: float | None,
 ) -> RankResults:
-    """Times collectives, unless a rank cannot allocate their buffers: the other ranks would wait for it in vain.
+    """Times collectives, unless a rank cannot allocate their buffers: the others would wait for it until the timeout.
 
     `step_s` is the time that this rank computes for one microbatch, in seconds; None if unknown.
     """

@@ -20,11 +20,11 @@ ERROR = "error"
 """The only key of the settings of a rank that failed to collect its settings; the value is the error."""
 
 _PACKAGES = ("nestdata", "nestguard", "nestmodel")
-_ABSENT = "(not there)"
+_ABSENT = "(absent)"
 _MAX_SHOWN = 5
 
 
-def run_settings(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> Settings:
+def rank_settings(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> Settings:
     """Returns the settings that must be equal on all ranks: code, versions, data, model and trainer."""
     val = data.val_dataset
     return {
@@ -40,10 +40,10 @@ def run_settings(model: NestModel, data: NestDataModule, trainer: pl.Trainer) ->
     }
 
 
-def run_settings_or_error(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> Settings:
-    """Returns `run_settings`, or the error under the key `ERROR` if they cannot be collected."""
+def rank_settings_or_error(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> Settings:
+    """Returns `rank_settings`, or the error under the key `ERROR` if they cannot be collected."""
     try:
-        return run_settings(model, data, trainer)
+        return rank_settings(model, data, trainer)
     except Exception as error:
         return {ERROR: last_error_line(error)}
 

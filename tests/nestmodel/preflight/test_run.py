@@ -218,7 +218,7 @@ def test_a_rank_fails_if_its_settings_differ_from_most_ranks_or_in_a_tie_from_ra
     assert [r.status for r in compare_settings([other, one, one])] == ["failed", "ok", "ok"]
     assert [r.status for r in compare_settings([one, other])] == ["ok", "failed"]
     (_, result) = compare_settings([one, {"version of torch": "2"}])
-    assert result.advice.startswith("data.plan.seed: (not there) here, 0 elsewhere")
+    assert result.advice.startswith("data.plan.seed: (absent) here, 0 elsewhere")
     many = compare_settings([{f"s{i}": "0" for i in range(9)}, {f"s{i}": "1" for i in range(9)}])
     assert "and 4 more" in many[1].advice
     assert [r.status for r in compare_settings([{ERROR: "no lhotse"}] * 2)] == ["failed"] * 2
@@ -228,7 +228,7 @@ def test_a_rank_fails_if_its_settings_differ_from_most_ranks_or_in_a_tie_from_ra
 
 def test_changed_settings_are_named_with_both_values() -> None:
     before, now = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "c": "4", "d": "5"}
-    assert changed_settings(before, now) == [("b", "2", "(not there)"), ("c", "3", "4"), ("d", "(not there)", "5")]
+    assert changed_settings(before, now) == [("b", "2", "(absent)"), ("c", "3", "4"), ("d", "(absent)", "5")]
     assert changed_settings(before, before) == []
 
 
