@@ -12,7 +12,6 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 import torch
+from peer import run_peer
 
 from nestdata import (
     AudioNoiseDataset,
@@ -127,11 +127,7 @@ def _nemo(arguments: argparse.Namespace, workers: int) -> float:
     script = Path(__file__).parent / "peers" / "nemo_loading.py"
     command = [arguments.nemo_python, str(script), str(arguments.speech), str(arguments.noise)]
     command += ["--workers", str(workers), "--seconds", str(NEMO_SECONDS)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode:
-        last_line = (run.stderr.strip().splitlines() or ["it printed no error"])[-1]
-        raise SystemExit(f"{script.name} failed with exit code {run.returncode}: {last_line}")
-    return float(json.loads(run.stdout.splitlines()[-1])["utterances_per_s"])
+    return float(json.loads(run_peer(command).splitlines()[-1])["utterances_per_s"])
 
 
 def _path(corpus: Corpus, index: int) -> str:

@@ -12,7 +12,6 @@ import json
 import platform
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ import lhotse
 import numpy as np
 from lhotse import CutSet
 from lhotse.dataset.sampling import DynamicBucketingSampler
+from peer import run_peer
 
 from nestdata import BatchPlan, Corpora, Corpus, PlanConfig, PrepareConfig, prepare_corpus, summarise_plan
 
@@ -144,9 +144,7 @@ def _config() -> PlanConfig:
 
 
 def _run(path: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, "--child", str(path)]
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    measured: dict[str, float] = json.loads(run.stdout)
+    measured: dict[str, float] = json.loads(run_peer([sys.executable, __file__, "--child", str(path)]))
     return measured
 
 

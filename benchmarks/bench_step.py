@@ -13,12 +13,12 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from peer import run_peer
 
 CASES: dict[str, list[str]] = {
     "small, 8 x 10 s": ["small", "--batch", "8", "--seconds", "10"],
@@ -74,8 +74,7 @@ def _print(name: str, rounds: list[tuple[dict[str, Any], dict[str, Any]]], memor
 
 
 def _run(python: str, script: Path, case: list[str]) -> dict[str, Any]:
-    run = subprocess.run([python, str(script), *case], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-    measured: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    measured: dict[str, Any] = json.loads(run_peer([python, script, *case]).splitlines()[-1])
     return measured
 
 

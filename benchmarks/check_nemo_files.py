@@ -10,7 +10,6 @@ saved is opened here, and must hold the settings of the exported file and its we
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peer import run_peer
 from peers.nemo_model import section
 from torch import Tensor
 
@@ -123,7 +123,7 @@ def _exchange(nemo_python: str, directory: Path, inputs: dict[str, Tensor]) -> I
         jobs.append(job if model else {**job, "section": source})
     (directory / "cases.json").write_text(json.dumps(jobs))
     script = Path(__file__).parent / "peers" / "nemo_files.py"
-    subprocess.run([nemo_python, str(script), str(directory / "cases.json")], check=True, stdout=subprocess.DEVNULL)
+    run_peer([nemo_python, script, directory / "cases.json"])
     yield from cases
 
 

@@ -10,7 +10,6 @@ here), the same masks, and no dropout or dither.
 import argparse
 import gc
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from peer import run_peer
 from peers.nemo_model import section
 from torch import Tensor, nn
 
@@ -132,7 +132,7 @@ def _comparisons(nemo_python: str, chosen: dict[str, dict[str, Any]]) -> Iterato
                 cases.append({"section": config, "inputs": str(inputs), "output": f"{directory}/{number}.outputs"})
             (Path(directory) / "cases.json").write_text(json.dumps(cases))
             script = Path(__file__).parent / "peers" / "nemo_model.py"
-            subprocess.run([nemo_python, str(script), f"{directory}/cases.json"], check=True, stdout=subprocess.DEVNULL)
+            run_peer([nemo_python, script, f"{directory}/cases.json"])
             for name, case in zip(names, cases, strict=True):
                 parts = {
                     part: torch.load(f"{case['output']}.{part}", mmap=True) for part in ("state", "single", "double")

@@ -36,6 +36,7 @@ from .errors import ManifestError as ManifestError
 from .errors import NestDataError as NestDataError
 from .errors import OutputError as OutputError
 from .errors import PlanError as PlanError
+from .errors import last_error_line as last_error_line
 from .output import flush_to_disk as flush_to_disk
 from .output import has_json_kind as has_json_kind
 from .output import output_directory as output_directory
@@ -93,6 +94,7 @@ __all__ = [
     "draw_plan",
     "flush_to_disk",
     "has_json_kind",
+    "last_error_line",
     "microbatches",
     "nearest_name_hint",
     "output_directory",

@@ -54,3 +54,18 @@ class AudioError(NestDataError):
         error = cls(message)
         error.reason = reason
         return error
+
+
+def last_error_line(error: BaseException) -> str:
+    """Returns the last non-empty line of an error's message, or the name of its type if the message is empty.
+
+    An error that was raised in a loader worker is rebuilt with the worker's traceback as its message. The last line of
+    that traceback names the type before the message; the name is removed.
+    """
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    name, separator, message = lines[-1].partition(": ")
+    is_type_name = name.replace(".", "").isidentifier() and name.endswith(("Error", type(error).__name__))
+    return message if "Traceback" in text and separator and is_type_name else lines[-1]

@@ -42,10 +42,6 @@ from .errors import (
 from .errors import (
     WeightsError as WeightsError,
 )
-from .evaluate.classifier import ProbeScore as ProbeScore
-from .evaluate.encode import (
-    RejectedUtterance as RejectedUtterance,
-)
 from .evaluate.encode import (
     Utterance as Utterance,
 )
@@ -70,7 +66,9 @@ from .evaluate.extract import (
 from .evaluate.extract import (
     extract_features as extract_features,
 )
+from .evaluate.linear_probe import ProbeScore as ProbeScore
 from .evaluate.probe import run_probe as run_probe
+from .evaluate.rejects import RejectedUtterance as RejectedUtterance
 from .evaluate.report import (
     ProbeConfig as ProbeConfig,
 )

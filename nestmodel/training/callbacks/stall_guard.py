@@ -19,7 +19,7 @@ from lightning_fabric.plugins.environments.cluster_environment import ClusterEnv
 from pytorch_lightning.strategies import DDPStrategy
 
 import nestguard
-from nestdata import AudioNoiseBatch
+from nestdata import AudioNoiseBatch, last_error_line
 from nestguard import Phase
 from nestmodel.errors import ConfigError
 from nestmodel.training.launcher import node_run_id
@@ -170,8 +170,8 @@ class StallGuard(pl.Callback):
         if isinstance(exception, Preempted | KeyboardInterrupt):
             self._heartbeat.finish(Phase.LEAVING)
             return
-        lines = [line for line in str(exception).splitlines() if line.strip()]
-        detail = f"{type(exception).__name__}: {lines[-1] if lines else ''}"
+        name, line = type(exception).__name__, last_error_line(exception)
+        detail = name if line == name else f"{name}: {line}"
         self._heartbeat.finish(Phase.FAILED, detail, "".join(traceback.format_exception(exception)))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
