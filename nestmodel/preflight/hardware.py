@@ -116,7 +116,7 @@ def _stepper(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> Cal
     own = NestModel(model.config)
     own = cast(NestModel, precision.convert_module(own)).to(device).train()
     own.trainer = trainer
-    if model._compiles_blocks:
+    if model.compile_blocks:
         own.encoder.compile_blocks(data.train_dataset.plan.config.num_shapes)
     own.on_fit_start()
     optimizer = own.configure_optimizers()["optimizer"]
@@ -127,7 +127,7 @@ def _stepper(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> Cal
             loss = own.training_step(_noise_batch(shape).to(device), 0)
         loss.backward()
         optimizer.step()
-        own._step = None
+        own.discard_step()
         if not bool(loss.isfinite()):  # waits for a GPU
             raise TrainingError("the loss of noise is no number. Look at trainer.precision.")
         return time.perf_counter() - before

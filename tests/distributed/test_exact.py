@@ -140,8 +140,8 @@ def test_ranks_that_would_go_on_from_different_checkpoints_are_refused(
     assert run.start() == [0, 0], run.log(0)
     run.max_steps, run.blind_rank = 3, 1
     assert run.start() == [1, 1]
-    assert "rank 0 would go on from step 2, others from 0 to 2" in run.log(0)
-    assert "rank 1 would go on from step 0, others from 0 to 2" in run.log(1)
+    assert "rank 0 would resume at step 2, but the steps of the ranks are 0 to 2" in run.log(0)
+    assert "rank 1 would resume at step 0, but the steps of the ranks are 0 to 2" in run.log(1)
 
 
 @pytest.mark.multiprocess
@@ -164,8 +164,8 @@ def test_a_loss_that_is_no_number_on_one_rank_is_skipped_by_all(messy_corpora: M
     assert after == before
     assert end != after
     ids = run.seen()[1, 3]
-    assert f"on rank 1 the loss is no number (microbatch 3: {', '.join(ids)})" in run.log(1)
-    assert "on rank 0 the gradients are no numbers, and every loss here is one" in run.log(0)
+    assert f"on rank 1 the loss is not finite (microbatch 3: {', '.join(ids)})" in run.log(1)
+    assert "on rank 0 the gradients are not finite, although every loss here is" in run.log(0)
 
 
 @pytest.mark.multiprocess

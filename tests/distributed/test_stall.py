@@ -133,7 +133,7 @@ def test_a_rank_that_ends_is_named_at_once_and_the_others_do_not_wait(
         assert "RuntimeError: something that happens on rank 1 only" in log
         assert "raise_for_one_rank" in log
     if what == "data that end early":
-        assert "the data of rank 1 ended in the midst of step 1, after 1 of 2 microbatches" in log
+        assert "the data of rank 1 ended within step 1, after 1 of 2 microbatches" in log
     assert gone_soon(run)
 
 
