@@ -75,7 +75,8 @@ def test_nothing_is_left_behind(messy_corpora: MessyCorpora, tmp_path: Path) -> 
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.training
-    assert model._trainer is None
+    with pytest.raises(RuntimeError, match="not attached to a `Trainer`"):
+        _ = model.trainer
     assert runner.global_step == 0
     assert torch.equal(torch.get_rng_state(), random)
     assert list(tmp_path.iterdir()) == []
