@@ -60,7 +60,7 @@ class _Cli(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer = super().instantiate_trainer(**kwargs)
         watch_ranks(lambda: launched_processes(trainer))
-        settings = self._get(self.config_init, "trainer")
+        settings = self.config_init[self.subcommand]["trainer"]
         if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
             return trainer  # the user's own, or none
         csv_logger = CSVLogger(trainer.default_root_dir, name="")

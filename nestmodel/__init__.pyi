@@ -141,13 +141,9 @@ from .training.callbacks.health import (
 from .training.callbacks.health import (
     UnhealthyTrainingWarning as UnhealthyTrainingWarning,
 )
+from .training.callbacks.progress import PlainProgress as PlainProgress
 from .training.callbacks.stall_guard import StallGuard as StallGuard
-from .training.callbacks.throughput import (
-    PlainProgress as PlainProgress,
-)
-from .training.callbacks.throughput import (
-    Throughput as Throughput,
-)
+from .training.callbacks.throughput import Throughput as Throughput
 from .training.checkpoints import (
     Checkpoints as Checkpoints,
 )

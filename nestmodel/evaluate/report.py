@@ -9,6 +9,7 @@ import numpy as np
 from nestmodel.errors import ConfigError
 from nestmodel.evaluate.encode import check_batch_seconds
 from nestmodel.evaluate.linear_probe import ProbeScore
+from nestmodel.figures import BLUE, GREY, ORANGE, finish_axes, new_figure
 
 MIN_TRAIN_PER_CLASS = 2
 """Smallest number of training utterances with which a class takes part."""
@@ -124,34 +125,31 @@ class ProbeReport:
 
 def draw_probe(report: ProbeReport, picture: Path) -> None:
     """Plots accuracy over layers, trained and untrained, with 95 % intervals, log-mel statistics and chance level."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    figure = new_figure(8.0, 4.8)
     axis = figure.subplots()
     layers = np.arange(len(report.trained))
     for name, scores, colour, style in (
-        ("trained", report.trained, "#2f6f9f", "-"),
-        ("untrained", report.untrained, "#b5532a", "--"),
+        ("trained", report.trained, BLUE, "-"),
+        ("untrained", report.untrained, ORANGE, "--"),
     ):
         accuracy, low, high = 100 * np.array(scores).T
         axis.plot(layers, accuracy, style, color=colour, marker="o", markersize=3, label=name)
         axis.fill_between(layers, low, high, color=colour, alpha=0.15, linewidth=0)
     for name, score, colour in (
-        ("trained, all layers together", report.trained_together, "#2f6f9f"),
-        ("untrained, all layers together", report.untrained_together, "#b5532a"),
+        ("trained, all layers together", report.trained_together, BLUE),
+        ("untrained, all layers together", report.untrained_together, ORANGE),
     ):
         x = len(layers) - 1 + 0.4
         bars = [[100 * (score.accuracy - score.low)], [100 * (score.high - score.accuracy)]]
         axis.errorbar([x], [100 * score.accuracy], bars, fmt="D", markersize=5, color=colour, capsize=3, label=name)
-    axis.axhline(100 * report.log_mel.accuracy, color="#4b4b4b", linestyle="-.", label="log-mel statistics")
-    axis.axhline(100 * report.chance.accuracy, color="#4b4b4b", linestyle=":", label="chance: the most frequent class")
+    axis.axhline(100 * report.log_mel.accuracy, color=GREY, linestyle="-.", label="log-mel statistics")
+    axis.axhline(100 * report.chance.accuracy, color=GREY, linestyle=":", label="chance: the most frequent class")
     label = report.config.label.replace("$", r"\$")  # an unescaped $ starts a formula
     title = f"{label}: {len(report.classes)} classes, {report.num_train} training utterances"
-    axis.set_title(f"{title}, {report.num_held_out} held out", loc="left", fontsize=10)
     axis.set_xlabel("layer (0 is the input of the first block)")
     axis.set_ylabel("accuracy on held-out utterances, %")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=8)
+    finish_axes(axis, f"{title}, {report.num_held_out} held out", has_legend=True)
     figure.savefig(picture, dpi=110)

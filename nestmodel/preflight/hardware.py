@@ -132,7 +132,7 @@ def _make_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
     second = NestModel(model.config)
     second = cast(NestModel, precision.convert_module(second)).to(device).train()
     second.trainer = trainer
-    if model._compiles_blocks:
+    if model.compile_blocks:
         second.encoder.compile_blocks(data.train_dataset.plan.config.num_shapes)
     second.on_fit_start()
     optimizer = second.configure_optimizers()["optimizer"]
@@ -143,7 +143,7 @@ def _make_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
             loss = second.training_step(_noise_batch(shape).to(device), 0)
         loss.backward()
         optimizer.step()
-        second._step = None
+        second.discard_step()
         if not bool(loss.isfinite()):  # waits for the GPU
             raise TrainingError("the loss on noise is not finite. Check trainer.precision.")
         return time.perf_counter() - before

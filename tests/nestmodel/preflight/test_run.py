@@ -78,7 +78,8 @@ def test_a_preflight_leaves_no_files_and_does_not_change_model_trainer_or_random
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.training
-    assert model._trainer is None
+    with pytest.raises(RuntimeError, match="not attached to a `Trainer`"):
+        _ = model.trainer
     assert runner.global_step == 0
     assert torch.equal(torch.get_rng_state(), random)
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ def audio_batch(*seconds: float) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.nn.utils.rnn.pad_sequence(signals, batch_first=True), lens
 
 
-def test_equal_seeds_give_equal_weights_whatever_the_global_generator_holds() -> None:
+def test_weights_depend_on_the_seed_and_not_on_the_global_generator() -> None:
     torch.manual_seed(1)
     first = NestModel(tiny_config())
     torch.manual_seed(2)
@@ -35,7 +35,7 @@ def test_equal_seeds_give_equal_weights_whatever_the_global_generator_holds() ->
     assert not torch.equal(first.quantizer.codebooks, other.quantizer.codebooks)
 
 
-def test_building_a_model_leaves_the_global_generator_alone() -> None:
+def test_building_a_model_does_not_change_the_global_generator() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -43,7 +43,7 @@ def test_building_a_model_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_predict_gives_distributions_of_the_shape_promised() -> None:
+def test_predict_returns_distributions_of_the_documented_shape() -> None:
     model = NestModel(tiny_config()).eval()
     audio, lens = audio_batch(1.0, 0.6)
     feats, feat_lens = model.features(audio, lens)
@@ -121,9 +121,7 @@ def test_masks_of_encoder_frames_are_blocks_of_as_much_time(messy_corpora: Messy
     assert any(is_masked.any() for _, is_masked in seen)
 
 
-def test_a_step_without_scored_tokens_moves_no_weight_by_its_gradient(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
+def test_a_step_without_scored_tokens_has_zero_gradients(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     config = tiny_config()
     config = replace(
         config,
@@ -138,7 +136,7 @@ def test_a_step_without_scored_tokens_moves_no_weight_by_its_gradient(
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_gradients_are_those_of_the_mean_over_the_scored_tokens_of_the_whole_step(
+def test_gradients_are_of_the_mean_over_the_scored_tokens_of_the_whole_step(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     no_dropout = {"dropout": 0.0, "dropout_pre_encoder": 0.0, "dropout_att": 0.0}
@@ -151,24 +149,26 @@ def test_gradients_are_those_of_the_mean_over_the_scored_tokens_of_the_whole_ste
     loss = torch.stack([t.nll_sum for t in tallies]).sum() / torch.stack([t.num_tokens for t in tallies]).sum()
     loss.backward()
     expected = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
-    assert len({int(t.num_tokens) for t in tallies}) > 1, "microbatches must differ for this to show"
+    assert len({int(t.num_tokens) for t in tallies}) > 1, "the test needs microbatches with different counts"
     assert seen.grads.keys() == expected.keys()
     for name, grad in expected.items():
         torch.testing.assert_close(seen.grads[name], grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_a_run_repeats_itself_bit_for_bit(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_equal_runs_give_equal_weights_bit_for_bit(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     first, _ = fit(messy_corpora, tmp_path, max_steps=3)
     second, _ = fit(messy_corpora, tmp_path, max_steps=3)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_run_that_was_stopped_goes_on_with_the_next_batch(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_the_next_batch_and_ends_with_equal_weights(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
     saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     whole, expected = fit(messy_corpora, tmp_path, max_steps=9, callbacks=[saver], enable_checkpointing=True)
     steps_per_epoch = len({key.step for key in expected.keys if key.epoch == 0})
-    assert 2 < steps_per_epoch < 8, "a run of nine steps must cross an epoch"
+    assert 2 < steps_per_epoch < 8, "the test needs a run of nine steps that crosses an epoch"
     for stopped_at in (1, steps_per_epoch, steps_per_epoch + 1):
         ckpt = tmp_path / f"step={stopped_at}.ckpt"
         again = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="again-{step}")
@@ -180,7 +180,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_batch(messy_corpora: Messy
             assert torch.equal(value, whole.state_dict()[name]), f"{name}, stopped at {stopped_at}"
 
 
-def test_a_checkpoint_rebuilds_its_model_by_itself(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_model_is_rebuilt_from_its_checkpoint_alone(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, filename="model")
     model, _ = fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
     rebuilt = NestModel.from_checkpoint(tmp_path / "model.ckpt")
@@ -188,7 +188,7 @@ def test_a_checkpoint_rebuilds_its_model_by_itself(messy_corpora: MessyCorpora, 
     assert all(torch.equal(a, b) for a, b in zip(rebuilt.parameters(), model.parameters(), strict=True))
 
 
-def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_error_names_the_file_that_is_not_a_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "not.ckpt"
     path.write_text("no checkpoint")
     with pytest.raises(WeightsError, match=r"not\.ckpt: neither .* a checkpoint of nestmodel"):
@@ -197,9 +197,7 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
         NestModel.from_checkpoint(tmp_path / "gone.ckpt")
 
 
-def test_validation_gives_the_same_figures_every_time_and_does_not_disturb_training(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
+def test_validation_is_repeatable_and_does_not_affect_training(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     class Validations(pl.Callback):
         def __init__(self) -> None:
             self.losses: list[float] = []
@@ -218,7 +216,7 @@ def test_validation_gives_the_same_figures_every_time_and_does_not_disturb_train
     assert 0 < again[0]["val_token_entropy"] <= math.log(32)
 
 
-def test_a_corpus_at_another_rate_is_refused(tmp_path: Path) -> None:
+def test_a_corpus_with_another_sampling_rate_is_rejected(tmp_path: Path) -> None:
     audio = {f"{i}.wav": tone(200, 1.0) for i in range(4)}
     corpus = folder_corpus(tmp_path / "speech", audio, PrepareConfig(sampling_rate=8000))
     data = NestDataModule(corpus.path, plan=PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1))
@@ -226,15 +224,15 @@ def test_a_corpus_at_another_rate_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, max_steps=1).fit(NestModel(tiny_config()), datamodule=data)
 
 
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch's own compiler
-def test_compiling_for_shapes_without_number_is_warned_of(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"compile_blocks without data\.plan\.num_shapes"):
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # from torch's compiler
+def test_compiling_without_a_limit_on_batch_shapes_warns(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"compile_blocks is on and data\.plan\.num_shapes is not set"):
         trainer(tmp_path, max_steps=0).fit(
             NestModel(tiny_config(), compile_blocks=True), datamodule=messy_data(messy_corpora)
         )
 
 
-def test_presets_are_of_the_sizes_of_the_paper() -> None:
+def test_presets_have_the_parameter_counts_of_the_paper() -> None:
     sizes = {}
     for name in ("small", "medium", "large", "xlarge"):
         config = NestConfig.preset(name)
