@@ -194,13 +194,13 @@ class CorpusWriter:
 
     def _repeated(self, records: "_Records") -> "array[int]":
         """Returns the rows of cuts whose id an earlier cut has, ascending."""
-        again, nonfinite_sources = array("q"), _repeated_values(records.column("id"))
-        first_rows = np.full(len(nonfinite_sources), -1)
+        again, repeated_ids = array("q"), _repeated_values(records.column("id"))
+        first_rows = np.full(len(repeated_ids), -1)
         clashing: set[str] = set()  # ids that share their digest with another, earlier one
-        for start, block in records.blocks() if len(nonfinite_sources) else ():
-            places = np.searchsorted(nonfinite_sources, block["id"])
-            places[places == len(nonfinite_sources)] = 0
-            for i in np.flatnonzero(nonfinite_sources[places] == block["id"]).tolist():
+        for start, block in records.blocks() if len(repeated_ids) else ():
+            places = np.searchsorted(repeated_ids, block["id"])
+            places[places == len(repeated_ids)] = 0
+            for i in np.flatnonzero(repeated_ids[places] == block["id"]).tolist():
                 row, place = start + i, places[i]
                 if first_rows[place] < 0:
                     first_rows[place] = row

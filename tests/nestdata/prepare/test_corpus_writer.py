@@ -14,7 +14,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nestdata import ManifestError, corpus_writer
+from nestdata import ManifestError
+from nestdata.prepare import corpus_writer
 from nestdata.prepare.corpus_writer import Collector, CorpusWriter, Found, Written
 from nestdata.prepare.probe import Cut, Reject
 from tests.nestdata.full_disk import files_up_to
@@ -29,7 +30,7 @@ class Item(NamedTuple):
     is_resampled: bool = False
 
 
-class HeartbeatSlot(NamedTuple):
+class NamedSource(NamedTuple):
     """Stands for a source."""
 
     name: str
@@ -64,7 +65,7 @@ def write(directory: Path, items: Sequence[Item], part: int = 1000) -> Written |
     with closing(CorpusWriter(directory)) as writer:
         for first in range(0, len(items), part):
             writer.add(collect(items[first : first + part], first + 1), 0)
-        return writer.finish([HeartbeatSlot("m")], 16000)
+        return writer.finish([NamedSource("m")], 16000)
 
 
 def rejects_of(directory: Path) -> list[dict[str, str]]:
@@ -191,7 +192,7 @@ def test_a_duplicate_names_its_source_and_place(tmp_path: Path) -> None:
     with closing(CorpusWriter(tmp_path)) as writer:
         writer.add(collect([Item("a"), Item("b")]), 0)
         writer.add(collect([Item("c"), Item("b")], first=41), 1)
-        writer.finish([HeartbeatSlot("first"), HeartbeatSlot("second")], 16000)
+        writer.finish([NamedSource("first"), NamedSource("second")], 16000)
         assert writer.first_reject == Reject(
             "second:42", "b", "duplicate_id", "the id 'b' stands for an earlier cut already"
         )
@@ -203,7 +204,7 @@ def test_rejects_are_written_and_counted_as_they_come(tmp_path: Path) -> None:
     found.rejects.extend(rejects)
     with closing(CorpusWriter(tmp_path)) as writer:
         writer.add(found, 0)
-        written = writer.finish([HeartbeatSlot("m")], 16000)
+        written = writer.finish([NamedSource("m")], 16000)
         assert (writer.first_reject, writer.rejected.total()) == (rejects[0], 2)
     assert written is not None
     assert written.rejected == {"missing": 1, "empty": 1}
@@ -217,7 +218,7 @@ def test_what_is_found_is_not_written_to(tmp_path: Path) -> None:
         writer.add(found, 0)
         writer.add(collect([Item("c")]), 0)
         writer.add(found, 1)
-        written = writer.finish([HeartbeatSlot("m"), HeartbeatSlot("n")], 16000)
+        written = writer.finish([NamedSource("m"), NamedSource("n")], 16000)
     assert written is not None
     assert (written.num_cuts, written.rejected) == (3, {"duplicate_id": 2})
 
@@ -261,7 +262,7 @@ def test_no_more_than_16_bytes_a_cut_are_held_however_many_are_duplicates(
             writer.add(collect(items, first), 0)
         tracemalloc.start()
         try:
-            written = writer.finish([HeartbeatSlot("m")], 16000)
+            written = writer.finish([NamedSource("m")], 16000)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -285,7 +286,7 @@ def test_the_fingerprint_depends_on_ids_lengths_and_the_rate_alone(tmp_path: Pat
     def fingerprint(items: Sequence[Item], rate: int = 16000) -> str:
         with closing(CorpusWriter(tmp_path)) as writer:
             writer.add(collect(items), 0)
-            written = writer.finish([HeartbeatSlot("m")], rate)
+            written = writer.finish([NamedSource("m")], rate)
         assert written is not None
         return written.fingerprint
 

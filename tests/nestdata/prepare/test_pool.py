@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nestdata import ConfigError, CorpusError, ManifestError, pool
+from nestdata import ConfigError, CorpusError, ManifestError
+from nestdata.prepare import pool
 from nestdata.prepare.pool import open_pool
 
 

@@ -533,7 +533,8 @@ def test_the_processes_of_a_prepare_that_is_killed_end_by_themselves(manifest: P
 def test_ctrl_c_while_the_processes_start_ends_them_with_one_traceback(manifest: Path, tmp_path: Path) -> None:
     program = """
 import sys
-from nestdata import pool, prepare_corpus
+from nestdata import prepare_corpus
+from nestdata.prepare import pool
 def start_and_tell(start=pool._start_fork_server):
     start()
     print("starting", flush=True)

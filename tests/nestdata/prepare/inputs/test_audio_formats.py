@@ -11,7 +11,7 @@ import torch
 import torchaudio
 
 from nestdata import Corpus, PrepareConfig, prepare_corpus
-from tests.nestdata.inputs.reading import decoded
+from tests.nestdata.prepare.inputs.reading import decoded
 from tests.synthesis import Samples, chirp, hiss, write_jsonl
 
 # By suffix: libsndfile's names of container and codec, the rates that the codec has, and the most channels.

@@ -8,7 +8,7 @@ import pytest
 
 from nestdata import Corpus, ManifestError, prepare_corpus
 from nestdata.prepare.inputs import Entry
-from tests.nestdata.inputs.reading import entries_of, prepared, some_audio, source_of
+from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio, source_of
 from tests.synthesis import read_audio
 
 

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, prepare_corpus
-from tests.nestdata.inputs.reading import decoded, entries_of, prepared, some_audio, source_of
+from tests.nestdata.prepare.inputs.reading import decoded, entries_of, prepared, some_audio, source_of
 from tests.synthesis import Samples, hiss
 
 

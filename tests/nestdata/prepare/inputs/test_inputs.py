@@ -8,7 +8,7 @@ import pytest
 
 from nestdata import InputFormat, ManifestError, prepare_corpus
 from nestdata.prepare.inputs import Entry, InputOptions, Source, common_root, detect_format, open_source
-from tests.nestdata.inputs.reading import entries_of, lhotse_cut, lhotse_recording, prepared, some_audio, source_of
+from tests.nestdata.prepare.inputs.reading import entries_of, lhotse_cut, lhotse_recording, prepared, some_audio, source_of
 from tests.synthesis import write_jsonl
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from nestdata import Corpus, ManifestError, prepare_corpus
 from nestdata.prepare.inputs import Entry
-from tests.nestdata.inputs.reading import entries_of, lhotse_cut, lhotse_recording, prepared, some_audio
+from tests.nestdata.prepare.inputs.reading import entries_of, lhotse_cut, lhotse_recording, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio, write_jsonl
 
 
