@@ -33,7 +33,7 @@ class PlanError(NestDataError):
     """These cuts cannot be laid out under this budget."""
 
 
-AudioReason = Literal["missing", "empty", "unreadable", "truncated", "not_finite"]
+AudioReason = Literal["missing", "not_a_file", "empty", "unreadable", "truncated", "not_finite"]
 
 
 class AudioError(NestDataError):

@@ -22,6 +22,7 @@ from lhotse import MonoCut, Recording
 from lhotse.augmentation import AudioTransform
 from numpy.typing import NDArray
 
+from nestdata.corpus.file_kind import check_regular_file, special_file_kind
 from nestdata.errors import AudioError, AudioReason
 
 SILENCE_DB = -90.0
@@ -94,9 +95,10 @@ def open_audio(path: str) -> soundfile.SoundFile:
     """Opens a file to be read once from some place on.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: It cannot be opened, or is a directory, pipe, socket or device, which is not opened at all.
         soundfile.LibsndfileError: It is no audio that libsndfile knows.
     """
+    check_regular_file(path)
     # By descriptor, which saves libsndfile's wrapper looking at the name, 3 % of a short file. libsndfile closes it,
     # also where it does not know the format.
     return _Stream(os.open(path, os.O_RDONLY))
@@ -182,6 +184,8 @@ def _read_by_lhotse(row: Mapping[str, Any], offset_s: float, duration: float, ou
             offset=offset_s, duration=duration, sampling_rate=recording.sampling_rate
         )
     source = next(source for source in recording.sources if row["channel"] in source.channels)
+    if source.type == "file":
+        check_regular_file(source.source)
     # Opus is decoded at the rate it is asked for, which must be the one that the transforms start from.
     source_rate = getattr(transforms[0], "source_sampling_rate", None) if transforms else None
     samples = source.load_audio(offset_s, duration, force_opus_sampling_rate=source_rate or recording.sampling_rate)
@@ -234,6 +238,8 @@ def _one_torch_thread() -> Iterator[None]:
 
 def _reason(path: str, error: Exception) -> AudioReason:
     """Finds out what the matter is with a file that could not be decoded."""
+    if special_file_kind(path):
+        return "not_a_file"
     if not os.path.isfile(path):
         return "missing" if isinstance(error, soundfile.LibsndfileError | OSError) else "unreadable"
     if os.path.getsize(path) == 0:
