@@ -7,6 +7,7 @@ from .batch.augment import AugmentConfig as AugmentConfig
 from .batch.bad_audio import BadAudioConfig as BadAudioConfig
 from .batch.bad_audio import BadCut as BadCut
 from .batch.batch import AudioNoiseBatch as AudioNoiseBatch
+from .batch.batch import BatchIndex as BatchIndex
 from .batch.batch import MicrobatchKey as MicrobatchKey
 from .batch.dataset import AudioNoiseDataset as AudioNoiseDataset
 from .batch.dataset import ShortAudio as ShortAudio
@@ -33,9 +34,12 @@ from .errors import ConfigError as ConfigError
 from .errors import CorpusError as CorpusError
 from .errors import ManifestError as ManifestError
 from .errors import NestDataError as NestDataError
+from .errors import OutputError as OutputError
 from .errors import PlanError as PlanError
-from .output import move_into_place as move_into_place
-from .output import partial_directory as partial_directory
+from .output import flush_to_disk as flush_to_disk
+from .output import has_json_kind as has_json_kind
+from .output import output_directory as output_directory
+from .output import output_file as output_file
 from .plan.batch_plan import BatchPlan as BatchPlan
 from .plan.batch_plan import PlanConfig as PlanConfig
 from .plan.summary import BucketSummary as BucketSummary
@@ -57,6 +61,7 @@ __all__ = [
     "AugmentConfig",
     "BadAudioConfig",
     "BadCut",
+    "BatchIndex",
     "BatchPlan",
     "BucketSummary",
     "ConfigError",
@@ -73,6 +78,7 @@ __all__ = [
     "NoiseConfig",
     "NoiseSampler",
     "NoiseSpan",
+    "OutputError",
     "PlanConfig",
     "PlanError",
     "PlanSummary",
@@ -85,10 +91,12 @@ __all__ = [
     "batch_digest",
     "derive_key",
     "draw_plan",
+    "flush_to_disk",
+    "has_json_kind",
     "microbatches",
-    "move_into_place",
     "nearest_name_hint",
-    "partial_directory",
+    "output_directory",
+    "output_file",
     "prepare_corpus",
     "preview_rows",
     "require",

@@ -15,7 +15,7 @@ import numpy as np
 
 from nestdata.errors import PlanError
 from nestdata.plan.batch_plan import BatchPlan, PlanConfig
-from nestdata.plan.layout import Lengths
+from nestdata.plan.lengths import Lengths
 from nestdata.plan.summary import summarise_plan
 from nestdata.prepare.probe import RejectReason
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestdata.errors import ManifestError
-from nestdata.output import check_target, move_into_place, partial_directory
+from nestdata.output import output_directory
 from nestdata.prepare.config import PrepareConfig, ProbeMode
 from nestdata.prepare.inputs import InputOptions, Source, open_sources
 from nestdata.prepare.inputs.jsonl import LhotseManifest
@@ -85,15 +85,15 @@ def prepare_corpus(
     Raises:
         ManifestError: An input cannot be read, no audio can be used, or an entry was rejected with `config.strict`.
             Nothing is left behind.
-        CorpusError: The target exists or cannot be written, or another run is writing it.
+        OutputError: The target exists, cannot be written, or is being written by another run.
+        CorpusError: A worker process ended before its work did.
         ConfigError: A required package is not installed, or no Dask scheduler answers.
     """
     from nestdata.prepare.corpus_writer import CorpusWriter
 
     config = config or PrepareConfig()
     output = Path(output).resolve()
-    check_target(output, overwrite)
-    with partial_directory(output) as partial:
+    with output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=_is_corpus) as partial:
         sources = _open_sources(manifests, config, partial, output)
         with open_pool(jobs, dask, preload=_worker_modules(sources, config)) as pool:
             with closing(CorpusWriter(partial)) as writer:
@@ -103,9 +103,11 @@ def prepare_corpus(
             assert stats is not None
             report = _report(stats, output, config.sampling_rate)
             _write_rest(partial, report, _meta(stats, sources, config), config, pool)
-        check_target(output, overwrite)  # again: another run may have finished in the meantime
-        move_into_place(partial, output)
     return report
+
+
+def _is_corpus(directory: Path) -> bool:
+    return (directory / "meta.json").is_file()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any, Literal, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata import Corpus
+from nestdata import Corpus, has_json_kind, output_directory
 from nestmodel.errors import ConfigError, ExtractError
 from nestmodel.evaluate.encode import (
     Layers,
@@ -37,7 +37,6 @@ from nestmodel.evaluate.encode import (
     resolve_device,
     resolve_layers,
 )
-from nestmodel.evaluate.output import output_directory
 from nestmodel.training.module import NestModel
 
 FileFormat = Literal["npy", "safetensors"]
@@ -107,17 +106,19 @@ def extract_features(
         on_progress: Called with the number of utterances done and their total.
 
     Raises:
-        ConfigError: The layers or the device do not exist, the corpus has another sampling rate than the model, or the
-            target is in the way.
+        ConfigError: The layers or the device do not exist, the corpus has another sampling rate than the model.
         ExtractError: No utterance gave features, or a batch does not fit into memory.
-        NestDataError: An input cannot be read, or the target not be written. Nothing is left behind.
+        OutputError: The target exists, cannot be written, or is being written by another run.
+        NestDataError: An input cannot be read. Nothing is left behind.
     """
     config = config or ExtractConfig()
     output = Path(output).resolve()
     resolve_layers(config.layers, model.config.encoder.num_layers)
     resolve_device(config.device)
     _check_format(config.format)
-    with output_directory(output, overwrite=overwrite, marker="meta.json", kind="features") as partial:
+    with output_directory(
+        output, kind="a directory of features", overwrite=overwrite, may_replace=_is_feature_directory
+    ) as partial:
         left_out: Counter[str] = Counter()
         with (
             (partial / "rejected.jsonl").open("w", encoding="utf-8") as rejected,
@@ -130,6 +131,10 @@ def extract_features(
         meta = _meta(corpus, report, config, model_name)
         (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
     return replace(report, path=output)
+
+
+def _is_feature_directory(directory: Path) -> bool:
+    return has_json_kind(directory, "meta.json", "features")
 
 
 def file_stem(cut_id: str) -> str:

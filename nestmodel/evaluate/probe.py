@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata import Corpus
+from nestdata import Corpus, has_json_kind, output_directory
 from nestmodel.errors import ConfigError, ProbeError
 from nestmodel.evaluate.classifier import ProbeScore, score_held_out
 from nestmodel.evaluate.encode import (
@@ -37,7 +37,6 @@ from nestmodel.evaluate.encode import (
     open_inputs,
     resolve_device,
 )
-from nestmodel.evaluate.output import output_directory
 from nestmodel.evaluate.report import LEAST_IN_TRAINING, ProbeConfig, ProbeReport, draw_probe
 from nestmodel.evaluate.split import Labelled, first_of_each_class, split_held_out
 from nestmodel.training.module import NestModel
@@ -74,11 +73,12 @@ def run_probe(
         on_progress: Called with what is done and its total; a pass over the utterances and a fit count alike.
 
     Raises:
-        ConfigError: The device does not exist, the corpus has another sampling rate than the model, the target is in
-            the way, or scikit-learn is not installed.
+        ConfigError: The device does not exist, the corpus has another sampling rate than the model, or scikit-learn is
+            not installed.
         ProbeError: No utterance has the label, or fewer than two classes have enough of them.
         ExtractError: A batch does not fit into memory.
-        NestDataError: An input cannot be read, or the target not be written.
+        OutputError: The target exists, cannot be written, or is being written by another run.
+        NestDataError: An input cannot be read.
     """
     _check_installed()
     resolve_device(config.device)
@@ -251,8 +251,12 @@ def _workplace(target: Path | None, overwrite: bool) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="nestmodel-probe-") as name:
             yield Path(name)
     else:
-        with output_directory(target, overwrite=overwrite, marker="probe.json", kind="probe") as partial:
+        with output_directory(target, kind="a probe", overwrite=overwrite, may_replace=_is_probe) as partial:
             yield partial
+
+
+def _is_probe(directory: Path) -> bool:
+    return has_json_kind(directory, "probe.json", "probe")
 
 
 def _check_installed() -> None:

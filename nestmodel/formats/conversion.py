@@ -15,10 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nestdata import move_into_place, partial_directory
+from nestdata import output_directory, output_file
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
-from nestmodel.evaluate.output import output_file
 from nestmodel.formats.huggingface import check_huggingface, is_huggingface, write_huggingface
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.onnx import write_onnx
@@ -55,7 +54,7 @@ def import_model(source: Path, output: Path | None = None, *, overwrite: bool = 
 
     Raises:
         WeightsError: The file cannot be read, does not hold a whole model, or the other cannot be written.
-        ConfigError: Something is in the way.
+        OutputError: The target exists, or is being written by another run.
     """
     model = NestModel.from_checkpoint(source)
     output = output or Path(source.stem + ".ckpt")
@@ -96,7 +95,8 @@ def export_model(
 
     Raises:
         WeightsError: The source cannot be read, does not hold a whole model, or the other cannot be written.
-        ConfigError: The format cannot hold the model, or something is in the way.
+        ConfigError: The format cannot hold the model.
+        OutputError: The target exists, or is being written by another run.
     """
     parts = _PARTS[to][0] if parts is None else parts
     if parts not in _PARTS[to]:
@@ -130,13 +130,13 @@ def write_safetensors(path: Path, config: NestConfig, state: Mapping[str, Tensor
 
 def _write_directory(output: Path, model: NestModel, overwrite: bool) -> None:
     check_huggingface(model.config)
-    if output.exists() and not (overwrite and is_huggingface(output)):
-        advice = "and is no such model. Choose another place" if overwrite else "pass --overwrite to replace it"
-        raise ConfigError(f"{output}: exists already, {advice}.")
-    with partial_directory(output) as partial:
-        with _writing(output):
-            write_huggingface(partial, model.config, model.state_dict())
-        move_into_place(partial, output)
+    with (
+        output_directory(
+            output, kind="a Hugging Face model", overwrite=overwrite, may_replace=is_huggingface
+        ) as partial,
+        _writing(output),
+    ):
+        write_huggingface(partial, model.config, model.state_dict())
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.utilities import rank_zero_warn
 
 import nestguard
+from nestdata import flush_to_disk
 from nestmodel.errors import ConfigError
 from nestmodel.training.lightning_private import dump_checkpoint
 from nestmodel.training.step_limits import ends_step
@@ -146,7 +147,7 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        _flush_directory(path.parent)
+        flush_to_disk(path.parent)
     except BaseException as error:
         partial.unlink(missing_ok=True)
         if refused and isinstance(error, RuntimeError):  # with which torch's writer hides what the file said
@@ -211,11 +212,3 @@ def _point_to(path: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(path.name)
     link.replace(path.with_name(LAST))
-
-
-def _flush_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

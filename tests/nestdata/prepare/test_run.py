@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lhotse import CutSet
 
-from nestdata import ConfigError, Corpus, CorpusError, ManifestError, PrepareConfig, prepare_corpus
+from nestdata import ConfigError, Corpus, CorpusError, ManifestError, OutputError, PrepareConfig, prepare_corpus
 from tests.conftest import MessyCorpora
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.nestdata.full_disk import files_up_to
@@ -364,7 +364,7 @@ def test_cuts_of_equal_length_keep_the_order_of_the_input(tmp_path: Path) -> Non
 def test_an_existing_corpus_is_left_alone(manifest: Path, tmp_path: Path) -> None:
     prepare_corpus([manifest], tmp_path / "speech.corpus")
     before = tree(tmp_path)
-    with pytest.raises(CorpusError, match=r"speech\.corpus: exists already\. .*--overwrite"):
+    with pytest.raises(OutputError, match=r"speech\.corpus: exists already\. .*--overwrite"):
         prepare_corpus([manifest], tmp_path / "speech.corpus")
     assert tree(tmp_path) == before
 
@@ -397,7 +397,7 @@ def test_a_path_that_is_not_a_corpus_is_never_replaced(manifest: Path, tmp_path:
     (tmp_path / "file").write_text("a file")
     before = tree(tmp_path)
     for name in ("notes", "file"):
-        with pytest.raises(CorpusError, match="exists already"):
+        with pytest.raises(OutputError, match="exists already"):
             prepare_corpus([manifest], tmp_path / name, overwrite=overwrite)
     assert tree(tmp_path) == before
 
@@ -409,7 +409,7 @@ def test_a_corpus_that_another_run_finishes_in_the_meantime_is_not_replaced(mani
         if done == total:
             (tmp_path / "ready.corpus").rename(tmp_path / "speech.corpus")
 
-    with pytest.raises(CorpusError, match="exists already"):
+    with pytest.raises(OutputError, match="exists already"):
         prepare_corpus([manifest], tmp_path / "speech.corpus", on_progress=finish_another)
     assert Corpus.open(tmp_path / "speech.corpus").sampling_rate == 8000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
@@ -417,7 +417,7 @@ def test_a_corpus_that_another_run_finishes_in_the_meantime_is_not_replaced(mani
 
 def test_an_unwritable_target_is_an_error(manifest: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
-    with pytest.raises(CorpusError, match=r"speech\.corpus: cannot be written"):
+    with pytest.raises(OutputError, match=r"speech\.corpus: cannot be written"):
         prepare_corpus([manifest], tmp_path / "file" / "speech.corpus")
 
 
@@ -618,7 +618,7 @@ def test_a_second_prepare_into_the_same_target_is_refused_while_the_first_one_ru
     output = tmp_path / "speech.corpus"
     with paused_prepare(manifest, output) as process:
         before = tree(tmp_path)
-        with pytest.raises(CorpusError, match=r"speech\.corpus: another run is writing it"):
+        with pytest.raises(OutputError, match=r"speech\.corpus: another run is writing it"):
             prepare_corpus([manifest], output)
         assert tree(tmp_path) == before
         prepare_corpus([manifest], tmp_path / "other.corpus")
@@ -638,8 +638,8 @@ def test_a_full_disk_is_an_error_that_names_the_target_and_leaves_nothing_behind
     before = tree(tmp_path)
     config = PrepareConfig(pcm=True, probe="missing")
     for kilobytes in (0, 1, 20, 100, 300):
-        message = r"speech\.corpus: cannot be written \(File too large\)\. Choose another place\."
-        with files_up_to(1000 * kilobytes), pytest.raises(CorpusError, match=message):
+        message = r"speech\.corpus: cannot be written \(File too large\)\. Choose another path\."
+        with files_up_to(1000 * kilobytes), pytest.raises(OutputError, match=message):
             prepare_corpus([long_manifest], output, config, overwrite=overwrite)
         assert tree(tmp_path) == before
     assert prepare_corpus([long_manifest], output, config, overwrite=overwrite).num_cuts == 1200
@@ -661,7 +661,7 @@ for kilobytes in (4, 16, 64, 200, 400, 600, 700, 1000, 3000, 20000):
     try:
         nestdata.prepare_corpus([sys.argv[1]], sys.argv[2] + "/a.corpus", nestdata.PrepareConfig(pcm=True))
         print("ok")
-    except nestdata.CorpusError as error:
+    except nestdata.OutputError as error:
         assert "No space left on device" in str(error), error
         assert os.listdir(sys.argv[2]) == []
         print("full")

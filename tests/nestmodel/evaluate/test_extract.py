@@ -11,7 +11,7 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
-from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
+from nestdata import Corpus, ManifestError, OutputError, PrepareConfig, prepare_corpus
 from nestmodel import (
     ConfigError,
     ExtractConfig,
@@ -290,11 +290,11 @@ def test_only_features_are_replaced_and_only_on_request(
 ) -> None:
     output, config = tmp_path / "f", ExtractConfig(device="cpu")
     extract_features(model, corpus, output, config)
-    with pytest.raises(ConfigError, match=r"f: exists already.*--overwrite"):
+    with pytest.raises(OutputError, match=r"f: exists already.*--overwrite"):
         extract_features(model, corpus, output, config)
     extract_features(model, corpus, output, replace(config, layers="all"), overwrite=True)
     assert json.loads((output / "meta.json").read_text())["layers"] == [0, 1, 2]
-    with pytest.raises(ConfigError, match="holds something else than features"):
+    with pytest.raises(OutputError, match="exists already and is not a directory of features"):
         extract_features(model, [folder], corpus.path, config, overwrite=True)
     assert len(Corpus.open(corpus.path)) == len(LENGTHS)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from nestdata import OutputError
 from nestmodel import ConfigError, NestModel, ProbeConfig, ProbeError, ProbeReport, ProbeScore, run_probe
 from nestmodel.evaluate.report import draw_probe
 from tests.synthesis import Samples, hiss, tone, write_audio, write_jsonl
@@ -189,7 +190,7 @@ def test_the_result_is_written_whole_or_not_at_all(model: NestModel, manifest: P
     assert found["trained"][1] == report.trained[1]._asdict()
     assert found["untrained"][2]["accuracy"] == report.untrained[2].accuracy
     assert found["chance"].keys() == {"accuracy", "low", "high"}
-    with pytest.raises(ConfigError, match=r"out: exists already.*--overwrite"):
+    with pytest.raises(OutputError, match=r"out: exists already.*--overwrite"):
         run_probe(model, [manifest], config, output)
     run_probe(model, [manifest], config, output, overwrite=True)
     assert {path.name for path in tmp_path.iterdir()} == {"out"}

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nestdata import OutputError
 from nestmodel import ConfigError, FeatureConfig, NestConfig, NestModel
 from nestmodel.formats.conversion import export_model
 from nestmodel.formats.huggingface import write_huggingface
@@ -93,9 +94,9 @@ def test_only_a_model_of_this_kind_is_replaced(tmp_path: Path) -> None:
         "model.safetensors",
         "preprocessor_config.json",
     ]
-    with pytest.raises(ConfigError, match="exists already, pass --overwrite"):
+    with pytest.raises(OutputError, match=r"exists already.*pass --overwrite"):
         export_model(source, "huggingface", target)
     export_model(source, "huggingface", target, overwrite=True)
     (target / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="exists already, and is no such model"):
+    with pytest.raises(OutputError, match="exists already and is not a Hugging Face model"):
         export_model(source, "huggingface", target, overwrite=True)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nestdata import CorpusError
+from nestdata import OutputError
 from nestmodel import ConfigError, NestConfig, NestModel, QuantizerConfig, WeightsError, load_weights
-from nestmodel.evaluate.output import output_file
 from nestmodel.formats.conversion import export_model, import_model, write_safetensors
 from nestmodel.formats.weights import abbreviated, kind_of, read_config, read_state, unlike_settings
 from tests.conftest import MessyCorpora
@@ -245,14 +244,14 @@ def test_nothing_is_replaced_or_left_half_written(tmp_path: Path) -> None:
     _, path = checkpoint(tmp_path)
     target = tmp_path / "there.nemo"
     target.write_text("mine")
-    with pytest.raises(ConfigError, match=r"there\.nemo: exists already"):
+    with pytest.raises(OutputError, match=r"there\.nemo: exists already"):
         export_model(path, "nemo", target)
     with pytest.raises(ConfigError, match="nemo holds all of a model"):
         export_model(path, "nemo", target, parts="encoder", overwrite=True)
     assert target.read_text() == "mine"
     export_model(path, "nemo", target, overwrite=True)
     assert NestModel.from_checkpoint(target).config.encoder == CONFIG.encoder
-    with pytest.raises(ConfigError, match="is a directory"):
+    with pytest.raises(OutputError, match="is a directory"):
         export_model(path, "nemo", tmp_path, overwrite=True)
     assert sorted(child.name for child in tmp_path.iterdir()) == ["model.ckpt", "there.nemo"]
 
@@ -262,7 +261,7 @@ def test_a_full_disk_is_an_error_that_names_the_target_and_leaves_nothing(to: st
     _, path = checkpoint(tmp_path)
     target = tmp_path / "target"
     write = partial(import_model, path) if to == "checkpoint" else partial(export_model, path, to)
-    with files_up_to(20000), pytest.raises((CorpusError, WeightsError), match="target: cannot be written"):
+    with files_up_to(20000), pytest.raises((OutputError, WeightsError), match="target: cannot be written"):
         write(target)
     assert [child.name for child in tmp_path.iterdir()] == ["model.ckpt"]
 
@@ -273,14 +272,6 @@ def test_others_may_read_what_is_written(to: str, tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     exported = export_model(path, to, tmp_path / "target")  # type: ignore[arg-type]  # a literal
     assert exported.stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_a_file_in_parts_comes_whole_to_its_place(tmp_path: Path) -> None:
-    with output_file(tmp_path / "graph.onnx", overwrite=False) as path:
-        path.write_text("graph")
-        path.with_name("graph.onnx.data").write_text("weights")
-        assert not (tmp_path / "graph.onnx.data").exists()
-    assert sorted(child.name for child in tmp_path.iterdir()) == ["graph.onnx", "graph.onnx.data"]
 
 
 def test_safetensors_hold_the_configuration_as_json(tmp_path: Path) -> None:
