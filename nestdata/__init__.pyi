@@ -48,9 +48,9 @@ from .plan.summary import CorpusSummary as CorpusSummary
 from .plan.summary import PlanSummary as PlanSummary
 from .plan.summary import draw_plan as draw_plan
 from .plan.summary import summarise_plan as summarise_plan
+from .prepare.config import PrepareConfig as PrepareConfig
+from .prepare.config import ProbeMode as ProbeMode
 from .prepare.inputs import InputFormat as InputFormat
-from .prepare.probe import ProbeMode as ProbeMode
-from .prepare.run import PrepareConfig as PrepareConfig
 from .prepare.run import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
 from .stateless_rng import derive_key as derive_key

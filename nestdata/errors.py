@@ -39,7 +39,7 @@ class PlanError(NestDataError):
     """The cuts cannot be arranged in batches within the budget."""
 
 
-AudioReason = Literal["missing", "empty", "unreadable", "truncated", "not_finite"]
+AudioReason = Literal["missing", "not_a_file", "empty", "unreadable", "truncated", "not_finite"]
 
 
 class AudioError(NestDataError):

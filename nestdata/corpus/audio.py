@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.corpus.file_kind import check_regular_file, special_file_kind
 from nestdata.errors import AudioError, AudioReason
 
 SILENCE_DB = -90.0
@@ -92,9 +93,10 @@ def open_audio(path: str) -> Any:
     """Opens an audio file as a `soundfile.SoundFile` for one sequential read from any position.
 
     Raises:
-        OSError: The file cannot be opened.
+        OSError: The file cannot be opened, or it is a directory, pipe, socket or device, which is never opened.
         soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
     """
+    check_regular_file(path)
     # Opened by descriptor, because the wrapper's checks of a file name take 3 % of the time of a short file. libsndfile
     # closes the descriptor, also if it does not know the format.
     return _sound_file_class()(os.open(path, os.O_RDONLY))
@@ -197,6 +199,8 @@ def _read_by_lhotse(fields: Mapping[str, Any], offset_s: float, duration: float,
             offset=offset_s, duration=duration, sampling_rate=recording.sampling_rate
         )
     source = next(source for source in recording.sources if fields["channel"] in source.channels)
+    if source.type == "file":
+        check_regular_file(source.source)
     # Opus is decoded at the requested rate, which must be the rate that the transforms start from.
     source_rate = getattr(transforms[0], "source_sampling_rate", None) if transforms else None
     samples = source.load_audio(offset_s, duration, force_opus_sampling_rate=source_rate or recording.sampling_rate)
@@ -256,6 +260,8 @@ def _reason(path: str, error: Exception) -> AudioReason:
     """Classifies a decoding failure."""
     import soundfile
 
+    if special_file_kind(path):
+        return "not_a_file"
     if not os.path.isfile(path):
         return "missing" if isinstance(error, soundfile.LibsndfileError | OSError) else "unreadable"
     if os.path.getsize(path) == 0:

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from nestdata import AudioError, Corpus, CorpusError, NoiseSampler, PrepareConfig, prepare_corpus
 from nestdata.corpus.bank import FULL_SCALE
 from nestdata.prepare.bank_writer import _scale_of, write_bank
-from nestdata.prepare.corpus_writer import Collector, CorpusWriter
+from nestdata.prepare.corpus_writer import CorpusWriter, ItemCollector
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.pool import Pool
 from nestdata.prepare.probe import Cut, Limits, probe
@@ -153,10 +153,10 @@ def test_stored_audio_is_read_from_the_partial_directory(tmp_path: Path) -> None
     entry = Entry("row 0", "a", str(stored), stored_path=str(output / "audio" / "0.wav"))
     (cut,) = probe(entry, Limits(sampling_rate=16000, channel=0, min_seconds=0.0, max_seconds=None))
     assert isinstance(cut, Cut)
-    collector = Collector()
+    collector = ItemCollector()
     collector.add(cut, 1, entry.where)
     with closing(CorpusWriter(partial)) as writer:
-        writer.add(collector.found(), 0)
+        writer.add(collector.collected(), 0)
         writer.finish([], 16000)
     write_bank(partial, output, Pool(None, 1))
     bank = np.fromfile(partial / "bank.pcm", "<i2")
