@@ -5,14 +5,15 @@ and of the data are defined elsewhere; `nestmodel.formats.nemo_config` translate
 validated on construction, and an unknown key raises an error.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
+from nestdata import nearest_name_hint, require, require_at_least, require_share
 from nestmodel.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT")
@@ -31,21 +32,9 @@ def preset_path(name: str) -> Path:
     return folder / f"{name}.yaml"
 
 
-def _require(ok: bool, field: str, value: object, expected: str) -> None:
-    if not ok:
-        raise ConfigError(f"{field} is {value!r}: expected {expected}.")
-
-
-def _at_least(low: int, section: str, config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        _require(value >= low, f"{section}.{name}", value, f"{low} or more")
-
-
-def _share(section: str, config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        _require(0.0 <= value < 1.0, f"{section}.{name}", value, "a share in [0, 1)")
+_require = partial(require, error=ConfigError)
+_at_least = partial(require_at_least, error=ConfigError)
+_share = partial(require_share, below_one=True, error=ConfigError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,8 +275,8 @@ def _build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
     hints = get_type_hints(cls)
     for key in mapping:
         if key not in hints:
-            nearest = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"{where}.{key} is unknown: did you mean {nearest!r}? Known are {', '.join(hints)}.")
+            hint = nearest_name_hint(str(key), hints)
+            raise ConfigError(f"{where}.{key} is unknown{hint}. The fields are {', '.join(hints)}.")
     values = {key: convert(value, hints[key], f"{where}.{key}") for key, value in mapping.items()}
     try:
         return cls(**values)

@@ -14,13 +14,12 @@ from nestdata import last_error_line
 from nestmodel.preflight.report import CheckResult
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
-from nestmodel.training.resume import Settings, flatten_settings
+from nestmodel.training.resume import ABSENT, Settings, changed_settings, flatten_settings
 
 ERROR = "error"
 """The only key of the settings of a rank that failed to collect its settings; the value is the error."""
 
 _PACKAGES = ("nestdata", "nestguard", "nestmodel")
-_ABSENT = "(absent)"
 _MAX_SHOWN = 5
 
 
@@ -58,12 +57,6 @@ def compare_settings(settings_of_ranks: Sequence[Settings]) -> list[CheckResult]
     return [_compare_rank(settings, expected) for settings in settings_of_ranks]
 
 
-def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, str]]:
-    """Returns the name, the value before and the value now of every setting that differs."""
-    changes = [(name, before.get(name, _ABSENT), now.get(name, _ABSENT)) for name in {**before, **now}]
-    return [change for change in changes if change[1] != change[2]]
-
-
 def _most_frequent(settings_of_ranks: Sequence[Settings]) -> Settings:
     """Returns the most frequent value of each setting; a setting that most ranks lack is left out."""
     names = dict.fromkeys(name for settings in settings_of_ranks for name in settings)
@@ -78,7 +71,7 @@ def _compare_rank(settings: Settings, expected: Settings) -> CheckResult:
         return CheckResult(status="failed", value="not known", advice=settings[ERROR])
     changes = changed_settings(expected, settings)
     if not changes:
-        plan = settings.get("data.plan.fingerprint", _ABSENT).strip("'")[:12]
+        plan = settings.get("data.plan.fingerprint", ABSENT).strip("'")[:12]
         return CheckResult(status="ok", value=f"{len(settings)} settings, plan {plan}")
     differences = [f"{name}: {here} here, {elsewhere} elsewhere" for name, elsewhere, here in changes[:_MAX_SHOWN]]
     if len(changes) > _MAX_SHOWN:

@@ -17,7 +17,7 @@ from nestmodel.errors import ConfigError
 Settings = dict[str, str]
 """Values by dotted name, both as text, so that a checkpoint can be read without this package."""
 
-_ABSENT = "(absent)"
+ABSENT = "(absent)"
 _MAX_CHANGES_SHOWN = 8
 
 
@@ -67,7 +67,7 @@ def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, st
     A setting that exists on one side only has the value "(absent)" on the other.
     """
     names = dict.fromkeys([*before, *now])
-    changes = [(name, before.get(name, _ABSENT), now.get(name, _ABSENT)) for name in names]
+    changes = [(name, before.get(name, ABSENT), now.get(name, ABSENT)) for name in names]
     return [change for change in changes if change[1] != change[2]]
 
 

@@ -60,7 +60,7 @@ def test_a_config_equals_the_one_read_back_from_its_values() -> None:
 def test_unknown_key_is_rejected_with_the_nearest_known_one() -> None:
     values = asdict(NestConfig.preset("demo"))
     values["encoder"]["num_layer"] = 3
-    with pytest.raises(ConfigError, match=r"encoder\.num_layer is unknown: did you mean 'num_layers'"):
+    with pytest.raises(ConfigError, match=r"encoder\.num_layer is unknown; the nearest is 'num_layers'"):
         NestConfig.from_dict(values)
 
 
