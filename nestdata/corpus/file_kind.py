@@ -19,7 +19,7 @@ _KINDS = {
 def special_file_kind(path: str | os.PathLike[str]) -> str | None:
     """Returns what a path leads to if that is not a regular file, such as "a pipe".
 
-    Symbolic links are followed. The cost is one `stat` call, about a microsecond on a local disk.
+    Symbolic links are followed. The cost is one `stat` call, about 2 microseconds on a local disk.
 
     Returns:
         None for a regular file, and for a path that does not exist or cannot be reached.
