@@ -93,12 +93,12 @@ def test_a_lost_host_is_named_and_both_sides_end(
     codes = run.start()
     assert codes[0] in (1, EXIT_STALLED), run.log(0)
     assert codes[1] == {"cut off": EXIT_STALLED, "killed": -signal.SIGKILL}.get(what, codes[1]), run.log(1)
-    told = f"no message from node 1 (host {socket.gethostname()}) for"
+    expected = f"no message from node 1 (host {socket.gethostname()}) for"
     if what == "killed":
-        told = "no contact with rank 1; rank 0 has failed"
-    assert f"stall guard: {told}" in run.log(0)
+        expected = "no contact with rank 1; rank 0 has failed"
+    assert f"stall guard: {expected}" in run.log(0)
     tables = [path.read_text() for path in (run.directory / "stalls").glob("*/table.txt")]
-    assert any(told in table for table in tables), tables
+    assert any(expected in table for table in tables), tables
     if what == "cut off":
         assert len(tables) == 2
         assert all("no message from node" in table for table in tables)
