@@ -1,16 +1,16 @@
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from nestguard import EXIT_STALLED
-from tests.nestguard.runs import PATIENT, Run, have_met, run, wait_until
+from tests.nestguard.runs import PATIENCE_S, PATIENT, Run, have_met, run, wait_until
+from tests.ports import free_port
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]
 
 
 def nothing_is_left(started: Run) -> None:
@@ -122,11 +122,6 @@ def test_a_monitor_that_was_suspended_with_its_ranks_raises_no_alarm(tmp_path: P
         assert not started.reports
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def test_the_table_is_whole_over_two_nodes_and_both_end(tmp_path: Path) -> None:
     peers = {"host": "127.0.0.1", "port": free_port(), "run_id": "a"}
     limits = {"step_s": 4.0}  # for the monitors to meet before
@@ -155,10 +150,10 @@ def test_a_node_that_freezes_is_named_by_the_other(tmp_path: Path) -> None:
     limits = {"step_s": 60.0, "first_step_s": 60.0, "node_silence_s": 2.0}
     with run(tmp_path, world_size=2, nodes=2, peers=peers, limits=limits) as started:
         frozen = [started.pid("monitor-1"), started.ranks[1].pid]
-        wait_until(lambda: have_met(port) and (tmp_path / "barrier-20-1").exists(), 20)
+        wait_until(lambda: have_met(port) and (tmp_path / "barrier-20-1").exists(), PATIENCE_S)
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
-        assert started.ranks[0].wait(12) == EXIT_STALLED
+        assert started.ranks[0].wait(PATIENCE_S) == EXIT_STALLED
         started.wait_for_end_of(started.pid("monitor-0"))
         assert "node 1 (host host-1) has not been heard from for" in started.output
         assert started.verdicts() == {"0": "waiting", "1": "silent"}
@@ -169,7 +164,7 @@ def test_a_monitor_that_hangs_up_is_a_warning_and_no_stop(tmp_path: Path) -> Non
     peers = {"host": "127.0.0.1", "port": port}
     with run(tmp_path, world_size=2, nodes=2, peers=peers, steps=100, limits=PATIENT) as started:
         monitor = started.pid("monitor-1")
-        wait_until(lambda: have_met(port) and (tmp_path / "barrier-30-1").exists(), 20)
+        wait_until(lambda: have_met(port) and (tmp_path / "barrier-30-1").exists(), PATIENCE_S)
         os.kill(monitor, signal.SIGKILL)
         assert started.exit_codes() == [0, 0]
         assert "the monitor of node 1 (host-1) has hung up" in started.output

@@ -14,14 +14,14 @@ from nestguard.peers import Coordinator, Follower, LocalOnly, Stop, meet
 from nestguard.process import ProcessState
 from nestguard.wire import view_from_json, view_to_json
 from tests.nestguard.views import view
+from tests.ports import free_port
 
 STOP = Stop({"cause": "rank 1 is stuck", "processes": [{"name": "rank-1", "is_culprit": True}]}, "a table")
 
 
 @pytest.fixture
 def config() -> PeerConfig:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return PeerConfig(host="127.0.0.1", port=server.getsockname()[1], run_id="ours")
+    return PeerConfig(host="127.0.0.1", port=free_port(), run_id="ours")
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def closing(peers: LocalOnly) -> Iterator[LocalOnly]:
 
 
 def soon(is_so: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 45  # a busy machine may be slow; a test that passes does not wait for it
     while not is_so() and time.monotonic() < deadline:
         time.sleep(0.01)
     return bool(is_so())
@@ -56,7 +56,7 @@ def test_what_a_node_sees_grows_older_on_the_way(config: PeerConfig) -> None:
         (first,) = hub.views()
         time.sleep(0.05)
         (later,) = hub.views()
-        assert 100 <= first.age_s < later.age_s < 105
+        assert 100 <= first.age_s < later.age_s < 160
         assert first.reading.identity.host == "host-1"
 
 
@@ -68,7 +68,7 @@ def test_node_0_decides_for_all_and_is_given_their_stacks(config: PeerConfig) ->
         assert spoke.decision() == STOP
         assert STOP.culprits() == {"rank-1"}
         spoke.send_texts({"rank-2.stack.txt": "here"})
-        assert hub.texts(5) == {"rank-2.stack.txt": "here"}
+        assert hub.texts(45) == {"rank-2.stack.txt": "here"}
 
 
 def test_silence_is_counted_from_the_last_word_on_both_sides(config: PeerConfig) -> None:
@@ -79,9 +79,13 @@ def test_silence_is_counted_from_the_last_word_on_both_sides(config: PeerConfig)
         assert hub.silences()[1].host == "host-1"
         assert hub.silences()[1].seconds > 0.9
         assert spoke.silences()[0].seconds > 0.9
-        hub.tell([])
-        spoke.tell([])
-        assert soon(lambda: hub.silences()[1].seconds < 0.9 and spoke.silences()[0].seconds < 0.9)
+
+        def both_are_heard_again() -> bool:
+            hub.tell([])
+            spoke.tell([])
+            return hub.silences()[1].seconds < 0.9 and spoke.silences()[0].seconds < 0.9
+
+        assert soon(both_are_heard_again)
 
 
 def test_who_says_goodbye_is_no_longer_waited_for(config: PeerConfig, caplog: pytest.LogCaptureFixture) -> None:
@@ -114,7 +118,7 @@ def test_who_hangs_up_is_out_of_sight_with_a_warning(config: PeerConfig, caplog:
 )
 def test_strangers_are_not_listened_to(config: PeerConfig, data: bytes) -> None:
     with closing(Coordinator(config)) as hub, socket.create_connection((config.host, config.port)) as stranger:
-        stranger.settimeout(5)
+        stranger.settimeout(45)
         stranger.sendall(data)
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
