@@ -28,7 +28,7 @@ def state_of(process: subprocess.Popen[bytes], started: int) -> ProcessState:
 
 
 def becomes(process: subprocess.Popen[bytes], started: int, state: ProcessState) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 45  # a busy machine may be slow; a test that passes does not wait for it
     while state_of(process, started) is not state and time.monotonic() < deadline:
         time.sleep(0.01)
     return state_of(process, started) is state
@@ -75,11 +75,11 @@ def test_age_is_that_of_the_last_sign_of_life_whatever_the_wall_clock_says(
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     time.sleep(1)
-    (view,) = watch.look()
-    assert 1 <= view.age_s < 30
+    (before,) = watch.look()
+    assert 1 <= before.age_s < 30
     heartbeat.alive()
     (view,) = watch.look()
-    assert view.age_s < 1
+    assert view.age_s < before.age_s
 
 
 def test_time_in_which_the_watch_itself_stood_still_is_not_counted(
@@ -105,7 +105,7 @@ from nestguard import Heartbeat, Identity
 Heartbeat(Path({str(tmp_path)!r}), Identity(
     rank=2, local_rank=0, node_rank=1, world_size=4, local_world_size=1, host="gpu-b"))
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
     one = replace(ME, local_world_size=1)
     (view,) = NodeWatch(tmp_path, one).look()
     assert view.is_dead  # it began after this process, so it is of this run

@@ -101,7 +101,7 @@ chain = pickle.load(open(sys.argv[1] + "/chain", "rb"))
 speech = numpy.load(sys.argv[1] + "/speech.npy")
 print([hashlib.sha256(chain(speech, 5, step).tobytes()).hexdigest() for step in range(6)])
 """
-    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, check=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, check=True, timeout=300)
     assert run.stdout.decode().strip() == str([digest(varied(SPEECH, 5, step)) for step in range(6)])
 
 
@@ -117,7 +117,7 @@ try:
 except nestdata.ConfigError as error:
     print(error)
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=300)
     assert b"augment.noise[0]: transforms need audiomentations. Install it with `pip install" in run.stdout
 
 

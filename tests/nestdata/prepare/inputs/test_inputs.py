@@ -177,4 +177,4 @@ def test_nothing_but_a_hugging_face_data_set_needs_its_package(tmp_path: Path) -
         "print(sorted({'datasets', 'pandas', 'pyarrow'} & set(sys.modules)))\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "audio"), str(tmp_path / "speech.corpus")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout == "[]\n"
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout == "[]\n"
