@@ -70,9 +70,9 @@ def main(wheel: Path) -> None:
                 sys.exit(f"{path} is missing")
         if len(list(Path(directory, "features").rglob("*.npy"))) != 8:
             sys.exit("features: eight .npy files were expected")
-        without_extra = run("nestmodel", "probe", checkpoint, "audio", "--label", "speaker", fails=True)
+        without_extra = run("nestmodel", "export", checkpoint, "--to", "onnx", fails=True)
         (line,) = without_extra.stderr.splitlines()
-        if not line.startswith("error: ") or "pip install 'nest-pretrain[probe]'" not in line:
+        if not line.startswith("error: ") or "pip install 'nest-pretrain[export]'" not in line:
             sys.exit(f"the missing extra is not named: {line}")
         print(line)
 
