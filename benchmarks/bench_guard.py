@@ -1,10 +1,10 @@
-"""What the stall guard costs a training step: runs with it and without in turns, and the time within its own calls.
+"""Cost of the stall guard per training step: alternating runs with and without it, and the time in its own calls.
 
     python benchmarks/bench_guard.py CORPUS NOISE [--steps 100] [--rounds 10] [--quick]
 
-Prints Markdown. A difference between runs of 50 ms a step is smaller than the noise of a shared machine; the time that
-is spent in the guard's own calls, in the same runs and less what the same calls take while it is off, is not. Without
-loader processes, what is said of every cut that is loaded counts, too.
+Prints Markdown. With steps of 50 ms, the difference between the runs is smaller than the noise of a shared machine. So
+the time in the guard's own calls is measured as well, less the time that the same calls take while the guard is off.
+Without loader processes, it includes the heartbeat for every cut that is loaded.
 """
 
 import argparse
@@ -30,14 +30,14 @@ BEATS = ("beat", "beat_collective", "note_cut", "note_cuts")
 
 
 class Clock(pl.Callback):
-    """Takes the time of each step."""
+    """Measures the seconds of each step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self._last: float | None = None
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Reads the clock."""
+        """Adds the time since the end of the previous step."""
         now = time.perf_counter()
         if self._last is not None:
             self.seconds.append(now - self._last)
@@ -45,14 +45,14 @@ class Clock(pl.Callback):
 
 
 class Meter:
-    """Adds up the time within some methods."""
+    """Sums the time that is spent in some methods."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._depth = 0
 
     def wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the method, timed; what it calls that is timed as well counts once."""
+        """Returns the method with its time added to the sum; nested calls of wrapped methods count once."""
 
         def timed(*arguments: Any, **options: Any) -> Any:
             self._depth += 1
@@ -68,13 +68,18 @@ class Meter:
 
 
 def main() -> int:
-    """Measures and prints."""
+    """Runs the measurement and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("noise", type=Path)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of audio in a step, which should take about 50 ms")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="seconds of audio in a step; choose them so that a step takes about 50 ms",
+    )
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     rounds, steps = (1, 20) if arguments.quick else (arguments.rounds, arguments.steps)
@@ -88,17 +93,20 @@ def main() -> int:
             setattr(kind, name, meter.wrap(getattr(kind, name)))
     print("# The stall guard\n")
     print(f"Made by `benchmarks/bench_guard.py`, {rounds} pairs of runs of {steps} steps, one rank of one thread.\n")
-    print("| loader processes | a step, median | within the guard's own calls, on less off | share of a step |", end="")
-    print(" steps with over steps without, median of pairs |\n|---|---|---|---|---|")
+    print("| loader processes | step, median | in the guard's own calls, on minus off | share of a step |", end="")
+    print(" step with guard / step without, median of pairs |\n|---|---|---|---|---|")
     for num_workers in (0, 2):
         with tempfile.TemporaryDirectory() as directory:
             pairs = [_pair(arguments, steps, num_workers, meter, Path(directory)) for _ in range(rounds + 1)][1:]
         step_ms = 1e3 * statistics.median(seconds for pair in pairs for seconds in pair.on)
-        within = [1e6 * pair.within_s for pair in pairs]
+        guard_us = [1e6 * pair.guard_s for pair in pairs]
         ratios = [statistics.median(pair.on) / statistics.median(pair.off) for pair in pairs]
-        own_us = statistics.median(within)
-        print(f"| {num_workers} | {step_ms:.1f} ms | {own_us:.0f} µs ({min(within):.0f} to {max(within):.0f}) ", end="")
-        print(f"| {own_us / step_ms / 10:.3f} % ", end="")
+        median_us = statistics.median(guard_us)
+        print(
+            f"| {num_workers} | {step_ms:.1f} ms | {median_us:.0f} µs ({min(guard_us):.0f} to {max(guard_us):.0f}) ",
+            end="",
+        )
+        print(f"| {median_us / step_ms / 10:.3f} % ", end="")
         print(f"| {statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f}) |", flush=True)
     return 0
 
@@ -108,17 +116,19 @@ class _Pair(NamedTuple):
     """Seconds of each step with the guard."""
 
     off: list[float]
-    within_s: float
-    """Seconds a step in the guard's calls, those that they take while it is off not counted."""
+    """Seconds of each step without the guard."""
+
+    guard_s: float
+    """Seconds per step in the guard's calls, less the seconds that the same calls take while it is off."""
 
 
 def _pair(arguments: argparse.Namespace, steps: int, num_workers: int, meter: Meter, directory: Path) -> _Pair:
-    found, spent = [], []
+    steps_s, guard_s = [], []
     for enabled in (True, False):
         before = meter.seconds
-        found.append(_train(arguments, steps, num_workers, directory, enabled=enabled))
-        spent.append((meter.seconds - before) / steps)
-    return _Pair(found[0], found[1], spent[0] - spent[1])
+        steps_s.append(_train(arguments, steps, num_workers, directory, enabled=enabled))
+        guard_s.append((meter.seconds - before) / steps)
+    return _Pair(steps_s[0], steps_s[1], guard_s[0] - guard_s[1])
 
 
 def _train(

@@ -1,11 +1,11 @@
-"""Trains on recorded speech until the loss on voices that were held out is below the entropy of their tokens.
+"""Trains on recorded speech, and compares the loss on held-out speakers with the entropy of their tokens.
 
     python benchmarks/bench_learning.py REAL_SPEECH OUTPUT [--minutes 30] [--results benchmarks/results/NAME]
 
-REAL_SPEECH holds speech.json and noise.json (NeMo lines with `speaker`). The lines of the held-out speakers become the
-validation corpus and all others the training corpus. Prepares both and the noise, previews a batch, trains the demo
-preset, and writes the result as Markdown; the commands are the ones a user types. A run that is already in OUTPUT is
-only reported on.
+REAL_SPEECH contains speech.json and noise.json (NeMo lines with `speaker`). The lines of the held-out speakers become
+the validation corpus, all other lines the training corpus. The script prepares both and the noise, previews a batch,
+trains the demo preset, and writes the result as Markdown. The commands are those that a user types. If OUTPUT already
+contains a run, only the report is written.
 """
 
 import argparse
@@ -13,10 +13,11 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+
+from peer import run_peer
 
 from nestdata import Corpus
 from nestmodel.training.callbacks.curves import Series, draw_curves, read_metrics
@@ -24,7 +25,7 @@ from nestmodel.training.callbacks.curves import Series, draw_curves, read_metric
 BIN = Path(sys.executable).parent
 HELD_OUT = ("fr_CA_f_June", "it_IT_m_Carlo")
 SETTINGS = {
-    # Two ranks of one thread each learn from twice as much as one rank of two threads: the operations are small.
+    # The operations are small: two ranks of one thread each process twice as much audio as one rank of two threads.
     "trainer.accelerator": "cpu",
     "trainer.strategy": "ddp",
     "trainer.devices": 2,
@@ -39,12 +40,14 @@ SETTINGS = {
 
 
 def main() -> int:
-    """Runs what is missing, then reports."""
+    """Trains unless there is a run, and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("real_speech", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--minutes", type=int, default=30)
-    parser.add_argument("--results", type=Path, default=Path("learning"), help="where NAME.md and NAME.png go")
+    parser.add_argument(
+        "--results", type=Path, default=Path("learning"), help="path of the results: NAME.md and NAME.png"
+    )
     arguments = parser.parse_args()
     real, output = arguments.real_speech.absolute(), arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
@@ -52,14 +55,14 @@ def main() -> int:
         prepare(real, output)
         for command in commands(arguments.minutes):
             print("$", command, flush=True)
-            subprocess.run(shlex.split(command), cwd=output, check=True, env=environment())
+            run_peer(shlex.split(command), cwd=output, env=environment(), echo=True)
     arguments.results.with_suffix(".md").write_text(report(output, arguments.minutes))
     draw_curves(output / "run" / "version_0", arguments.results.with_suffix(".png"))
     return 0
 
 
 def prepare(real: Path, output: Path) -> None:
-    """Writes the manifests of both sides of the split beside the audio, and prepares all corpora."""
+    """Writes the manifests of both sides of the split next to the audio, and prepares all corpora."""
     lines = [json.loads(line) for line in (real / "speech.json").read_text().splitlines()]
     sides = {"train": [], "held_out": []}
     for line in lines:
@@ -69,11 +72,11 @@ def prepare(real: Path, output: Path) -> None:
     for name in (*sides, "noise"):
         limit = [] if name == "noise" else ["--max-seconds", "30"]
         command = ["nestdata", "prepare", str(real / f"{name}.json"), "-o", f"{name}.corpus", "--overwrite", *limit]
-        subprocess.run(command, cwd=output, check=True, env=environment())
+        run_peer(command, cwd=output, env=environment(), echo=True)
 
 
 def commands(minutes: int) -> list[str]:
-    """What a user types after `nestdata prepare`."""
+    """Returns the commands that a user types after `nestdata prepare`."""
     overrides = " ".join(f"--{name} {value}" for name, value in SETTINGS.items())
     return [
         "nestdata sample-batch preview train.corpus --noise noise.corpus --max-batch-seconds 45 --step 100 -o preview",
@@ -93,7 +96,7 @@ def report(output: Path, minutes: int) -> str:
     return f"""# Learning from recorded speech
 
 Made by `benchmarks/bench_learning.py` on {os.cpu_count()} CPU cores ({platform.machine()}), {packages}.
-Held out: {", ".join(HELD_OUT)}, all prompts of a woman and of a man. Speech over 30 s is left out.
+Held-out speakers: {", ".join(HELD_OUT)}, a woman and a man, with all their prompts. Speech above 30 s is excluded.
 
 | corpus | cuts | hours |
 |---|---|---|
@@ -103,23 +106,23 @@ Held out: {", ".join(HELD_OUT)}, all prompts of a woman and of a man. Speech ove
 
 {verdict(series)}
 
-| step | validation loss | entropy of its tokens | below it by | masked accuracy | training loss |
+| step | validation loss | entropy of its tokens | difference | masked accuracy | training loss |
 |---|---|---|---|---|---|
 {table(series)}
 
 Medians: {median(series["audio_s_per_s"][1]):.0f} seconds of audio per second,
 {100 * median(series["data_wait"][1]):.1f} % of the time waiting for data,
-{100 * median(series["padding"][1]):.1f} % padding. The curve is beside this file.
+{100 * median(series["padding"][1]):.1f} % padding. The plot is next to this file.
 """
 
 
 def verdict(series: Series) -> str:
-    """One sentence on whether the loss got below the entropy."""
+    """Returns one sentence: whether the validation loss fell below the entropy, and its best value."""
     rows = list(zip(series["val_loss"][0], series["val_loss"][1], series["val_token_entropy"][1], strict=True))
     best = min(rows, key=lambda row: row[1] - row[2])
     first = next((step for step, loss, entropy in rows if loss < entropy), None)
     if first is None:
-        return f"**Not below the entropy**: nearest at step {best[0]}, {best[1]:.3f} against {best[2]:.3f} nats."
+        return f"**Not below the entropy**: closest at step {best[0]}, {best[1]:.3f} against {best[2]:.3f} nats."
     return (
         f"**Below the entropy of its tokens from step {first} on**; best at step {best[0]}: {best[1]:.3f} against "
         f"{best[2]:.3f} nats."
@@ -127,12 +130,12 @@ def verdict(series: Series) -> str:
 
 
 def table(series: Series) -> str:
-    """Rows of the validations."""
+    """Returns one row per validation."""
     lines = []
     for i, step in enumerate(series["val_loss"][0]):
         loss, entropy, accuracy = (series[f"val_{name}"][1][i] for name in ("loss", "token_entropy", "accuracy"))
-        near = [v for s, v in zip(*series["train_loss"], strict=True) if step - 200 < s <= step]
-        train = f"{sum(near) / len(near):.3f}" if near else ""
+        recent = [v for s, v in zip(*series["train_loss"], strict=True) if step - 200 < s <= step]
+        train = f"{sum(recent) / len(recent):.3f}" if recent else ""
         lines.append(
             f"| {step + 1} | {loss:.3f} | {entropy:.3f} | {entropy - loss:.3f} | {100 * accuracy:.1f} % | {train} |"
         )
@@ -140,12 +143,12 @@ def table(series: Series) -> str:
 
 
 def median(values: list[float]) -> float:
-    """Middle value."""
+    """Returns the upper median."""
     return sorted(values)[len(values) // 2]
 
 
 def environment() -> dict[str, str]:
-    """The commands of this Python first on the path, and one thread a rank."""
+    """Returns an environment in which the commands of this Python are first on the path, with one thread per rank."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 
 

@@ -1,18 +1,17 @@
-"""How fast noisy batches are loaded: against NeMo's data set, and against bare loops that only decode.
+"""Measures the loading speed of noisy batches, and compares with NeMo's dataset and with loops that only decode.
 
     python benchmarks/bench_loading.py SPEECH.json NOISE.json [--nemo-python PATH] [--rounds 5] [--quick]
 
-Prints Markdown. Every round runs everything once, in turn; ratios are taken within a round and their median is given,
-since the speed of a shared machine changes from minute to minute. NeMo needs a virtual environment of its own with
-`nemo_toolkit[asr]==3.0.0`. Both sides take the same utterances of 1 to 60 s, NEST's mixing (half of the cuts, half of
-those with noise, over half of their length), one thread a process.
+Prints Markdown. Every round measures each contestant once. Ratios are computed within a round and their median is
+printed, because the speed of a shared machine varies. NeMo needs a separate virtual environment with
+`nemo_toolkit[asr]==3.0.0`. All contestants load the same utterances of 1 to 60 s, with one thread per process. Noise is
+added as in NEST: half of the cuts receive interference, half of those noise, over half of their length.
 """
 
 import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 import torch
+from peer import run_peer
 
 from nestdata import (
     AudioNoiseDataset,
@@ -41,11 +41,11 @@ NEMO_SECONDS = 10.0
 
 
 def main() -> int:
-    """Measures and prints."""
+    """Runs the measurements and prints them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("speech", type=Path)
     parser.add_argument("noise", type=Path)
-    parser.add_argument("--nemo-python", help="Python of an environment with NeMo; without it, NeMo is left out")
+    parser.add_argument("--nemo-python", help="Python of an environment with NeMo; without it, NeMo is not measured")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round")
     arguments = parser.parse_args()
@@ -54,7 +54,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         contestants = _contestants(arguments, Path(directory))
         rounds = []
-        for number in range(-1, 1 if arguments.quick else arguments.rounds):  # the first fills caches
+        for number in range(
+            -1, 1 if arguments.quick else arguments.rounds
+        ):  # the first round fills caches and is discarded
             measured = {name: measure() for name, measure in contestants.items()}
             print(f"round {number}: {measured}", file=sys.stderr)
             rounds.append(measured)
@@ -69,8 +71,8 @@ def _contestants(arguments: argparse.Namespace, directory: Path) -> dict[str, Ca
     prepare_corpus([arguments.noise], directory / "bank.corpus", PrepareConfig(pcm=True))
     speech = Corpus.open(directory / "speech.corpus")
     noise = Corpus.open(directory / "noise.corpus")
-    paths = [_path(speech, row) for row in range(len(speech))]
-    noises = [(_path(noise, row), int(noise.num_samples[row])) for row in range(len(noise))]
+    paths = [_path(speech, index) for index in range(len(speech))]
+    noises = [(_path(noise, index), noise.num_samples_of(index)) for index in range(len(noise))]
     np.random.default_rng(0).shuffle(paths)
     contestants: dict[str, Callable[[], float]] = {
         "loop, speech": lambda: _loop(paths),
@@ -94,11 +96,11 @@ def _contestants(arguments: argparse.Namespace, directory: Path) -> dict[str, Ca
 
 
 def _ours(dataset: AudioNoiseDataset, workers: int) -> float:
-    """Takes an epoch, or as many as last some seconds; workers start once, as in NeMo's loader."""
+    """Loads one epoch, or three with workers, so that the start of the workers counts as little as in NeMo's loader."""
     num_utterances, epochs = 0, 3 if workers else 1
-    places = microbatches(dataset.plan, num_steps=epochs * dataset.plan.steps_per_epoch)
+    batch_indices = microbatches(dataset.plan, num_steps=epochs * dataset.plan.steps_per_epoch)
     started = time.perf_counter()
-    for batch in dataset.loader(places, num_workers=workers):
+    for batch in dataset.loader(batch_indices, num_workers=workers):
         num_utterances += len(batch.sample_id)
     return num_utterances / (time.perf_counter() - started)
 
@@ -125,23 +127,22 @@ def _nemo(arguments: argparse.Namespace, workers: int) -> float:
     script = Path(__file__).parent / "peers" / "nemo_loading.py"
     command = [arguments.nemo_python, str(script), str(arguments.speech), str(arguments.noise)]
     command += ["--workers", str(workers), "--seconds", str(NEMO_SECONDS)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(json.loads(run.stdout.splitlines()[-1])["utterances_per_s"])
+    return float(json.loads(run_peer(command).splitlines()[-1])["utterances_per_s"])
 
 
-def _path(corpus: Corpus, row: int) -> str:
-    return str(corpus.line(row)["recording"]["sources"][0]["source"])
+def _path(corpus: Corpus, index: int) -> str:
+    return str(corpus.line(index)["recording"]["sources"][0]["source"])
 
 
 def _print(rounds: list[dict[str, float]]) -> None:
     print(f"# Loading\n\nMade by `benchmarks/bench_loading.py`, {len(rounds)} rounds, numpy {np.__version__}, ", end="")
-    print(f"soundfile {soundfile.__version__}, {platform.machine()}. Utterances a second; ratios within a round.\n")
-    print("| what | utterances/s, median | least | most |")
+    print(f"soundfile {soundfile.__version__}, {platform.machine()}. Utterances per second; ratios within a round.\n")
+    print("| contestant | utterances/s, median | minimum | maximum |")
     print("|---|---|---|---|")
     for name in rounds[0]:
         values = [measured[name] for measured in rounds]
         print(f"| {name} | {statistics.median(values):.0f} | {min(values):.0f} | {max(values):.0f} |")
-    print("\n| ratio | median | least | most |")
+    print("\n| ratio | median | minimum | maximum |")
     print("|---|---|---|---|")
     for name in rounds[0]:
         if not name.startswith("ours"):
@@ -151,8 +152,8 @@ def _print(rounds: list[dict[str, float]]) -> None:
         for other in ([] if workers else [loop]) + [f"NeMo, 16 cuts{workers}"]:
             if other in rounds[0]:
                 ratios = [measured[name] / measured[other] for measured in rounds]
-                row = f"{statistics.median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f}"
-                print(f"| {name} / {other} | {row} |")
+                cells = f"{statistics.median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f}"
+                print(f"| {name} / {other} | {cells} |")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What a plan costs and how full its batches are, at full size, and against Lhotse's DynamicBucketingSampler.
+"""Measures the cost and the padding of plans up to full size, and compares with Lhotse's DynamicBucketingSampler.
 
     python benchmarks/bench_plan.py [--cuts 36000000] [--lhotse-cuts 1000000] [--keep DIR] [--quick]
 
-Prints Markdown. The corpora are really prepared, from NeMo lines whose durations are trusted (log-normal: median 9 s,
-log-deviation 0.6, 1 to 40 s), which takes a while at full size; `--keep` keeps them for the next time. What is opened
-is measured in processes of their own that have imported the package before.
+Prints Markdown. The corpora are prepared from synthetic NeMo manifests with trusted durations (log-normal: median 9 s,
+standard deviation of the logarithm 0.6, 1 to 40 s), which is slow at full size; `--keep` keeps them for later runs.
+Times and memory of opening a corpus are measured in separate processes, after the package is imported.
 """
 
 import argparse
@@ -12,7 +12,6 @@ import json
 import platform
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ import lhotse
 import numpy as np
 from lhotse import CutSet
 from lhotse.dataset.sampling import DynamicBucketingSampler
+from peer import run_peer
 
 from nestdata import BatchPlan, Corpora, Corpus, PlanConfig, PrepareConfig, prepare_corpus, summarise_plan
 
@@ -32,7 +32,7 @@ SECONDS = 240.0
 
 
 def main() -> int:
-    """Measures and prints."""
+    """Runs the measurements and prints them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuts", type=int, default=36_000_000)
     parser.add_argument("--lhotse-cuts", type=int, default=1_000_000)
@@ -50,7 +50,7 @@ def main() -> int:
         directory = arguments.keep or Path(temporary)
         corpora = {size: prepared_corpus(directory, size, arguments.jobs) for size in sizes}
         print("| cuts | buckets | steps an epoch | padding | budget used | slowest rank over mean | repeats |", end="")
-        print(" open and first rows, s | rows, median, µs | memory of each further process, MB |")
+        print(" open and first indices, s | indices, median, µs | memory of each further process, MB |")
         print("|---|---|---|---|---|---|---|---|---|---|")
         for corpus in corpora.values():
             print(_row(corpus), flush=True)
@@ -67,7 +67,7 @@ def _row(path: Path) -> str:
     return (
         f"| {len(corpora):,} | {len(plan.buckets)} | {plan.steps_per_epoch:,} | {100 * summary.padding:.2f} % "
         f"| {100 * summary.budget_used:.1f} % | {summary.cost_spread:g} | {summary.num_repeats} "
-        f"| {figures['open_s']:.3f} | {figures['rows_us']:.0f} | {figures['extra_mb']:.1f} |"
+        f"| {figures['open_s']:.3f} | {figures['indices_us']:.0f} | {figures['extra_mb']:.1f} |"
     )
 
 
@@ -80,22 +80,22 @@ def _against_lhotse(path: Path) -> None:
     for rank in range(WORLD_SIZE):
         started = time.perf_counter()
         fresh = BatchPlan.of(Corpus.open(path), _config())
-        fresh.rows(middle, rank)
+        fresh.indices(middle, rank)
         ours_s.append(time.perf_counter() - started)
     theirs = _lhotse(path)
     print(f"\n## Against Lhotse {lhotse.__version__}, {len(corpus):,} cuts\n")
-    print("30 buckets, 20,000 cuts of buffer, shuffled. Both read the same `cuts.jsonl`.\n")
+    print("30 buckets, 20,000 cuts of buffer, shuffled. Both sides read the same `cuts.jsonl`.\n")
     print("| what | ours | Lhotse |\n|---|---|---|")
     print(f"| padding | {100 * summary.padding:.2f} % | {100 * theirs['padding']:.2f} % |")
     print(f"| seconds of audio, padded, of the slowest rank over the mean | {summary.cost_spread:g} ", end="")
     print(f"| {theirs['spread']:.4f} on average, {theirs['spread_p99']:.3f} at the 99th percentile |")
     ours_text, theirs_text = f"{1000 * statistics.median(ours_s):.1f} ms", f"{theirs['resume_s']:.1f} s"
-    print(f"| from nothing to the middle of an epoch | {ours_text} | {theirs_text} ", end="")
+    print(f"| resume in the middle of an epoch | {ours_text} | {theirs_text} ", end="")
     print(f"({theirs['resume_s'] / statistics.median(ours_s):,.0f} times) |")
 
 
 def _lhotse(path: Path) -> dict[str, float]:
-    """Goes to the middle of an epoch on rank 0, and back there from a state dict, as a resume does."""
+    """Runs Lhotse's samplers to the middle of an epoch, then restores rank 0 from a state dict, as a resume does."""
     samplers = [_sampler(path, rank) for rank in range(WORLD_SIZE)]
     iterators = [iter(sampler) for sampler in samplers]
     padded, real = [], 0.0
@@ -144,9 +144,7 @@ def _config() -> PlanConfig:
 
 
 def _run(path: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, "--child", str(path)]
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    measured: dict[str, float] = json.loads(run.stdout)
+    measured: dict[str, float] = json.loads(run_peer([sys.executable, __file__, "--child", str(path)]))
     return measured
 
 
@@ -161,7 +159,7 @@ def _child(path: Path) -> int:
         started = time.perf_counter()
         plan.indices(i * 7919 % (3 * plan.steps_per_epoch), i % WORLD_SIZE)
         seconds.append(time.perf_counter() - started)
-    figures = {"open_s": open_s, "rows_us": 1e6 * statistics.median(seconds), "extra_mb": _resident_mb() - before_mb}
+    figures = {"open_s": open_s, "indices_us": 1e6 * statistics.median(seconds), "extra_mb": _resident_mb() - before_mb}
     print(json.dumps(figures))
     return 0
 
@@ -172,7 +170,7 @@ def _resident_mb() -> float:
 
 
 def prepared_corpus(directory: Path, num_cuts: int, jobs: int) -> Path:
-    """Returns a synthetic corpus, prepared unless it is there already; its audio is not."""
+    """Returns a synthetic corpus, which is prepared unless it exists; its audio files do not exist."""
     path = directory / f"synthetic-{num_cuts}.corpus"
     if path.exists():
         return path

@@ -1,10 +1,10 @@
-"""How much the neighbours of a token tell about it: what any model can hope to learn from masked blocks of a length.
+"""How well the neighbours of a token predict it: an estimate of the lowest loss for a length of masked blocks.
 
     python benchmarks/bench_predictability.py TRAIN_CORPUS HELD_OUT_CORPUS
 
-A small network reads the features of two tokens' frames, at given distances before and after a third token, and
-predicts that third token. Prints its best cross-entropy on the held-out corpus as Markdown, beside the entropy of the
-tokens and the cross-entropy of the training corpus' frequencies.
+A small network reads the features of the frames of one or two tokens, at given distances from another token, and
+predicts that token. The script prints as Markdown the network's best cross-entropy on the held-out corpus, the entropy
+of the held-out tokens, and the cross-entropy of the token frequencies of the training corpus.
 """
 
 import argparse
@@ -18,28 +18,30 @@ from torch import Tensor, nn
 from nestdata import AudioNoiseDataset, BatchPlan, Corpus, PlanConfig
 from nestmodel import NestConfig, NestModel
 
-Utterance = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, Tensor]
+"""Features, shape (tokens, dim), and token classes, shape (tokens,)."""
+
 OFFSETS = ((-1, 1), (-1,), (-2, 2), (-2, 3), (-3, 3))
 EPOCHS, BATCH = 4, 256
 
 
 def main() -> int:
-    """Measures every distance and prints a table."""
+    """Measures all distances and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", type=Path)
     parser.add_argument("held_out", type=Path)
     arguments = parser.parse_args()
     model = NestModel(NestConfig.preset("demo")).eval()
     train, held_out = (utterances(model, path) for path in (arguments.train, arguments.held_out))
-    print("| seen tokens | entropy | frequencies of the training corpus | best network |\n|---|---|---|---|")
+    print("| visible tokens | entropy | frequencies of the training corpus | best network |\n|---|---|---|---|")
     for offsets in OFFSETS:
         entropy, unigram, best = measure(pairs(train, offsets), pairs(held_out, offsets))
         print(f"| {', '.join(f'{o:+d}' for o in offsets)} | {entropy:.3f} | {unigram:.3f} | {best:.3f} |", flush=True)
     return 0
 
 
-def utterances(model: NestModel, path: Path) -> list[Utterance]:
-    """Returns stacked features (tokens, mels * 8) and tokens of every clean utterance."""
+def utterances(model: NestModel, path: Path) -> list[Pair]:
+    """Returns stacked features, shape (tokens, mels * 8), and tokens of every clean utterance."""
     corpus = Corpus.open(path)
     config = PlanConfig(max_batch_seconds=45.0, microbatches_per_step=1)
     plan = BatchPlan(corpus.num_samples, corpus.sampling_rate, config)
@@ -54,8 +56,8 @@ def utterances(model: NestModel, path: Path) -> list[Utterance]:
     return found
 
 
-def pairs(data: list[Utterance], offsets: tuple[int, ...]) -> Utterance:
-    """Returns the features at the offsets, side by side, and the token between them."""
+def pairs(data: list[Pair], offsets: tuple[int, ...]) -> Pair:
+    """Returns the concatenated features at the offsets from each token, and the tokens."""
     before, after = max(0, -min(offsets)), max(0, max(offsets))
     inputs, targets = [], []
     for stacks, tokens in data:
@@ -66,8 +68,8 @@ def pairs(data: list[Utterance], offsets: tuple[int, ...]) -> Utterance:
     return torch.cat(inputs), torch.cat(targets)
 
 
-def measure(train: Utterance, held_out: Utterance) -> tuple[float, float, float]:
-    """Returns entropy, unigram cross-entropy and the best network's cross-entropy on the held-out side, in nats."""
+def measure(train: Pair, held_out: Pair) -> tuple[float, float, float]:
+    """Returns entropy, cross-entropy of the frequencies and best cross-entropy of the network, held out, in nats."""
     torch.manual_seed(0)
     (inputs, targets), (held_inputs, held_targets) = train, held_out
     shares = (torch.bincount(targets, minlength=512) + 0.1) / (len(targets) + 51.2)

@@ -10,7 +10,6 @@ import json
 import platform
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+from peer import run_peer
 
 from nestdata import PrepareConfig, prepare_corpus
 
@@ -66,9 +66,7 @@ def _compare_headers(speech: Path, num_rounds: int) -> None:
 
 
 def _run(what: str, manifest: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, str(manifest), "--child", what]
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    measured: dict[str, float] = json.loads(run.stdout)
+    measured: dict[str, float] = json.loads(run_peer([sys.executable, __file__, str(manifest), "--child", what]))
     return measured
 
 

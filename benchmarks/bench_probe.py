@@ -1,10 +1,11 @@
-"""Pretrains on recorded speech, then asks what the encoder learned: a linear probe for language and for voice.
+"""Pretrains on recorded speech, then scores the encoder with linear probes for language and for speaker.
 
     python benchmarks/bench_probe.py REAL_SPEECH OUTPUT [--minutes 30] [--results benchmarks/results/NAME]
 
-REAL_SPEECH holds speech.json and noise.json (NeMo lines with `lang` and `speaker`). A hash of its path puts one of five
-utterances aside; encoder and probe are trained on the others alone, and scored on those put aside. The commands are the
-ones a user types. A run that is already in OUTPUT is only probed.
+REAL_SPEECH contains speech.json and noise.json (NeMo lines with `lang` and `speaker`). A hash of the audio path selects
+one utterance in five for the held-out side. Encoder and probe are trained on the other utterances, and scored on the
+held-out side. The commands are those that a user types. If OUTPUT already contains a run, the script probes it without
+training again.
 """
 
 import argparse
@@ -14,7 +15,6 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -23,29 +23,32 @@ from typing import Any
 import numpy as np
 import soundfile
 from bench_learning import SETTINGS, environment
+from peer import run_peer
 
 from nestdata import Corpus
 
-FEW = "10 utterances of each to learn from"
-DRAWN = "level and colour drawn"
+FEW = "10 training utterances per class"
+RANDOMISED = "random level and frequency response"
 PROBES = {
     "language": ("probe.json", "--label language"),
     f"language, {FEW}": ("probe.json", "--label language --train-per-class 10"),
-    f"language, {DRAWN}": ("recoloured.json", "--label language"),
-    "voice": ("probe.json", "--label speaker"),
-    f"voice, {FEW}": ("probe.json", "--label speaker --train-per-class 10"),
-    f"voice, {DRAWN}": ("recoloured.json", "--label speaker"),
+    f"language, {RANDOMISED}": ("randomised.json", "--label language"),
+    "speaker": ("probe.json", "--label speaker"),
+    f"speaker, {FEW}": ("probe.json", "--label speaker --train-per-class 10"),
+    f"speaker, {RANDOMISED}": ("randomised.json", "--label speaker"),
 }
-PICTURES = {FEW: "-few", DRAWN: "-drawn"}
+PICTURES = {FEW: "-few", RANDOMISED: "-drawn"}
 
 
 def main() -> int:
-    """Runs what is missing, then reports."""
+    """Trains unless there is a run, probes it, and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("real_speech", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--minutes", type=int, default=30)
-    parser.add_argument("--results", type=Path, default=Path("probe"), help="where NAME.md and NAME-*.png go")
+    parser.add_argument(
+        "--results", type=Path, default=Path("probe"), help="path of the results: NAME.md and NAME-*.png"
+    )
     arguments = parser.parse_args()
     real, output = arguments.real_speech.absolute(), arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
@@ -53,20 +56,20 @@ def main() -> int:
         _split(real)
         for command in _commands(real, arguments.minutes):
             print("$", command, flush=True)
-            subprocess.run(shlex.split(command), cwd=output, check=True, env=environment())
-    if not (real / "recoloured.json").exists():
-        _recolour(real)
+            run_peer(shlex.split(command), cwd=output, env=environment(), echo=True)
+    if not (real / "randomised.json").exists():
+        _randomise(real)
     found = {name: _probe(real, output, number, *probe) for number, (name, probe) in enumerate(PROBES.items())}
     arguments.results.with_suffix(".md").write_text(_report(real, output, arguments.minutes, found))
     for number, name in enumerate(PROBES):
-        what, _, how = name.partition(", ")
-        picture = f"{arguments.results.name}-{what}{PICTURES.get(how, '')}.png"
+        label, _, variant = name.partition(", ")
+        picture = f"{arguments.results.name}-{label}{PICTURES.get(variant, '')}.png"
         shutil.copy(output / f"probe-{number}" / "probe.png", arguments.results.with_name(picture))
     return 0
 
 
 def _split(real: Path) -> None:
-    """Writes the lines to pretrain on, and all lines with the side they are on, for the probe."""
+    """Writes the manifest for pretraining, and the manifest for probes: all lines with their side of the split."""
     lines = [json.loads(line) for line in (real / "speech.json").read_text().splitlines()]
     for line in lines:
         digest = hashlib.blake2b(line["audio_filepath"].encode(), digest_size=4).digest()
@@ -76,21 +79,21 @@ def _split(real: Path) -> None:
         (real / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _recolour(real: Path) -> None:
-    """Writes every utterance with a level and a slowly varying frequency response drawn for it alone."""
+def _randomise(real: Path) -> None:
+    """Writes every utterance with a random level and a random, smooth frequency response of its own."""
     rows = [json.loads(line) for line in (real / "probe.json").read_text().splitlines()]
-    (real / "recoloured").mkdir(exist_ok=True)
+    (real / "randomised").mkdir(exist_ok=True)
     for row in rows:
-        draws = np.random.default_rng(list(row["audio_filepath"].encode()))
+        rng = np.random.default_rng(list(row["audio_filepath"].encode()))
         samples, rate = soundfile.read(real / row["audio_filepath"], dtype="float32", always_2d=True)
         spectrum = np.fft.rfft(samples[:, 0])
-        places = np.geomspace(60, rate / 2, 10)
-        gain_db = np.interp(np.linspace(0, rate / 2, len(spectrum)), places, draws.normal(0, 4, len(places)))
-        coloured = np.fft.irfft(spectrum * 10 ** ((gain_db + draws.uniform(-10, 10)) / 20), len(samples))
-        row["audio_filepath"] = f"recoloured/{row['audio_filepath'].replace('/', '-')}"
-        peak = max(1.0, float(np.abs(coloured).max()) / 0.99)
-        soundfile.write(real / row["audio_filepath"], coloured / peak, rate, format="FLAC")
-    (real / "recoloured.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        frequencies = np.geomspace(60, rate / 2, 10)
+        gain_db = np.interp(np.linspace(0, rate / 2, len(spectrum)), frequencies, rng.normal(0, 4, len(frequencies)))
+        filtered = np.fft.irfft(spectrum * 10 ** ((gain_db + rng.uniform(-10, 10)) / 20), len(samples))
+        row["audio_filepath"] = f"randomised/{row['audio_filepath'].replace('/', '-')}"
+        peak = max(1.0, float(np.abs(filtered).max()) / 0.99)
+        soundfile.write(real / row["audio_filepath"], filtered / peak, rate, format="FLAC")
+    (real / "randomised.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _commands(real: Path, minutes: int) -> list[str]:
@@ -106,12 +109,8 @@ def _commands(real: Path, minutes: int) -> list[str]:
 def _probe(real: Path, output: Path, number: int, manifest: str, options: str) -> dict[str, Any]:
     checkpoint = output / "run" / "version_0" / "checkpoints" / "last.ckpt"
     command = ["nestmodel", "probe", str(checkpoint), str(real / manifest), *options.split()]
-    subprocess.run(
-        [*command, "--held-out-where", "split=held out", "-o", f"probe-{number}", "--overwrite"],
-        cwd=output,
-        check=True,
-        env=environment(),
-    )
+    command += ["--held-out-where", "split=held out", "-o", f"probe-{number}", "--overwrite"]
+    run_peer(command, cwd=output, env=environment(), echo=True)
     found: dict[str, Any] = json.loads((output / f"probe-{number}" / "probe.json").read_text())
     return found
 
@@ -124,19 +123,20 @@ def _report(real: Path, output: Path, minutes: int, found: dict[str, dict[str, A
     return f"""# What an encoder learned in {minutes} minutes
 
 Made by `benchmarks/bench_probe.py` on {os.cpu_count()} CPU cores ({platform.machine()}), {packages}. Encoder and
-probe learned from {len(pretrain)} utterances, {pretrain.hours:.2f} h (the probe from those that have the label), and
-are scored on others, one of five, which neither has seen. Accuracy in %, in brackets the 95 % interval. All contestants
-are pooled and classified alike: mean and deviation over an utterance, logistic regression.
+probe were trained on {len(pretrain)} utterances, {pretrain.hours:.2f} h (the probe on those that have the label). They
+are scored on one utterance in five, which neither has seen. Accuracy in %, with the 95 % interval in brackets. Pooling
+and classifier are the same for all features: mean and standard deviation over an utterance, logistic regression.
 
 {typed}
 
-| probe | classes, chance | to learn from, held out | trained, all | trained, best layer | untrained, all | log mel |
+| probe | classes, chance | training, held out | trained, all | trained, best layer | untrained, all | log mel |
 |---|---|---|---|---|---|---|
 {rows}
 
-"All" are the layers side by side. The log-mel statistics see level and colour of a recording, which are normalised away
-before the encoder reads anything, and most voices and languages here were recorded in a place of their own. Where level
-(within 10 dB) and frequency response (4 dB, slowly varying) are drawn anew for each utterance, they tell nothing.
+"All" is the concatenation of all layers. The log-mel statistics contain the level and the frequency response of a
+recording, which are normalised away before the encoder, and most speakers and languages here were recorded in a place
+of their own. With a random level (within 10 dB) and a random, smooth frequency response (4 dB) for each utterance, the
+recording conditions carry no information about the label.
 """
 
 

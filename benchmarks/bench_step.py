@@ -1,23 +1,24 @@
-"""What a training step costs beside NeMo's: forward, backward and AdamW; and the quantizer alone.
+"""Time and memory of a training step (forward, backward, AdamW) and of the quantizer, compared with NeMo's.
 
     python benchmarks/bench_step.py --nemo-python PATH [--our-python PATH] [--rounds 5] [--quick]
 
-Prints Markdown. Each measurement is a process of its own on two threads; both sides take turns, ratios are taken within
-a round, and their median is given. Memory is the peak of the whole process, and for the quantizer what it needs above
-its input. NeMo needs a virtual environment of its own with `nemo_toolkit[asr]==3.0.0`; ours is best one of
-the package alone, since what else lies in an environment may be imported along (transformers by torchmetrics: 230 MB).
+Prints Markdown. Each measurement runs in a separate process with two threads. Both sides alternate; ratios are computed
+within a round, and their median is reported. Memory is the peak of the whole process; for the quantizer it is the
+memory in excess of its input. NeMo needs a separate virtual environment with `nemo_toolkit[asr]==3.0.0`. For our side,
+use an environment with this package only, because other packages may be imported indirectly (torchmetrics imports
+transformers: 230 MB).
 """
 
 import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from peer import run_peer
 
 CASES: dict[str, list[str]] = {
     "small, 8 x 10 s": ["small", "--batch", "8", "--seconds", "10"],
@@ -27,7 +28,7 @@ CASES: dict[str, list[str]] = {
 
 
 def main() -> int:
-    """Measures and prints."""
+    """Measures and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nemo-python", required=True, help="Python of an environment with NeMo")
     parser.add_argument("--our-python", default=sys.executable, help="Python of an environment with this package")
@@ -36,11 +37,11 @@ def main() -> int:
     arguments = parser.parse_args()
     peers = Path(__file__).parent / "peers"
     print(
-        f"# Training steps\n\nMade by `benchmarks/bench_step.py`, torch {torch.__version__}, {platform.machine()}, ",
+        f"# Training steps\n\nWritten by `benchmarks/bench_step.py`, torch {torch.__version__}, {platform.machine()}, ",
         end="",
     )
-    print("float32, two threads. Medians over rounds, in brackets the least and the most.\n")
-    print("| what | ours, s | NeMo 3.0.0, s | times faster | ours, MB | NeMo, MB | memory, ours over NeMo's |")
+    print("float32, two threads. Medians over rounds; minimum and maximum in parentheses.\n")
+    print("| case | ours, s | NeMo 3.0.0, s | speed-up | ours, MB | NeMo, MB | memory ratio, ours / NeMo |")
     print("|---|---|---|---|---|---|---|")
     for name, case in CASES.items():
         rounds = []
@@ -51,30 +52,29 @@ def main() -> int:
             rounds.append((ours, nemo))
             print(f"{name}: {rounds[-1]}", file=sys.stderr)
         _print(name, rounds, "extra_mb" if case[0] == "quantizer" else "peak_mb")
-    print("\nThe quantizers have the same weights, and gave the same tokens.")
-    print("Of a large step, two thirds of ours and half of NeMo's are matrix products, the same on both sides.")
+    print("\nBoth quantizers have the same weights and computed the same tokens.")
+    print("Matrix products, which are the same on both sides, take two thirds of our large step and half of NeMo's.")
     return 0
 
 
 def _print(name: str, rounds: list[tuple[dict[str, Any], dict[str, Any]]], memory: str) -> None:
-    def middle(values: list[float], digits: int) -> str:
+    def median_and_range(values: list[float], digits: int) -> str:
         return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}, {max(values):.{digits}f})"
 
     ours, nemo = ([side[index] for side in rounds] for index in (0, 1))
     cells = [
         f"{statistics.median(run['seconds'] for run in ours):.3g}",
         f"{statistics.median(run['seconds'] for run in nemo):.3g}",
-        middle([b["seconds"] / a["seconds"] for a, b in rounds], 2),
+        median_and_range([b["seconds"] / a["seconds"] for a, b in rounds], 2),
         f"{statistics.median(run[memory] for run in ours):.0f}",
         f"{statistics.median(run[memory] for run in nemo):.0f}",
-        middle([a[memory] / b[memory] for a, b in rounds], 3),
+        median_and_range([a[memory] / b[memory] for a, b in rounds], 3),
     ]
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def _run(python: str, script: Path, case: list[str]) -> dict[str, Any]:
-    run = subprocess.run([python, str(script), *case], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-    measured: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    measured: dict[str, Any] = json.loads(run_peer([python, script, *case]).splitlines()[-1])
     return measured
 
 

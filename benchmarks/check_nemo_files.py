@@ -1,16 +1,15 @@
-"""Carries models to NeMo and back in `.nemo` files, and compares what both sides compute.
+"""Exchanges models with NeMo in `.nemo` files, and compares the outputs of both sides.
 
     python benchmarks/check_nemo_files.py --nemo-python PATH
 
-Prints Markdown, and fails where a difference is too large. NeMo needs a virtual environment of its own with
-`nemo_toolkit[asr]==3.0.0`. "Ours" are random models of ours, exported here, opened there with `restore_from` and its
-strict check of names, and saved there again with `save_to`; "NeMo's" are made and saved there. Each saved file is
-opened here, and must hold the weights of the first file, bit for bit, and its settings.
+Prints Markdown, and exits with 1 if a difference is too large. NeMo needs a separate virtual environment with
+`nemo_toolkit[asr]==3.0.0`. "ours" are random models that are exported here, opened in NeMo with `restore_from`, which
+checks names strictly, and saved there with `save_to`. "NeMo's" are initialised and saved by NeMo. Each file that NeMo
+saved is opened here, and must hold the settings of the exported file and its weights, bit for bit.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,10 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peer import run_peer
 from peers.nemo_model import section
 from torch import Tensor
 
-from nestmodel import EncoderConfig, FeatureConfig, MaskConfig, NestConfig, NestModel, QuantizerConfig
+from nestmodel import (
+    EncoderConfig,
+    FeatureConfig,
+    MaskConfig,
+    NestConfig,
+    NestNetwork,
+    QuantizerConfig,
+    load_network,
+)
 from nestmodel.formats.nemo_archive import write_nemo
 
 _BASE = NestConfig(
@@ -57,11 +65,12 @@ NEMOS: dict[str, dict[str, Any]] = {
 TOLERANCES = {"feats": 1e-4, "encoded": 1e-5, "log_probs": 1e-5}
 INTRODUCTION = """# Models in NeMo's files
 
-Made by `benchmarks/check_nemo_files.py --nemo-python PATH` with NeMo 3.0.0, in float32 on a CPU. "Ours" are random
-models that were exported to a `.nemo` file here and opened in NeMo with `restore_from`, which is strict about names;
-"NeMo's" were made and saved there. Differences are those of the two sides from the same audio, over valid frames:
-absolute for features, relative to the largest magnitude of the array for the others. The last two columns are about the
-file that NeMo saved, opened here: whether each weight is what it was, bit for bit, and whether every setting is.
+Written by `benchmarks/check_nemo_files.py --nemo-python PATH` with NeMo 3.0.0, in float32 on a CPU. "ours" are random
+models that were exported to a `.nemo` file here and opened in NeMo with `restore_from`, which checks names strictly;
+"NeMo's" were initialised and saved by NeMo. Differences are between the outputs of both sides for the same audio, over
+valid frames: absolute for features, relative to the largest magnitude of the array otherwise. The last two columns
+compare the file that NeMo saved, opened here, with the original: whether all weights are equal bit for bit, and whether
+all settings are equal.
 
 | from | model | features | tokens equal | encoded | log-probabilities | weights back | settings back |
 |---|---|---|---|---|---|---|---|"""
@@ -69,19 +78,19 @@ file that NeMo saved, opened here: whether each weight is what it was, bit for b
 
 @dataclass(frozen=True)
 class Case:
-    """One model, and where its files are."""
+    """One model and the paths of its files."""
 
     source: str
     name: str
-    model: NestModel | None
-    """Ours; None where NeMo makes it."""
+    model: NestNetwork | None
+    """Our model; None if NeMo initialises it."""
 
     saved: Path
     outputs: Path
 
 
 def main() -> int:
-    """Compares and prints; 1 where something differs."""
+    """Prints the comparison; returns 1 if a difference exceeds its tolerance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nemo-python", required=True, help="Python of an environment with NeMo")
     arguments = parser.parse_args()
@@ -89,21 +98,21 @@ def main() -> int:
     all_equal = True
     with tempfile.TemporaryDirectory() as directory:
         inputs = _inputs()
-        for case in _carried(arguments.nemo_python, Path(directory), inputs):
-            is_equal, row = _compared(case, inputs)
+        for case in _exchange(arguments.nemo_python, Path(directory), inputs):
+            is_equal, row = _compare(case, inputs)
             print(f"| {case.source} | {case.name} | {' | '.join(row)} |", flush=True)
             all_equal = all_equal and is_equal
     return 0 if all_equal else 1
 
 
-def _carried(nemo_python: str, directory: Path, inputs: dict[str, Tensor]) -> Iterator[Case]:
+def _exchange(nemo_python: str, directory: Path, inputs: dict[str, Tensor]) -> Iterator[Case]:
     torch.save(inputs, directory / "inputs")
     cases, jobs = [], []
     for number, (name, source) in enumerate([*OURS.items(), *NEMOS.items()]):
         model, job = None, {"inputs": str(directory / "inputs")}
         if isinstance(source, NestConfig):
-            model = NestModel(source).eval()
-            _shake(model)
+            model = NestNetwork(source).eval()
+            _perturb(model)
             write_nemo(directory / f"{number}.nemo", source, model.state_dict())
             job["file"] = str(directory / f"{number}.nemo")
         case = Case(
@@ -114,27 +123,32 @@ def _carried(nemo_python: str, directory: Path, inputs: dict[str, Tensor]) -> It
         jobs.append(job if model else {**job, "section": source})
     (directory / "cases.json").write_text(json.dumps(jobs))
     script = Path(__file__).parent / "peers" / "nemo_files.py"
-    subprocess.run([nemo_python, str(script), str(directory / "cases.json")], check=True, stdout=subprocess.DEVNULL)
+    run_peer([nemo_python, script, directory / "cases.json"])
     yield from cases
 
 
-def _compared(case: Case, inputs: dict[str, Tensor]) -> tuple[bool, list[str]]:
-    back = NestModel.from_checkpoint(f"{case.saved}.nemo").eval()
-    # Of NeMo's own models, what there is to compare with is what they computed.
-    model = case.model or back
+def _compare(case: Case, inputs: dict[str, Tensor]) -> tuple[bool, list[str]]:
+    loaded = load_network(f"{case.saved}.nemo").eval()
+    # For NeMo's own models, only the outputs can be compared.
+    model = case.model or loaded
     theirs, ours = torch.load(case.outputs), _outputs(model, inputs)
-    apart = {name: _apart(name, ours, theirs) for name in TOLERANCES}
+    differences = {name: _difference(name, ours, theirs) for name in TOLERANCES}
     is_valid = _is_valid(theirs["encoded"], theirs["enc_lens"])
     tokens = (ours["tokens"] == theirs["tokens"])[is_valid].float().mean().item()
     assert torch.equal(ours["enc_lens"], theirs["enc_lens"])
     assert torch.equal(ours["feat_lens"], theirs["feat_lens"])
-    same_weights = all(torch.equal(value, back.state_dict()[name]) for name, value in model.state_dict().items())
-    same_settings = back.config == model.config
-    row = [f"{apart['feats']:.1e}", f"{100 * tokens:g} %", f"{apart['encoded']:.1e}", f"{apart['log_probs']:.1e}"]
+    same_weights = all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
+    same_settings = loaded.config == model.config
+    row = [
+        f"{differences['feats']:.1e}",
+        f"{100 * tokens:g} %",
+        f"{differences['encoded']:.1e}",
+        f"{differences['log_probs']:.1e}",
+    ]
     row += ["equal" if same_weights else "DIFFERENT", "equal" if same_settings else "DIFFERENT"]
     if case.model is None:
         row[4:] = ["opened", "opened"]
-    within = all(apart[name] < tolerance for name, tolerance in TOLERANCES.items())
+    within = all(differences[name] < tolerance for name, tolerance in TOLERANCES.items())
     return within and tokens == 1.0 and same_weights and same_settings, row
 
 
@@ -146,14 +160,14 @@ def _inputs() -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _outputs(model: NestModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def _outputs(model: NestNetwork, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     feats, feat_lens = model.features(inputs["audio"], inputs["audio_lens"])
     encoded, enc_lens = model.encoder(feats, feat_lens)
     found = {"feats": feats, "feat_lens": feat_lens, "encoded": encoded, "enc_lens": enc_lens}
     return {**found, "tokens": model.tokens(feats, feat_lens), "log_probs": model.decoder(encoded)}
 
 
-def _apart(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+def _difference(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     if name == "feats":
         return (ours[name] - theirs[name]).abs().max().item()
     is_valid = _is_valid(theirs["encoded"], theirs["enc_lens"])
@@ -165,8 +179,8 @@ def _is_valid(x: Tensor, lens: Tensor) -> Tensor:
     return torch.arange(x.shape[1]) < lens.unsqueeze(1)
 
 
-def _shake(model: NestModel) -> None:
-    """Moves what starts at zero or one, so that nothing that is lost on the way goes unnoticed."""
+def _perturb(model: NestNetwork) -> None:
+    """Changes weights that are initialised to zero or one, so that losing one of them is noticed."""
     generator = torch.Generator().manual_seed(1)
     for value in [*model.encoder.parameters(), *model.encoder.buffers()]:
         if value.ndim < 3 and value.is_floating_point():

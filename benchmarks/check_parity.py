@@ -1,16 +1,15 @@
-"""Compares the model with NeMo's, number by number: every variant, and the full sizes, in eval and in training mode.
+"""Compares outputs and gradients of the model with NeMo's, for every variant and size, in eval and training mode.
 
     python benchmarks/check_parity.py --nemo-python PATH [--only NAME ...]
 
-Prints Markdown, and fails where a difference is too large. NeMo needs a virtual environment of its own with
-`nemo_toolkit[asr]==3.0.0`. Both sides read the same random audio, have the same weights (made by NeMo, loaded here as
-they are), the same masks, and no dropout or dither.
+Prints Markdown, and exits with 1 if a difference is too large. NeMo needs a separate virtual environment with
+`nemo_toolkit[asr]==3.0.0`. Both sides have the same random audio, the same weights (initialised by NeMo and loaded
+here), the same masks, and no dropout or dither.
 """
 
 import argparse
 import gc
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,10 +19,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from peer import run_peer
 from peers.nemo_model import section
 from torch import Tensor, nn
 
-from nestmodel import NestConfig, NestModel
+from nestmodel import NestNetwork, config_from_nemo
 from nestmodel.nn.masking import scored_token_mask
 
 SMALL = {"d_model": 64, "n_heads": 4, "n_layers": 3, "num_classes": 512, "channels": 32}
@@ -51,29 +51,30 @@ GRADIENT_TOLERANCE = 1e-4
 FEATURE_TOLERANCE = 1e-4
 INTRODUCTION = """# Parity with NeMo 3.0.0
 
-Made by `benchmarks/check_parity.py` on a CPU. Differences are relative to the largest magnitude of each array, over
-valid frames; those of features are absolute. What comes after the features reads NeMo's. Gradients are those of every
-parameter that has one other than zero: the bias of the keys and a bias in front of batch norm have none.
+Written by `benchmarks/check_parity.py` on a CPU. Differences are relative to the largest magnitude of each array, over
+valid frames; those of features are absolute. All later stages read the features of NeMo. Gradients are compared for
+every parameter, except those whose gradient is zero in exact arithmetic: the bias of the keys, and a bias in front of
+batch norm.
 
-In single precision, a ReLU of the subsampling whose input is rounding away from zero is now and then on at one side
-and off at the other; then a gradient of the first convolution differs by a thousandth. So training mode is compared in
-double precision as well, and that is what must agree.
+In single precision, the input of a ReLU in the subsampling can round to a positive number on one side and to a
+non-positive one on the other; then a gradient of the first convolution differs by about 0.001. Training mode is
+therefore also compared in double precision, and the limits apply to that comparison.
 
 | model | features | tokens equal | loss | outputs, eval | outputs, training | gradients |\
- outputs, double | gradients, double | the worst |
+ outputs, double | gradients, double | largest difference |
 |---|---|---|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far two models are apart; everything but `features` is relative to the largest magnitude of an array."""
+    """Differences between two models, relative to the largest magnitude of each array; `features` is absolute."""
 
     features: float
     tokens: float
-    """Share of the valid tokens that are equal."""
+    """Share of valid tokens that are equal."""
 
     loss: float
-    """The larger of eval and training mode."""
+    """The larger difference of eval and training mode."""
 
     outputs: float
     """Encoder frames and log-probabilities in eval mode."""
@@ -91,7 +92,7 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Tells whether nothing differs by more than it may."""
+        """Whether all differences are within the tolerances."""
         return (
             self.tokens == 1.0
             and self.features < FEATURE_TOLERANCE
@@ -101,7 +102,7 @@ class Comparison:
 
 
 def main() -> int:
-    """Compares and prints; 1 where something differs."""
+    """Prints the comparison; returns 1 if a difference exceeds its tolerance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nemo-python", required=True, help="Python of an environment with NeMo")
     parser.add_argument("--only", nargs="*", help="names of the variants to compare")
@@ -110,7 +111,7 @@ def main() -> int:
     chosen = {name: values for name, values in cases.items() if not arguments.only or name in arguments.only}
     print(INTRODUCTION)
     all_equal = True
-    for name, found in _compared(arguments.nemo_python, chosen):
+    for name, found in _comparisons(arguments.nemo_python, chosen):
         figures = [found.loss, found.outputs, found.train_outputs, found.train_gradients]
         figures += [found.exact_outputs, found.exact_gradients]
         row = [name, f"{found.features:.1e}", f"{100 * found.tokens:g} %", *(f"{figure:.1e}" for figure in figures)]
@@ -119,7 +120,7 @@ def main() -> int:
     return 0 if all_equal else 1
 
 
-def _compared(nemo_python: str, chosen: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Comparison]]:
+def _comparisons(nemo_python: str, chosen: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Comparison]]:
     small = [name for name in chosen if name in VARIANTS]
     for names in ([small] if small else []) + [[name] for name in chosen if name in SIZES]:
         with tempfile.TemporaryDirectory() as directory:
@@ -131,7 +132,7 @@ def _compared(nemo_python: str, chosen: dict[str, dict[str, Any]]) -> Iterator[t
                 cases.append({"section": config, "inputs": str(inputs), "output": f"{directory}/{number}.outputs"})
             (Path(directory) / "cases.json").write_text(json.dumps(cases))
             script = Path(__file__).parent / "peers" / "nemo_model.py"
-            subprocess.run([nemo_python, str(script), f"{directory}/cases.json"], check=True, stdout=subprocess.DEVNULL)
+            run_peer([nemo_python, script, f"{directory}/cases.json"])
             for name, case in zip(names, cases, strict=True):
                 parts = {
                     part: torch.load(f"{case['output']}.{part}", mmap=True) for part in ("state", "single", "double")
@@ -163,8 +164,8 @@ def _compare(
     single: dict[str, Any],
     double: dict[str, Any],
 ) -> Comparison:
-    """Compares with what NeMo's model of these weights gave in single and in double precision."""
-    model, nemo = NestModel(NestConfig.from_nemo(config)), single
+    """Compares with the outputs of NeMo's model with the same weights, in single and double precision."""
+    model, nemo = NestNetwork(config_from_nemo(config)), single
     model.load_state_dict(state, strict=True)
     ours = {name: model.features(inputs[name], inputs["audio_lens"])[0] for name in ("clean", "noisy")}
     feats, feat_lens, is_masked = {name: nemo[name] for name in ours}, nemo["feat_lens"], inputs["is_masked"]
@@ -175,23 +176,23 @@ def _compare(
         is_valid = torch.arange(theirs["encoded"].shape[1]) < theirs["enc_lens"].unsqueeze(1)
         tokens = model.tokens(feats["clean"], feat_lens)
         tokens_equal.append((tokens == theirs["tokens"])[is_valid].float().mean().item())
-        encoded = model.encode_masked(feats["noisy"], feat_lens, is_masked)
+        encoded = model.encode_masked(feats["noisy"], feat_lens, is_masked).frames
         loss = _loss(model, encoded, theirs["tokens"], is_masked)
-        losses.append(_apart(loss.detach(), theirs["loss"]))
+        losses.append(_difference(loss.detach(), theirs["loss"]))
         encoded = encoded.detach()
         with torch.no_grad():
             log_probs = model.decoder(encoded)
         outputs[mode] = max(
-            _apart(encoded[is_valid], theirs["encoded"][is_valid]),
-            _apart(log_probs[is_valid], theirs["log_probs"][is_valid]),
+            _difference(encoded[is_valid], theirs["encoded"][is_valid]),
+            _difference(log_probs[is_valid], theirs["log_probs"][is_valid]),
         )
     loss.backward()
     moved = model.state_dict()
-    statistics = [_apart(moved[name], value) for name, value in nemo["statistics"].items()]
+    statistics = [_difference(moved[name], value) for name, value in nemo["statistics"].items()]
     gradients = _gradients(model, nemo["train"]["gradients"])
     model.zero_grad()
     model.double()
-    encoded = model.encode_masked(feats["noisy"].double(), feat_lens, is_masked)
+    encoded = model.encode_masked(feats["noisy"].double(), feat_lens, is_masked).frames
     _loss(model, encoded, nemo["train"]["tokens"], is_masked).backward()
     exact_gradients = _gradients(model, double["gradients"])
     worst = max(exact_gradients, key=lambda name: exact_gradients[name])
@@ -202,13 +203,13 @@ def _compare(
         outputs=outputs["eval"],
         train_outputs=max(outputs["train"], *statistics, 0.0),
         train_gradients=max(gradients.values()),
-        exact_outputs=_apart(encoded.detach()[is_valid], double["encoded"][is_valid]),
+        exact_outputs=_difference(encoded.detach()[is_valid], double["encoded"][is_valid]),
         exact_gradients=exact_gradients[worst],
         worst=worst,
     )
 
 
-def _loss(model: NestModel, encoded: Tensor, tokens: Tensor, is_masked: Tensor) -> Tensor:
+def _loss(model: NestNetwork, encoded: Tensor, tokens: Tensor, is_masked: Tensor) -> Tensor:
     is_scored = scored_token_mask(is_masked, model.num_stacked, model.config.masking.threshold)
     logits, targets = model.decoder.logits(encoded[is_scored]), tokens[is_scored]
     return torch.stack(
@@ -216,27 +217,27 @@ def _loss(model: NestModel, encoded: Tensor, tokens: Tensor, is_masked: Tensor) 
     ).mean()
 
 
-def _gradients(model: NestModel, theirs: dict[str, Tensor]) -> dict[str, float]:
-    """Compares the gradients of all parameters, but those that are zero in exact arithmetic.
+def _gradients(model: NestNetwork, theirs: dict[str, Tensor]) -> dict[str, float]:
+    """Compares the gradients of all parameters, except those that are zero in exact arithmetic.
 
-    The bias of the keys moves all scores of a query alike, and a bias in front of batch norm is taken off by it.
+    The bias of the keys shifts all scores of a query equally, and batch norm subtracts a bias in front of it.
     """
     ours = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     assert ours.keys() == theirs.keys() - {""}, sorted(ours.keys() ^ theirs.keys())
-    zero_ones = ("linear_k.bias",)
+    zero_gradients = ("linear_k.bias",)
     if isinstance(model.encoder.layers[0].conv.batch_norm, nn.BatchNorm1d):
-        zero_ones += ("depthwise_conv.bias",)
+        zero_gradients += ("depthwise_conv.bias",)
     largest = max(value.abs().max().item() for value in theirs.values())
     found = {}
     for name, gradient in ours.items():
-        if name.endswith(zero_ones):
+        if name.endswith(zero_gradients):
             assert max(gradient.abs().max().item(), theirs[name].abs().max().item()) < 1e-4 * largest, name
         else:
-            found[name] = _apart(gradient, theirs[name])
+            found[name] = _difference(gradient, theirs[name])
     return found
 
 
-def _apart(ours: Tensor, theirs: Tensor) -> float:
+def _difference(ours: Tensor, theirs: Tensor) -> float:
     assert ours.shape == theirs.shape
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 

@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from nestmodel import ExtractConfig, ExtractReport, FeatureType, FileFormat, NestModel, extract_features, parse_layers
+from nestmodel import (
+    ExtractConfig,
+    ExtractReport,
+    FeatureType,
+    FileFormat,
+    extract_features,
+    load_network,
+    parse_layers,
+)
 
 from .progress import progress
 
@@ -36,7 +44,7 @@ def features_command(
     )
     with progress("utterances") as on_progress:
         report = extract_features(
-            NestModel.from_checkpoint(model),
+            load_network(model),
             inputs,
             output,
             config,

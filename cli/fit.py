@@ -22,6 +22,8 @@ from nestmodel import (
     Throughput,
     newest_checkpoint,
 )
+from nestmodel.training.lightning_private import launched_processes
+from nestmodel.training.startup import watch_ranks
 
 from .arguments import SEEDS, Parser, UsageError, with_preset_paths
 from .preflight import PreflightTrainer
@@ -57,7 +59,8 @@ class _Cli(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer = super().instantiate_trainer(**kwargs)
-        settings = self._get(self.config_init, "trainer")
+        watch_ranks(lambda: launched_processes(trainer))
+        settings = self.config_init[self.subcommand]["trainer"]
         if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
             return trainer  # the user's own, or none
         csv_logger = CSVLogger(trainer.default_root_dir, name="")

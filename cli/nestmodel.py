@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import typer
 
-from nestdata import NestDataError
+from nestdata import NestDataError, last_error_line
 from nestguard import GuardError
 from nestmodel import NestModelError
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return fit.run(arguments)
         result = app(args=arguments, standalone_mode=False)
     except (NestDataError, NestModelError, GuardError) as error:
-        return _fail(_last_line(error), 1)
+        return _fail(last_error_line(error), 1)
     except UsageError as error:
         return _fail(error, 2)
     except _TyperUsageError as error:
@@ -71,12 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(message: object, code: int) -> int:
     print(f"error: {message}", file=sys.stderr)
     return code
-
-
-def _last_line(error: Exception) -> str:
-    """An error of a loader worker arrives with the worker's traceback, which ends with the message."""
-    last = str(error).splitlines()[-1]
-    return last.removeprefix(f"{type(error).__module__}.{type(error).__name__}: ")
 
 
 def _usage(error: Any) -> str:

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nestmodel import NestModel, ProbeConfig, ProbeReport, ProbeScore, run_probe
+from nestmodel import ProbeConfig, ProbeReport, ProbeScore, load_network, run_probe
 
 from .progress import progress
 
@@ -52,7 +52,7 @@ def probe_command(
     )
     with progress("probing") as on_progress:
         report = run_probe(
-            NestModel.from_checkpoint(model),
+            load_network(model),
             inputs,
             config,
             output,

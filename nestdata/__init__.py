@@ -1,8 +1,8 @@
-"""From manifests to deterministic, duration-balanced batches of clean and noisy speech.
+"""Deterministic, duration-balanced batches of clean and noisy speech from manifests.
 
-Public names are listed in `__init__.pyi` and imported at first use, so that importing the package is quick.
+Public names are listed in `__init__.pyi` and imported at first use, so importing the package is fast.
 """
 
-from lazy_loader import attach_stub
+import lazy_loader
 
-__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

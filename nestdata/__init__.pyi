@@ -1,118 +1,58 @@
-"""From manifests to deterministic, duration-balanced batches of clean and noisy speech.
+"""Deterministic, duration-balanced batches of clean and noisy speech from manifests.
 
-The public names, and the modules that they are imported from at first use: importing the package is quick.
+Lists the public names and the modules that they are imported from at first use.
 """
 
 from .batch.augment import AugmentConfig as AugmentConfig
-from .batch.bad_audio import (
-    BadAudioConfig as BadAudioConfig,
-)
-from .batch.bad_audio import (
-    BadCut as BadCut,
-)
-from .batch.batch import (
-    AudioNoiseBatch as AudioNoiseBatch,
-)
-from .batch.batch import (
-    MicrobatchKey as MicrobatchKey,
-)
-from .batch.dataset import (
-    AudioNoiseDataset as AudioNoiseDataset,
-)
-from .batch.dataset import (
-    ShortAudio as ShortAudio,
-)
-from .batch.dataset import (
-    microbatches as microbatches,
-)
-from .batch.mix import (
-    Mix as Mix,
-)
-from .batch.mix import (
-    MixConfig as MixConfig,
-)
-from .batch.mix import (
-    SpeakerNoiseMixer as SpeakerNoiseMixer,
-)
-from .batch.noise import (
-    NoiseConfig as NoiseConfig,
-)
-from .batch.noise import (
-    NoiseSampler as NoiseSampler,
-)
-from .batch.noise import (
-    NoiseSpan as NoiseSpan,
-)
-from .batch.preview import (
-    PreviewRow as PreviewRow,
-)
-from .batch.preview import (
-    batch_digest as batch_digest,
-)
-from .batch.preview import (
-    preview_rows as preview_rows,
-)
-from .batch.preview import (
-    write_preview as write_preview,
-)
+from .batch.bad_audio import BadAudioConfig as BadAudioConfig
+from .batch.bad_audio import BadCut as BadCut
+from .batch.batch import AudioNoiseBatch as AudioNoiseBatch
+from .batch.batch import BatchIndex as BatchIndex
+from .batch.batch import MicrobatchKey as MicrobatchKey
+from .batch.dataset import AudioNoiseDataset as AudioNoiseDataset
+from .batch.dataset import ShortAudio as ShortAudio
+from .batch.dataset import microbatches as microbatches
+from .batch.mix import Mix as Mix
+from .batch.mix import MixConfig as MixConfig
+from .batch.mix import SpeakerNoiseMixer as SpeakerNoiseMixer
+from .batch.noise import NoiseConfig as NoiseConfig
+from .batch.noise import NoiseSampler as NoiseSampler
+from .batch.noise import NoiseSpan as NoiseSpan
+from .batch.preview import PreviewRow as PreviewRow
+from .batch.preview import batch_digest as batch_digest
+from .batch.preview import preview_rows as preview_rows
+from .batch.preview import write_preview as write_preview
+from .config_checks import nearest_name_hint as nearest_name_hint
+from .config_checks import require as require
+from .config_checks import require_at_least as require_at_least
+from .config_checks import require_bounds as require_bounds
+from .config_checks import require_share as require_share
 from .corpus.corpora import Corpora as Corpora
 from .corpus.corpus import Corpus as Corpus
-from .errors import (
-    AudioError as AudioError,
-)
-from .errors import (
-    ConfigError as ConfigError,
-)
-from .errors import (
-    CorpusError as CorpusError,
-)
-from .errors import (
-    ManifestError as ManifestError,
-)
-from .errors import (
-    NestDataError as NestDataError,
-)
-from .errors import (
-    PlanError as PlanError,
-)
-from .output import (
-    move_into_place as move_into_place,
-)
-from .output import (
-    partial_directory as partial_directory,
-)
-from .plan.batch_plan import (
-    BatchPlan as BatchPlan,
-)
-from .plan.batch_plan import (
-    PlanConfig as PlanConfig,
-)
-from .plan.summary import (
-    BucketSummary as BucketSummary,
-)
-from .plan.summary import (
-    CorpusSummary as CorpusSummary,
-)
-from .plan.summary import (
-    PlanSummary as PlanSummary,
-)
-from .plan.summary import (
-    draw_plan as draw_plan,
-)
-from .plan.summary import (
-    summarise_plan as summarise_plan,
-)
+from .errors import AudioError as AudioError
+from .errors import ConfigError as ConfigError
+from .errors import CorpusError as CorpusError
+from .errors import ManifestError as ManifestError
+from .errors import NestDataError as NestDataError
+from .errors import OutputError as OutputError
+from .errors import PlanError as PlanError
+from .errors import last_error_line as last_error_line
+from .output import flush_to_disk as flush_to_disk
+from .output import has_json_kind as has_json_kind
+from .output import output_directory as output_directory
+from .output import output_file as output_file
+from .plan.batch_plan import BatchPlan as BatchPlan
+from .plan.batch_plan import PlanConfig as PlanConfig
+from .plan.summary import BucketSummary as BucketSummary
+from .plan.summary import CorpusSummary as CorpusSummary
+from .plan.summary import PlanSummary as PlanSummary
+from .plan.summary import draw_plan as draw_plan
+from .plan.summary import summarise_plan as summarise_plan
+from .prepare.config import PrepareConfig as PrepareConfig
+from .prepare.config import ProbeMode as ProbeMode
 from .prepare.inputs import InputFormat as InputFormat
-from .prepare.probe import ProbeMode as ProbeMode
-from .prepare.run import (
-    PrepareConfig as PrepareConfig,
-)
-from .prepare.run import (
-    PrepareReport as PrepareReport,
-)
-from .prepare.run import (
-    prepare_corpus as prepare_corpus,
-)
+from .prepare.run import PrepareReport as PrepareReport
+from .prepare.run import prepare_corpus as prepare_corpus
 from .stateless_rng import derive_key as derive_key
 
 __all__ = [
@@ -122,6 +62,7 @@ __all__ = [
     "AugmentConfig",
     "BadAudioConfig",
     "BadCut",
+    "BatchIndex",
     "BatchPlan",
     "BucketSummary",
     "ConfigError",
@@ -138,6 +79,7 @@ __all__ = [
     "NoiseConfig",
     "NoiseSampler",
     "NoiseSpan",
+    "OutputError",
     "PlanConfig",
     "PlanError",
     "PlanSummary",
@@ -150,11 +92,19 @@ __all__ = [
     "batch_digest",
     "derive_key",
     "draw_plan",
+    "flush_to_disk",
+    "has_json_kind",
+    "last_error_line",
     "microbatches",
-    "move_into_place",
-    "partial_directory",
+    "nearest_name_hint",
+    "output_directory",
+    "output_file",
     "prepare_corpus",
     "preview_rows",
+    "require",
+    "require_at_least",
+    "require_bounds",
+    "require_share",
     "summarise_plan",
     "write_preview",
 ]

@@ -1,44 +1,128 @@
-"""The directory that a corpus is written to: beside its target, locked while it is written, renamed when whole.
+"""Output directories and files that appear at their target complete or not at all.
 
-A killed run leaves the old corpus or the new one at the target, never a mixture; what it had begun lies in
-`NAME.partial` and is cleared by the next run. Two runs into one target: the second is refused.
+An output is written to the directory `NAME.partial` beside its target, which is locked in the meantime, and is flushed
+and renamed at the end. If the process is killed, the target holds the old output or the new one, never a mixture; the
+next run into the same target clears `NAME.partial`. A second run into a target that is being written is refused.
 """
 
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nestdata.errors import CorpusError
+from nestdata.errors import OutputError
 
-
-def check_target(output: Path, overwrite: bool) -> None:
-    """Raises CorpusError where something is in the way that may not be replaced."""
-    if output.exists() and not (overwrite and (output / "meta.json").is_file()):
-        advice = "Choose another place." if overwrite else "Choose another place, or pass --overwrite to replace it."
-        raise CorpusError(f"{output}: exists already. {advice}")
-
-
-# What the system says of a place where nothing more can be written.
+# Error numbers of a disk that accepts no more data. Other errors inside the block may be about an input.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @contextmanager
-def partial_directory(output: Path) -> Iterator[Path]:
-    """Yields an empty directory beside the target, locked for as long as it is written, and removed on an error.
+def output_directory(
+    output: Path, *, kind: str, overwrite: bool, may_replace: Callable[[Path], bool]
+) -> Iterator[Path]:
+    """Yields an empty directory to write to, and renames it to the target at the end of the block.
+
+    If the block raises, the directory is removed and the target stays as it was.
+
+    Args:
+        output: The target.
+        kind: Name of this kind of output for messages, such as "a corpus".
+        overwrite: Whether an existing output of the same kind is replaced.
+        may_replace: Returns whether the existing target is an output of this kind. Called only with `overwrite`.
 
     Raises:
-        CorpusError: It cannot be written, or another run is writing it.
+        OutputError: The target exists and may not be replaced, cannot be written, or is being written by another run.
     """
+    _check_directory(output, kind, overwrite, may_replace)
+    with _partial_directory(output) as partial:
+        yield partial
+        _check_directory(output, kind, overwrite, may_replace)  # another run may have finished since the first check
+        _move_into_place(partial, output)
+
+
+@contextmanager
+def output_file(output: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yields a path to write to, and renames the file to the target at the end of the block.
+
+    Other files that the block writes beside that path are moved along under their own names, such as the weights of
+    an ONNX file above 2 GB. If the block raises, nothing is left and the target stays as it was.
+
+    Args:
+        output: The target.
+        overwrite: Whether an existing file is replaced.
+
+    Raises:
+        OutputError: The target exists and may not be replaced, cannot be written, or is being written by another run.
+    """
+    _check_file(output, overwrite)
+    with _partial_directory(output) as partial:
+        yield partial / output.name
+        _check_file(output, overwrite)  # another run may have finished since the first check
+        # The named file is moved last: a reader who finds it also finds the others.
+        for path in sorted(partial.iterdir(), key=lambda path: path.name == output.name):
+            flush_to_disk(path)
+            path.replace(output.with_name(path.name))
+        shutil.rmtree(partial)
+
+
+def has_json_kind(directory: Path, file_name: str, kind: str) -> bool:
+    """Returns whether a directory holds a JSON file with an object whose field `kind` has the given value."""
+    try:
+        return bool(json.loads((directory / file_name).read_text(encoding="utf-8")).get("kind") == kind)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def flush_to_disk(path: Path) -> None:
+    """Waits until the content of a file, or the entries of a directory, are on disk (fsync).
+
+    Raises:
+        OSError: The path does not exist, or the disk reports an error.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_directory(output: Path, kind: str, overwrite: bool, may_replace: Callable[[Path], bool]) -> None:
+    if not output.exists():
+        return
+    if not overwrite:
+        raise _exists_already(output)
+    if not may_replace(output):
+        raise OutputError(f"{output}: exists already and is not {kind}. Choose another path.")
+
+
+def _check_file(output: Path, overwrite: bool) -> None:
+    if output.is_dir():
+        raise OutputError(f"{output}: is a directory. Choose another path.")
+    if output.exists() and not overwrite:
+        raise _exists_already(output)
+
+
+def _exists_already(output: Path) -> OutputError:
+    return OutputError(f"{output}: exists already. Choose another path, or pass --overwrite to replace it.")
+
+
+def _cannot_be_written(output: Path, error: OSError) -> OutputError:
+    return OutputError(f"{output}: cannot be written ({error.strerror}). Choose another path.")
+
+
+@contextmanager
+def _partial_directory(output: Path) -> Iterator[Path]:
+    """Yields an empty directory beside the target, locked during the block, and removes it if the block raises."""
     partial = output.with_name(output.name + ".partial")
     try:
         partial.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CorpusError(f"{output}: cannot be written ({error.strerror}). Choose another place.") from error
+        raise _cannot_be_written(output, error) from error
     with _locked(partial, output):
         _clear(partial)
         try:
@@ -46,22 +130,22 @@ def partial_directory(output: Path) -> Iterator[Path]:
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
-                raise CorpusError(f"{output}: cannot be written ({error.strerror}). Choose another place.") from error
+                raise _cannot_be_written(output, error) from error
             raise
 
 
 @contextmanager
 def _locked(directory: Path, output: Path) -> Iterator[None]:
-    """Holds a lock on a directory, which the system lets go of when the process ends, however it ends."""
+    """Holds a lock on a directory; the operating system releases it when the process ends for any reason."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another run may have renamed the directory into place between the two calls.
+        # Another run may have renamed the directory to the target between the two calls.
         if not directory.exists() or not os.path.samestat(os.fstat(descriptor), directory.stat()):
             raise BlockingIOError
         yield
     except BlockingIOError:
-        raise CorpusError(f"{output}: another run is writing it. Wait for it, or choose another place.") from None
+        raise OutputError(f"{output}: another run is writing it. Wait for it, or choose another path.") from None
     finally:
         os.close(descriptor)
 
@@ -71,36 +155,28 @@ def _clear(directory: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def move_into_place(partial: Path, output: Path) -> None:
-    """Flushes a finished directory and gives it the name of its target, in place of what is there."""
+def _move_into_place(partial: Path, output: Path) -> None:
+    """Flushes a finished directory and renames it to the target, replacing an existing directory."""
     for path in (*partial.iterdir(), partial):
-        _flush(path)
+        flush_to_disk(path)
     if output.exists():
-        # The old corpus takes the partial's name, and is cleared with it; the lock keeps other runs off until then.
+        # The old output takes the name of the partial directory and is removed there; the lock excludes other runs.
         with _locked(output, output):
             _exchange(partial, output)
             shutil.rmtree(partial)
     else:
         partial.rename(output)
-    _flush(output.parent)
+    flush_to_disk(output.parent)
 
 
 def _exchange(first: Path, second: Path) -> None:
-    """Swaps two directories in one step, so that there is no moment without a corpus at the target."""
+    """Swaps two directories; atomically if the system can, so that the target exists at every moment."""
     current_directory, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
     libc = ctypes.CDLL(None, use_errno=True)
     names = (current_directory, os.fsencode(first), current_directory, os.fsencode(second), exchange)
     if not hasattr(libc, "renameat2") or libc.renameat2(*names) != 0:
-        # Not Linux, or a file system that cannot swap: the old corpus steps aside for an instant.
+        # Not Linux, or the file system cannot swap: the target is missing for an instant.
         aside = first.with_name(first.name + ".old")
         second.rename(aside)
         first.rename(second)
         aside.rename(first)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,8 +1,8 @@
-"""Stateless random numbers: every draw is a function of a key, not of a call order, worker, rank or global state.
+"""Stateless random numbers: functions of a key, independent of the order of calls, worker, rank and global state.
 
-A key is `(seed, purpose, counters...)`. `Permutation`, which decides which cut is in which batch, and the numbers of
-`StatelessRng` are integer arithmetic of our own, because NumPy's distributions may change between versions. NumPy only
-fills arrays with noise.
+A key is `(seed, purpose, counters...)`. `Permutation`, which decides which cut is in which batch, and the scalar
+numbers of `StatelessRng` are computed here in integer arithmetic, because NumPy's distributions may change between
+versions. NumPy is used only to fill arrays with normal noise.
 """
 
 import hashlib
@@ -23,28 +23,28 @@ def derive_key(seed: int, purpose: str, *counters: int) -> int:
 
 
 class StatelessRng:
-    """The random draws of one key, in the order in which they are asked for."""
+    """A sequence of random numbers that is determined by one key."""
 
     def __init__(self, seed: int, purpose: str, *counters: int) -> None:
         self._key = derive_key(seed, purpose, *counters)
         self._state = self._key
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Draws from [low, high) with 53 random bits."""
+        """Returns a number from [low, high) with 53 random bits."""
         return low + (high - low) * (self._word() >> 11) * 2.0**-53
 
     def below(self, bound: int) -> int:
-        """Draws an integer from [0, bound); the bias is under bound / 2^64."""
+        """Returns an integer from [0, bound); the bias is below bound / 2^64."""
         return (self._word() * bound) >> 64
 
     def between(self, low: int, high: int) -> int:
-        """Draws an integer from [low, high], both ends included."""
+        """Returns an integer from [low, high], both ends included."""
         return low + self.below(high - low + 1)
 
     def distinct(self, count: int, bound: int) -> list[int]:
-        """Draws `count` different integers from [0, bound), in random order.
+        """Returns `count` different integers from [0, bound), in random order.
 
-        Cost grows with `count` alone: a sparse Fisher-Yates shuffle that keeps only the moved positions.
+        The cost depends only on `count`: a sparse Fisher-Yates shuffle that stores only the moved positions.
         """
         moved: dict[int, int] = {}
         chosen = []
@@ -55,22 +55,22 @@ class StatelessRng:
         return chosen
 
     def normal(self, num_samples: int) -> NDArray[np.float32]:
-        """Draws standard normal samples, shape (num_samples,)."""
+        """Returns standard normal samples, shape (num_samples,)."""
         bits = np.random.Philox(key=[self._key, self._word()])
         return np.random.Generator(bits).standard_normal(num_samples, dtype=np.float32)
 
     def _word(self) -> int:
-        """The next output of SplitMix64: cheap to start, which is what most keys are used for."""
+        """Returns the next output of SplitMix64, which costs little to start; most keys are used for a few numbers."""
         self._state += _GOLDEN
         return _mix(self._state)
 
 
 class Permutation:
-    """A keyed bijection of [0, size) that is evaluated anywhere at the same cost, with nothing materialised.
+    """A keyed bijection of [0, size) that is evaluated at any position in constant time and memory.
 
-    Positions are written as (left, right) over a grid of about sqrt(size) by sqrt(size) and pass through eight
-    rounds of an alternating Feistel network; positions that leave [0, size) walk on until they are back, which on
-    such a tight grid is rare.
+    Positions are written as (left, right) on a grid of about sqrt(size) by sqrt(size) and pass through eight rounds of
+    an alternating Feistel network. An image outside [0, size) is encrypted again until it is inside, which is rare
+    because the grid has few cells more than `size`.
 
     Source: Black and Rogaway, "Ciphers with arbitrary finite domains" (2002), generalised Feistel and cycle walking.
     """
@@ -84,14 +84,14 @@ class Permutation:
         self._round_keys = [_mix(key + i * _GOLDEN) for i in range(1, _ROUNDS + 1)]
 
     def at(self, position: int) -> int:
-        """Maps one position: the same as for an array of one, a tenth of the cost."""
+        """Returns the image of one position, at a tenth of the cost of an array of one position."""
         image = self._encrypt_one(position)
         while image >= self.size:
             image = self._encrypt_one(image)
         return image
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Maps positions, each in [0, size), to their images; same shape."""
+        """Returns the images of positions in [0, size), with the same shape."""
         images = self._encrypt(positions.astype(np.uint64))
         outside = np.flatnonzero(images >= self.size)
         while outside.size:
@@ -120,7 +120,7 @@ class Permutation:
 
 
 def _mix(word: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): any input bit flips half of the output."""
+    """Returns the finaliser of SplitMix64 (Steele, Lea and Flood, 2014): each input bit flips half the output bits."""
     word &= _WORD
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
@@ -128,7 +128,7 @@ def _mix(word: int) -> int:
 
 
 def _mix_array(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The same as `_mix`, element by element; arithmetic wraps at 64 bits."""
+    """Returns `_mix` of every element; the arithmetic wraps at 64 bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

@@ -1,7 +1,8 @@
-"""Watches the processes of a training run, and names the one to blame when the run stands still."""
+"""Watches the processes of a training run and reports which one is responsible when the run stalls."""
 
+from nestguard.current_heartbeat import current, set_current, start_worker
 from nestguard.errors import GuardError
-from nestguard.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat, current, set_current, start_worker
+from nestguard.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat
 from nestguard.launch import MonitorHandle, start_monitor
 from nestguard.limits import StallLimits
 from nestguard.peers import PeerConfig

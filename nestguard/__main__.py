@@ -1,4 +1,4 @@
-"""The monitor of one node, as `start_monitor` starts it; not for people.
+"""Entry point of the monitor process, which `start_monitor` launches. It is not meant to be called by hand.
 
 python -m nestguard DIRECTORY --report-dir DIRECTORY --limits JSON --identity JSON [--peers JSON]
 """
@@ -18,7 +18,7 @@ from nestguard.record import Identity
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Watches until there is nothing left to watch."""
+    """Runs the monitor until the ranks of the node have ended."""
     parser = argparse.ArgumentParser(prog="python -m nestguard")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--report-dir", type=Path, required=True)
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--identity", type=json.loads, required=True)
     parser.add_argument("--peers", type=json.loads)
     args = parser.parse_args(argv)
-    # It has to be there when the ranks are being ended, and leaves after them.
+    # A signal to the whole job must not end the monitor before the ranks: it has to watch them until they exit.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="stall guard: %(message)s", level=logging.WARNING)

@@ -1,5 +1,5 @@
-"""Everything that `nestguard` raises on purpose: GuardError, which takes one string."""
+"""The only exception that `nestguard` raises on purpose."""
 
 
 class GuardError(Exception):
-    """The guard cannot be set up as asked; the message says why, and what to do."""
+    """The stall guard cannot be set up as requested. The message, a single string, gives the reason and the remedy."""

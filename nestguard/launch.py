@@ -1,4 +1,4 @@
-"""Starting the monitor of a node from its first local rank."""
+"""Starts the monitor of a node from the node's first local rank."""
 
 import json
 import os
@@ -13,26 +13,29 @@ from nestguard.peers import PeerConfig
 from nestguard.record import Identity
 
 _started: list["subprocess.Popen[bytes]"] = []
-"""Kept for as long as this process lives: a monitor may outlive its handle, which is no mistake."""
+"""References that are kept for the lifetime of this process.
+
+A monitor may run longer than its handle exists. `Popen` would warn when it is collected while its process runs.
+"""
 
 
 class MonitorHandle:
-    """The monitor of this node, as the rank that started it sees it."""
+    """The running monitor process of this node."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Process id of the monitor."""
         return self._process.pid
 
     def is_alive(self) -> bool:
-        """Whether it watches. It ends by itself when all is done."""
+        """Returns whether the monitor still runs. It exits by itself when the ranks of the node have ended."""
         return self._process.poll() is None
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until it has ended; returns whether it has."""
+        """Waits for at most `timeout_s` seconds until the monitor has exited; returns whether it has."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -47,33 +50,33 @@ def start_monitor(
     report_dir: Path,
     peers: PeerConfig | None = None,
 ) -> MonitorHandle:
-    """Starts the monitor of a node, which outlives the rank that starts it; its standard error is that of the rank.
+    """Starts the monitor of a node; to be called by the first local rank of each node.
 
-    For the first local rank of each node.
+    The monitor outlives this rank and writes to the rank's standard error.
 
     Args:
-        directory: Where the heartbeats of the node lie.
+        directory: Where the processes of this node write their heartbeats.
         limits: How long a process may be silent.
-        identity: Of this rank.
-        report_dir: Where `stall-TIME/` is written.
-        peers: Where monitors meet, if there are several nodes.
+        identity: Identity of the calling rank.
+        report_dir: Where a report, `stall-TIME/`, is written.
+        peers: Where the monitors of several nodes connect to each other; None for a single node.
 
     Raises:
-        GuardError: It cannot be started.
+        GuardError: The monitor process cannot be started.
     """
-    words = [sys.executable, "-P", "-m", "nestguard", str(Path(directory).resolve())]
-    words += ["--report-dir", str(Path(report_dir).resolve())]
-    words += ["--limits", json.dumps(asdict(limits)), "--identity", json.dumps(asdict(identity))]
+    command = [sys.executable, "-P", "-m", "nestguard", str(Path(directory).resolve())]
+    command += ["--report-dir", str(Path(report_dir).resolve())]
+    command += ["--limits", json.dumps(asdict(limits)), "--identity", json.dumps(asdict(identity))]
     if peers is not None:
-        words += ["--peers", json.dumps(asdict(peers))]
-    # The package may be found by the folder of the script alone, which the monitor does not have.
-    found = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in found if path)}
+        command += ["--peers", json.dumps(asdict(peers))]
+    # The rank may have found this package in the folder of its script, which is not on the monitor's sys.path.
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     try:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, env=environment
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, env=environment
         )
     except OSError as error:
-        raise GuardError(f"The monitor cannot be started: {error}.") from error
-    _started[:] = [process, *(each for each in _started if each.poll() is None)]
+        raise GuardError(f"The monitor process cannot be started: {error}.") from error
+    _started[:] = [process, *(other for other in _started if other.poll() is None)]
     return MonitorHandle(process)

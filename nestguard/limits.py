@@ -1,4 +1,4 @@
-"""How long a run may be silent before it counts as stalled."""
+"""How long a process may be silent before the run counts as stalled."""
 
 import dataclasses
 import math
@@ -22,25 +22,25 @@ _PHASE_LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class StallLimits:
-    """Seconds, by CLOCK_MONOTONIC, without a sign of life after which a run is stalled."""
+    """Time without a heartbeat, in seconds of CLOCK_MONOTONIC, after which a run counts as stalled."""
 
     step_s: float = 300.0
-    """In a phase of a step: loading, forward, backward, a collective, the optimizer."""
+    """Limit in each phase of a step: loading, forward, backward, collective, optimizer."""
 
     first_step_s: float = 900.0
-    """At least so many until a rank has finished its first step, which compiles and fills caches."""
+    """Minimum of every limit until a rank has finished its first step, which compiles kernels and fills caches."""
 
     validation_s: float = 900.0
-    """In validation."""
+    """Limit during validation."""
 
     checkpoint_s: float = 900.0
-    """While a checkpoint is written."""
+    """Limit while a checkpoint is written."""
 
     finishing_s: float = 300.0
-    """After the last step."""
+    """Limit after the last step."""
 
     node_silence_s: float = 60.0
-    """Without a word from the monitor of another node."""
+    """Limit for messages from the monitor of another node."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -50,12 +50,12 @@ class StallLimits:
 
     @property
     def shortest_s(self) -> float:
-        """The shortest of them."""
+        """The smallest of all limits."""
         shortest: float = min(dataclasses.astuple(self))
         return shortest
 
     def limit_of(self, reading: Reading) -> float:
-        """Seconds that a process may be silent in the phase that it is in; infinite once it has ended."""
+        """Returns the limit, in seconds, that applies in a process's current phase; infinity once it has ended."""
         if reading.phase.is_final:
             return math.inf
         limit: float = getattr(self, _PHASE_LIMITS[reading.phase])

@@ -1,6 +1,7 @@
-"""The process that watches one node: looks, judges, and where it has to be, reports and ends.
+"""The monitor process of one node: observes its processes, diagnoses the run, reports a stall and ends the ranks.
 
-It imports no torch, holds no device, and is started by the first local rank. Its own death is no reason to stop a run.
+The first local rank of the node starts it. It does not import torch and uses no GPU. If the monitor itself dies,
+training continues unwatched.
 """
 
 import json
@@ -11,68 +12,76 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nestguard.ending import end_processes, take_stacks, texts
 from nestguard.limits import StallLimits
-from nestguard.peers import LocalOnly, PeerConfig, Stop, meet
+from nestguard.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.process import EXIT_STALLED, ProcessState
 from nestguard.record import Identity, Phase
-from nestguard.report import Report, last_stack, torchrun_error
-from nestguard.verdict import Judgement, diagnose
+from nestguard.rendezvous import connect_peers
+from nestguard.report import Report, main_thread_stack, torchrun_error
+from nestguard.run_diagnosis import RunDiagnosis, diagnose
+from nestguard.termination import read_dumps, request_stacks, terminate
 from nestguard.view import ProcessView, missing_ranks
 from nestguard.watch import NodeWatch
 
 _log = logging.getLogger(__name__)
-_NO_DECISION_S = 5.0
-"""A node that sees a stall acts by itself where node 0 has decided nothing for so long."""
+_DECISION_TIMEOUT_S = 5.0
+"""A node that finds a stall decides for itself once the coordinator has decided nothing for this long."""
 
-_TEXTS_S = 3.0
+_DUMPS_TIMEOUT_S = 3.0
+"""How long the coordinator waits for the stacks of the other nodes."""
+
+_MAX_REPORTS_PER_SECOND = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorConfig:
-    """What a monitor watches."""
+    """What a monitor observes, and where it reports."""
 
     directory: Path
-    """Where the heartbeats of the node lie."""
+    """Where the processes of the node write their heartbeats."""
 
     report_dir: Path
-    """Under which a stall is written down."""
+    """Where a report, `stall-TIME/`, is written."""
 
     identity: Identity
-    """Of the rank that started it."""
+    """Identity of the rank that started the monitor."""
 
     limits: StallLimits
     peers: PeerConfig | None = None
+    """Where the monitors of several nodes connect to each other; None for a single node."""
 
 
 class Monitor:
-    """Watches until the ranks of the node are done, or until it has ended them."""
+    """Observes the ranks of a node until they have ended, or until it has terminated them."""
 
     def __init__(self, config: MonitorConfig) -> None:
         self._config = config
         self._watch = NodeWatch(config.directory, config.identity)
-        self._peers: LocalOnly = meet(config.peers, config.identity, config.limits.first_step_s)
+        self._peers: LocalOnly = connect_peers(config.peers, config.identity, config.limits.first_step_s)
         self._undecided_since: float | None = None
 
     def run(self) -> None:
-        """Returns when there is nothing left to watch."""
+        """Observes the ranks; returns when they have ended or the run was stopped."""
         interval_s = max(0.1, min(1.0, self._config.limits.shortest_s / 20))
         try:
             while True:
-                views = self._watch.look()
-                self._peers.tell(views)
-                if self._has_stopped(views) or _are_done(views):
-                    self._watch.clear()
+                views = self._watch.scan()
+                self._peers.send_views(views)
+                if self._stop_if_needed(views) or _have_ended(views):
+                    self._watch.remove_files()
                     return
                 self._watch.wait(interval_s)
         finally:
             self._peers.close()
 
-    def _has_stopped(self, views: list[ProcessView]) -> bool:
+    def _stop_if_needed(self, views: list[ProcessView]) -> bool:
+        """Ends the ranks of this node if the run has to be stopped; returns whether the monitor is to exit."""
         limits = self._config.limits
         if all(view.state is ProcessState.NOT_STARTED for view in views):
             if self._watch.age_s > limits.first_step_s:
-                _say(f"stall guard: no rank was seen for {limits.first_step_s:g} s, so nothing is watched")
+                _print(
+                    f"stall guard: no rank sent a heartbeat within {limits.first_step_s:g} s; the run is not watched"
+                )
                 return True
             return False
         decision = self._peers.decision()
@@ -80,88 +89,94 @@ class Monitor:
             self._follow(decision, views)
             return True
         known = views + self._peers.views()
-        known += missing_ranks(known, self._config.identity, self._peers.out_of_touch_s())
-        judgement = diagnose(known, limits, self._peers.silences())
-        if not judgement.stop:
+        known += missing_ranks(known, self._config.identity, self._peers.disconnected_s())
+        diagnosis = diagnose(known, limits, self._peers.silences())
+        if not diagnosis.must_stop:
             self._undecided_since = None
-        elif self._is_ours_to_judge():
-            self._stop(judgement, known, views)
+        elif self._may_decide():
+            self._stop(diagnosis, known, views)
             return True
         return False
 
-    def _is_ours_to_judge(self) -> bool:
+    def _may_decide(self) -> bool:
+        """Returns whether this node decides itself: without a coordinator, or if the coordinator does not decide."""
         is_silent = any(
             silence.seconds > self._config.limits.node_silence_s for silence in self._peers.silences().values()
         )
-        if is_silent or not self._peers.leaves_judging():
+        if is_silent or not self._peers.has_coordinator():
             return True
         self._undecided_since = self._undecided_since or time.monotonic()
-        return time.monotonic() - self._undecided_since > _NO_DECISION_S
+        return time.monotonic() - self._undecided_since > _DECISION_TIMEOUT_S
 
-    def _stop(self, judgement: Judgement, known: Sequence[ProcessView], own: Sequence[ProcessView]) -> None:
-        """Reports, and ends the ranks of this node, and of the others where this one decides."""
-        report = Report(views=known, judgement=judgement, limits=self._config.limits)
-        decision = Stop(report.to_json(), report.table())
-        self._peers.stop(decision)
-        take_stacks(self._config.directory, own)
-        found = texts(self._config.directory, own) | self._peers.texts(_TEXTS_S)
-        directory = self._write(decision, found)
-        _say("\n".join([decision.table, *report.told(found), self._ending(directory)]))
-        self._end(own, decision, found)
+    def _stop(self, diagnosis: RunDiagnosis, known: Sequence[ProcessView], own: Sequence[ProcessView]) -> None:
+        """Reports the stall, and ends the ranks of this node and those of its followers."""
+        report = Report(views=known, diagnosis=diagnosis, limits=self._config.limits)
+        decision = StopDecision(report.to_json(), report.table())
+        self._peers.send_stop(decision)
+        request_stacks(self._config.directory, own)
+        dumps = read_dumps(self._config.directory, own) | self._peers.receive_dumps(_DUMPS_TIMEOUT_S)
+        directory = self._write_report(decision, dumps)
+        _print("\n".join([decision.table, *report.culprit_dumps(dumps), self._closing_line(directory)]))
+        self._terminate(own, decision, dumps)
 
-    def _follow(self, decision: Stop, own: Sequence[ProcessView]) -> None:
-        """Does what node 0 has decided."""
-        take_stacks(self._config.directory, own)
-        found = texts(self._config.directory, own)
-        self._peers.send_texts(found)
-        directory = self._write(decision, found)
-        _say("\n".join([decision.table, self._ending(directory)]))
-        self._end(own, decision, found)
+    def _follow(self, decision: StopDecision, own: Sequence[ProcessView]) -> None:
+        """Carries out the coordinator's decision on this node."""
+        request_stacks(self._config.directory, own)
+        dumps = read_dumps(self._config.directory, own)
+        self._peers.send_dumps(dumps)
+        directory = self._write_report(decision, dumps)
+        _print("\n".join([decision.table, self._closing_line(directory)]))
+        self._terminate(own, decision, dumps)
 
-    def _ending(self, directory: Path | None) -> str:
-        host = self._config.identity.host
-        where = f"; stacks and everything else: {directory}" if directory is not None else ""
-        return f"stall guard: all ranks of {host} are ended with exit code {EXIT_STALLED}{where}"
+    def _closing_line(self, directory: Path | None) -> str:
+        """Returns the line that ends the printed report."""
+        report = f"; report and stacks: {directory}" if directory is not None else ""
+        return f"stall guard: ending all ranks of {self._config.identity.host} with exit code {EXIT_STALLED}{report}"
 
-    def _end(self, own: Sequence[ProcessView], decision: Stop, found: Mapping[str, str]) -> None:
-        to_blame = decision.culprits()
-        blamed = [view for view in own if view.name in to_blame]
-        for view in blamed:
-            self._tell_torchrun(view, decision, found)
-        for view in end_processes(blamed + [view for view in own if view not in blamed]):
-            _say(f"stall guard: {view.name} (pid {view.reading.pid}) is in the kernel and does not end")
-        self._watch.clear()
+    def _terminate(self, own: Sequence[ProcessView], decision: StopDecision, dumps: Mapping[str, str]) -> None:
+        """Ends the processes of this node, culprits first."""
+        names = decision.culprits()
+        culprits = [view for view in own if view.name in names]
+        for view in culprits:
+            self._write_torchrun_error(view, decision, dumps)
+        for view in terminate(culprits + [view for view in own if view not in culprits]):
+            _print(f"stall guard: {view.name} (pid {view.reading.pid}) survived SIGKILL: it is blocked in the kernel")
+        self._watch.remove_files()
 
-    def _write(self, decision: Stop, found: Mapping[str, str]) -> Path | None:
+    def _write_report(self, decision: StopDecision, dumps: Mapping[str, str]) -> Path | None:
+        """Writes the report directory; returns None, after a message, if it cannot be written."""
         node = self._config.identity.node_rank
         name = f"stall-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}" + (f"-node-{node}" if node else "")
         try:
             directory = _new_directory(self._config.report_dir, name)
             (directory / "stall.json").write_text(json.dumps(decision.report, indent=1), encoding="utf-8")
             (directory / "table.txt").write_text(decision.table + "\n", encoding="utf-8")
-            for file, text in found.items():
+            for file, text in dumps.items():
+                # A dump may come from another node: only the last part of its name is used as a path.
                 (directory / Path(file).name).write_text(text, encoding="utf-8")
         except OSError as error:
-            _say(f"stall guard: the report cannot be written: {error}")
+            _print(f"stall guard: cannot write the report: {error}")
             return None
         return directory
 
-    def _tell_torchrun(self, view: ProcessView, decision: Stop, found: Mapping[str, str]) -> None:
+    def _write_torchrun_error(self, view: ProcessView, decision: StopDecision, dumps: Mapping[str, str]) -> None:
+        """Writes the reason to the file from which torchrun reads the error of a rank, unless the file exists."""
         path = view.reading.error_file
         if path is None or not view.is_rank or Path(path).exists():
             return
-        reason = f"stall guard: {decision.reason_of(view.name)}"
-        where = found.get(f"{view.name}.traceback.txt") or last_stack(found.get(f"{view.name}.stack.txt", ""))
-        # The earliest is taken for the cause, and its stack, not its message, is what torchrun prints.
-        told = torchrun_error(reason, f"{reason}\n{where}", time.time() - view.age_s)
+        reason = f"stall guard: {decision.reason_for(view.name)}"
+        stack = dumps.get(f"{view.name}.traceback.txt") or main_thread_stack(dumps.get(f"{view.name}.stack.txt", ""))
+        # torchrun takes the error with the earliest time for the root cause. It prints the stack, not the message, so
+        # the stack begins with the reason.
+        error_json = torchrun_error(reason, f"{reason}\n{stack}", time.time() - view.age_s)
         try:
-            Path(path).write_text(json.dumps(told), encoding="utf-8")
+            Path(path).write_text(json.dumps(error_json), encoding="utf-8")
         except OSError as error:
-            _log.warning("%s: torchrun is not told: %s", path, error)
+            _log.warning("%s: cannot write the error file for torchrun: %s", path, error)
 
 
-def _are_done(views: Sequence[ProcessView]) -> bool:
-    """Whether nothing is to be watched any more: a rank that is done may live on, one that was asked to leave not."""
+def _have_ended(views: Sequence[ProcessView]) -> bool:
+    """Returns whether all ranks have ended: after DONE, a rank's process may still run; after LEAVING, it must exit."""
     ranks = [view for view in views if view.is_rank and view.state is not ProcessState.NOT_STARTED]
     return bool(ranks) and all(
         view.reading.phase is Phase.DONE or (view.reading.phase is Phase.LEAVING and view.state.has_ended)
@@ -170,21 +185,22 @@ def _are_done(views: Sequence[ProcessView]) -> bool:
 
 
 def _new_directory(parent: Path, name: str) -> Path:
-    for attempt in range(100):
+    """Creates a directory; adds a number to its name if the name is taken."""
+    for attempt in range(_MAX_REPORTS_PER_SECOND):
         directory = parent / (name if not attempt else f"{name}-{attempt}")
         try:
             directory.mkdir(parents=True)
         except FileExistsError:
             continue
         return directory
-    raise FileExistsError(f"{parent / name} is there a hundred times")
+    raise FileExistsError(f"{parent / name} and {_MAX_REPORTS_PER_SECOND - 1} numbered copies of it exist already")
 
 
-def _say(text: str) -> None:
-    """To the standard error of the ranks, in one piece, so that their own output does not come in between."""
+def _print(text: str) -> None:
+    """Writes to standard error, which the ranks share, in one piece, so that their output does not interrupt it."""
     try:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
     except (OSError, ValueError):
-        # Nobody listens any more; the report directory has it all.
+        # Standard error is closed. The report directory contains everything.
         return

@@ -1,4 +1,4 @@
-"""What the operating system says of a process, from /proc. Linux only."""
+"""State of a process according to /proc, and sending signals to it. Linux only."""
 
 import contextlib
 import os
@@ -8,42 +8,43 @@ from enum import StrEnum
 from pathlib import Path
 
 EXIT_STALLED = 44
-"""Exit code of every rank that the guard has ended."""
+"""Exit code of every rank that the stall guard terminates."""
 
 END_SIGNAL = 44
-"""Ends a process that is armed, whatever it does, with its own number as the exit code."""
+"""Terminates an armed process, whatever it is executing, with the signal's own number as the exit code."""
 
 STACK_SIGNAL = 43
-"""Has a process that is armed write the Python stacks of all its threads."""
+"""Makes an armed process write the Python stacks of all its threads."""
 
-# A handler is called with the number of its signal: `_exit` as the handler makes it the exit code.
+# `_exit` itself is installed as the C handler of END_SIGNAL. A handler receives the number of its signal as its
+# argument, so that number becomes the exit code.
 assert END_SIGNAL == EXIT_STALLED
 if hasattr(signal, "SIGRTMIN"):
     assert signal.SIGRTMIN < STACK_SIGNAL < END_SIGNAL < signal.SIGRTMAX
 
 
 class ProcessState(StrEnum):
-    """What the operating system says of a process."""
+    """State of a process: what the operating system reports, or why nothing is known about it."""
 
     RUNNING = "running"
     SLEEPING = "sleeping"
     BLOCKED = "blocked"
-    """In the kernel, where no signal reaches it: nearly always a disk or a network file system."""
+    """In an uninterruptible system call, which no signal interrupts: nearly always a disk or a network file system."""
 
     STOPPED = "stopped"
-    """By SIGSTOP, by the terminal, or by a debugger."""
+    """Stopped by SIGSTOP, by the terminal, or by a debugger."""
 
     ZOMBIE = "zombie"
     GONE = "gone"
     NOT_STARTED = "not started"
-    """It is expected and has not been seen."""
+    """The process is expected, but it has not written a heartbeat."""
 
     UNSEEN = "unseen"
-    """Its node is out of touch, which tells nothing of it."""
+    """There is no contact with the node of the process, so its state is unknown."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more."""
+        """Whether the process no longer runs."""
         return self in (ProcessState.ZOMBIE, ProcessState.GONE)
 
 
@@ -59,16 +60,16 @@ _STATES = {
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since the machine did: with the pid, it names one process for good.
+    """Returns the start time of a process in clock ticks since boot, or None if there is no such process.
 
-    None where there is no such process.
+    A pid can be reused. The pair of pid and start time identifies one process.
     """
     stat = _stat(pid)
     return None if stat is None else int(stat[19])
 
 
 def process_state(pid: int, started: int) -> ProcessState:
-    """Returns the state of the process that had this pid and started at this tick."""
+    """Returns the state of the process with this pid and this start time in clock ticks."""
     stat = _stat(pid)
     if stat is None or int(stat[19]) != started:
         return ProcessState.GONE
@@ -76,7 +77,7 @@ def process_state(pid: int, started: int) -> ProcessState:
 
 
 def started_ns(pid: int) -> int | None:
-    """When a process started, as CLOCK_MONOTONIC has it."""
+    """Returns the start time of a process in ns of CLOCK_MONOTONIC, or None if there is no such process."""
     ticks = start_ticks(pid)
     if ticks is None:
         return None
@@ -84,15 +85,18 @@ def started_ns(pid: int) -> int | None:
     return time.monotonic_ns() - age_ns
 
 
-def send(pid: int, started: int, number: int) -> None:
-    """Sends a signal to this very process, and none where it is gone."""
+def send_signal(pid: int, started: int, number: int) -> None:
+    """Sends a signal to the process with this pid and start time; does nothing if it has ended."""
     if pid > 0 and not process_state(pid, started).has_ended:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third on: the second is the program's name, with spaces and brackets."""
+    """Returns the fields of /proc/PID/stat from the third on.
+
+    The second field is the program's name in brackets. It may itself contain spaces and brackets.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

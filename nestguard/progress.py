@@ -1,4 +1,4 @@
-"""How far a rank has got beside others, and whether it has skipped a collective on the way."""
+"""Compares how far ranks have progressed, and finds ranks that have skipped a collective."""
 
 from collections.abc import Sequence
 
@@ -6,49 +6,64 @@ from nestguard.process import ProcessState
 from nestguard.record import Phase
 from nestguard.view import ProcessView
 
-_STEP_PHASES = (Phase.LOADING, Phase.FORWARD, Phase.BACKWARD)
-PlaceKey = tuple[int, int, int, int]
-"""Places compare as how far they are."""
+_MICROBATCH_PHASES = (Phase.LOADING, Phase.FORWARD, Phase.BACKWARD)
+ProgressKey = tuple[int, int, int, int]
+"""Sort key: a rank with a smaller key has progressed less."""
 
 
-def place(view: ProcessView) -> PlaceKey:
-    """How far a rank has got. Loading, forward and backward take turns within a step, the other phases do not."""
+def progress_key(view: ProcessView) -> ProgressKey:
+    """Returns how far a rank has progressed.
+
+    The order is by step, then by phase. Loading, forward and backward repeat for each microbatch of a step, so they
+    count as one phase that is ordered by microbatch first.
+    """
     reading = view.reading
     if view.state is ProcessState.NOT_STARTED:
         return -2, 0, 0, 0
     step = -1 if reading.step is None else reading.step
     phase = reading.last_phase
-    if phase in _STEP_PHASES:
+    if phase in _MICROBATCH_PHASES:
         return step, int(Phase.LOADING), -1 if reading.microbatch is None else reading.microbatch, int(phase)
     return step, int(phase), 0, 0
 
 
-def skipped(views: Sequence[ProcessView]) -> dict[str, str]:
-    """Ranks that are no less far than another and have entered too few collectives for it."""
-    found = {}
-    # Of thousands of ranks in a few places, one of each tells as much as all.
-    distinct = {(place(view), view.reading.collectives, view.reading.first_step): view for view in reversed(views)}
+def skipped_collectives(views: Sequence[ProcessView]) -> dict[str, str]:
+    """Finds ranks that have progressed at least as far as another rank but have entered too few collectives.
+
+    Returns:
+        The explanation for each such rank, by process name.
+    """
+    explanations = {}
+    # Thousands of ranks share a few positions, so each rank is compared with one rank per position only.
+    distinct = {
+        (progress_key(view), view.reading.collectives, view.reading.first_step): view for view in reversed(views)
+    }
     for view in views:
         for other in distinct.values():
-            if place(view) >= place(other) and _has_skipped(view, other):
-                found[view.name] = (
-                    f"has skipped a collective: it has entered {view.reading.collectives} and is in step "
-                    f"{view.reading.step}, while rank {other.rank} has entered {other.reading.collectives} and is in "
+            if progress_key(view) >= progress_key(other) and _has_skipped(view, other):
+                explanations[view.name] = (
+                    f"skipped a collective: it has entered {view.reading.collectives} and is at step "
+                    f"{view.reading.step}, but rank {other.rank} has entered {other.reading.collectives} and is at "
                     f"step {other.reading.step}"
                 )
                 break
-    return found
+    return explanations
 
 
 def _has_skipped(view: ProcessView, other: ProcessView) -> bool:
-    """Compares a rank with one that is no further; by steps, too, if that one has entered one in each of them."""
+    """Compares a rank with another one that has not progressed further.
+
+    The number of collectives expected from the steps counts only if the other rank has entered exactly one per step.
+    """
     if view.reading.collectives < other.reading.collectives:
         return True
-    return 0 < other.reading.collectives == _expected(other) and view.reading.collectives < _expected(view)
+    return 0 < other.reading.collectives == _expected_collectives(other) and view.reading.collectives < (
+        _expected_collectives(view)
+    )
 
 
-def _expected(view: ProcessView) -> int:
-    """The collectives that a rank has entered if there is one in each step."""
+def _expected_collectives(view: ProcessView) -> int:
+    """Returns the number of collectives that a rank has entered if there is one in each step."""
     reading = view.reading
     if reading.step is None or reading.first_step is None:
         return 0

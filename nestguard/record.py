@@ -1,11 +1,14 @@
-"""The file that holds one process's heartbeat: its layout, and reading it.
+"""Layout of the file that holds one process's heartbeat, and its reader.
 
-    0       magic, version, whether it is armed, pid, start tick, identity as JSON
-    8192    the live record, twice: the writer alternates, so that one of them is whole wherever it was stopped
-    12288   ids of cuts, twice, for the same reason
-    20480   how it ended
+    offset  content
+    0       magic, version, whether the process is armed, pid, start time in ticks, identity as JSON
+    8192    the live record, two copies
+    12288   cut ids, two copies
+    20480   final error or status text
 
-Ranks write and the monitor reads, with no lock. A record begins and ends with its number and is used if they agree.
+Processes write and the monitor reads, without a lock. The writer alternates between the two copies, so one of them is
+always complete, even if the writer is stopped in the middle of a write. A record begins and ends with its sequence
+number; it is complete if both agree.
 """
 
 import json
@@ -28,11 +31,11 @@ CUTS_AT = (12288, 12288 + TEXT_SIZE)
 DETAIL_AT = 20480
 FILE_SIZE = DETAIL_AT + TEXT_SIZE
 UNSET = -1
-_TRIES = 8
+_MAX_TRIES = 8
 
 
 class Phase(IntEnum):
-    """What a process is doing, in the order of a step; the last three are final."""
+    """What a process is doing, in the order of a training step; the last three phases are final."""
 
     STARTING = 0
     LOADING = 1
@@ -46,17 +49,17 @@ class Phase(IntEnum):
     DONE = 9
     FAILED = 10
     LEAVING = 11
-    """Asked to leave, as by SIGTERM: it may do so at any time."""
+    """The process was asked to stop, for example by SIGTERM, and may exit at any time."""
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more is to be heard."""
+        """Whether the process writes no more heartbeats after this phase."""
         return self >= Phase.DONE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Which process of the run this is."""
+    """Identifies one process of a run: a rank or one of its loader workers."""
 
     rank: int
     local_rank: int
@@ -65,61 +68,63 @@ class Identity:
     local_world_size: int
     host: str
     worker: int | None = None
-    """Number of the loader worker; None for the rank itself."""
+    """Id of the loader worker; None for the rank itself."""
 
     @property
     def name(self) -> str:
-        """What its files are called: `rank-3`, `rank-3.worker-0`."""
+        """Base name of the process's files, for example `rank-3` or `rank-3.worker-0`."""
         return f"rank-{self.rank}" + ("" if self.worker is None else f".worker-{self.worker}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a process last said of itself."""
+    """Content of a process's heartbeat file at one moment."""
 
     identity: Identity
     name: str
-    """What its files are called; differs from that of the identity where two loaders have a worker of this number."""
+    """Base name of the process's files; has a suffix if two loaders have a worker with the same id."""
 
     pid: int
     start_ticks: int
     is_armed: bool
-    """Whether it takes the signals for stacks and for the end."""
+    """Whether the process handles the signals that dump its stacks and that end it."""
 
     error_file: str | None
-    """Where torchrun looks for the reason of a failure."""
+    """File from which torchrun reads the reason of a failure; None without torchrun."""
 
     beat_ns: int
-    """CLOCK_MONOTONIC of this machine."""
+    """Time of the last heartbeat, in ns of this machine's CLOCK_MONOTONIC."""
 
     phase: Phase
+    """Current phase; the final one after the process has reported its end."""
+
     last_phase: Phase
-    """What it did, or did before it ended."""
+    """Current phase, or the last one before the final phase."""
 
     step: int | None
     microbatch: int | None
     collectives: int
-    """Entered since the start."""
+    """Number of collectives entered since the start of the process."""
 
     first_step: int | None
-    """The one that it began with."""
+    """Step that the process began with; greater than 0 if the run was resumed."""
 
     cuts: tuple[str, ...]
-    """What it is loading; none for a loader worker that has nothing to do."""
+    """Ids of the cuts being loaded; empty for an idle loader worker."""
 
     detail: str
-    """How it ended, in a line."""
+    """How the process ended, in one line; empty while it runs."""
 
     @property
     def has_stepped(self) -> bool:
-        """Whether it has finished a step since the start."""
+        """Whether the process has finished a step since its start."""
         return self.first_step is not None and self.step is not None and self.step > self.first_step
 
 
 class Record(NamedTuple):
-    """The live part of a heartbeat, field by field as it lies in the file."""
+    """The part of a heartbeat that changes, in the order of its fields in the file."""
 
-    number: int
+    sequence: int
     beat_ns: int
     phase: int
     end: int
@@ -127,20 +132,20 @@ class Record(NamedTuple):
     microbatch: int
     collectives: int
     first_step: int
-    texts: int
-    text_size: int
+    cuts_version: int
+    cuts_size: int
     detail_size: int
-    number_again: int
+    sequence_again: int
 
 
 def header(identity: Identity, name: str, pid: int, started: int, error_file: str | None) -> bytes:
-    """The first part of a file, of a process that is not armed yet."""
-    told = json.dumps({"identity": asdict(identity), "name": name, "error_file": error_file}).encode()
-    return HEADER.pack(MAGIC, VERSION, 0, pid, started, len(told)) + told
+    """Returns the first part of the file of a process that is not armed yet."""
+    described = json.dumps({"identity": asdict(identity), "name": name, "error_file": error_file}).encode()
+    return HEADER.pack(MAGIC, VERSION, 0, pid, started, len(described)) + described
 
 
-def shortened(text: str, size: int = TEXT_SIZE) -> bytes:
-    """Text in so many bytes; an ellipsis stands for what is left out."""
+def truncated_utf8(text: str, size: int = TEXT_SIZE) -> bytes:
+    """Encodes text as UTF-8 in at most `size` bytes; longer text is cut and ends in an ellipsis."""
     data = text.encode("utf-8", errors="replace")
     if len(data) <= size:
         return data
@@ -149,8 +154,12 @@ def shortened(text: str, size: int = TEXT_SIZE) -> bytes:
 
 
 def read_heartbeat(path: Path) -> Reading | None:
-    """Returns what a file says; None where it is missing, is no heartbeat, or of another version."""
-    for _ in range(_TRIES):
+    """Reads a heartbeat file.
+
+    Returns:
+        None if the file is missing, is not a heartbeat, or has another version.
+    """
+    for _ in range(_MAX_TRIES):
         try:
             with path.open("rb", buffering=0) as file:
                 data = file.read(FILE_SIZE)
@@ -159,8 +168,8 @@ def read_heartbeat(path: Path) -> Reading | None:
         except OSError:
             return None
         record, later = _newest(data), _newest(again)
-        # The text of a record stays until the second one after it.
-        if record is not None and later is not None and later.texts == record.texts:
+        # The writer overwrites a list of cuts two lists later, so the text is intact if the version has not changed.
+        if record is not None and later is not None and later.cuts_version == record.cuts_version:
             return _reading(data, record)
     return None
 
@@ -169,11 +178,11 @@ def _newest(data: bytes) -> Record | None:
     if len(data) != FILE_SIZE or data[: len(MAGIC)] != MAGIC:
         return None
     records = [Record(*RECORD.unpack_from(data, at)) for at in RECORDS_AT]
-    whole = [record for record in records if record.number > 0 and record.number == record.number_again]
-    return max(whole, default=None)
+    complete = [record for record in records if record.sequence > 0 and record.sequence == record.sequence_again]
+    return max(complete, default=None)
 
 
-def _known(value: int) -> int | None:
+def _optional(value: int) -> int | None:
     return None if value == UNSET else value
 
 
@@ -181,23 +190,23 @@ def _reading(data: bytes, record: Record) -> Reading | None:
     _, version, is_armed, pid, started, size = HEADER.unpack_from(data)
     if version != VERSION:
         return None
-    told = json.loads(data[HEADER.size : HEADER.size + size])
-    cuts_at = CUTS_AT[record.texts & 1]
-    cuts = data[cuts_at : cuts_at + record.text_size].decode("utf-8", errors="replace")
+    described = json.loads(data[HEADER.size : HEADER.size + size])
+    cuts_at = CUTS_AT[record.cuts_version & 1]
+    cuts = data[cuts_at : cuts_at + record.cuts_size].decode("utf-8", errors="replace")
     return Reading(
-        identity=Identity(**told["identity"]),
-        name=told["name"],
+        identity=Identity(**described["identity"]),
+        name=described["name"],
         pid=pid,
         start_ticks=started,
         is_armed=bool(is_armed),
-        error_file=told["error_file"],
+        error_file=described["error_file"],
         beat_ns=record.beat_ns,
         phase=Phase(record.phase if record.end == UNSET else record.end),
         last_phase=Phase(record.phase),
-        step=_known(record.step),
-        microbatch=_known(record.microbatch),
+        step=_optional(record.step),
+        microbatch=_optional(record.microbatch),
         collectives=record.collectives,
-        first_step=_known(record.first_step),
+        first_step=_optional(record.first_step),
         cuts=tuple(cuts.split("\n")) if cuts else (),
         detail=data[DETAIL_AT : DETAIL_AT + record.detail_size].decode("utf-8", errors="replace"),
     )

@@ -1,4 +1,4 @@
-"""What is said when a run is stopped: the table as plain text, and everything as JSON."""
+"""The report on a run that is stopped: the table as plain text, and everything that is known as JSON."""
 
 import textwrap
 import time
@@ -6,141 +6,157 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from nestguard.diagnosis import Diagnosis
 from nestguard.limits import StallLimits
 from nestguard.process import EXIT_STALLED
 from nestguard.record import Phase
-from nestguard.verdict import Diagnosis, Judgement
+from nestguard.run_diagnosis import RunDiagnosis
 from nestguard.view import ProcessView
 
-_WIDTH = 120
-_MOST_ROWS = 40
-_MOST_CUT = 40
-_MOST_STACK_LINES = 16
+_TABLE_WIDTH = 120
+_MIN_DIAGNOSIS_WIDTH = 40
+_MAX_ROWS = 40
+_MAX_CUT_LEN = 40
+_MAX_STACK_LINES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is known of a run that is stopped."""
+    """Report on a run that is stopped."""
 
     views: Sequence[ProcessView]
-    judgement: Judgement
+    diagnosis: RunDiagnosis
     limits: StallLimits
     unix_s: float = field(default_factory=time.time)
-    """When, by the wall clock; for people."""
+    """Time of the report by the wall clock, in seconds since the epoch; only for display."""
 
     def culprits(self) -> list[ProcessView]:
-        """Whom the verdict blames, ranks before their workers."""
+        """Returns the culprits, ranks before loader workers."""
         return sorted(
-            (view for view, verdict in self._rows() if verdict.is_culprit),
+            (view for view, diagnosis in self._rows() if diagnosis.is_culprit),
             key=lambda view: (not view.is_rank, view.rank),
         )
 
     def table(self) -> str:
-        """The table, culprits first, each rank followed by those of its workers that are to blame."""
-        rows = sorted(self._rows(), key=lambda row: _order(*row))
+        """Returns the cause and a table of all ranks, culprits first. Loader workers have a row if they are culprits.
+
+        With more than 40 rows, ranks that differ only in rank, host and age share a row.
+        """
+        rows = sorted(self._rows(), key=lambda row: _sort_key(*row))
         shown = [row for row in rows if row[0].is_rank or row[1].is_culprit]
-        cells = [_cells(view, verdict) for view, verdict in shown]
-        if len(cells) > _MOST_ROWS:
+        cells = [_cells(view, diagnosis) for view, diagnosis in shown]
+        if len(cells) > _MAX_ROWS:
             cells = _grouped(cells)
-        return f"stall guard: {self.judgement.cause}\n{_draw(cells)}"
+        return f"stall guard: {self.diagnosis.cause}\n{_format(cells)}"
 
     def to_json(self) -> dict[str, Any]:
-        """All there is."""
+        """Returns the content of `stall.json`."""
         return {
             "version": 1,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.unix_s)),
-            "cause": self.judgement.cause,
+            "cause": self.diagnosis.cause,
             "exit_code": EXIT_STALLED,
             "limits": asdict(self.limits),
-            "processes": [_process_json(view, verdict, self.limits) for view, verdict in self._rows()],
+            "processes": [_process_json(view, diagnosis, self.limits) for view, diagnosis in self._rows()],
         }
 
-    def told(self, texts: Mapping[str, str]) -> list[str]:
-        """What stands below the table: tracebacks of whoever is to blame and failed, else where the first stands.
+    def culprit_dumps(self, dumps: Mapping[str, str]) -> list[str]:
+        """Returns what is printed below the table.
+
+        These are the tracebacks of all culprits that failed. If there are none, it is the stack of the first culprit.
 
         Args:
-            texts: Stacks and tracebacks by the names of their files.
+            dumps: Stacks and tracebacks by file name.
         """
         tracebacks = [
-            f"{view.name}:\n{texts[f'{view.name}.traceback.txt'].rstrip()}"
+            f"{view.name}:\n{dumps[f'{view.name}.traceback.txt'].rstrip()}"
             for view in self.culprits()
-            if view.reading.phase is Phase.FAILED and f"{view.name}.traceback.txt" in texts
+            if view.reading.phase is Phase.FAILED and f"{view.name}.traceback.txt" in dumps
         ]
         if tracebacks:
             return tracebacks
-        # A worker that is to blame says more than its rank, which waits for it.
+        # The stack of a loader worker is more specific than that of its rank, which waits for the worker.
         for view in sorted(self.culprits(), key=lambda view: view.is_rank):
-            if f"{view.name}.stack.txt" in texts:
-                return [f"{view.name}, main thread, innermost first:\n{last_stack(texts[f'{view.name}.stack.txt'])}"]
+            stacks = dumps.get(f"{view.name}.stack.txt")
+            if stacks is not None:
+                return [f"{view.name}, main thread, innermost call first:\n{main_thread_stack(stacks)}"]
         return []
 
     def _rows(self) -> list[tuple[ProcessView, Diagnosis]]:
-        return list(zip(self.views, self.judgement.verdicts, strict=True))
+        return list(zip(self.views, self.diagnosis.diagnoses, strict=True))
 
 
-def last_stack(stacks: str) -> str:
-    """The stack of the main thread, from what faulthandler wrote of all: the last of them, its innermost frames."""
+def main_thread_stack(stacks: str) -> str:
+    """Returns the innermost frames of the main thread, whose stack faulthandler writes last."""
     blocks = [block for block in stacks.strip().split("\n\n") if block]
     lines = blocks[-1].splitlines() if blocks else []
-    more = [f"  ... {len(lines) - _MOST_STACK_LINES} more"] if len(lines) > _MOST_STACK_LINES else []
-    return "\n".join(lines[:_MOST_STACK_LINES] + more)
+    more = [f"  ... {len(lines) - _MAX_STACK_LINES} more"] if len(lines) > _MAX_STACK_LINES else []
+    return "\n".join(lines[:_MAX_STACK_LINES] + more)
 
 
 def torchrun_error(message: str, stack: str, unix_s: float) -> Mapping[str, Any]:
-    """What torchrun reads from the error file of a rank."""
+    """Returns the content of a rank's error file in the form that torchrun reads.
+
+    Args:
+        message: Reason of the failure.
+        stack: Stack or traceback, which torchrun prints.
+        unix_s: Time of the failure in seconds since the epoch.
+    """
     return {
         "message": {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": str(int(unix_s))}},
     }
 
 
 class _Cells(NamedTuple):
+    """One row of the table."""
+
     rank: str
     host: str
     phase: str
     step: str
-    age: str
-    verdict: str
+    silent: str
+    diagnosis: str
 
 
-_TITLES = _Cells("rank", "host", "phase", "step", "silent", "verdict")
+_HEADER = _Cells(*_Cells._fields)
 
 
-def _order(view: ProcessView, verdict: Diagnosis) -> tuple[int, int, int]:
+def _sort_key(view: ProcessView, diagnosis: Diagnosis) -> tuple[int, int, int]:
     worker = view.reading.identity.worker
-    return int(not verdict.is_culprit), view.rank, -1 if worker is None else worker
+    return int(not diagnosis.is_culprit), view.rank, -1 if worker is None else worker
 
 
-def _cells(view: ProcessView, verdict: Diagnosis) -> _Cells:
+def _cells(view: ProcessView, diagnosis: Diagnosis) -> _Cells:
     reading = view.reading
     identity = reading.identity
     step = "" if reading.step is None else str(reading.step)
     if step and reading.microbatch is not None and reading.phase in (Phase.LOADING, Phase.FORWARD, Phase.BACKWARD):
         step += f".{reading.microbatch}"
-    is_unknown = view.is_unseen and not reading.pid
-    reason = verdict.reason
+    has_no_heartbeat = view.is_unseen and not reading.pid
+    reason = diagnosis.reason
     for cut in reading.cuts[:1]:
-        reason = reason.replace(cut, _cut_short(cut))
+        reason = reason.replace(cut, _shorten_cut(cut))
     return _Cells(
         str(identity.rank) if identity.worker is None else f"{identity.rank} worker {identity.worker}",
         identity.host,
-        "" if is_unknown else reading.phase.name,
+        "" if has_no_heartbeat else reading.phase.name,
         step,
-        "" if is_unknown else f"{view.age_s:.0f} s",
-        verdict.word + (f": {reason}" if reason else ""),
+        "" if has_no_heartbeat else f"{view.age_s:.0f} s",
+        diagnosis.kind + (f": {reason}" if reason else ""),
     )
 
 
-def _cut_short(cut: str) -> str:
-    """The ends of a long cut id: what tells it from others may be at either."""
-    half = _MOST_CUT // 2
-    return cut if len(cut) <= _MOST_CUT else f"{cut[:half]}…{cut[1 - half :]}"
+def _shorten_cut(cut: str) -> str:
+    """Replaces the middle of a long cut id by an ellipsis: what distinguishes ids may be at either end."""
+    half = _MAX_CUT_LEN // 2
+    return cut if len(cut) <= _MAX_CUT_LEN else f"{cut[:half]}…{cut[1 - half :]}"
 
 
 def _grouped(cells: Sequence[_Cells]) -> list[_Cells]:
-    """Rows that say the same, but for rank, host and age, become one."""
+    """Merges rows that differ only in rank, host and age."""
     groups: dict[tuple[str, ...], list[_Cells]] = {}
     for row in cells:
-        groups.setdefault((row.phase, row.step, row.verdict), []).append(row)
+        groups.setdefault((row.phase, row.step, row.diagnosis), []).append(row)
     return [
         rows[0]
         if len(rows) == 1
@@ -149,20 +165,22 @@ def _grouped(cells: Sequence[_Cells]) -> list[_Cells]:
     ]
 
 
-def _draw(cells: Sequence[_Cells]) -> str:
-    rows = [_TITLES, *cells]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES) - 1)]
+def _format(cells: Sequence[_Cells]) -> str:
+    """Aligns the columns and wraps the diagnosis, the last column, at the width of the table."""
+    rows = [_HEADER, *cells]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER) - 1)]
     indent = sum(widths) + 2 * len(widths) + 2
     lines = []
     for row in rows:
         left = "  " + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
-        wrapped = textwrap.wrap(row.verdict, max(40, _WIDTH - indent), break_long_words=False) or [""]
+        available = max(_MIN_DIAGNOSIS_WIDTH, _TABLE_WIDTH - indent)
+        wrapped = textwrap.wrap(row.diagnosis, available, break_long_words=False) or [""]
         lines.append((left + wrapped[0]).rstrip())
         lines.extend(" " * (indent + 2) + line for line in wrapped[1:])
     return "\n".join(lines)
 
 
-def _process_json(view: ProcessView, verdict: Diagnosis, limits: StallLimits) -> dict[str, Any]:
+def _process_json(view: ProcessView, diagnosis: Diagnosis, limits: StallLimits) -> dict[str, Any]:
     reading = view.reading
     limit = limits.limit_of(reading)
     return {
@@ -178,7 +196,8 @@ def _process_json(view: ProcessView, verdict: Diagnosis, limits: StallLimits) ->
         "state": view.state.value,
         "cuts": list(reading.cuts),
         "detail": reading.detail,
-        "verdict": verdict.word.value,
-        "reason": verdict.reason,
-        "is_culprit": verdict.is_culprit,
+        # The file format keeps the key "verdict", which users may parse.
+        "verdict": diagnosis.kind.value,
+        "reason": diagnosis.reason,
+        "is_culprit": diagnosis.is_culprit,
     }

@@ -1,7 +1,8 @@
-"""A process as its node sees it, and one of a node that is out of touch."""
+"""What is known about the processes of a run, and about nodes that have stopped sending messages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from nestguard.process import ProcessState
 from nestguard.record import Identity, Phase, Reading
@@ -9,49 +10,60 @@ from nestguard.record import Identity, Phase, Reading
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessView:
-    """A process as its node sees it."""
+    """A process as the monitor of its node sees it: its last heartbeat and its state in the operating system."""
 
     reading: Reading
     state: ProcessState
     age_s: float
-    """Seconds since its last sign of life."""
+    """Seconds since its last heartbeat."""
 
     ended_s: float = 0.0
-    """Seconds since it was found gone, or since its node was last in touch; 0 where it never was."""
+    """Seconds since the process ended or, if it is unseen, since contact with its node was lost.
+
+    0 while the process runs, and if there was never any contact with its node.
+    """
 
     @property
     def name(self) -> str:
-        """Tells it from all others."""
+        """Unique name of the process, for example `rank-3.worker-0`."""
         return self.reading.name
 
     @property
     def rank(self) -> int:
-        """Its rank, or that of the rank whose worker it is."""
+        """Rank of the process; for a loader worker, the rank that it loads for."""
         return self.reading.identity.rank
 
     @property
     def is_rank(self) -> bool:
-        """Whether it is a rank and no loader worker."""
+        """Whether the process is a rank, not a loader worker."""
         return self.reading.identity.worker is None
 
     @property
     def is_live(self) -> bool:
-        """Whether it takes part in the run, as far as is known."""
+        """Whether the process is known to take part in the run: it has not ended and its node is in contact."""
         return not self.reading.phase.is_final and not self.state.has_ended and not self.is_unseen
 
     @property
     def is_unseen(self) -> bool:
-        """Whether its node is out of touch, so that nothing is known of it by now."""
+        """Whether there is no contact with the node of the process, so that its present state is unknown."""
         return self.state is ProcessState.UNSEEN
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is gone without having said how it ends."""
+        """Whether the process ended without recording how."""
         return self.state.has_ended and not self.reading.phase.is_final
 
 
+class NodeSilence(NamedTuple):
+    """A connected node whose monitor sends no messages."""
+
+    host: str
+    seconds: float
+    """Time since the last message."""
+
+
 def never_seen(identity: Identity, state: ProcessState, age_s: float = 0.0, ended_s: float = 0.0) -> ProcessView:
-    """A rank that has said nothing so far."""
+    """Returns the view of a rank that has not written a heartbeat."""
     reading = Reading(
         identity=identity,
         name=identity.name,
@@ -72,13 +84,13 @@ def never_seen(identity: Identity, state: ProcessState, age_s: float = 0.0, ende
     return ProcessView(reading=reading, state=state, age_s=age_s, ended_s=ended_s)
 
 
-def missing_ranks(views: Iterable[ProcessView], identity: Identity, out_of_touch_s: float) -> list[ProcessView]:
-    """The ranks of a run of which no node tells anything.
+def missing_ranks(views: Iterable[ProcessView], identity: Identity, disconnected_s: float) -> list[ProcessView]:
+    """Returns unseen views for the ranks of the run that are not in `views`.
 
     Args:
-        views: What is known.
-        identity: Of any rank.
-        out_of_touch_s: Seconds since the nodes were last in touch; 0 where they never were.
+        views: The processes that are known.
+        identity: Identity of any rank of the run.
+        disconnected_s: Seconds since the monitors lost their connection; 0 if they were never connected.
     """
     missing = set(range(identity.world_size)) - {view.rank for view in views if view.is_rank}
     size = identity.local_world_size
@@ -86,7 +98,7 @@ def missing_ranks(views: Iterable[ProcessView], identity: Identity, out_of_touch
         never_seen(
             replace(identity, rank=rank, local_rank=rank % size, node_rank=rank // size, host="", worker=None),
             ProcessState.UNSEEN,
-            ended_s=out_of_touch_s,
+            ended_s=disconnected_s,
         )
         for rank in sorted(missing)
     ]

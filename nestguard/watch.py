@@ -1,4 +1,4 @@
-"""What the processes of one node say, and whether they are there: looked at from outside, touching nothing."""
+"""Observes the processes of one node through their heartbeat files and /proc, without affecting them."""
 
 import contextlib
 import os
@@ -17,38 +17,38 @@ _Process = tuple[int, int]
 
 
 class NodeWatch:
-    """Looks at the heartbeats in a directory.
+    """Observes the processes that write heartbeats to one directory.
 
     Args:
-        directory: Where they lie.
-        identity: Of the rank that watches are started by: tells how many ranks to expect.
+        directory: Where the processes write their heartbeats.
+        identity: Identity of the rank that started this monitor. It tells how many ranks to expect.
     """
 
     def __init__(self, directory: Path, identity: Identity) -> None:
         self._directory = directory
         self._identity = identity
         now = time.monotonic_ns()
-        self._started_ns = self._not_before_ns = self._looked_ns = now
-        # What ended before the run began is left over from another one.
+        self._started_ns = self._not_before_ns = self._scanned_ns = now
+        # Files of processes that ended before this run began are left over from another run.
         self._run_began_ns = started_ns(os.getppid()) or now
         self._processes: set[_Process] = set()
-        self._left_over: set[_Process] = set()
+        self._stale: set[_Process] = set()
         self._ended_ns: dict[_Process, int] = {}
         self._exits: dict[int, _Process] = {}
         self._poll = select.poll()
 
     @property
     def age_s(self) -> float:
-        """How long it has been watching."""
+        """Seconds since the watch was started."""
         return (time.monotonic_ns() - self._started_ns) / _SECOND_NS
 
-    def look(self) -> list[ProcessView]:
-        """Returns the ranks, those that are expected and have not been seen, and the loader workers."""
+    def scan(self) -> list[ProcessView]:
+        """Returns the ranks of the node, including expected ranks that have not started, and their loader workers."""
         now = time.monotonic_ns()
-        if now - self._looked_ns > _SUSPENDED_NS:
-            # It was suspended itself, and so, for all it knows, was everybody else.
+        if now - self._scanned_ns > _SUSPENDED_NS:
+            # The monitor itself was suspended. The ranks probably were as well, so their silence counts from now on.
             self._not_before_ns = now
-        self._looked_ns = now
+        self._scanned_ns = now
         readings = [read_heartbeat(path) for path in sorted(self._directory.glob("rank-*.beat"))]
         views = [view for reading in readings if reading is not None and (view := self._view(reading, now))]
         seen = {view.reading.identity.local_rank for view in views if view.is_rank}
@@ -56,7 +56,7 @@ class NodeWatch:
         return views + [self._missing(local_rank, now) for local_rank in sorted(missing)]
 
     def wait(self, seconds: float) -> None:
-        """Waits, until a process ends at the longest."""
+        """Waits for the given time, or until a process ends."""
         if not self._exits:
             time.sleep(seconds)
             return
@@ -65,27 +65,27 @@ class NodeWatch:
             self._poll.unregister(descriptor)
             os.close(descriptor)
 
-    def clear(self) -> None:
-        """Removes the files of the processes that were seen, and the directory if nothing else is in it."""
+    def remove_files(self) -> None:
+        """Removes the files of the processes that were observed, and the directory if it is then empty."""
         for path in self._directory.glob("rank-*.beat"):
             reading = read_heartbeat(path)
             if reading is not None and (reading.pid, reading.start_ticks) in self._processes:
-                for ending in (".beat", ".stack.txt", ".traceback.txt"):
-                    path.with_name(path.name.removesuffix(".beat") + ending).unlink(missing_ok=True)
+                for suffix in (".beat", ".stack.txt", ".traceback.txt"):
+                    path.with_name(path.name.removesuffix(".beat") + suffix).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._directory.rmdir()
 
     def _view(self, reading: Reading, now: int) -> ProcessView | None:
         process = (reading.pid, reading.start_ticks)
         state = process_state(*process)
-        if process not in self._processes and process not in self._left_over:
-            is_old = state.has_ended and not self._run_began_ns <= reading.beat_ns <= now
-            if is_old:
-                self._left_over.add(process)
+        if process not in self._processes and process not in self._stale:
+            is_stale = state.has_ended and not self._run_began_ns <= reading.beat_ns <= now
+            if is_stale:
+                self._stale.add(process)
             else:
                 self._processes.add(process)
                 self._watch_exit(process)
-        if process in self._left_over:
+        if process in self._stale:
             return None
         if state.has_ended:
             self._ended_ns.setdefault(process, now)
@@ -94,7 +94,7 @@ class NodeWatch:
         return ProcessView(reading=reading, state=state, age_s=age_ns / _SECOND_NS, ended_s=ended_ns / _SECOND_NS)
 
     def _watch_exit(self, process: _Process) -> None:
-        """Asks to be told at once when a process ends; where that is not allowed, it is seen at the next look."""
+        """Lets `wait` return as soon as a process ends. Without permission for that, the next `scan` finds out."""
         try:
             descriptor = os.pidfd_open(process[0])
         except OSError:
@@ -106,7 +106,7 @@ class NodeWatch:
         self._poll.register(descriptor, select.POLLIN)
 
     def _missing(self, local_rank: int, now: int) -> ProcessView:
-        of = self._identity
-        identity = replace(of, rank=of.rank - of.local_rank + local_rank, local_rank=local_rank, worker=None)
+        own = self._identity
+        identity = replace(own, rank=own.rank - own.local_rank + local_rank, local_rank=local_rank, worker=None)
         age_ns = now - max(self._started_ns, self._not_before_ns)
         return never_seen(identity, ProcessState.NOT_STARTED, age_s=age_ns / _SECOND_NS)

@@ -1,4 +1,4 @@
-"""What goes between two monitors: lines of JSON over a connection, and a view of a process as JSON."""
+"""Messages between two monitors: lines of JSON over a TCP connection, and the JSON form of a process view."""
 
 import contextlib
 import json
@@ -14,31 +14,37 @@ from nestguard.process import ProcessState
 from nestguard.record import Identity, Phase, Reading
 from nestguard.view import ProcessView
 
-_LONGEST_LINE = 32 << 20
-_SEND_S = 2
+_MAX_LINE_BYTES = 32 << 20
+_SEND_TIMEOUT_S = 2
 
 Message = dict[str, Any]
-"""With its `type`."""
+"""A JSON object whose key `type` tells what it is."""
 
 
-class Line:
-    """A connection, and what has come over it."""
+class Connection:
+    """A connection to the monitor of another node.
+
+    One thread receives; any thread may send. Times are seconds of `time.monotonic()`.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
-        # So that a frozen peer does not hold up the one that talks to it.
         connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_S, 0))
+        # A frozen peer stops reading, and sending to it must not block this monitor.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._file: BinaryIO = connection.makefile("rb")
         self._sending = threading.Lock()
-        self.heard = time.monotonic()
-        self.closed = 0.0
+        self.received_at = time.monotonic()
+        """When the last message arrived."""
+
+        self.closed_at = 0.0
         self.is_open = True
         self.said_goodbye = False
+        """Whether the peer announced that it would close the connection."""
 
     def send(self, message: Message) -> None:
-        """Sends a line; a line that breaks is closed."""
+        """Sends a message; closes the connection if that fails or takes longer than two seconds."""
         if not self.is_open:
             return
         try:
@@ -48,24 +54,24 @@ class Line:
             self.close()
 
     def receive(self) -> Message | None:
-        """Returns the next message; None at the end."""
+        """Waits for the next message; returns None once the connection is closed or the peer sends no valid JSON."""
         try:
-            line = self._file.readline(_LONGEST_LINE)
+            line = self._file.readline(_MAX_LINE_BYTES)
             message = json.loads(line) if line.endswith(b"\n") else None
         except (OSError, ValueError):
             message = None
         if not isinstance(message, dict):
             self.close()
             return None
-        self.heard = time.monotonic()
+        self.received_at = time.monotonic()
         if message.get("type") == "goodbye":
             self.said_goodbye = True
         return message
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         if self.is_open:
-            self.closed = time.monotonic()
+            self.closed_at = time.monotonic()
         self.is_open = False
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -73,7 +79,7 @@ class Line:
 
 
 def view_to_json(view: ProcessView) -> dict[str, Any]:
-    """A view as another node is told of it."""
+    """Returns the JSON form of a view. It holds ages, not times, because the clocks of nodes are not synchronised."""
     reading = asdict(view.reading)
     return {
         "reading": {**reading, "beat_ns": 0, "phase": view.reading.phase.name},
@@ -84,14 +90,14 @@ def view_to_json(view: ProcessView) -> dict[str, Any]:
 
 
 def view_from_json(data: Mapping[str, Any]) -> ProcessView:
-    """The view that was told."""
-    told = data["reading"]
+    """Returns the view that `view_to_json` converted, with `beat_ns` 0."""
+    fields = data["reading"]
     reading = Reading(
         **{
-            **told,
-            "identity": Identity(**told["identity"]),
-            "phase": Phase[told["phase"]],
-            "cuts": tuple(told["cuts"]),
+            **fields,
+            "identity": Identity(**fields["identity"]),
+            "phase": Phase[fields["phase"]],
+            "cuts": tuple(fields["cuts"]),
         }
     )
     return ProcessView(reading=reading, state=ProcessState(data["state"]), age_s=data["age_s"], ended_s=data["ended_s"])

@@ -1,6 +1,6 @@
 """The NEST network, its training with Lightning, and the tools around a trained encoder.
 
-Public names are listed in `__init__.pyi` and imported at first use, so that importing the package is quick.
+Public names are listed in `__init__.pyi`. They are imported at first use, which makes importing the package fast.
 """
 
 from lazy_loader import attach_stub

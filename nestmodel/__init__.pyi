@@ -1,6 +1,6 @@
 """The NEST network, its training with Lightning, and the tools around a trained encoder.
 
-The public names, and the modules that they are imported from at first use: importing the package is quick.
+Lists the public names and their modules. They are imported at first use, which makes importing the package fast.
 """
 
 from .config import (
@@ -42,10 +42,6 @@ from .errors import (
 from .errors import (
     WeightsError as WeightsError,
 )
-from .evaluate.classifier import ProbeScore as ProbeScore
-from .evaluate.encode import (
-    RejectedUtterance as RejectedUtterance,
-)
 from .evaluate.encode import (
     Utterance as Utterance,
 )
@@ -70,7 +66,9 @@ from .evaluate.extract import (
 from .evaluate.extract import (
     extract_features as extract_features,
 )
+from .evaluate.linear_probe import ProbeScore as ProbeScore
 from .evaluate.probe import run_probe as run_probe
+from .evaluate.rejects import RejectedUtterance as RejectedUtterance
 from .evaluate.report import (
     ProbeConfig as ProbeConfig,
 )
@@ -86,6 +84,8 @@ from .formats.conversion import (
 from .formats.conversion import (
     import_model as import_model,
 )
+from .formats.model_file import read_config as read_config
+from .formats.nemo_config import config_from_nemo as config_from_nemo
 from .formats.weights import (
     WeightParts as WeightParts,
 )
@@ -93,13 +93,32 @@ from .formats.weights import (
     WeightReport as WeightReport,
 )
 from .formats.weights import (
-    load_weights as load_weights,
+    load_network as load_network,
 )
 from .formats.weights import (
-    read_config as read_config,
+    load_weights as load_weights,
 )
-from .nn.encoder import ConformerEncoder as ConformerEncoder
-from .nn.network import NestNetwork as NestNetwork
+from .nn.encoder import (
+    ConformerEncoder as ConformerEncoder,
+)
+from .nn.encoder import (
+    EncoderOutput as EncoderOutput,
+)
+from .nn.encoder import (
+    HiddenStates as HiddenStates,
+)
+from .nn.loss_stats import (
+    LossStats as LossStats,
+)
+from .nn.loss_stats import (
+    loss_stats as loss_stats,
+)
+from .nn.network import (
+    NestNetwork as NestNetwork,
+)
+from .nn.network import (
+    NestOutput as NestOutput,
+)
 from .preflight.report import (
     CheckReport as CheckReport,
 )
@@ -122,13 +141,9 @@ from .training.callbacks.health import (
 from .training.callbacks.health import (
     UnhealthyTrainingWarning as UnhealthyTrainingWarning,
 )
+from .training.callbacks.progress import PlainProgress as PlainProgress
 from .training.callbacks.stall_guard import StallGuard as StallGuard
-from .training.callbacks.throughput import (
-    PlainProgress as PlainProgress,
-)
-from .training.callbacks.throughput import (
-    Throughput as Throughput,
-)
+from .training.callbacks.throughput import Throughput as Throughput
 from .training.checkpoints import (
     Checkpoints as Checkpoints,
 )
@@ -153,6 +168,7 @@ __all__ = [
     "ConformerEncoder",
     "Curves",
     "EncoderConfig",
+    "EncoderOutput",
     "ExportFormat",
     "ExtractConfig",
     "ExtractError",
@@ -161,12 +177,15 @@ __all__ = [
     "FeatureType",
     "FileFormat",
     "Health",
+    "HiddenStates",
+    "LossStats",
     "MaskConfig",
     "NestConfig",
     "NestDataModule",
     "NestModel",
     "NestModelError",
     "NestNetwork",
+    "NestOutput",
     "OptimizerConfig",
     "PlainProgress",
     "Preempted",
@@ -188,11 +207,14 @@ __all__ = [
     "WeightParts",
     "WeightReport",
     "WeightsError",
+    "config_from_nemo",
     "export_model",
     "extract_features",
     "import_model",
     "iterate_features",
+    "load_network",
     "load_weights",
+    "loss_stats",
     "newest_checkpoint",
     "parse_layers",
     "preset_path",

@@ -1,8 +1,8 @@
-"""Settings of the NEST model: frozen dataclasses that check themselves, and the two ways to read them.
+"""Settings of the NEST model: frozen dataclasses that validate themselves, read from presets or plain mappings.
 
-Owns the names, ranges and defaults of every setting of the model, and the strict reader of YAML mappings. Leaves the
-trainer and the data to their own settings, and NeMo's configurations to `nemo`. Guarantees that each
-value it returns is usable by the modules, and that no key it was given is silently dropped.
+This module defines the name, range and default of every setting of the model and its optimizer. Settings of the trainer
+and of the data are defined elsewhere; `nestmodel.formats.nemo_config` translates NeMo's configurations. Every value is
+validated on construction, and an unknown key raises an error.
 """
 
 import difflib
@@ -19,7 +19,7 @@ ConfigT = TypeVar("ConfigT")
 
 
 def preset_path(name: str) -> Path:
-    """Returns the YAML file of a preset that ships with the package.
+    """Returns the path of the YAML file of a preset of the package.
 
     Raises:
         ConfigError: No preset has that name.
@@ -50,10 +50,10 @@ def _share(section: str, config: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureConfig:
-    """How audio becomes normalised log-mel frames."""
+    """Computation of normalised log-mel frames from audio."""
 
     sampling_rate: int = 16000
-    """Samples per second of the audio, in Hz; the mel bins span 0 to half of it."""
+    """Sampling rate of the audio, in Hz; the mel bins span 0 Hz to half of it."""
 
     n_fft: int = 512
     """Length of the Fourier transform, in samples."""
@@ -62,19 +62,19 @@ class FeatureConfig:
     """Length of the Hann window, in samples, at most `n_fft`."""
 
     hop_length: int = 160
-    """Samples from one frame to the next."""
+    """Distance between consecutive frames, in samples."""
 
     num_mels: int = 80
     """Number of mel bins."""
 
     dither: float = 1e-5
-    """Standard deviation of the noise added to the audio in training; 0 adds none."""
+    """Standard deviation of the noise that is added to the audio in training; 0 adds none."""
 
     pad_to: int = 16
     """The number of frames is padded to a multiple of this."""
 
     preemphasis: float = 0.97
-    """Share of the previous sample that is subtracted from each sample, in [0, 1)."""
+    """Factor of the previous sample, which is subtracted from each sample, in [0, 1)."""
 
     def __post_init__(self) -> None:
         _at_least(1, "features", self, "sampling_rate", "n_fft", "window_length", "hop_length", "num_mels", "pad_to")
@@ -86,19 +86,19 @@ class FeatureConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizerConfig:
-    """Size of the random-projection quantizer that makes the targets."""
+    """Size of the random-projection quantizer that computes the target tokens."""
 
     num_classes: int = 8192
-    """Codes in each codebook."""
+    """Number of codes in each codebook."""
 
     num_codebooks: int = 1
-    """Independent codebooks, hence tokens per encoder frame."""
+    """Number of independent codebooks, which is the number of tokens per encoder frame."""
 
     code_dim: int = 16
-    """Length of a code."""
+    """Dimension of a code."""
 
     distance: Literal["l2", "cosine"] = "l2"
-    """What the nearest code is nearest by. Codes have a length of 1, so the two differ by rounding alone."""
+    """Distance by which the nearest code is selected. Codes have norm 1, so the two differ only by rounding."""
 
     def __post_init__(self) -> None:
         _at_least(2, "quantizer", self, "num_classes")
@@ -107,16 +107,17 @@ class QuantizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskConfig:
-    """Which frames the encoder does not see, and which tokens are scored for it."""
+    """Masking of frames, and the choice of the tokens that are scored."""
 
     position: Literal["pre_conv", "post_conv"] = "pre_conv"
-    """Whether feature frames are masked, or encoder frames after the subsampling. Tokens are made of the same ones."""
+    """Whether to mask feature frames (pre_conv) or encoder frames after the subsampling (post_conv). Tokens are
+    computed from the same kind of frames."""
 
     block_size: int = 40
-    """Length of a masked block, in feature frames at either position."""
+    """Length of a masked block, in feature frames for either position."""
 
     prob: float = 0.01
-    """Probability that a frame, or an encoder frame, starts a masked block, in [0, 1]."""
+    """Probability that a frame starts a masked block (an encoder frame with post_conv), in [0, 1]."""
 
     threshold: float = 0.8
     """A token is scored when more than this share of its frames is masked, in [0, 1)."""
@@ -129,53 +130,53 @@ class MaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Size and regularisation of the FastConformer encoder."""
+    """Sizes and regularisation of the FastConformer encoder."""
 
     d_model: int
-    """Length of an encoder frame; even, and a multiple of `num_heads`."""
+    """Dimension of an encoder frame; even, and a multiple of `num_heads`."""
 
     num_heads: int
-    """Attention heads of each layer."""
+    """Number of attention heads of each block."""
 
     num_layers: int
-    """Conformer blocks."""
+    """Number of conformer blocks."""
 
     subsampling_channels: int = 256
-    """Channels of the subsampling convolutions."""
+    """Number of channels of the subsampling convolutions."""
 
     subsampling_factor: int = 8
-    """Frames per encoder frame; a power of two, 2 or more."""
+    """Number of feature frames per encoder frame; a power of two, 2 or more."""
 
     ff_expansion: int = 4
     """Hidden size of a feed-forward module, in multiples of `d_model`."""
 
     conv_kernel_size: int = 9
-    """Encoder frames under the depthwise kernel; odd, so that it is centred."""
+    """Size of the depthwise kernel, in encoder frames; odd, so that the kernel is centred."""
 
     dropout: float = 0.1
-    """Dropout in and after each module of a block, in [0, 1)."""
+    """Dropout probability in and after each module of a block, in [0, 1)."""
 
     dropout_pre_encoder: float = 0.1
-    """Dropout of the first block's input, in [0, 1)."""
+    """Dropout probability of the first block's input, in [0, 1)."""
 
     dropout_att: float = 0.1
-    """Dropout of the attention weights, in [0, 1)."""
+    """Dropout probability of the attention weights, in [0, 1)."""
 
     dropout_emb: float = 0.0
-    """Dropout of the relative position encodings, in [0, 1)."""
+    """Dropout probability of the relative position encodings, in [0, 1)."""
 
     xscaling: bool = True
-    """Whether the first block's input is multiplied by the square root of `d_model`."""
+    """Whether to multiply the first block's input by the square root of `d_model`."""
 
     use_bias: bool = True
-    """Whether feed-forward, attention and convolution modules have biases; the subsampling always has."""
+    """Whether feed-forward, attention and convolution modules have biases; the subsampling always has them."""
 
     conv_norm: Literal["batch_norm", "layer_norm"] = "batch_norm"
-    """Norm between the depthwise convolution and its Swish."""
+    """Norm between the depthwise convolution and its Swish activation."""
 
     checkpoint_activations: bool = False
-    """Whether a block keeps its input alone for the backward pass and computes the rest anew: less memory, a third more
-    time, the same numbers."""
+    """Whether blocks keep only their input for the backward pass and recompute the rest: less memory, a third more
+    time, the same results."""
 
     def __post_init__(self) -> None:
         _at_least(1, "encoder", self, "num_heads", "num_layers", "subsampling_channels", "ff_expansion")
@@ -191,10 +192,10 @@ class EncoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW under the Noam schedule."""
+    """AdamW with the Noam schedule."""
 
     lr: float = 5.0
-    """Factor of the Noam schedule, not a learning rate: see `nestmodel.training.schedule.noam_lr`."""
+    """Factor of the Noam schedule, which is not a learning rate: see `nestmodel.training.schedule.noam_lr`."""
 
     betas: tuple[float, float] = (0.9, 0.98)
     """Decay rates of AdamW's two moments, each in [0, 1)."""
@@ -203,13 +204,13 @@ class OptimizerConfig:
     """Decoupled weight decay, 0 or more."""
 
     warmup_steps: int = 25000
-    """Optimizer steps over which the learning rate rises."""
+    """Number of optimizer steps during which the learning rate rises."""
 
     min_lr: float = 1e-6
-    """The learning rate does not fall below this after the warm-up."""
+    """Lower bound of the learning rate after the warm-up."""
 
     max_skipped_steps: int = 10
-    """Steps in a row that are skipped because their loss or gradients are no numbers, before the run is ended."""
+    """Maximum number of consecutive steps skipped for a non-finite loss or gradient; one more ends the run."""
 
     def __post_init__(self) -> None:
         _require(self.lr > 0.0, "optimizer.lr", self.lr, "a positive factor")
@@ -220,16 +221,16 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class NestConfig:
-    """Everything that defines a NEST model and its optimizer."""
+    """All settings of a NEST model and its optimizer."""
 
     encoder: EncoderConfig
     """The FastConformer encoder."""
 
     features: FeatureConfig = FeatureConfig()
-    """The log-mel front end."""
+    """The log-mel features."""
 
     quantizer: QuantizerConfig = QuantizerConfig()
-    """The source of the targets."""
+    """The quantizer that computes the targets."""
 
     masking: MaskConfig = MaskConfig()
     """The masks."""
@@ -238,10 +239,10 @@ class NestConfig:
     """The optimizer and its schedule."""
 
     seed: int = 0
-    """Key of all random draws of the model: initial weights, masks, dropout."""
+    """Seed of all random numbers of the model: initial weights, masks, dropout."""
 
     def __post_init__(self) -> None:
-        # A token stacks as many frames as an encoder frame covers, so a partial stack would have no target.
+        # A token stacks the feature frames of one encoder frame, so an incomplete stack would have no target.
         _require(
             self.features.pad_to % self.encoder.subsampling_factor == 0,
             "features.pad_to",
@@ -252,51 +253,34 @@ class NestConfig:
             self.masking.position == "pre_conv" or self.masking.block_size >= self.encoder.subsampling_factor,
             "masking.block_size",
             self.masking.block_size,
-            f"one encoder frame ({self.encoder.subsampling_factor}) or more where masking.position is post_conv",
+            f"at least one encoder frame ({self.encoder.subsampling_factor}) with masking.position post_conv",
         )
 
     @classmethod
     def preset(cls, name: str) -> "NestConfig":
-        """Reads the section `model.config` of a preset that ships with the package.
+        """Reads the section `model.config` of a preset of the package.
 
         Args:
-            name: File name without ending, such as "demo" or "large".
+            name: File name without suffix, such as "demo" or "large".
 
         Raises:
-            ConfigError: No preset has that name, or it holds an unknown key or a value out of range.
+            ConfigError: No preset has that name.
         """
         content = yaml.safe_load(preset_path(name).read_text(encoding="utf-8"))
         return cls.from_dict(content["model"]["config"])
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "NestConfig":
-        """Builds a configuration from plain nested values, as `dataclasses.asdict` and YAML give them.
+        """Builds a configuration from plain nested values, such as those of `dataclasses.asdict` and YAML.
 
         Raises:
-            ConfigError: A key is unknown or missing, or a value is of the wrong type or out of range.
+            ConfigError: A key is unknown or missing, or a value has the wrong type or is out of range.
         """
         return _build(cls, mapping, "model.config")
 
-    @classmethod
-    def from_nemo(cls, section: Mapping[str, Any]) -> "NestConfig":
-        """Translates the `model` section of a NeMo configuration, interpolations resolved.
-
-        Args:
-            section: The section that builds NeMo's EncDecDenoiseMaskedTokenPredModel.
-
-        Raises:
-            ConfigError: A field is missing, unknown, or asks for something that is not implemented here; the message
-                names it. Sections that define no arithmetic (data, spec_augment, which NEST never calls) are not read.
-
-        Source: numerics of NeMo 2.5 to 3.0; where a field is missing, NeMo's own default stands in.
-        """
-        from nestmodel.formats.nemo_config import config_from_nemo  # it builds the classes of this module
-
-        return config_from_nemo(section)
-
 
 def _build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
-    """Turns a mapping into a dataclass, refusing unknown keys, missing keys and values of the wrong type."""
+    """Builds a dataclass from a mapping; rejects unknown keys, missing keys and values of the wrong type."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{where} is {mapping!r}: expected a mapping of the fields of {cls.__name__}.")
     hints = get_type_hints(cls)
@@ -312,7 +296,7 @@ def _build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
 
 
 def convert(value: object, hint: Any, where: str) -> Any:
-    """Checks a plain YAML value against an annotation; whole numbers serve as floats, lists as tuples."""
+    """Checks a plain YAML value against an annotation; converts integers to floats and lists to tuples if needed."""
     if is_dataclass(hint) and isinstance(hint, type):
         return _build(hint, value, where)
     if hint is float and type(value) in (int, float):
@@ -325,7 +309,7 @@ def convert(value: object, hint: Any, where: str) -> Any:
         parts = get_args(hint)
         if len(parts) == len(value):
             return tuple(convert(part, part_hint, where) for part, part_hint in zip(value, parts, strict=True))
-    # YAML 1.1 reads 1e-5 as text, which looks like a number to everyone else.
+    # YAML 1.1 reads 1e-5 as a string, although it looks like a number.
     advice = " Write numbers with a point, such as 1.0e-5." if isinstance(value, str) else ""
     if get_origin(hint) is Literal:
         raise ConfigError(f"{where} is {value!r}: expected {' or '.join(map(repr, get_args(hint)))}.")

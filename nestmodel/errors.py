@@ -1,18 +1,18 @@
-"""Errors of nestmodel, one tree: catch the root to catch them all.
+"""Errors of nestmodel. `NestModelError` is the root of all of them.
 
     NestModelError
-    ├── ConfigError    a setting, preset or foreign configuration that cannot be used
-    ├── ExtractError   features cannot be made of an utterance, or not be put where they should go
-    ├── ProbeError     the labels do not allow a probe
-    ├── TrainingError  training cannot go on
-    └── WeightsError   a file of weights cannot be read, or does not fit the model
+    ├── ConfigError    invalid setting, preset or foreign configuration
+    ├── ExtractError   features cannot be computed or written
+    ├── ProbeError     the labels do not suffice for a probe
+    ├── TrainingError  training cannot continue
+    └── WeightsError   model file that cannot be read or does not fit the model
 
-Every constructor takes one string, so that an error raised in another process can be rebuilt from its text alone.
+Every constructor takes one string, so that an error can be pickled and sent from another process.
 """
 
 
 class NestModelError(Exception):
-    """Root of all errors that nestmodel raises on purpose."""
+    """Root of all errors that nestmodel raises deliberately."""
 
 
 class ConfigError(NestModelError):
@@ -20,16 +20,16 @@ class ConfigError(NestModelError):
 
 
 class ExtractError(NestModelError):
-    """Features cannot be made of an utterance, or not be put where they should go."""
+    """The features of an utterance cannot be computed or written."""
 
 
 class ProbeError(NestModelError):
-    """The labels of a corpus do not allow a probe: there are none, or too few of a kind."""
+    """The labels of a corpus do not suffice for a probe: there are none, or too few of a class."""
 
 
 class TrainingError(NestModelError):
-    """Training cannot go on: the loss or the gradients are no numbers, step after step."""
+    """Training cannot continue: too many consecutive steps have a non-finite loss or gradient, or the data run out."""
 
 
 class WeightsError(NestModelError):
-    """A file of weights cannot be read, or does not hold what the model needs."""
+    """A model file cannot be read or written, or does not hold the weights that the model needs."""

@@ -1,4 +1,4 @@
-"""A data set with all that can differ between processes switched on, and digests to compare its batches by."""
+"""Datasets with every feature that could make processes differ, and digests for comparing their batches."""
 
 import hashlib
 from pathlib import Path
@@ -21,7 +21,7 @@ MICROBATCHES_PER_STEP = 4
 
 
 def messy_dataset(speech: Path, noise: Path) -> AudioNoiseDataset:
-    """Four microbatches a step, short audio repeated, noise and speech mixed in."""
+    """Returns a dataset with four microbatches per step, repeated short audio, and added noise and speech."""
     corpus = Corpus.open(speech)
     config = PlanConfig(max_batch_seconds=8.0, microbatches_per_step=MICROBATCHES_PER_STEP, seed=3)
     mixer = SpeakerNoiseMixer(MixConfig(prob=0.8, num_segments=(1, 3), num_speakers=(1, 2), mix_rate=(0.3, 0.9)))
@@ -30,7 +30,7 @@ def messy_dataset(speech: Path, noise: Path) -> AudioNoiseDataset:
 
 
 def full_dataset(speech: Path, windows: Path, banked: Path) -> AudioNoiseDataset:
-    """The same with every feature switched on: weighted corpora, few shapes, a bank, transforms, a broken recording."""
+    """Returns a dataset with all features: weighted corpora, fixed shapes, a bank, transforms, a damaged recording."""
     corpora = Corpora.open([speech, windows])
     config = PlanConfig(
         max_batch_seconds=12.0,
@@ -54,7 +54,7 @@ def full_dataset(speech: Path, windows: Path, banked: Path) -> AudioNoiseDataset
 
 
 def digest(batch: AudioNoiseBatch) -> dict[str, str]:
-    """Returns a hash of the bytes of every tensor, and everything else as text: equal for equal batches alone."""
+    """Returns a hash of the bytes of every tensor and all other fields as text; equal only for equal batches."""
     hashes = {
         name: f"{tensor.dtype}{tuple(tensor.shape)} {hashlib.sha256(tensor.numpy().tobytes()).hexdigest()}"
         for name, tensor in batch.tensors().items()

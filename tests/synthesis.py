@@ -1,4 +1,4 @@
-"""Synthetic audio on disk, and corpora made of it: every file that the tests read is written here or by them."""
+"""Synthetic audio on disk, and corpora of it: the tests read only files that they or these functions write."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ def tone(hz: float, seconds: float, rate: int = 16000, *, level: float = 0.3) ->
 
 
 def chirp(low_hz: float, high_hz: float, seconds: float, rate: int = 16000, *, level: float = 0.3) -> Samples:
-    """A sweep: no two of its stretches are alike, so a shift by one sample shows."""
+    """Returns a sweep. No two parts of it are equal, so a shift by one sample is visible."""
     time = np.arange(round(seconds * rate)) / rate
     return (level * np.sin(2 * np.pi * (low_hz + (high_hz - low_hz) * time / (2 * seconds)) * time)).astype(np.float32)
 
@@ -30,7 +30,7 @@ def hiss(num_samples: int, seed: int, *, level: float = 0.1) -> Samples:
 
 
 def write_audio(path: Path, samples: Samples, rate: int = 16000, *, subtype: str | None = None) -> Path:
-    """Writes samples, shape (samples,) or (samples, channels), in the format that the suffix names."""
+    """Writes samples, shape (samples,) or (samples, channels), in the format of the suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, samples, rate, subtype=subtype)
     return path
@@ -50,12 +50,12 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 def folder_corpus(
     directory: Path, audio: Mapping[str, Samples | tuple[Samples, int]], config: PrepareConfig | None = None
 ) -> Corpus:
-    """Writes a folder of audio and prepares a corpus of it beside it.
+    """Writes a folder of audio and prepares a corpus of it beside the folder.
 
     Args:
-        directory: Where the folder goes; the corpus is `directory.corpus`.
-        audio: Samples by file name, at 16 kHz or with a rate of their own.
-        config: How the corpus is prepared.
+        directory: The folder; the corpus is `directory.corpus`.
+        audio: Samples by file name, at 16 kHz, or pairs of samples and sampling rate.
+        config: Configuration of the preparation.
     """
     for name, content in audio.items():
         samples, rate = content if isinstance(content, tuple) else (content, 16000)
@@ -66,10 +66,10 @@ def folder_corpus(
 
 
 def messy_speech(directory: Path) -> Corpus:
-    """A corpus of all that is loaded in ways of its own, 44 cuts of 0.2 to 3.1 s.
+    """Prepares a corpus with all kinds of loading, 44 cuts of 0.2 to 3.1 s.
 
-    Sources at 8, 16, 44.1 and 48 kHz, FLAC, WAV and Ogg Vorbis, spans that start inside a file, the second channel
-    of stereo files, and cuts shorter than a second.
+    It has sources at 8, 16, 44.1 and 48 kHz, FLAC, WAV and Ogg Vorbis, spans that start inside a file, the second
+    channel of stereo files, and cuts shorter than one second.
     """
     rates = (44100, 8000, 16000, 48000)
     rows: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ def messy_speech(directory: Path) -> Corpus:
 
 
 def messy_noise(directory: Path) -> Corpus:
-    """Noise of several lengths and rates; some of it is silent, and one file is gone."""
+    """Prepares noise of several lengths and rates; some of it is silent, and one file is deleted afterwards."""
     audio = {f"hiss-{i}.wav": (hiss(3000 * (i + 1), 100 + i), (8000, 16000, 48000)[i % 3]) for i in range(9)}
     silent_half = np.concatenate([np.zeros(30000, np.float32), hiss(30000, 7)])
     corpus = folder_corpus(
@@ -100,7 +100,7 @@ def messy_noise(directory: Path) -> Corpus:
 
 
 def windowed_speech(directory: Path) -> Corpus:
-    """Long recordings cut into windows of 1.2 to 2 s, ten cuts, one of which breaks after it was prepared."""
+    """Prepares long recordings in ten windows of 1.2 to 2 s; one recording is damaged afterwards."""
     for i in range(4):
         write_audio(directory / "long" / f"{i}.wav", chirp(150, 800 + 99 * i, 2.7 + 1.1 * i, (16000, 22050)[i % 2]))
     output = directory / "windows.corpus"
@@ -110,14 +110,14 @@ def windowed_speech(directory: Path) -> Corpus:
 
 
 def banked_noise(directory: Path) -> Corpus:
-    """The noise of `messy_noise`, decoded into a sample bank."""
+    """Prepares the noise of `messy_noise` as a sample bank."""
     output = directory / "banked.corpus"
     prepare_corpus([directory / "noise"], output, PrepareConfig(pcm=True))
     return Corpus.open(output)
 
 
 def _stereo_cut(directory: Path, i: int) -> dict[str, Any]:
-    """A Lhotse cut of the second channel, whose first channel is much louder."""
+    """Returns a Lhotse cut of the second channel of a file whose first channel is much louder."""
     rate, seconds = (16000, 44100)[i % 2], 1.5 + 0.1 * i
     left = tone(440, seconds, rate, level=0.9)
     right = chirp(200, 2000, seconds, rate, level=0.1) + hiss(len(left), 60 + i, level=0.05)

@@ -1,4 +1,4 @@
-"""The examples of `manifests/`: every one is read as it stands, from the root of the repository."""
+"""Prepares every example in `manifests/`, with the root of the repository as the current directory."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nestdata import Corpus, prepare_corpus
-from nestdata.prepare.inputs import detect_format
+from nestdata.prepare.inputs import detect_input
 from tests.synthesis import read_audio
 
 REPOSITORY = Path(__file__).parent.parent
@@ -23,7 +23,7 @@ EXAMPLES = {
     "huggingface/train": "huggingface",
     "demo/noise": "folder",
 }
-# Of each cut: the recording of the demo corpus, its first sample and number of samples, and what is said of it.
+# For each cut: the file of the demo corpus with its first sample and number of samples, the labels, the custom fields.
 _MIND = ("en_m5_01", 0, 17056)
 _TOMORROW = ("de_f2_01", 0, 18568)
 _NIGHT = ("es_f4_01", 0, 18160)
@@ -78,7 +78,7 @@ def labels_of(cut: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_gives_the_cuts_that_it_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_gives_the_expected_cuts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     report = prepare_corpus([f"manifests/{name}"], tmp_path / "example.corpus")
     corpus = Corpus.open(tmp_path / "example.corpus")
@@ -95,7 +95,7 @@ def test_an_example_gives_the_cuts_that_it_names(name: str, tmp_path: Path, monk
     assert seen == set(EXPECTED[name])
 
 
-def test_the_folder_of_noise_gives_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_in_the_folder_of_noise_becomes_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     prepare_corpus(["manifests/demo/noise"], tmp_path / "example.corpus")
     corpus = Corpus.open(tmp_path / "example.corpus")
@@ -104,8 +104,8 @@ def test_the_folder_of_noise_gives_every_file(tmp_path: Path, monkeypatch: pytes
     assert len(files) == 8
 
 
-def test_every_example_is_told_apart_by_looking() -> None:
-    assert {name: detect_format(REPOSITORY / "manifests" / name) for name in EXAMPLES} == EXAMPLES
+def test_the_format_of_every_example_is_detected() -> None:
+    assert {name: detect_input(REPOSITORY / "manifests" / name).format for name in EXAMPLES} == EXAMPLES
 
 
 def test_every_example_is_listed_in_the_readme() -> None:
@@ -118,12 +118,14 @@ def test_every_example_is_listed_in_the_readme() -> None:
     assert {path.name for path in (REPOSITORY / "manifests").iterdir()} == folders | {"README.md"}
 
 
-def test_no_example_says_on_which_machine_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_do_not_depend_on_the_location_of_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(REPOSITORY / "manifests", tmp_path / "manifests")
     for number, name in enumerate(EXAMPLES):
         fingerprints = []
-        for place in (REPOSITORY, tmp_path):
-            monkeypatch.chdir(place)
+        for directory in (REPOSITORY, tmp_path):
+            monkeypatch.chdir(directory)
             prepare_corpus([f"manifests/{name}"], tmp_path / f"{number}.corpus", overwrite=True)
             corpus = Corpus.open(tmp_path / f"{number}.corpus")
             fingerprints.append(corpus.fingerprint)
@@ -133,7 +135,7 @@ def test_no_example_says_on_which_machine_it_was_written(tmp_path: Path, monkeyp
 
 
 @pytest.mark.multiprocess
-def test_examples_of_all_formats_make_one_corpus_which_does_not_depend_on_processes(
+def test_one_corpus_of_all_formats_does_not_depend_on_the_number_of_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
@@ -144,7 +146,7 @@ def test_examples_of_all_formats_make_one_corpus_which_does_not_depend_on_proces
         contents.append([(tmp_path / "all.corpus" / name).read_bytes() for name in ("cuts.jsonl", "index.npy")])
     assert contents[0] == contents[1]
     rows = [json.loads(line) for line in contents[0][0].splitlines()]
-    # Lhotse cuts keep their ids; those of files are relative to the folder that holds all inputs, so that two of
-    # fairseq's stand in NeMo's manifest already.
+    # Lhotse cuts keep their ids; ids of files are relative to the folder that holds all inputs, so that two cuts of the
+    # fairseq manifest repeat ids of the NeMo manifest.
     assert [row["id"] for row in rows[:5:4]] == ["demo/speech/en_m5_01", "en_m5_01"]
     assert len({row["id"] for row in rows}) == len(rows) == 4 + 3 + (3 - 2) + 3 + 2 + 8

@@ -1,4 +1,4 @@
-"""A model that trains in seconds, and the few lines that train it."""
+"""A tiny model, its data and a trainer, for tests that train."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.conftest import MessyCorpora
 
 
 def tiny_config(**encoder: Any) -> NestConfig:
-    """Two layers of 16; masks so frequent that every batch has scored tokens."""
+    """Returns a model of two layers of dimension 16, with masks so frequent that every batch has scored tokens."""
     return NestConfig(
         encoder=replace(EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8), **encoder),
         quantizer=QuantizerConfig(num_classes=32),
@@ -48,7 +48,7 @@ def trainer(directory: Path, callbacks: Sequence[pl.Callback] = (), **settings: 
 
 
 class Recorder(pl.Callback):
-    """Keeps the keys of the batches that were trained on, and the loss of every step."""
+    """Records the keys of the training batches and the loss of every step."""
 
     def __init__(self) -> None:
         self.keys: list[MicrobatchKey] = []
@@ -63,7 +63,7 @@ class Recorder(pl.Callback):
 
 
 class FirstGradients(pl.Callback):
-    """Keeps the gradients of the first optimizer step, as the optimizer saw them."""
+    """Records the gradients that the optimizer receives in its first step."""
 
     def __init__(self) -> None:
         self.grads: dict[str, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""The same as nemo_step.py for our model."""
+"""Seconds and memory of a training step of our NEST model, or of its quantizer alone; bench_step.py runs it."""
 
 import json
 import sys
@@ -7,13 +7,13 @@ import torch
 from measuring import Stopwatch, batch, parse, quantizer_weights, sizes
 from nemo_model import section
 
-from nestmodel import NestConfig, NestModel
+from nestmodel import NestModel, config_from_nemo, loss_stats
 
 
 def main() -> int:
     """Measures, and prints JSON."""
     arguments = parse(__doc__)
-    model = NestModel(NestConfig.from_nemo(section(**sizes(arguments.what)))).train()
+    model = NestModel(config_from_nemo(section(**sizes(arguments.what)))).train()
     audio, noisy, lens = batch(arguments)
     if arguments.what == "quantizer":
         model.eval()
@@ -25,12 +25,11 @@ def main() -> int:
     generator = torch.Generator().manual_seed(0)
 
     def run() -> torch.Tensor:
-        # What `training_step` does, without a trainer.
+        # The same as `training_step`, without a trainer.
         feats, feat_lens = model.features(torch.cat([audio, noisy]), lens.repeat(2))
         clean, noisy_feats = feats.chunk(2)
         is_masked = model.mask_processor.draw(feat_lens[: len(audio)], feats.shape[-1], generator)
-        tally = model.tally(clean, noisy_feats, feat_lens[: len(audio)], is_masked)
-        loss = tally.nll_sum / tally.num_tokens
+        loss = loss_stats(model.forward_features(clean, noisy_feats, feat_lens[: len(audio)], is_masked)).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

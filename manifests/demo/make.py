@@ -1,11 +1,11 @@
-"""Makes the demo corpus that lies beside this file: synthetic speech, noises and their manifests.
+"""Writes the demo corpus in the folder of this file: synthetic speech, noises and their manifests.
 
-The corpus is committed; this script documents it and makes it again. It needs espeak-ng on PATH, numpy and
-soundfile 0.13 or later. With the same versions of these it writes the same audio, sample for sample. Files that it
-does not write are left alone.
+The corpus is committed; this script documents how it was made, and can make it again. It needs espeak-ng on PATH,
+numpy, and soundfile 0.13 or later. The same versions of these give the same samples. Other files in the folder are not
+changed.
 
-Licence: Apache-2.0. All audio is synthetic. The sentences in texts.tsv were written by us; the noises are computed
-here; espeak-ng's licence does not restrict the audio that it puts out.
+Licence: Apache-2.0. All audio is synthetic. The sentences in texts.tsv were written for this project; the noises are
+computed here; the licence of espeak-ng does not restrict the audio that it generates.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MARGIN = 960
 
 
 class Voice(NamedTuple):
-    """An espeak-ng voice: its name with variant, its speed in words per minute, its pitch in 0-99."""
+    """An espeak-ng voice: name with variant, speed in words per minute, pitch from 0 to 99."""
 
     name: str
     speed: int
@@ -52,7 +52,7 @@ TRAIN_VOICES = {
     "pt_m4": Voice("pt-br+m4", 160, 30),
 }
 VAL_VOICES = {"en_f5": Voice("en-gb-scotland+f5", 155, 70), "es_m6": Voice("es-419+m6", 160, 40)}
-BABBLE_VOICES = {  # by the speaker whose sentences it says; no speaker of the corpus has these variants
+BABBLE_VOICES = {  # by the speaker whose sentences the voice reads; no speaker of the corpus has these variants
     "en_f3": Voice("en-us+m1", 170, 40),
     "en_m5": Voice("en-gb+Annie", 180, 60),
     "de_f2": Voice("de+m8", 165, 50),
@@ -68,14 +68,14 @@ MISSING: Line = {
     "lang": "en",
     "speaker": "en_f3",
 }
-"""The line of speech.json that every reader must reject."""
+"""A line of speech.json that every reader must reject."""
 
 
 def speak(text: str, voice: Voice) -> Audio:
-    """Synthesises a sentence at the corpus rate, trimmed to the speech and `MARGIN` on both sides."""
+    """Returns a sentence as speech at the corpus rate, trimmed so that `MARGIN` samples precede and follow it."""
     command = ["espeak-ng", "-b", "1", "-v", voice.name, "-s", str(voice.speed), "-p", str(voice.pitch), "--stdin"]
     with tempfile.TemporaryDirectory() as folder:
-        wav = Path(folder, "speech.wav")  # a file, as the header that espeak-ng sends to a pipe has no true length
+        wav = Path(folder, "speech.wav")  # written to a pipe, its header would not give the length
         subprocess.run([*command, "-w", str(wav)], input=text.encode(), check=True)
         audio, rate = sf.read(wav)
     audio = resample(audio, rate)
@@ -84,14 +84,14 @@ def speak(text: str, voice: Voice) -> Audio:
 
 
 def resample(audio: Audio, rate: int) -> Audio:
-    """Brings audio from a higher rate to the corpus rate by cutting its spectrum off."""
+    """Reduces audio of a higher rate to the corpus rate by truncating its spectrum."""
     num_samples = round(len(audio) * SAMPLING_RATE / rate)
     spectrum = np.fft.rfft(audio)[: num_samples // 2 + 1]
     return np.fft.irfft(spectrum, num_samples) * (num_samples / len(audio))
 
 
 def coloured(rng: np.random.Generator, seconds: float, slope: float) -> Audio:
-    """Noise whose amplitude falls with frequency to the power of `slope`: 0 white, 0.5 pink, 1 brown."""
+    """Returns noise whose amplitude is proportional to frequency ** -slope: 0 is white, 0.5 pink, 1 brown."""
     num_samples = round(seconds * SAMPLING_RATE)
     freqs = np.fft.rfftfreq(num_samples, 1 / SAMPLING_RATE)
     shape = np.where(freqs > 20, np.maximum(freqs, 20.0) ** -slope, 0.0)
@@ -99,7 +99,7 @@ def coloured(rng: np.random.Generator, seconds: float, slope: float) -> Audio:
 
 
 def hum(seconds: float) -> Audio:
-    """Mains hum: 50 Hz and its harmonics, the even ones weaker, slowly swelling."""
+    """Returns mains hum: 50 Hz and its harmonics, with weaker even harmonics and a slow variation in level."""
     time = np.arange(round(seconds * SAMPLING_RATE)) / SAMPLING_RATE
     audio = np.zeros(len(time))
     for k in range(1, 25):
@@ -108,7 +108,7 @@ def hum(seconds: float) -> Audio:
 
 
 def music(seconds: float) -> Audio:
-    """A plucked arpeggio over four chords, eight notes each."""
+    """Returns a plucked arpeggio over four chords of eight notes each."""
     chords = ((57, 60, 64, 69), (53, 57, 60, 65), (48, 52, 55, 60), (55, 59, 62, 67))  # MIDI: Am F C G
     pattern = (0, 1, 2, 3, 2, 1, 2, 1)
     audio = np.zeros(round(seconds * SAMPLING_RATE))
@@ -122,7 +122,7 @@ def music(seconds: float) -> Audio:
 
 
 def typing(rng: np.random.Generator, seconds: float) -> Audio:
-    """Keystrokes: short decaying bursts at uneven intervals, some louder than others."""
+    """Returns keystrokes: short decaying bursts of different levels at irregular intervals."""
     audio = np.zeros(round(seconds * SAMPLING_RATE))
     click = np.exp(-np.arange(640) / 90)
     start = 800
@@ -133,7 +133,7 @@ def typing(rng: np.random.Generator, seconds: float) -> Audio:
 
 
 def babble(texts: Mapping[str, Sequence[str]], seconds: float) -> Audio:
-    """Several people talking at once, each saying all the sentences of one speaker."""
+    """Returns several voices speaking at once; each reads all sentences of one speaker."""
     mix = np.zeros(round(seconds * SAMPLING_RATE))
     for speaker, voice in BABBLE_VOICES.items():
         audio = speak(" ".join(reversed(texts[speaker])), voice)[MARGIN:-MARGIN]
@@ -142,17 +142,17 @@ def babble(texts: Mapping[str, Sequence[str]], seconds: float) -> Audio:
 
 
 def write(path: Path, audio: Audio, peak: float) -> float:
-    """Writes FLAC with the given peak amplitude and returns the duration in seconds."""
-    audio = audio[: len(audio) // 8 * 8]  # so that four decimals give the duration exactly
-    audio = audio * (peak / (np.abs(audio).max() or 1.0))  # silence stays silence
-    # 12 significant bits: quantisation noise about 50 dB below the speech, and FLAC files that are 40 % smaller.
+    """Writes FLAC with the given peak amplitude, and returns the duration in seconds."""
+    audio = audio[: len(audio) // 8 * 8]  # a multiple of 8 samples has an exact duration with four decimals
+    audio = audio * (peak / (np.abs(audio).max() or 1.0))  # 1.0 avoids a division by zero for silence
+    # 12 significant bits make FLAC files 40 % smaller, with quantisation noise about 50 dB below the speech.
     samples = (np.round(audio * 2048) * 16).astype(np.int16)
     sf.write(path, samples, SAMPLING_RATE, subtype="PCM_16", compression_level=1.0)
     return len(samples) / SAMPLING_RATE
 
 
 def write_speech(out: Path, texts: Mapping[str, Sequence[str]], voices: Mapping[str, Voice]) -> list[Line]:
-    """Writes every sentence of these speakers and returns their manifest lines."""
+    """Writes every sentence of these speakers, and returns their manifest lines."""
     lines: list[Line] = []
     for speaker, voice in voices.items():
         for i, text in enumerate(texts[speaker], start=1):
@@ -164,9 +164,9 @@ def write_speech(out: Path, texts: Mapping[str, Sequence[str]], voices: Mapping[
 
 
 def write_noise(out: Path, texts: Mapping[str, Sequence[str]]) -> list[Line]:
-    """Writes the noises and returns their manifest lines."""
+    """Writes the noises, and returns their manifest lines."""
     rng = np.random.default_rng(0)
-    noises = {  # audio and peak amplitude: those that FLAC cannot compress are short and quiet
+    noises = {  # audio and peak amplitude; noises that FLAC compresses badly are short and quiet
         "pink": (coloured(rng, 3.0, 0.5), 0.06),
         "brown": (coloured(rng, 3.0, 1.0), 0.1),
         "hum": (hum(5.0), 0.2),
@@ -184,12 +184,12 @@ def write_noise(out: Path, texts: Mapping[str, Sequence[str]]) -> list[Line]:
 
 
 def write_manifest(path: Path, lines: Sequence[Line]) -> None:
-    """Writes one JSON object a line."""
+    """Writes one JSON object per line."""
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
 
 
 def main() -> int:
-    """Makes the corpus; returns the exit status."""
+    """Writes the corpus, and returns the exit status."""
     parser = argparse.ArgumentParser(description="Make the demo corpus with espeak-ng.")
     parser.add_argument("--out", type=Path, default=HERE, help="folder to write to (default: that of this script)")
     out: Path = parser.parse_args().out

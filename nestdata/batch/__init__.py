@@ -1,1 +1,1 @@
-"""From a microbatch index to clean and noisy audio."""
+"""Microbatches of clean and noisy audio: loading, mixing, augmentation and preview."""

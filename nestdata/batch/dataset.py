@@ -1,7 +1,7 @@
-"""`AudioNoiseDataset`: the microbatch of any (step, microbatch), as a pure function of its key; and a loader for it."""
+"""`AudioNoiseDataset`: the microbatch of any batch index as a pure function of its key, and a loader."""
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 import nestguard
 from nestdata.batch.augment import AugmentConfig, Chain
 from nestdata.batch.bad_audio import BadAudioConfig, BadAudioCounter, BadCut
-from nestdata.batch.batch import AudioNoiseBatch, MicrobatchKey
+from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, MicrobatchKey
 from nestdata.batch.mix import Mix, SpeakerNoiseMixer, Speech
 from nestdata.batch.noise import NoiseSampler, NoiseSpan
 from nestdata.corpus.corpora import Corpora
@@ -25,31 +25,31 @@ from nestdata.stateless_rng import StatelessRng
 ShortAudio = Literal["repeat", "pad"]
 Samples = NDArray[np.float32]
 
-# After SIGTERM a loader worker goes on for so long, then its alarm ends it.
+# Time that a loader worker may continue to work after SIGTERM before its alarm ends it.
 _SECONDS_TO_FINISH = 60
 
-# Cuts of the same bucket that are tried for one that cannot be used.
+# Number of cuts of the same bucket that are tried in place of an unusable cut.
 _MAX_SUBSTITUTES = 20
 
 
 class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
-    """Clean and noisy speech by (step, microbatch).
+    """Clean and noisy speech by batch index (step, microbatch).
 
-    Every draw is keyed by (seed, purpose, step, microbatch, place in it), so that a batch depends on neither who asks
-    for it nor when.
+    Every random number is keyed by (seed, purpose, step, microbatch, position in the microbatch). A batch therefore
+    depends on neither the process that loads it nor the order of loading.
 
     Args:
-        corpus: The speech; of several corpora, `Corpora`.
-        plan: Made from the same corpus.
-        noise: Where noise comes from; none by default.
-        mixer: What is done with it; without one, the noisy audio is the clean audio.
-        short_audio: How cuts shorter than the plan's `min_audio_seconds` are lengthened to it: by repeating them, or by
-            zeros at the end.
+        corpus: The speech; several corpora as `Corpora`.
+        plan: The batch plan of the same corpus.
+        noise: Source of noise; none by default.
+        mixer: Adds interference; without one, the noisy audio is the clean audio.
+        short_audio: How cuts shorter than the plan's `min_audio_seconds` are extended: "repeat" repeats them, "pad"
+            appends zeros.
         augment: Chains of audiomentations transforms; none by default.
-        bad_audio: How much unusable audio a loader puts up with.
+        bad_audio: Tolerance of the loader for unusable audio.
 
     Raises:
-        ConfigError: The noise corpus has another sampling rate than the speech, or a transform cannot be used.
+        ConfigError: The noise corpus and the speech have different sampling rates, or a transform cannot be used.
     """
 
     def __init__(
@@ -77,27 +77,28 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         if self.noise.corpus is not None:
             self.noise.corpus.check_rate(self.corpus.corpora[0])
 
-    def __getitem__(self, place: tuple[int, int]) -> AudioNoiseBatch:
-        """Returns the batch of (step, microbatch); steps go on past the epoch.
+    def __getitem__(self, index: BatchIndex | tuple[int, int]) -> AudioNoiseBatch:
+        """Returns the batch of (step, microbatch); steps continue to count after the first epoch.
 
         Raises:
-            AudioError: The audio of one of its cuts cannot be used, nor that of any that was tried in its place.
+            AudioError: The audio of a cut cannot be used, and neither can that of its substitutes.
         """
-        step, microbatch = place
+        step, microbatch = index
         key = MicrobatchKey(self.plan.epoch(step), step, microbatch)
-        rows = self.plan.indices(step, microbatch)
-        shape = (len(rows), self.plan.padded_samples(step))
+        corpus_indices = self.plan.indices(step, microbatch)
+        heartbeat = nestguard.current()
+        shape = (len(corpus_indices), self.plan.padded_samples(step))
         audio, noise, noisy = np.empty(shape, np.float32), np.zeros(shape, np.float32), np.empty(shape, np.float32)
         bad_cuts: list[BadCut] = []
         speech = []
-        for i, row in enumerate(rows):
-            # Samples are decoded to where they stay, and copied while they are still in the processor's cache.
-            cut = self._load(key, i, int(row), audio[i], bad_cuts)
+        for i, corpus_index in enumerate(corpus_indices):
+            # Samples are decoded into the batch, and copied while they are still in the processor's cache.
+            cut = self._load(key, i, int(corpus_index), audio[i], bad_cuts, heartbeat.note_cut)
             audio[i, len(cut.samples) :] = 0.0
             noisy[i] = audio[i]
             speech.append(self._augmented(cut, key, i, audio[i], noisy[i]) if self._speech_chain else cut)
-        mixes = [self._mix(key, i, speech, noise[i], noisy[i]) for i in range(len(speech))]
-        nestguard.current().note_cuts(())  # nothing is being loaded any more
+        mixes = [self._mix(key, i, speech, noise[i], noisy[i], heartbeat.note_cut) for i in range(len(speech))]
+        heartbeat.note_cuts(())  # no cut is being loaded
         lengths = torch.tensor([len(cut.samples) for cut in speech])
         is_mixed = torch.tensor([mix.mode != "none" for mix in mixes])
         return AudioNoiseBatch(
@@ -114,37 +115,57 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         )
 
     def loader(
-        self, places: Iterable[tuple[int, int]], *, num_workers: int = 0, pin_memory: bool = False
+        self,
+        batch_indices: Iterable[BatchIndex | tuple[int, int]],
+        *,
+        num_workers: int = 0,
+        pin_memory: bool = False,
     ) -> "DataLoader[AudioNoiseBatch]":
-        """Returns a loader of the batches at given places, in their order.
+        """Returns a loader of the batches at the given indices, in their order.
 
-        It logs every cut that could not be used, once, and raises AudioError when there are more than `bad_audio`
-        puts up with.
+        The loader logs every unusable cut once, and raises AudioError if there are more than `bad_audio` allows.
 
         Args:
-            places: The (step, microbatch) of every batch; `microbatches` gives those of one rank.
-            num_workers: Loader processes; the batches are the same for any number.
-            pin_memory: Whether batches are put into page-locked memory for a GPU.
+            batch_indices: The (step, microbatch) of every batch; `microbatches` returns those of one rank.
+            num_workers: Number of loader processes; the batches do not depend on it.
+            pin_memory: Whether batches are copied to page-locked memory for a GPU.
         """
         return _CountingLoader(
             self,
             batch_size=None,
-            sampler=places,
+            sampler=batch_indices,
             num_workers=num_workers,
-            collate_fn=_as_it_is,
-            worker_init_fn=_StartWorker(num_workers, nestguard.current().place),
+            collate_fn=_unchanged,
+            worker_init_fn=_StartWorker(num_workers, nestguard.current().slot),
             pin_memory=pin_memory,
         )
 
-    def _load(self, key: MicrobatchKey, index: int, row: int, out: Samples, bad_cuts: list[BadCut]) -> Speech:
-        """Decodes a cut into its place, or another cut of its bucket where it cannot be used."""
+    def _load(
+        self,
+        key: MicrobatchKey,
+        position: int,
+        corpus_index: int,
+        out: Samples,
+        bad_cuts: list[BadCut],
+        on_cut: Callable[[str], None],
+    ) -> Speech:
+        """Decodes a cut, or a substitute from the same bucket if it cannot be used, into `out`.
+
+        Args:
+            key: The microbatch.
+            position: Position of the cut in the microbatch.
+            corpus_index: Index of the cut in the corpora.
+            out: Receives the samples.
+            bad_cuts: List to which unusable cuts are appended.
+            on_cut: Called with the id of each cut before it is decoded.
+        """
         for attempt in range(_MAX_SUBSTITUTES + 1):
-            num_samples = self.corpus.num_samples_of(row)
+            num_samples = self.corpus.num_samples_of(corpus_index)
             try:
-                cut_id, samples = self.corpus.load(row, out=out[:num_samples])
+                cut_id, samples = self.corpus.load(corpus_index, out=out[:num_samples], on_cut=on_cut)
             except AudioError as error:
-                bad_cuts.append(BadCut.of(self.corpus.line(row)["id"], error))
-                row = self.plan.substitute(key.step, key.microbatch, index, attempt)
+                bad_cuts.append(BadCut.of(self.corpus.line(corpus_index)["id"], error))
+                corpus_index = self.plan.substitute(key.step, key.microbatch, position, attempt)
                 continue
             if num_samples < self.plan.min_samples:
                 samples = out[: self.plan.min_samples]
@@ -152,43 +173,52 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
                 samples[num_samples:] = (
                     np.resize(samples[:num_samples], len(samples))[num_samples:] if repeated else 0.0
                 )
-            return Speech(row, cut_id, samples)
+            return Speech(corpus_index, cut_id, samples)
         tried = ", ".join(cut.cut_id for cut in bad_cuts[-_MAX_SUBSTITUTES - 1 :])
         raise AudioError(
-            f"step {key.step}, microbatch {key.microbatch}: none of {_MAX_SUBSTITUTES + 1} cuts of one length could be "
-            f"used ({tried}); the last: {bad_cuts[-1].detail}"
+            f"step {key.step}, microbatch {key.microbatch}: none of {_MAX_SUBSTITUTES + 1} cuts of similar length "
+            f"could be used ({tried}); the last: {bad_cuts[-1].detail}"
         )
 
-    def _augmented(self, cut: Speech, key: MicrobatchKey, index: int, audio: Samples, noisy: Samples) -> Speech:
-        """Applies the transforms of speech; returns it as it will be mixed."""
-        changed = self._speech_chain(cut.samples, self.plan.config.seed, key.step, key.microbatch, index)
+    def _augmented(self, cut: Speech, key: MicrobatchKey, position: int, audio: Samples, noisy: Samples) -> Speech:
+        """Applies the transforms of speech to the noisy or to both signals, and returns the cut used for mixing."""
+        changed = self._speech_chain(cut.samples, self.plan.config.seed, key.step, key.microbatch, position)
         noisy[: len(changed)] = changed
         if self.augment.speech_on == "both":
             audio[: len(changed)] = changed
         return cut._replace(samples=changed)
 
-    def _mix(self, key: MicrobatchKey, index: int, speech: list[Speech], noise: Samples, noisy: Samples) -> Mix:
-        seed, place = self.plan.config.seed, (key.step, key.microbatch, index)
+    def _mix(
+        self,
+        key: MicrobatchKey,
+        position: int,
+        speech: list[Speech],
+        noise: Samples,
+        noisy: Samples,
+        on_cut: Callable[[str], None],
+    ) -> Mix:
+        """Writes the interference of one cut to `noise`, adds it to `noisy`, and returns its record."""
+        seed, counters = self.plan.config.seed, (key.step, key.microbatch, position)
 
         def draw_noise(num_samples: int) -> NoiseSpan:
-            span = self.noise.draw(num_samples, StatelessRng(seed, "noise", *place))
+            span = self.noise.draw(num_samples, StatelessRng(seed, "noise", *counters), on_cut=on_cut)
             if not self._noise_chain:
                 return span
-            return replace(span, samples=self._noise_chain(span.samples, seed, *place))
+            return replace(span, samples=self._noise_chain(span.samples, seed, *counters))
 
         mix = Mix(mode="none")
         if self.mixer is not None:
-            mix = self.mixer(index, speech, StatelessRng(seed, "mix", *place), draw_noise, noise)
+            mix = self.mixer(position, speech, StatelessRng(seed, "mix", *counters), draw_noise, noise)
         for start, number in mix.segments:
             noisy[start : start + number] += noise[start : start + number]
         if self._mixture_chain:
-            number = len(speech[index].samples)
-            noisy[:number] = self._mixture_chain(noisy[:number], seed, *place)
+            number = len(speech[position].samples)
+            noisy[:number] = self._mixture_chain(noisy[:number], seed, *counters)
         return mix
 
 
 class _CountingLoader(DataLoader[AudioNoiseBatch]):
-    """Counts bad audio where the batches arrive: in one process, and in the order of training."""
+    """Counts unusable audio as batches arrive, that is in one process and in the order of training."""
 
     dataset: AudioNoiseDataset
 
@@ -198,7 +228,7 @@ class _CountingLoader(DataLoader[AudioNoiseBatch]):
         self.bad_cuts = BadAudioCounter("speech", limits.max_share, limits.min_count)
         self.bad_noise = BadAudioCounter("noise", limits.max_noise_share, limits.min_count)
 
-    def __iter__(self) -> Iterator[AudioNoiseBatch]:  # type: ignore[override]  # a generator is all that is needed
+    def __iter__(self) -> Iterator[AudioNoiseBatch]:  # type: ignore[override]  # a generator is sufficient here
         for batch in super().__iter__():
             self.bad_cuts.add(len(batch.sample_id) + len(batch.bad_cuts), batch.bad_cuts)
             for mix in batch.mixes:
@@ -207,9 +237,9 @@ class _CountingLoader(DataLoader[AudioNoiseBatch]):
 
 
 class _StartWorker:
-    """Has a loader worker say what it is doing, and outlive a signal that is sent to the whole job.
+    """Initialises a loader worker: starts its heartbeat, and keeps it running after a signal to the whole job.
 
-    The rank that it works for finishes its step after SIGTERM or SIGUSR1, and needs its batches for it.
+    After SIGTERM or SIGUSR1, the rank that owns the worker completes its step and still needs the batches for it.
     """
 
     def __init__(self, num_workers: int, place: nestguard.HeartbeatSlot | None) -> None:
@@ -224,15 +254,15 @@ class _StartWorker:
 
 def microbatches(
     plan: BatchPlan, *, rank: int = 0, world_size: int = 1, start_step: int = 0, num_steps: int
-) -> list[tuple[int, int]]:
-    """Returns the (step, microbatch) pairs of one rank, in order, from any step on.
+) -> list[BatchIndex]:
+    """Returns the batch indices of one rank, in order, from any step on.
 
     Raises:
-        ConfigError: The world size does not divide the plan's microbatches per step.
+        ConfigError: The world size does not divide the plan's microbatches per step, or the rank does not exist.
     """
     share = plan.microbatches_of(rank, world_size)
-    return [(step, microbatch) for step in range(start_step, start_step + num_steps) for microbatch in share]
+    return [BatchIndex(step, microbatch) for step in range(start_step, start_step + num_steps) for microbatch in share]
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch

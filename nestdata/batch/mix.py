@@ -1,7 +1,7 @@
-"""How interference is added to clean speech: whether, what, where and how loud.
+"""Adds noise or other speakers to clean speech, and records what was added.
 
-The semantics are those of NeMo's MultiSpeakerNoiseAugmentation, which NEST is trained with, less its faults: a cut that
-is not chosen keeps its clean audio, and the ratio holds over the samples that were mixed.
+Follows NeMo's MultiSpeakerNoiseAugmentation, with which NEST is trained, with two differences: a cut that is not
+selected keeps its clean audio, and the ratio of powers holds over the mixed samples.
 """
 
 import math
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from nestdata.batch.bad_audio import BadCut
 from nestdata.batch.noise import NoiseSpan
+from nestdata.config_checks import require, require_bounds, require_share
 from nestdata.corpus.audio import energy
-from nestdata.errors import ConfigError
 from nestdata.stateless_rng import StatelessRng
 
 MixMode = Literal["noise", "speech", "none"]
@@ -23,123 +23,122 @@ MixMode = Literal["noise", "speech", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class MixConfig:
-    """Which cuts receive interference, and which; the defaults are NEST's."""
+    """Which cuts receive interference, and of which kind; the defaults are those of NEST."""
 
     prob: float = 0.5
     """Share of cuts that receive interference."""
 
     noise_ratio: float = 0.5
-    """Share of those that receive noise; the others receive speech of other cuts of the microbatch."""
+    """Share of the selected cuts that receive noise; the others receive speech of other cuts of the microbatch."""
 
     noise_snr_db: tuple[float, float] = (-5.0, 20.0)
-    """Bounds of the uniform draw of the ratio of clean power to noise power."""
+    """Bounds, in dB, of the uniformly drawn ratio of clean power to noise power."""
 
     speech_snr_db: tuple[float, float] = (-5.0, 5.0)
-    """The same for interfering speech."""
+    """Bounds, in dB, of the uniformly drawn ratio of clean power to the power of interfering speech."""
 
     mix_rate: tuple[float, float] = (0.5, 0.5)
     """Bounds of the share of the cut's length that is mixed."""
 
     num_segments: tuple[int, int] = (1, 1)
-    """Bounds of the number of separate segments that this share is divided into."""
+    """Bounds of the number of separate segments into which the mixed samples are divided."""
 
     num_speakers: tuple[int, int] = (1, 1)
-    """Bounds of the number of other cuts that are added up to interfering speech."""
+    """Bounds of the number of other cuts that are summed as interfering speech."""
 
     def __post_init__(self) -> None:
-        for name in ("prob", "noise_ratio"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"mix.{name} is {getattr(self, name)}: expected a share in [0, 1].")
-        for name in ("noise_snr_db", "speech_snr_db", "mix_rate", "num_segments", "num_speakers"):
-            low, high = getattr(self, name)
-            if low > high:
-                raise ConfigError(f"mix.{name} is ({low}, {high}): give the lower bound first.")
-        if not 0.0 < self.mix_rate[0] <= self.mix_rate[1] <= 1.0:
-            raise ConfigError(f"mix.mix_rate is {self.mix_rate}: expected shares in (0, 1].")
+        require_share("mix", self, "prob", "noise_ratio")
+        require_bounds("mix", self, "noise_snr_db", "speech_snr_db", "mix_rate", "num_segments", "num_speakers")
+        are_shares = self.mix_rate[0] > 0.0 and self.mix_rate[1] <= 1.0
+        require(are_shares, "mix.mix_rate", self.mix_rate, "shares in (0, 1]")
         for name in ("num_segments", "num_speakers"):
-            if getattr(self, name)[0] < 1:
-                raise ConfigError(f"mix.{name} is {getattr(self, name)}: give at least 1.")
+            bounds = getattr(self, name)
+            require(bounds[0] >= 1, f"mix.{name}", bounds, "1 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mix:
-    """What was done to one cut."""
+    """Record of the interference that was added to one cut."""
 
     mode: MixMode
     sources: tuple[str, ...] = ()
-    """Ids of the noise or speech cuts; `white noise` for the fallback."""
+    """Ids of the added noise or speech cuts; `white noise` for the fallback."""
 
     snr_db: float = float("nan")
     """10 log10(clean power / interference power), each the mean square over the mixed samples; NaN for mode none."""
 
     segments: tuple[tuple[int, int], ...] = ()
-    """The mixed samples, as (start, number) in order and without overlap."""
+    """The mixed samples as (start, number of samples), in order and without overlap."""
 
     num_reads: int = 0
-    """Noises that were read, or should have been."""
+    """Number of noise cuts that were read, failed reads included."""
 
     bad_noise: tuple[BadCut, ...] = ()
-    """Those that could not be read before one was found."""
+    """Noise cuts that could not be read."""
 
     num_silent_crops: int = 0
+    """Number of silent crops of noise that were discarded."""
 
 
 _UNTOUCHED = Mix(mode="none")
-# What single precision holds; beyond, gains are applied in two steps.
+# Gains above this are applied in two steps, because they exceed the range of single precision.
 _LARGE_GAIN = 1e30
 
 
 class Speech(NamedTuple):
-    """A clean cut of the microbatch, as others may be mixed with it."""
+    """A clean cut of the microbatch, which may be added to other cuts."""
 
-    row: int
+    corpus_index: int
     cut_id: str
     samples: NDArray[np.float32]
     """Shape (samples,)."""
 
 
 class SpeakerNoiseMixer:
-    """Adds noise, or other speakers of the same microbatch, to clean speech."""
+    """Draws the interference of a cut: noise, or other speakers of the same microbatch."""
 
     def __init__(self, config: MixConfig | None = None) -> None:
         self.config = config or MixConfig()
 
     def __call__(
         self,
-        index: int,
+        position: int,
         microbatch: Sequence[Speech],
-        draws: StatelessRng,
+        rng: StatelessRng,
         draw_noise: Callable[[int], NoiseSpan],
         out: NDArray[np.float32],
     ) -> Mix:
-        """Decides about one cut of a microbatch and makes what is added to it.
+        """Draws the interference of one cut of a microbatch and writes it to `out`.
 
         Args:
-            index: Which cut of the microbatch.
-            microbatch: All its cuts; they are not written to.
-            draws: Decides everything about this cut.
-            draw_noise: Gives noise of a number of samples, or fewer; called only for mode noise.
-            out: Zeros, at least as many as the cut has samples. What is to be added to them is written into it,
-                within the mixed segments.
+            position: Position of the cut in the microbatch.
+            microbatch: All cuts of the microbatch; they are not modified.
+            rng: Source of all random numbers for this cut.
+            draw_noise: Returns noise of at most the given number of samples; called only for mode noise.
+            out: Zeros, at least as many as the cut has samples. Receives the scaled interference in the mixed segments.
 
         Returns:
-            A record of what was done. Nothing is written for a cut that was not chosen, nor where either side has no
-            power over the mixed samples, since no gain reaches the ratio then.
+            A record of the interference. Nothing is written for a cut that was not selected, or if the clean speech or
+            the interference has no power in the mixed samples, because no gain then reaches the ratio.
         """
-        config, clean = self.config, microbatch[index].samples
-        if draws.uniform() >= config.prob:
+        config, clean = self.config, microbatch[position].samples
+        if rng.uniform() >= config.prob:
             return _UNTOUCHED
-        wants_noise = draws.uniform() < config.noise_ratio
-        num_mixed = max(1, int(len(clean) * draws.uniform(*config.mix_rate)))
-        segments = _place_segments(len(clean), num_mixed, draws.between(*config.num_segments), draws)
-        others = [] if wants_noise else [other for other in microbatch if other.row != microbatch[index].row]
+        wants_noise = rng.uniform() < config.noise_ratio
+        num_mixed = max(1, int(len(clean) * rng.uniform(*config.mix_rate)))
+        segments = _draw_segments(len(clean), num_mixed, rng.between(*config.num_segments), rng)
+        others = (
+            []
+            if wants_noise
+            else [other for other in microbatch if other.corpus_index != microbatch[position].corpus_index]
+        )
         span = None
         if others:
-            snr_db = draws.uniform(*config.speech_snr_db)
-            chosen = draws.distinct(min(draws.between(*config.num_speakers), len(others)), len(others))
-            interference = _sum_of([_fit(others[i].samples, num_mixed, draws) for i in chosen])
+            snr_db = rng.uniform(*config.speech_snr_db)
+            chosen = rng.distinct(min(rng.between(*config.num_speakers), len(others)), len(others))
+            interference = _sum_of([_fit(others[i].samples, num_mixed, rng) for i in chosen])
         else:
-            snr_db = draws.uniform(*config.noise_snr_db)
+            snr_db = rng.uniform(*config.noise_snr_db)
             span = draw_noise(num_mixed)
             interference = _repeated(span.samples, num_mixed)
         gain = gain_for_snr(_gather(clean, segments), interference, snr_db)
@@ -159,10 +158,17 @@ class SpeakerNoiseMixer:
 
 
 def gain_for_snr(clean: NDArray[np.float32], interference: NDArray[np.float32], snr_db: float) -> float | None:
-    """Returns by what interference is multiplied so that it stands in a given ratio to clean speech.
+    """Returns the gain that scales interference to a given ratio of clean power to interference power.
 
-    Both are the samples that will be added to each other, shape (samples,). Power is the mean square over them,
-    silence included. Returns None where either has no power.
+    Power is the mean square over all samples, silence included.
+
+    Args:
+        clean: The samples of clean speech to which interference is added, shape (samples,).
+        interference: The interference, shape (samples,).
+        snr_db: The ratio in dB.
+
+    Returns:
+        The factor for the interference, or None if either has no power.
 
     Source: NEST, arXiv:2408.13106, noisy speech augmentation. Differs: NeMo measures power over the whole utterance.
     """
@@ -172,23 +178,24 @@ def gain_for_snr(clean: NDArray[np.float32], interference: NDArray[np.float32], 
     return math.sqrt(clean_energy / interference_energy / 10.0 ** (snr_db / 10))
 
 
-def _place_segments(length: int, num_mixed: int, num_segments: int, draws: StatelessRng) -> tuple[tuple[int, int], ...]:
-    """Divides `num_mixed` samples into segments and places them at random, in order and without overlap."""
+def _draw_segments(length: int, num_mixed: int, num_segments: int, rng: StatelessRng) -> tuple[tuple[int, int], ...]:
+    """Divides `num_mixed` samples into segments at random positions, in order and without overlap."""
     num_segments = min(num_segments, num_mixed)
-    cuts = [0, *sorted(1 + cut for cut in draws.distinct(num_segments - 1, num_mixed - 1)), num_mixed]
-    gaps = sorted(draws.between(0, length - num_mixed) for _ in range(num_segments))
+    cuts = [0, *sorted(1 + cut for cut in rng.distinct(num_segments - 1, num_mixed - 1)), num_mixed]
+    gaps = sorted(rng.between(0, length - num_mixed) for _ in range(num_segments))
     return tuple((gap + start, end - start) for gap, start, end in zip(gaps, cuts[:-1], cuts[1:], strict=True))
 
 
-def _fit(samples: NDArray[np.float32], num_samples: int, draws: StatelessRng) -> NDArray[np.float32]:
-    """Crops at a random place, or repeats, to a number of samples."""
+def _fit(samples: NDArray[np.float32], num_samples: int, rng: StatelessRng) -> NDArray[np.float32]:
+    """Crops samples at a random position, or repeats them, to `num_samples`."""
     if len(samples) <= num_samples:
         return _repeated(samples, num_samples)
-    start = draws.below(len(samples) - num_samples + 1)
+    start = rng.below(len(samples) - num_samples + 1)
     return samples[start : start + num_samples]
 
 
 def _repeated(samples: NDArray[np.float32], num_samples: int) -> NDArray[np.float32]:
+    """Repeats samples up to `num_samples`."""
     return samples if len(samples) == num_samples else np.resize(samples, num_samples)
 
 
@@ -197,6 +204,7 @@ def _sum_of(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 
 def _gather(samples: NDArray[np.float32], segments: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
+    """Concatenates the samples of segments."""
     parts = [samples[start : start + number] for start, number in segments]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -207,6 +215,7 @@ def _scatter(
     segments: Sequence[tuple[int, int]],
     out: NDArray[np.float32],
 ) -> None:
+    """Writes scaled interference into the segments of `out`."""
     if gain > _LARGE_GAIN:
         interference, gain = interference * np.float32(_LARGE_GAIN), gain / _LARGE_GAIN
     position = 0

@@ -1,9 +1,10 @@
-"""The noise sampler: a span of noise for any cut, whatever state the noise corpus is in.
+"""Draws spans of noise from a noise corpus, with fallbacks for unreadable and silent noise.
 
-Noise collections are messy, so each step has a fallback: a noise that cannot be read is replaced by another, a silent
-crop is drawn again, and when nothing comes of it there is white noise. Every fallback is counted.
+A noise that cannot be read is replaced by another one, a silent crop is drawn again, and white noise is the last
+resort. Every fallback is counted.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,91 +12,93 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.batch.bad_audio import BadCut
+from nestdata.config_checks import require_at_least, require_bounds
 from nestdata.corpus.audio import SILENCE_DB, energy
 from nestdata.corpus.corpus import Corpus
-from nestdata.errors import AudioError, ConfigError
+from nestdata.errors import AudioError
 from nestdata.stateless_rng import StatelessRng
 
-# Silent crops of one noise that are read for themselves.
+# Crops of one noise that are read one by one; after that many silent crops, the whole noise is read.
 _CROPS_READ_SINGLY = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseConfig:
-    """When the noise sampler tries again, and what it falls back to."""
+    """Limits of the noise sampler, and its white-noise fallback."""
 
     max_reads: int = 20
-    """Noises that are tried before it is given up to read one."""
+    """Number of noises that may be unreadable before white noise is used instead."""
 
     max_crops: int = 100
-    """Places in one noise that are tried before it is given up as silent."""
+    """Number of crops of one noise that may be silent before white noise is used instead."""
 
     silence_db: float = SILENCE_DB
     """Mean power, in dB of full scale, below which a span counts as silent."""
 
     white_db: tuple[float, float] = (-90.0, -46.0)
-    """Bounds, in dB of full scale, of the level of white noise that is used for want of any other."""
+    """Level range of the white-noise fallback, in dB of full scale."""
 
     def __post_init__(self) -> None:
-        for name in ("max_reads", "max_crops"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"noise.{name} is {getattr(self, name)}: give at least 1.")
-        if self.white_db[0] > self.white_db[1]:
-            raise ConfigError(f"noise.white_db is {self.white_db}: give the lower bound first.")
+        require_at_least(1, "noise", self, "max_reads", "max_crops")
+        require_bounds("noise", self, "white_db")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseSpan:
-    """Noise as it was found, not yet scaled."""
+    """A span of noise at its original level."""
 
     samples: NDArray[np.float32]
-    """Shape (samples,): as many as were asked for, or fewer where the noise is shorter."""
+    """Shape (samples,): the requested number of samples, or fewer if the noise is shorter."""
 
     kind: Literal["noise", "white", "none"]
     cut_id: str = ""
-    """The noise cut that it comes from; empty for white noise and none."""
+    """Id of the noise cut; empty for white noise and none."""
 
     num_reads: int = 0
+    """Number of noise cuts that were read, failed reads included."""
+
     bad: tuple[BadCut, ...] = ()
-    """Noises that could not be read before one was found."""
+    """Noise cuts that could not be read."""
 
     num_silent_crops: int = 0
+    """Number of silent crops that were discarded."""
 
     @property
     def source(self) -> str:
-        """What it is called in the record of a mix."""
+        """Name of the noise in the record of a mix."""
         return "white noise" if self.kind == "white" else self.cut_id
 
 
 class NoiseSampler:
-    """Draws noise from a corpus; without a corpus, gives zeros.
+    """Draws noise from a corpus; without a corpus, returns zeros.
 
-    Holds no state, so that a draw depends on its key alone: the same in every process and on every call.
+    Keeps no state: a span depends only on the random numbers that are passed in, in every process and on every call.
     """
 
     def __init__(self, corpus: Corpus | None = None, config: NoiseConfig | None = None) -> None:
         self.corpus = corpus
         self.config = config or NoiseConfig()
 
-    def draw(self, num_samples: int, draws: StatelessRng) -> NoiseSpan:
-        """Returns a span of noise of `num_samples` samples, or shorter where the noise is.
+    def draw(self, num_samples: int, rng: StatelessRng, *, on_cut: Callable[[str], None] | None = None) -> NoiseSpan:
+        """Returns a span of noise of `num_samples` samples, or fewer if the noise is shorter.
 
         Args:
-            num_samples: How much noise is needed, at least 1.
-            draws: Decides which noise, which place in it, and the level of white noise.
+            num_samples: Number of samples, at least 1.
+            rng: Source of the random numbers for the choice of noise, the position of the crop, and white noise.
+            on_cut: Called with the id of each noise cut before it is decoded, for instance to refresh a heartbeat.
         """
         if self.corpus is None:
             return NoiseSpan(samples=np.zeros(num_samples, np.float32), kind="none")
         bad: list[BadCut] = []
         while len(bad) < self.config.max_reads:
-            row = draws.below(len(self.corpus))
+            index = rng.below(len(self.corpus))
             try:
-                cut_id, samples, num_silent = self._crop(self.corpus, row, num_samples, draws)
+                cut_id, samples, num_silent = self._crop(self.corpus, index, num_samples, rng, on_cut)
             except AudioError as error:
-                bad.append(BadCut.of(self.corpus.line(row)["id"], error))
+                bad.append(BadCut.of(self.corpus.line(index)["id"], error))
                 continue
             if samples is None:
-                return self._white(num_samples, draws, bad, num_silent)
+                return self._white(num_samples, rng, bad, num_silent)
             return NoiseSpan(
                 samples=samples,
                 kind="noise",
@@ -104,40 +107,48 @@ class NoiseSampler:
                 bad=tuple(bad),
                 num_silent_crops=num_silent,
             )
-        return self._white(num_samples, draws, bad, 0)
+        return self._white(num_samples, rng, bad, 0)
 
     def _crop(
-        self, corpus: Corpus, row: int, num_samples: int, draws: StatelessRng
+        self,
+        corpus: Corpus,
+        index: int,
+        num_samples: int,
+        rng: StatelessRng,
+        on_cut: Callable[[str], None] | None,
     ) -> tuple[str, NDArray[np.float32] | None, int]:
-        """Returns the cut's id, a crop that is not silent, or None, and how many silent ones were met."""
-        num_places = corpus.num_samples_of(row) - num_samples + 1
-        if num_places <= 1:
-            cut_id, samples = corpus.load(row)
+        """Returns the id of a noise cut, a crop that is not silent, and the number of silent crops before it.
+
+        The crop is None if all crops were silent.
+        """
+        num_starts = corpus.num_samples_of(index) - num_samples + 1
+        if num_starts <= 1:
+            cut_id, samples = corpus.load(index, on_cut=on_cut)
             return (cut_id, None, 1) if self.is_silent(samples) else (cut_id, samples, 0)
         whole: NDArray[np.float32] | None = None
         for num_silent in range(self.config.max_crops):
-            start = draws.below(num_places)
+            start = rng.below(num_starts)
             if num_silent < _CROPS_READ_SINGLY:
-                cut_id, samples = corpus.load(row, start=start, num_samples=num_samples)
-            else:  # mostly silence: from here on it is cheaper to have all of it
-                whole = corpus.load(row)[1] if whole is None else whole
+                cut_id, samples = corpus.load(index, start=start, num_samples=num_samples, on_cut=on_cut)
+            else:  # mostly silence: reading the whole noise once is now cheaper
+                whole = corpus.load(index, on_cut=on_cut)[1] if whole is None else whole
                 samples = whole[start : start + num_samples]
             if not self.is_silent(samples):
                 return cut_id, samples, num_silent
         return cut_id, None, self.config.max_crops
 
     def is_silent(self, samples: NDArray[np.float32]) -> bool:
-        """Tells whether the mean power of a span is below the threshold."""
+        """Returns whether the mean power of a span is below the threshold."""
         return energy(samples) < self._silence_power * len(samples)
 
     @property
     def _silence_power(self) -> float:
         return float(10.0 ** (self.config.silence_db / 10))
 
-    def _white(self, num_samples: int, draws: StatelessRng, bad: list[BadCut], num_silent: int) -> NoiseSpan:
-        level_db = draws.uniform(*self.config.white_db)
+    def _white(self, num_samples: int, rng: StatelessRng, bad: list[BadCut], num_silent: int) -> NoiseSpan:
+        level_db = rng.uniform(*self.config.white_db)
         return NoiseSpan(
-            samples=draws.normal(num_samples) * np.float32(10 ** (level_db / 20)),
+            samples=rng.normal(num_samples) * np.float32(10 ** (level_db / 20)),
             kind="white",
             num_reads=len(bad) + bool(num_silent),
             bad=tuple(bad),

@@ -1,6 +1,6 @@
-"""One batch made visible and audible: pictures, sound, one page, and digests to compare batches by.
+"""Preview of one batch: pictures, sound, an HTML page, and digests for comparing batches.
 
-Written for eyes and ears, not for a model: the log-mel pictures use torchaudio's own settings and are no features.
+The log-mel pictures use the defaults of torchaudio; they differ from the features of the model.
 """
 
 import hashlib
@@ -25,21 +25,21 @@ _COLOURS = {"clean": "#2f6f9f", "noise": "#b5532a", "noisy": "#4b4b4b"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreviewRow:
-    """What the table of a preview says about one cut."""
+    """One row of the preview table, which describes one cut."""
 
     cut: str
     seconds: float
     mode: str
     noise: str
-    """What was mixed in: ids of noise or speech cuts, `white noise`, or empty."""
+    """The interference: ids of noise or speech cuts, `white noise`, or empty."""
 
     snr_db: float | None
     padding: float
-    """Share of this cut's row that is padding."""
+    """Padding as a share of the padded length of the batch."""
 
 
 def preview_rows(batch: AudioNoiseBatch, sampling_rate: int) -> list[PreviewRow]:
-    """Returns one row of the table for every cut of a batch."""
+    """Returns one table row for every cut of a batch."""
     width = batch.audio.shape[1]
     return [
         PreviewRow(
@@ -55,7 +55,7 @@ def preview_rows(batch: AudioNoiseBatch, sampling_rate: int) -> list[PreviewRow]
 
 
 def batch_digest(batch: AudioNoiseBatch) -> dict[str, Any]:
-    """Returns what a batch holds as plain values, with the SHA-256 of the bytes of every tensor.
+    """Returns the content of a batch as JSON values, with the SHA-256 of the bytes of every tensor.
 
     Two batches with equal digests are equal byte for byte.
     """
@@ -75,11 +75,18 @@ def batch_digest(batch: AudioNoiseBatch) -> dict[str, Any]:
 
 
 def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | Path, *, max_cuts: int = 8) -> Path:
-    """Writes pictures and sound of up to `max_cuts` cuts, `batch.json`, and a page that shows them together.
+    """Writes pictures and sound of up to `max_cuts` cuts, `batch.json`, and an HTML page that shows them.
+
+    The directory is created if it does not exist. Files with the same names are replaced.
+
+    Args:
+        batch: The batch.
+        sampling_rate: Sampling rate of the batch, in Hz.
+        directory: Directory of the output.
+        max_cuts: Largest number of cuts with pictures and sound.
 
     Returns:
-        The page, `index.html` in the directory, which is made if need be. Files of an earlier preview with the same
-        names are replaced.
+        The path of the page, `index.html` in the directory.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -91,7 +98,7 @@ def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | P
         signals = {name: tensor[i, :length].numpy() for name, tensor in zip(_SIGNALS, tensors, strict=True)}
         stem = f"{i:02d}"
         for name, samples in signals.items():
-            # Float, because a noisy signal may leave [-1, 1] and must not be clipped by looking at it.
+            # As float, because a noisy signal may exceed [-1, 1] and must not be clipped.
             soundfile.write(directory / f"{stem}_{name}.wav", samples, sampling_rate, subtype="FLOAT")
         _draw(signals, batch.mixes[i], rows[i], sampling_rate, directory / f"{stem}.png")
         shown.append({"row": rows[i], "stem": stem})
@@ -108,12 +115,12 @@ def _plain(mix: Mix) -> dict[str, Any]:
 
 
 def _draw(signals: dict[str, NDArray[np.float32]], mix: Mix, row: PreviewRow, rate: int, path: Path) -> None:
-    from matplotlib.figure import Figure  # not pyplot: no global state, and no display is looked for
+    from matplotlib.figure import Figure  # not pyplot, which keeps global state and looks for a display
 
     figure = Figure(figsize=(10, 8.4), layout="constrained")
     axes = figure.subplots(6, 1, sharex=True, height_ratios=[1, 1.4] * 3)
-    what = row.mode if row.snr_db is None else f"{row.mode} ({row.noise}) at {row.snr_db:.1f} dB"
-    figure.suptitle(f"{row.cut}: {what}", fontsize=11)
+    interference = row.mode if row.snr_db is None else f"{row.mode} ({row.noise}) at {row.snr_db:.1f} dB"
+    figure.suptitle(f"{row.cut}: {interference}", fontsize=11)
     peak = max(float(np.abs(samples).max()) for samples in signals.values()) or 1.0
     mels = {name: _log_mel_db(samples, rate) for name, samples in signals.items()}
     top_db = max(float(mel.max()) for mel in mels.values())

@@ -1,1 +1,1 @@
-"""Prepared corpora: cuts on disk, their audio, and the sample bank."""
+"""Prepared corpora on disk: cuts, their audio, and the sample bank."""

@@ -1,9 +1,11 @@
-"""Samples of a cut: decoded, resampled and checked before anyone learns from them.
+"""Decoding of the samples of a cut, with resampling and checks.
 
-What lies in a file that libsndfile reads, as almost everything does, is decoded straight into its place; other sources
-and other transforms than resampling go through Lhotse. Lhotse's own `load_audio` fills up to half a second of missing
-audio by reflection without a word; here a file that has become shorter than its cut is an error. Samples are the same
-bits in every process.
+Files that libsndfile reads, which is nearly all audio, are decoded directly into the output array. Other sources, and
+transforms other than one resampling, are read through Lhotse. Lhotse's own `load_audio` fills up to half a second of
+missing audio by reflection without a warning; here, a file that is shorter than its cut is an error. The samples are
+the same bits in every process.
+
+torch, torchaudio, Lhotse and soundfile are imported at first use, so that commands that decode no audio start quickly.
 """
 
 import math
@@ -11,151 +13,163 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-import soundfile
-import torch
-import torchaudio
-from lhotse import MonoCut, Recording
-from lhotse.augmentation import AudioTransform
 from numpy.typing import NDArray
 
+from nestdata.corpus.file_kind import check_regular_file, special_file_kind
 from nestdata.errors import AudioError, AudioReason
 
 SILENCE_DB = -90.0
 """Mean power, in dB of full scale, below which audio counts as silent."""
 
-# Resampling and decoders of lossy formats may be a little off the length in the header.
+# Tolerance for resampling and for decoders of lossy formats, which may differ slightly from the length in the header.
 _LENGTH_TOLERANCE_S = 0.01
-# Lhotse reads a recording to its end where a cut lacks no more than a millisecond of all of it; this is beyond both.
+# Lhotse reads a recording to its end if the cut is at most one millisecond shorter. This margin has the same effect.
 _TO_THE_END_S = 0.002
 
 
 def load_samples(
-    cut: MonoCut | Mapping[str, Any],
+    cut: Any,
     *,
     start: int = 0,
     num_samples: int | None = None,
     out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """Loads a cut, or a part of it, at the sampling rate of the cut.
+    """Loads a cut, or a span of it, at the sampling rate of the cut.
 
     Args:
-        cut: A cut of one channel, or the dict that Lhotse writes of it; transforms such as resampling are applied.
-        start: First sample to read, counted from the start of the cut.
-        num_samples: How many to read; all to the end of the cut by default.
-        out: Where the samples go, shape (num_samples,); a new array by default.
+        cut: A Lhotse `MonoCut`, or the dict that its `to_dict` returns. Transforms such as resampling are applied.
+        start: First sample to load, counted from the start of the cut.
+        num_samples: Number of samples to load; by default, all up to the end of the cut.
+        out: Array that receives the samples, shape (num_samples,); a new array by default.
 
     Returns:
-        Exactly `num_samples` samples, shape (num_samples,), amplitude as the file has it, usually in [-1, 1].
+        Exactly `num_samples` samples, shape (num_samples,), with the amplitude of the file, usually in [-1, 1].
 
     Raises:
-        AudioError: The file is missing, unreadable, shorter than the cut says, or holds NaN or Inf. What `out` holds
-            then is undefined.
+        AudioError: The file is missing, unreadable or shorter than the cut, or has NaN or infinite samples. The content
+            of `out` is then undefined.
     """
-    row = cut.to_dict() if isinstance(cut, MonoCut) else cut
-    rate = row["recording"]["sampling_rate"]
-    whole = samples_in(row["duration"], rate)
+    fields: Mapping[str, Any] = cut if isinstance(cut, Mapping) else cut.to_dict()
+    rate = fields["recording"]["sampling_rate"]
+    num_samples_of_cut = samples_in(fields["duration"], rate)
     if num_samples is None:
-        num_samples = whole - start
+        num_samples = num_samples_of_cut - start
     if out is None:
         out = np.empty(num_samples, np.float32)
-    seconds = row["duration"] - start / rate if start + num_samples == whole else num_samples / rate
-    if start == 0 and math.isclose(seconds, row["recording"]["duration"], abs_tol=1e-3):
+    is_to_the_end = start + num_samples == num_samples_of_cut
+    seconds = fields["duration"] - start / rate if is_to_the_end else num_samples / rate
+    if start == 0 and math.isclose(seconds, fields["recording"]["duration"], abs_tol=1e-3):
         seconds += _TO_THE_END_S
-    found = _read(row, row["start"] + start / rate, seconds, out)
-    missing = num_samples - found
-    if missing > _LENGTH_TOLERANCE_S * rate or not found:
+    num_found = _read(fields, fields["start"] + start / rate, seconds, out)
+    num_missing = num_samples - num_found
+    if num_missing > _LENGTH_TOLERANCE_S * rate or not num_found:
         raise AudioError.because(
             "truncated",
-            f"cut {row['id']!r}: {_place(row)} ends {missing / rate:.3f} s before the cut does: the file is "
-            "truncated, or has changed since the corpus was prepared. Restore it, or prepare the corpus again.",
+            f"cut {fields['id']!r}: {_path_of(fields)} ends {num_missing / rate:.3f} s before the cut does: the file "
+            "is truncated, or has changed since the corpus was prepared. Restore it, or prepare the corpus again.",
         )
-    out[found:] = 0.0
-    # The product is cheap, and finite only where all samples are; huge ones are looked at again.
+    out[num_found:] = 0.0
+    # A cheap first test: the dot product is finite only if all samples are. It also overflows for huge finite samples.
     with np.errstate(over="ignore"):
         is_finite = math.isfinite(np.dot(out, out))
     if not is_finite and not np.isfinite(out).all():
         raise AudioError.because(
             "not_finite",
-            f"cut {row['id']!r}: {_place(row)} holds NaN or Inf. Convert the file again, or leave it out.",
+            f"cut {fields['id']!r}: {_path_of(fields)} holds NaN or Inf. Convert the file again, or remove it.",
         )
     return out
 
 
 def samples_in(duration: float, rate: int) -> int:
-    """Returns the number of samples of a duration in seconds, rounded as Lhotse rounds it."""
+    """Returns the number of samples of a duration in seconds, rounded as in Lhotse."""
     return math.floor(round(duration * rate, 8) + 0.5)
 
 
-def open_audio(path: str) -> soundfile.SoundFile:
-    """Opens a file to be read once from some place on.
+def open_audio(path: str) -> Any:
+    """Opens an audio file as a `soundfile.SoundFile` for one sequential read from any position.
 
     Raises:
-        OSError: It cannot be opened.
-        soundfile.LibsndfileError: It is no audio that libsndfile knows.
+        OSError: The file cannot be opened, or it is a directory, pipe, socket or device, which is never opened.
+        soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
     """
-    # By descriptor, which saves libsndfile's wrapper looking at the name, 3 % of a short file. libsndfile closes it,
-    # also where it does not know the format.
-    return _Stream(os.open(path, os.O_RDONLY))
+    check_regular_file(path)
+    # Opened by descriptor, because the wrapper's checks of a file name take 3 % of the time of a short file. libsndfile
+    # closes the descriptor, also if it does not know the format.
+    return _sound_file_class()(os.open(path, os.O_RDONLY))
 
 
-class _Stream(soundfile.SoundFile):  # type: ignore[misc]  # it has no annotations
-    """A file that is read once from some place on; without this, its place is sought anew after reading."""
+@cache
+def _sound_file_class() -> Any:
+    import soundfile
 
-    def seekable(self) -> bool:
-        return False
+    class SequentialSoundFile(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no annotations
+        """A file that is read once; reporting it as not seekable saves the wrapper one seek after each read."""
+
+        def seekable(self) -> bool:
+            return False
+
+    return SequentialSoundFile
 
 
 def energy(samples: NDArray[np.float32]) -> float:
     """Returns the sum of squares."""
-    # In double precision, so that what is left of the order of summation is gone in a gain of single precision.
+    # Computed in double precision: a gain in single precision then does not depend on the order of summation.
     exact = samples.astype(np.float64)
     return float(exact.dot(exact))
 
 
-def _read(row: Mapping[str, Any], offset_s: float, seconds: float, out: NDArray[np.float32]) -> int:
-    """Fills `out` from the start; returns how many samples there were."""
+def _read(fields: Mapping[str, Any], offset_s: float, seconds: float, out: NDArray[np.float32]) -> int:
+    """Fills `out` from its start and returns the number of samples found.
+
+    Args:
+        fields: The cut as a dict.
+        offset_s: Start in the recording, in seconds.
+        seconds: Length to read, in seconds.
+        out: Array that receives the samples.
+    """
     try:
-        source = _source(row)
-        transforms = row["recording"].get("transforms") or ()
-        # A chain of resamplings is not what one of them would give.
-        if source["type"] == "file" and (not transforms or (len(transforms) == 1 and _is_resampling(transforms[0]))):
-            return _read_file(row, source, offset_s, seconds, out)
-        return _read_by_lhotse(row, offset_s, seconds, out)
-    except Exception as error:  # decoders raise what they like, and every one of them means the same here
-        # libsndfile's own words, since its wrapper names the file by a number that is another in every process.
+        source = _source(fields)
+        transforms = fields["recording"].get("transforms") or ()
+        # Two resamplings in a row differ from a single one.
+        is_simple = not transforms or (len(transforms) == 1 and _is_resampling(transforms[0]))
+        if source["type"] == "file" and is_simple:
+            return _read_file(fields, source, offset_s, seconds, out)
+        return _read_by_lhotse(fields, offset_s, seconds, out)
+    except Exception as error:  # decoders raise many types, all of which mean that the audio cannot be read
+        # The text of libsndfile: its wrapper adds a file descriptor, which differs between processes.
         detail = " ".join(getattr(error, "error_string", str(error)).split())[:300].rstrip(".")
         raise AudioError.because(
-            _reason(_place(row), error),
-            f"cut {row['id']!r}: cannot read {_place(row)}: {type(error).__name__}: {detail}. "
-            "Restore the file, or leave it out and prepare the corpus again.",
+            _reason(_path_of(fields), error),
+            f"cut {fields['id']!r}: cannot read {_path_of(fields)}: {type(error).__name__}: {detail}. "
+            "Restore the file, or remove it and prepare the corpus again.",
         ) from error
 
 
 def _read_file(
-    row: Mapping[str, Any], source: Mapping[str, Any], offset_s: float, seconds: float, out: NDArray[np.float32]
+    fields: Mapping[str, Any], source: Mapping[str, Any], offset_s: float, seconds: float, out: NDArray[np.float32]
 ) -> int:
-    """The same for a file, whatever its rate."""
+    """Same as `_read` for a file of any sampling rate."""
+    import soundfile
+
     opened = False
     try:
         with open_audio(source["source"]) as file:
             opened = True
-            position = source["channels"].index(row["channel"])
-            return _decode(file, position, row["recording"]["sampling_rate"], offset_s, seconds, out)
+            channel = source["channels"].index(fields["channel"])
+            return _decode(file, channel, fields["recording"]["sampling_rate"], offset_s, seconds, out)
     except soundfile.LibsndfileError:
         if not opened and os.path.getsize(source["source"]):
-            # Other decoders may know the format. Where they do not either, this error is the one that says why.
+            # Other decoders may know the format. If they fail as well, the error of libsndfile is the clearer one.
             with suppress(Exception):
-                return _read_by_lhotse(row, offset_s, seconds, out)
+                return _read_by_lhotse(fields, offset_s, seconds, out)
         raise
 
 
-def _decode(
-    file: soundfile.SoundFile, channel: int, rate: int, offset_s: float, seconds: float, out: NDArray[np.float32]
-) -> int:
+def _decode(file: Any, channel: int, rate: int, offset_s: float, seconds: float, out: NDArray[np.float32]) -> int:
     file_rate: int = file.samplerate
     if not file.frames:
         raise ValueError("it holds no samples")
@@ -163,29 +177,34 @@ def _decode(
         file.seek(min(samples_in(offset_s, file_rate), file.frames))
     if file_rate == rate and file.channels == 1 and channel == 0:
         return int(file.buffer_read_into(out, "float32"))
-    number = len(out) if file_rate == rate else samples_in(seconds, file_rate)
-    samples = file.read(number, dtype="float32", always_2d=True)[:, channel]
+    num_samples = len(out) if file_rate == rate else samples_in(seconds, file_rate)
+    samples = file.read(num_samples, dtype="float32", always_2d=True)[:, channel]
     return _fill(out, samples if file_rate == rate else _resample(samples, file_rate, rate, len(out)))
 
 
 def _fill(out: NDArray[np.float32], samples: NDArray[np.float32]) -> int:
-    found = min(len(samples), len(out))
-    out[:found] = samples[:found]
-    return found
+    num_found = min(len(samples), len(out))
+    out[:num_found] = samples[:num_found]
+    return num_found
 
 
-def _read_by_lhotse(row: Mapping[str, Any], offset_s: float, duration: float, out: NDArray[np.float32]) -> int:
-    recording = Recording.from_dict(deepcopy(row["recording"]))  # Lhotse takes apart what it is given
+def _read_by_lhotse(fields: Mapping[str, Any], offset_s: float, duration: float, out: NDArray[np.float32]) -> int:
+    from lhotse import Recording
+    from lhotse.augmentation import AudioTransform
+
+    recording = Recording.from_dict(deepcopy(fields["recording"]))  # Lhotse modifies the dict
     transforms = [AudioTransform.from_dict(t) if isinstance(t, dict) else t for t in recording.transforms or []]
     for transform in reversed(transforms):
         offset_s, duration = transform.reverse_timestamps(
             offset=offset_s, duration=duration, sampling_rate=recording.sampling_rate
         )
-    source = next(source for source in recording.sources if row["channel"] in source.channels)
-    # Opus is decoded at the rate it is asked for, which must be the one that the transforms start from.
+    source = next(source for source in recording.sources if fields["channel"] in source.channels)
+    if source.type == "file":
+        check_regular_file(source.source)
+    # Opus is decoded at the requested rate, which must be the rate that the transforms start from.
     source_rate = getattr(transforms[0], "source_sampling_rate", None) if transforms else None
     samples = source.load_audio(offset_s, duration, force_opus_sampling_rate=source_rate or recording.sampling_rate)
-    samples = np.atleast_2d(samples)[[source.channels.index(row["channel"])]]
+    samples = np.atleast_2d(samples)[[source.channels.index(fields["channel"])]]
     if transforms:
         with _one_torch_thread():
             for transform in transforms:
@@ -193,9 +212,9 @@ def _read_by_lhotse(row: Mapping[str, Any], offset_s: float, duration: float, ou
     return _fill(out, np.asarray(samples[0], dtype=np.float32))
 
 
-def _source(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the source that holds the channel of a cut."""
-    found: dict[str, Any] = next(s for s in row["recording"]["sources"] if row["channel"] in s["channels"])
+def _source(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the source of the recording that holds the channel of the cut."""
+    found: dict[str, Any] = next(s for s in fields["recording"]["sources"] if fields["channel"] in s["channels"])
     return found
 
 
@@ -205,25 +224,30 @@ def _is_resampling(transform: Any) -> bool:
 
 
 def _resample(samples: NDArray[np.float32], source_rate: int, rate: int, num_wanted: int) -> NDArray[np.float32]:
+    import torch
+
     if not len(samples):
         return samples
     with _one_torch_thread():
         resampled: NDArray[np.float32] = _resampler(source_rate, rate)(torch.tensor(samples)).numpy()
-    # A span may begin and end between two samples of the file; Lhotse completes by reflection what that costs.
-    short = num_wanted - len(resampled)
-    return np.pad(resampled, (0, short), mode="reflect") if 0 < short <= rate / source_rate + 1 else resampled
+    # A span may start and end between two samples of the file; like Lhotse, complete the lost samples by reflection.
+    num_lost = num_wanted - len(resampled)
+    return np.pad(resampled, (0, num_lost), mode="reflect") if 0 < num_lost <= rate / source_rate + 1 else resampled
 
 
 @lru_cache(maxsize=32)
-def _resampler(source_rate: int, rate: int) -> torch.nn.Module:
-    """Holds the windowed sinc of a pair of rates, which costs more to make than a short cut to resample."""
-    resampler: torch.nn.Module = torchaudio.transforms.Resample(source_rate, rate)
-    return resampler
+def _resampler(source_rate: int, rate: int) -> Any:
+    """Returns torchaudio's resampler of a pair of rates; its kernel costs more than resampling a short cut."""
+    import torchaudio
+
+    return torchaudio.transforms.Resample(source_rate, rate)
 
 
 @contextmanager
 def _one_torch_thread() -> Iterator[None]:
-    """Has torch work on one thread, as it does in loader workers: on several, resampling rounds differently."""
+    """Limits torch to one thread, as in loader workers, because resampling rounds differently with several threads."""
+    import torch
+
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -233,7 +257,11 @@ def _one_torch_thread() -> Iterator[None]:
 
 
 def _reason(path: str, error: Exception) -> AudioReason:
-    """Finds out what the matter is with a file that could not be decoded."""
+    """Classifies a decoding failure."""
+    import soundfile
+
+    if special_file_kind(path):
+        return "not_a_file"
     if not os.path.isfile(path):
         return "missing" if isinstance(error, soundfile.LibsndfileError | OSError) else "unreadable"
     if os.path.getsize(path) == 0:
@@ -246,13 +274,13 @@ def _reason(path: str, error: Exception) -> AudioReason:
                 file.seek(file.frames - 1)
                 return "unreadable" if len(file.read(1)) else "truncated"
             except soundfile.LibsndfileError:
-                return "truncated"  # its header is in order, and what should be its end is not there
+                return "truncated"  # the header is valid, but the end that it describes is missing
     except (soundfile.LibsndfileError, OSError):
         return "unreadable"
 
 
-def _place(row: Mapping[str, Any]) -> str:
+def _path_of(fields: Mapping[str, Any]) -> str:
     try:
-        return str(_source(row)["source"])
+        return str(_source(fields)["source"])
     except StopIteration:
-        return str(row["recording"]["sources"][0]["source"])
+        return str(fields["recording"]["sources"][0]["source"])

@@ -1,10 +1,10 @@
-"""The sample bank: all audio of a corpus decoded once into one memory-mapped file, for noise that is used a lot.
+"""The sample bank: all audio of a corpus, decoded once into one memory-mapped file, for noise that is read often.
 
-    bank.pcm         16-bit samples of every cut, one after the other, in the order of `index.npy`
-    bank.npy         for each cut where its samples start, and by what they are multiplied; NaN where it was unreadable
+    bank.pcm         16-bit samples of all cuts, one cut after the other, in the order of `index.npy`
+    bank.npy         for each cut, the position of its first sample and the gain; NaN if it could not be decoded
 
-All processes share the pages. Audio that was 16-bit at the corpus's rate comes back bit for bit; what leaves [-1, 1]
-is scaled so that nothing is clipped.
+All processes share the memory pages. 16-bit audio at the sampling rate of the corpus is restored bit for bit. Audio
+that exceeds [-1, 1] is scaled, so that nothing is clipped.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ RECORD = np.dtype([("start", "<i8"), ("gain", "<f4")])
 
 
 class SampleBank:
-    """Samples of any span of any cut, at the cost of copying them."""
+    """Reads the samples of any span of any cut at the cost of a copy."""
 
     def __init__(self, samples: NDArray[np.int16], records: NDArray[Any]) -> None:
         self._samples = samples
@@ -28,11 +28,15 @@ class SampleBank:
 
     @classmethod
     def open(cls, directory: Path, lengths: NDArray[np.int64]) -> "SampleBank":
-        """Opens the bank of a corpus directory whose cuts have these numbers of samples.
+        """Opens the bank of a corpus directory.
+
+        Args:
+            directory: The corpus directory.
+            lengths: Length of each cut in samples.
 
         Raises:
-            OSError: A part of it is missing.
-            ValueError: It is not the bank of these cuts.
+            OSError: A file is missing.
+            ValueError: The bank does not belong to cuts of these lengths.
         """
         records = np.asarray(np.load(directory / "bank.npy", mmap_mode="r"))
         if records.shape != lengths.shape or records.dtype != RECORD:
@@ -42,14 +46,14 @@ class SampleBank:
             raise ValueError("bank.pcm is not the size that bank.npy says")
         return cls(samples, records)
 
-    def read(self, row: int, cut_id: str, start: int, out: NDArray[np.float32]) -> None:
-        """Fills `out` with samples of a cut, from the `start`-th on.
+    def read(self, index: int, cut_id: str, start: int, out: NDArray[np.float32]) -> None:
+        """Fills `out` with the samples of a cut, from sample `start` on.
 
         Raises:
-            AudioError: The cut could not be decoded when the bank was made.
+            AudioError: The cut could not be decoded when the bank was written.
         """
-        first, gain = self._records[row]
+        first, gain = self._records[index]
         if np.isnan(gain):
-            raise AudioError.because("unreadable", f"cut {cut_id!r} could not be decoded when the bank was made.")
+            raise AudioError.because("unreadable", f"cut {cut_id!r} could not be decoded when the bank was written.")
         first = int(first) + start
         np.multiply(self._samples[first : first + len(out)], gain, out=out)

@@ -1,4 +1,4 @@
-"""Several corpora as one: rows are counted on from each to the next."""
+"""Several corpora with one common index: the cuts of each corpus follow those of the previous one."""
 
 import hashlib
 from bisect import bisect_right
@@ -15,10 +15,10 @@ from nestdata.errors import ConfigError
 
 
 class Corpora:
-    """Corpora that are trained on together; how often each is seen is a matter of the plan.
+    """Corpora that are used together for training; the plan decides how often each is seen.
 
     Raises:
-        ConfigError: There is none, or they have several sampling rates.
+        ConfigError: No corpus was given, or the corpora have different sampling rates.
     """
 
     def __init__(self, corpora: Sequence[Corpus]) -> None:
@@ -27,15 +27,15 @@ class Corpora:
         self.corpora = tuple(corpora)
         for corpus in corpora:
             corpus.check_rate(corpora[0])
-        self._first_rows = list(accumulate(map(len, corpora), initial=0))
+        self._first_indices = list(accumulate(map(len, corpora), initial=0))
 
     @classmethod
     def open(cls, paths: Sequence[str | Path]) -> "Corpora":
         """Opens corpus directories.
 
         Raises:
-            CorpusError: One of them is none, or damaged.
-            ConfigError: They have several sampling rates.
+            CorpusError: A path has no corpus, or the corpus is damaged.
+            ConfigError: The corpora have different sampling rates.
         """
         return cls([Corpus.open(path) for path in paths])
 
@@ -46,35 +46,35 @@ class Corpora:
 
     @property
     def sampling_rate(self) -> int:
-        """Rate in Hz at which all cuts are loaded."""
+        """Sampling rate in Hz at which all cuts are loaded."""
         return self.corpora[0].sampling_rate
 
     @property
     def fingerprint(self) -> str:
-        """Names the content, and the order of the corpora; that of a single one is its own."""
+        """Identifies the content and the order of the corpora; for one corpus, equal to its own fingerprint."""
         names = [corpus.fingerprint for corpus in self.corpora]
         return names[0] if len(names) == 1 else hashlib.blake2b("/".join(names).encode(), digest_size=16).hexdigest()
 
     def __len__(self) -> int:
-        return self._first_rows[-1]
+        return self._first_indices[-1]
 
-    def line(self, row: int) -> dict[str, Any]:
-        """Returns the plain values of a cut; see `Corpus.line`."""
-        corpus, own = self._locate(row)
-        return corpus.line(own)
+    def line(self, index: int) -> dict[str, Any]:
+        """Returns a cut as a dict; see `Corpus.line`."""
+        corpus, own_index = self._locate(index)
+        return corpus.line(own_index)
 
-    def load(self, row: int, **span: Any) -> tuple[str, NDArray[np.float32]]:
-        """Returns the id and samples of a cut; see `Corpus.load`."""
-        corpus, own = self._locate(row)
-        return corpus.load(own, **span)
+    def load(self, index: int, **options: Any) -> tuple[str, NDArray[np.float32]]:
+        """Returns the id and the samples of a cut; see `Corpus.load`, which takes the options."""
+        corpus, own_index = self._locate(index)
+        return corpus.load(own_index, **options)
 
-    def num_samples_of(self, row: int) -> int:
+    def num_samples_of(self, index: int) -> int:
         """Returns the length of one cut in samples."""
-        corpus, own = self._locate(row)
-        return corpus.num_samples_of(own)
+        corpus, own_index = self._locate(index)
+        return corpus.num_samples_of(own_index)
 
-    def _locate(self, row: int) -> tuple[Corpus, int]:
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)} cuts")
-        number = bisect_right(self._first_rows, row) - 1
-        return self.corpora[number], row - self._first_rows[number]
+    def _locate(self, index: int) -> tuple[Corpus, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)} cuts")
+        number = bisect_right(self._first_indices, index) - 1
+        return self.corpora[number], index - self._first_indices[number]

@@ -1,27 +1,26 @@
 """A prepared corpus: a directory of cuts with an index sorted by length, written once and opened by every process.
 
     meta.json        format version, sampling rate, counts, hours, settings, content fingerprint
-    cuts.jsonl       Lhotse MonoCuts, one a line, in the order of the input
-    index.npy        int64 (2, num_cuts), sorted by length: samples of each cut, and where its line starts
-    rejected.jsonl   every input that was left out: where it stood, and why
-    report.html      durations, hours by language and speaker, rejects, as pictures
+    cuts.jsonl       Lhotse MonoCuts, one per line, in the order of the input
+    index.npy        int64 (2, num_cuts), sorted by length: samples of each cut, and the byte at which its line starts
+    rejected.jsonl   every input that was rejected: its position in the input, and the reason
+    report.html      durations, hours by language and speaker, and rejects, as pictures
     bank.pcm, .npy   with `--pcm`, all samples (see `nestdata.corpus.bank`)
 
-Both large files are memory-mapped, so that opening costs the same for any size, all processes share the pages,
-and a corpus can be used after a fork. How one is written is the business of `prepare`.
+The two large files are memory-mapped: opening takes the same time for every size, all processes share the memory
+pages, and a corpus can be used after a fork. Corpora are written by `nestdata.prepare`.
 """
 
 import json
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-from lhotse import MonoCut
 from numpy.typing import NDArray
 
-import nestguard
 from nestdata.corpus.audio import load_samples
 from nestdata.corpus.bank import SampleBank
 from nestdata.errors import ConfigError, CorpusError
@@ -30,7 +29,7 @@ FORMAT_VERSION = 2
 
 
 class Corpus:
-    """Cuts by rank of length: `corpus[0]` is the shortest, `corpus[-1]` the longest."""
+    """Cuts indexed by length: `corpus[0]` is the shortest, `corpus[-1]` the longest."""
 
     path: Path
     meta: dict[str, Any]
@@ -54,7 +53,8 @@ class Corpus:
         """Opens a corpus directory without reading its cuts.
 
         Raises:
-            CorpusError: There is no corpus at this path, it was written in another format, or a part is missing.
+            CorpusError: The path has no corpus, the corpus has another format version, or a part of it is missing or
+                damaged.
         """
         path = Path(path)
         if not (path / "meta.json").is_file():
@@ -86,92 +86,102 @@ class Corpus:
 
     @property
     def sampling_rate(self) -> int:
-        """Rate in Hz at which the cuts are loaded."""
+        """Sampling rate in Hz at which the cuts are loaded."""
         return int(self.meta["sampling_rate"])
 
     @property
     def fingerprint(self) -> str:
-        """Names the content: the ids, places, channels and lengths of all cuts, but not the folder they lie in."""
+        """Identifies the content: ids, offsets, channels and lengths of all cuts, but not the location of the audio."""
         return str(self.meta["fingerprint"])
 
     @property
     def hours(self) -> float:
-        """Hours of audio in all cuts together."""
+        """Total duration of all cuts in hours."""
         return float(self.meta["hours"])
 
     def __len__(self) -> int:
         return int(self.meta["num_cuts"])
 
-    def __getitem__(self, row: int) -> MonoCut:
-        """Returns the row-th shortest cut, read from disk at a cost that does not depend on the size."""
-        data = self.line(row)
-        try:
-            del data["type"]
-            return MonoCut.from_dict(data)
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._damaged(row, error) from error
+    def __getitem__(self, index: int) -> Any:
+        """Returns a cut as a Lhotse `MonoCut`, counted from the shortest; the cost does not depend on the corpus size.
 
-    def num_samples_of(self, row: int) -> int:
+        Raises:
+            IndexError: The corpus has no such cut.
+            CorpusError: The line of the cut is damaged.
+        """
+        from lhotse import MonoCut  # slow to import, and not needed to plan or train
+
+        fields = self.line(index)
+        try:
+            del fields["type"]
+            return MonoCut.from_dict(fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged(index, error) from error
+
+    def num_samples_of(self, index: int) -> int:
         """Returns the length of one cut in samples."""
-        return int(self._index[0, row])
+        return int(self._index[0, index])
 
     def check_rate(self, other: "Corpus") -> None:
-        """Raises ConfigError where two corpora that go together have different sampling rates."""
+        """Raises ConfigError if two corpora that are used together have different sampling rates."""
         if self.sampling_rate != other.sampling_rate:
             raise ConfigError(
                 f"{self.path} is at {self.sampling_rate} Hz and {other.path} at {other.sampling_rate} Hz. "
                 f"Prepare it with --sampling-rate {other.sampling_rate}."
             )
 
-    def line(self, row: int) -> dict[str, Any]:
-        """Returns the same as the plain values that stand in `cuts.jsonl`.
+    def line(self, index: int) -> dict[str, Any]:
+        """Returns the line of `cuts.jsonl` of a cut as a dict, in the form of Lhotse's `MonoCut.to_dict`.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: The corpus has no such cut.
             CorpusError: The line is damaged.
         """
         num_cuts = len(self)
-        if not -num_cuts <= row < num_cuts:
-            raise IndexError(f"row {row} of a corpus of {num_cuts} cuts")
-        start = int(self._index[1, row])
+        if not -num_cuts <= index < num_cuts:
+            raise IndexError(f"index {index} of a corpus of {num_cuts} cuts")
+        start = int(self._index[1, index])
         try:
-            data: dict[str, Any] = orjson.loads(self._lines[start : self._lines.find(b"\n", start)])
+            fields: dict[str, Any] = orjson.loads(self._lines[start : self._lines.find(b"\n", start)])
         except ValueError as error:
-            raise self._damaged(row, error) from error
-        return data
+            raise self._damaged(index, error) from error
+        return fields
 
     def load(
         self,
-        row: int,
+        index: int,
         *,
         start: int = 0,
         num_samples: int | None = None,
         out: NDArray[np.float32] | None = None,
+        on_cut: Callable[[str], None] | None = None,
     ) -> tuple[str, NDArray[np.float32]]:
-        """Returns the id of the row-th shortest cut and its samples, or a part of them.
+        """Returns the id of a cut and its samples, or a span of them.
 
         Args:
-            row: Counted from the shortest cut.
-            start: First sample to read, counted from the start of the cut.
-            num_samples: How many to read; all to the end of the cut by default.
-            out: Where the samples go; a new array by default.
+            index: The cut, counted from the shortest.
+            start: First sample to load, counted from the start of the cut.
+            num_samples: Number of samples to load; by default, all up to the end of the cut.
+            out: Array that receives the samples; a new array by default.
+            on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
 
         Raises:
             AudioError: The audio cannot be used; the message names the cut.
         """
-        line = self.line(row)
-        nestguard.current().note_cut(line["id"])
+        line = self.line(index)
+        if on_cut is not None:
+            on_cut(line["id"])
         if out is None:
-            out = np.empty(int(self._index[0, row]) - start if num_samples is None else num_samples, np.float32)
+            out = np.empty(int(self._index[0, index]) - start if num_samples is None else num_samples, np.float32)
         if self._bank is None:
             load_samples(line, start=start, num_samples=len(out), out=out)
         else:
-            self._bank.read(row, line["id"], start, out)
+            self._bank.read(index, line["id"], start, out)
         return line["id"], out
 
-    def _damaged(self, row: int, error: Exception) -> CorpusError:
+    def _damaged(self, index: int, error: Exception) -> CorpusError:
         return CorpusError(
-            f"{self.path}: the line of cuts.jsonl at byte {self._index[1, row]} is damaged ({error}). "
+            f"{self.path}: the line of cuts.jsonl at byte {self._index[1, index]} is damaged ({error}). "
             "Prepare the corpus again."
         )
 

@@ -1,1 +1,1 @@
-"""Which cuts are in which microbatch of which optimizer step."""
+"""The batch plan: which cuts are in which microbatch of which optimizer step."""

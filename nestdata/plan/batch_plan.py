@@ -1,8 +1,8 @@
-"""The plan: which cuts are in which microbatch of which optimizer step, as arithmetic on sorted lengths.
+"""The batch plan: which cuts are in which microbatch of which optimizer step, computed from the sorted cut lengths.
 
-Nothing is materialised and nothing is remembered, so any step is reached at once and a batch depends on neither
-the number of ranks nor the history of the run. All of it is integer arithmetic on sample counts. How it works is
-told in `docs/how-a-batch-is-chosen.md`.
+Nothing is materialised and no state is kept. Any step is therefore reached in constant time, and a batch depends on
+neither the number of ranks nor the history of the run. All arithmetic is on integer sample counts. The algorithm is
+described in `docs/how-a-batch-is-chosen.md`.
 """
 
 import hashlib
@@ -15,109 +15,113 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.config_checks import require, require_at_least
 from nestdata.corpus.corpora import Corpora
 from nestdata.corpus.corpus import Corpus
 from nestdata.errors import ConfigError, PlanError
-from nestdata.plan.layout import Bucket, Budget, Lengths, Part, Positions, lay_out
+from nestdata.plan.layout import Bucket, Budget, CutRange, Positions, lay_out
+from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths, check_ascending
 from nestdata.stateless_rng import Permutation, StatelessRng, derive_key
 
 ALGORITHM_VERSION = 2
-"""Goes into the fingerprint: bump it with any change to which cuts a step holds."""
+"""Part of the fingerprint: increase it with every change to which cuts a step holds."""
 
-# Shares of corpora are rounded to thousandths of a view of each cut, so that a plan does not hang on the last bit.
-_VIEWS_UNIT = 1000
+# Repeats per epoch are rounded to thousandths, so that plans ignore floating-point rounding.
+_REPEATS_UNIT = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """How cuts are gathered into microbatches and optimizer steps."""
+    """How cuts are grouped into microbatches and optimizer steps."""
 
     max_batch_seconds: float = 240.0
-    """Most seconds of audio in one microbatch, padding included."""
+    """Largest duration of a microbatch in seconds, padding included."""
 
     microbatches_per_step: int = 8
-    """Microbatches that make up one optimizer step over all ranks. Every world size that divides it gives the same
-    optimizer steps."""
+    """Microbatches of one optimizer step over all ranks. Every world size that divides it gives the same optimizer
+    steps."""
 
     min_audio_seconds: float = 1.0
-    """Utterances shorter than this are lengthened to it before anything else."""
+    """Length in seconds to which shorter utterances are extended before anything else."""
 
     quadratic_seconds: float | None = None
-    """With q seconds, a cut of d seconds counts against the budget as d + d²/q seconds, since attention costs more
-    for long cuts than their length; None counts the length alone."""
+    """With q seconds, a cut of d seconds counts as d + d²/q seconds against the budget, because the cost of attention
+    grows faster than the length; None counts the length alone."""
 
     max_cuts: int | None = None
-    """Most cuts in one microbatch; None leaves it to the budget."""
+    """Largest number of cuts in one microbatch; None sets no limit beside the budget."""
 
     num_shapes: int | None = None
-    """Rounds lengths up to so many, chosen to waste least, so that a compiled model meets few shapes; None pads to
-    the longest cut of each bucket. The last step of an epoch is then filled up with repeats."""
+    """Number of different lengths to which cuts are padded, chosen to minimise padding, so that a compiled model
+    sees few shapes; None pads to the longest cut of each bucket. The last step of an epoch is then filled up with
+    repeated cuts."""
 
     weights: tuple[float, ...] | None = None
-    """Share of an epoch's hours that each of several corpora gets, up to a common factor; None: as many as it has."""
+    """Share of an epoch's hours for each of several corpora, up to a common factor; None uses the hours that each
+    corpus has."""
 
     temperature: float = 1.0
-    """Raises every share to 1/temperature: above 1, small corpora are seen more often than large ones."""
+    """Every share is raised to the power 1/temperature: above 1, small corpora are seen more often than large ones."""
 
     seed: int = 0
-    """Seed of the order of cuts, and of every random draw that is keyed by this plan."""
+    """Seed of the order of cuts, and of every random number that is keyed by this plan."""
 
     def __post_init__(self) -> None:
-        if self.max_batch_seconds <= 0:
-            raise ConfigError(f"plan.max_batch_seconds is {self.max_batch_seconds}: give a positive number of seconds.")
-        if self.microbatches_per_step < 1:
-            raise ConfigError(f"plan.microbatches_per_step is {self.microbatches_per_step}: give at least 1.")
-        if not 0 < self.min_audio_seconds <= self.max_batch_seconds:
-            raise ConfigError(
-                f"plan.min_audio_seconds is {self.min_audio_seconds}: expected more than 0 "
-                f"and at most max_batch_seconds ({self.max_batch_seconds})."
-            )
-        if self.quadratic_seconds is not None and self.quadratic_seconds <= 0:
-            raise ConfigError(f"plan.quadratic_seconds is {self.quadratic_seconds}: give a positive number, or none.")
-        for name in ("max_cuts", "num_shapes"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"plan.{name} is {getattr(self, name)}: give at least 1, or none.")
-        if self.weights is not None and not (self.weights and min(self.weights) > 0):
-            raise ConfigError(f"plan.weights is {self.weights}: give a positive number for each corpus.")
-        if self.temperature <= 0:
-            raise ConfigError(f"plan.temperature is {self.temperature}: give a positive number.")
+        positive = "a positive number of seconds"
+        require(self.max_batch_seconds > 0, "plan.max_batch_seconds", self.max_batch_seconds, positive)
+        require_at_least(1, "plan", self, "microbatches_per_step", "max_cuts", "num_shapes")
+        require(
+            0 < self.min_audio_seconds <= self.max_batch_seconds,
+            "plan.min_audio_seconds",
+            self.min_audio_seconds,
+            f"more than 0 and at most max_batch_seconds ({self.max_batch_seconds})",
+        )
+        is_positive = self.quadratic_seconds is None or self.quadratic_seconds > 0
+        require(is_positive, "plan.quadratic_seconds", self.quadratic_seconds, f"{positive}, or none")
+        are_positive = self.weights is None or (bool(self.weights) and min(self.weights) > 0)
+        require(are_positive, "plan.weights", self.weights, "a positive number for each corpus")
+        require(self.temperature > 0, "plan.temperature", self.temperature, "a positive number")
 
 
 class BatchPlan:
-    """Cut rows of any (step, microbatch), in constant time.
+    """The indices of the cuts of any (step, microbatch), in constant time.
 
-    Steps count on past the epoch: `epoch = step // steps_per_epoch`, and each epoch has an order of its own. Within
-    a step all microbatches have the same number of cuts and the same padded length. Over an epoch every cut is
-    seen once, but for fewer than `microbatches_per_step` repeats of short ones that fill up one step; which ones
-    they are changes with the epoch. Cuts of weighted corpora are seen as often as `repeats_per_epoch` says, evenly:
-    none again before all others of its length.
+    Step numbers continue after the first epoch: `epoch = step // steps_per_epoch`, and every epoch has its own order.
+    All microbatches of a step have the same number of cuts and the same padded length. In an epoch every cut is seen
+    once; in addition, fewer than `microbatches_per_step` short cuts are repeated to fill up one step, and which cuts
+    these are changes with the epoch. Cuts of weighted corpora are seen as often as `repeats_per_epoch` says, evenly:
+    within a bucket, no cut of a corpus is seen again before all other cuts of that corpus.
 
     Args:
-        num_samples: Length of every cut in samples, ascending, shape (num_cuts,); of several corpora, a list of
-            these, whose rows are then counted on from one to the next. May be memory-mapped.
-        sampling_rate: Of those samples, in Hz.
-        config: Budget, group size, weights and seed.
-        content: Fingerprint of what the rows stand for, such as `Corpus.fingerprint`. Without one, the
-            plan's fingerprint is taken over all lengths.
+        num_samples: Length of every cut in samples, ascending, as an array or list of integers of any type; for several
+            corpora, a list of these. Indices count over all corpora, one after the other. May be memory-mapped.
+        sampling_rate: Sampling rate of the cuts, in Hz.
+        config: Budget, microbatches per step, weights and seed.
+        content: Fingerprint of the cuts that the indices refer to, such as `Corpus.fingerprint`. The lengths are then
+            taken to be ascending without reading all of them. Without it, they are checked, and the fingerprint of the
+            plan is computed from them.
 
     Raises:
-        PlanError: There are no cuts, fewer cuts than microbatches in a step, or a cut longer than the budget; or the
-            weights are not as many as the corpora.
+        PlanError: The lengths are not integers, not one-dimensional, negative or not ascending; there are no cuts,
+            fewer cuts than microbatches in a step, or a cut longer than the budget; or the number of weights is not
+            the number of corpora.
     """
 
     def __init__(
         self,
-        num_samples: Lengths | Sequence[Lengths],
+        num_samples: LengthsLike,
         sampling_rate: int,
         config: PlanConfig,
         *,
         content: str = "",
     ) -> None:
-        corpora = [num_samples] if isinstance(num_samples, np.ndarray) else list(num_samples)
+        corpora = as_lengths(num_samples)
+        if not content:
+            check_ascending(corpora)
         self.config = config
         self.sampling_rate = sampling_rate
         self.min_samples = round(config.min_audio_seconds * sampling_rate)
-        self.repeats_per_epoch = _views(corpora, config)
+        self.repeats_per_epoch = _repeats_per_epoch(corpora, config)
         """How often each cut of each corpus is seen in an epoch, on average."""
 
         self.budget = Budget(
@@ -131,14 +135,14 @@ class BatchPlan:
         self.steps_per_epoch = self.buckets[-1].first_group + self.buckets[-1].num_groups
         content = content or _digest(b"".join(np.ascontiguousarray(lengths).tobytes() for lengths in corpora))
         self.fingerprint = self._make_fingerprint(content)
-        """Names this plan: two plans with the same fingerprint give the same rows for every step."""
+        """Identifies this plan: two plans with the same fingerprint give the same indices for every step."""
 
     @classmethod
     def of(cls, corpus: Corpus | Corpora, config: PlanConfig) -> "BatchPlan":
-        """Returns the plan of a `Corpus`, or of several as `Corpora`.
+        """Returns the plan of a `Corpus`, or of several corpora as `Corpora`.
 
         Raises:
-            PlanError: Its cuts do not fit the settings; the message names the corpora.
+            PlanError: The cuts do not fit the settings; the message names the corpora.
         """
         try:
             return cls(corpus.num_samples, corpus.sampling_rate, config, content=corpus.fingerprint)
@@ -147,50 +151,53 @@ class BatchPlan:
             raise PlanError(f"{', '.join(paths[:3])}{', ...' if len(paths) > 3 else ''}: {error}") from None
 
     def indices(self, step: int, microbatch: int) -> NDArray[np.int64]:
-        """Returns the corpus rows of one microbatch, shape (cuts_per_microbatch,).
+        """Returns the corpus indices of the cuts of one microbatch, shape (cuts_per_microbatch,).
 
         Raises:
             IndexError: The step is negative or the microbatch is not in [0, microbatches_per_step).
         """
         if step < 0 or not 0 <= microbatch < self.config.microbatches_per_step:
             raise IndexError(
-                f"step {step}, microbatch {microbatch}: steps start at 0 and microbatches lie in "
+                f"step {step}, microbatch {microbatch}: steps start at 0 and microbatches are in "
                 f"[0, {self.config.microbatches_per_step})"
             )
         epoch, (number, group) = self.epoch(step), self._locate(step)
         bucket = self.buckets[number]
         size = bucket.cuts_per_microbatch
         start = (group * self.config.microbatches_per_step + microbatch) * size
-        slots = np.arange(start, start + size, dtype=np.int64)
-        own, fill = slots[slots < bucket.num_cuts], slots[slots >= bucket.num_cuts] - bucket.num_cuts
-        rows = self._rows(bucket.parts, self._permutation("cuts", epoch, number, bucket.num_cuts)(own), epoch, number)
-        if fill.size:
-            num_fillers = sum(part.num_positions for part in bucket.fillers)
+        positions = np.arange(start, start + size, dtype=np.int64)
+        own = positions[positions < bucket.num_cuts]
+        to_fill = positions[positions >= bucket.num_cuts] - bucket.num_cuts
+        order = self._permutation("cuts", epoch, number, bucket.num_cuts)
+        indices = self._indices_at(bucket.cut_ranges, order(own), epoch, number)
+        if to_fill.size:
+            num_fillers = sum(cut_range.num_positions for cut_range in bucket.fillers)
             order = self._permutation("fillers", epoch, number, num_fillers)
-            rows = np.concatenate([rows, self._rows(bucket.fillers, order(fill % num_fillers), epoch, number)])
-        return rows
+            repeats = self._indices_at(bucket.fillers, order(to_fill % num_fillers), epoch, number)
+            indices = np.concatenate([indices, repeats])
+        return indices
 
-    def substitute(self, step: int, microbatch: int, slot: int, attempt: int) -> int:
-        """Returns the row of another cut for one slot of a microbatch, short enough for its shape.
+    def substitute(self, step: int, microbatch: int, position: int, attempt: int) -> int:
+        """Returns the index of a cut that replaces an unusable one, and is short enough for the microbatch.
 
         Args:
-            step: As in `rows`.
-            microbatch: As in `rows`.
-            slot: The place within the microbatch whose cut cannot be used.
-            attempt: Counts the substitutes that could not be used either, from 0.
+            step: As for `indices`.
+            microbatch: As for `indices`.
+            position: Position of the unusable cut within the microbatch.
+            attempt: Number of substitutes that were unusable as well.
         """
         epoch, number = self.epoch(step), self._locate(step)[0]
         bucket = self.buckets[number]
-        draws = StatelessRng(self.config.seed, "substitute", step, microbatch, slot, attempt)
-        drawn = np.array([draws.below(bucket.num_cuts)])
-        return int(self._rows(bucket.parts, drawn, epoch, number)[0])
+        rng = StatelessRng(self.config.seed, "substitute", step, microbatch, position, attempt)
+        drawn = np.array([rng.below(bucket.num_cuts)])
+        return int(self._indices_at(bucket.cut_ranges, drawn, epoch, number)[0])
 
     def epoch(self, step: int) -> int:
         """Returns the epoch that a step belongs to, counted from 0."""
         return step // self.steps_per_epoch
 
     def bucket(self, step: int) -> Bucket:
-        """Returns the bucket that a step is taken from."""
+        """Returns the bucket that the cuts of a step come from."""
         return self.buckets[self._locate(step)[0]]
 
     def padded_samples(self, step: int) -> int:
@@ -198,10 +205,10 @@ class BatchPlan:
         return self.bucket(step).padded_samples
 
     def microbatches_of(self, rank: int, world_size: int) -> range:
-        """Returns the microbatches of every step that one rank takes.
+        """Returns the microbatches that one rank takes of every step.
 
         Raises:
-            ConfigError: The world size does not divide the microbatches of a step, or there is no such rank.
+            ConfigError: The world size does not divide the microbatches of a step, or the rank does not exist.
         """
         total = self.config.microbatches_per_step
         if not 0 <= rank < world_size:
@@ -217,58 +224,68 @@ class BatchPlan:
 
     def _lay_out(self, corpora: Sequence[Lengths]) -> list[Bucket]:
         _check_fits(corpora, self.sampling_rate, self.budget, self.min_samples)
-        first_rows = accumulate((len(lengths) for lengths in corpora), initial=0)
-        slots = [
-            Positions(lengths, _num_slots(lengths, view), first_row, self.min_samples)
-            for lengths, view, first_row in zip(corpora, self.repeats_per_epoch, first_rows, strict=False)
+        first_indices = accumulate((len(lengths) for lengths in corpora), initial=0)
+        positions = [
+            Positions(lengths, _num_positions(lengths, repeats), first_index, self.min_samples)
+            for lengths, repeats, first_index in zip(corpora, self.repeats_per_epoch, first_indices, strict=False)
             if len(lengths)
         ]
-        if (total := sum(each.end for each in slots)) < self.config.microbatches_per_step:
+        if (total := sum(each.end for each in positions)) < self.config.microbatches_per_step:
             raise PlanError(
                 f"there are {total} cuts, fewer than plan.microbatches_per_step "
                 f"({self.config.microbatches_per_step}), so that a step cannot give every microbatch a cut. Lower "
                 "microbatches_per_step, or add data."
             )
-        return lay_out(slots, self.budget, self.config.num_shapes)
+        return lay_out(positions, self.budget, self.config.num_shapes)
 
     def _make_fingerprint(self, content: str) -> str:
-        # 240 and 240.0 seconds are one setting, but not one text.
+        # 240 and 240.0 seconds are the same setting but different text.
         settings = {name: float(v) if name.endswith("_seconds") and v else v for name, v in asdict(self.config).items()}
-        settings |= {"weights": self.repeats_per_epoch, "temperature": 1.0}  # only what comes of them counts
+        # Weights and temperature count only through the repeats that they lead to.
+        settings |= {"weights": self.repeats_per_epoch, "temperature": 1.0}
         settings |= {"sampling_rate": self.sampling_rate, "version": ALGORITHM_VERSION, "content": content}
         return _digest(json.dumps(settings, sort_keys=True).encode())
 
-    def _rows(self, parts: Sequence[Part], slots: NDArray[np.int64], epoch: int, bucket: int) -> NDArray[np.int64]:
-        """Returns the cuts that slots of some parts, taken together, show in an epoch."""
-        if len(parts) == 1 and parts[0].num_rows == parts[0].num_positions:
-            return parts[0].first_row + slots
-        rows = np.empty_like(slots)
-        ends = list(accumulate(part.num_positions for part in parts))
-        for number, (part, end) in enumerate(zip(parts, ends, strict=True)):
-            is_here = (slots >= end - part.num_positions) & (slots < end)
-            own = slots[is_here] - (end - part.num_positions)
-            if part.num_rows != part.num_positions:
-                # Views of these cuts go on from epoch to epoch: a new order begins when each was seen once more.
-                rounds, places = np.divmod(epoch * part.num_positions + own, part.num_rows)
-                for turn in np.unique(rounds).tolist():
-                    key = derive_key(self.config.seed, "views", turn, bucket, number)
-                    own[rounds == turn] = Permutation(part.num_rows, key)(places[rounds == turn])
-            rows[is_here] = part.first_row + own
-        return rows
+    def _indices_at(
+        self, cut_ranges: Sequence[CutRange], positions: NDArray[np.int64], epoch: int, bucket: int
+    ) -> NDArray[np.int64]:
+        """Returns the indices of the cuts that positions show in an epoch.
+
+        Args:
+            cut_ranges: The cuts.
+            positions: Positions, counted over all cut ranges one after the other.
+            epoch: The epoch.
+            bucket: Number of the bucket.
+        """
+        if len(cut_ranges) == 1 and cut_ranges[0].num_cuts == cut_ranges[0].num_positions:
+            return cut_ranges[0].first_index + positions
+        indices = np.empty_like(positions)
+        ends = list(accumulate(cut_range.num_positions for cut_range in cut_ranges))
+        for number, (cut_range, end) in enumerate(zip(cut_ranges, ends, strict=True)):
+            is_here = (positions >= end - cut_range.num_positions) & (positions < end)
+            own = positions[is_here] - (end - cut_range.num_positions)
+            if cut_range.num_cuts != cut_range.num_positions:
+                # Passes over these cuts continue from epoch to epoch; each pass shows every cut once in a new order.
+                passes, offsets = np.divmod(epoch * cut_range.num_positions + own, cut_range.num_cuts)
+                for one_pass in np.unique(passes).tolist():
+                    key = derive_key(self.config.seed, "views", one_pass, bucket, number)
+                    own[passes == one_pass] = Permutation(cut_range.num_cuts, key)(offsets[passes == one_pass])
+            indices[is_here] = cut_range.first_index + own
+        return indices
 
     def _locate(self, step: int) -> tuple[int, int]:
-        """Returns the bucket of a step and the group within it."""
+        """Returns the number of the bucket of a step, and the group within the bucket."""
         epoch = self.epoch(step)
         order = self._permutation("groups", epoch, 0, self.steps_per_epoch)
-        position = order.at(step % self.steps_per_epoch)
-        number = bisect_right(self._first_groups, position) - 1
-        return number, position - self._first_groups[number]
+        group = order.at(step % self.steps_per_epoch)
+        number = bisect_right(self._first_groups, group) - 1
+        return number, group - self._first_groups[number]
 
     def _permutation(self, purpose: str, epoch: int, bucket: int, size: int) -> Permutation:
         return Permutation(size, derive_key(self.config.seed, purpose, epoch, bucket))
 
 
-def _views(corpora: Sequence[Lengths], config: PlanConfig) -> list[float]:
+def _repeats_per_epoch(corpora: Sequence[Lengths], config: PlanConfig) -> list[float]:
     if config.weights is not None and len(config.weights) != len(corpora):
         raise PlanError(
             f"plan.weights has {len(config.weights)} numbers for {len(corpora)} corpora. Give one for each, in order."
@@ -277,35 +294,36 @@ def _views(corpora: Sequence[Lengths], config: PlanConfig) -> list[float]:
         return [1.0] * len(corpora)
     totals = [float(lengths.sum()) for lengths in corpora]
     if min(totals) <= 0:
-        raise PlanError("one corpus among several is empty. Leave it out.")
+        raise PlanError("one of several corpora is empty. Remove it.")
     shares = [share ** (1 / config.temperature) for share in config.weights or totals]
     factor = sum(totals) / sum(shares)
-    repeats_per_epoch = [factor * share / total for share, total in zip(shares, totals, strict=True)]
-    return [max(1, round(_VIEWS_UNIT * view)) / _VIEWS_UNIT for view in repeats_per_epoch]
+    repeats = [factor * share / total for share, total in zip(shares, totals, strict=True)]
+    return [max(1, round(_REPEATS_UNIT * number)) / _REPEATS_UNIT for number in repeats]
 
 
-def _num_slots(lengths: Lengths, repeats_per_epoch: float) -> int:
-    return max(1, len(lengths) * round(_VIEWS_UNIT * repeats_per_epoch) // _VIEWS_UNIT)
+def _num_positions(lengths: Lengths, repeats_per_epoch: float) -> int:
+    return max(1, len(lengths) * round(_REPEATS_UNIT * repeats_per_epoch) // _REPEATS_UNIT)
 
 
 def _check_fits(corpora: Sequence[Lengths], rate: int, budget: Budget, min_samples: int) -> None:
     num_cuts = sum(map(len, corpora))
     if num_cuts == 0:
         raise PlanError("the corpus is empty: there is nothing to plan. Prepare it from a manifest with usable audio.")
-    fits = budget.longest_of(1)
+    longest_allowed = budget.longest_of(1)
     longest = max(int(lengths[-1]) for lengths in corpora if len(lengths))
-    if longest > fits:
-        too_long = num_cuts - sum(int(np.searchsorted(lengths, fits, side="right")) for lengths in corpora)
+    if longest > longest_allowed:
+        num_fitting = sum(int(np.searchsorted(lengths, longest_allowed, side="right")) for lengths in corpora)
         counted = ", quadratic term included" if budget.quadratic_samples else ""
+        seconds = f"{longest_allowed / rate:g}"
         raise PlanError(
-            f"{too_long} of {num_cuts} cuts are longer than plan.max_batch_seconds allows "
-            f"({fits / rate:g} s{counted}), the longest lasts {longest / rate:.1f} s. Raise max_batch_seconds, "
-            f"or prepare the corpus with --max-seconds {fits / rate:g} or --window {fits / rate:g}."
+            f"{num_cuts - num_fitting} of {num_cuts} cuts are longer than plan.max_batch_seconds allows "
+            f"({seconds} s{counted}), the longest lasts {longest / rate:.1f} s. Raise max_batch_seconds, "
+            f"or prepare the corpus with --max-seconds {seconds} or --window {seconds}."
         )
-    if min_samples > fits:
+    if min_samples > longest_allowed:
         raise PlanError(
-            f"plan.min_audio_seconds is {min_samples / rate:g} s, more than a microbatch holds ({fits / rate:g} s). "
-            "Lower it, or raise max_batch_seconds."
+            f"plan.min_audio_seconds is {min_samples / rate:g} s, more than a microbatch holds "
+            f"({longest_allowed / rate:g} s). Lower it, or raise max_batch_seconds."
         )
 
 

@@ -1,7 +1,8 @@
-"""How an epoch is laid out: buckets of cuts of similar length, found by walking from the longest cut down.
+"""The layout of an epoch: buckets of cuts of similar length, built from the longest cut down.
 
-Each corpus fills so many slots of an epoch, one for every view of one of its cuts. The slots of all corpora together
-are ordered by length without being written down: what is needed of that order is found by bisection on the lengths.
+Every corpus fills a number of positions of an epoch; a cut that is shown twice in an epoch fills two. The positions of
+all corpora are ordered by length, but that order is never materialised: the counts that are needed are found by binary
+search in the lengths. A group is all microbatches of one optimizer step.
 """
 
 import math
@@ -12,42 +13,42 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Lengths = NDArray[np.int64]
+from nestdata.plan.lengths import Lengths
 
-# A bucket spans lengths down to 1 - 1/32 of its longest, so that padding stays under about 1.6 % on average.
+# A bucket spans lengths down to 1 - 1/32 of its longest cut, which keeps padding below about 1.6 % on average.
 _NARROW = 32
-# Where that would leave a bucket with few groups, it may span 1 - 1/8 to gather four: with one group to a bucket,
-# the same cuts would meet in the same step in every epoch.
+# If this gives a bucket fewer than four groups, it may span lengths down to 1 - 1/8 to reach four. With one group per
+# bucket, the same cuts would be in the same step in every epoch.
 _WIDE = 8
 _WANTED_GROUPS = 4
-# Repeats are drawn from this many times more slots than they fill, so that no cut is repeated every epoch.
-_FILLERS_PER_SLOT = 4
-# Lengths that are tried as fixed shapes.
+# Repeated cuts are drawn from four times as many positions as they fill, so that no cut is repeated in every epoch.
+_FILLERS_PER_POSITION = 4
+# Number of lengths that are considered as upper ends of fixed shapes.
 _SHAPE_CANDIDATES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one corpus gives to a bucket."""
+class CutRange:
+    """Consecutive cuts of one corpus, ordered by length, and the positions that they fill."""
 
-    first_row: int
-    """The shortest of its cuts, as a row of all corpora one after the other."""
+    first_index: int
+    """Index of the shortest of the cuts. Indices run over all corpora, one after the other."""
 
-    num_rows: int
+    num_cuts: int
     num_positions: int
-    """Places that these cuts fill in an epoch; as many as there are cuts unless the corpora are weighted."""
+    """Positions that the cuts fill in an epoch: the number of cuts, unless the corpora are weighted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Slots of similar length; every microbatch taken from it has the same shape."""
+    """Positions of similar length. All microbatches of a bucket have the same shape."""
 
-    parts: tuple[Part, ...]
+    cut_ranges: tuple[CutRange, ...]
     num_cuts: int
-    """Slots that its parts fill."""
+    """Positions that the cut ranges fill."""
 
-    fillers: tuple[Part, ...]
-    """Short cuts, from which slots are filled that its own do not fill."""
+    fillers: tuple[CutRange, ...]
+    """Short cuts that are repeated in the positions that the bucket's own cuts leave empty."""
 
     cuts_per_microbatch: int
     padded_samples: int
@@ -60,7 +61,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """What a microbatch may cost: a cut of n samples costs n + n² / quadratic_samples."""
+    """Limit for the cost of a microbatch; a cut of n samples costs n + n² / quadratic_samples."""
 
     limit: int
     quadratic_samples: int | None
@@ -69,7 +70,7 @@ class Budget:
     """Microbatches of an optimizer step."""
 
     def cost(self, num_samples: int) -> int:
-        """Returns the cost of a cut, in samples of a short one."""
+        """Returns the cost of a cut, in samples."""
         return num_samples + (num_samples**2 // self.quadratic_samples if self.quadratic_samples else 0)
 
     def num_cuts(self, num_samples: int) -> int:
@@ -77,7 +78,7 @@ class Budget:
         return min(self.limit // self.cost(num_samples), self.max_cuts or self.limit)
 
     def longest_of(self, num_cuts: int) -> int:
-        """Returns the greatest length of which so many cuts fit, 0 where so many never do."""
+        """Returns the greatest length at which `num_cuts` cuts fit into a microbatch, or 0 if that many never fit."""
         if self.max_cuts and num_cuts > self.max_cuts:
             return 0
         each, q = self.limit // num_cuts, self.quadratic_samples
@@ -88,52 +89,74 @@ class Budget:
 
 
 class Positions:
-    """The slots of one corpus that are not yet in a bucket: the shortest ones, up to `end`."""
+    """The positions of one corpus, ordered by length. Those below `end`, the shortest ones, are not yet in a bucket.
 
-    def __init__(self, lengths: Lengths, num_positions: int, first_row: int, min_samples: int) -> None:
+    Args:
+        lengths: Lengths of the cuts in samples, ascending.
+        num_positions: Positions that the corpus fills in an epoch.
+        first_index: Index of the shortest cut, counted over all corpora.
+        min_samples: Length to which shorter cuts are extended.
+    """
+
+    def __init__(self, lengths: Lengths, num_positions: int, first_index: int, min_samples: int) -> None:
         self.end = num_positions
         self._lengths = lengths
-        self._num_slots = num_positions
-        self._first_row = first_row
+        self._num_positions = num_positions
+        self._first_index = first_index
         self._min_samples = min_samples
 
-    def length(self, slot: int) -> int:
-        """Returns the length of a slot: that of the longest of the cuts that it may show."""
-        return max(int(self._lengths[self._rows(slot, slot + 1)[1] - 1]), self._min_samples)
+    def length(self, position: int) -> int:
+        """Returns the length of a position: that of the longest cut that it may show."""
+        return max(int(self._lengths[self._cuts(position, position + 1)[1] - 1]), self._min_samples)
 
     def longest(self) -> int:
-        """Returns the length of the longest slot that is left, 0 where there is none."""
+        """Returns the length of the longest position that is not in a bucket, or 0 if none is left."""
         return self.length(self.end - 1) if self.end else 0
 
     def up_to(self, num_samples: int, *, taken: bool = False) -> int:
-        """Returns how many of the slots are no longer than a length, those already in a bucket left out or not."""
+        """Returns how many positions are at most `num_samples` long.
+
+        Args:
+            num_samples: The length.
+            taken: Whether positions that are in a bucket already are counted as well.
+        """
         if num_samples < self._min_samples:
             return 0
-        row, rows, slots = (
-            int(np.searchsorted(self._lengths, num_samples, "right")),
-            len(self._lengths),
-            self._num_slots,
+        num_short_cuts = int(np.searchsorted(self._lengths, num_samples, "right"))
+        num_cuts, num_positions = len(self._lengths), self._num_positions
+        # A position is as long as the longest cut that it may show.
+        if num_positions >= num_cuts:
+            count = -(-num_short_cuts * num_positions // num_cuts)
+        else:
+            count = -(-(num_short_cuts + 1) * num_positions // num_cuts) - 1
+        return min(count, num_positions if taken else self.end)
+
+    def cut_range(self, start: int, stop: int) -> CutRange:
+        """Returns the cuts that the positions from `start` up to `stop` show."""
+        first, last = self._cuts(start, stop)
+        return CutRange(self._first_index + first, last - first, stop - start)
+
+    def _cuts(self, start: int, stop: int) -> tuple[int, int]:
+        num_cuts, num_positions = len(self._lengths), self._num_positions
+        return start * num_cuts // num_positions, max(
+            stop * num_cuts // num_positions, (stop - 1) * num_cuts // num_positions + 1
         )
-        # A slot counts as long as the longest of the cuts that it may show.
-        slot = -(-row * slots // rows) if slots >= rows else -(-(row + 1) * slots // rows) - 1
-        return min(slot, slots if taken else self.end)
-
-    def part(self, start: int, stop: int) -> Part:
-        """Returns the slots from `start` to `stop` with the cuts that they show."""
-        first, last = self._rows(start, stop)
-        return Part(self._first_row + first, last - first, stop - start)
-
-    def _rows(self, start: int, stop: int) -> tuple[int, int]:
-        rows, slots = len(self._lengths), self._num_slots
-        return start * rows // slots, max(stop * rows // slots, (stop - 1) * rows // slots + 1)
 
 
 def lay_out(corpora: Sequence[Positions], budget: Budget, num_shapes: int | None) -> list[Bucket]:
-    """Lays out an epoch; each bucket is a whole number of groups, of `budget.microbatches` microbatches each."""
+    """Returns the buckets of an epoch, longest cuts first, and moves every `end` to 0.
+
+    Every bucket is a whole number of groups of `budget.microbatches` microbatches each.
+
+    Args:
+        corpora: The positions of each corpus.
+        budget: Largest cost of a microbatch.
+        num_shapes: Number of fixed shapes; None pads to the longest cut of each bucket.
+    """
     edges = _shape_edges(corpora, budget, num_shapes) if num_shapes else None
     buckets: list[Bucket] = []
-    while remaining := sum(slots.end for slots in corpora):
-        longest = max(slots.longest() for slots in corpora)
+    while remaining := _num_remaining(corpora):
+        longest = max(positions.longest() for positions in corpora)
         size = budget.num_cuts(longest)
         group = budget.microbatches * size
         if edges is None:
@@ -142,68 +165,81 @@ def lay_out(corpora: Sequence[Positions], budget: Budget, num_shapes: int | None
             below = edges[bisect_left(edges, longest) - 1] if longest > edges[0] else 0
             num_groups = -(-(remaining - _up_to(corpora, below)) // group)
         if remaining < group and (edges is None or not buckets):
-            size, num_groups = -(-remaining // budget.microbatches), 1  # what is left fills one smaller group
+            size, num_groups = -(-remaining // budget.microbatches), 1  # the last positions fill one smaller group
         num_positions = num_groups * budget.microbatches * size
         num_cuts = min(num_positions, remaining)
         fillers, longest = _fillers(corpora, num_positions - num_cuts, longest, budget.longest_of(size))
         first_group = buckets[-1].first_group + buckets[-1].num_groups if buckets else 0
-        parts = _take(corpora, num_cuts)
-        buckets.append(Bucket(parts, num_cuts, fillers, size, longest, first_group, num_groups))
+        cut_ranges = _take(corpora, num_cuts)
+        buckets.append(Bucket(cut_ranges, num_cuts, fillers, size, longest, first_group, num_groups))
     return buckets
 
 
 def _num_groups(corpora: Sequence[Positions], longest: int, size: int, budget: Budget) -> int:
-    """Returns how many groups of `size` cuts a microbatch are alike enough to be one bucket."""
-    remaining, group = sum(slots.end for slots in corpora), budget.microbatches * size
-    # Cuts short enough for one more to fit into a microbatch belong to another bucket.
+    """Returns how many groups, of `size` cuts per microbatch, are similar enough in length for one bucket."""
+    remaining, group = _num_remaining(corpora), budget.microbatches * size
+    # Cuts that are so short that one more fits into a microbatch belong to another bucket.
     shortest = max(longest - longest // _NARROW, budget.longest_of(size + 1))
-    alike = remaining - _up_to(corpora, shortest)
-    nearly = remaining - _up_to(corpora, longest - longest // _WIDE)
-    return max(1, alike // group, min(_WANTED_GROUPS, nearly // group))
+    num_narrow = remaining - _up_to(corpora, shortest)
+    num_wide = remaining - _up_to(corpora, longest - longest // _WIDE)
+    return max(1, num_narrow // group, min(_WANTED_GROUPS, num_wide // group))
 
 
-def _take(corpora: Sequence[Positions], count: int) -> tuple[Part, ...]:
-    """Takes the longest slots that are left; those of one length from the last corpus first."""
+def _take(corpora: Sequence[Positions], count: int) -> tuple[CutRange, ...]:
+    """Takes the `count` longest remaining positions; among equal lengths, those of the last corpus first."""
     if len(corpora) == 1:
         starts = [corpora[0].end - count]
     else:
-        remaining = sum(slots.end for slots in corpora)
-        longest = max(slots.longest() for slots in corpora)
+        remaining = _num_remaining(corpora)
+        longest = max(positions.longest() for positions in corpora)
         length = bisect_left(range(longest), True, key=lambda n: remaining - _up_to(corpora, n) <= count)
-        starts = [slots.up_to(length) for slots in corpora]
+        starts = [positions.up_to(length) for positions in corpora]
         missing = count - (remaining - sum(starts))
         for i in reversed(range(len(corpora))):
             more = min(missing, starts[i] - corpora[i].up_to(length - 1))
             starts[i] -= more
             missing -= more
-    parts = []
-    for slots, start in zip(corpora, starts, strict=True):
-        if start < slots.end:
-            parts.append(slots.part(start, slots.end))
-        slots.end = start
-    return tuple(parts)
+    cut_ranges = []
+    for positions, start in zip(corpora, starts, strict=True):
+        if start < positions.end:
+            cut_ranges.append(positions.cut_range(start, positions.end))
+        positions.end = start
+    return tuple(cut_ranges)
 
 
-def _fillers(corpora: Sequence[Positions], number: int, longest: int, fitting: int) -> tuple[tuple[Part, ...], int]:
-    """Returns short cuts to fill so many slots from, and the greatest length among them and those that are there."""
-    if not number:
+def _fillers(
+    corpora: Sequence[Positions], count: int, longest: int, max_length: int
+) -> tuple[tuple[CutRange, ...], int]:
+    """Chooses short cuts that can fill `count` empty positions.
+
+    Args:
+        corpora: The positions of each corpus.
+        count: Number of positions to fill.
+        longest: Length of the longest cut of the bucket.
+        max_length: Greatest length that fits into the microbatches of the bucket.
+
+    Returns:
+        The cuts, and the greatest length among them and `longest`.
+    """
+    if not count:
         return (), longest
-    wanted = _FILLERS_PER_SLOT * number
-    length = bisect_left(range(fitting), wanted, key=lambda n: sum(slots.up_to(n, taken=True) for slots in corpora))
-    counts = [slots.up_to(length, taken=True) for slots in corpora]
-    parts = tuple(slots.part(0, count) for slots, count in zip(corpora, counts, strict=True) if count)
-    return parts, max(
-        longest, *(slots.length(count - 1) for slots, count in zip(corpora, counts, strict=True) if count)
+    wanted = _FILLERS_PER_POSITION * count
+    length = bisect_left(
+        range(max_length), wanted, key=lambda n: sum(positions.up_to(n, taken=True) for positions in corpora)
     )
+    counts = [positions.up_to(length, taken=True) for positions in corpora]
+    chosen = [(positions, number) for positions, number in zip(corpora, counts, strict=True) if number]
+    cut_ranges = tuple(positions.cut_range(0, number) for positions, number in chosen)
+    return cut_ranges, max(longest, *(positions.length(number - 1) for positions, number in chosen))
 
 
 def _shape_edges(corpora: Sequence[Positions], budget: Budget, num_shapes: int) -> list[int]:
-    """Returns the greatest lengths of so many ranges, ascending, that waste least when all is padded to them."""
-    longest = max(slots.longest() for slots in corpora)
+    """Returns the upper ends of `num_shapes` length ranges, ascending, that minimise the cost of padding to them."""
+    longest = max(positions.longest() for positions in corpora)
     edges = np.array([longest * (i + 1) // _SHAPE_CANDIDATES for i in range(_SHAPE_CANDIDATES)], np.int64)
     below = np.array([_up_to(corpora, int(edge)) for edge in edges], np.int64)
     costs = np.array([budget.cost(int(edge)) for edge in edges], np.int64)
-    # Cost of all slots up to an edge, when the ranges below it are divided as well as can be, by number of ranges.
+    # Dynamic programming: least cost of all positions up to each edge, by number of ranges.
     best = below * costs
     choices: list[NDArray[np.int64]] = []
     for _ in range(num_shapes - 1):
@@ -218,4 +254,8 @@ def _shape_edges(corpora: Sequence[Positions], budget: Budget, num_shapes: int) 
 
 
 def _up_to(corpora: Sequence[Positions], num_samples: int) -> int:
-    return sum(slots.up_to(num_samples) for slots in corpora)
+    return sum(positions.up_to(num_samples) for positions in corpora)
+
+
+def _num_remaining(corpora: Sequence[Positions]) -> int:
+    return sum(positions.end for positions in corpora)

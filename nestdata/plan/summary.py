@@ -1,64 +1,68 @@
-"""What an epoch of a plan looks like, from lengths alone: steps, padding, use of the budget, the work of each rank."""
+"""Summary of an epoch of a plan, from lengths alone: steps, padding, use of the budget, and balance of the ranks."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from nestdata.plan.batch_plan import BatchPlan
-from nestdata.plan.layout import Bucket, Lengths, Part
+from nestdata.plan.layout import Bucket, CutRange
+from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths
 
+# Number of steps in which the loads of the ranks are compared.
 _STEPS_COMPARED = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketSummary:
-    """Steps of one shape."""
+    """The steps of one bucket, which have one shape."""
 
     shortest_s: float
     longest_s: float
-    """Length of its longest cut, to which all are padded."""
+    """Length of the longest cut, to which all cuts are padded."""
 
     cuts_per_microbatch: int
     num_steps: int
     hours: float
-    """Of audio, without padding."""
+    """Hours of audio, without padding."""
 
     padding: float
-    """Share of the samples that is padding."""
+    """Padding as a share of all samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusSummary:
-    """What one corpus gives to an epoch."""
+    """The part of an epoch that comes from one corpus."""
 
     num_cuts: int
     repeats_per_epoch: float
-    """How often each of its cuts is seen in an epoch, on average."""
+    """How often each cut is seen in an epoch, on average."""
 
     share: float
-    """Of the epoch's hours."""
+    """Share of the epoch's hours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSummary:
-    """An epoch in numbers. Of weighted corpora, hours and padding are means over epochs; else they are exact."""
+    """An epoch in numbers.
+
+    Hours and padding are means over epochs if the corpora are weighted, and exact otherwise.
+    """
 
     steps_per_epoch: int
     num_positions: int
-    """Cuts that an epoch shows, those that are repeated included."""
+    """Cuts that an epoch shows, repeated cuts included."""
 
     num_repeats: int
-    """Places that are filled with cuts shown elsewhere in the epoch already."""
+    """Positions that are filled with a cut that the epoch also shows elsewhere."""
 
     hours: float
     padding: float
     budget_used: float
-    """Mean cost of a microbatch as a share of what it may be."""
+    """Mean cost of a microbatch as a share of the budget."""
 
     cost_spread: float
-    """Cost of the rank that has most to do over the mean of all ranks, in the worst step; 1 where no rank waits."""
+    """Cost of the most loaded rank divided by the mean over the ranks, in the worst step; 1 if no rank waits."""
 
     num_shapes: int
     fingerprint: str
@@ -66,27 +70,27 @@ class PlanSummary:
     buckets: tuple[BucketSummary, ...]
 
 
-def summarise_plan(plan: BatchPlan, num_samples: Sequence[Lengths], world_size: int) -> PlanSummary:
-    """Adds up an epoch of a plan, at a cost that depends on neither steps nor ranks.
+def summarise_plan(plan: BatchPlan, num_samples: LengthsLike, world_size: int) -> PlanSummary:
+    """Returns the summary of an epoch; the time that this takes does not depend on the number of steps.
 
     Args:
-        plan: Any plan.
-        num_samples: Lengths of the cuts of each corpus, as the plan was made from.
+        plan: The plan.
+        num_samples: Lengths of the cuts of each corpus, as they were given to the plan.
         world_size: Number of ranks that share each step.
 
     Raises:
         ConfigError: The world size does not divide the microbatches of a step.
     """
-    lengths = _Rows(num_samples, plan.min_samples)
+    lengths = _CorpusLengths(num_samples, plan.min_samples)
     microbatches, rate = plan.config.microbatches_per_step, plan.sampling_rate
-    slots = [bucket.num_groups * microbatches * bucket.cuts_per_microbatch for bucket in plan.buckets]
-    real = [_real_samples(bucket, number, lengths) for bucket, number in zip(plan.buckets, slots, strict=True)]
-    padded = [bucket.padded_samples * number for bucket, number in zip(plan.buckets, slots, strict=True)]
+    positions = [bucket.num_groups * microbatches * bucket.cuts_per_microbatch for bucket in plan.buckets]
+    real = [_real_samples(bucket, number, lengths) for bucket, number in zip(plan.buckets, positions, strict=True)]
+    padded = [bucket.padded_samples * number for bucket, number in zip(plan.buckets, positions, strict=True)]
     costs = [bucket.cuts_per_microbatch * plan.budget.cost(bucket.padded_samples) for bucket in plan.buckets]
     groups = [bucket.num_groups for bucket in plan.buckets]
     buckets = tuple(
         BucketSummary(
-            shortest_s=min(lengths.shortest(part) for part in (*bucket.parts, *bucket.fillers)) / rate,
+            shortest_s=min(lengths.shortest(cuts) for cuts in (*bucket.cut_ranges, *bucket.fillers)) / rate,
             longest_s=bucket.padded_samples / rate,
             cuts_per_microbatch=bucket.cuts_per_microbatch,
             num_steps=bucket.num_groups,
@@ -97,8 +101,8 @@ def summarise_plan(plan: BatchPlan, num_samples: Sequence[Lengths], world_size: 
     )
     return PlanSummary(
         steps_per_epoch=plan.steps_per_epoch,
-        num_positions=sum(slots),
-        num_repeats=sum(slots) - sum(bucket.num_cuts for bucket in plan.buckets),
+        num_positions=sum(positions),
+        num_repeats=sum(positions) - sum(bucket.num_cuts for bucket in plan.buckets),
         hours=sum(real) / rate / 3600,
         padding=1 - sum(real) / sum(padded),
         budget_used=float(np.average(costs, weights=groups)) / plan.budget.limit,
@@ -111,8 +115,8 @@ def summarise_plan(plan: BatchPlan, num_samples: Sequence[Lengths], world_size: 
 
 
 def draw_plan(summary: PlanSummary, path: str | Path) -> None:
-    """Draws hours and padding by length, and how many cuts fill a microbatch."""
-    from matplotlib.figure import Figure  # not pyplot: no global state, and no display is looked for
+    """Writes a picture of hours and padding by cut length, and of the cuts per microbatch (PNG, SVG or PDF)."""
+    from matplotlib.figure import Figure  # not pyplot, which keeps global state and looks for a display
 
     figure = Figure(figsize=(9, 6.4), layout="constrained")
     hours, cuts = figure.subplots(2, 1, sharex=True, height_ratios=[1.5, 1])
@@ -123,7 +127,7 @@ def draw_plan(summary: PlanSummary, path: str | Path) -> None:
     )
     low = np.array([bucket.shortest_s for bucket in summary.buckets])
     high = np.maximum([bucket.longest_s for bucket in summary.buckets], 1.01 * low)
-    # Over a logarithmic axis, so that areas are hours.
+    # Per doubling of length, so that areas are hours on the logarithmic axis.
     height = np.array([bucket.hours for bucket in summary.buckets]) / np.log2(high / low)
     padding = np.array([bucket.padding for bucket in summary.buckets])
     wasted = height * padding / (1 - padding)
@@ -141,46 +145,47 @@ def draw_plan(summary: PlanSummary, path: str | Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-class _Rows:
-    """Lengths by row of all corpora one after the other."""
+class _CorpusLengths:
+    """Lengths of the cuts of all corpora, looked up by cut range."""
 
-    def __init__(self, num_samples: Sequence[Lengths], min_samples: int) -> None:
-        self.corpora = [lengths for lengths in num_samples if len(lengths)]
-        self.first_rows = np.cumsum([0, *(len(lengths) for lengths in num_samples)])
-        self._all = list(num_samples)
+    def __init__(self, num_samples: LengthsLike, min_samples: int) -> None:
+        self._lengths = as_lengths(num_samples)
+        self.first_indices = np.cumsum([0, *(len(lengths) for lengths in self._lengths)])
         self._min_samples = min_samples
 
-    def corpus(self, part: Part) -> int:
-        return int(np.searchsorted(self.first_rows, part.first_row, "right")) - 1
+    def corpus(self, cuts: CutRange) -> int:
+        """Returns the number of the corpus that cuts belong to."""
+        return int(np.searchsorted(self.first_indices, cuts.first_index, "right")) - 1
 
-    def mean(self, part: Part) -> float:
-        """Returns the mean length, short cuts counted as long as they are made."""
+    def mean(self, cuts: CutRange) -> float:
+        """Returns the mean length, with short cuts counted at the length to which they are extended."""
         total = 0
-        lengths = self._of(part)
+        lengths = self._of(cuts)
         for start in range(0, len(lengths), 1 << 20):
             total += int(np.maximum(lengths[start : start + (1 << 20)], self._min_samples).sum())
-        return total / part.num_rows
+        return total / cuts.num_cuts
 
-    def shortest(self, part: Part) -> int:
-        return max(int(self._of(part)[0]), self._min_samples)
+    def shortest(self, cuts: CutRange) -> int:
+        return max(int(self._of(cuts)[0]), self._min_samples)
 
-    def _of(self, part: Part) -> Lengths:
-        corpus = self.corpus(part)
-        first = part.first_row - int(self.first_rows[corpus])
-        return self._all[corpus][first : first + part.num_rows]
+    def _of(self, cuts: CutRange) -> Lengths:
+        corpus = self.corpus(cuts)
+        first = cuts.first_index - int(self.first_indices[corpus])
+        return self._lengths[corpus][first : first + cuts.num_cuts]
 
 
-def _real_samples(bucket: Bucket, num_positions: int, lengths: _Rows) -> float:
-    own = sum(part.num_positions * lengths.mean(part) for part in bucket.parts)
+def _real_samples(bucket: Bucket, num_positions: int, lengths: _CorpusLengths) -> float:
+    """Returns the samples of a bucket without padding; repeated cuts count with the mean length of the fillers."""
+    own = sum(cuts.num_positions * lengths.mean(cuts) for cuts in bucket.cut_ranges)
     if not bucket.fillers:
         return own
-    total = sum(part.num_positions for part in bucket.fillers)
-    mean = sum(part.num_positions * lengths.mean(part) for part in bucket.fillers) / total
+    total = sum(cuts.num_positions for cuts in bucket.fillers)
+    mean = sum(cuts.num_positions * lengths.mean(cuts) for cuts in bucket.fillers) / total
     return own + (num_positions - bucket.num_cuts) * mean
 
 
 def _cost_spread(plan: BatchPlan, world_size: int) -> float:
-    """Compares what the ranks have to do, in steps from all over an epoch."""
+    """Returns the largest ratio of the most loaded rank to the mean, in steps spread over an epoch."""
     if world_size == 1:
         return 1.0
     shares = [plan.microbatches_of(rank, world_size) for rank in range(world_size)]
@@ -192,12 +197,12 @@ def _cost_spread(plan: BatchPlan, world_size: int) -> float:
     return max(spreads)
 
 
-def _corpora(plan: BatchPlan, lengths: _Rows) -> tuple[CorpusSummary, ...]:
+def _corpora(plan: BatchPlan, lengths: _CorpusLengths) -> tuple[CorpusSummary, ...]:
     samples = np.zeros(len(plan.repeats_per_epoch))
     for bucket in plan.buckets:
-        for part in bucket.parts:
-            samples[lengths.corpus(part)] += part.num_positions * lengths.mean(part)
-    sizes = np.diff(lengths.first_rows)
+        for cuts in bucket.cut_ranges:
+            samples[lengths.corpus(cuts)] += cuts.num_positions * lengths.mean(cuts)
+    sizes = np.diff(lengths.first_indices)
     return tuple(
         CorpusSummary(num_cuts=int(size), repeats_per_epoch=repeats_per_epoch, share=float(share))
         for size, repeats_per_epoch, share in zip(sizes, plan.repeats_per_epoch, samples / samples.sum(), strict=True)

@@ -1,4 +1,4 @@
-"""Decodes all audio of a corpus into its sample bank (see `nestdata.corpus.bank`), by any number of processes."""
+"""Decodes all audio of a corpus into its sample bank (see `nestdata.corpus.bank`), with any number of processes."""
 
 import logging
 from collections.abc import Iterator
@@ -21,21 +21,31 @@ _CUTS_PER_TASK = 16
 
 @dataclass(frozen=True, slots=True)
 class _Task:
+    """Consecutive cuts of the index, to be decoded by any process."""
+
     directory: str
     stored_in: str
     lines: list[bytes]
+    """The cuts as lines of `cuts.jsonl`."""
+
     num_samples: list[int]
+    """Length of each cut in samples."""
+
     start: int
-    """Where the samples of the first line go."""
+    """Position of the first cut's first sample in the bank."""
 
 
 def write_bank(directory: Path, stored_in: Path, pool: Pool) -> None:
-    """Writes the sample bank of a corpus. A cut that cannot be read is noted in it as such.
+    """Writes the sample bank of a corpus. A cut that cannot be decoded gets a gain of NaN, which marks it as unusable.
 
     Args:
-        directory: Where cuts.jsonl and index.npy are.
-        stored_in: What the directory will be called, and its audio is called in cuts.jsonl already.
-        pool: Decodes and writes.
+        directory: The directory that holds `cuts.jsonl` and `index.npy`.
+        stored_in: Path of the directory once the corpus is in place; paths of extracted audio in `cuts.jsonl` start
+            with it already.
+        pool: The processes that decode the cuts and write their samples.
+
+    Raises:
+        CorpusError: A process ended before its work did.
     """
     lengths, offsets = np.load(directory / "index.npy", mmap_mode="r")
     ends = np.cumsum(lengths)
@@ -47,7 +57,7 @@ def write_bank(directory: Path, stored_in: Path, pool: Pool) -> None:
     records["gain"] = np.concatenate(list(pool.map(_write_lines, tasks)))
     np.save(directory / "bank.npy", records)
     if num_bad := int(np.isnan(records["gain"]).sum()):
-        _log.warning("%s: %d of %d cuts could not be decoded and will not be drawn", stored_in, num_bad, len(ends))
+        _log.warning("%s: %d of %d cuts could not be decoded and will not be used", stored_in, num_bad, len(ends))
 
 
 def _tasks(directory: Path, stored_in: Path, lengths: NDArray[np.int64], offsets: NDArray[np.int64]) -> Iterator[_Task]:
@@ -64,14 +74,19 @@ def _tasks(directory: Path, stored_in: Path, lengths: NDArray[np.int64], offsets
 
 
 def _write_lines(task: _Task) -> NDArray[np.float32]:
-    """Writes the samples of some cuts; returns what each has to be multiplied by, NaN where it cannot be read."""
+    """Writes the samples of the cuts of a task.
+
+    Returns:
+        The gain of each cut, by which its samples are multiplied when they are read, shape (num_cuts,); NaN if it
+        cannot be decoded.
+    """
     gains = np.full(len(task.lines), np.nan, np.float32)
     with Path(task.directory, "bank.pcm").open("r+b") as file:
         file.seek(2 * task.start)
         for i, (line, num_samples) in enumerate(zip(task.lines, task.num_samples, strict=True)):
             row = orjson.loads(line)
             for source in row["recording"]["sources"]:
-                source["source"] = _path_now(source["source"], task)
+                source["source"] = _current_path(source["source"], task)
             try:
                 samples = load_samples(row, num_samples=num_samples)
             except AudioError:
@@ -83,16 +98,16 @@ def _write_lines(task: _Task) -> NDArray[np.float32]:
     return gains
 
 
-def _path_now(source: Any, task: _Task) -> Any:
-    """Returns where audio lies until its directory is renamed."""
+def _current_path(source: Any, task: _Task) -> Any:
+    """Returns the path of an audio file before the corpus directory is moved into place."""
     inside = f"{task.stored_in}/"
     return f"{task.directory}/{source[len(inside) :]}" if str(source).startswith(inside) else source
 
 
 def _scale_of(samples: NDArray[np.float32]) -> float:
-    """Returns the least power of two, from 1 on, by which samples are divided so that none is clipped.
+    """Returns the smallest power of two, at least 1, by which samples must be divided so that none is clipped.
 
-    A power of two keeps what was 16-bit exact.
+    Division by a power of two is exact, so 16-bit audio is stored without loss.
     """
     highest, lowest = FULL_SCALE * float(samples.max()), FULL_SCALE * float(samples.min())
     scale = 1.0

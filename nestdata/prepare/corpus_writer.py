@@ -1,7 +1,7 @@
-"""Writes the files of a corpus from what was found, holding no more than 16 bytes a cut at any time.
+"""Writes the files of a corpus, with at most 16 bytes of memory per cut.
 
-While cuts come in, all that is known of each goes to a file of fixed-size records; lengths are sorted and ids compared
-when they are all there.
+Cuts are added in order. Each one adds a line to `cuts.jsonl` and a record of fixed size to a temporary file. Once all
+cuts are there, `CorpusWriter.finish` removes those with a repeated id and sorts the rest by length.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import orjson
@@ -26,49 +26,77 @@ from nestdata.prepare.probe import Cut, Reject
 _RECORD = np.dtype(
     [
         ("num_samples", "<i8"),
-        ("offset", "<i8"),  # of the line in cuts.jsonl
-        ("id", "<u8"),  # a digest
+        ("offset", "<i8"),  # of the line in cuts.jsonl, in bytes
+        ("id", "<u8"),  # a digest of the cut id
         ("start_us", "<i8"),
         ("channel", "<i4"),
-        ("source", "<i4"),
-        ("number", "<i8"),  # of the item in its source
+        ("source", "<i4"),  # index of the source
+        ("number", "<i8"),  # of the item in its source, counted from 1
     ]
 )
+# Number of records that are processed at a time.
 _BLOCK = 1 << 20
-# Hours by speaker are counted for so many; with more, they are no longer a picture of anything.
-_MOST_SPEAKERS = 100_000
+# Hours are not counted by language or speaker if there are more names than this: the counts would not fit a report.
+_MAX_NAMES = 100_000
+
+
+@runtime_checkable
+class _NamesItems(Protocol):
+    """The part of a source that `CorpusWriter` uses."""
+
+    def where(self, number: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What was made of some items of one source, in order; made in any process, written by one."""
+class ProbedItems:
+    """The cuts and rejects of consecutive items of one source: the message from a worker to the `CorpusWriter`."""
 
     num_entries: int
+    """Number of entries among the items; blank lines do not count."""
+
     lines: bytes
+    """The cuts as lines of `cuts.jsonl`."""
+
     records: NDArray[Any]
+    """One record per cut, shape (num_cuts,), dtype `_RECORD`; offsets count from the start of `lines`."""
+
     rejects: list[Reject]
     num_resampled: int
+    """Number of cuts that are resampled when they are loaded."""
+
     samples_by: dict[str, Counter[str]]
-    """Number of samples of each language and speaker, under `language` and `speaker`."""
+    """Number of samples by name, under the keys `language` and `speaker`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
-    """What the files of a corpus hold."""
+class CorpusStats:
+    """Size and content of a corpus that was written."""
 
     num_cuts: int
     num_bytes: int
+    """Size of `cuts.jsonl`."""
+
     total_samples: int
     shortest: int
+    """Length of the shortest cut, in samples."""
+
     longest: int
+    """Length of the longest cut, in samples."""
+
     fingerprint: str
     num_resampled: int
+    """Number of cuts that are resampled when they are loaded."""
+
     rejected: dict[str, int] = field(default_factory=dict)
+    """Number of rejects by reason, most frequent first."""
+
     samples_by: dict[str, Counter[str]] = field(default_factory=dict)
+    """Number of samples by name, under `language` and `speaker`. A kind without names, or with more than a hundred
+    thousand, is left out."""
 
 
-class Collector:
-    """Gathers what is found in some items of one source."""
+class ItemCollector:
+    """Collects the cuts and rejects of consecutive items of one source into a `ProbedItems`."""
 
     def __init__(self) -> None:
         self.rejects: list[Reject] = []
@@ -81,11 +109,14 @@ class Collector:
         self._samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
 
     def add(self, cut: Cut, number: int, where: str) -> None:
-        """Takes a cut of the number-th item."""
+        """Adds a cut; `number` is the index of its item, counted from 1, and `where` its position in the input.
+
+        A cut that JSON cannot hold, such as one whose file name is not Unicode, becomes a reject.
+        """
         row, num_samples = cut
         try:
             line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
-        except TypeError as error:  # names of files may hold bytes that are not Unicode
+        except TypeError as error:
             detail = f"its name or a label is not Unicode: {error}"
             self.rejects.append(Reject(where, row["id"], "unreadable", detail))
             return
@@ -99,15 +130,15 @@ class Collector:
                 if value := label.get(kind):
                     counter[value] += num_samples
 
-    def found(self) -> Found:
-        """Returns all of it."""
+    def collected(self) -> ProbedItems:
+        """Returns all cuts and rejects that were added."""
         records = np.zeros(len(self._lines), _RECORD)
         if self._lines:
             columns = ("num_samples", "offset", "start_us", "channel", "number")
             for name, values in zip(columns, zip(*self._columns, strict=True), strict=True):
                 records[name] = values
             records["id"] = np.frombuffer(b"".join(self._digests), "<u8")
-        return Found(
+        return ProbedItems(
             num_entries=self.num_entries,
             lines=b"".join(self._lines),
             records=records,
@@ -118,7 +149,7 @@ class Collector:
 
 
 class CorpusWriter:
-    """Writes cuts.jsonl, rejected.jsonl and index.npy of one corpus."""
+    """Writes `cuts.jsonl`, `rejected.jsonl` and `index.npy` of one corpus."""
 
     def __init__(self, directory: Path) -> None:
         self.num_entries = 0
@@ -128,7 +159,7 @@ class CorpusWriter:
         self._files = ExitStack()
         self._files.callback((directory / "records.tmp").unlink, missing_ok=True)
         self._cuts = self._files.enter_context((directory / "cuts.jsonl").open("w+b"))
-        # Names of files may hold bytes that are not Unicode; JSON has escapes for them.
+        # File names may hold bytes that are not Unicode; they are written as escapes.
         self._rejected = self._files.enter_context(
             (directory / "rejected.jsonl").open("w", encoding="utf-8", errors="backslashreplace")
         )
@@ -137,53 +168,56 @@ class CorpusWriter:
         self._num_resampled = 0
         self._samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
 
-    def add(self, found: Found, source: int) -> None:
-        """Takes what was found next in the source of this number."""
-        records = found.records.copy()
+    def add(self, probed: ProbedItems, source_index: int) -> None:
+        """Appends the cuts and rejects of the next items of a source; does not modify `probed`."""
+        records = probed.records.copy()
         records["offset"] += self._num_bytes
-        records["source"] = source
-        self._cuts.write(found.lines)
+        records["source"] = source_index
+        self._cuts.write(probed.lines)
         self._records.write(records.tobytes())
-        self._num_bytes += len(found.lines)
-        self.num_entries += found.num_entries
-        self._num_resampled += found.num_resampled
-        for kind, counter in found.samples_by.items():
-            if len(self._samples_by[kind]) <= _MOST_SPEAKERS:
+        self._num_bytes += len(probed.lines)
+        self.num_entries += probed.num_entries
+        self._num_resampled += probed.num_resampled
+        for kind, counter in probed.samples_by.items():
+            if len(self._samples_by[kind]) <= _MAX_NAMES:
                 self._samples_by[kind].update(counter)
-        self._reject(found.rejects)
+        self._reject(probed.rejects)
 
-    def finish(self, places: Sequence[Any], rate: int) -> Written | None:
-        """Leaves out cuts whose id an earlier one has, sorts the rest, and writes the index.
+    def finish(self, sources: Sequence[_NamesItems], sampling_rate: int) -> CorpusStats | None:
+        """Rejects cuts that repeat the id of an earlier cut, sorts the rest by length, and writes the index.
 
         Args:
-            places: The source of each number, whose `where` names the place of an item.
-            rate: Goes into the fingerprint.
+            sources: The sources by index, which name the positions of repeated ids.
+            sampling_rate: Rate of the corpus in Hz, which is part of the fingerprint.
 
         Returns:
-            What was written, or None where there is no cut.
+            The statistics of the corpus, or None if there is no cut and thus no index.
+
+        Raises:
+            ManifestError: The length of a cut and its index do not fit a sort key of 63 bits.
         """
         for file in (self._cuts, self._records):
             file.flush()
         if not self._num_bytes:
             return None
         records = _Records(self._records.fileno())
-        if len(again := self._repeated(records)):
-            self._leave_out(records, again, places)
+        if len(repeated := self._repeated(records)):
+            self._leave_out(records, repeated, sources)
         lengths = self._write_index(records)
-        return Written(
+        return CorpusStats(
             num_cuts=len(records),
             num_bytes=self._num_bytes,
             total_samples=int(lengths.sum()),
             shortest=int(lengths[0]),
             longest=int(lengths[-1]),
-            fingerprint=_fingerprint(records, rate),
+            fingerprint=_fingerprint(records, sampling_rate),
             num_resampled=self._num_resampled,
             rejected=dict(self.rejected.most_common()),
-            samples_by={k: v for k, v in self._samples_by.items() if 0 < len(v) <= _MOST_SPEAKERS},
+            samples_by={k: v for k, v in self._samples_by.items() if 0 < len(v) <= _MAX_NAMES},
         )
 
     def close(self) -> None:
-        """Closes all files and removes the temporary one, also where the disk is full."""
+        """Closes all files and removes the temporary one, even if flushing fails because the disk is full."""
         self._files.close()
 
     def _reject(self, rejects: Iterable[Reject]) -> None:
@@ -193,46 +227,47 @@ class CorpusWriter:
             self._rejected.write(json.dumps(reject._asdict(), ensure_ascii=False) + "\n")
 
     def _repeated(self, records: "_Records") -> "array[int]":
-        """Returns the rows of cuts whose id an earlier cut has, ascending."""
-        again, nonfinite_sources = array("q"), _repeated_values(records.column("id"))
-        first_rows = np.full(len(nonfinite_sources), -1)
-        clashing: set[str] = set()  # ids that share their digest with another, earlier one
-        for start, block in records.blocks() if len(nonfinite_sources) else ():
-            places = np.searchsorted(nonfinite_sources, block["id"])
-            places[places == len(nonfinite_sources)] = 0
-            for i in np.flatnonzero(nonfinite_sources[places] == block["id"]).tolist():
-                row, place = start + i, places[i]
-                if first_rows[place] < 0:
-                    first_rows[place] = row
+        """Returns the indices of cuts that repeat the id of an earlier cut, ascending."""
+        repeated, repeated_digests = array("q"), _repeated_values(records.column("id"))
+        first_with_digest = np.full(len(repeated_digests), -1)
+        colliding: set[str] = set()  # ids that share their digest with a different, earlier id
+        for start, block in records.blocks() if len(repeated_digests) else ():
+            positions = np.searchsorted(repeated_digests, block["id"])
+            positions[positions == len(repeated_digests)] = 0
+            for i in np.flatnonzero(repeated_digests[positions] == block["id"]).tolist():
+                index, position = start + i, positions[i]
+                first = int(first_with_digest[position])
+                if first < 0:
+                    first_with_digest[position] = index
                     continue
-                cut_id = self._cut_at(records[row])["id"]
-                if cut_id == self._cut_at(records[int(first_rows[place])])["id"] or cut_id in clashing:
-                    again.append(row)
+                cut_id = self._cut_at(records[index])["id"]
+                if cut_id == self._cut_at(records[first])["id"] or cut_id in colliding:
+                    repeated.append(index)
                 else:
-                    clashing.add(cut_id)
-        return again
+                    colliding.add(cut_id)
+        return repeated
 
-    def _leave_out(self, records: "_Records", rows: "array[int]", places: Sequence[Any]) -> None:
-        """Moves lines and records together over those that are left out, in place."""
-        for row in rows:
-            self._reject_repeated(records[row], places)
-        row_to, byte_to = rows[0], int(records[rows[0]]["offset"])
-        for row, stop in pairwise(chain(rows, [len(records)])):
-            first = row + 1
+    def _leave_out(self, records: "_Records", repeated: "array[int]", sources: Sequence[_NamesItems]) -> None:
+        """Removes repeated cuts: moves later lines and records forward, in place."""
+        for index in repeated:
+            self._reject_repeated(records[index], sources)
+        index_to, byte_to = repeated[0], int(records[repeated[0]]["offset"])
+        for index, stop in pairwise(chain(repeated, [len(records)])):
+            first = index + 1
             if first < stop:
                 begin = int(records[first]["offset"])
                 end = int(records[stop]["offset"]) if stop < len(records) else self._num_bytes
                 self._move_bytes(begin, end, byte_to)
-                records.move(first, stop, row_to, byte_to - begin)
-                row_to, byte_to = row_to + stop - first, byte_to + end - begin
-        records.truncate(row_to)
+                records.move(first, stop, index_to, byte_to - begin)
+                index_to, byte_to = index_to + stop - first, byte_to + end - begin
+        records.truncate(index_to)
         self._cuts.truncate(byte_to)
         self._num_bytes = byte_to
 
-    def _reject_repeated(self, record: np.void, places: Sequence[Any]) -> None:
+    def _reject_repeated(self, record: np.void, sources: Sequence[_NamesItems]) -> None:
         cut = self._cut_at(record)
-        detail = f"the id {cut['id']!r} stands for an earlier cut already"
-        where = places[int(record["source"])].where(int(record["number"]))
+        detail = f"an earlier cut has the id {cut['id']!r}"
+        where = sources[int(record["source"])].where(int(record["number"]))
         self._reject([Reject(where, cut["id"], "duplicate_id", detail)])
         label = (cut["supervisions"] or [{}])[0]
         for kind, counter in self._samples_by.items():
@@ -255,19 +290,23 @@ class CorpusWriter:
         return cut
 
     def _write_index(self, records: "_Records") -> NDArray[np.int64]:
-        """Sorts rows by length, those of one length in their order; returns the lengths."""
+        """Writes the index, sorted by length, with cuts of the same length in input order.
+
+        Returns:
+            The lengths in samples, ascending, shape (num_cuts,).
+        """
         keys = records.column("num_samples")
         bits = len(keys).bit_length()
         if int(keys.max()).bit_length() + bits > 63:
             raise ManifestError(f"a cut of {int(keys.max())} samples is too long to be sorted. Cut it with --window.")
-        # Length and row in one number, so that they are sorted in place and take 8 bytes a cut.
+        # Length and position share one number, so that the sort is in place and takes 8 bytes per cut.
         keys <<= bits
         for start in range(0, len(keys), _BLOCK):
             block = keys[start : start + _BLOCK]
             block |= np.arange(start, start + len(block))
         keys.sort()
         offsets = records.column("offset")
-        # Not through a memory map, where a full disk would end the process.
+        # Not through a memory map: writing to one on a full disk kills the process.
         with (self._directory / "index.npy").open("wb") as file:
             header = {"descr": "<i8", "fortran_order": False, "shape": (2, len(keys))}
             np.lib.format.write_array_header_1_0(file, header)
@@ -280,47 +319,47 @@ class CorpusWriter:
 
 
 class _Records:
-    """The file of records, of which no more than a block is resident."""
+    """The file of records, memory-mapped, with at most one block resident."""
 
     def __init__(self, file: int) -> None:
         self._map = mmap.mmap(file, 0)
-        self._rows = np.frombuffer(self._map, _RECORD)
+        self._array = np.frombuffer(self._map, _RECORD)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._array)
 
-    def __getitem__(self, row: int) -> np.void:
-        record: np.void = self._rows[row]
+    def __getitem__(self, index: int) -> np.void:
+        record: np.void = self._array[index]
         return record
 
     def blocks(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yields the records in blocks, each with the row that it starts at."""
+        """Yields blocks of records, each with the index of its first record."""
         for start in range(0, len(self), _BLOCK):
-            yield start, self._rows[start : start + _BLOCK]
+            yield start, self._array[start : start + _BLOCK]
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Returns a copy of one field, 8 bytes a record."""
+        """Returns a copy of one field, 8 bytes per record, shape (num_records,)."""
         values = np.empty(len(self), _RECORD[name])
         for start, block in self.blocks():
             values[start : start + len(block)] = block[name]
         return values
 
     def move(self, first: int, stop: int, to: int, num_bytes: int) -> None:
-        """Moves records down to the row `to`, along with their lines, which move by `num_bytes`."""
-        for start in range(first, stop, _BLOCK):  # upwards, so that a block never overwrites the next
-            block = self._rows[start : min(start + _BLOCK, stop)].copy()
+        """Moves the records [first, stop) forward to index `to`, and shifts their line offsets by `num_bytes`."""
+        for start in range(first, stop, _BLOCK):  # ascending, so that no block overwrites the next one
+            block = self._array[start : min(start + _BLOCK, stop)].copy()
             block["offset"] += num_bytes
-            self._rows[to : to + len(block)] = block
+            self._array[to : to + len(block)] = block
             to += len(block)
 
     def truncate(self, num_records: int) -> None:
-        """Forgets the records from a row on."""
-        self._rows = self._rows[:num_records]
+        """Drops all records from index `num_records` on."""
+        self._array = self._array[:num_records]
 
 
-def _fingerprint(records: _Records, rate: int) -> str:
-    content = hashlib.blake2b(str(rate).encode(), digest_size=16)
+def _fingerprint(records: _Records, sampling_rate: int) -> str:
+    content = hashlib.blake2b(str(sampling_rate).encode(), digest_size=16)
     for _, block in records.blocks():
         for name in ("id", "start_us", "channel", "num_samples"):
             content.update(block[name].tobytes())
@@ -328,7 +367,7 @@ def _fingerprint(records: _Records, rate: int) -> str:
 
 
 def _repeated_values(values: NDArray[Any]) -> NDArray[Any]:
-    """Returns what stands more than once in an array, ascending and once each; sorts the array."""
+    """Returns the values that occur more than once in an array, ascending, each one once; sorts the array in place."""
     values.sort()
     is_repeated = values[1:] == values[:-1]
     is_repeated[1:] &= ~is_repeated[:-1]

@@ -1,4 +1,4 @@
-"""Processes that share the work of one run: on this machine, or on a Dask cluster that is already there."""
+"""Worker processes for `prepare`: on this machine, or those of a running Dask cluster."""
 
 import logging
 import multiprocessing
@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
@@ -18,20 +18,26 @@ _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
-# Tasks under way on a cluster, at least: more of its workers may yet come.
-_LEAST_UNDER_WAY = 64
+# Minimum number of tasks submitted to a cluster at a time: workers may join after the number of threads was read.
+_MIN_SUBMITTED = 64
 _DASK_TIMEOUT_S = 10.0
 
 
 class Pool:
-    """Applies a function to tasks, in order, with no more of them under way than keeps every process busy."""
+    """Applies functions to tasks and returns the results in order.
 
-    def __init__(self, executor: Executor | None, most_under_way: int) -> None:
+    Args:
+        executor: Runs the tasks; None to run them in this process.
+        max_submitted: Maximum number of tasks that are submitted and whose results are not yet taken: enough to keep
+            every process busy.
+    """
+
+    def __init__(self, executor: Executor | None, max_submitted: int) -> None:
         self._executor = executor
-        self._most_under_way = most_under_way
+        self._max_submitted = max_submitted
 
     def map(self, function: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
-        """Yields the results in the order of the tasks, of which only a few are held at a time.
+        """Yields the results in the order of the tasks, and takes tasks only as fast as they are processed.
 
         Raises:
             CorpusError: A process ended before its work did.
@@ -39,35 +45,37 @@ class Pool:
         if self._executor is None:
             yield from map(function, tasks)
             return
-        under_way: deque[Future[_Result]] = deque()
+        submitted: deque[Future[_Result]] = deque()
         try:
             for task in tasks:
-                with _ctrl_c_later():
-                    under_way.append(self._executor.submit(function, task))
-                if len(under_way) >= self._most_under_way:
-                    yield under_way.popleft().result()
-            while under_way:
-                yield under_way.popleft().result()
+                with _delayed_ctrl_c():
+                    submitted.append(self._executor.submit(function, task))
+                if len(submitted) >= self._max_submitted:
+                    yield submitted.popleft().result()
+            while submitted:
+                yield submitted.popleft().result()
         except BrokenExecutor as error:
             raise CorpusError(
-                "a process that looked at audio ended before its work did: it was killed, perhaps for want of memory, "
-                "or a decoder crashed. Use fewer --jobs; with --jobs 1 the decoder shows itself."
+                "a worker process ended before its work did: it was killed, perhaps because memory ran out, or a "
+                "decoder crashed. Use fewer --jobs; with --jobs 1 the crash of a decoder is visible."
             ) from error
         finally:
-            for future in under_way:
+            for future in submitted:
                 future.cancel()
 
 
 @contextmanager
-def open_pool(jobs: int, dask: str | None = None) -> Iterator[Pool]:
+def open_pool(jobs: int, dask: str | None = None, *, preload: Sequence[str] = ()) -> Iterator[Pool]:
     """Yields a pool of `jobs` processes, or of the workers of a Dask cluster.
 
     Args:
-        jobs: Processes on this machine; with 1, the work is done in this one.
+        jobs: Number of processes on this machine; with 1, tasks run in the calling process.
         dask: Address of a scheduler, such as `tcp://host:8786`. Its workers need this package and the same files.
+        preload: Modules that every process needs. They are imported once, before the processes are forked, unless the
+            fork server was running already.
 
     Raises:
-        ConfigError: There are fewer than one job, Dask is not installed, or nothing answers at the address.
+        ConfigError: `jobs` is below 1, Dask is not installed, or no scheduler answers at the address.
     """
     if jobs < 1:
         raise ConfigError(f"jobs is {jobs}: give at least 1.")
@@ -75,23 +83,23 @@ def open_pool(jobs: int, dask: str | None = None) -> Iterator[Pool]:
         with _dask_client(dask) as client:
             num_threads = sum(client.nthreads().values())
             if not num_threads:
-                _log.warning("the Dask scheduler at %s has no workers; waiting for some", dask)
-            # Not pure: what a task writes to disk is written again by every run.
-            yield Pool(client.get_executor(pure=False), max(_LEAST_UNDER_WAY, 2 * num_threads + 1))
+                _log.warning("the Dask scheduler at %s has no workers; waiting until one joins", dask)
+            # Not pure: tasks write files, so a result of an earlier run must not be reused.
+            yield Pool(client.get_executor(pure=False), max(_MIN_SUBMITTED, 2 * num_threads + 1))
     elif jobs == 1:
         yield Pool(None, 1)
     else:
-        with _processes(jobs) as executor:
+        with _local_processes(jobs, preload) as executor:
             yield Pool(executor, 2 * jobs + 1)
 
 
 @contextmanager
-def _processes(number: int) -> Iterator[Executor]:
-    """Yields an executor whose processes end at once when an error passes, whatever they are at."""
-    # Forked from a process of its own, which has no threads; the package is imported there once for all.
+def _local_processes(number: int, preload: Sequence[str]) -> Iterator[Executor]:
+    """Yields an executor whose processes are killed as soon as the caller's block raises an error."""
+    # The fork server has no threads, so forking it is safe; it imports the preloaded modules once for all processes.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["nestdata.prepare.run"])
-    with _ctrl_c_later():
+    context.set_forkserver_preload(list(preload))
+    with _delayed_ctrl_c():
         _start_fork_server()
     others = multiprocessing.active_children()
     with ProcessPoolExecutor(number, mp_context=context, initializer=_start_worker) as executor:
@@ -105,8 +113,8 @@ def _processes(number: int) -> Iterator[Executor]:
 
 
 def _start_fork_server() -> None:
-    """Starts what all processes are forked from, deaf to Ctrl-C as they are: it is for this process to end the work."""
-    resource_tracker.ensure_running()  # which would let the signal through again if it were started later
+    """Starts the fork server with SIGINT blocked, which its processes inherit: this process handles Ctrl-C for all."""
+    resource_tracker.ensure_running()  # before blocking: starting it unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -115,8 +123,11 @@ def _start_fork_server() -> None:
 
 
 @contextmanager
-def _ctrl_c_later() -> Iterator[None]:
-    """Puts off Ctrl-C while a process may be starting: interrupted there, it would be lost and complain for itself."""
+def _delayed_ctrl_c() -> Iterator[None]:
+    """Delays Ctrl-C until the end of the block, in which a process may be started.
+
+    An interrupt during the start would leave a process behind that nothing ends, and print a traceback of its own.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -138,7 +149,7 @@ def _dask_client(address: str) -> Any:
     except ImportError:
         raise ConfigError("--dask needs Dask. Install it with `pip install 'nest-pretrain[dask]'`.") from None
     try:
-        get_backend(parse_address(address)[0])  # a client of a protocol that does not exist may wait forever
+        get_backend(parse_address(address)[0])  # a client with an unknown protocol may wait forever
         return Client(address, timeout=_DASK_TIMEOUT_S)
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -147,12 +158,12 @@ def _dask_client(address: str) -> Any:
 
 
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the fork server had been running already
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # if the fork server was started elsewhere, SIGINT is not blocked
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its parent is gone, which a killed parent cannot do."""
+    """Ends this process when its parent has ended; a parent that is killed cannot stop its children itself."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

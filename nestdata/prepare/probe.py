@@ -1,7 +1,7 @@
-"""Looks at the audio behind an entry and makes cuts of it, or says why it cannot be used.
+"""Checks the audio of an entry, and returns the cuts made from it or the reason why it is rejected.
 
-Cuts are made as the plain dicts that Lhotse writes, because building its objects for every line of a large manifest
-would take longer than everything else together.
+Cuts are plain dicts in the form that Lhotse writes: building Lhotse's objects for every line of a large manifest would
+take longer than everything else together.
 """
 
 import math
@@ -11,19 +11,20 @@ import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Literal, NamedTuple
-
-import soundfile
-from lhotse import Recording
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from nestdata.corpus.audio import SILENCE_DB, energy, load_samples, open_audio, samples_in
+from nestdata.corpus.file_kind import special_file_kind
 from nestdata.errors import AudioError
-from nestdata.prepare.inputs import LABELS, Entry
+from nestdata.prepare.config import ProbeMode
+from nestdata.prepare.inputs.entry import LABELS, Entry
 
-ProbeMode = Literal["missing", "all", "decode"]
+if TYPE_CHECKING:
+    import soundfile
 
 RejectReason = Literal[
     "missing",
+    "not_a_file",
     "empty",
     "unreadable",
     "truncated",
@@ -37,71 +38,83 @@ RejectReason = Literal[
     "rate_too_low",
     "no_such_channel",
 ]
-# libsndfile's answer for a stream whose header does not give the number of samples.
+# libsndfile's number of frames for a stream whose header does not give one.
 _UNKNOWN_LENGTH = (1 << 63) - 1
-# Manifests round durations; what is cut off by this little is no lie.
+# Tolerance for durations that manifests have rounded up.
 _ROUNDING_S = 0.05
-# What libsndfile notes of a file that says how many bytes of samples it has and ends before. Streams say 0 or almost
-# 2^31 or 2^32.
+# libsndfile's log entry for a WAV or AIFF file that is shorter than the number of bytes in its header. Files written
+# to a pipe give 0 there, or almost 2^31 or 2^32.
 _ENDS_EARLY = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE)
-_FORMATS_IN_BYTES = frozenset({"WAV", "WAVEX", "AIFF"})
+_FORMATS_WITH_BYTE_COUNT = frozenset({"WAV", "WAVEX", "AIFF"})
 _STREAMED_BYTES = 0x7FFF0000
 
 
 class Reject(NamedTuple):
-    """An input that was left out."""
+    """An entry or window that is left out of the corpus."""
 
     where: str
+    """Position in the input, such as `speech.json:12`."""
+
     cut_id: str
     reason: RejectReason
     detail: str
-    """A sentence with the values that were found."""
+    """An explanation that gives the values found."""
 
 
 class Cut(NamedTuple):
-    """A cut as it will be written."""
+    """A cut as it is written to the corpus."""
 
     row: dict[str, Any]
-    """As Lhotse's `MonoCut.to_dict` has it."""
+    """The dict that Lhotse's `MonoCut.to_dict` would return."""
 
     num_samples: int
-    """At the rate at which it will be read."""
+    """Length in samples at the rate of the corpus."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What makes audio usable, and how it will be read."""
+    """Requirements on audio, and how it is probed and loaded. The fields are those of `PrepareConfig`."""
 
     sampling_rate: int
+    """Rate in Hz at which cuts are loaded."""
+
     channel: int
+    """Channel to read, counted from 0, unless a Lhotse cut names its own."""
+
     min_seconds: float
     max_seconds: float | None
+    """Longest duration of a cut or window; None for no limit."""
+
     min_rate: int = 0
+    """Lowest rate in Hz of an audio file."""
+
     window_seconds: float | None = None
+    """Longest duration of a window; None to keep recordings whole."""
+
     mode: ProbeMode = "all"
 
 
-class _Audio(NamedTuple):
-    """What is known of a recording, without decoding it."""
+class _AudioInfo(NamedTuple):
+    """Properties of an audio file or recording, known without decoding it."""
 
     rate: int
     num_frames: int
     num_channels: int
     ends_early: bool = False
-    """Whether the file itself says that it should be longer."""
+    """Whether the file is shorter than its own header says."""
 
 
 def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
-    """Turns an entry into one cut, or several windows of it, at the wanted rate; what cannot be used into rejects.
+    """Returns the cut of an entry, or its windows, at the rate of the corpus; a `Reject` for what cannot be used.
 
-    How closely it looks is `limits.mode`: `missing` looks at a file only where the manifest gives no duration, `all`
-    reads the header of every file, `decode` decodes every span.
+    With `limits.mode` "missing", a file is opened only if the manifest gives no duration; "all" reads the header of
+    every file; "decode" decodes every cut.
     """
-    found = _in_file(entry, limits) if entry.cut is None else _recorded(entry, limits)
-    if isinstance(found, Reject):
-        return [found]
-    cuts = [Cut(row, samples_in(row["duration"], limits.sampling_rate)) for row in _windows(found, limits)]
-    if reject := _outside_limits(entry, cuts[0], limits):
+    row = _cut_from_file(entry, limits) if entry.cut is None else _cut_from_lhotse(entry, limits)
+    if isinstance(row, Reject):
+        return [row]
+    cuts = [Cut(window, samples_in(window["duration"], limits.sampling_rate)) for window in _windows(row, limits)]
+    if reject := _check_length(entry, cuts[0], limits):
         return [reject]
     for cut in cuts:
         _resample(cut.row["recording"], limits.sampling_rate)
@@ -110,55 +123,61 @@ def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
     return [*cuts]
 
 
-def _outside_limits(entry: Entry, cut: Cut, limits: Limits) -> Reject | None:
-    """Compares samples, since a duration that is what is left after an offset is a little off."""
+def _check_length(entry: Entry, cut: Cut, limits: Limits) -> Reject | None:
+    """Compares samples, not seconds: the duration that is left after an offset is inexact."""
     rate, seconds = limits.sampling_rate, cut.row["duration"]
     if cut.num_samples < samples_in(limits.min_seconds, rate):
-        return _reject(entry, "too_short", f"{seconds:.6g} s, less than the {limits.min_seconds:g} s asked for")
+        return _reject(entry, "too_short", f"{seconds:.6g} s, the minimum is {limits.min_seconds:g} s")
     if limits.max_seconds is not None and cut.num_samples > samples_in(limits.max_seconds, rate):
-        return _reject(entry, "too_long", f"{seconds:.6g} s, more than the {limits.max_seconds:g} s asked for")
+        return _reject(entry, "too_long", f"{seconds:.6g} s, the maximum is {limits.max_seconds:g} s")
     if cut.num_samples < 1:
         return _reject(entry, "empty", "the span is shorter than one sample")
     return None
 
 
-def _in_file(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
-    audio: _Audio | Reject
+def _cut_from_file(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
+    """Returns the cut of a span of a file or of the output of a command."""
+    info: _AudioInfo | Reject
     rate, channel = limits.sampling_rate, limits.channel
-    known = entry.duration if entry.num_frames is None else entry.num_frames / rate
-    if limits.mode == "missing" and known is not None:
-        audio = _Audio(rate, samples_in(entry.offset + known, rate), channel + 1)
+    duration = entry.duration if entry.num_frames is None else entry.num_frames / rate
+    if limits.mode == "missing" and duration is not None:
+        info = _AudioInfo(rate, samples_in(entry.offset + duration, rate), channel + 1)
     else:
-        audio = _header_of_command(entry) if entry.command else _header(entry, entry.path)
-        if isinstance(audio, Reject):
-            return audio
-        known = entry.duration if entry.num_frames is None else entry.num_frames / audio.rate
-        if reject := _beyond_end(entry, audio, entry.offset, known):
+        info = _header_of_command(entry) if entry.command else _header(entry, entry.path)
+        if isinstance(info, Reject):
+            return info
+        duration = entry.duration if entry.num_frames is None else entry.num_frames / info.rate
+        if reject := _check_span(entry, info, entry.offset, duration):
             return reject
-    left = audio.num_frames / audio.rate - entry.offset
-    row = _cut_row(entry, audio, left if known is None else min(known, left), channel)
-    return _unfit(entry, audio.rate, channel, audio.num_channels, limits) or row
+    left = info.num_frames / info.rate - entry.offset
+    row = _cut_row(entry, info, left if duration is None else min(duration, left), channel)
+    return _check_rate_and_channel(entry, info.rate, channel, info.num_channels, limits) or row
 
 
-def _beyond_end(entry: Entry, audio: _Audio, start: float, duration: float | None) -> Reject | None:
-    length, end = audio.num_frames / audio.rate, start + (duration or 0.0)
-    if audio.ends_early and (duration is None or end > length):
+def _check_span(entry: Entry, info: _AudioInfo, start: float, duration: float | None) -> Reject | None:
+    length, end = info.num_frames / info.rate, start + (duration or 0.0)
+    if info.ends_early and (duration is None or end > length):
         return _reject(entry, "truncated", f"the file ends after {length:.3f} s, before the length in its header")
-    if start >= length or end > length + _ROUNDING_S:
-        return _reject(entry, "wrong_duration", f"the manifest's span ends at {end:.3f} s of {length:.3f} s")
+    if start >= length:
+        detail = f"the span in the manifest starts at {start:.3f} s, the audio lasts {length:.3f} s"
+        return _reject(entry, "wrong_duration", detail)
+    if end > length + _ROUNDING_S:
+        detail = f"the span in the manifest ends at {end:.3f} s, the audio lasts {length:.3f} s"
+        return _reject(entry, "wrong_duration", detail)
     return None
 
 
-def _unfit(entry: Entry, rate: int, channel: int, num_channels: int, limits: Limits) -> Reject | None:
+def _check_rate_and_channel(entry: Entry, rate: int, channel: int, num_channels: int, limits: Limits) -> Reject | None:
     if rate < limits.min_rate:
-        return _reject(entry, "rate_too_low", f"{rate} Hz, less than the {limits.min_rate} Hz asked for")
+        return _reject(entry, "rate_too_low", f"{rate} Hz, the minimum is {limits.min_rate} Hz")
     if channel >= num_channels:
-        return _reject(entry, "no_such_channel", f"channel {channel} of {num_channels} was asked for")
+        detail = f"channel {channel} was requested, and the number of channels is {num_channels}"
+        return _reject(entry, "no_such_channel", detail)
     return None
 
 
-def _cut_row(entry: Entry, audio: _Audio, duration: float, channel: int) -> dict[str, Any]:
-    cut_id, channels = entry.cut_id, list(range(audio.num_channels))
+def _cut_row(entry: Entry, info: _AudioInfo, duration: float, channel: int) -> dict[str, Any]:
+    cut_id, channels = entry.cut_id, list(range(info.num_channels))
     kind = "command" if entry.command else "file"
     source = {"type": kind, "channels": channels, "source": entry.command or entry.stored_path or entry.path}
     row: dict[str, Any] = {
@@ -170,45 +189,45 @@ def _cut_row(entry: Entry, audio: _Audio, duration: float, channel: int) -> dict
         "recording": {
             "id": cut_id,
             "sources": [source],
-            "sampling_rate": audio.rate,
-            "num_samples": audio.num_frames,
-            "duration": audio.num_frames / audio.rate,
+            "sampling_rate": info.rate,
+            "num_samples": info.num_frames,
+            "duration": info.num_frames / info.rate,
             "channel_ids": channels,
         },
         "type": "MonoCut",
     }
-    supervised, custom = {}, {}
+    labels, custom = {}, {}
     for key, value in (entry.labels or {}).items():
         if key not in LABELS:
             custom[key] = value
         elif value is not None:
-            supervised[LABELS[key]] = value if isinstance(value, str) else str(value)
-    if supervised:
-        place = {"id": cut_id, "recording_id": cut_id, "start": 0.0, "duration": duration, "channel": channel}
-        row["supervisions"].append(place | supervised)
+            labels[LABELS[key]] = value if isinstance(value, str) else str(value)
+    if labels:
+        span = {"id": cut_id, "recording_id": cut_id, "start": 0.0, "duration": duration, "channel": channel}
+        row["supervisions"].append(span | labels)
     if custom:
         row["custom"] = custom
     return row
 
 
 def _windows(row: dict[str, Any], limits: Limits) -> list[dict[str, Any]]:
-    """Returns a cut, or the windows that it is cut into: as few as the limit allows, of one length in whole samples."""
+    """Returns a cut, or its windows: as few as the limit allows, all of the same length in whole samples."""
     if limits.window_seconds is None:
         return [row]
     rate = limits.sampling_rate
-    num_samples, most = samples_in(row["duration"], rate), math.floor(round(limits.window_seconds * rate, 8))
-    if num_samples <= most:
+    num_samples, max_samples = samples_in(row["duration"], rate), math.floor(round(limits.window_seconds * rate, 8))
+    if num_samples <= max_samples:
         return [row]
-    number = -(-num_samples // most)
-    step = num_samples // number
-    return [_window(row, row["start"] + i * step / rate, step / rate) for i in range(number)]
+    num_windows = -(-num_samples // max_samples)
+    step = num_samples // num_windows
+    return [_window(row, row["start"] + i * step / rate, step / rate) for i in range(num_windows)]
 
 
 def _window(row: dict[str, Any], start: float, duration: float) -> dict[str, Any]:
-    """Returns one window of a cut: with its labels, but not its text and features, which belong to the whole."""
+    """Returns one window of a cut, with its labels but without text, alignment and features of the whole cut."""
     cut_id = f"{row['id']}@{start:.3f}+{duration:.3f}"
-    place = {"id": cut_id, "start": 0.0, "duration": duration}
-    labels = [{**item, **place} for item in row["supervisions"][:1]]
+    span = {"id": cut_id, "start": 0.0, "duration": duration}
+    labels = [{**item, **span} for item in row["supervisions"][:1]]
     for label in labels:
         label.pop("text", None)
         label.pop("alignment", None)
@@ -219,7 +238,7 @@ def _window(row: dict[str, Any], start: float, duration: float) -> dict[str, Any
 
 
 def _resample(recording: dict[str, Any], rate: int) -> None:
-    """Has Lhotse resample a recording when it is read; writes into it."""
+    """Adds the transform by which Lhotse resamples a recording when it is loaded; modifies `recording`."""
     source_rate = recording["sampling_rate"]
     if source_rate == rate:
         return
@@ -231,83 +250,94 @@ def _resample(recording: dict[str, Any], rate: int) -> None:
     recording["transforms"] = [*transforms, {"name": "Resample", "kwargs": kwargs}]
 
 
-def _recorded(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
-    """Takes a cut of Lhotse's as it is, but for what the header of its file belies."""
+def _cut_from_lhotse(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
+    """Returns a Lhotse cut, checked against the header of its file; modifies `entry.cut`."""
     assert entry.cut is not None
     row, recording = entry.cut, entry.cut["recording"]
     channel, length, rate = row["channel"], recording["duration"], _source_rate(recording)
     for source in recording["sources"]:
         if source["type"] == "file":
             source["source"] = os.path.abspath(source["source"])
-    holding = [source for source in recording["sources"] if channel in source["channels"]]
-    if not holding:
+    with_channel = [source for source in recording["sources"] if channel in source["channels"]]
+    if not with_channel:
         channels = sorted(channel for source in recording["sources"] for channel in source["channels"])
-        return _reject(entry, "no_such_channel", f"channel {channel} of {channels} was asked for")
-    position, num_channels = holding[0]["channels"].index(channel), len(holding[0]["channels"])
-    said = _Audio(recording["sampling_rate"], recording["num_samples"], num_channels)
-    if reject := _beyond_end(entry, said, row["start"], row["duration"]):
+        detail = f"channel {channel} was requested, and the recording has {channels}"
+        return _reject(entry, "no_such_channel", detail)
+    source = with_channel[0]
+    position, num_channels = source["channels"].index(channel), len(source["channels"])
+    in_manifest = _AudioInfo(recording["sampling_rate"], recording["num_samples"], num_channels)
+    if reject := _check_span(entry, in_manifest, row["start"], row["duration"]):
         return reject
-    if limits.mode != "missing" and holding[0]["type"] == "file":
-        audio = _header(entry, holding[0]["source"])
-        if isinstance(audio, Reject):
-            return audio
-        rate, num_channels = audio.rate, audio.num_channels
+    if limits.mode != "missing" and source["type"] == "file":
+        info = _header(entry, source["source"])
+        if isinstance(info, Reject):
+            return info
+        rate, num_channels = info.rate, info.num_channels
         if all(transform["name"] == "Resample" for transform in recording.get("transforms") or ()):
-            if reject := _beyond_end(entry, audio, row["start"], row["duration"]):
+            if reject := _check_span(entry, info, row["start"], row["duration"]):
                 return reject
-            length = min(length, audio.num_frames / audio.rate)
+            length = min(length, info.num_frames / info.rate)
     if row["duration"] > length - row["start"] + 0.5 / recording["sampling_rate"]:
         row["duration"] = length - row["start"]
-    return _unfit(entry, rate, position, num_channels, limits) or row
+    return _check_rate_and_channel(entry, rate, position, num_channels, limits) or row
 
 
 def _source_rate(recording: dict[str, Any]) -> int:
-    """Returns the rate of the file behind a recording of Lhotse's, as it says itself."""
+    """Returns the rate in Hz of the file of a Lhotse recording, as given by the recording itself."""
     resampled = [t["kwargs"] for t in recording.get("transforms") or () if t["name"] == "Resample"]
     rate: int = resampled[0]["source_sampling_rate"] if resampled else recording["sampling_rate"]
     return rate
 
 
-def _header(entry: Entry, path: str) -> _Audio | Reject:
+def _header(entry: Entry, path: str) -> _AudioInfo | Reject:
+    """Reads the header of an audio file."""
+    import soundfile
+
     try:
         with open_audio(path) as file:
-            audio = _Audio(file.samplerate, file.frames, file.channels, _ends_early(file))
+            info = _AudioInfo(file.samplerate, file.frames, file.channels, _ends_early(file))
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
-        # Only now, since most files are as they should be, and every look at a file costs time.
+        # The causes are examined only after a failure, because most files are valid and every call costs time.
+        if kind := special_file_kind(path):
+            return _reject(entry, "not_a_file", f"{path} is {kind}")
         if not os.path.isfile(path):
             return _reject(entry, "missing", f"{path} does not exist")
         if os.path.getsize(path) == 0:
             return _reject(entry, "empty", f"{path} has no bytes")
         found = _header_by_lhotse(path)
         if found is None:
-            # Without the number of the descriptor, which is another in every process.
+            # libsndfile's own message; soundfile adds the file descriptor, which differs between processes.
             detail = getattr(error, "error_string", str(error))
             return _reject(entry, "unreadable", f"{path}: {' '.join(detail.split())}")
-        audio = found
-    if audio.num_frames >= _UNKNOWN_LENGTH:
+        info = found
+    if info.num_frames >= _UNKNOWN_LENGTH:
         detail = f"{path}: its header does not give the number of samples; re-encode it"
         return _reject(entry, "unknown_length", detail)
-    return audio if audio.num_frames > 0 else _reject(entry, "empty", f"{path} holds no samples")
+    return info if info.num_frames > 0 else _reject(entry, "empty", f"{path} holds no samples")
 
 
-def _ends_early(file: soundfile.SoundFile) -> bool:
-    if file.format not in _FORMATS_IN_BYTES:
+def _ends_early(file: "soundfile.SoundFile") -> bool:
+    if file.format not in _FORMATS_WITH_BYTE_COUNT:
         return False
-    noted = _ENDS_EARLY.search(file.extra_info)
-    return noted is not None and int(noted[2]) < int(noted[1]) < _STREAMED_BYTES
+    match = _ENDS_EARLY.search(file.extra_info)
+    return match is not None and int(match[2]) < int(match[1]) < _STREAMED_BYTES
 
 
-def _header_by_lhotse(path: str) -> _Audio | None:
-    """Asks Lhotse's other decoders about a format that libsndfile does not know, such as M4A or SPHERE."""
+def _header_by_lhotse(path: str) -> _AudioInfo | None:
+    """Reads the header of a format that libsndfile does not know, such as M4A or SPHERE, with Lhotse's decoders."""
+    from lhotse import Recording
+
     for decodes in (False, True):
-        with suppress(Exception):  # whichever decoder fails, the next may do, and what none can read is unreadable
+        with suppress(Exception):  # decoders raise errors of many kinds; None if all of them fail
             recording = Recording.from_file(path, force_read_audio=decodes)
-            return _Audio(recording.sampling_rate, recording.num_samples, recording.num_channels)
+            return _AudioInfo(recording.sampling_rate, recording.num_samples, recording.num_channels)
     return None
 
 
-def _header_of_command(entry: Entry) -> _Audio | Reject:
-    """Runs the command, since nothing else tells how much it writes."""
+def _header_of_command(entry: Entry) -> _AudioInfo | Reject:
+    """Runs the command, which is the only way to find the length of its output."""
+    import soundfile
+
     try:
         written = subprocess.run(entry.command, shell=True, stdout=subprocess.PIPE, check=True).stdout
         samples, rate = soundfile.read(BytesIO(written), dtype="float32", always_2d=True)
@@ -315,13 +345,13 @@ def _header_of_command(entry: Entry) -> _Audio | Reject:
         return _reject(entry, "unreadable", f"{entry.command!r}: {' '.join(str(error).split())[:200]}")
     if not len(samples):
         return _reject(entry, "empty", f"{entry.command!r} writes no samples")
-    return _Audio(rate, len(samples), samples.shape[1])
+    return _AudioInfo(rate, len(samples), samples.shape[1])
 
 
 def _decoded(entry: Entry, cut: Cut) -> Cut | Reject:
-    """Decodes a cut from start to end; returns it, or what is wrong with it."""
+    """Decodes a cut from start to end; returns it, or why its audio cannot be used."""
     row = cut.row
-    if entry.stored_path:  # the file is on its way there
+    if entry.stored_path:  # the corpus is not in place yet, and the file is still at `entry.path`
         recording = row["recording"]
         row = {**row, "recording": {**recording, "sources": [{**recording["sources"][0], "source": entry.path}]}}
     try:
@@ -329,7 +359,7 @@ def _decoded(entry: Entry, cut: Cut) -> Cut | Reject:
     except AudioError as error:
         return _reject(entry, error.reason, str(error))._replace(cut_id=row["id"])
     if energy(samples) < 10 ** (SILENCE_DB / 10) * len(samples):
-        detail = f"its level is below {SILENCE_DB:g} dB of full scale throughout"
+        detail = f"the level of the whole cut is below {SILENCE_DB:g} dB of full scale"
         return _reject(entry, "silent", detail)._replace(cut_id=row["id"])
     return cut
 

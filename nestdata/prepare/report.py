@@ -1,6 +1,6 @@
-"""The report of a corpus: one page with durations, hours by language and speaker, rejects, and what a plan would pad.
+"""The HTML report of a corpus: durations, hours by language and speaker, rejects, and the padding of batch plans.
 
-The pictures are plain bars that the page itself draws, so that it is made in milliseconds and needs nothing beside it.
+The charts are bars drawn with HTML and CSS, so that the page is written in milliseconds and needs no other file.
 """
 
 import json
@@ -15,27 +15,28 @@ import numpy as np
 
 from nestdata.errors import PlanError
 from nestdata.plan.batch_plan import BatchPlan, PlanConfig
-from nestdata.plan.layout import Lengths
+from nestdata.plan.lengths import Lengths
 from nestdata.plan.summary import summarise_plan
 from nestdata.prepare.probe import RejectReason
 
 _NUM_BINS = 48
 _NUM_TICKS = 7
-_MOST_NAMES = 30
+_MAX_NAMES = 30
 _BUDGETS_S = (60.0, 120.0, 240.0, 480.0)
 _MICROBATCHES = 8
-_ADVICE: dict[str, str] = {
+_ADVICE: dict[RejectReason, str] = {
     "missing": "Check the paths, which are taken relative to the manifest.",
+    "not_a_file": "Name audio files: directories, pipes, sockets and devices are never opened.",
     "empty": "Copy the files again, or drop the lines.",
     "unreadable": "Convert the files again.",
-    "truncated": "Copy the files again: they end before their own headers say.",
-    "unknown_length": "Re-encode the files: their headers, written to a pipe, do not say how long they are.",
-    "wrong_duration": "Rebuild the manifest from the audio that is there now.",
+    "truncated": "Copy the files again: they are shorter than their own headers say.",
+    "unknown_length": "Re-encode the files: they were written to a pipe, and their headers do not give the length.",
+    "wrong_duration": "Rebuild the manifest from the current audio.",
     "not_finite": "Convert the files again: they hold NaN or Inf.",
-    "silent": "See that the right channel is read (--channel).",
+    "silent": "Check that --channel names the channel with speech.",
     "too_short": "Lower --min-seconds to keep them.",
     "too_long": "Raise --max-seconds, or cut them with --window.",
-    "duplicate_id": "Drop one of the two, or give the span of each line an offset.",
+    "duplicate_id": "Drop one of the two entries, or give each line of the same file its own offset.",
     "rate_too_low": "Lower --min-rate to keep them.",
     "no_such_channel": "Give another --channel.",
 }
@@ -46,17 +47,17 @@ class _Bar:
     name: str
     value: float
     share: float
-    """Of the longest bar."""
+    """The value divided by that of the longest bar."""
 
 
 def write_report(directory: Path, name: str, meta: dict[str, Any], hours_by: dict[str, dict[str, float]]) -> None:
-    """Writes `report.html` into a corpus directory that is not yet whole.
+    """Writes `report.html` into a corpus directory.
 
     Args:
-        directory: Where `index.npy` and `rejected.jsonl` are.
-        name: What the corpus will be called.
-        meta: What `meta.json` will hold.
-        hours_by: Hours by name of each kind of label, most first, such as `{"language": {"en": 3.5}}`.
+        directory: The directory, which holds `index.npy` and `rejected.jsonl`.
+        name: Name of the corpus.
+        meta: The content of `meta.json`, which may be written later.
+        hours_by: Hours by name for each kind of label, descending, such as `{"language": {"en": 3.5}}`.
     """
     lengths, _ = np.asarray(np.load(directory / "index.npy", mmap_mode="r"))
     rate = meta["sampling_rate"]
@@ -67,8 +68,8 @@ def write_report(directory: Path, name: str, meta: dict[str, Any], hours_by: dic
         seconds=(int(lengths[0]) / rate, int(lengths[-1]) / rate),
         durations=_durations(lengths, rate),
         ticks=[f"{tick:.2g} s" for tick in np.geomspace(int(lengths[0]), int(lengths[-1]), _NUM_TICKS) / rate],
-        labels={kind: _bars(list(hours.items())[:_MOST_NAMES]) for kind, hours in hours_by.items() if hours},
-        left_out={kind: max(0, len(hours) - _MOST_NAMES) for kind, hours in hours_by.items()},
+        labels={kind: _bars(list(hours.items())[:_MAX_NAMES]) for kind, hours in hours_by.items() if hours},
+        num_more={kind: max(0, len(hours) - _MAX_NAMES) for kind, hours in hours_by.items()},
         rejects=_bars((reason, float(number)) for reason, number in meta["rejected"].items()),
         examples=_examples(directory / "rejected.jsonl", set(meta["rejected"])),
         advice=_ADVICE,
@@ -85,11 +86,11 @@ def _bars(values: Iterable[tuple[str, float]]) -> list[_Bar]:
 
 
 def _durations(lengths: Lengths, rate: int) -> list[_Bar]:
-    """Returns hours of audio by length, in bins that are equal on a logarithmic scale, named by where they begin."""
+    """Returns hours of audio by length of the cut, in bins of equal width on a logarithmic scale."""
     shortest, longest = int(lengths[0]), int(lengths[-1])
     edges = np.geomspace(shortest, longest + 1, _NUM_BINS + 1)
     edges = np.unique(np.ceil(edges - 1e-6).astype(np.int64))
-    # Sorted, so that a bin is a slice.
+    # The lengths are sorted, so a bin is a slice.
     bounds = np.searchsorted(lengths, edges, "left").tolist()
     hours = [float(lengths[first:stop].sum()) / rate / 3600 for first, stop in pairwise(bounds)]
     names = [f"{low / rate:.3g} to {high / rate:.3g} s" for low, high in pairwise(edges.tolist())]
@@ -97,15 +98,15 @@ def _durations(lengths: Lengths, rate: int) -> list[_Bar]:
 
 
 def _examples(path: Path, reasons: set[str]) -> dict[str, dict[str, Any]]:
-    """Returns the first reject of every reason."""
-    found: dict[str, dict[str, Any]] = {}
+    """Returns the first reject for each reason."""
+    examples: dict[str, dict[str, Any]] = {}
     with path.open(encoding="utf-8") as file:
         for line in file:
             row = json.loads(line)
-            found.setdefault(row["reason"], row)
-            if len(found) == len(reasons):
+            examples.setdefault(row["reason"], row)
+            if len(examples) == len(reasons):
                 break
-    return found
+    return examples
 
 
 def _plan(lengths: Lengths, rate: int, budget_s: float) -> dict[str, Any]:

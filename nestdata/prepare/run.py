@@ -1,7 +1,9 @@
-"""Manifests in, one corpus directory out.
+"""Prepares one corpus directory from one or many inputs.
 
-Items of the inputs are read in order by one process and looked at by any number of them; one writes what they find, so
-that the corpus does not depend on how many there are.
+One process splits the inputs into items in order, any number of processes probe them, and one process writes the
+results in order. The corpus therefore does not depend on the number of processes.
+
+numpy and the modules that need it are imported when a corpus is prepared, so that importing this module is fast.
 """
 
 import json
@@ -10,100 +12,48 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nestdata.corpus.corpus import FORMAT_VERSION
-from nestdata.errors import ConfigError, ManifestError
-from nestdata.output import check_target, move_into_place, partial_directory
-from nestdata.prepare.bank_writer import write_bank
-from nestdata.prepare.corpus_writer import Collector, CorpusWriter, Found, Written
-from nestdata.prepare.inputs import InputFormat, InputOptions, Source, common_root, open_source
+from nestdata.errors import ManifestError
+from nestdata.output import output_directory
+from nestdata.prepare.config import PrepareConfig, ProbeMode
+from nestdata.prepare.inputs import InputOptions, Source, open_sources
+from nestdata.prepare.inputs.jsonl import LhotseManifest
 from nestdata.prepare.pool import Pool, open_pool
-from nestdata.prepare.probe import Limits, ProbeMode, Reject, probe
-from nestdata.prepare.report import write_report
 
-# Items that are sent to a process at once; fewer where each takes long, so that none is left with much of the work.
+if TYPE_CHECKING:
+    from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter, ProbedItems
+    from nestdata.prepare.probe import Limits
+
+# Items that are sent to a process at a time: fewer if each takes long, so that all processes finish at about the same
+# time.
 _ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 25}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PrepareConfig:
-    """What a corpus takes in, and how its audio will be read."""
-
-    sampling_rate: int = 16000
-    """Rate in Hz at which cuts are loaded; files of another rate are resampled when they are read."""
-
-    channel: int = 0
-    """Channel that is read from files with several, counted from 0. Lhotse cuts name their own."""
-
-    min_seconds: float = 0.1
-    """Shorter cuts are left out."""
-
-    max_seconds: float | None = None
-    """Longer cuts are left out; None keeps all."""
-
-    window_seconds: float | None = None
-    """Longer recordings are cut into windows, as few as are no longer than this, all of one length; None keeps them
-    whole. Limits on duration are then those of the windows."""
-
-    min_rate: int = 0
-    """Files of a lower rate, in Hz, are left out."""
-
-    probe: ProbeMode = "all"
-    """How closely audio is looked at. `missing`: not at all where the manifest gives a duration, which is trusted, as
-    is that the file has the corpus's rate. `all`: the header of every file. `decode`: every sample."""
-
-    format: InputFormat | None = None
-    """What every input is taken for; None tells by looking."""
-
-    allow_commands: bool = False
-    """Whether commands that a Kaldi wav.scp pipes from are run."""
-
-    strict: bool = False
-    """Whether anything that would be left out is an error."""
-
-    pcm: bool = False
-    """Whether all audio is also written to one file of 16-bit samples at the corpus's rate, as for noise that is used
-    over and over."""
-
-    def __post_init__(self) -> None:
-        if self.sampling_rate < 1:
-            raise ConfigError(f"sampling_rate is {self.sampling_rate}: give a rate in Hz, such as 16000.")
-        if self.channel < 0:
-            raise ConfigError(f"channel is {self.channel}: channels are counted from 0.")
-        if self.min_seconds < 0:
-            raise ConfigError(f"min_seconds is {self.min_seconds}: a duration cannot be negative.")
-        if self.max_seconds is not None and self.max_seconds < self.min_seconds:
-            raise ConfigError(
-                f"max_seconds ({self.max_seconds:g}) is below min_seconds ({self.min_seconds:g}): no cut would be left."
-            )
-        if self.min_rate < 0:
-            raise ConfigError(f"min_rate is {self.min_rate}: a rate cannot be negative.")
-        if self.window_seconds is not None and self.window_seconds < max(self.min_seconds, 1 / self.sampling_rate):
-            raise ConfigError(
-                f"window_seconds ({self.window_seconds:g}) is below min_seconds ({self.min_seconds:g}): "
-                "every window would be left out."
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareReport:
-    """What a run of `prepare` took in and left out."""
+    """Summary of a corpus that was prepared."""
 
     path: Path
     num_cuts: int
     hours: float
     shortest_s: float
+    """Duration of the shortest cut, in seconds."""
+
     longest_s: float
+    """Duration of the longest cut, in seconds."""
+
     num_resampled: int
+    """Number of cuts that are resampled when they are loaded."""
+
     rejected: dict[str, int] = field(default_factory=dict)
-    """Number of rejects by reason; each one is a line of `rejected.jsonl`."""
+    """Number of rejects by reason, most frequent first; each reject is a line of `rejected.jsonl`."""
 
     hours_by_language: dict[str, float] = field(default_factory=dict)
-    """Most first; empty where the inputs do not say."""
+    """Hours of each language, descending; empty if the inputs give no languages."""
 
     hours_by_speaker: dict[str, float] = field(default_factory=dict)
-    """The same; empty also where there are more than a hundred thousand."""
+    """Hours of each speaker, descending; empty if the inputs give no speakers or more than a hundred thousand."""
 
 
 def prepare_corpus(
@@ -120,83 +70,96 @@ def prepare_corpus(
 
     Args:
         manifests: NeMo, Lhotse or fairseq manifests, Kaldi directories, Hugging Face data sets saved to disk, or
-            folders of audio; they may be mixed.
-        output: The corpus directory to make.
-        config: Limits and target rate.
-        overwrite: Whether an existing corpus at `output` is replaced, which happens at the end and at once.
-        jobs: Processes that look at audio. The corpus does not depend on their number.
-        dask: Address of a Dask scheduler whose workers look at the audio instead.
-        on_progress: Called with the number of entries looked at and their total, or None where that is not known.
+            folders of audio, in any mixture.
+        output: Path of the corpus directory.
+        config: Limits and sampling rate; the defaults if None.
+        overwrite: Whether an existing corpus at `output` is replaced. It is replaced in one step, after all work is
+            done.
+        jobs: Number of processes that probe audio. The corpus does not depend on it.
+        dask: Address of a Dask scheduler whose workers probe the audio instead of local processes.
+        on_progress: Called with the number of entries probed so far and their total, or None if the total is unknown.
+
+    Returns:
+        A summary of the corpus.
 
     Raises:
-        ManifestError: An input cannot be read, or none of the audio can be used, or with `config.strict` any of it.
+        ManifestError: An input cannot be read, no audio can be used, or an entry was rejected with `config.strict`.
             Nothing is left behind.
-        CorpusError: The target exists, or another run is writing it.
+        OutputError: The target exists, cannot be written, or is being written by another run.
+        CorpusError: A worker process ended before its work did.
+        ConfigError: A required package is not installed, or no Dask scheduler answers.
     """
+    from nestdata.prepare.corpus_writer import CorpusWriter
+
     config = config or PrepareConfig()
     output = Path(output).resolve()
-    check_target(output, overwrite)
-    with partial_directory(output) as partial, open_pool(jobs, dask) as pool:
-        sources = _open_sources([Path(manifest) for manifest in manifests], config, partial, output)
-        with closing(CorpusWriter(partial)) as writer:
-            _look_at_all(sources, config, pool, writer, on_progress)
-            written = writer.finish(sources, config.sampling_rate)
-            _check_rejects(writer, written, sources, config)
-        assert written is not None
-        if config.pcm:
-            write_bank(partial, output, pool)
-        report, meta = _report(written, output, config.sampling_rate), _meta(written, sources, config)
-        by_label = {"language": report.hours_by_language, "speaker": report.hours_by_speaker}
-        write_report(partial, output.name, meta, by_label)
-        # Last, for without it nothing opens.
-        (partial / "meta.json").write_text(json.dumps(meta, indent=2, default=str) + "\n")
-        check_target(output, overwrite)  # once more: another run may have finished meanwhile
-        move_into_place(partial, output)
+    with output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=_is_corpus) as partial:
+        sources = _open_sources(manifests, config, partial, output)
+        with open_pool(jobs, dask, preload=_worker_modules(sources, config)) as pool:
+            with closing(CorpusWriter(partial)) as writer:
+                _probe_sources(sources, config, pool, writer, on_progress)
+                stats = writer.finish(sources, config.sampling_rate)
+                _check_rejects(writer, stats, sources, config)
+            assert stats is not None
+            report = _report(stats, output, config.sampling_rate)
+            _write_rest(partial, report, _meta(stats, sources, config), config, pool)
     return report
+
+
+def _is_corpus(directory: Path) -> bool:
+    return (directory / "meta.json").is_file()
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Some items of a source, to be looked at by any process."""
+    """Consecutive items of a source, to be probed by any process."""
 
     source: Source
-    source_number: int
+    source_index: int
     first: int
+    """Number of the first item, counted from 1."""
+
     items: list[Any]
-    limits: Limits
+    limits: "Limits"
 
 
-def _look_at(task: _Task) -> tuple[int, Found]:
-    collector = Collector()
+def _probe_items(task: _Task) -> "tuple[int, ProbedItems]":
+    """Runs in a worker; returns the index of the source, and the cuts and rejects."""
+    from nestdata.prepare.corpus_writer import ItemCollector
+    from nestdata.prepare.probe import Reject, probe
+
+    collector = ItemCollector()
     for number, item in enumerate(task.items, start=task.first):
         entry = task.source.entry(number, item)
         if entry is None:
             continue
         collector.num_entries += 1
-        for found in probe(entry, task.limits):
-            if isinstance(found, Reject):
-                collector.rejects.append(found)
+        for probed in probe(entry, task.limits):
+            if isinstance(probed, Reject):
+                collector.rejects.append(probed)
             else:
-                collector.add(found, number, entry.where)
-    return task.source_number, collector.found()
+                collector.add(probed, number, entry.where)
+    return task.source_index, collector.collected()
 
 
-def _look_at_all(
+def _probe_sources(
     sources: list[Source],
     config: PrepareConfig,
     pool: Pool,
-    writer: CorpusWriter,
+    writer: "CorpusWriter",
     on_progress: Callable[[int, int | None], None] | None,
 ) -> None:
     counts = [source.count() for source in sources] if on_progress else [None]
     total = None if None in counts else sum(count for count in counts if count is not None)
-    for source_number, found in pool.map(_look_at, _tasks(sources, config)):
-        writer.add(found, source_number)
+    for source_index, probed in pool.map(_probe_items, _tasks(sources, config)):
+        writer.add(probed, source_index)
         if on_progress:
             on_progress(writer.num_entries, total)
 
 
 def _tasks(sources: list[Source], config: PrepareConfig) -> Iterator[_Task]:
+    from nestdata.prepare.probe import Limits
+
     limits = Limits(
         sampling_rate=config.sampling_rate,
         channel=config.channel,
@@ -206,33 +169,43 @@ def _tasks(sources: list[Source], config: PrepareConfig) -> Iterator[_Task]:
         window_seconds=config.window_seconds,
         mode=config.probe,
     )
-    for source_number, source in enumerate(sources):
+    for source_index, source in enumerate(sources):
         items = source.items()
         first = 1
         while batch := list(islice(items, _ITEMS_PER_TASK[config.probe])):
-            yield _Task(source, source_number, first, batch, limits)
+            yield _Task(source, source_index, first, batch, limits)
             first += len(batch)
 
 
-def _open_sources(paths: list[Path], config: PrepareConfig, partial: Path, output: Path) -> list[Source]:
-    root = common_root(paths)
-    sources = []
-    for number, path in enumerate(paths):
-        options = InputOptions(
-            root=root,
-            channel=config.channel,
-            allow_commands=config.allow_commands,
-            extract_to=partial / "audio" / str(number),
-            stored_in=output / "audio" / str(number),
-        )
-        sources.append(open_source(path, options, config.format))
-    return sources
+def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
+    """Returns the modules that the workers need, which are imported once and shared by all of them.
+
+    Files are opened with soundfile and, if libsndfile does not know their format, with Lhotse; decoding resamples with
+    torchaudio. Lhotse also parses its own manifests.
+    """
+    modules = ["nestdata.prepare.corpus_writer", "nestdata.prepare.probe", "nestdata.prepare.run"]
+    if config.probe != "missing" or config.pcm:
+        return [*modules, "nestdata.prepare.bank_writer", "soundfile", "lhotse", "torchaudio"]
+    return [*modules, "lhotse"] if any(isinstance(source, LhotseManifest) for source in sources) else modules
 
 
-def _check_rejects(writer: CorpusWriter, written: Written | None, sources: list[Source], config: PrepareConfig) -> None:
+def _open_sources(manifests: Sequence[str | Path], config: PrepareConfig, partial: Path, output: Path) -> list[Source]:
+    options = InputOptions(
+        format=config.format,
+        channel=config.channel,
+        allow_commands=config.allow_commands,
+        extract_to=partial / "audio",
+        stored_in=output / "audio",
+    )
+    return open_sources([Path(manifest) for manifest in manifests], options)
+
+
+def _check_rejects(
+    writer: "CorpusWriter", stats: "CorpusStats | None", sources: list[Source], config: PrepareConfig
+) -> None:
     example = writer.first_reject
     why = f"; the first: {example.where}: {example.reason}, {example.detail}" if example else ""
-    if written is None:
+    if stats is None:
         raise ManifestError(
             f"{', '.join(str(source.path) for source in sources)}: no usable cut among {writer.num_entries} "
             f"entries{why}. Check the paths, which are taken relative to the manifest, and the limits on duration."
@@ -245,34 +218,50 @@ def _check_rejects(writer: CorpusWriter, written: Written | None, sources: list[
         )
 
 
-def _report(written: Written, output: Path, rate: int) -> PrepareReport:
+def _write_rest(partial: Path, report: PrepareReport, meta: dict[str, Any], config: PrepareConfig, pool: Pool) -> None:
+    """Writes the sample bank, the HTML report and `meta.json`."""
+    from nestdata.prepare.report import write_report
+
+    if config.pcm:
+        from nestdata.prepare.bank_writer import write_bank
+
+        write_bank(partial, report.path, pool)
+    hours_by = {"language": report.hours_by_language, "speaker": report.hours_by_speaker}
+    write_report(partial, report.path.name, meta, hours_by)
+    # Last, because a directory without it does not open as a corpus.
+    (partial / "meta.json").write_text(json.dumps(meta, indent=2, default=str) + "\n")
+
+
+def _report(stats: "CorpusStats", output: Path, rate: int) -> PrepareReport:
     hours_by = {
         kind: {name: samples / rate / 3600 for name, samples in counter.most_common() if samples}
-        for kind, counter in written.samples_by.items()
+        for kind, counter in stats.samples_by.items()
     }
     return PrepareReport(
         path=output,
-        num_cuts=written.num_cuts,
-        hours=written.total_samples / rate / 3600,
-        shortest_s=written.shortest / rate,
-        longest_s=written.longest / rate,
-        num_resampled=written.num_resampled,
-        rejected=written.rejected,
+        num_cuts=stats.num_cuts,
+        hours=stats.total_samples / rate / 3600,
+        shortest_s=stats.shortest / rate,
+        longest_s=stats.longest / rate,
+        num_resampled=stats.num_resampled,
+        rejected=stats.rejected,
         hours_by_language=hours_by.get("language", {}),
         hours_by_speaker=hours_by.get("speaker", {}),
     )
 
 
-def _meta(written: Written, sources: list[Source], config: PrepareConfig) -> dict[str, Any]:
+def _meta(stats: "CorpusStats", sources: list[Source], config: PrepareConfig) -> dict[str, Any]:
+    from nestdata.corpus.corpus import FORMAT_VERSION
+
     rate = config.sampling_rate
     return {
         "format_version": FORMAT_VERSION,
         "sampling_rate": rate,
-        "num_cuts": written.num_cuts,
-        "num_bytes": written.num_bytes,
-        "hours": written.total_samples / rate / 3600,
-        "fingerprint": written.fingerprint,
-        "rejected": written.rejected,
+        "num_cuts": stats.num_cuts,
+        "num_bytes": stats.num_bytes,
+        "hours": stats.total_samples / rate / 3600,
+        "fingerprint": stats.fingerprint,
+        "rejected": stats.rejected,
         "manifests": [str(source.path) for source in sources],
         "settings": asdict(config),
     }

@@ -1,15 +1,17 @@
-"""Did it learn anything? A linear classifier on frozen features, beside the same on features that learned nothing.
+"""The run of a linear probe: predicts labels from frozen features of three extractors.
 
 The labels of a manifest, such as speaker or language, are predicted from each layer of the trained encoder, from each
-layer of the same encoder with fresh weights, and from plain log-mel statistics, all on one split and with one
-treatment. The untrained encoder reads the same input as the trained one, so what lies between them was learned. The
-log-mel statistics see more: level and channel, which are normalised away before the encoder. Where the recordings of a
-class were made in one place, they may be hard to beat, and a split by groups is the better question.
+layer of the same encoder with its initial random weights (the baseline), and from log-mel statistics. Split, pooling
+and classifier are the same for all three. The untrained encoder reads the same input as the trained one, so the
+difference between them was learned. The log-mel statistics contain more: the level and the channel of a recording,
+which are normalised away before the encoder. They are a strong baseline if the recordings of a class share a room or a
+microphone; a split by groups avoids that.
 
-Layers hold different things, and each by itself may know less than all of them side by side, which is scored as well.
+A single layer may contain less about a label than all layers together, so the concatenation of all layers is scored as
+well.
 
-Guarantees that the split depends on ids, labels and seed alone, not on the order of the manifest. scikit-learn is an
-extra, `probe`, and imported where it is used.
+The split depends on ids, labels and seed only, not on the order of the manifest. scikit-learn belongs to the extra
+`probe`.
 """
 
 import importlib.util
@@ -24,32 +26,29 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata import Corpus
+from nestdata import Corpus, has_json_kind, output_directory
 from nestmodel.errors import ConfigError, ProbeError
-from nestmodel.evaluate.classifier import ProbeScore, score_held_out
-from nestmodel.evaluate.encode import (
-    OnProgress,
-    RejectedUtterance,
-    Utterance,
-    iterate_features,
-    iterate_log_mels,
-    labels_of,
-    open_inputs,
-    resolve_device,
-)
-from nestmodel.evaluate.output import output_directory
-from nestmodel.evaluate.report import LEAST_IN_TRAINING, ProbeConfig, ProbeReport, draw_probe
-from nestmodel.evaluate.split import Labelled, first_of_each_class, split_held_out
-from nestmodel.training.module import NestModel
+from nestmodel.evaluate.encode import Utterance, iterate_features, iterate_log_mels, resolve_device
+from nestmodel.evaluate.inputs import OnProgress, cut_labels, open_inputs
+from nestmodel.evaluate.linear_probe import ProbeScore, fit_and_score
+from nestmodel.evaluate.rejects import RejectLog
+from nestmodel.evaluate.report import MIN_TRAIN_PER_CLASS, ProbeConfig, ProbeReport, draw_probe
+from nestmodel.evaluate.split import LabelledUtterance, limit_per_class, split_held_out
+from nestmodel.nn.network import NestNetwork
 
-Pooled = dict[int, NDArray[np.float32]]
-"""By row of the corpus: means, then deviations, for each layer, shape (layers, 2 * dim)."""
+PooledFeatures = dict[int, NDArray[np.float32]]
+"""By index in the corpus: mean and standard deviation over frames for each layer, shape (layers, 2 * dim)."""
 
-_NAMED, _OTHERS = "held out", "trained on"  # groups, where the configuration names what is held out
+OnWork = Callable[[int], None]
+"""Called with the number of units of work that were finished since the last call."""
+
+_HELD_OUT, _TRAINING = "held out", "training"  # names of the groups if `held_out_where` defines the split
+_MAX_NAMES = 12
+_MAX_CLASSES = 5
 
 
 def run_probe(
-    model: NestModel,
+    model: NestNetwork,
     inputs: Corpus | Sequence[str | Path],
     config: ProbeConfig,
     output: str | Path | None = None,
@@ -58,87 +57,70 @@ def run_probe(
     model_name: str = "",
     on_progress: OnProgress | None = None,
 ) -> ProbeReport:
-    """Scores a linear probe on every layer of an encoder, trained and with fresh weights, and on log mels.
+    """Scores a linear probe on each layer of an encoder, trained and untrained, and on log-mel statistics.
 
-    An utterance is the mean and the deviation of its valid frames, for every contestant. The classifier is logistic
-    regression on standardised features, its strength of regularisation chosen by cross-validation on the training
-    part, anew for each set of features.
+    Every utterance is pooled into the mean and the standard deviation over its valid frames. The classifier is
+    logistic regression on standardised features. Cross-validation on the training utterances selects the strength of
+    its regularisation, separately for each set of features.
 
     Args:
         model: Its encoder is used, in eval mode, and moved to the device.
-        inputs: A corpus; or manifests, folders and corpora, which are prepared with the header of every file read.
-        config: The label, and how the utterances are divided.
-        output: Where `probe.json`, `probe.png` and `rejected.jsonl` go; None writes nothing.
+        inputs: A corpus; or paths of manifests, folders and corpora, which are prepared with every file header read.
+        config: The label and the split.
+        output: Directory for `probe.json`, `probe.png` and `rejected.jsonl`; None writes nothing.
         overwrite: Whether an earlier probe at `output` is replaced.
-        model_name: What the report calls the model.
-        on_progress: Called with what is done and its total; a pass over the utterances and a fit count alike.
+        model_name: Name of the model in the report.
+        on_progress: Called with the finished and the total units of work. One utterance encoded once is a unit; a fit
+            of the classifier counts as many units as there are utterances.
 
     Raises:
-        ConfigError: The device does not exist, the corpus has another sampling rate than the model, the target is in
-            the way, or scikit-learn is not installed.
-        ProbeError: No utterance has the label, or fewer than two classes have enough of them.
+        ConfigError: The device does not exist, the corpus has another sampling rate than the model, `output` exists
+            and cannot be replaced, or scikit-learn is not installed.
+        ProbeError: No utterance has the label, or fewer than two classes have enough utterances.
         ExtractError: A batch does not fit into memory.
-        NestDataError: An input cannot be read, or the target not be written.
+        NestDataError: An input cannot be read, or `output` cannot be written.
     """
-    _check_installed()
+    _check_sklearn()
     resolve_device(config.device)
     target = None if output is None else Path(output).resolve()
-    with _workplace(target, overwrite) as directory, (directory / "rejected.jsonl").open("w") as rejected:
-        with open_inputs(inputs, model, directory) as corpus:
-            left_out: Counter[str] = Counter()
-            if not isinstance(inputs, Corpus):
-                rejected.write((corpus.path / "rejected.jsonl").read_text(encoding="utf-8"))
-                left_out.update(corpus.meta["rejected"])
-            seen: set[str] = set()
-
-            def leave_out(found: RejectedUtterance) -> None:
-                if found.cut_id not in seen:  # the audio is read once for each contestant
-                    seen.add(found.cut_id)
-                    left_out[found.reason] += 1
-                    rejected.write(json.dumps(found._asdict()) + "\n")
-
-            report = _probe(model, corpus, config, leave_out, on_progress)
-        report = replace(report, model=model_name, left_out=dict(left_out.most_common()))
+    rate = model.config.features.sampling_rate
+    with _probe_directory(target, overwrite) as directory:
+        with RejectLog(directory) as rejects, open_inputs(inputs, rate, directory, rejects) as corpus:
+            report = _probe_corpus(model, corpus, config, rejects, on_progress)
+        report = replace(report, model=model_name, left_out=rejects.counts)
         if target is not None:
-            rejected.flush()
             draw_probe(report, directory / "probe.png")
             (directory / "probe.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n")
     return report
 
 
-def _probe(
-    model: NestModel,
+def _probe_corpus(
+    model: NestNetwork,
     corpus: Corpus,
     config: ProbeConfig,
-    leave_out: Callable[[RejectedUtterance], None],
+    rejects: RejectLog,
     on_progress: OnProgress | None,
 ) -> ProbeReport:
-    labelled, num_unlabelled = _labelled(corpus, config)
-    if config.held_out_where is None:
-        held = split_held_out(labelled, config.held_out, config.seed)
-    else:
-        held = {one.cut_id for one in labelled if one.group == _NAMED}
-    training = [one for one in labelled if one.cut_id not in held]
-    if config.train_per_class is not None:
-        training = first_of_each_class(training, config.train_per_class, config.seed)
-    parts = sorted([*training, *(one for one in labelled if one.cut_id in held)], key=lambda one: one.cut_id)
-    _classes(labelled, parts, held)  # before any audio is read, for where it cannot work
-    tick = _ticker(len(parts), 3 + 2 * (model.config.encoder.num_layers + 2) + 1, on_progress)
-    pooled = _pool_all(model, corpus, config, [one.row for one in parts], leave_out, tick)
-    usable = [one for one in parts if all(one.row in found for found in pooled.values())]
-    classes, excluded_classes = _classes(labelled, usable, held)
+    labelled, num_unlabelled = _labelled_utterances(corpus, config)
+    utterances, held_out_ids = _split(labelled, config)
+    _count_classes(labelled, utterances, held_out_ids)  # raises before any audio is read
+    num_fits = 2 * (model.config.encoder.num_layers + 2) + 1
+    on_work = _progress_counter(len(utterances) * (3 + num_fits), on_progress)
+    pooled = _pool_all(model, corpus, config, [one.row for one in utterances], rejects, on_work)
+    usable = [one for one in utterances if all(one.row in features for features in pooled.values())]
+    classes, excluded_classes = _count_classes(labelled, usable, held_out_ids)
     usable = [one for one in usable if one.label in classes]
-    is_held = np.array([one.cut_id in held for one in usable])
-    numbers = {label: number for number, label in enumerate(classes)}
-    labels = np.array([numbers[one.label] for one in usable])
+    is_held_out = np.array([one.cut_id in held_out_ids for one in usable])
+    class_numbers = {label: number for number, label in enumerate(classes)}
+    labels = np.array([class_numbers[one.label] for one in usable])
     scores: dict[str, list[ProbeScore]] = {}
-    for name, found in pooled.items():
+    for name, features_by_row in pooled.items():
         scores[name] = []
-        layers = np.stack([found[one.row] for one in usable], axis=1)  # (layers, utterances, 2 * dim)
-        together = np.concatenate(list(layers), axis=1)
-        for features in [*layers, *([together] if name != "log_mel" else [])]:
-            scores[name].append(score_held_out(features, labels, is_held, config.seed))
-            tick(len(parts))
+        layers = np.stack([features_by_row[one.row] for one in usable], axis=1)  # (layers, utterances, 2 * dim)
+        all_layers = np.concatenate(list(layers), axis=1)
+        for features in [*layers, *([all_layers] if name != "log_mel" else [])]:
+            scores[name].append(fit_and_score(features, labels, is_held_out, config.seed))
+            on_work(len(utterances))
     return ProbeReport(
         config=config,
         model="",
@@ -148,113 +130,136 @@ def _probe(
         trained_together=scores["trained"][-1],
         untrained_together=scores["untrained"][-1],
         log_mel=scores["log_mel"][0],
-        chance=ProbeScore.of(max(number for _, number in classes.values()), int(is_held.sum())),
+        chance=ProbeScore.from_counts(max(num_held for _, num_held in classes.values()), int(is_held_out.sum())),
         num_unlabelled=num_unlabelled,
         excluded_classes=excluded_classes,
     )
 
 
-def _pool_all(
-    model: NestModel,
-    corpus: Corpus,
-    config: ProbeConfig,
-    rows: list[int],
-    leave_out: Callable[[RejectedUtterance], None],
-    tick: Callable[[int], None],
-) -> dict[str, Pooled]:
-    """Returns what each contestant makes of the utterances."""
-    batches = (config.max_batch_seconds, config.device)
-    found = {}
-    for name, encoder in (("trained", model), ("untrained", NestModel(replace(model.config, seed=config.seed)))):
-        utterances = iterate_features(encoder, corpus, "all", *batches, rows=rows, on_reject=leave_out)
-        found[name] = _pooled(utterances, tick)
-    utterances = iterate_log_mels(model, corpus, *batches, rows=rows, on_reject=leave_out)
-    found["log_mel"] = _pooled(utterances, tick)
-    return found
-
-
-def _labelled(corpus: Corpus, config: ProbeConfig) -> tuple[list[Labelled], int]:
-    """Returns the utterances that have the label, and the number of those that do not."""
-    found, names = [], Counter[str]()
-    field_name, _, value = (config.held_out_where or "").partition("=")
+def _labelled_utterances(corpus: Corpus, config: ProbeConfig) -> tuple[list[LabelledUtterance], int]:
+    """Returns the utterances that have the label and the group, and the number of the other utterances."""
+    labelled, name_counts = [], Counter[str]()
+    where_name, _, where_value = (config.held_out_where or "").partition("=")
     for row in range(len(corpus)):
-        line = corpus.line(row)
-        labels = {name: text for name, value in labels_of(line).items() if (text := _text(value))}
-        names.update(labels.keys())
-        group = line["id"] if config.group_by is None else labels.get(config.group_by)
-        if field_name:
-            group = _NAMED if labels.get(field_name) == value else _OTHERS
+        cut = corpus.line(row)
+        labels = {name: text for name, value in cut_labels(cut).items() if (text := _label_text(value))}
+        name_counts.update(labels.keys())
+        group = cut["id"] if config.group_by is None else labels.get(config.group_by)
+        if where_name:
+            group = _HELD_OUT if labels.get(where_name) == where_value else _TRAINING
         if config.label in labels and group is not None:
-            found.append(Labelled(row, line["id"], labels[config.label], group))
-    for what, name in (("label", config.label), ("group_by", config.group_by), ("held_out_where", field_name)):
-        if name and not names[name]:
-            known = ", ".join(f"{name} ({number})" for name, number in names.most_common(12)) or "none at all"
-            raise ProbeError(f"{what} is {name!r}, and no utterance has that. The labels here: {known}.")
-    if not found:
+            labelled.append(LabelledUtterance(row, cut["id"], labels[config.label], group))
+    for setting, name in (("label", config.label), ("group_by", config.group_by), ("held_out_where", where_name)):
+        if name and not name_counts[name]:
+            known = ", ".join(f"{name} ({number})" for name, number in name_counts.most_common(_MAX_NAMES)) or "none"
+            raise ProbeError(f"{setting} is {name!r}, and no utterance has that label. The labels here: {known}.")
+    if not labelled:
         raise ProbeError(f"no utterance has both {config.label!r} and {config.group_by!r}. Drop --group-by.")
-    return found, len(corpus) - len(found)
+    return labelled, len(corpus) - len(labelled)
 
 
-def _text(value: object) -> str:
-    """A label as text; empty for what is none."""
+def _label_text(value: object) -> str:
+    """Returns a label as text; an empty string for a value that cannot be a label."""
     return str(value).strip() if isinstance(value, str | int | float) else ""
 
 
-def _classes(
-    labelled: list[Labelled], usable: list[Labelled], held: set[str]
+def _split(labelled: list[LabelledUtterance], config: ProbeConfig) -> tuple[list[LabelledUtterance], set[str]]:
+    """Returns the utterances of both sides of the split, sorted by id, and the ids of the held-out side."""
+    if config.held_out_where is None:
+        held_out_ids = split_held_out(labelled, config.held_out, config.seed)
+    else:
+        held_out_ids = {one.cut_id for one in labelled if one.group == _HELD_OUT}
+    training = [one for one in labelled if one.cut_id not in held_out_ids]
+    if config.train_per_class is not None:
+        training = limit_per_class(training, config.train_per_class, config.seed)
+    held_out = [one for one in labelled if one.cut_id in held_out_ids]
+    return sorted([*training, *held_out], key=lambda one: one.cut_id), held_out_ids
+
+
+def _count_classes(
+    labelled: list[LabelledUtterance], usable: list[LabelledUtterance], held_out_ids: set[str]
 ) -> tuple[dict[str, tuple[int, int]], dict[str, str]]:
-    """Returns the classes that take part with their numbers in training and held out, and why others do not."""
-    num_held = Counter(one.label for one in usable if one.cut_id in held)
-    num_train = Counter(one.label for one in usable if one.cut_id not in held)
-    classes, left_out = {}, {}
+    """Returns the numbers of training and held-out utterances by class, and the excluded classes with the reasons.
+
+    Raises:
+        ProbeError: Fewer than two classes have enough utterances.
+    """
+    num_held_out = Counter(one.label for one in usable if one.cut_id in held_out_ids)
+    num_train = Counter(one.label for one in usable if one.cut_id not in held_out_ids)
+    classes, excluded = {}, {}
     for name in sorted({one.label for one in labelled}):
-        if num_train[name] < LEAST_IN_TRAINING:
-            left_out[name] = f"{num_train[name]} in training, {LEAST_IN_TRAINING} are needed"
-        elif not num_held[name]:
-            left_out[name] = "none held out"
+        if num_train[name] < MIN_TRAIN_PER_CLASS:
+            excluded[name] = f"{num_train[name]} in training, {MIN_TRAIN_PER_CLASS} are needed"
+        elif not num_held_out[name]:
+            excluded[name] = "none held out"
         else:
-            classes[name] = (num_train[name], num_held[name])
+            classes[name] = (num_train[name], num_held_out[name])
     if len(classes) < 2:
-        why = "; ".join(f"{name!r}: {reason}" for name, reason in list(left_out.items())[:5])
+        reasons = "; ".join(f"{name!r}: {reason}" for name, reason in list(excluded.items())[:_MAX_CLASSES])
         raise ProbeError(
-            f"{len(classes)} of {len(classes) + len(left_out)} classes can be probed, and two are needed"
-            + (f" ({why})" if why else "")
+            f"{len(classes)} of {len(classes) + len(excluded)} classes can be probed, and two are needed"
+            + (f" ({reasons})" if reasons else "")
             + ". Give more utterances of each, another --label, or no --group-by."
         )
-    return classes, left_out
+    return classes, excluded
 
 
-def _pooled(utterances: Iterator[Utterance], tick: Callable[[int], None]) -> Pooled:
-    found: Pooled = {}
+def _pool_all(
+    model: NestNetwork,
+    corpus: Corpus,
+    config: ProbeConfig,
+    rows: list[int],
+    rejects: RejectLog,
+    on_work: OnWork,
+) -> dict[str, PooledFeatures]:
+    """Returns the pooled features of the utterances by extractor: `trained`, `untrained`, `log_mel`."""
+    batches = (config.max_batch_seconds, config.device)
+    untrained = NestNetwork(replace(model.config, seed=config.seed))
+    pooled = {}
+    for name, encoder in (("trained", model), ("untrained", untrained)):
+        utterances = iterate_features(encoder, corpus, "all", *batches, rows=rows, on_reject=rejects.add)
+        pooled[name] = _pool(utterances, on_work)
+    utterances = iterate_log_mels(model, corpus, *batches, rows=rows, on_reject=rejects.add)
+    pooled["log_mel"] = _pool(utterances, on_work)
+    return pooled
+
+
+def _pool(utterances: Iterator[Utterance], on_work: OnWork) -> PooledFeatures:
+    pooled: PooledFeatures = {}
     for utterance in utterances:
-        values = utterance.values
-        found[utterance.row] = np.concatenate([values.mean(axis=1), values.std(axis=1)], axis=-1)
-        tick(1)
-    return found
+        values = utterance.values  # (layers, frames, dim)
+        pooled[utterance.row] = np.concatenate([values.mean(axis=1), values.std(axis=1)], axis=-1)
+        on_work(1)
+    return pooled
 
 
-def _ticker(num_rows: int, num_passes: int, on_progress: OnProgress | None) -> Callable[[int], None]:
+def _progress_counter(total: int, on_progress: OnProgress | None) -> OnWork:
     done = 0
 
-    def tick(number: int) -> None:
+    def on_work(number: int) -> None:
         nonlocal done
         done += number
         if on_progress:
-            on_progress(done, num_rows * num_passes)
+            on_progress(done, total)
 
-    return tick
+    return on_work
 
 
 @contextmanager
-def _workplace(target: Path | None, overwrite: bool) -> Iterator[Path]:
+def _probe_directory(target: Path | None, overwrite: bool) -> Iterator[Path]:
+    """Yields the directory that becomes `target`, or a temporary directory if there is no target."""
     if target is None:
         with tempfile.TemporaryDirectory(prefix="nestmodel-probe-") as name:
             yield Path(name)
     else:
-        with output_directory(target, overwrite=overwrite, marker="probe.json", kind="probe") as partial:
+        with output_directory(target, kind="a probe", overwrite=overwrite, may_replace=_is_probe) as partial:
             yield partial
 
 
-def _check_installed() -> None:
+def _check_sklearn() -> None:
     if importlib.util.find_spec("sklearn") is None:
         raise ConfigError("a probe needs scikit-learn: pip install 'nest-pretrain[probe]'.")
+
+
+def _is_probe(directory: Path) -> bool:
+    return has_json_kind(directory, "probe.json", "probe")

@@ -1,4 +1,4 @@
-"""Which labelled utterances are held out and which are trained on: a hash of their ids, whatever their order."""
+"""The split into training and held-out utterances. It depends on ids, labels, groups and seed, not on their order."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -7,53 +7,55 @@ from typing import NamedTuple
 from nestdata import derive_key
 
 
-class Labelled(NamedTuple):
-    """An utterance that could take part."""
+class LabelledUtterance(NamedTuple):
+    """An utterance with its label."""
 
     row: int
+    """Index of the utterance in the corpus."""
+
     cut_id: str
     label: str
     group: str
-    """Utterances of one group are on one side."""
+    """All utterances of a group are on the same side of the split."""
 
 
-def split_held_out(labelled: Iterable[Labelled], held_out: float, seed: int) -> set[str]:
-    """Returns the ids that are held out: of each class about this share, and whole groups.
+def split_held_out(utterances: Iterable[LabelledUtterance], held_out: float, seed: int) -> set[str]:
+    """Returns the ids of the held-out utterances: about a share `held_out` of each class, in whole groups.
 
-    A group belongs to the class that most of its utterances have. Where a class has two groups or more, one at least
-    is on each side. The order of the utterances does not matter.
+    A group counts for the class that most of its utterances have. If a class has two groups or more, each side gets at
+    least one of them. The order of the utterances has no effect.
     """
-    groups: dict[str, list[Labelled]] = defaultdict(list)
-    for one in labelled:
-        groups[one.group].append(one)
+    groups: dict[str, list[LabelledUtterance]] = defaultdict(list)
+    for utterance in utterances:
+        groups[utterance.group].append(utterance)
     by_class: dict[str, list[str]] = defaultdict(list)
     for name, members in groups.items():
-        counts = Counter(one.label for one in members)
+        counts = Counter(utterance.label for utterance in members)
         by_class[min(counts, key=lambda label: (-counts[label], label))].append(name)
-    held: set[str] = set()
+    held_out_ids: set[str] = set()
     for names in by_class.values():
-        chosen = _chosen_groups({name: len(groups[name]) for name in names}, held_out, seed)
-        held.update(one.cut_id for name in chosen for one in groups[name])
-    return held
+        selected = _select_groups({name: len(groups[name]) for name in names}, held_out, seed)
+        held_out_ids.update(utterance.cut_id for name in selected for utterance in groups[name])
+    return held_out_ids
 
 
-def first_of_each_class(training: Iterable[Labelled], number: int, seed: int) -> list[Labelled]:
-    """Returns at most so many utterances of each class, the same whatever the order."""
-    by_class: dict[str, list[Labelled]] = defaultdict(list)
-    for one in sorted(training, key=lambda one: (derive_key(seed, f"probe few/{one.cut_id}"), one.cut_id)):
-        if len(by_class[one.label]) < number:
-            by_class[one.label].append(one)
-    return [one for some in by_class.values() for one in some]
+def limit_per_class(utterances: Iterable[LabelledUtterance], limit: int, seed: int) -> list[LabelledUtterance]:
+    """Returns at most `limit` utterances of each class. The order of the utterances does not affect the selection."""
+    by_class: dict[str, list[LabelledUtterance]] = defaultdict(list)
+    for utterance in sorted(utterances, key=lambda one: (derive_key(seed, f"probe few/{one.cut_id}"), one.cut_id)):
+        if len(by_class[utterance.label]) < limit:
+            by_class[utterance.label].append(utterance)
+    return [utterance for members in by_class.values() for utterance in members]
 
 
-def _chosen_groups(sizes: dict[str, int], share: float, seed: int) -> list[str]:
-    """Chooses groups, in an order that is a hash of their names, that make up about a share of all."""
+def _select_groups(sizes: dict[str, int], share: float, seed: int) -> list[str]:
+    """Selects groups that hold about a share of all utterances, in the order of a hash of their names."""
     order = sorted(sizes, key=lambda name: (derive_key(seed, f"probe split/{name}"), name))
-    wanted, taken, chosen = share * sum(sizes.values()), 0, []
+    target, num_selected, selected = share * sum(sizes.values()), 0, []
     for name in order:
-        if taken + sizes[name] / 2 <= wanted:
-            chosen.append(name)
-            taken += sizes[name]
-    if len(order) > 1 and not chosen:
+        if num_selected + sizes[name] / 2 <= target:
+            selected.append(name)
+            num_selected += sizes[name]
+    if len(order) > 1 and not selected:
         return [min(order, key=sizes.__getitem__)]
-    return chosen[:-1] if len(chosen) == len(order) else chosen
+    return selected[:-1] if len(selected) == len(order) else selected

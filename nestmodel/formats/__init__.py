@@ -1,1 +1,1 @@
-"""Model files: NeMo, Hugging Face, safetensors, ONNX, and checkpoints."""
+"""Model file formats: checkpoints, NeMo, Hugging Face, safetensors and ONNX."""

@@ -1,7 +1,7 @@
-"""Models in and out: one file or directory in, one in another format out.
+"""Conversion of models between file formats: import to a checkpoint, export to another format.
 
-Owns the choice of format and the names of results. Leaves each format to its own module. Guarantees that what lies at
-a target is whole, and that an export is refused before anything is written where the other side could not hold it.
+This module selects the format and the default name of the result; other modules implement each format. A target is
+either complete or not written, and an export that the format cannot hold is rejected before anything is written.
 """
 
 import json
@@ -15,25 +15,25 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nestdata import move_into_place, partial_directory
+from nestdata import output_directory, output_file
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
-from nestmodel.evaluate.output import output_file
 from nestmodel.formats.huggingface import check_huggingface, is_huggingface, write_huggingface
+from nestmodel.formats.model_file import CONFIG_KEY
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.onnx import write_onnx
 from nestmodel.formats.safetensors import write_tensors
-from nestmodel.formats.weights import CONFIG_KEY, ENCODER, WeightParts
-from nestmodel.training.module import NestModel
+from nestmodel.formats.weights import ENCODER_PREFIX, WeightParts, load_network
+from nestmodel.nn.network import NestNetwork
 
 ExportFormat = Literal["nemo", "huggingface", "safetensors", "onnx"]
-_ENDINGS: Mapping[str, str] = {
+_SUFFIXES: Mapping[str, str] = {
     "nemo": ".nemo",
     "huggingface": ".huggingface",
     "safetensors": ".safetensors",
     "onnx": ".onnx",
 }
-# What a format holds of a model, and what it can hold.
+# The parts of a model that each format can hold; the first is the default.
 _PARTS: Mapping[str, tuple[WeightParts, ...]] = {
     "nemo": ("all",),
     "huggingface": ("encoder",),
@@ -43,31 +43,31 @@ _PARTS: Mapping[str, tuple[WeightParts, ...]] = {
 
 
 def import_model(source: Path, output: Path | None = None, *, overwrite: bool = False) -> Path:
-    """Turns a whole model of another format into a checkpoint that every command of `nestmodel` takes.
+    """Converts a whole model to a checkpoint that every command of `nestmodel` accepts.
 
     Args:
         source: A `.nemo` file, or safetensors that hold a whole model.
-        output: The checkpoint; where None, it lies in the working directory and is called like the source.
-        overwrite: Whether a file that lies there is replaced.
+        output: The checkpoint to write; None writes to the working directory, named after the source.
+        overwrite: Whether to replace an existing file.
 
     Returns:
-        Where the checkpoint is. It holds weights and configuration, and no state of an optimizer.
+        The path of the checkpoint. It holds weights and configuration, and no optimizer state.
 
     Raises:
-        WeightsError: The file cannot be read, does not hold a whole model, or the other cannot be written.
-        ConfigError: Something is in the way.
+        WeightsError: The source cannot be read or does not hold a whole model, or the checkpoint cannot be written.
+        OutputError: The target exists already, or another run is writing it.
     """
-    model = NestModel.from_checkpoint(source)
+    network = load_network(source)
     output = output or Path(source.stem + ".ckpt")
     checkpoint = {
-        CONFIG_KEY: asdict(model.config),
-        "state_dict": model.state_dict(),
-        # Without these `--ckpt_path` would not take it.
+        CONFIG_KEY: asdict(network.config),
+        "state_dict": network.state_dict(),
+        # Required by `--ckpt_path`.
         "pytorch-lightning_version": version("pytorch-lightning"),
         "epoch": 0,
         "global_step": 0,
     }
-    with output_file(output, overwrite=overwrite) as path, _writing(output):
+    with output_file(output, overwrite=overwrite) as path, _naming_target(output):
         torch.save(checkpoint, path)
     return output
 
@@ -80,41 +80,42 @@ def export_model(
     parts: WeightParts | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Writes a model in a format of others.
+    """Exports a model to NeMo, Hugging Face, safetensors or ONNX.
 
     Args:
-        source: What `NestModel.from_checkpoint` opens.
+        source: Any file that `load_network` reads.
         to: The format.
-        output: The file, or for Hugging Face the directory; where None, in the working directory and called like the
-            source.
-        parts: What is written: of safetensors the encoder or all, where None the encoder. NeMo's files hold all, the
-            others the encoder.
-        overwrite: Whether a result that lies there is replaced.
+        output: The file to write, or the directory for Hugging Face; None writes to the working directory, named after
+            the source.
+        parts: The parts to write; None writes all for NeMo, and the encoder for the other formats. Only safetensors
+            can hold either.
+        overwrite: Whether to replace an existing result.
 
     Returns:
-        Where it is.
+        The path of the result.
 
     Raises:
-        WeightsError: The source cannot be read, does not hold a whole model, or the other cannot be written.
-        ConfigError: The format cannot hold the model, or something is in the way.
+        WeightsError: The source cannot be read or does not hold a whole model, or the result cannot be written.
+        ConfigError: The format cannot hold the model.
+        OutputError: The target exists already, or another run is writing it.
     """
     parts = _PARTS[to][0] if parts is None else parts
     if parts not in _PARTS[to]:
         raise ConfigError(f"{to} holds {_PARTS[to][0]} of a model, not {parts}. Leave that out, or use safetensors.")
-    output = output or Path(source.stem + _ENDINGS[to])
-    model = NestModel.from_checkpoint(source)
+    output = output or Path(source.stem + _SUFFIXES[to])
+    network = load_network(source)
     if to == "huggingface":
-        _write_directory(output, model, overwrite)
+        _write_directory(output, network, overwrite)
         return output
     with output_file(output, overwrite=overwrite) as path:
         if to == "onnx":
-            write_onnx(path, model.config, model.encoder)
+            write_onnx(path, network.config, network.encoder)
             return output
-        with _writing(output):
+        with _naming_target(output):
             if to == "nemo":
-                write_nemo(path, model.config, model.state_dict())
+                write_nemo(path, network.config, network.state_dict())
             else:
-                write_safetensors(path, model.config, model.state_dict(), parts)
+                write_safetensors(path, network.config, network.state_dict(), parts)
     return output
 
 
@@ -122,28 +123,30 @@ def write_safetensors(path: Path, config: NestConfig, state: Mapping[str, Tensor
     """Writes weights under our names, with the configuration as JSON in the metadata.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
-    chosen = {name: value for name, value in state.items() if parts == "all" or name.startswith(ENCODER)}
-    write_tensors(path, chosen, {CONFIG_KEY: json.dumps(asdict(config))})
+    selected = {name: value for name, value in state.items() if parts == "all" or name.startswith(ENCODER_PREFIX)}
+    write_tensors(path, selected, {CONFIG_KEY: json.dumps(asdict(config))})
 
 
-def _write_directory(output: Path, model: NestModel, overwrite: bool) -> None:
-    check_huggingface(model.config)
-    if output.exists() and not (overwrite and is_huggingface(output)):
-        advice = "and is no such model. Choose another place" if overwrite else "pass --overwrite to replace it"
-        raise ConfigError(f"{output}: exists already, {advice}.")
-    with partial_directory(output) as partial:
-        with _writing(output):
-            write_huggingface(partial, model.config, model.state_dict())
-        move_into_place(partial, output)
+def _write_directory(output: Path, network: NestNetwork, overwrite: bool) -> None:
+    check_huggingface(network.config)
+    with (
+        output_directory(
+            output, kind="a Hugging Face model", overwrite=overwrite, may_replace=is_huggingface
+        ) as partial,
+        _naming_target(output),
+    ):
+        write_huggingface(partial, network.config, network.state_dict())
 
 
 @contextmanager
-def _writing(output: Path) -> Iterator[None]:
-    """Names the target where a disk is full, of which torch says little."""
+def _naming_target(output: Path) -> Iterator[None]:
+    """Turns write errors into WeightsError that name the target; torch does not name it when a disk is full."""
     try:
         yield
     except (OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise WeightsError(f"{output}: cannot be written ({reason}). Make room, or choose another place.") from error
+        raise WeightsError(
+            f"{output}: cannot be written ({reason}). Free some space, or choose another path."
+        ) from error

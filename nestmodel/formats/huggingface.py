@@ -1,8 +1,8 @@
-"""The encoder as a Hugging Face model: a directory that ParakeetEncoder and ParakeetFeatureExtractor open.
+"""Export of the encoder as a Hugging Face model: a directory for ParakeetEncoder and ParakeetFeatureExtractor.
 
-Owns the names that transformers has for the same weights and settings, and the list of what its class cannot hold.
-Needs no transformers to write: the three files are JSON and safetensors. Guarantees, for what it does not refuse, the
-same encoder frames in eval mode; dropout in training is placed a little differently there.
+This module translates names of weights and settings to those of transformers, and rejects models that its classes
+cannot hold. The three files are JSON and safetensors, so transformers is not needed to write them. The exported encoder
+computes the same frames in eval mode; in training, transformers applies dropout at slightly different points.
 
 Source: transformers 5, models/parakeet.
 """
@@ -20,7 +20,6 @@ from nestmodel.formats.safetensors import write_tensors
 
 CONFIG_FILE = "config.json"
 MODEL_TYPE = "parakeet_encoder"
-_ENCODER = "encoder."
 _RENAMED = {
     "pre_encode.conv.": "subsampling.layers.",
     "pre_encode.out.": "subsampling.linear.",
@@ -36,36 +35,38 @@ _RENAMED = {
 
 
 def write_huggingface(directory: Path, config: NestConfig, state: Mapping[str, Tensor]) -> None:
-    """Writes the encoder and its feature extractor into a directory, to be opened with `from_pretrained`.
+    """Writes the encoder and its feature extractor into a directory, which can be opened with `from_pretrained`.
 
     Raises:
         ConfigError: ParakeetEncoder cannot hold the model.
-        OSError: It cannot be written.
+        OSError: A file cannot be written.
     """
     check_huggingface(config)
-    weights = {_renamed(n.removeprefix(_ENCODER)): value for n, value in state.items() if n.startswith(_ENCODER)}
+    prefix = "encoder."
+    weights = {_renamed(name.removeprefix(prefix)): v for name, v in state.items() if name.startswith(prefix)}
     write_tensors(directory / "model.safetensors", weights, {})
-    for name, content in ((CONFIG_FILE, _encoder(config)), ("preprocessor_config.json", _extractor(config))):
+    files = {CONFIG_FILE: _encoder_config(config), "preprocessor_config.json": _extractor_config(config)}
+    for name, content in files.items():
         (directory / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def check_huggingface(config: NestConfig) -> None:
-    """Raises ConfigError where ParakeetEncoder or its feature extractor would compute something else."""
+    """Raises ConfigError if ParakeetEncoder or its feature extractor would compute different values."""
     encoder, features = config.encoder, config.features
     if encoder.conv_norm != "batch_norm":
-        _refuse("encoder.conv_norm", encoder.conv_norm, "its convolution module has batch norm and nothing else")
+        _reject("encoder.conv_norm", encoder.conv_norm, "its convolution module has batch norm only")
     if features.num_mels % encoder.subsampling_factor != 0:
         factor = encoder.subsampling_factor
-        _refuse(
+        _reject(
             *("features.num_mels", features.num_mels),
             f"it rounds the number of subsampled bins down, so it needs a multiple of {factor}",
         )
     if features.n_fft % 2 != 0:
-        _refuse("features.n_fft", features.n_fft, "its feature extractor counts frames for even ones")
+        _reject("features.n_fft", features.n_fft, "its feature extractor counts frames correctly for even values only")
 
 
 def is_huggingface(directory: Path) -> bool:
-    """Tells whether a directory holds what `write_huggingface` writes."""
+    """Returns whether a directory holds a model written by `write_huggingface`."""
     try:
         content = json.loads((directory / CONFIG_FILE).read_text())
     except (OSError, ValueError):
@@ -73,7 +74,7 @@ def is_huggingface(directory: Path) -> bool:
     return isinstance(content, Mapping) and content.get("model_type") == MODEL_TYPE
 
 
-def _refuse(field: str, value: object, why: str) -> None:
+def _reject(field: str, value: object, why: str) -> None:
     raise ConfigError(
         f"{field} is {value!r}, and ParakeetEncoder of transformers cannot hold that: {why}. "
         "Export to safetensors, ONNX or NeMo instead."
@@ -81,12 +82,13 @@ def _refuse(field: str, value: object, why: str) -> None:
 
 
 def _renamed(name: str) -> str:
+    """Translates the name of a weight."""
     for ours, theirs in _RENAMED.items():
         name = name.replace(ours, theirs)
     return name
 
 
-def _encoder(config: NestConfig) -> dict[str, Any]:
+def _encoder_config(config: NestConfig) -> dict[str, Any]:
     encoder = config.encoder
     return {
         "architectures": ["ParakeetEncoder"],
@@ -114,7 +116,7 @@ def _encoder(config: NestConfig) -> dict[str, Any]:
     }
 
 
-def _extractor(config: NestConfig) -> dict[str, Any]:
+def _extractor_config(config: NestConfig) -> dict[str, Any]:
     features = config.features
     return {
         "feature_extractor_type": "ParakeetFeatureExtractor",

@@ -1,8 +1,9 @@
-"""NeMo's files: a tar of `model_config.yaml` and `model_weights.ckpt`, read and written without NeMo.
+"""NeMo archives: tar files of `model_config.yaml` and `model_weights.ckpt`, read and written without NeMo.
 
-Owns the layout of the file, and the two places where NeMo's names of weights differ from ours: a model that masks after
-the subsampling wraps it. Leaves the configuration to `nemo` and the words for damaged files to `weights`. A file that
-is written opens with `EncDecDenoiseMaskedTokenPredModel.restore_from` of NeMo 3.0.0.
+This module defines the layout of the archive and translates the names of weights, which differ from ours only in models
+that mask encoder frames: there NeMo wraps the subsampling. `nemo_config` translates the configuration, and `model_file`
+reports damaged files. Archives written here can be opened with `EncDecDenoiseMaskedTokenPredModel.restore_from` of
+NeMo 3.0.0.
 """
 
 import io
@@ -20,77 +21,85 @@ from torch import Tensor
 
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
-from nestmodel.formats.nemo_config import config_to_nemo
+from nestmodel.formats.nemo_config import config_from_nemo, config_to_nemo
 
 CONFIG_MEMBER = "model_config.yaml"
 WEIGHTS_MEMBER = "model_weights.ckpt"
 _WRAPPED = "encoder.pre_encode.pre_encode."
 _UNWRAPPED = "encoder.pre_encode."
-_SUBSAMPLING_AGAIN = "pre_encoder.pre_encode."
-_MASK_AGAIN = ("encoder.pre_encode.masking.mask_embedding", "pre_encoder.masking.mask_embedding")
 _MASK = "mask_processor.mask_embedding"
+# NeMo stores the subsampling and the mask embedding of a wrapped model more than once.
+_SUBSAMPLING_COPY = "pre_encoder.pre_encode."
+_MASK_COPIES = ("encoder.pre_encode.masking.mask_embedding", "pre_encoder.masking.mask_embedding")
 
 _logger = logging.getLogger(__name__)
 
 
-def read_nemo_config(path: Path) -> NestConfig:
+def read_nemo_config(tar: tarfile.TarFile, path: Path) -> NestConfig:
     """Reads the configuration of a `.nemo` file.
 
-    Where encoder frames are masked, NeMo stores a block size that it has divided by the subsampling factor, and divides
-    it again whenever it opens the file. Here it is multiplied again once; a remainder that the division lost has no
-    effect. NeMo has no counterpart of `seed` and `encoder.checkpoint_activations`, which get their defaults.
+    In models that mask encoder frames, NeMo divides the block size by the subsampling factor, stores the result, and
+    divides it again whenever it opens the file. Here the stored value is multiplied by the factor once; the remainder
+    that the division lost has no effect. NeMo has no counterpart of `seed` and `encoder.checkpoint_activations`, which
+    get their defaults. An optimizer or schedule that is not implemented here is replaced by the default with a warning,
+    because it does not change what the model computes.
+
+    Args:
+        tar: The open archive.
+        path: Its path, for messages.
 
     Raises:
-        ConfigError: It asks for something that is not implemented here. An optimizer or schedule that is not makes no
-            difference to what the model computes: the default stands in for it, with a warning.
-        WeightsError: There is none in the file.
+        ConfigError: The model has a setting that is not implemented here.
+        WeightsError: The archive holds no configuration.
         OSError, TarError, YAMLError: The file is damaged.
     """
-    with tarfile.open(path) as tar:
-        file = tar.extractfile(_member(tar, CONFIG_MEMBER, path))
-        assert file is not None
-        section = yaml.safe_load(file)
+    file = tar.extractfile(_member(tar, CONFIG_MEMBER, path))
+    assert file is not None
+    section = yaml.safe_load(file)
     section = section.get("model", section) if isinstance(section, Mapping) else section
     if not isinstance(section, Mapping):
-        raise WeightsError(f"{path}: its {CONFIG_MEMBER} holds no settings. Make the file again.")
+        raise WeightsError(f"{path}: its {CONFIG_MEMBER} is not a mapping. Export the file again.")
     section = _with_whole_blocks(section)
     without_optimizer = {key: value for key, value in section.items() if key != "optim"}
-    config = NestConfig.from_nemo(without_optimizer)
+    config = config_from_nemo(without_optimizer)
     try:
-        return NestConfig.from_nemo(section)
+        return config_from_nemo(section)
     except ConfigError as error:
-        _logger.warning("%s: its optimizer is not taken over. %s", path, error)
+        _logger.warning("%s: the default optimizer is used. %s", path, error)
         return config
 
 
-def read_nemo_state(path: Path) -> dict[str, Tensor]:
-    """Reads the weights of a `.nemo` file under our names, in the precision that they are stored in.
+def read_nemo_state(tar: tarfile.TarFile, path: Path) -> dict[str, Tensor]:
+    """Reads the weights of a `.nemo` file under our names, in the precision they are stored in.
+
+    Args:
+        tar: The open archive.
+        path: Its path, for messages.
 
     Raises:
-        WeightsError: There are none in the file.
+        WeightsError: The archive holds no weights.
         OSError, RuntimeError, TarError, UnpicklingError: The file is damaged.
     """
-    with tarfile.open(path) as tar, tempfile.TemporaryFile() as unpacked:
-        file = tar.extractfile(_member(tar, WEIGHTS_MEMBER, path))
-        assert file is not None
+    file = tar.extractfile(_member(tar, WEIGHTS_MEMBER, path))
+    assert file is not None
+    with tempfile.TemporaryFile() as unpacked:
         is_compressed = _is_compressed(tar)
         if is_compressed:
-            # For each step back, and torch makes many, it would be decompressed all over again.
+            # Torch seeks backwards often, and each time a compressed file is decompressed again from its start.
             shutil.copyfileobj(file, unpacked)
             unpacked.seek(0)
         state = torch.load(unpacked if is_compressed else file, map_location="cpu", weights_only=True)
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise WeightsError(f"{path}: its {WEIGHTS_MEMBER} holds something else than weights. Make the file again.")
-    # What stands there a second time, under the name of the wrapper, is left out.
-    again = (_SUBSAMPLING_AGAIN, *_MASK_AGAIN)
-    return {name.replace(_WRAPPED, _UNWRAPPED): value for name, value in state.items() if not name.startswith(again)}
+        raise WeightsError(f"{path}: its {WEIGHTS_MEMBER} is not a mapping of names to tensors. Export the file again.")
+    copies = (_SUBSAMPLING_COPY, *_MASK_COPIES)
+    return {name.replace(_WRAPPED, _UNWRAPPED): value for name, value in state.items() if not name.startswith(copies)}
 
 
 def write_nemo(path: Path, config: NestConfig, state: Mapping[str, Tensor]) -> None:
     """Writes a `.nemo` file of a whole model.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     section = yaml.safe_dump(config_to_nemo(config), sort_keys=False).encode()
     named = dict(state) if config.masking.position == "pre_conv" else _wrapped(state)
@@ -112,9 +121,9 @@ def _member(tar: tarfile.TarFile, name: str, path: Path) -> tarfile.TarInfo:
     for member in tar:
         if member.isfile() and member.name.removeprefix("./") == name:
             if not _is_compressed(tar) and member.offset_data + member.size > path.stat().st_size:
-                raise tarfile.ReadError("unexpected end of data")  # which torch does not report as such
+                raise tarfile.ReadError("unexpected end of data")  # torch would report something else
             return member
-    raise WeightsError(f"{path}: a tar without {name}, so no file of NeMo's. Give a .nemo file.")
+    raise WeightsError(f"{path}: a tar file without {name}, so not a NeMo archive. Give a .nemo file.")
 
 
 def _is_compressed(tar: tarfile.TarFile) -> bool:
@@ -122,11 +131,12 @@ def _is_compressed(tar: tarfile.TarFile) -> bool:
 
 
 def _with_whole_blocks(section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Undoes what NeMo does to the block size of a model that masks encoder frames."""
+    """Undoes the division of the block size in a section that NeMo has stored; see `read_nemo_config`."""
     loss, masking, encoder = (section.get(key) for key in ("loss", "masking", "encoder"))
     if not (isinstance(loss, Mapping) and isinstance(masking, Mapping) and isinstance(encoder, Mapping)):
-        return section  # which is refused by name, later
-    # NeMo sets this to 1 where it divides, and no file that it has not opened holds that: see `config_to_nemo`.
+        return section  # `config_from_nemo` rejects it with a message
+    # NeMo sets combine_time_steps to 1 when it divides. Sections that NeMo has not opened hold another value; see
+    # `config_to_nemo`.
     is_divided = section.get("mask_position") == "post_conv" and loss.get("combine_time_steps", 1) == 1
     factor, block_size = encoder.get("subsampling_factor", 4), masking.get("block_size", 48)
     if not (is_divided and isinstance(factor, int) and isinstance(block_size, int)):
@@ -135,9 +145,9 @@ def _with_whole_blocks(section: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _wrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """NeMo's names of a model that masks encoder frames: a wrapper holds the subsampling, and is held twice."""
+    """Returns the weights of a model that masks encoder frames under NeMo's names, including the copies."""
     named = {name.replace(_UNWRAPPED, _WRAPPED, 1): value for name, value in state.items()}
     for name, value in state.items():
         if name.startswith(_UNWRAPPED):
-            named[_SUBSAMPLING_AGAIN + name.removeprefix(_UNWRAPPED)] = value
-    return {**named, **dict.fromkeys(_MASK_AGAIN, state[_MASK])}
+            named[_SUBSAMPLING_COPY + name.removeprefix(_UNWRAPPED)] = value
+    return {**named, **dict.fromkeys(_MASK_COPIES, state[_MASK])}

@@ -1,9 +1,9 @@
-"""NeMo's configuration of a NEST model, translated: what we have, what we refuse, and nothing overlooked.
+"""Translation of NeMo's configuration of a NEST model to ours and back.
 
-Owns the names and defaults of NeMo's `model` section. Guarantees that a key it does not know in a section that defines
-arithmetic is an error, since it could change a number.
+This module knows the names and defaults of NeMo's `model` section. A field with a value that is not implemented here is
+rejected, and so is an unknown field in a section that affects the computation, because it could change the results.
 
-Source: numerics of NeMo 2.5 to 3.0; where a field is missing, NeMo's own default stands in.
+Source: numerics of NeMo 2.5 to 3.0. A missing field has NeMo's own default.
 """
 
 import math
@@ -23,13 +23,24 @@ from nestmodel.errors import ConfigError
 
 
 def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:
-    """Translates the `model` section of a NeMo configuration; see `NestConfig.from_nemo`."""
+    """Translates the `model` section of a NeMo configuration, interpolations resolved.
+
+    Args:
+        section: The section from which NeMo builds its EncDecDenoiseMaskedTokenPredModel. A missing field has NeMo's
+            own default; a missing `optim` section gives the default optimizer.
+
+    Raises:
+        ConfigError: A field is missing, unknown, or has a value that is not implemented here; the message names it.
+            Sections that do not affect the computation (data, spec_augment, which NEST never calls) are not read.
+
+    Source: numerics of NeMo 2.5 to 3.0.
+    """
     model = _NemoSection(section, "model")
     position = model.take("mask_position", Literal["pre_conv", "post_conv"], "pre_conv")
     encoder = _nemo_encoder(model.child("encoder"))
     features = _nemo_features(model.child("preprocessor"))
-    # Where encoder frames are masked, tokens are made of them one by one. NeMo then overwrites the quantizer's feat_in
-    # and the loss's combine_time_steps, whatever the file says.
+    # If encoder frames are masked, a token is computed from one of them. NeMo then overwrites feat_in of the quantizer
+    # and combine_time_steps of the loss, so either value is accepted.
     num_stacked = encoder.subsampling_factor if position == "pre_conv" else 1
     dims = {features.num_mels} if position == "pre_conv" else {features.num_mels, encoder.d_model}
     quantizer = _nemo_quantizer(model.child("quantizer"), dims, num_stacked)
@@ -48,49 +59,50 @@ _MISSING = object()
 
 
 class _NemoSection:
-    """One section of a NeMo configuration that must be read to its last key."""
+    """One section of a NeMo configuration, all of whose keys must be read."""
 
     def __init__(self, section: object, where: str) -> None:
         if not isinstance(section, Mapping):
             raise ConfigError(f"{where} is {section!r}: expected a section of a NeMo configuration.")
         self.where = where
-        self.left = dict(section)
+        self.unread = dict(section)
 
     def child(self, key: str) -> "_NemoSection":
-        return _NemoSection(self.left.get(key), f"{self.where}.{key}")
+        """Returns a nested section."""
+        return _NemoSection(self.unread.get(key), f"{self.where}.{key}")
 
     def take(self, key: str, hint: Any, default: object = _MISSING) -> Any:
-        """Reads a value that this package has a field for; the default is NeMo's own."""
-        value = self.left.pop(key, default)
+        """Reads a value that has a field in our configuration; the default is NeMo's own."""
+        value = self.unread.pop(key, default)
         if value is _MISSING:
-            raise ConfigError(f"{self.where}.{key} is missing, and NeMo's default is not for NEST: add it.")
+            raise ConfigError(f"{self.where}.{key} is missing, and NeMo's default does not suit NEST: add it.")
         return convert(value, hint, f"{self.where}.{key}")
 
     def choose(self, key: str, *accepted: object, default: object) -> None:
-        """Refuses all values but those for which the modules here give NeMo's numbers."""
-        value = self.left.pop(key, default)
+        """Rejects all values except those for which this package computes the same as NeMo."""
+        value = self.unread.pop(key, default)
         value = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
         if value not in accepted:
             choices = " or ".join(repr(choice) for choice in accepted)
             raise ConfigError(f"{self.where}.{key} is {value!r}, which is not implemented: only {choices} is.")
 
     def only(self, **accepted: object) -> None:
-        """Like `choose`, for keys whose one accepted value is NeMo's default."""
+        """Like `choose`, for keys whose only accepted value is NeMo's default."""
         for key, value in accepted.items():
             self.choose(key, value, default=value)
 
     def close(self, *without_effect: str) -> None:
-        """Refuses what is left, but for keys that do not change a number."""
-        unknown = sorted(set(self.left) - {"_target_", *without_effect})
+        """Rejects unread keys, except those that do not affect the computation."""
+        unknown = sorted(set(self.unread) - {"_target_", *without_effect})
         if unknown:
-            raise ConfigError(f"{self.where}.{unknown[0]} is a field that this version does not know: remove it.")
+            raise ConfigError(f"{self.where}.{unknown[0]} is unknown to this version: remove it.")
 
 
 def _nemo_features(section: _NemoSection) -> FeatureConfig:
     rate = section.take("sample_rate", int, 16000)
     window_length = int(section.take("window_size", float) * rate)
-    # NeMo's null stands for the next power of two above the window.
-    n_fft = section.left.pop("n_fft", None) or 2 ** math.ceil(math.log2(window_length))
+    # In NeMo, null means the smallest power of two that holds the window.
+    n_fft = section.unread.pop("n_fft", None) or 2 ** math.ceil(math.log2(window_length))
     section.only(normalize="per_feature", window="hann", log=True, log_zero_guard_type="add", mel_norm="slaney")
     section.only(log_zero_guard_value=2**-24, mag_power=2.0, lowfreq=0, frame_splicing=1, nb_augmentation_prob=0.0)
     section.only(pad_value=0.0, exact_pad=False, stft_exact_pad=False, stft_conv=False)
@@ -173,7 +185,7 @@ def _nemo_masking(section: _NemoSection, loss: _NemoSection, position: Literal["
 def _check_nemo_targets(
     decoder: _NemoSection, loss: _NemoSection, books: QuantizerConfig, steps_combined: set[int]
 ) -> None:
-    """Refuses a decoder or loss whose sizes differ from the quantizer's."""
+    """Rejects a decoder or loss whose sizes differ from those of the quantizer."""
     decoder.choose("num_classes", books.num_classes, default=None)
     decoder.choose("num_decoders", books.num_codebooks, default=1)
     decoder.choose("use_bias", True, default=False)
@@ -204,9 +216,9 @@ _COLLECTION = "nemo.collections.asr."
 def config_to_nemo(config: NestConfig) -> dict[str, Any]:
     """Returns the `model` section of a NeMo configuration that builds the same model.
 
-    It is complete for NeMo's `restore_from`, and `config_from_nemo` reads it back, but for `seed` and
-    `encoder.checkpoint_activations`, which NeMo has no fields for. Where encoder frames are masked it is as NeMo's
-    own YAML files are: NeMo divides the block size, and overwrites other fields, when it builds the model.
+    The section is complete for NeMo's `restore_from`, and `config_from_nemo` reads it back. NeMo has no fields for
+    `seed` and `encoder.checkpoint_activations`, so they are lost. If encoder frames are masked, the section has the
+    values of NeMo's own YAML files: NeMo divides the block size, and overwrites other fields, when it builds the model.
 
     Source: NeMo 3.0.0.
     """
@@ -223,7 +235,7 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
         "train_ds": None,
         "validation_ds": None,
         "preprocessor": _features_to_nemo(config.features),
-        # NEST never calls it, and NeMo cannot do without.
+        # NEST never calls it, but NeMo requires it.
         "spec_augment": {"_target_": _COLLECTION + "modules.SpectrogramAugmentation", "freq_masks": 0, "time_masks": 0},
         "masking": {
             "_target_": _COLLECTION + "modules.RandomBlockMasking",
@@ -255,7 +267,7 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
         },
         "loss": {
             "_target_": _COLLECTION + "losses.MultiMLMLoss",
-            # NeMo makes it 1 where it masks encoder frames, when it divides the block size.
+            # If encoder frames are masked, NeMo sets it to 1 when it divides the block size.
             "combine_time_steps": factor,
             "mask_threshold": config.masking.threshold,
             "num_decoders": books,
@@ -286,7 +298,7 @@ def _features_to_nemo(features: FeatureConfig) -> dict[str, Any]:
 
 
 def _seconds(num_samples: int, rate: int) -> float:
-    """Returns a duration that is so many samples where it is multiplied and cut off, as NeMo does."""
+    """Returns a duration that gives back num_samples when it is multiplied by the rate and truncated, as in NeMo."""
     seconds = num_samples / rate
     return seconds if int(seconds * rate) == num_samples else math.nextafter(seconds, math.inf)
 

@@ -1,45 +1,61 @@
-"""Files of named tensors in the safetensors format: read and written whole, with their metadata.
+"""Reading and writing safetensors files: named tensors, with metadata.
 
-Owns the one place where the package is needed, which is an extra. Leaves the meaning of names and metadata to others.
+This is the only module that imports the package `safetensors`, which is an optional extra. Other modules define the
+meaning of names and metadata.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from nestmodel.errors import ConfigError
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Returns all tensors of a file, on the CPU.
+class TensorFile:
+    """An open safetensors file."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns all tensors, on the CPU.
+
+        Raises:
+            OSError: The file is damaged, or cannot be read.
+        """
+        with _as_os_errors():
+            return {name: self._handle.get_tensor(name) for name in self._handle.keys()}
+
+    def metadata(self) -> dict[str, str]:
+        """Returns the metadata of the file, which may be empty."""
+        return self._handle.metadata() or {}
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[TensorFile]:
+    """Opens a safetensors file for reading.
 
     Raises:
         ConfigError: The package is not installed.
         OSError: The file is damaged, or cannot be read.
     """
     with _as_os_errors():
-        from safetensors.torch import load_file
-
-        return load_file(path)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Returns what a file says of itself; nothing where it says nothing. Raises what `read_tensors` does."""
-    with _as_os_errors():
         from safetensors import safe_open
 
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
+        handle = safe_open(path, framework="pt")
+    with handle as file:
+        yield TensorFile(file)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Writes tensors that share no memory, and text that describes them.
+    """Writes tensors that share no memory, with metadata.
 
     Raises:
         ConfigError: The package is not installed.
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     with _as_os_errors():
         from safetensors.torch import save_file
@@ -47,13 +63,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         path.touch()
         mode = path.stat().st_mode
-        # transformers asks for the format.
+        # transformers requires the key "format".
         save_file(plain, path, metadata={"format": "pt", **metadata})
-        path.chmod(mode)  # the package makes files that nobody else can read
+        path.chmod(mode)  # safetensors creates files that only their owner can read
 
 
 @contextmanager
 def _as_os_errors() -> Iterator[None]:
+    """Turns errors of the package into OSError, and its absence into a ConfigError with the install command."""
     try:
         from safetensors import SafetensorError
     except ImportError as error:

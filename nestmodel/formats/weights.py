@@ -1,232 +1,176 @@
-"""Weights of other files: read from what NeMo, Lightning and safetensors write, and put into a model.
+"""Loading the weights of model files into networks.
 
-Owns telling the kinds of files apart, by their content and not by their names, and the report of what was taken.
-Leaves the layout of a `.nemo` file to `nemo_file`. Guarantees that no file runs code while it is read, and that a
-damaged one is an error that names it.
+A report lists the weights that were loaded, unused, missing or of another shape. See `model_file` for the kinds of
+files that can be read.
 """
 
-import json
-import lzma
-import pickle
-import tarfile
-import zipfile
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import torch
-import yaml
-from torch import Tensor, nn
+from torch import Tensor
 
 from nestmodel.config import NestConfig
-from nestmodel.errors import NestModelError, WeightsError
-from nestmodel.formats.nemo_archive import read_nemo_config, read_nemo_state
-from nestmodel.formats.safetensors import read_metadata, read_tensors
+from nestmodel.errors import WeightsError
+from nestmodel.formats.model_file import ModelFile, open_model_file
+from nestmodel.nn.network import NestNetwork
 
+NetworkT = TypeVar("NetworkT", bound=NestNetwork)
 WeightParts = Literal["all", "encoder"]
-CONFIG_KEY = "nest_config"
-"""What our configuration is called in a checkpoint, and in the metadata of a safetensors file, where it is JSON."""
 
-ENCODER = "encoder."
-_FRONT_END = "preprocessor."
-# Parameters that a file may hold and no model uses: NeMo's parent class makes them.
-_UNUSED = ("decoder_ssl.",)
-# Settings that may differ between two models that compute the same, or that a report of names and shapes shows.
-_HARMLESS = (
+ENCODER_PREFIX = "encoder."
+_FRONT_END_PREFIX = "preprocessor."
+# Parameters of a file that no model uses: NeMo's parent class creates them.
+_IGNORED_PREFIXES = ("decoder_ssl.",)
+# Settings that do not change what the weights compute, or whose difference is visible in names and shapes of weights.
+_IGNORED_SETTINGS = (
     *("dither", "pad_to", "dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb", "checkpoint_activations"),
     *("num_layers", "d_model", "subsampling_channels", "ff_expansion", "conv_kernel_size"),
-)
-# What torch, tarfile, zlib and yaml say of a file that is damaged, or not what it seems.
-_BROKEN = (
-    *(OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile),
-    *(tarfile.TarError, zlib.error, lzma.LZMAError, yaml.YAMLError),
-    # These torch's reader of pickles lets out.
-    *(AssertionError, AttributeError, IndexError, TypeError),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class WeightReport:
-    """What became of the weights in a file, by name."""
+    """Which weights of a file were loaded into a network, by name."""
 
     path: Path
-    taken: tuple[str, ...]
-    """Are in the model now."""
+    loaded: tuple[str, ...]
+    """Weights that were copied from the file into the network."""
 
-    left: tuple[str, ...]
-    """Are in the file, and have no place in the part of the model that was asked for."""
+    unused: tuple[str, ...]
+    """Weights in the file that are not in the selected part of the network."""
 
-    missed: tuple[str, ...]
-    """Are in that part of the model and not in the file, so they are as they were."""
+    missing: tuple[str, ...]
+    """Weights in the selected part of the network that are not in the file. They are unchanged."""
 
     mismatched: tuple[str, ...]
-    """Are in both with other shapes, so they are as they were; each with both shapes."""
+    """Weights whose shapes differ between file and network, each with both shapes. They are unchanged."""
+
+    differing_settings: tuple[str, ...] = ()
+    """Settings that change the meaning of the weights and differ between the configurations of network and file; empty
+    if the file has no configuration that can be read."""
 
     def summary(self) -> str:
-        """Returns one line, in which many names of a kind stand as one."""
-        parts = [f"{self.path}: {len(self.taken)} weights taken"]
-        for word, names in (("left", self.left), ("missed", self.missed), ("of another shape", self.mismatched)):
-            parts.append(f"{len(names)} {word}" + (f" ({abbreviated(names)})" if names else ""))
+        """Returns one line with the number of weights of each kind; long lists of names are abbreviated."""
+        parts = [f"{self.path}: {len(self.loaded)} weights loaded"]
+        for word, names in (("unused", self.unused), ("missing", self.missing), ("mismatched", self.mismatched)):
+            parts.append(f"{len(names)} {word}" + (f" ({abbreviate_names(names)})" if names else ""))
         return ", ".join(parts)
 
 
-def load_weights(model: nn.Module, path: str | Path, parts: WeightParts = "all") -> WeightReport:
-    """Puts the weights of a file into a model, in place, as far as names and shapes agree.
+def load_network(path: str | Path) -> NestNetwork:
+    """Builds a network from a model file, with its configuration and all its weights.
 
     Args:
-        model: What `NestModel` builds.
         path: A `.nemo` file, a checkpoint of `nestmodel fit`, or a safetensors file.
-        parts: Whether all of the model is filled, or the encoder alone.
 
     Raises:
-        WeightsError: The file cannot be read, or no parameter of it fits.
+        WeightsError: The file cannot be read, or does not hold a whole model.
     """
-    path = Path(path)
-    state = read_state(path)
-    wanted = {name: value for name, value in model.state_dict().items() if parts == "all" or name.startswith(ENCODER)}
-    fitting = [name for name, value in wanted.items() if name in state and state[name].shape == value.shape]
-    unfit = {name: value for name, value in wanted.items() if name in state and state[name].shape != value.shape}
-    report = WeightReport(
-        path=path,
-        taken=tuple(fitting),
-        left=tuple(name for name in state if name not in wanted),
-        missed=tuple(name for name in wanted if name not in state),
-        mismatched=tuple(f"{name}: {_shape(state[name])} for {_shape(value)}" for name, value in unfit.items()),
+    return build_network(NestNetwork, path)
+
+
+def build_network(build: Callable[[NestConfig], NetworkT], path: str | Path) -> NetworkT:
+    """Builds a network of any class from the configuration in a model file, and loads all its weights.
+
+    Raises:
+        WeightsError: The file cannot be read, or does not hold a whole model.
+    """
+    with open_model_file(path) as file:
+        network = build(file.read_config())
+        _check_complete(_copy_weights(network, file, "all"))
+    return network
+
+
+def load_weights(network: NestNetwork, path: str | Path, parts: WeightParts = "all") -> WeightReport:
+    """Copies the weights of a file into a network, in place, where names and shapes match.
+
+    Args:
+        network: The network to modify.
+        path: A `.nemo` file, a checkpoint of `nestmodel fit`, or a safetensors file.
+        parts: Whether to load all weights or only those of the encoder.
+
+    Raises:
+        WeightsError: The file cannot be read, or none of its parameters fits.
+    """
+    with open_model_file(path) as file:
+        report = _copy_weights(network, file, parts)
+        try:
+            file_config = file.read_config()
+        except WeightsError:
+            return report
+        return replace(report, differing_settings=differing_settings(network.config, file_config))
+
+
+def differing_settings(config: NestConfig, file_config: NestConfig) -> tuple[str, ...]:
+    """Lists differences between the settings of a network and of a file that change the meaning of the weights.
+
+    An example is `encoder.xscaling`, which does not show in the shape of any weight.
+    """
+    settings, file_settings = asdict(config), asdict(file_config)
+    return tuple(
+        f"{section}.{field} is {value!r} in the model and {file_settings[section][field]!r} in the file"
+        for section in ("features", "encoder")
+        for field, value in settings[section].items()
+        if field not in _IGNORED_SETTINGS and value != file_settings[section][field]
     )
+
+
+def abbreviate_names(names: Iterable[str], max_names: int = 4) -> str:
+    """Joins names with commas; if there are many, counts them by module: `decoder.* 2, encoder.layers.16.* 39`."""
+    names = list(names)
+    if len(names) > max_names:
+        modules = Counter(_module_of(name) for name in names)
+        names = [f"{module}.* {number}" for module, number in modules.items()]
+    return ", ".join(names[:max_names]) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")
+
+
+def _copy_weights(network: NestNetwork, file: ModelFile, parts: WeightParts) -> WeightReport:
+    """Copies weights where names and shapes match, or raises if nothing but the front end does."""
+    state = file.read_state()
+    selected = {
+        name: value for name, value in network.state_dict().items() if parts == "all" or name.startswith(ENCODER_PREFIX)
+    }
+    report = _compare(selected, state, file.path)
     # Window and filterbank have the same shapes in models of all sizes.
-    if all(name.startswith(_FRONT_END) for name in fitting):
-        raise WeightsError(f"{report.summary()}. Nothing of it fits the model: give another file, or change the model.")
+    if all(name.startswith(_FRONT_END_PREFIX) for name in report.loaded):
+        raise WeightsError(f"{report.summary()}. None of them fits the model: give another file, or change the model.")
     with torch.no_grad():
-        for name in fitting:
-            wanted[name].copy_(state[name])
+        for name in report.loaded:
+            selected[name].copy_(state[name])
     return report
 
 
-def unlike_settings(config: NestConfig, path: str | Path) -> tuple[str, ...]:
-    """Names the settings under which weights mean something else, where a file's differ from a model's.
-
-    Such as `encoder.xscaling`, which no shape shows. Nothing where the file has no configuration that can be read.
-    """
-    try:
-        theirs = asdict(read_config(path))
-    except WeightsError:
-        return ()
-    ours = asdict(config)
-    return tuple(
-        f"{section}.{field} is {value!r} here and {theirs[section][field]!r} there"
-        for section in ("features", "encoder")
-        for field, value in ours[section].items()
-        if field not in _HARMLESS and value != theirs[section][field]
+def _compare(selected: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> WeightReport:
+    """Compares names and shapes of the selected weights of a network with those of a file."""
+    common = [name for name in selected if name in state]
+    return WeightReport(
+        path=path,
+        loaded=tuple(name for name in common if state[name].shape == selected[name].shape),
+        unused=tuple(name for name in state if name not in selected),
+        missing=tuple(name for name in selected if name not in state),
+        mismatched=tuple(
+            f"{name}: {_shape(state[name])} in the file, {_shape(selected[name])} in the model"
+            for name in common
+            if state[name].shape != selected[name].shape
+        ),
     )
 
 
-def load_whole(model: nn.Module, path: str | Path) -> None:
-    """Puts the weights of a file into a model, in place, all of them.
-
-    Raises:
-        WeightsError: The file cannot be read, or it holds other weights than the model does.
-    """
-    report = load_weights(model, path)
-    left = [name for name in report.left if not name.startswith(_UNUSED)]
-    if not any(name.startswith(ENCODER) for name in (*report.missed, *report.mismatched, *left)) and report.missed:
+def _check_complete(report: WeightReport) -> None:
+    """Raises WeightsError unless the file and the network have the same weights."""
+    unused = [name for name in report.unused if not name.startswith(_IGNORED_PREFIXES)]
+    problems = (*report.missing, *report.mismatched, *unused)
+    if report.missing and not any(name.startswith(ENCODER_PREFIX) for name in problems):
         raise WeightsError(
-            f"{path}: holds the encoder and not the whole model ({abbreviated(report.missed)} missing). "
+            f"{report.path}: holds the encoder and not the whole model ({abbreviate_names(report.missing)} missing). "
             "Start a model from it: --model.init_from with --model.init_parts encoder."
         )
-    if left or report.missed or report.mismatched:
-        raise WeightsError(f"{report.summary()}. The weights are not those of the configuration in the file.")
-
-
-def read_state(path: str | Path) -> dict[str, Tensor]:
-    """Returns the weights of a file under our names, on the CPU, in the precision that they are stored in.
-
-    Raises:
-        WeightsError: The file cannot be read.
-    """
-    path = Path(path)
-    kind = kind_of(path)
-    with _explained(path):
-        if kind == "nemo":
-            return read_nemo_state(path)
-        if kind == "checkpoint":
-            return _checked_state(_read_checkpoint(path)["state_dict"], path)
-        return read_tensors(path)
-
-
-def read_config(path: str | Path) -> NestConfig:
-    """Returns the configuration of the model that a file holds, or whose encoder it holds.
-
-    Raises:
-        WeightsError: The file cannot be read, holds no configuration, or one that is not implemented here.
-    """
-    path = Path(path)
-    kind = kind_of(path)
-    with _explained(path):
-        if kind == "nemo":
-            return read_nemo_config(path)
-        if kind == "checkpoint":
-            return NestConfig.from_dict(_read_checkpoint(path)[CONFIG_KEY])
-        return NestConfig.from_dict(json.loads(read_metadata(path)[CONFIG_KEY]))
-
-
-def kind_of(path: Path) -> Literal["nemo", "checkpoint", "safetensors"]:
-    """Tells what a file is by its first bytes.
-
-    Raises:
-        WeightsError: It does not exist, or is none of these.
-    """
-    try:
-        # The tar first: it ends with a zip, which `is_zipfile` would find.
-        if tarfile.is_tarfile(path):
-            return "nemo"
-        with path.open("rb") as file:
-            start = file.read(9)
-        if start.endswith(b"{") and int.from_bytes(start[:8], "little") <= path.stat().st_size:
-            return "safetensors"
-        if zipfile.is_zipfile(path):
-            return "checkpoint"
-    except OSError as error:
-        raise WeightsError(f"{path}: cannot be read ({error.strerror}). Give a file that exists.") from error
-    raise WeightsError(
-        f"{path}: neither a .nemo file, a checkpoint of nestmodel nor safetensors, or a damaged one. "
-        "Give one of these, and look whether it was copied whole."
-    )
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turns whatever a damaged or foreign file raises into one WeightsError that names the file."""
-    try:
-        yield
-    except WeightsError:
-        raise
-    except NestModelError as error:
-        raise WeightsError(f"{path}: {error}") from error
-    except KeyError as error:
-        raise WeightsError(f"{path}: holds no {error.args[0]}. Give a file of a whole NEST model.") from error
-    except _BROKEN as error:
-        kind = type(error).__name__
-        raise WeightsError(f"{path}: cannot be read ({kind}). Make or copy the file again.") from error
-
-
-def _checked_state(state: object, path: Path) -> dict[str, Tensor]:
-    """Returns weights as they were read from a pickle, if that is what they are."""
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise WeightsError(f"{path}: holds something else than named weights. Give a file of a NEST model.")
-    return dict(state)
-
-
-def abbreviated(names: Iterable[str], most: int = 4) -> str:
-    """Names few weights, and of many the modules that they are of: `decoder_ssl.* 2, encoder.layers.16.* 39`."""
-    names = list(names)
-    if len(names) > most:
-        modules = Counter(_module_of(name) for name in names)
-        names = [f"{module}.* {number}" for module, number in modules.items()]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    if problems:
+        raise WeightsError(f"{report.summary()}. The weights do not match the configuration in the file.")
 
 
 def _module_of(name: str) -> str:
@@ -235,13 +179,5 @@ def _module_of(name: str) -> str:
     return ".".join(parts[:depth])
 
 
-def _read_checkpoint(path: Path) -> dict[str, Any]:
-    # Mapped, so that the state of the optimizer, twice as large as the weights, is not read.
-    checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    if not isinstance(checkpoint, dict):
-        raise WeightsError(f"{path}: not a checkpoint of nestmodel. Give one of `nestmodel fit`.")
-    return checkpoint
-
-
 def _shape(value: Tensor) -> str:
-    return " x ".join(map(str, value.shape)) or "one number"
+    return " x ".join(map(str, value.shape)) or "scalar"

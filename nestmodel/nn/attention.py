@@ -1,6 +1,6 @@
-"""Self-attention with relative positions, after Transformer-XL.
+"""Self-attention with relative positions, as in Transformer-XL.
 
-Owns the position encodings and the attention of one layer. Guarantees that valid frames attend to valid frames only.
+This module holds the position encodings and the attention of one layer. Valid frames attend to valid frames only.
 """
 
 import math
@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from nestmodel.nn.dropout import Dropout
 
 MASKED_SCORE = -10000.0
-"""Score of a key that must not be seen; its exponential is 0 in every floating-point format."""
+"""Score of a masked key. Its exponential is 0 in every floating-point format."""
 
 
 def relative_positions(num_frames: int, dim: int, device: torch.device) -> Float[Tensor, "positions dim"]:
-    """Sinusoidal encodings of the distances num_frames - 1 down to 1 - num_frames, sine and cosine interleaved.
+    """Returns sinusoidal encodings of the distances num_frames - 1 down to 1 - num_frames.
 
-    Computed on each call: it costs less than one layer's projection of it, and a cache would be state that grows.
+    Sine and cosine are interleaved. The encodings are computed on each call: this costs less than projecting them in
+    one layer, and a cache would be state that grows.
 
     Source: Transformer-XL, arXiv:1901.02860, appendix B.
     """
@@ -53,49 +54,49 @@ class RelPositionAttention(nn.Module):
         positions: Float[Tensor, "positions dim"],
         is_padding: Bool[Tensor, "batch enc_frames"],
     ) -> Float[Tensor, "batch enc_frames dim"]:
-        """Mixes each frame with all valid ones.
+        """Applies attention over the valid frames of each utterance.
 
         Args:
             x: Encoder frames.
-            positions: `relative_positions` of as many frames.
-            is_padding: True past the valid frames, which neither see nor are seen.
+            positions: `relative_positions` for the same number of frames.
+            is_padding: True past the valid frames. Padded frames neither attend nor are attended to.
 
         Returns:
-            The mixed frames; padded ones equal the bias of the output projection.
+            The attended frames; padded ones equal the bias of the output projection.
         """
         # (batch, enc_frames, dim) -> (batch, heads, enc_frames, head_dim)
-        q, k, v = (self._split(linear(x)) for linear in (self.linear_q, self.linear_k, self.linear_v))
-        p = self._split(self.linear_pos(positions))
-        # Queries are scaled rather than scores, which are the larger by far.
+        q, k, v = (self._split_heads(linear(x)) for linear in (self.linear_q, self.linear_k, self.linear_v))
+        p = self._split_heads(self.linear_pos(positions))
+        # Queries are scaled instead of scores because the scores are far larger.
         scale = 1.0 / math.sqrt(q.shape[-1])
         content_q, position_q = ((q + bias.unsqueeze(1)) * scale for bias in (self.pos_bias_u, self.pos_bias_v))
         position = shift_to_distances(position_q @ p.transpose(-2, -1))
-        is_unseen = is_padding[:, None, None, :]
+        is_masked_key = is_padding[:, None, None, :]
         if x.is_cuda or not (self.training or torch.is_grad_enabled()):
-            # Torch's fused kernels. Those of a CPU are slower where gradients are wanted.
-            dropped = self.dropout.share if self.training else 0.0
-            position = position.masked_fill(is_unseen, MASKED_SCORE)
-            mixed = F.scaled_dot_product_attention(content_q, k, v, position, dropout_p=dropped, scale=1.0)
+            # Torch's fused kernels. On a CPU they are slower when gradients are needed.
+            dropout_p = self.dropout.prob if self.training else 0.0
+            position = position.masked_fill(is_masked_key, MASKED_SCORE)
+            mixed = F.scaled_dot_product_attention(content_q, k, v, position, dropout_p=dropout_p, scale=1.0)
         else:
-            scores = (content_q @ k.transpose(-2, -1)).add_(position).masked_fill_(is_unseen, MASKED_SCORE)
+            scores = (content_q @ k.transpose(-2, -1)).add_(position).masked_fill_(is_masked_key, MASKED_SCORE)
             mixed = self.dropout(scores.softmax(dim=-1)) @ v
-        # A padded key has a weight of exactly 0 already. Padded queries are zeroed here: the same as zeroing their
-        # weights, in a smaller tensor.
+        # Padded keys already have a weight of exactly 0. Zeroing the output of padded queries is equivalent to zeroing
+        # their weights, and the tensor is smaller.
         mixed = mixed.masked_fill(is_padding[:, None, :, None], 0.0)
         out: Tensor = self.linear_out(mixed.transpose(1, 2).flatten(2))
         return out
 
-    def _split(self, x: Float[Tensor, "*batch rows dim"]) -> Float[Tensor, "*batch heads rows head_dim"]:
+    def _split_heads(self, x: Float[Tensor, "*batch rows dim"]) -> Float[Tensor, "*batch heads rows head_dim"]:
         return x.reshape(*x.shape[:-1], self.num_heads, -1).transpose(-3, -2)
 
 
 def shift_to_distances(
     scores: Float[Tensor, "*batch enc_frames positions"],
 ) -> Float[Tensor, "*batch enc_frames enc_frames"]:
-    """Turns scores by distance, T - 1 down to 1 - T, into scores by key: out[i, j] = scores[i, T - 1 - i + j].
+    """Converts scores by distance (T - 1 down to 1 - T) to scores by key: out[i, j] = scores[i, T - 1 - i + j].
 
-    Row i begins i columns further left than row 0 does. Read from column T - 1 of the first row on in rows of 2T - 2
-    instead of 2T - 1 values, the flattened matrix has them aligned, so no value is copied.
+    The wanted part of row i starts i columns to the left of that of row 0. Viewing the flattened matrix from column
+    T - 1 of row 0 onwards, with rows of 2T - 2 instead of 2T - 1 values, aligns these parts without copying any value.
     """
     num_frames = scores.shape[-2]
     if num_frames == 1:

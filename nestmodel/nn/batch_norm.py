@@ -1,8 +1,8 @@
-"""Batch norm whose running statistics move once per optimizer step, by the microbatches of all ranks.
+"""Batch norm whose running statistics are updated once per optimizer step, from the microbatches of all ranks.
 
-As torch has it, each rank's statistics follow the microbatches of that rank, and those of rank 0 are what is saved: a
-model then depends on how many ranks shared the work. Here a run collects the statistics of its microbatches, the
-caller adds them up over ranks in whatever collective it has, and all ranks move by their mean.
+With torch's batch norm, the running statistics of each rank follow its own microbatches, and those of rank 0 are saved:
+the saved model then depends on the number of ranks. `StepBatchNorm` instead collects the statistics of microbatches.
+The caller sums them over ranks with a collective of its choice, and all ranks update with the same mean.
 """
 
 from collections.abc import Iterator
@@ -15,34 +15,36 @@ from torch import Tensor, nn
 
 
 class StepBatchNorm(nn.BatchNorm1d):
-    """Torch's batch norm, until it is told to collect. Normalises by the statistics of the microbatch either way.
+    """Batch norm that can defer the update of its running statistics to the end of an optimizer step.
 
-    With one microbatch a step, collecting gives the same running statistics.
+    Until `start_collecting` is called, it behaves exactly like `torch.nn.BatchNorm1d`. In training, inputs are always
+    normalised by the statistics of their own microbatch. With one microbatch per step, collecting gives the same
+    running statistics as torch.
     """
 
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
         self._collected: Tensor | None = None
-        self._counts = True
+        self._is_frozen = False
 
     def start_collecting(self) -> None:
-        """From here on, training leaves the running statistics alone, and adds up those of the microbatches."""
+        """Makes training collect the statistics of microbatches instead of updating the running statistics."""
         assert self.running_mean is not None
         self._collected = torch.zeros(2, self.num_features, device=self.running_mean.device)
 
     def stop_collecting(self) -> None:
-        """Lets training move the running statistics again."""
+        """Makes training update the running statistics again, once per microbatch."""
         self._collected = None
 
-    def take_collected(self) -> Float[Tensor, "2 features"]:
-        """Returns the sums over microbatches of means and of unbiased variances, and starts again at zero."""
+    def pop_collected(self) -> Float[Tensor, "2 features"]:
+        """Returns the sums over microbatches of means and of unbiased variances, and resets them to zero."""
         assert self._collected is not None
-        taken = self._collected.clone()
+        collected = self._collected.clone()
         self._collected.zero_()
-        return taken
+        return collected
 
-    def update(self, statistics: Float[Tensor, "2 features"]) -> None:
-        """Moves the running mean and variance towards those of a step by the momentum."""
+    def update_running_stats(self, statistics: Float[Tensor, "2 features"]) -> None:
+        """Updates the running mean and variance with the mean and variance of a step, weighted by the momentum."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -52,24 +54,24 @@ class StepBatchNorm(nn.BatchNorm1d):
         self.num_batches_tracked.add_(1)
 
     def forward(self, input: Float[Tensor, "batch features *frames"]) -> Float[Tensor, "batch features *frames"]:
-        """Normalises each feature by its mean and variance over the microbatch; in eval mode by the running ones."""
+        """Normalises each feature by its mean and variance in the microbatch; in eval mode by the running ones."""
         if not self.training or self._collected is None:
             return super().forward(input)
-        # Moved all the way, running statistics of zero become those of the microbatch.
+        # With a momentum of 1, the running statistics passed in become those of the microbatch.
         mean, var = (torch.zeros_like(row) for row in self._collected)
         normalised = F.batch_norm(input, mean, var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
-        if self._counts:
+        if not self._is_frozen:
             self._collected.add_(torch.stack([mean, var]))
         return normalised
 
     @contextmanager
-    def statistics_kept(self) -> Iterator[None]:
-        """Leaves all statistics as they are while a pass is done a second time."""
+    def frozen_statistics(self) -> Iterator[None]:
+        """Leaves all statistics unchanged while a forward pass is recomputed."""
         assert self.num_batches_tracked is not None
-        momentum, self.momentum, self._counts = self.momentum, 0.0, False
-        counted = self.num_batches_tracked.clone()
+        momentum, self.momentum, self._is_frozen = self.momentum, 0.0, True
+        num_batches = self.num_batches_tracked.clone()
         try:
             yield
         finally:
-            self.momentum, self._counts = momentum, True
-            self.num_batches_tracked.copy_(counted)
+            self.momentum, self._is_frozen = momentum, False
+            self.num_batches_tracked.copy_(num_batches)

@@ -1,7 +1,7 @@
-"""Loss of the tokens that count, as a sum and a count.
+"""Loss of the scored tokens, as a sum and a count.
 
-Owns the sum over one microbatch. Leaves the division to the caller, who knows how many tokens the whole optimizer
-step has over all microbatches and ranks.
+The sum is over one microbatch. The caller divides, since only the caller knows the number of scored tokens in all
+microbatches and ranks of an optimizer step.
 """
 
 import torch.nn.functional as F
@@ -10,23 +10,22 @@ from torch import Tensor
 
 
 def masked_nll(
-    logits: Float[Tensor, "selected classes codebooks"], tokens: Int[Tensor, "selected codebooks"]
+    logits: Float[Tensor, "scored classes codebooks"], tokens: Int[Tensor, "scored codebooks"]
 ) -> tuple[Float[Tensor, ""], int]:
-    """Sums the negative log-likelihood of the selected tokens, averaged over codebooks, in nats.
+    """Returns the negative log-likelihood of the scored tokens, summed over frames and averaged over codebooks.
 
     Args:
-        logits: Scores of the classes at the selected encoder frames; log-probabilities do as well. Float32 is used
-            whatever their precision.
-        tokens: The class of each codebook at these frames, in [0, num_classes).
+        logits: Logits or log-probabilities of the classes at the scored encoder frames. They are converted to float32.
+        tokens: The target class of each codebook at these frames, in [0, num_classes).
 
     Returns:
-        The sum, and the number of selected encoder frames to divide it by. No selected frame gives a sum of 0 whose
-        gradient is 0.
+        The sum, in nats, and the number of scored encoder frames to divide it by. Without scored frames the sum is 0
+        and its gradient is 0.
 
-    Source: NEST, arXiv:2408.13106, section 3.4. Differs from NeMo, whose mean is NaN when no token counts.
+    Source: NEST, arXiv:2408.13106, section 3.4. Differs from NeMo, whose mean is NaN when no token is scored.
     """
     num_classes, num_codebooks = logits.shape[1:]
-    # (selected, classes, codebooks) -> (selected * codebooks, classes)
+    # (scored, classes, codebooks) -> (scored * codebooks, classes)
     rows = logits.float().transpose(1, 2).reshape(-1, num_classes)
     nll_sum = F.cross_entropy(rows, tokens.flatten(), reduction="sum")
     return nll_sum / num_codebooks, len(logits)

@@ -1,4 +1,4 @@
-"""Sums over scored tokens, from which the loss and the metrics of a step follow."""
+"""Sums over scored tokens, from which the loss and the metrics of a step are computed."""
 
 from dataclasses import dataclass
 
@@ -6,44 +6,51 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nestmodel.nn.metrics import token_entropy
+from nestmodel.nn.loss import masked_nll
+from nestmodel.nn.metrics import token_counts, token_entropy
+from nestmodel.nn.network import NestOutput
 
 
 @dataclass(frozen=True, slots=True)
 class LossStats:
-    """Sums over scored tokens that can be added up over microbatches and ranks."""
+    """Sums over scored tokens, which can be added over microbatches and ranks."""
 
     nll_sum: Float[Tensor, ""]
-    """Negative log-likelihood in nats, averaged over codebooks."""
+    """Negative log-likelihood in nats, summed over frames and averaged over codebooks. Differentiable."""
 
     num_tokens: Float[Tensor, ""]
-    """Scored encoder frames."""
+    """Number of scored encoder frames."""
 
     num_correct: Float[Tensor, ""]
-    """Those whose most likely class is the token, averaged over codebooks."""
+    """Number of scored encoder frames whose most likely class is the target, averaged over codebooks."""
 
     token_counts: Float[Tensor, "codebooks classes"]
-    """How often each class occurs among the scored tokens."""
+    """Occurrences of each class among the target tokens."""
 
     predicted_counts: Float[Tensor, "codebooks classes"]
-    """How often each class is the most likely one."""
+    """Occurrences of each class among the most likely classes."""
+
+    @property
+    def loss(self) -> Float[Tensor, ""]:
+        """Mean negative log-likelihood per scored encoder frame, in nats; 0 if no frame is scored."""
+        return self.nll_sum / self.num_tokens.clamp(min=1)
 
     def flatten(self) -> Float[Tensor, " values"]:
-        """Packs everything into one vector, so that one collective adds it up."""
+        """Packs all sums into one detached vector, so that one collective can add them."""
         heads = torch.stack([self.nll_sum.detach(), self.num_tokens, self.num_correct])
         return torch.cat([heads, self.token_counts.flatten(), self.predicted_counts.flatten()])
 
-    def figures(self, counts: Float[Tensor, "2 codebooks classes"]) -> dict[str, Tensor]:
-        """Returns what is logged, by name.
+    def metrics(self, counts: Float[Tensor, "2 codebooks classes"]) -> dict[str, Tensor]:
+        """Returns the logged metrics by name.
 
         Args:
-            counts: Of the classes among the tokens and among the predictions, over as many steps as entropies need.
+            counts: Class counts of the target tokens and of the predictions, for the entropies and codebook use. They
+                may cover more steps than the other sums.
         """
-        num_tokens = self.num_tokens.clamp(min=1)
         of_tokens, of_predictions = token_entropy(counts[0]), token_entropy(counts[1])
         return {
-            "loss": self.nll_sum / num_tokens,
-            "accuracy": self.num_correct / num_tokens,
+            "loss": self.loss,
+            "accuracy": self.num_correct / self.num_tokens.clamp(min=1),
             "codebook_use": (counts[0] > 0.5).float().mean(),
             "token_entropy": of_tokens,
             "token_perplexity": of_tokens.exp(),
@@ -53,5 +60,22 @@ class LossStats:
 
     @classmethod
     def unflatten(cls, values: Float[Tensor, " values"], num_codebooks: int) -> "LossStats":
-        """Unpacks what `flatten` packed."""
+        """Unpacks the vector returned by `flatten`."""
         return cls(*values[:3], *values[3:].unflatten(0, (2, num_codebooks, -1)))
+
+
+def loss_stats(output: NestOutput) -> LossStats:
+    """Computes the loss and the other sums of one microbatch.
+
+    For a loss to minimise over one microbatch, use `loss_stats(output).loss`. To average over several microbatches or
+    ranks, add `nll_sum` and `num_tokens` and divide once.
+    """
+    nll_sum, num_tokens = masked_nll(output.logits, output.targets)
+    predicted, num_classes = output.logits.detach().argmax(dim=1), output.logits.shape[1]
+    return LossStats(
+        nll_sum,
+        nll_sum.new_tensor(num_tokens),
+        (predicted == output.targets).float().mean(dim=1).sum(),
+        token_counts(output.targets, num_classes).float(),
+        token_counts(predicted, num_classes).float(),
+    )

@@ -1,7 +1,7 @@
-"""Block masks over feature or encoder frames, and which tokens are scored for them.
+"""Block masks over feature or encoder frames, and the choice of the tokens that are scored.
 
-Owns the drawing of masks, the vector that stands in for a masked frame, and the rule that a token counts. Draws come
-from the generator it is given and nowhere else. Guarantees that padding is never masked.
+This module draws masks, holds the vector that replaces a masked frame, and decides which tokens are scored. Random
+numbers come only from the generator that is passed in. Padding is never masked.
 """
 
 import torch
@@ -12,21 +12,22 @@ from torch import Tensor, nn
 from nestmodel.config import MaskConfig
 
 MAX_MASKED_SHARE = 0.8
-"""An utterance of which one block would cover this share or more is short: of up to 50 frames, for blocks of 40."""
+"""An utterance is short if one block would cover at least this share of it: up to 50 frames with blocks of 40."""
 
 SHORT_BLOCK_SIZE = 8
-"""Feature frames at the start of a short utterance that are masked, whatever is drawn."""
+"""Number of feature frames masked at the start of a short utterance, independent of the draw."""
 
 
 class BlockMask(nn.Module):
-    """Draws block masks and puts one fixed random vector in the place of each masked frame.
+    """Draws block masks and replaces masked frames by one fixed random vector.
 
     Source: NEST, arXiv:2408.13106, section 3.3. Differs from NeMo 2.5, which draws a binomial number of blocks and
-    then distinct starts, utterance by utterance: independent starts have the same distribution, drawn at once.
+    then distinct starts, utterance by utterance: here starts are drawn independently for the whole batch, which gives
+    the same distribution.
     """
 
     def __init__(self, config: MaskConfig, *, dim: int, subsampling_factor: int = 1) -> None:
-        """Makes masks for frames of `dim` values, each of which covers `subsampling_factor` feature frames."""
+        """Builds a mask for frames of `dim` values, each covering `subsampling_factor` feature frames."""
         super().__init__()
         self.prob = config.prob
         self.block_size = config.block_size // subsampling_factor
@@ -39,13 +40,13 @@ class BlockMask(nn.Module):
     ) -> Bool[Tensor, "batch frames"]:
         """Draws the masks of a batch.
 
-        Each valid frame but the last `block_size` starts a masked block with probability `prob`; blocks may overlap.
-        A short utterance has its first 8 feature frames masked instead.
+        Each valid frame except the last `block_size` ones starts a masked block with probability `prob`; blocks may
+        overlap. In a short utterance the first 8 feature frames are masked instead.
 
         Args:
-            feat_lens: Valid frames of each utterance.
-            num_frames: Frames of the batch, padding included; the draw depends on it.
-            generator: Source of the draw, on any device: a CPU generator gives the same masks on every device.
+            feat_lens: Number of valid frames of each utterance.
+            num_frames: Number of frames of the batch, including padding. The draw depends on it.
+            generator: Source of random numbers, on any device: a CPU generator gives the same masks on every device.
 
         Returns:
             True where a frame is masked.
@@ -56,7 +57,7 @@ class BlockMask(nn.Module):
         lens = feat_lens.unsqueeze(1)
         is_short = lens <= block_size / MAX_MASKED_SHARE
         is_start = (draws.to(feat_lens.device) < self.prob) & (positions < lens - block_size) & ~is_short
-        # A frame is masked when a block started in the last block_size frames, its own included.
+        # A frame is masked if a block started at it or at one of the block_size - 1 frames before it.
         num_started = is_start.cumsum(1)
         num_started_before = F.pad(num_started, (block_size, 0))[:, :num_frames]
         is_short_block = is_short & (positions < lens.clamp(max=self.short_block_size))
@@ -65,19 +66,19 @@ class BlockMask(nn.Module):
     def apply_mask(
         self, feats: Float[Tensor, "batch dim frames"], is_masked: Bool[Tensor, "batch frames"]
     ) -> Float[Tensor, "batch dim frames"]:
-        """Replaces the masked frames, in a new tensor."""
-        stand_in = self.mask_embedding.to(feats.dtype).view(1, -1, 1)
-        return torch.where(is_masked.unsqueeze(1), stand_in, feats)
+        """Returns a copy whose masked frames are replaced by `mask_embedding`."""
+        embedding = self.mask_embedding.to(feats.dtype).view(1, -1, 1)
+        return torch.where(is_masked.unsqueeze(1), embedding, feats)
 
 
 def scored_token_mask(
     is_masked: Bool[Tensor, "batch frames"], subsampling_factor: int, threshold: float
 ) -> Bool[Tensor, "batch enc_frames"]:
-    """Tells which tokens are scored: those with a masked share of their frames above the threshold.
+    """Returns True for each token whose share of masked frames exceeds the threshold.
 
     Args:
         is_masked: True where a frame is masked; the number of frames is a multiple of the factor.
-        subsampling_factor: Frames behind a token.
+        subsampling_factor: Number of frames per token.
         threshold: Share in [0, 1) that must be exceeded.
     """
     return is_masked.reshape(is_masked.shape[0], -1, subsampling_factor).float().mean(-1) > threshold

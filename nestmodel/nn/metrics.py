@@ -1,4 +1,4 @@
-"""What the tokens of a run look like: counts of each class, and how hard they are to guess."""
+"""Statistics of tokens: class counts and entropy."""
 
 import torch
 from jaxtyping import Float, Int, Real
@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 def token_counts(tokens: Int[Tensor, "*batch codebooks"], num_classes: int) -> Int[Tensor, "codebooks classes"]:
-    """Counts how often each class of each codebook occurs.
+    """Counts the occurrences of each class in each codebook.
 
     Args:
         tokens: Classes in [0, num_classes).
-        num_classes: Classes of each codebook.
+        num_classes: Number of classes of each codebook.
     """
     rows = tokens.reshape(-1, tokens.shape[-1]).T  # (*batch, codebooks) -> (codebooks, tokens)
     counts = rows.new_zeros(len(rows), num_classes)
@@ -18,10 +18,10 @@ def token_counts(tokens: Int[Tensor, "*batch codebooks"], num_classes: int) -> I
 
 
 def token_entropy(counts: Real[Tensor, "*codebooks classes"]) -> Float[Tensor, ""]:
-    """Entropy of the classes in nats, averaged over codebooks.
+    """Returns the entropy of the class distribution in nats, averaged over codebooks.
 
-    This is the loss of a model that knows how frequent each class is and nothing else: training starts to pay below
-    it. Counts may be weighted. All classes equally frequent give log(classes); no token at all gives 0.
+    This is the loss of a model that knows only the frequency of each class, so a useful model has a lower loss. Counts
+    may be weighted. Equally frequent classes give log(classes); zero counts give 0.
     """
     totals = counts.double().sum(-1, keepdim=True)
     shares = counts / totals.clamp(min=torch.finfo(totals.dtype).tiny)

@@ -1,7 +1,9 @@
-"""The NEST network: its parts, and what they make of a batch. Knows no trainer, no ranks and no optimizer.
+"""The NEST network: features, targets, masks, encoder and decoder. It needs no trainer, no ranks and no optimizer.
 
-All that is random is keyed by (seed, step, microbatch), so that there is no generator state to save.
+Masks are drawn from a seed derived from (seed, step, microbatch), so there is no generator state to save.
 """
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,13 +12,33 @@ from torch import Tensor, nn
 from nestdata import AudioNoiseBatch, derive_key
 from nestmodel.config import NestConfig
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
-from nestmodel.nn.encoder import ConformerEncoder
+from nestmodel.nn.encoder import ConformerEncoder, EncoderOutput
 from nestmodel.nn.features import Preprocessor
-from nestmodel.nn.loss import masked_nll
-from nestmodel.nn.loss_stats import LossStats
 from nestmodel.nn.masking import BlockMask, scored_token_mask
-from nestmodel.nn.metrics import token_counts
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
+
+
+@dataclass(frozen=True, slots=True)
+class NestOutput:
+    """Predictions and targets of one microbatch; `loss_stats` computes the loss from it.
+
+    The rows of `logits` and `targets` are the True values of `is_scored`, utterance by utterance.
+    """
+
+    logits: Float[Tensor, "scored classes codebooks"]
+    """Logits of the classes at the scored encoder frames."""
+
+    targets: Int[Tensor, "scored codebooks"]
+    """Tokens of the clean speech at the scored encoder frames, in [0, num_classes)."""
+
+    is_scored: Bool[Tensor, "batch enc_frames"]
+    """True for the encoder frames that are scored."""
+
+    encoded: Float[Tensor, "batch enc_frames dim"]
+    """Encoder frames of the masked noisy speech. Padded frames are meaningless."""
+
+    enc_lens: Int[Tensor, " batch"]
+    """Number of valid encoder frames of each utterance."""
 
 
 class NestNetwork(nn.Module):
@@ -26,7 +48,7 @@ class NestNetwork(nn.Module):
     state dict are those of NeMo's EncDecDenoiseMaskedTokenPredModel.
 
     Args:
-        config: All sizes and settings; weights are drawn from its seed.
+        config: All sizes and settings; initial weights are drawn from its seed.
 
     Source: NEST, arXiv:2408.13106.
     """
@@ -36,7 +58,8 @@ class NestNetwork(nn.Module):
         self.config = config
         num_mels, quantizer, dim = config.features.num_mels, config.quantizer, config.encoder.d_model
         is_pre_conv, factor = config.masking.position == "pre_conv", config.encoder.subsampling_factor
-        # Masks lie on feature frames, of which as many as an encoder frame covers make a token, or on encoder frames.
+        # With pre_conv, masks apply to feature frames, and a token stacks the feature frames of one encoder frame.
+        # With post_conv, masks apply to encoder frames, and a token is computed from one of them.
         masked_dim, self.num_stacked = (num_mels, factor) if is_pre_conv else (dim, 1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_key(config.seed, "weights"))
@@ -52,52 +75,70 @@ class NestNetwork(nn.Module):
 
     @property
     def features(self) -> Preprocessor:
-        """Turns (audio, audio_lens) into (feats, feat_lens); NeMo's state dict calls it `preprocessor`."""
+        """Computes (feats, feat_lens) from (audio, audio_lens); called `preprocessor` in NeMo's state dict."""
         return self.preprocessor
 
-    def predict(
-        self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, "batch enc_frames classes codebooks"], Int[Tensor, " batch"]]:
-        """Returns the log-probabilities of the tokens of features, with nothing masked, and the valid lengths."""
-        encoded, enc_lens = self.encoder(feats, feat_lens)
-        return self.decoder(encoded), enc_lens
+    def forward(self, batch: AudioNoiseBatch, *, mask_purpose: str = "mask") -> NestOutput:
+        """Predicts the masked tokens of a microbatch.
 
-    def tally(
+        Dither and dropout of training mode are drawn from torch's global generator, masks from `seed_for`.
+
+        Args:
+            batch: Clean and noisy audio; its key selects the masks.
+            mask_purpose: Second part of the key of the masks. Another purpose gives other masks.
+        """
+        # Features of clean and noisy audio are computed in one call. In training, each is dithered independently.
+        both = torch.cat([batch.audio, batch.noisy_audio])
+        feats, feat_lens = self.features(both, batch.audio_len.repeat(2))
+        (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
+        generator = torch.Generator(device=feats.device).manual_seed(self.seed_for(mask_purpose, batch))
+        lens, num_frames = feat_lens, feats.shape[-1]
+        if self.config.masking.position == "post_conv":
+            lens, num_frames = (
+                self.encoder.pre_encode.out_lens(lens),
+                num_frames // self.config.encoder.subsampling_factor,
+            )
+        is_masked = self.mask_processor.draw(lens, num_frames, generator)
+        return self.forward_features(clean, noisy, feat_lens, is_masked)
+
+    def forward_features(
         self,
         clean: Float[Tensor, "batch mels frames"],
         noisy: Float[Tensor, "batch mels frames"],
         feat_lens: Int[Tensor, " batch"],
         is_masked: Bool[Tensor, "batch masked_frames"],
-    ) -> LossStats:
-        """Scores the masked tokens of clean features, as read from noisy ones.
+    ) -> NestOutput:
+        """Predicts masked tokens of clean features from noisy features.
 
         Args:
-            clean: Features of the clean speech, from which the tokens come.
-            noisy: Features of the noisy speech, which the encoder reads where it is not masked.
-            feat_lens: Valid frames of both.
-            is_masked: True where the encoder sees the mask instead; over encoder frames where `masking.position` is
-                post_conv, over feature frames elsewhere.
+            clean: Features of the clean speech, from which the tokens are computed.
+            noisy: Features of the noisy speech, which the encoder reads where they are not masked.
+            feat_lens: Number of valid frames of each utterance, for both.
+            is_masked: True where a frame is masked: an encoder frame if `masking.position` is post_conv, otherwise a
+                feature frame.
         """
-        # The scored rows are looked for before the encoder runs, since a GPU has to be waited for to count them.
+        # The scored rows are selected before the encoder runs, because counting them synchronises with the GPU.
         is_scored = scored_token_mask(is_masked, self.num_stacked, self.config.masking.threshold)
         rows = is_scored.flatten().nonzero().squeeze(1)
-        scored_tokens = self.tokens(clean, feat_lens).flatten(0, 1)[rows]
-        encoded = self.encode_masked(noisy, feat_lens, is_masked)
+        targets = self.tokens(clean, feat_lens).flatten(0, 1)[rows]
+        encoded, enc_lens = self.encode_masked(noisy, feat_lens, is_masked)
         logits = self.decoder.logits(encoded.flatten(0, 1)[rows])
-        nll_sum, num_tokens = masked_nll(logits, scored_tokens)
-        predicted, num_classes = logits.detach().argmax(dim=1), self.config.quantizer.num_classes
-        return LossStats(
-            nll_sum,
-            nll_sum.new_tensor(num_tokens),
-            (predicted == scored_tokens).float().mean(dim=1).sum(),
-            token_counts(scored_tokens, num_classes).float(),
-            token_counts(predicted, num_classes).float(),
-        )
+        return NestOutput(logits, targets, is_scored, encoded, enc_lens)
+
+    def predict(
+        self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
+    ) -> tuple[Float[Tensor, "batch enc_frames classes codebooks"], Int[Tensor, " batch"]]:
+        """Returns the log-probabilities of the tokens of unmasked features, and the numbers of valid encoder frames."""
+        encoded, enc_lens = self.encoder(feats, feat_lens)
+        return self.decoder(encoded), enc_lens
 
     def tokens(
         self, clean: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
     ) -> Int[Tensor, "batch enc_frames codebooks"]:
-        """Returns the tokens of clean features: of stacked frames, or where masks come later, of subsampled ones."""
+        """Returns the tokens of clean features.
+
+        They are computed from stacked feature frames, or from subsampled ones if `masking.position` is post_conv.
+        """
         if self.config.masking.position == "pre_conv":
             tokens: Tensor = self.quantizer(clean)
             return tokens
@@ -111,31 +152,15 @@ class NestNetwork(nn.Module):
         noisy: Float[Tensor, "batch mels frames"],
         feat_lens: Int[Tensor, " batch"],
         is_masked: Bool[Tensor, "batch masked_frames"],
-    ) -> Float[Tensor, "batch enc_frames dim"]:
-        """Returns what the encoder makes of noisy features that are masked, before or after its subsampling."""
+    ) -> EncoderOutput:
+        """Encodes noisy features that are masked before or after the subsampling, by `masking.position`."""
         if self.config.masking.position == "pre_conv":
-            encoded: Tensor = self.encoder(self.mask_processor.apply_mask(noisy, is_masked), feat_lens)[0]
-            return encoded
+            output: EncoderOutput = self.encoder(self.mask_processor.apply_mask(noisy, is_masked), feat_lens)
+            return output
         subsampled, enc_lens = self.encoder.pre_encode(noisy, feat_lens)
         masked = self.mask_processor.apply_mask(subsampled.transpose(1, 2), is_masked).transpose(1, 2)
-        return self.encoder.encode(masked, enc_lens)
+        return EncoderOutput(self.encoder.encode(masked, enc_lens), enc_lens)
 
-    def tally_batch(self, batch: AudioNoiseBatch, purpose: str) -> LossStats:
-        """Scores the masked tokens of a microbatch, with masks keyed by its place and a purpose."""
-        # Clean and noisy go through the features together; in training each is dithered by itself.
-        both = torch.cat([batch.audio, batch.noisy_audio])
-        feats, feat_lens = self.features(both, batch.audio_len.repeat(2))
-        (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
-        generator = torch.Generator(device=feats.device).manual_seed(self.key(purpose, batch))
-        lens, num_frames = feat_lens, feats.shape[-1]
-        if self.config.masking.position == "post_conv":
-            lens, num_frames = (
-                self.encoder.pre_encode.out_lens(lens),
-                num_frames // self.config.encoder.subsampling_factor,
-            )
-        is_masked = self.mask_processor.draw(lens, num_frames, generator)
-        return self.tally(clean, noisy, feat_lens, is_masked)
-
-    def key(self, purpose: str, batch: AudioNoiseBatch) -> int:
-        """Returns the seed of what is drawn for a purpose in a microbatch, of 63 bits."""
+    def seed_for(self, purpose: str, batch: AudioNoiseBatch) -> int:
+        """Returns the 63-bit seed of the random numbers drawn for a purpose in a microbatch."""
         return derive_key(self.config.seed, purpose, batch.key.step, batch.key.microbatch) >> 1

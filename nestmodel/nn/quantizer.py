@@ -1,7 +1,7 @@
-"""Random-projection quantizer: the tokens of clean speech that the model learns to predict.
+"""Random-projection quantizer: computes the tokens of clean speech, which are the targets of pretraining.
 
-Owns the frozen projection and codebooks, and the search for the nearest code. Leaves the choice of what to quantize
-to the caller. Guarantees the same tokens in every precision mode of a run.
+This module holds the frozen projection and codebooks, and searches for the nearest code. The caller chooses what is
+quantized. The tokens are the same in every precision mode of a run.
 """
 
 import torch
@@ -13,18 +13,19 @@ from nestmodel.config import QuantizerConfig
 from nestmodel.nn.features import exact_matmul
 
 MAX_SCORES = 2**25
-"""Scores held at once while searching, so that memory does not grow with the batch (256 MiB in double precision)."""
+"""Maximum number of scores held at once, so that memory does not grow with the batch (256 MiB in double precision)."""
 
 MAX_SCORES_ON_CPU = 2**22
-"""The same on a CPU, where fewer stay in its cache and take half the time (16 MiB in float32)."""
+"""The same limit on a CPU, where fewer scores stay in the cache and take half the time (16 MiB in float32)."""
 
 
 class RandomProjectionQuantizer(nn.Module):
-    """Gives each stack of frames the nearest code of every codebook.
+    """Returns the index of the nearest code in every codebook, for each stack of frames.
 
-    Parameters are frozen rather than buffers: data-parallel training sends buffers to all ranks at each step.
+    The weights are frozen parameters instead of buffers, because data-parallel training broadcasts buffers to all
+    ranks at each step.
 
-    Source: NEST, arXiv:2408.13106, section 3.2, after BEST-RQ, arXiv:2202.01855. Differs from NeMo, which takes the
+    Source: NEST, arXiv:2408.13106, section 3.2, after BEST-RQ, arXiv:2202.01855. Differs from NeMo, which computes the
     distance to every code in float64: one matrix product and an argmax give the same tokens.
     """
 
@@ -42,10 +43,10 @@ class RandomProjectionQuantizer(nn.Module):
         """Quantizes features, outside autocast.
 
         Args:
-            feats: What clean speech became: mel frames, their number a multiple of the stack, or encoder frames.
+            feats: Frames of clean speech: mel frames, whose number is a multiple of `num_stacked`, or encoder frames.
 
         Returns:
-            The index of the nearest code, in [0, num_classes); that of a padded stack means nothing.
+            The index of the nearest code, in [0, num_classes). Indices of padded stacks are meaningless.
         """
         with torch.autocast(feats.device.type, enabled=False):
             # (batch, dim, frames) -> (batch, enc_frames, num_stacked * dim), the earliest frame first
@@ -55,10 +56,10 @@ class RandomProjectionQuantizer(nn.Module):
         return tokens.reshape(*stacks.shape[:2], -1)
 
     def _nearest(self, points: Float[Tensor, "points codebooks code_dim"]) -> Int[Tensor, "points codebooks"]:
-        """Index of the nearest code: by cosine the largest x·c, by Euclidean distance the largest x·c - |c|²/2."""
-        # In double precision on a GPU, where float32 may be cut to the 10 bits of TF32: enough to change tokens.
+        """Returns the nearest code: the largest x·c for cosine, the largest x·c - |c|²/2 for Euclidean distance."""
+        # Double precision on a GPU, where float32 products may be reduced to TF32 (10 bits), which can change tokens.
         codes = self.codebooks.to(torch.float64 if points.is_cuda else torch.float32)
-        # The norms of the codes are 1 but for rounding. They decide between codes where x is 0, in the padding.
+        # The norms of the codes are 1 except for rounding. They decide between codes where x is 0, in the padding.
         offsets = -codes.square().sum(-1).unsqueeze(1) / 2 if self.distance == "l2" else codes.new_zeros(1, 1, 1)
         codes = codes.transpose(1, 2).contiguous()
         num_rows = max(1, (MAX_SCORES if points.is_cuda else MAX_SCORES_ON_CPU) // codes[:, 0].numel())

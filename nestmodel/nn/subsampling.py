@@ -1,7 +1,7 @@
 """Convolutional subsampling of feature frames to encoder frames.
 
-Owns the strided convolutions in front of the encoder. Guarantees that no value past an utterance's length reaches
-its valid encoder frames.
+This module holds the strided convolutions in front of the encoder. No value past an utterance's length affects its
+valid encoder frames.
 """
 
 from typing import Any
@@ -12,26 +12,26 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 MAX_VALUES = 2**28
-"""Values of the largest tensor of a pass; more utterances than have so many go through one after the other."""
+"""Maximum number of values of the largest intermediate tensor. Larger batches are processed in several chunks."""
 
 MAX_VALUES_ON_CPU = 2**23
-"""The same on a CPU, whose allocator gives tensors below 32 MiB the memory of others."""
+"""The same limit on a CPU, whose allocator reuses freed memory for tensors below 32 MiB."""
 
 
-def halved(num: int) -> int:
-    """Rows or columns that a convolution of stride 2, kernel 3 and padding 1 leaves: half of them, rounded up."""
-    return (num + 1) // 2
+def halve(size: int) -> int:
+    """Returns the output size of a convolution of stride 2, kernel 3 and padding 1: half the input size, rounded up."""
+    return (size + 1) // 2
 
 
 class ConvSubsampling(nn.Module):
     """Depthwise-separable strided convolutions over time and mel bins, then a projection of each encoder frame.
 
-    Each stage halves time and mel bins: one full 3x3 convolution first, then depthwise 3x3 with pointwise 1x1 ones,
-    each with ReLU. Time past the valid length is zeroed between stages and at the end, so a padded encoder frame
-    equals the bias of the projection, not zero.
+    Each stage halves time and mel bins. The first stage is a full 3x3 convolution, the others are a depthwise 3x3 and a
+    pointwise 1x1 convolution; each ends with a ReLU. Time past the valid length is zeroed between stages and at the
+    end, so a padded encoder frame equals the bias of the projection, not zero.
 
     Source: FastConformer, arXiv:2305.05084, section 3; NeMo's "dw_striding". Differs: NeMo also zeroes the padding
-    between a depthwise and its pointwise convolution, which no valid frame sees.
+    between a depthwise and its pointwise convolution, which does not affect valid frames.
     """
 
     def __init__(self, *, num_mels: int, channels: int, factor: int, dim: int) -> None:
@@ -39,51 +39,52 @@ class ConvSubsampling(nn.Module):
         self.factor = factor
         self.channels = channels
         layers: list[nn.Module] = [nn.Conv2d(1, channels, 3, stride=2, padding=1), nn.ReLU()]
-        bins = halved(num_mels)
+        bins = halve(num_mels)
         for _ in range(factor.bit_length() - 2):
             layers.append(nn.Conv2d(channels, channels, 3, stride=2, padding=1, groups=channels))
             layers += [nn.Conv2d(channels, channels, 1), nn.ReLU()]
-            bins = halved(bins)
+            bins = halve(bins)
         self.conv = nn.Sequential(*layers)
         self.out = nn.Linear(channels * bins, dim)
 
     def forward(
         self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
     ) -> tuple[Float[Tensor, "batch enc_frames dim"], Int[Tensor, " batch"]]:
-        """Shortens the frames and projects them to the encoder's size.
+        """Subsamples features and projects them to the dimension of the encoder.
 
         Args:
-            feats: Features; frames past the valid ones may hold anything finite.
-            feat_lens: Valid frames of each utterance.
+            feats: Features; frames past the valid ones may hold any finite values.
+            feat_lens: Number of valid frames of each utterance.
 
         Returns:
-            The encoder frames, and how many of each utterance are valid: its frames / factor, rounded up.
+            The encoder frames, and the number of valid ones of each utterance: its frames / factor, rounded up.
         """
-        # The convolutions make the largest tensors of the model by far, and cost little: some utterances at a time, and
-        # once more for the backward pass instead of being kept.
-        values = MAX_VALUES if feats.is_cuda else MAX_VALUES_ON_CPU
-        size = max(1, values // max(1, self.channels * feats.shape[1] * feats.shape[2] // 4))
+        # The convolutions produce by far the largest tensors of the model and are cheap. So they process some
+        # utterances at a time, and are recomputed in the backward pass instead of keeping their outputs.
+        max_values = MAX_VALUES if feats.is_cuda else MAX_VALUES_ON_CPU
+        size = max(1, max_values // max(1, self.channels * feats.shape[1] * feats.shape[2] // 4))
         chunks = [
-            checkpoint(self._convolve, *chunk, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(self.convolve, *chunk, use_reentrant=False, preserve_rng_state=False)
             if torch.is_grad_enabled()
-            else self._convolve(*chunk)
+            else self.convolve(*chunk)
             for chunk in zip(feats.split(size), feat_lens.split(size), strict=True)
         ]
         encoded: Tensor = self.out(torch.cat(chunks))
         return encoded, self.out_lens(feat_lens)
 
-    def _convolve(
+    def convolve(
         self, feats: Float[Tensor, "batch mels frames"], lens: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch enc_frames values"]:
+        """Applies the convolutions to a whole batch at once, without the projection."""
         # (batch, mels, frames) -> (batch, channels, frames, mels). On a CPU, channels-last convolutions take half
-        # the time of others.
+        # the time.
         x = feats.transpose(1, 2).unsqueeze(1)
         if not x.is_cuda:
             x = x.contiguous(memory_format=torch.channels_last)
         x = x * _is_valid(x, lens)
         for layer in self.conv:
             if isinstance(layer, nn.ReLU):
-                # Both in place: the convolutions need no output for their gradient.
+                # In place: the convolutions do not need their outputs to compute gradients.
                 lens = (lens + 1) // 2
                 is_valid = _is_valid(x, lens)
                 if torch.is_grad_enabled():
@@ -95,12 +96,15 @@ class ConvSubsampling(nn.Module):
         return x.transpose(1, 2).flatten(2)
 
     def out_lens(self, feat_lens: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-        """Returns how many encoder frames are valid where so many frames are: frames / factor, rounded up."""
+        """Returns the numbers of valid encoder frames for numbers of valid frames: frames / factor, rounded up."""
         return (feat_lens + self.factor - 1) // self.factor
 
 
 class _MaskedRelu(torch.autograd.Function):
-    """The ReLU of what a mask leaves, in place of its input. Where a value is left, so is its gradient: masked once."""
+    """Multiplies by a mask and applies ReLU, both in place.
+
+    The gradient is passed where the output is positive, so the mask does not have to be kept for the backward pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
@@ -116,6 +120,6 @@ class _MaskedRelu(torch.autograd.Function):
 
 
 def _is_valid(x: Float[Tensor, "batch channels frames mels"], lens: Int[Tensor, " batch"]) -> Tensor:
-    """Ones on valid frames and zeros elsewhere, to multiply `x` by."""
+    """Returns ones on valid frames and zeros elsewhere, in a shape and dtype to multiply `x` by."""
     positions = torch.arange(x.shape[2], device=x.device)
     return (positions < lens.unsqueeze(1))[:, None, :, None].to(x.dtype)

@@ -1,4 +1,4 @@
-"""What the hardware is asked for before an expensive run: a training step of the largest shape, and collectives."""
+"""The checks of the hardware: time and memory of a training step of the largest shapes, and time of collectives."""
 
 import gc
 import resource
@@ -18,31 +18,35 @@ from torch import Tensor
 
 from nestdata import AudioNoiseBatch, BatchPlan, MicrobatchKey, Mix
 from nestmodel.errors import TrainingError
+from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.preflight.checks import gigabytes, local_world_size
 from nestmodel.preflight.report import CheckResult
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 
 Shape = tuple[int, int]
-"""Cuts in a microbatch, and samples to which each is padded."""
+"""Number of cuts in a microbatch, and number of samples to which each cut is padded."""
 
-_TIGHT = 0.9  # of the memory; above, what training keeps beside the step may be too much
+_HIGH_SHARE = 0.9  # of the memory; the rest is needed for what a run keeps besides the step
 _POLL_S = 5e-5
-_NUM_SMALL, _NUM_LARGE = 20, 5
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_NUM_SMALL_SUMS, _NUM_LARGE_SUMS = 20, 5
 
 
 def largest_shapes(plan: BatchPlan) -> list[Shape]:
-    """Returns the shape with most samples and the one with the longest cuts, which attention may need more for."""
+    """Returns the shape with the most samples and the shape with the longest cuts, once if they are the same.
+
+    The memory of attention grows with the square of the length, so the longest cuts may need more memory.
+    """
     shapes = [(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets]
-    most, longest = max(shapes, key=lambda s: (s[0] * s[1], s[1])), max(shapes, key=lambda s: (s[1], s[0]))
-    return list(dict.fromkeys([most, longest]))
+    most_samples = max(shapes, key=lambda shape: (shape[0] * shape[1], shape[1]))
+    longest = max(shapes, key=lambda shape: (shape[1], shape[0]))
+    return list(dict.fromkeys([most_samples, longest]))
 
 
 def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> CheckResult:
-    """Makes optimizer steps on noise of the largest shapes, with a model of its own, and measures time and memory.
+    """Measures time and memory of optimizer steps on noise of the largest shapes, with a second model.
 
-    The gradients are kept from step to step, as they are from microbatch to microbatch.
+    Gradients are kept from step to step, as a run keeps them from microbatch to microbatch.
     """
     rate, expected = data.sampling_rate, model.config.features.sampling_rate
     if rate != expected:
@@ -50,114 +54,131 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
         return CheckResult(status="failed", value=f"{rate} Hz", advice=advice)
     plan, device = data.train_dataset.plan, trainer.strategy.root_device
     shapes = largest_shapes(plan)
-    with _no_trace(device):
-        memory = _Memory(trainer, device)
-        tried = _measure(model, data, trainer, shapes)
-        if isinstance(tried, str):  # and no longer the error, which holds on to all that had been allocated
-            return _too_large(shapes, plan, memory, tried, lambda shape: _measure(model, data, trainer, [shape]))
-        seconds, peak = tried, memory.peak()
+    with _clean_up(device):
+        memory = _MemoryMeter(trainer, device)
+        measured = _measure_steps(model, data, trainer, shapes)
+        if isinstance(measured, str):
+            measure = lambda shape: _measure_steps(model, data, trainer, [shape])  # noqa: E731
+            return _out_of_memory_result(shapes, plan, memory, measured, measure)
+        seconds, peak = measured, memory.peak_bytes()
     if trainer.world_size > 1:
         peak += torch.float32.itemsize * sum(p.numel() for p in model.parameters())  # DDP's copy of the gradients
     listed = " and ".join(f"{cuts} x {samples / rate:.1f} s" for cuts, samples in shapes)
-    value = f"{gigabytes(peak)} of {gigabytes(memory.total)}, {seconds:.2f} s, {listed}"
-    figures = {"peak_bytes": float(peak), "total_bytes": float(memory.total), "step_seconds": seconds}
-    if peak <= _TIGHT * memory.total or not memory.total:
+    value = f"{gigabytes(peak)} of {gigabytes(memory.total_bytes)}, {seconds:.2f} s, {listed}"
+    figures = {"peak_bytes": float(peak), "total_bytes": float(memory.total_bytes), "step_seconds": seconds}
+    if peak <= _HIGH_SHARE * memory.total_bytes or not memory.total_bytes:
         return CheckResult(status="ok", value=value, figures=figures)
     advice = (
-        f"{100 * peak / memory.total:.0f} % of the memory of {memory.name}: little is left for anything else. Lower "
-        f"data.plan.max_batch_seconds (now {plan.config.max_batch_seconds:g})."
+        f"the step uses {100 * peak / memory.total_bytes:.0f} % of the memory of {memory.name}, which leaves little "
+        f"for the rest of the run. Lower data.plan.max_batch_seconds (now {plan.config.max_batch_seconds:g})."
     )
     return CheckResult(status="warning", value=value, advice=advice, figures=figures)
 
 
-def check_collectives(buffers: list[Tensor], timeout_s: float, step_s: float | None) -> CheckResult:
-    """Times the sum over ranks of one value, and of as many as there are gradients. All ranks come here together.
+def allocate_buffers(model: NestModel, device: torch.device) -> list[Tensor]:
+    """Returns the buffers of `check_collectives`: one of a single value, and one of the size of all gradients."""
+    num_gradients = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return [torch.zeros(size, device=device) for size in (1, num_gradients)]
+
+
+def check_collectives(buffers: list[Tensor], timeout_s: float, compute_s: float | None) -> CheckResult:
+    """Measures the time of summing a single value, and of summing all gradients, over all ranks.
+
+    All ranks must call it together.
 
     Args:
-        buffers: Of one value, and of as many as there are gradients.
-        timeout_s: How long a rank waits for the others.
-        step_s: What this rank computes in an optimizer step, or None where that is not known.
+        buffers: The buffers of `allocate_buffers`.
+        timeout_s: How long a rank waits for one sum, in seconds.
+        compute_s: Seconds that this rank computes for one optimizer step; None if unknown.
 
     Raises:
         TrainingError: A sum was not complete in time.
     """
     medians = []
-    for buffer, number in zip(buffers, (_NUM_SMALL, _NUM_LARGE), strict=True):
-        medians.append(statistics.median([_time_sum(buffer, timeout_s) for _ in range(number + 1)][1:]))
+    for buffer, number in zip(buffers, (_NUM_SMALL_SUMS, _NUM_LARGE_SUMS), strict=True):
+        seconds = [_time_all_reduce(buffer, timeout_s) for _ in range(number + 1)]
+        medians.append(statistics.median(seconds[1:]))  # the first one sets up connections
     small_s, large_s = medians
     value = f"one value {1000 * small_s:.2f} ms, {buffers[1].numel() / 1e6:.1f} M gradients {1000 * large_s:.1f} ms"
     figures = {"gradients_seconds": large_s, "latency_seconds": small_s}
-    if step_s is None or large_s <= step_s:
+    if compute_s is None or large_s <= compute_s:
         return CheckResult(status="ok", value=value, figures=figures)
     advice = (
-        f"adding up gradients takes longer than computing them ({step_s:.2f} s a step). Look at the network (with "
-        "GPUs, NCCL_DEBUG=INFO says which way it takes), or give each rank more to do: a higher "
-        "data.plan.max_batch_seconds or data.plan.microbatches_per_step."
+        f"summing the gradients over ranks takes longer than computing them ({compute_s:.2f} s a step). Check the "
+        "network (on GPUs, NCCL_DEBUG=INFO shows the transport), or raise data.plan.max_batch_seconds or "
+        "data.plan.microbatches_per_step, so that each rank computes more between two sums."
     )
     return CheckResult(status="warning", value=value, advice=advice, figures=figures)
 
 
-def _measure(model: NestModel, data: NestDataModule, trainer: pl.Trainer, shapes: list[Shape]) -> float | str:
-    """Makes steps of each shape; returns the seconds of the slowest, or what was said when memory ran out."""
+def _measure_steps(model: NestModel, data: NestDataModule, trainer: pl.Trainer, shapes: list[Shape]) -> float | str:
+    """Runs two steps of each shape; returns the seconds of the slowest second step, or the out-of-memory message.
+
+    The message is returned instead of the error, because the traceback of the error keeps all tensors alive.
+    """
     try:
-        step = _stepper(model, data, trainer)
-        # The first one has to allocate the moments, and where blocks are compiled, to compile.
+        step = _make_step(model, data, trainer)
+        # The first step of a shape also allocates the moments of the optimizer, and compiles the blocks if asked to.
         return max([step(shape) for shape in shapes for _ in range(2)][1::2])
     except (MemoryError, RuntimeError) as error:
-        is_known = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
-        if not is_known and not any(words in str(error) for words in _OUT_OF_MEMORY):
+        if not is_out_of_memory(error):
             raise
-        return str(error) or "MemoryError"
+        return str(error) or type(error).__name__
 
 
-def _stepper(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> Callable[[Shape], float]:
-    """Returns a function that makes a step of a shape, with a model of its own, and returns its seconds."""
+def _make_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> Callable[[Shape], float]:
+    """Returns a function that runs an optimizer step of a shape on a second model, and returns its seconds."""
     device, precision = trainer.strategy.root_device, trainer.precision_plugin
-    own = NestModel(model.config)
-    own = cast(NestModel, precision.convert_module(own)).to(device).train()
-    own.trainer = trainer
-    if model._compiles_blocks:
-        own.encoder.compile_blocks(data.train_dataset.plan.config.num_shapes)
-    own.on_fit_start()
-    optimizer = own.configure_optimizers()["optimizer"]
+    second = NestModel(model.config)
+    second = cast(NestModel, precision.convert_module(second)).to(device).train()
+    second.trainer = trainer
+    if model.compile_blocks:
+        second.encoder.compile_blocks(data.train_dataset.plan.config.num_shapes)
+    second.on_fit_start()
+    optimizer = second.configure_optimizers()["optimizer"]
 
     def step(shape: Shape) -> float:
         before = time.perf_counter()
         with precision.train_step_context():
-            loss = own.training_step(_noise_batch(shape).to(device), 0)
+            loss = second.training_step(_noise_batch(shape).to(device), 0)
         loss.backward()
         optimizer.step()
-        own._step = None
-        if not bool(loss.isfinite()):  # waits for a GPU
-            raise TrainingError("the loss of noise is no number. Look at trainer.precision.")
+        second.discard_step()
+        if not bool(loss.isfinite()):  # waits for the GPU
+            raise TrainingError("the loss on noise is not finite. Check trainer.precision.")
         return time.perf_counter() - before
 
     return step
 
 
-def _too_large(
-    shapes: list[Shape], plan: BatchPlan, memory: "_Memory", error: str, measure: Callable[[Shape], float | str]
+def _out_of_memory_result(
+    shapes: list[Shape],
+    plan: BatchPlan,
+    memory: "_MemoryMeter",
+    error: str,
+    measure: Callable[[Shape], float | str],
 ) -> CheckResult:
-    """Looks for the number of cuts of each shape that fits, to say how far to go down."""
+    """Finds the largest number of cuts of each shape that fits, and returns the failed result with that advice."""
 
     def fits(cuts: int, samples: int) -> bool:
-        memory.clear()
+        memory.reset()
         return not isinstance(measure((cuts, samples)), str)
 
-    # The least number of cuts that does not fit, less one.
+    # The smallest number of cuts that does not fit, less one.
     fitting = [bisect_left(range(1, cuts + 1), True, key=lambda n: not fits(n, samples)) for cuts, samples in shapes]
     now, rate = plan.config.max_batch_seconds, plan.sampling_rate
     seconds = min(cuts * samples / rate for cuts, (_, samples) in zip(fitting, shapes, strict=True))
     longest = max(samples / rate for _, samples in shapes)
     if min(fitting):
-        cure = f"Lower data.plan.max_batch_seconds (now {now:g}) to about {_TIGHT * seconds:.3g}"
+        remedy = f"Lower data.plan.max_batch_seconds (now {now:g}) to about {_HIGH_SHARE * seconds:.3g}"
     else:
-        cure = (
+        remedy = (
             f"Not even one cut of {longest:.1f} s fits: prepare the corpus with a lower --max-seconds, and lower "
             f"data.plan.max_batch_seconds (now {now:g})"
         )
-    advice = f"{cure}; or set model.config.encoder.checkpoint_activations. It said: {error.splitlines()[0]}"
-    return CheckResult(status="failed", value=f"out of memory, {gigabytes(memory.total)} in all", advice=advice)
+    advice = f"{remedy}; or set model.config.encoder.checkpoint_activations. The error: {error.splitlines()[0]}"
+    value = f"out of memory, {gigabytes(memory.total_bytes)} in all"
+    return CheckResult(status="failed", value=value, advice=advice)
 
 
 def _noise_batch(shape: Shape) -> AudioNoiseBatch:
@@ -179,8 +200,8 @@ def _noise_batch(shape: Shape) -> AudioNoiseBatch:
 
 
 @contextmanager
-def _no_trace(device: torch.device) -> Iterator[None]:
-    """Leaves the random state and the device's cache as they were."""
+def _clean_up(device: torch.device) -> Iterator[None]:
+    """Restores torch's random state at the end, and frees the memory that is no longer used."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
     gc.collect()
@@ -188,42 +209,49 @@ def _no_trace(device: torch.device) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-class _Memory:
-    """What a step may take and has taken, in bytes: of the GPU, or of this process and the memory left to it."""
+class _MemoryMeter:
+    """Measures the peak memory of a step: of the GPU, or of this process if the device is a CPU.
+
+    Attributes:
+        name: Name of the memory in messages.
+        total_bytes: Bytes that a step may use. On a CPU, what this process uses already, and its share of the memory
+            that is available on the machine; 0 if it is unknown.
+    """
 
     def __init__(self, trainer: pl.Trainer, device: torch.device) -> None:
         self._device = device
         if device.type == "cuda":
-            self.name, self.total = str(device), torch.cuda.get_device_properties(device).total_memory
+            self.name, self.total_bytes = str(device), torch.cuda.get_device_properties(device).total_memory
         else:
-            own, left = _kilobytes("/proc/self/status", "VmRSS"), _kilobytes("/proc/meminfo", "MemAvailable")
-            self.name, self.total = "this machine", 1024 * (own + left // local_world_size(trainer))
-        self.clear()
+            used, available = _read_kib("/proc/self/status", "VmRSS"), _read_kib("/proc/meminfo", "MemAvailable")
+            self.name, self.total_bytes = "this machine", 1024 * (used + available // local_world_size(trainer))
+        self.reset()
 
-    def clear(self) -> None:
-        """Begins to measure anew."""
+    def reset(self) -> None:
+        """Starts a new measurement."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
         elif sys.platform == "linux":
-            with suppress(OSError):  # in hardened containers; then it is the peak since the process began
+            # Hardened containers forbid it; the peak then counts from the start of the process.
+            with suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")
 
-    def peak(self) -> int:
-        """Returns the most that was taken since."""
+    def peak_bytes(self) -> int:
+        """Returns the peak since the last reset."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
-        return 1024 * (_kilobytes("/proc/self/status", "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return 1024 * (_read_kib("/proc/self/status", "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
-def _kilobytes(path: str, name: str) -> int:
-    """Returns a line of Linux's tables; 0 elsewhere."""
+def _read_kib(path: str, name: str) -> int:
+    """Returns a value in KiB from a file in Linux's /proc; 0 on other systems."""
     lines = Path(path).read_text().splitlines() if Path(path).exists() else []
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
 
 
-def _time_sum(buffer: Tensor, timeout_s: float) -> float:
+def _time_all_reduce(buffer: Tensor, timeout_s: float) -> float:
     if buffer.is_cuda:
         torch.cuda.synchronize(buffer.device)
     before = time.perf_counter()
@@ -232,8 +260,8 @@ def _time_sum(buffer: Tensor, timeout_s: float) -> float:
     while not work.is_completed():
         if time.perf_counter() - before > timeout_s:
             raise TrainingError(
-                f"a sum over ranks was not complete after {timeout_s:g} s. Look at the network between the nodes; "
-                "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names the interface to use."
+                f"a sum over ranks was not complete after {timeout_s:g} s. Check the network between the nodes; "
+                "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME selects the network interface."
             )
         time.sleep(_POLL_S)
     work.wait()

@@ -1,4 +1,4 @@
-"""What a preflight says: of each check on each rank, of each check, and of all of it."""
+"""The result of a preflight: of one check on one rank, of one check on all ranks, and of all checks."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -8,23 +8,22 @@ from nestmodel.errors import ConfigError
 
 Status = Literal["skipped", "ok", "warning", "failed"]
 
-CHECKS = ("settings", "restarts", "disk", "shared memory", "reading", "training step", "collectives")
 _SEVERITY: tuple[Status, ...] = ("skipped", "ok", "warning", "failed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckResult:
-    """What one check found on one rank."""
+    """The result of one check on one rank."""
 
     status: Status
     value: str
-    """In a few words."""
+    """The measurement in a few words."""
 
     advice: str = ""
-    """What is wrong and what to do; empty where nothing is."""
+    """What is wrong and how to fix it; empty if nothing is wrong."""
 
     figures: dict[str, float] = field(default_factory=dict)
-    """Numbers by name, in bytes and seconds; ranks are compared by the first."""
+    """Numbers by name, in bytes and seconds. Ranks of equal status are compared by the first of them."""
 
     def __post_init__(self) -> None:
         if self.status not in _SEVERITY:
@@ -33,47 +32,51 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckReport:
-    """What one check found, rank by rank."""
+    """The results of one check on all ranks."""
 
     name: str
     ranks: tuple[CheckResult, ...]
+    """The result of each rank, in order."""
 
     def __post_init__(self) -> None:
-        if self.name not in CHECKS:
-            raise ConfigError(f"there is no check {self.name!r}: the checks are {', '.join(CHECKS)}.")
+        if not self.name:
+            raise ConfigError("the name of a check is empty: give it a name.")
         if not self.ranks:
             raise ConfigError(f"check {self.name!r} has no results: give one for each rank.")
 
     @property
     def status(self) -> Status:
-        """The worst of any rank."""
-        return max((one.status for one in self.ranks), key=_SEVERITY.index)
+        """The worst status of all ranks."""
+        return max((result.status for result in self.ranks), key=_SEVERITY.index)
 
     @property
     def summary(self) -> str:
-        """What the worst rank found: that with the greatest figure among those of the worst status."""
+        """The value of the worst rank: of the ranks with the worst status, the one with the largest first figure."""
 
-        def badness(rank: int) -> tuple[int, float, int]:
-            one = self.ranks[rank]
-            return _SEVERITY.index(one.status), next(iter(one.figures.values()), 0.0), -rank
+        def severity(rank: int) -> tuple[int, float, int]:
+            result = self.ranks[rank]
+            return _SEVERITY.index(result.status), next(iter(result.figures.values()), 0.0), -rank
 
-        worst = max(range(len(self.ranks)), key=badness)
-        is_shared = len({one.value for one in self.ranks}) == 1
-        return self.ranks[worst].value + ("" if is_shared else f" (rank {worst})")
+        worst = max(range(len(self.ranks)), key=severity)
+        is_same_on_all = len({result.value for result in self.ranks}) == 1
+        return self.ranks[worst].value + ("" if is_same_on_all else f" (rank {worst})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreflightReport:
-    """What a preflight found."""
+    """The results of all checks on all ranks."""
 
     world_size: int
     device: str
+    """Type of the device of rank 0, such as `cpu` or `cuda`."""
+
     checks: tuple[CheckReport, ...]
+    """The checks in the order in which they ran."""
 
     def __post_init__(self) -> None:
-        numbers = Counter(len(check.ranks) for check in self.checks)
-        if self.world_size < 1 or set(numbers) - {self.world_size}:
-            raise ConfigError(f"world_size is {self.world_size}, and the checks are of {dict(numbers)} ranks.")
+        rank_counts = Counter(len(check.ranks) for check in self.checks)
+        if self.world_size < 1 or set(rank_counts) - {self.world_size}:
+            raise ConfigError(f"world_size is {self.world_size}, but checks have results of {dict(rank_counts)} ranks.")
 
     @property
     def has_failed(self) -> bool:
@@ -81,14 +84,14 @@ class PreflightReport:
         return any(check.status == "failed" for check in self.checks)
 
     def problems(self) -> list[str]:
-        """Returns a line for each rank and check that is not as it should be, and what to do."""
+        """Returns one line for each warning and each failure, with the check, the rank and the advice."""
         return [
-            f"{one.status}: {check.name}, rank {rank}: {one.advice or one.value}"
+            f"{result.status}: {check.name}, rank {rank}: {result.advice or result.value}"
             for check in self.checks
-            for rank, one in enumerate(check.ranks)
-            if one.status in ("warning", "failed")
+            for rank, result in enumerate(check.ranks)
+            if result.status in ("warning", "failed")
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the report as JSON can hold it."""
+        """Returns the report as a dictionary of values that JSON can represent."""
         return {"ok": not self.has_failed, **asdict(self)}

@@ -1,7 +1,9 @@
-"""What one runs before the expensive run: do the ranks agree, is there room, can the audio be read, does a step fit?
+"""The run of a preflight: do the ranks agree, is there enough space, can the audio be read, does a step fit?
 
-Owns the order of the checks. A check that raises on one rank has failed there, and the others go
-on; a rank that does not come back is named, and ends the preflight. Nothing is trained and nothing is written.
+Owns the list of checks and their order. If a check raises an error on one rank, it has failed there and the other
+checks continue. If a rank does not answer in time, it is named and the preflight ends. Nothing is trained or written.
+
+To add a check, write a function that returns a `CheckResult` and add a line to `rank_checks`.
 """
 
 import os
@@ -14,42 +16,51 @@ from typing import Any, cast
 import pytorch_lightning as pl
 import torch
 
+from nestdata import last_error_line
 from nestmodel.errors import ConfigError, TrainingError
-from nestmodel.preflight.checks import (
-    ERROR,
-    check_disk,
-    check_reading,
-    check_restarts,
-    check_shared_memory,
-    compare_facts,
-    last_line,
-    run_facts,
-)
-from nestmodel.preflight.hardware import check_collectives, check_step
+from nestmodel.preflight.checks import check_disk, check_reading, check_restarts, check_shared_memory
+from nestmodel.preflight.hardware import allocate_buffers, check_collectives, check_step
 from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
+from nestmodel.preflight.settings import compare_settings, rank_settings_or_error
 from nestmodel.preflight.store import StoreExchange
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
 from nestmodel.training.module import NestModel
 
-_LAUNCHED_S = 20.0
+_LAUNCHED_TIMEOUT_S = 20.0
+
+RankResults = list[CheckResult | None]
+"""Results of one check, one per rank; None for a rank that did not answer in time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreflightConfig:
-    """How much is tried."""
+    """Extent of a preflight."""
 
     num_batches: int = 3
-    """Batches that each rank reads."""
+    """Number of batches that each rank reads."""
 
     timeout_s: float = 300.0
-    """How long ranks wait for each other, in each check."""
+    """How long ranks wait for each other, at the start and in each check, in seconds."""
 
     def __post_init__(self) -> None:
         if self.num_batches < 1:
             raise ConfigError(f"preflight.num_batches is {self.num_batches}: give at least 1.")
         if self.timeout_s <= 0:
             raise ConfigError(f"preflight.timeout_s is {self.timeout_s:g}: give a positive number of seconds.")
+
+
+def rank_checks(
+    model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: PreflightConfig
+) -> list[tuple[str, Callable[[], CheckResult]]]:
+    """Returns names and functions of the checks that each rank makes by itself, in the order in which they run."""
+    return [
+        ("restarts", lambda: check_restarts(os.environ)),
+        ("disk", lambda: check_disk(model, trainer)),
+        ("shared memory", lambda: check_shared_memory(data, trainer)),
+        ("reading", lambda: check_reading(data, trainer, config.num_batches)),
+        ("training step", lambda: check_step(model, data, trainer)),
+    ]
 
 
 def run_preflight(
@@ -59,20 +70,22 @@ def run_preflight(
     config: PreflightConfig = PreflightConfig(),
     on_report: Callable[[PreflightReport], None] | None = None,
 ) -> PreflightReport:
-    """Checks on all ranks what a run needs; they start as for `trainer.fit`, which has to be called on another trainer.
+    """Runs all checks on all ranks.
+
+    Ranks are started as by `trainer.fit`. With several ranks, call `fit` on another trainer afterwards.
 
     Args:
-        model: What is to be trained. It is left as it is.
-        data: What it is to be trained on.
-        trainer: As for the run.
-        config: How much is tried.
-        on_report: Called on rank 0 before any rank goes on: a launcher may end all of them once one has left.
+        model: The model of the run; it is not changed.
+        data: The data of the run.
+        trainer: The trainer, configured as for the run.
+        config: Extent of the preflight.
+        on_report: Called on rank 0 before any rank returns, because some launchers end all ranks as soon as one exits.
 
     Returns:
-        The same report on every rank.
+        The report; it is equal on all ranks.
 
     Raises:
-        TrainingError: The ranks did not meet, or rank 0 has gone.
+        TrainingError: The ranks could not form a process group, or rank 0 does not answer.
     """
     launcher: Any = trainer.strategy.launcher
     if launcher is None:
@@ -88,93 +101,97 @@ def _run(
     on_report: Callable[[PreflightReport], None] | None,
 ) -> PreflightReport:
     with _process_group(trainer, config.timeout_s):
-        meeting = StoreExchange(trainer.global_rank, trainer.world_size, config.timeout_s)
+        exchange = StoreExchange(trainer.global_rank, trainer.world_size, config.timeout_s)
+        missing = CheckResult(
+            status="failed",
+            value="no answer",
+            advice=f"did not answer within {config.timeout_s:g} s. Look at its output, and at its machine.",
+        )
         checks = []
-        for name, ranks in _results(model, data, trainer, config, meeting):
-            missing = CheckResult(
-                status="failed",
-                value="did not come back",
-                advice=f"did not come back within {config.timeout_s:g} s. Look at its output, and at its machine.",
-            )
-            checks.append(CheckReport(name=name, ranks=tuple(one or missing for one in ranks)))
-            if None in ranks:
+        for name, results in _results_of_checks(model, data, trainer, config, exchange):
+            checks.append(CheckReport(name=name, ranks=tuple(result or missing for result in results)))
+            if None in results:
                 break
         device = str(trainer.strategy.root_device.type)
         report = PreflightReport(world_size=trainer.world_size, device=device, checks=tuple(checks))
         if trainer.is_global_zero and on_report is not None:
             on_report(report)
-        _let_go(trainer, meeting)
+        _finish(trainer, exchange)
     return report
 
 
-def _results(
-    model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: PreflightConfig, meeting: StoreExchange
-) -> Iterator[tuple[str, list[CheckResult | None]]]:
-    """Yields name and results of check after check, the same on all ranks."""
+def _results_of_checks(
+    model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: PreflightConfig, exchange: StoreExchange
+) -> Iterator[tuple[str, RankResults]]:
+    """Yields the name and the results of each check, equal on all ranks."""
+    yield "settings", _check_settings(exchange, rank_settings_or_error(model, data, trainer))
+    figures: dict[str, float] = {}  # of this rank
+    for name, check in rank_checks(model, data, trainer, config):
+        results = _check_on_all_ranks(exchange, name, check)
+        own = results[trainer.global_rank]
+        figures |= own.figures if own is not None else {}
+        yield name, results
+    yield "collectives", _check_collectives(model, data, trainer, config, exchange, figures.get("step_seconds"))
 
-    def of_all(name: str, check: Callable[[], CheckResult]) -> tuple[str, list[CheckResult | None]]:
-        words = meeting.exchange(name, asdict(_attempt(check)))
-        return name, [None if word is None else CheckResult(**word) for word in words]
 
+def _check_on_all_ranks(exchange: StoreExchange, topic: str, check: Callable[[], CheckResult]) -> RankResults:
+    """Runs a check on this rank and returns the results of all ranks; an error of the check is a failed result."""
     try:
-        facts = run_facts(model, data, trainer)
+        result = check()
     except Exception as error:
-        facts = {ERROR: last_line(error)}
-    told = meeting.exchange("settings", facts)
-    compared = iter(compare_facts([one for one in told if one is not None]))
-    yield "settings", [None if one is None else next(compared) for one in told]
+        result = CheckResult(status="failed", value=type(error).__name__, advice=last_error_line(error))
+    gathered = exchange.all_gather(topic, asdict(result))
+    return [None if fields is None else CheckResult(**fields) for fields in gathered]
 
-    yield of_all("restarts", lambda: check_restarts(os.environ))
-    yield of_all("disk", lambda: check_disk(model, trainer))
-    yield of_all("shared memory", lambda: check_shared_memory(data, trainer))
-    yield of_all("reading", lambda: check_reading(data, trainer, config.num_batches))
-    name, steps = of_all("training step", lambda: check_step(model, data, trainer))
-    yield name, steps
 
+def _check_settings(exchange: StoreExchange, settings: dict[str, str]) -> RankResults:
+    gathered = exchange.all_gather("settings", settings)
+    results = iter(compare_settings([one for one in gathered if one is not None]))
+    return [None if one is None else next(results) for one in gathered]
+
+
+def _check_collectives(
+    model: NestModel,
+    data: NestDataModule,
+    trainer: pl.Trainer,
+    config: PreflightConfig,
+    exchange: StoreExchange,
+    step_s: float | None,
+) -> RankResults:
+    """Times collectives, unless a rank cannot allocate their buffers: the others would wait for it until the timeout.
+
+    `step_s` is the time that this rank computes for one microbatch, in seconds; None if unknown.
+    """
     if trainer.world_size == 1:
-        yield "collectives", [CheckResult(status="skipped", value="one rank")]
-        return
+        return [CheckResult(status="skipped", value="one rank")]
     buffers: list[torch.Tensor] = []
 
     def allocate() -> CheckResult:
-        sizes = (1, sum(p.numel() for p in model.parameters() if p.requires_grad))
-        buffers.extend(torch.zeros(size, device=trainer.strategy.root_device) for size in sizes)
+        buffers.extend(allocate_buffers(model, trainer.strategy.root_device))
         return CheckResult(status="ok", value="allocated")
 
-    # A rank that cannot take part must not be waited for in a collective.
-    _, ready = of_all("buffers", allocate)
-    if any(one is None or one.status == "failed" for one in ready):
-        yield "collectives", ready
-        return
-    own = steps[trainer.global_rank]
-    step_s = own.figures.get("step_seconds") if own is not None else None
-    share = max(1, data.train_dataset.plan.config.microbatches_per_step // trainer.world_size)
-    patience_s = config.timeout_s / 2  # at the whole of it, NCCL would end the process, and nothing be told
-    yield of_all(
-        "collectives",
-        lambda: check_collectives(buffers, patience_s, None if step_s is None else step_s * share),
-    )
-
-
-def _attempt(check: Callable[[], CheckResult]) -> CheckResult:
-    try:
-        return check()
-    except Exception as error:
-        return CheckResult(status="failed", value=type(error).__name__, advice=last_line(error))
+    allocated = _check_on_all_ranks(exchange, "buffers", allocate)
+    if any(result is None or result.status == "failed" for result in allocated):
+        return allocated
+    microbatches = max(1, data.train_dataset.plan.config.microbatches_per_step // trainer.world_size)
+    compute_s = None if step_s is None else step_s * microbatches
+    # After the full timeout, NCCL would abort the process before it can report a result.
+    timeout_s = config.timeout_s / 2
+    return _check_on_all_ranks(exchange, "collectives", lambda: check_collectives(buffers, timeout_s, compute_s))
 
 
 @contextmanager
 def _process_group(trainer: pl.Trainer, timeout_s: float) -> Iterator[None]:
-    strategy = trainer.strategy
+    """Forms the process group of the trainer's strategy, and destroys it at the end."""
     set_process_group_timeout(trainer, timeout_s)
     try:
-        strategy.setup_environment()
+        trainer.strategy.setup_environment()
     except (RuntimeError, ValueError) as error:
         if trainer.world_size == 1:
             raise
         raise TrainingError(
-            f"rank {trainer.global_rank}: the {trainer.world_size} ranks did not meet within {timeout_s:g} s "
-            f"({last_line(error)}). Start all of them, and look at MASTER_ADDR and MASTER_PORT."
+            f"rank {trainer.global_rank}: the {trainer.world_size} ranks did not connect within {timeout_s:g} s "
+            f"({last_error_line(error)}). Start all of them, and check MASTER_ADDR and MASTER_PORT."
         ) from error
     try:
         yield
@@ -183,17 +200,18 @@ def _process_group(trainer: pl.Trainer, timeout_s: float) -> Iterator[None]:
             torch.distributed.destroy_process_group()
 
 
-def _let_go(trainer: pl.Trainer, meeting: StoreExchange) -> None:
-    # Lightning's launcher would kill rank 0 when it sees that another has ended with an exit code of 1.
-    started = launched_processes(trainer)
-    processes = list(started)
-    started.clear()
-    meeting.leave()
+def _finish(trainer: pl.Trainer, exchange: StoreExchange) -> None:
+    """Waits for all ranks, and for the processes that Lightning's launcher started."""
+    # The launcher kills rank 0 as soon as another rank has exited with code 1, so it must not watch them any longer.
+    launched = launched_processes(trainer)
+    processes = list(launched)
+    launched.clear()
+    exchange.finish()
     if processes:
         torch.distributed.destroy_process_group()
     for process in processes:
         try:
-            process.wait(_LAUNCHED_S)
+            process.wait(_LAUNCHED_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

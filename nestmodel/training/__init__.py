@@ -1,1 +1,1 @@
-"""Training with Lightning: the module, the data module, checkpoints, resume and preemption."""
+"""Training with Lightning: module, data module, checkpoints, resuming, and preemption."""

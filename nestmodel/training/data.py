@@ -1,7 +1,7 @@
-"""The data module: corpora and settings in, loaders out, at the place that the number of optimizer steps tells.
+"""`NestDataModule`: training and validation loaders built from corpora and settings.
 
-There is no loader state to save or lose: when an epoch starts, or a run is continued, the loader looks up how many
-optimizer steps have been made and goes on with the next.
+Loaders resume at `trainer.global_step`: at the start of every epoch a loader reads the number of optimizer steps made
+and yields the batches of the next one. There is therefore no loader state to save.
 """
 
 import warnings
@@ -31,24 +31,24 @@ from nestdata import (
 from nestmodel.errors import ConfigError
 from nestmodel.training.lightning_private import uses_distributed_sampler
 from nestmodel.training.resume import Settings, flatten_settings
-from nestmodel.training.step_limits import count_training_in_steps, count_validation_in_steps
+from nestmodel.training.step_limits import convert_training_limits, convert_validation_limit
 
 
 class NestDataModule(pl.LightningDataModule):
-    """Batches of clean and noisy speech for a `NestModel`, the same optimizer steps under any number of ranks.
+    """Batches of clean and noisy speech for a `NestModel`, with equal optimizer steps for any number of ranks.
 
     Args:
-        corpus: Speech to learn from, a directory that `nestdata prepare` wrote; or several of them, of which
-            `plan.weights` and `plan.temperature` say how often each is seen.
-        noise: Noise corpus. Without one, interference is other speech alone.
-        val_corpus: Speech to validate on; mixed with the same noise, with the same draws every time.
-        plan: How cuts are gathered into microbatches and steps.
+        corpus: Speech to train on: a directory that `nestdata prepare` wrote, or a list of them. With several,
+            `plan.weights` and `plan.temperature` determine how often the cuts of each are repeated.
+        noise: Noise corpus. Without one, only other speech is mixed in.
+        val_corpus: Speech to validate on. It is mixed with the same noise corpus, identically in every validation.
+        plan: How cuts are grouped into microbatches and steps.
         mix: How interference is added.
-        noise_sampler: When the noise sampler tries again.
-        short_audio: How utterances shorter than `plan.min_audio_seconds` are lengthened.
-        augment: Chains of audiomentations transforms, for training alone.
-        bad_audio: How much unusable audio a run puts up with.
-        num_workers: Loader processes of each rank. The batches do not depend on it.
+        noise_sampler: When the noise sampler draws again.
+        short_audio: How cuts shorter than `plan.min_audio_seconds` are lengthened.
+        augment: Chains of audiomentations transforms, applied in training only.
+        bad_audio: Tolerance for unreadable audio.
+        num_workers: Loader processes per rank. The batches do not depend on it.
 
     Raises:
         NestDataError: A corpus cannot be opened, or its cuts do not fit the plan.
@@ -72,7 +72,7 @@ class NestDataModule(pl.LightningDataModule):
         self.short_audio = short_audio
         self.bad_audio = bad_audio
         self.num_workers = num_workers
-        # Opened at once, which costs nothing, so that a wrong path ends the run before it has left anything behind.
+        # Opening a corpus is cheap. Opened here, a wrong path ends the run before it has written any file.
         self.noise = NoiseSampler(Corpus.open(noise) if noise else None, noise_sampler)
         self.train_dataset = self._open(corpus if isinstance(corpus, list) else [corpus], plan, augment)
         self.val_dataset = None
@@ -81,28 +81,32 @@ class NestDataModule(pl.LightningDataModule):
             self.val_dataset = self._open([val_corpus], unweighted, AugmentConfig())
 
     def setup(self, stage: str) -> None:
-        """Makes each rank accumulate its share of a step, and the trainer's limits of batches count steps."""
+        """Sets gradient accumulation, and converts the trainer's limits from optimizer steps to microbatches.
+
+        Raises:
+            ConfigError: A setting of the trainer conflicts with the plan, or the ranks cannot share a step equally.
+        """
         if self.trainer is None:
             return
-        # Both plans have as many microbatches in a step.
-        share = len(self._microbatches(self.train_dataset, self.trainer))
+        # Both plans have the same number of microbatches per step.
+        microbatches_per_rank = len(self._microbatches(self.train_dataset, self.trainer))
         if self.val_dataset is not None:
-            count_validation_in_steps(self.trainer, share, self.val_dataset.plan.steps_per_epoch)
+            convert_validation_limit(self.trainer, microbatches_per_rank, self.val_dataset.plan.steps_per_epoch)
         if stage == "fit":
-            self._share_steps(self.trainer, share)
-            # The loader has no state to resume, since it looks up its place.
+            self._configure_accumulation(self.trainer, microbatches_per_rank)
+            # Lightning expects a loader with state to resume; ours starts at `trainer.global_step`.
             warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch")
             if self.val_dataset is None:
                 self.trainer.limit_val_batches = 0
 
     @property
     def sampling_rate(self) -> int:
-        """Rate of the audio in Hz."""
+        """Sampling rate of the audio in Hz."""
         return self.train_dataset.corpus.sampling_rate
 
     @property
     def settings(self) -> Settings:
-        """All that decides what is in a batch, by name: the checkpoint of a run holds it."""
+        """Everything that decides which batches are trained on, by dotted name; stored in every checkpoint."""
         plan, noise = self.train_dataset.plan, self.noise.corpus
         return {
             "data.plan.fingerprint": plan.fingerprint,
@@ -116,19 +120,19 @@ class NestDataModule(pl.LightningDataModule):
         }
 
     def train_dataloader(self) -> "DataLoader[AudioNoiseBatch]":
-        """Returns the loader of this rank, which starts every epoch where the optimizer stands."""
-        trainer = self._trainer()
+        """Returns the training loader of this rank, which starts every epoch at the next optimizer step."""
+        trainer = self._require_trainer()
         return self._loader(self.train_dataset, lambda: trainer.global_step)
 
     def val_dataloader(self) -> "DataLoader[AudioNoiseBatch] | list[DataLoader[AudioNoiseBatch]]":
-        """Returns the loader of this rank's share of the validation corpus, or none without one."""
+        """Returns the validation loader of this rank, or an empty list without a validation corpus."""
         return [] if self.val_dataset is None else self._loader(self.val_dataset, lambda: 0)
 
     def _loader(self, dataset: AudioNoiseDataset, next_step: Callable[[], int]) -> "DataLoader[AudioNoiseBatch]":
-        trainer = self._trainer()
-        places = _EpochSampler(dataset.plan, self._microbatches(dataset, trainer), next_step)
+        trainer = self._require_trainer()
+        sampler = _EpochSampler(dataset.plan, self._microbatches(dataset, trainer), next_step)
         on_gpu = trainer.strategy.root_device.type == "cuda"
-        return dataset.loader(places, num_workers=self.num_workers, pin_memory=on_gpu)
+        return dataset.loader(sampler, num_workers=self.num_workers, pin_memory=on_gpu)
 
     def _open(self, paths: list[Path], plan: PlanConfig, augment: AugmentConfig) -> AudioNoiseDataset:
         corpora = Corpora.open(paths)
@@ -146,35 +150,42 @@ class NestDataModule(pl.LightningDataModule):
     def _microbatches(dataset: AudioNoiseDataset, trainer: pl.Trainer) -> range:
         return dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
 
-    def _share_steps(self, trainer: pl.Trainer, share: int) -> None:
-        if trainer.accumulate_grad_batches not in (1, share):
+    def _configure_accumulation(self, trainer: pl.Trainer, microbatches_per_rank: int) -> None:
+        if trainer.accumulate_grad_batches not in (1, microbatches_per_rank):
             raise ConfigError(
-                f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it follows from "
-                f"data.plan.microbatches_per_step and the number of ranks ({share} here). Leave it out."
+                f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it is computed from "
+                f"data.plan.microbatches_per_step and the number of ranks ({microbatches_per_rank} here). Leave it out."
             )
         if trainer.world_size > 1 and uses_distributed_sampler(trainer):
             raise ConfigError(
-                "trainer.use_distributed_sampler is on, which would divide each rank's share once more. Turn it off."
+                "trainer.use_distributed_sampler is on, but the loader of each rank already yields only the "
+                "microbatches of that rank. Turn it off."
             )
         if overfit_batches := cast(Any, trainer).overfit_batches:
             raise ConfigError(
-                f"trainer.overfit_batches is {overfit_batches}, which needs a loader without an order of its "
-                "own. Leave it out, and prepare a corpus of a few utterances instead."
+                f"trainer.overfit_batches is {overfit_batches}, which the loader does not support because it has a "
+                "sampler of its own. Leave it out, and prepare a corpus of a few utterances instead."
             )
-        trainer.accumulate_grad_batches = share
-        count_training_in_steps(trainer, share, self.train_dataset.plan.steps_per_epoch)
+        trainer.accumulate_grad_batches = microbatches_per_rank
+        convert_training_limits(trainer, microbatches_per_rank, self.train_dataset.plan.steps_per_epoch)
 
-    def _trainer(self) -> pl.Trainer:
+    def _require_trainer(self) -> pl.Trainer:
         if self.trainer is None:
-            raise RuntimeError("the data module has no trainer yet; use AudioNoiseDataset.loader without one")
+            raise RuntimeError("the data module has no trainer; without one, use AudioNoiseDataset.loader")
         return self.trainer
 
 
 class _EpochSampler(Sampler[tuple[int, int]]):
-    """As many steps as an epoch has, from the one that the optimizer stands at, whatever epochs they are of.
+    """Yields the (step, microbatch) indices of one epoch on this rank, from the next optimizer step on.
 
-    Lightning counts how far an epoch of its own has got, also before a run was continued, and asks for no more than
-    the rest. Its epochs are those of the plan unless `limit_train_batches` makes them shorter.
+    The steps may cross an epoch of the plan. Lightning counts the progress within its own epochs, including the part
+    before a resume, and takes only the remaining batches. Its epochs are those of the plan unless
+    `limit_train_batches` shortens them.
+
+    Args:
+        plan: Plan of the data set.
+        microbatches: Indices within a step of the microbatches of this rank.
+        next_step: Returns the index of the next optimizer step.
     """
 
     def __init__(self, plan: BatchPlan, microbatches: range, next_step: Callable[[], int]) -> None:

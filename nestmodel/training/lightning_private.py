@@ -1,7 +1,8 @@
-"""Every use of Lightning's private names, each with its reason.
+"""Every use of Lightning's private names and undocumented formats, each with its reason.
 
-No other module of the project touches an underscore name of Lightning. The tests of this module fail when Lightning
-renames or changes one of them; `pyproject.toml` bounds Lightning from above for the same reason.
+No other module of the project uses a private name of Lightning: `tests/test_architecture.py` reads the sources for
+them. `tests/nestmodel/training/test_lightning_private.py` has a test for every function here that fails when Lightning
+renames or changes what the function depends on. `pyproject.toml` limits the version of Lightning for the same reason.
 """
 
 from collections.abc import Callable
@@ -14,17 +15,18 @@ from pytorch_lightning.strategies import DDPStrategy
 
 
 def log_by_global_step(trainer: pl.Trainer) -> None:
-    """Numbers what is logged by optimizer steps.
+    """Numbers logged metrics by optimizer step.
 
-    Lightning numbers metrics by a counter of its own, which is one off after a resume from some checkpoints.
+    Lightning numbers metrics by a counter of its own, which is off by one after a resume from some checkpoints. The
+    public way, logging a metric named `step`, would drop the column `epoch`, and it rounds to float32.
     """
     trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
 
 def update_logged_metrics(trainer: pl.Trainer) -> None:
-    """Writes the metrics of the step that was just made.
+    """Sends the metrics of the last optimizer step to the loggers.
 
-    Lightning does so only after `on_train_batch_end`, in which a preempted run exits.
+    Lightning does this only after `on_train_batch_end`, the hook in which a preempted run exits.
     """
     cast(Any, trainer)._logger_connector.update_train_step_metrics()
 
@@ -32,38 +34,39 @@ def update_logged_metrics(trainer: pl.Trainer) -> None:
 def dump_checkpoint(trainer: pl.Trainer) -> dict[str, Any]:
     """Returns the full state of a run, as `trainer.save_checkpoint` would write it.
 
-    The public method reaches a barrier and writes the file itself, neither atomically nor on one rank alone.
+    The public method waits for all ranks at a barrier and does not write the file atomically.
     """
     checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     return checkpoint
 
 
-def scale_loop_progress(checkpoint: dict[str, Any], share: int) -> None:
-    """Converts, in place, the progress of Lightning's loops to another number of microbatches a rank and step.
+def scale_loop_progress(checkpoint: dict[str, Any], microbatches_per_rank: int) -> None:
+    """Converts the progress of Lightning's loops, in place, to another number of microbatches per rank and step.
 
-    Lightning counts the microbatches of one rank. A checkpoint holds whole steps, so that the counts can be converted.
+    Lightning counts the microbatches of one rank, a number that depends on the number of ranks. The conversion is
+    exact, because a checkpoint is written after a whole optimizer step.
 
     Args:
-        checkpoint: As Lightning wrote it.
-        share: Microbatches of each step that a rank takes from now on.
+        checkpoint: Checkpoint as Lightning wrote it.
+        microbatches_per_rank: Microbatches that each rank processes per step from now on.
     """
     loop = checkpoint["loops"]["fit_loop"]
     made = loop["epoch_loop.batch_progress"]["total"]["ready"]
     steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
-    if not steps or made == steps * share:
+    if not steps or made == steps * microbatches_per_rank:
         return
     before = made // steps
     for counts in (loop["epoch_loop.batch_progress"]["total"], loop["epoch_loop.batch_progress"]["current"]):
         unfinished = counts["processed"] - counts["completed"]  # the last microbatch, while its hooks run
-        counts.update(dict.fromkeys(counts, counts["processed"] // before * share))
+        counts.update(dict.fromkeys(counts, counts["processed"] // before * microbatches_per_rank))
         counts["completed"] -= unfinished
 
 
 def disable_signal_handling(trainer: pl.Trainer) -> None:
-    """Leaves signals to `PreemptionHandler`.
+    """Prevents Lightning from handling signals, which `PreemptionHandler` does instead.
 
-    Lightning's own SIGTERM handler enters a collective from wherever a rank happens to be, and it broadcasts before
-    every microbatch whether a signal has come: the sums of each step carry that already.
+    Lightning's SIGTERM handler starts a collective at an arbitrary point of the program, and Lightning broadcasts
+    before every microbatch whether a signal has arrived. The sums of each optimizer step already carry this flag.
     """
     nothing: Callable[[], None] = lambda: None  # noqa: E731
     cast(Any, trainer)._signal_connector.register_signal_handlers = nothing
@@ -71,18 +74,20 @@ def disable_signal_handling(trainer: pl.Trainer) -> None:
 
 
 def allow_clipping(optimizer: torch.optim.Optimizer) -> None:
-    """Lets gradients of a fused optimizer be clipped.
+    """Makes Lightning clip the gradients of a fused optimizer.
 
-    Lightning takes every fused optimizer for one that unscales its gradients itself, and then refuses to clip them.
+    Lightning assumes that every fused optimizer unscales its gradients itself, and then refuses to clip them. The
+    attribute belongs to torch, which passes the gradient scale to optimizers that have it set.
     """
     cast(Any, optimizer)._step_supports_amp_scaling = False
 
 
 def fix_gradient_buckets(trainer: pl.Trainer) -> None:
-    """Keeps DDP's gradient buckets as they are, and buffers unsynchronised.
+    """Makes DDP keep its initial gradient buckets, and leave buffers unsynchronised.
 
-    DDP otherwise rearranges the buckets after the first backward pass of a process, which changes the order in which
-    the gradients of three or more ranks are added up. Buffers are equal on all ranks already.
+    DDP otherwise rearranges the buckets after the first backward pass of a process. This changes the order in which
+    gradients of three or more ranks are summed, so that a resumed run would not be bit-for-bit equal. Buffers are
+    equal on all ranks already. The public way, arguments of `DDPStrategy`, is only open to who creates the strategy.
     """
     if isinstance(trainer.strategy, DDPStrategy):
         trainer.strategy._ddp_kwargs.update(find_unused_parameters=True, broadcast_buffers=False)
@@ -95,27 +100,17 @@ def process_group_timeout_s(trainer: pl.Trainer) -> float | None:
 
 
 def set_process_group_timeout(trainer: pl.Trainer, timeout_s: float) -> None:
-    """Sets the timeout of a process group that is not yet initialised, in seconds."""
+    """Sets the timeout in seconds of a process group that is not initialised yet."""
     if isinstance(trainer.strategy, DDPStrategy):
         trainer.strategy._timeout = timedelta(seconds=timeout_s)
 
 
-def validates_by_time(trainer: pl.Trainer) -> bool:
-    """Tells whether `val_check_interval` was given as a time, which Lightning keeps apart from the public setting."""
-    return getattr(trainer, "_val_check_time_interval", None) is not None
-
-
 def uses_distributed_sampler(trainer: pl.Trainer) -> bool:
-    """Tells whether Lightning would divide each rank's share of the data once more."""
+    """Returns whether Lightning would replace the sampler of a loader by a distributed one."""
     return bool(trainer._accelerator_connector.use_distributed_sampler)
 
 
-def is_attached(module: pl.LightningModule) -> bool:
-    """Tells whether a module has a trainer; the public property raises where it has none."""
-    return module._trainer is not None
-
-
 def launched_processes(trainer: pl.Trainer) -> list[Any]:
-    """Returns Lightning's own list of the ranks that this process has started: clearing it takes them over."""
+    """Returns Lightning's list of the ranks that this process started; a caller that clears it has to end them."""
     processes: list[Any] = getattr(trainer.strategy.launcher, "procs", [])
     return processes

@@ -1,24 +1,43 @@
-"""What a run is, in a checkpoint: its data and its settings; and whether another run may go on from there.
+"""The settings of a run, and the checks before it is resumed from a checkpoint.
 
-The number of ranks, of loader processes and of steps to make are no part of it: they may change.
+A checkpoint stores the settings that decide what is learned: data, model, precision and gradient clipping. A run may
+be resumed only with equal settings. The numbers of ranks, loader processes and steps are not included and may change.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
+from typing import Protocol, runtime_checkable
 
+import pytorch_lightning as pl
 import torch
 
+from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 
 Settings = dict[str, str]
-"""Value by name, both as text, so that a checkpoint can be read without our classes."""
+"""Values by dotted name, both as text, so that a checkpoint can be read without this package."""
 
-_ABSENT = "(not there)"
-_SHOWN = 8
+_ABSENT = "(absent)"
+_MAX_CHANGES_SHOWN = 8
+
+
+@runtime_checkable
+class HasRunSettings(Protocol):
+    """A data module whose settings are part of the run's settings."""
+
+    @property
+    def settings(self) -> Settings:
+        """Everything that decides which batches the data module yields."""
+        ...
 
 
 def flatten_settings(value: object, name: str) -> Settings:
-    """Returns every field of nested configurations, lists and mappings by its dotted name."""
+    """Returns every field of nested dataclasses and mappings by its dotted name, with its `repr` as the value.
+
+    Args:
+        value: A dataclass, a mapping, or a single value. Lists and tuples count as single values.
+        name: Prefix of all names.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
@@ -26,35 +45,72 @@ def flatten_settings(value: object, name: str) -> Settings:
     return {name: repr(value)}
 
 
+def run_settings(config: NestConfig, trainer: pl.Trainer) -> Settings:
+    """Returns the settings of a run that a checkpoint stores: model, data, gradient clipping and precision.
+
+    Args:
+        config: Configuration of the model.
+        trainer: The run's trainer. Data settings are included if its data module has them (`HasRunSettings`).
+    """
+    data = getattr(trainer, "datamodule", None)
+    return {
+        **flatten_settings(config, "model.config"),
+        **(data.settings if isinstance(data, HasRunSettings) else {}),
+        "trainer.gradient_clip_val": repr(trainer.gradient_clip_val),
+        "trainer.precision": repr(trainer.precision),
+    }
+
+
+def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, str]]:
+    """Returns the settings whose values differ, as (name, value before, value now), in the order of the names.
+
+    A setting that exists on one side only has the value "(absent)" on the other.
+    """
+    names = dict.fromkeys([*before, *now])
+    changes = [(name, before.get(name, _ABSENT), now.get(name, _ABSENT)) for name in names]
+    return [change for change in changes if change[1] != change[2]]
+
+
 def check_unchanged(before: Settings, now: Settings) -> None:
-    """Compares the settings of a checkpoint with those of the run that is to go on from it.
+    """Checks that a run has the settings of the checkpoint that it is resumed from.
+
+    Args:
+        before: Settings in the checkpoint.
+        now: Settings of the run.
 
     Raises:
-        ConfigError: They differ; the message says in what.
+        ConfigError: Some settings differ; the message names them with both values.
     """
-    names = [name for name in {**before, **now} if before.get(name, _ABSENT) != now.get(name, _ABSENT)]
-    if not names:
+    changed = changed_settings(before, now)
+    if not changed:
         return
-    changes = [f"{name}: {before.get(name, _ABSENT)} -> {now.get(name, _ABSENT)}" for name in names[:_SHOWN]]
-    if len(names) > _SHOWN:
-        changes.append(f"and {len(names) - _SHOWN} more")
+    changes = [f"{name}: {old} -> {new}" for name, old, new in changed[:_MAX_CHANGES_SHOWN]]
+    if len(changed) > _MAX_CHANGES_SHOWN:
+        changes.append(f"and {len(changed) - _MAX_CHANGES_SHOWN} more")
     raise ConfigError(
-        f"the checkpoint is of a run with other data or settings ({'; '.join(changes)}). Give what it was made with; "
-        "or start a new run from its weights with --model.init_from."
+        f"the checkpoint was written by a run with other data or settings ({'; '.join(changes)}). Use the data and "
+        "settings of the checkpoint, or start a new run from its weights with --model.init_from."
     )
 
 
 def check_same_step(step: int, rank: int, device: torch.device) -> None:
-    """Checks that all ranks go on from the same step: each has looked for its checkpoint by itself.
+    """Checks that all ranks start at the same optimizer step. This is a collective operation.
+
+    Each rank finds its checkpoint by itself, so that ranks without a shared disk could find different ones.
+
+    Args:
+        step: Optimizer steps that this rank has made.
+        rank: Global rank, for the message.
+        device: Device of the all-reduce.
 
     Raises:
-        ConfigError: They do not; on all ranks.
+        ConfigError: The steps differ; raised on all ranks.
     """
     ends = torch.tensor([step, -step], device=device)
     torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX)
     last, first = int(ends[0]), -int(ends[1])
     if first != last:
         raise ConfigError(
-            f"rank {rank} would go on from step {step}, others from {first} to {last}: they have found different "
-            "checkpoints. Give all of them the same --ckpt_path, on a disk that all nodes see."
+            f"rank {rank} would resume at step {step}, but the steps of the ranks are {first} to {last}: they found "
+            "different checkpoints. Give all ranks the same --ckpt_path, on a disk that all nodes share."
         )

@@ -1,7 +1,7 @@
-"""The trainer's limits in whole optimizer steps: how long an epoch is, when validation comes, and how long it takes.
+"""The trainer's limits in whole optimizer steps: length of an epoch, interval between validations, validation length.
 
-Lightning counts microbatches of one rank, of which a step takes more or fewer by the number of ranks. In steps, a run
-validates after the same steps and on the same data wherever it goes on.
+Lightning counts microbatches of one rank, whose number per step depends on the number of ranks. With limits in steps,
+a run validates after the same steps and on the same data for any number of ranks, also after a resume.
 """
 
 from weakref import WeakKeyDictionary
@@ -9,71 +9,74 @@ from weakref import WeakKeyDictionary
 import pytorch_lightning as pl
 
 from nestmodel.errors import ConfigError
-from nestmodel.training.lightning_private import validates_by_time
 
 _Limit = int | float
-_told: WeakKeyDictionary[pl.Trainer, dict[str, tuple[_Limit, _Limit]]] = WeakKeyDictionary()
-"""What a trainer was given and what it was told instead, by setting: a trainer may fit more than once."""
+_converted: WeakKeyDictionary[pl.Trainer, dict[str, tuple[_Limit, _Limit]]] = WeakKeyDictionary()
+"""By trainer and setting: the value that the user gave, and the value set instead. A trainer may fit more than once."""
 
 
 def ends_step(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Tells whether a microbatch is the last of its optimizer step on this rank; epochs are whole steps.
+    """Returns whether a microbatch is the last of its optimizer step on this rank. Epochs consist of whole steps.
 
     Args:
-        trainer: Accumulates this rank's share of a step.
+        trainer: Trainer whose `accumulate_grad_batches` is the number of microbatches per rank and step.
         batch_idx: Index of the microbatch within the epoch, as Lightning passes it to hooks.
     """
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 
-def count_training_in_steps(trainer: pl.Trainer, share: int, steps_per_epoch: int) -> None:
-    """Has `limit_train_batches` and `val_check_interval` count optimizer steps, or parts of an epoch in whole steps.
+def convert_training_limits(trainer: pl.Trainer, microbatches_per_rank: int, steps_per_epoch: int) -> None:
+    """Converts `limit_train_batches` and `val_check_interval` from optimizer steps to microbatches.
+
+    An integer is a number of steps. A float is a fraction of an epoch, rounded down to whole steps, at least one.
 
     Args:
-        trainer: Whose settings are rewritten.
-        share: Microbatches of a step that each rank takes.
-        steps_per_epoch: Of the plan.
+        trainer: Trainer whose settings are changed.
+        microbatches_per_rank: Microbatches that each rank processes per step.
+        steps_per_epoch: Steps of an epoch of the plan.
 
     Raises:
-        ConfigError: Validation is due at a time, or after more steps than an epoch has.
+        ConfigError: The validation interval is a time, or is longer than an epoch.
     """
-    if validates_by_time(trainer):
+    # Lightning does not set the attribute if the interval was given as a time.
+    if not isinstance(getattr(trainer, "val_check_interval", None), int | float):
         raise ConfigError(
-            "trainer.val_check_interval is a time, after which ranks would validate at different steps. Give a number "
-            "of optimizer steps, and trainer.check_val_every_n_epoch null."
+            "trainer.val_check_interval is a time, so that ranks would validate at different steps. Give a number of "
+            "optimizer steps, and set trainer.check_val_every_n_epoch to null."
         )
-    steps_per_epoch = min(steps_per_epoch, _tell(trainer, "limit_train_batches", share, steps_per_epoch))
-    interval = _tell(trainer, "val_check_interval", share, steps_per_epoch)
+    epoch = _convert_limit(trainer, "limit_train_batches", microbatches_per_rank, steps_per_epoch)
+    steps_per_epoch = min(steps_per_epoch, epoch)
+    interval = _convert_limit(trainer, "val_check_interval", microbatches_per_rank, steps_per_epoch)
     if interval > steps_per_epoch > 0 and trainer.check_val_every_n_epoch is not None:
         raise ConfigError(
-            f"trainer.val_check_interval is {interval} optimizer steps, and an epoch has {steps_per_epoch}. Lower it, "
-            "or set trainer.check_val_every_n_epoch to null, which counts on over epochs."
+            f"trainer.val_check_interval is {interval} optimizer steps, but an epoch has {steps_per_epoch}. Lower it, "
+            "or set trainer.check_val_every_n_epoch to null, which counts steps across epochs."
         )
 
 
-def count_validation_in_steps(trainer: pl.Trainer, share: int, num_steps: int) -> None:
-    """Has `limit_val_batches` count as many microbatches as a training step has, of all ranks together.
+def convert_validation_limit(trainer: pl.Trainer, microbatches_per_rank: int, num_steps: int) -> None:
+    """Converts `limit_val_batches` from steps to microbatches; a step has as many microbatches as in training.
 
     Args:
-        trainer: Whose settings are rewritten.
-        share: Microbatches of a step that each rank takes.
-        num_steps: How many steps the validation corpus would make.
+        trainer: Trainer whose setting is changed.
+        microbatches_per_rank: Microbatches that each rank processes per step.
+        num_steps: Steps of the whole validation corpus.
     """
-    _tell(trainer, "limit_val_batches", share, num_steps)
+    _convert_limit(trainer, "limit_val_batches", microbatches_per_rank, num_steps)
 
 
-def _tell(trainer: pl.Trainer, name: str, share: int, whole: int) -> int:
-    """Rewrites a setting for Lightning; returns it in steps, of which a whole epoch has so many."""
+def _convert_limit(trainer: pl.Trainer, name: str, microbatches_per_rank: int, num_steps: int) -> int:
+    """Sets one setting to a number of microbatches, and returns it in steps; `num_steps` is the whole epoch."""
     settings = vars(trainer)
-    told = _told.setdefault(trainer, {})
-    given, before = told.get(name, (settings[name], None))
-    if before is not None and settings[name] != before:
-        given = settings[name]  # somebody has changed it since
+    converted = _converted.setdefault(trainer, {})
+    given, set_before = converted.get(name, (settings[name], None))
+    if set_before is not None and settings[name] != set_before:
+        given = settings[name]  # changed by the user since the last conversion
     if isinstance(given, int):
         steps = given
     else:
-        steps = max(1, int(given * whole)) if given else 0
+        steps = max(1, int(given * num_steps)) if given else 0
     is_whole = isinstance(given, float) and given == 1.0
-    settings[name] = 1.0 if is_whole else steps * share
-    told[name] = given, settings[name]
-    return whole if is_whole else steps
+    settings[name] = 1.0 if is_whole else steps * microbatches_per_rank
+    converted[name] = given, settings[name]
+    return num_steps if is_whole else steps

@@ -1,4 +1,4 @@
-"""What is added up over microbatches and ranks, once per optimizer step and in one collective."""
+"""Sums over the microbatches and ranks of an optimizer step, exchanged in one all-reduce."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,31 +13,37 @@ from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.loss_stats import LossStats
 from nestmodel.training.stop_requests import StopRequests
 
+# One step contains only a few of the classes, so its entropy would be too low. Class counts therefore decay over about
+# 200 steps instead.
+_COUNT_DECAY = 1 - 1 / 200
+
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """The sums of one optimizer step over all microbatches of all ranks."""
+    """Sums of one optimizer step over all microbatches of all ranks."""
 
-    tally: LossStats
-    num_broken: Float[Tensor, ""]
-    """Microbatches whose loss is no number."""
+    stats: LossStats
+    """Loss, accuracy and class counts over the scored tokens."""
+
+    num_nonfinite: Float[Tensor, ""]
+    """Number of microbatches with a non-finite loss."""
 
     num_preempted: Float[Tensor, ""]
-    """Ranks that were asked to checkpoint and exit."""
+    """Number of ranks that were asked to checkpoint and exit."""
 
     num_out_of_time: Float[Tensor, ""]
-    """Ranks by whose clock the time is up."""
+    """Number of ranks on whose clock `trainer.max_time` has passed."""
 
-    statistics: list[Float[Tensor, "2 features"]]
-    """Mean and variance of every batch norm, averaged over the microbatches."""
+    norm_statistics: list[Float[Tensor, "2 features"]]
+    """Mean and variance for every batch norm, averaged over the microbatches."""
 
 
 class StepStats:
-    """Gathers what the microbatches of one optimizer step leave behind on this rank.
+    """Accumulates the loss statistics of the microbatches of one optimizer step on this rank.
 
     Args:
-        norms: Batch norms that collect statistics.
-        num_codebooks: Of the tokens.
+        norms: Batch norms that collect statistics of whole steps.
+        num_codebooks: Codebooks of the quantizer.
     """
 
     def __init__(self, norms: Sequence[StepBatchNorm], num_codebooks: int) -> None:
@@ -46,57 +52,79 @@ class StepStats:
         self._values: Tensor | None = None
         self._microbatches: list[tuple[MicrobatchKey, list[str], Tensor]] = []
 
-    def add(self, tally: LossStats, batch: AudioNoiseBatch) -> None:
-        """Adds a microbatch."""
-        values = tally.flatten()
+    def add(self, stats: LossStats, batch: AudioNoiseBatch) -> None:
+        """Adds the statistics of a microbatch."""
+        values = stats.flatten()
         self._values = values if self._values is None else self._values + values
-        self._microbatches.append((batch.key, batch.sample_id, tally.nll_sum.detach()))
+        self._microbatches.append((batch.key, batch.sample_id, stats.nll_sum.detach()))
 
-    def check_whole(self, share: int, rank: int) -> None:
-        """Checks that every microbatch of the step is there.
+    def check_complete(self, microbatches_per_rank: int, rank: int) -> None:
+        """Checks that all microbatches of the step were added.
 
         Args:
-            share: How many of them a rank takes.
-            rank: This one, for the message.
+            microbatches_per_rank: Number of microbatches that each rank processes per step.
+            rank: Global rank, for the message.
 
         Raises:
-            TrainingError: The data of this rank ended before.
+            TrainingError: The data of this rank ended within the step.
         """
         found = len(self._microbatches)
-        if found != share:
+        if found != microbatches_per_rank:
             step = self._microbatches[0][0].step
             raise TrainingError(
-                f"the data of rank {rank} ended in the midst of step {step}, after {found} of {share} "
-                "microbatches. The loader is not the one of NestDataModule, or has lost a worker: start the run again."
+                f"the data of rank {rank} ended within step {step}, after {found} of {microbatches_per_rank} "
+                "microbatches. Either the loader is not the one of NestDataModule, or a loader worker was lost: start "
+                "the run again."
             )
 
     def flatten(self, requests: StopRequests) -> Float[Tensor, " values"]:
-        """Packs the sums of this rank into one vector, of the same size on every rank and at every step."""
+        """Packs the sums of this rank into one vector, of the same length on every rank and at every step."""
         assert self._values is not None
         losses = torch.stack([nll_sum for _, _, nll_sum in self._microbatches])
         flags = losses.new_tensor([requests.preempted_here, requests.out_of_time_here, len(losses)])
         counts = torch.cat([(~losses.isfinite()).sum().to(losses.dtype).unsqueeze(0), flags])
-        collected = [norm.take_collected().flatten() for norm in self._norms]
+        collected = [norm.pop_collected().flatten() for norm in self._norms]
         return torch.cat([counts, *collected, self._values])
 
     def unflatten(self, values: Float[Tensor, " values"]) -> StepTotals:
-        """Unpacks the sums over all ranks."""
-        (num_broken, num_preempted, num_out_of_time, num_microbatches), rest = values[:4], values[4:]
+        """Unpacks a vector of `flatten` that was summed over all ranks."""
+        (num_nonfinite, num_preempted, num_out_of_time, num_microbatches), rest = values[:4], values[4:]
         sizes = [2 * norm.num_features for norm in self._norms]
-        *collected, tally = rest.split([*sizes, len(rest) - sum(sizes)])
+        *collected, stats = rest.split([*sizes, len(rest) - sum(sizes)])
         return StepTotals(
-            LossStats.unflatten(tally, self._num_codebooks),
-            num_broken,
+            LossStats.unflatten(stats, self._num_codebooks),
+            num_nonfinite,
             num_preempted,
             num_out_of_time,
             [sums.view(2, -1) / num_microbatches for sums in collected],
         )
 
     def nonfinite_sources(self) -> str:
-        """Names the microbatches of this rank whose loss is no number, with their cuts; else all of them."""
-        broken = [one for one in self._microbatches if not one[2].isfinite()]
-        what = "the loss is no number" if broken else "the gradients are no numbers, and every loss here is one"
+        """Describes why the step is not finite, with the cut ids of the microbatches on this rank.
+
+        Lists the microbatches with a non-finite loss, or all of them if every loss on this rank is finite.
+        """
+        broken = [microbatch for microbatch in self._microbatches if not microbatch[2].isfinite()]
+        what = "the loss is not finite" if broken else "the gradients are not finite, although every loss here is"
         listed = "; ".join(
             f"microbatch {key.microbatch}: {', '.join(ids)}" for key, ids, _ in broken or self._microbatches
         )
         return f"{what} ({listed})"
+
+
+class DecayedCounts:
+    """Class counts of tokens and predictions, decayed exponentially over optimizer steps.
+
+    Perplexities of training are computed from them.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Tensor | None = None
+        """Decayed counts, tokens first and predictions second; None before the first step."""
+
+    def update(self, stats: LossStats) -> Tensor:
+        """Adds the counts of a step and returns the decayed counts."""
+        new = torch.stack([stats.token_counts, stats.predicted_counts])
+        decayed = 0.0 if self.counts is None else self.counts.to(new.device)
+        self.counts = _COUNT_DECAY * decayed + new
+        return self.counts

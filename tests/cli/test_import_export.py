@@ -121,10 +121,10 @@ def test_fit_starts_from_a_nemo_file_and_says_what_it_took(
     start = ("--model.init_from", "start.nemo", "--model.init_parts", parts)
     outcome = run("nestmodel", "fit", "--config", "tiny.yaml", *corpora, *start, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
-    (line,) = [line for line in outcome.err.splitlines() if "weights taken" in line]
+    (line,) = [line for line in outcome.err.splitlines() if "weights loaded" in line]
     assert line.startswith("start.nemo: ")
     assert "encoder.layers.2.* " in line
-    assert " 0 missed" in line
+    assert " 0 missing" in line
     (last,) = (tmp_path / "run").rglob("*.ckpt")
     trained = NestModel.from_checkpoint(last)
     assert set(torch.load(last, weights_only=True)) >= {"nest_config", "state_dict", "optimizer_states"}

@@ -1,6 +1,6 @@
-"""What can go wrong on one rank: each fault is a callback that strikes at one microbatch.
+"""Faults of one rank: each is a callback that acts at one microbatch.
 
-The functions that a rank is found in have names that nothing else has, so that a stack can be searched for them.
+The functions in which a rank hangs have unique names, so that tests can find them in stack traces.
 """
 
 import io
@@ -28,36 +28,42 @@ from nestmodel.training.data import _EpochSampler
 FOREVER_S = 120
 
 
-def strikes() -> None:
-    """Notes when, by the clock that all processes of a machine share."""
+def record_fault_time() -> None:
+    """Writes the current time of the monotonic clock, which all processes of a machine share."""
     Path(os.environ["FAULT_STRUCK"]).write_text(str(time.monotonic()))
 
 
 class Fault(pl.Callback):
-    """Does one thing at one microbatch of this rank."""
+    """Causes one fault at one microbatch of this rank.
+
+    Args:
+        kind: The fault.
+        step: Optimizer step. For the slow phases ("slow validation" and similar), the delay in seconds.
+        microbatch: Index within the step.
+    """
 
     def __init__(self, kind: str, step: int, microbatch: int) -> None:
-        self.kind, self.place = kind, (step, microbatch)
+        self.kind, self.index = kind, (step, microbatch)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         assert isinstance(pl_module, NestModel)
         if self.kind == "sleep in loading":
-            sleep_at(self.place)
+            hang_loading_at(self.index)
         elif self.kind == "end early":
-            end_at(self.place)
+            end_data_at(self.index)
         elif self.kind == "skip a collective":
-            skip_sum_of(pl_module, self.place[0])
+            skip_all_reduce_of(pl_module, self.index[0])
         elif self.kind in ("SIGTERM in a collective", "late for a collective"):
-            disturb_sum_of(pl_module, self.place[0], is_signalled=self.kind.startswith("SIG"))
+            delay_all_reduce_of(pl_module, self.index[0], is_signalled=self.kind.startswith("SIG"))
         elif self.kind == "slow checkpoint":
-            slow_down_checkpoints(float(self.place[0]))
+            slow_down_checkpoints(float(self.index[0]))
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, module: pl.LightningModule, batch: AudioNoiseBatch, _index: int
     ) -> None:
-        if (batch.key.step, batch.key.microbatch) != self.place:
+        if (batch.key.step, batch.key.microbatch) != self.index:
             return
-        strikes()
+        record_fault_time()
         if self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.kind == "kill a worker":
@@ -77,21 +83,21 @@ class Fault(pl.Callback):
             fill_the_disk()
         elif self.kind == "clock jump":
             Path(os.environ["CLOCK_JUMPS_WITH"]).touch()
-            time.sleep(2)  # so that every look of the monitor falls between two beats of this rank
+            time.sleep(2)  # so that the monitor checks between two heartbeats of this rank
         elif self.kind in signal.Signals.__members__:
             os.kill(os.getpid(), getattr(signal, self.kind))
 
     def on_validation_batch_start(self, *_: Any) -> None:
         if self.kind == "slow validation":
-            time.sleep(self.place[0])
+            time.sleep(self.index[0])
 
     def on_train_start(self, *_: Any) -> None:
         if self.kind == "slow first step":
-            time.sleep(self.place[0])
+            time.sleep(self.index[0])
 
 
 def raise_for_one_rank(rank: int) -> None:
-    raise RuntimeError(f"something that happens on rank {rank} only")
+    raise RuntimeError(f"an error on rank {rank} only")
 
 
 def sleep_in_encoder(*_: object) -> None:
@@ -99,82 +105,82 @@ def sleep_in_encoder(*_: object) -> None:
 
 
 def hold_the_gil() -> None:
-    sum(itertools.repeat(0, 10**11))  # in C all the while, where no handler of a signal is called
+    sum(itertools.repeat(0, 10**11))  # runs in C only, so that no signal handler is called
 
 
 def sleep_in_loading() -> None:
-    strikes()
+    record_fault_time()
     time.sleep(FOREVER_S)
 
 
-def sleep_at(place: tuple[int, int]) -> None:
+def hang_loading_at(index: tuple[int, int]) -> None:
     get, load = AudioNoiseDataset.__getitem__, nestdata.corpus.corpus.load_samples
-    is_there = [False]
+    is_loading = [False]
 
-    def get_noting(self: AudioNoiseDataset, asked: tuple[int, int]) -> AudioNoiseBatch:
-        is_there[0] = asked == place
-        return get(self, asked)
+    def get_and_note(self: AudioNoiseDataset, requested: tuple[int, int]) -> AudioNoiseBatch:
+        is_loading[0] = requested == index
+        return get(self, requested)
 
     def load_or_sleep(*arguments: Any, **options: Any) -> NDArray[np.float32]:
-        if is_there[0]:
+        if is_loading[0]:
             sleep_in_loading()
         return load(*arguments, **options)
 
-    AudioNoiseDataset.__getitem__ = get_noting  # type: ignore[method-assign]
+    AudioNoiseDataset.__getitem__ = get_and_note  # type: ignore[method-assign]
     nestdata.corpus.corpus.load_samples = load_or_sleep
 
 
-def end_at(place: tuple[int, int]) -> None:
-    places = _EpochSampler.__iter__
+def end_data_at(index: tuple[int, int]) -> None:
+    indices = _EpochSampler.__iter__
 
-    def ending(self: _EpochSampler) -> Iterator[tuple[int, int]]:
-        for one in places(self):
-            if one == place:
-                strikes()
+    def end_early(self: _EpochSampler) -> Iterator[tuple[int, int]]:
+        for each in indices(self):
+            if each == index:
+                record_fault_time()
                 return
-            yield one
+            yield each
 
-    _EpochSampler.__iter__ = ending  # type: ignore[method-assign]
+    _EpochSampler.__iter__ = end_early  # type: ignore[method-assign]
 
 
-def skip_sum_of(model: NestModel, step: int) -> None:
-    add_up: Callable[[torch.Tensor], torch.Tensor] = model._sum_over_ranks
+def skip_all_reduce_of(model: NestModel, step: int) -> None:
+    all_reduce: Callable[[torch.Tensor], torch.Tensor] = model._sum_over_ranks
 
-    def skip_or_add_up(values: torch.Tensor) -> torch.Tensor:
+    def skip_or_all_reduce(values: torch.Tensor) -> torch.Tensor:
         if model.trainer.global_step != step:
-            return add_up(values)
-        strikes()
+            return all_reduce(values)
+        record_fault_time()
         return values
 
-    model._sum_over_ranks = skip_or_add_up  # type: ignore[method-assign]
+    model._sum_over_ranks = skip_or_all_reduce  # type: ignore[method-assign]
 
 
-def disturb_sum_of(model: NestModel, step: int, *, is_signalled: bool) -> None:
-    """One rank is five seconds late; one is told to leave while it waits for that one."""
-    add_up: Callable[[torch.Tensor], torch.Tensor] = model._sum_over_ranks
+def delay_all_reduce_of(model: NestModel, step: int, *, is_signalled: bool) -> None:
+    """Delays an all-reduce by five seconds, or sends SIGTERM to this rank while it waits in one."""
+    all_reduce: Callable[[torch.Tensor], torch.Tensor] = model._sum_over_ranks
 
     def late_or_signalled(values: torch.Tensor) -> torch.Tensor:
         if model.trainer.global_step != step:
-            return add_up(values)
+            return all_reduce(values)
         if not is_signalled:
             time.sleep(5)
-            return add_up(values)
+            return all_reduce(values)
         threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         began = time.monotonic()
-        added = add_up(values)
-        assert time.monotonic() - began > 1, "the collective was over before the signal came"
-        return added
+        summed = all_reduce(values)
+        assert time.monotonic() - began > 1, "the all-reduce ended before the signal arrived"
+        return summed
 
     model._sum_over_ranks = late_or_signalled  # type: ignore[method-assign]
 
 
 def die_while_writing() -> None:
-    """The next checkpoint is half written when this process is killed."""
+    """Kills this process when half of the next checkpoint is written."""
 
     def write_half(checkpoint: object, file: BinaryIO) -> None:
-        whole = io.BytesIO()
-        save(checkpoint, whole)
-        file.write(whole.getvalue()[: whole.tell() // 2])
+        complete = io.BytesIO()
+        save(checkpoint, complete)
+        file.write(complete.getvalue()[: complete.tell() // 2])
         file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -182,7 +188,7 @@ def die_while_writing() -> None:
 
 
 def fill_the_disk() -> None:
-    """From here on, no file of this process can be as large as a checkpoint."""
+    """Limits the size of files of this process to less than that of a checkpoint."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
 
 

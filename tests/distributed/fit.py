@@ -1,4 +1,4 @@
-"""Trains a tiny model with a number of ranks, which Lightning starts as copies of this command.
+"""Trains a tiny model on several ranks, which Lightning starts as copies of this command.
 
 python -m tests.distributed.fit SPEECH NOISE WORLD_SIZE DIRECTORY
 """

@@ -1,4 +1,4 @@
-"""One rank of a training run: takes its share of every step and writes digests of what it saw.
+"""Loads the batches of one rank and writes their digests.
 
 python -m tests.distributed.rank SPEECH WINDOWS NOISE RANK WORLD_SIZE NUM_WORKERS NUM_THREADS NUM_STEPS OUTPUT
 """
@@ -18,8 +18,8 @@ def main(argv: list[str]) -> None:
     rank, world_size, num_workers, num_threads, num_steps = map(int, argv[3:8])
     torch.set_num_threads(num_threads)
     dataset = full_dataset(speech, windows, noise)
-    places = microbatches(dataset.plan, rank=rank, world_size=world_size, num_steps=num_steps)
-    loader = dataset.loader(places, num_workers=num_workers)
+    indices = microbatches(dataset.plan, rank=rank, world_size=world_size, num_steps=num_steps)
+    loader = dataset.loader(indices, num_workers=num_workers)
     seen = [{"step": batch.key.step, "microbatch": batch.key.microbatch, **digest(batch)} for batch in loader]
     output.write_text(json.dumps(seen))
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a training run as processes of their own, and reads what they leave behind."""
+"""Starts the ranks of a training run as processes, and reads the files that they write."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nestmodel.training.checkpoints import find_checkpoints
-from nestmodel.training.launcher import STARTER
+from nestmodel.training.startup import STARTER
 from tests.conftest import MessyCorpora
 from tests.ports import free_port
 from tests.training import messy_data
@@ -27,7 +27,7 @@ JUMPING_CLOCK = Path(__file__).parent / "jumping_clock"
 
 @dataclass(kw_only=True)
 class Run:
-    """A run in a directory; started again, it goes on from its newest checkpoint."""
+    """A run in a directory. When started again, it resumes from its newest checkpoint."""
 
     corpora: MessyCorpora
     directory: Path
@@ -36,16 +36,16 @@ class Run:
     num_workers: int = 0
     every_n_steps: int = 1
     limits: dict[str, float] | None = None
-    """Of the stall guard; None leaves it off."""
+    """Limits of the stall guard; None turns it off."""
 
     clock_jumps_with: Path | None = None
-    """A file: as soon as it is there, the wall clock of all processes is an hour ahead."""
+    """A file. Once it exists, the wall clock of all processes is one hour ahead."""
 
     hosts: Sequence[str] = ()
-    """A network namespace for each rank, which is then a machine by itself; the first is at MASTER_ADDR."""
+    """A network namespace for each rank, which stands for a machine; the first one is at MASTER_ADDR."""
 
     blind_rank: int | None = None
-    """Does not see the checkpoints that are there."""
+    """A rank that finds no checkpoint."""
 
     proportional_steps: bool = False
     """Trains with `ProportionalSteps`, for a comparison with a run that adds up in another order."""
@@ -55,18 +55,18 @@ class Run:
     val_check_interval: int = 2
     group_timeout_s: float = 1800.0
     patience_s: float = 20.0
-    """How long the other ranks have to end by themselves once one has failed."""
+    """Seconds that the other ranks have to exit after one has failed, before they are killed."""
 
     _ended_s: float = field(default=0.0, init=False)
 
     def start(
         self, *, faults: dict[int, tuple[str, int, int]] | None = None, world_size: int | None = None
     ) -> list[int]:
-        """Runs all ranks until they end by themselves, or until one has died; returns their exit codes.
+        """Runs all ranks until they exit, or for `patience_s` after one has failed; returns their exit codes.
 
         Args:
-            faults: By rank: what, at which step and microbatch.
-            world_size: Another than that of the run.
+            faults: (kind, step, microbatch) of a fault, by rank.
+            world_size: Number of ranks, if it is not that of the run.
         """
         world_size = world_size or self.world_size
         self._write_settings(faults)
@@ -95,17 +95,17 @@ class Run:
                 process.wait()
 
     def start_by_torchrun(self, faults: dict[int, tuple[str, int, int]]) -> tuple[list[int], str]:
-        """Runs all ranks under torchrun, one on each host, which starts them once more if need be.
+        """Runs all ranks under one torchrun per host, which restarts them at most once.
 
         Returns:
-            The exit code on each host, and all that was said.
+            The exit code of torchrun on each host, and the output of all hosts.
         """
         self._write_settings(faults)
         num_hosts = len(self.hosts) or 1
-        meet = f"{host_address(0) if self.hosts else '127.0.0.1'}:{free_port()}"
+        rendezvous = f"{host_address(0) if self.hosts else '127.0.0.1'}:{free_port()}"
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(num_hosts), "--max-restarts", "1"]
         command += ["--nproc-per-node", str(self.world_size // num_hosts), "--monitor-interval", "0.2"]
-        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", meet]
+        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", rendezvous]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         environment["FAULT_STRUCK"] = str(self.directory / "struck")
         if self.hosts:
@@ -149,45 +149,45 @@ class Run:
         (self.directory / "run.json").write_text(json.dumps(settings))
 
     def seconds_from_fault_to_end(self) -> float:
-        """How long the ranks outlived what was done to one of them."""
+        """Returns the seconds from the fault to the exit of the last rank."""
         return self._ended_s - float((self.directory / "struck").read_text())
 
     def log(self, rank: int) -> str:
         return (self.directory / f"rank-{rank}.log").read_text()
 
     def seen(self) -> dict[tuple[int, int], list[str]]:
-        """Cut ids by (step, microbatch), as last seen."""
+        """Returns the cut ids of every (step, microbatch), as last seen."""
         lines = [line for line in self._lines() if "ids" in line]
         return {(line["step"], line["microbatch"]): line["ids"] for line in lines}
 
     def replaced(self) -> list[tuple[str, str]]:
-        """The cuts that could not be used and why, in the order of their places."""
-        places = {(line["step"], line["microbatch"]): line["replaced"] for line in self._lines() if "ids" in line}
-        return [(cut_id, reason) for place in sorted(places) for cut_id, reason in places[place]]
+        """Returns (cut id, reason) of the cuts that could not be read, in the order of the batches."""
+        batches = {(line["step"], line["microbatch"]): line["replaced"] for line in self._lines() if "ids" in line}
+        return [(cut_id, reason) for index in sorted(batches) for cut_id, reason in batches[index]]
 
     def planned(self, step: int, microbatch: int) -> list[str]:
-        """The cut ids that belong at a place, whether anybody got there."""
+        """Returns the cut ids that the plan has for a microbatch, also if no rank reached it."""
         dataset = messy_data(self.corpora, microbatches_per_step=MICROBATCHES_PER_STEP).train_dataset
         return [dataset.corpus.line(int(row))["id"] for row in dataset.plan.indices(step, microbatch)]
 
     def losses(self) -> dict[int, float]:
-        """Loss by the number of optimizer steps made."""
+        """Returns the loss by the number of optimizer steps made."""
         return {step: logged["train_loss"] for step, logged in self.logged().items()}
 
     def logged(self) -> dict[int, dict[str, float]]:
-        """What was logged of each step, by the number of optimizer steps made."""
+        """Returns the logged metrics by the number of optimizer steps made."""
         return {line["made"]: line["logged"] for line in self._lines() if "made" in line}
 
     def validations(self) -> dict[int, float]:
-        """Loss of every validation, by the number of optimizer steps made."""
+        """Returns the loss of every validation by the number of optimizer steps made."""
         return {line["validated"]: line["loss"] for line in self._lines() if "validated" in line}
 
     def ended_at(self) -> float:
-        """When the last step was made, by the wall clock of the rank."""
+        """Returns the wall-clock time of the rank after the last step."""
         return max(line["at"] for line in self._lines() if "made" in line)
 
     def checkpoint(self) -> dict[str, Any]:
-        """The newest checkpoint."""
+        """Returns the contents of the newest checkpoint."""
         found: dict[str, Any] = torch.load(self.steps()[0].path, map_location="cpu", weights_only=False)
         return found
 
@@ -200,12 +200,12 @@ class Run:
 
 
 def host_address(number: int) -> str:
-    """The address of a host in its network."""
+    """Returns the address of a host in the network of the hosts."""
     return f"10.77.0.{number + 1}"
 
 
 def monitors() -> dict[int, str]:
-    """The command lines of all monitors that are running on this machine, by process."""
+    """Returns the command lines of all monitors that run on this machine, by process id."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -216,7 +216,7 @@ def monitors() -> dict[int, str]:
 
 
 def _wait(processes: list["subprocess.Popen[bytes]"], patience_s: float) -> list[int]:
-    """Exit codes; once a rank has failed, the others get a moment to end by themselves."""
+    """Returns the exit codes. After a rank has failed, the others have `patience_s` to exit."""
     left = list(processes)
     while left:
         try:

@@ -1,4 +1,4 @@
-"""Trains for a while under a strict stall guard, which must not say a word.
+"""Trains for some minutes under a strict stall guard, which must not report anything.
 
 python -m tests.distributed.soak [--minutes 20]
 """

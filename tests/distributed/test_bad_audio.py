@@ -14,7 +14,7 @@ STEPS = 6
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_audio_that_has_broken_is_replaced_alike_on_any_number_of_ranks(tmp_path: Path, num_workers: int) -> None:
+def test_unreadable_audio_is_replaced_equally_on_any_number_of_ranks(tmp_path: Path, num_workers: int) -> None:
     corpora = MessyCorpora(messy_speech(tmp_path).path, messy_noise(tmp_path).path, Path(), Path())
     truncated, vanished, empty = (tmp_path / f"speech-{name}" for name in ("21.flac", "10.wav", "20.ogg"))
     truncated.write_bytes(truncated.read_bytes()[: truncated.stat().st_size // 2])
@@ -25,12 +25,12 @@ def test_audio_that_has_broken_is_replaced_alike_on_any_number_of_ranks(tmp_path
     assert one.start() == [0], one.log(0)
     two = Run(directory=tmp_path / "two", world_size=2, num_workers=num_workers, **settings)
     assert two.start() == [0, 0], two.log(0) + two.log(1)
-    every_place = {(step, microbatch) for step in range(STEPS) for microbatch in range(MICROBATCHES_PER_STEP)}
-    assert one.seen().keys() == two.seen().keys() == every_place
+    all_microbatches = {(step, microbatch) for step in range(STEPS) for microbatch in range(MICROBATCHES_PER_STEP)}
+    assert one.seen().keys() == two.seen().keys() == all_microbatches
     assert two.seen() == one.seen()
     assert two.replaced() == one.replaced()
     assert {reason for _, reason in two.replaced()} == {"truncated", "missing", "empty"}
     assert two.losses() == pytest.approx(one.losses(), rel=1e-5)  # float32 sums over other ranks
-    said = two.log(0) + two.log(1)
+    log = two.log(0) + two.log(1)
     for reason in ("truncated", "missing", "empty"):
-        assert f"speech replaced, {reason}: cut" in said
+        assert f"speech replaced, {reason}: cut" in log

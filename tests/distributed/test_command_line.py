@@ -22,7 +22,7 @@ LIMITS = {"first_step_s": 90, "step_s": 5}
 
 
 def child_of(pid: int) -> int:
-    """The rank that Lightning has started beside the first."""
+    """Returns the process id of the second rank, which Lightning has started from the first."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
@@ -31,11 +31,11 @@ def child_of(pid: int) -> int:
             continue
         if parent == pid and b"nestmodel\0fit\0" in words:
             return int(path.name)
-    raise AssertionError("there is no second rank")
+    raise AssertionError("no second rank was found")
 
 
 class EndsSlowly(pl.Callback):
-    """Keeps the first rank for longer than Lightning takes to see how the others have ended."""
+    """Delays the exit of the first rank until Lightning has seen the exit codes of the others."""
 
     def on_exception(self, trainer: pl.Trainer, _module: pl.LightningModule, exception: BaseException) -> None:
         if trainer.is_global_zero and isinstance(exception, Preempted):
@@ -43,7 +43,7 @@ class EndsSlowly(pl.Callback):
 
 
 def start(corpora: MessyCorpora, directory: Path, *flags: str) -> "subprocess.Popen[bytes]":
-    """Starts `nestmodel fit` with the demo preset, made small, on two ranks that Lightning starts."""
+    """Starts `nestmodel fit` on two ranks, with the demo preset and a smaller model."""
     callbacks = [{"class_path": "nestmodel.Checkpoints"}, {"class_path": f"{__name__}.EndsSlowly"}]
     tiny = {**TINY, "trainer": {**TINY["trainer"], "callbacks": callbacks}, "guard": {"limits": LIMITS}}
     (directory / "tiny.yaml").write_text(yaml.safe_dump(tiny))
@@ -66,7 +66,7 @@ def wait_for_steps(run: "subprocess.Popen[bytes]", directory: Path) -> None:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
-def test_fit_has_one_guard_with_the_limits_that_it_was_given(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_fit_has_one_stall_guard_with_the_given_limits(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     flags = ("--trainer.max_steps", "100000", "--guard.report_dir", "reports", "--guard.limits.step_s", "4")
     run = start(messy_corpora, tmp_path, *flags)
     try:
@@ -86,7 +86,7 @@ def test_fit_has_one_guard_with_the_limits_that_it_was_given(messy_corpora: Mess
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
-def test_a_preset_on_two_ranks_leaves_when_asked_to_and_goes_on_from_there(
+def test_a_preset_on_two_ranks_exits_on_sigterm_and_resumes_from_there(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     run = start(messy_corpora, tmp_path, "--trainer.max_steps", "100000")
@@ -98,7 +98,7 @@ def test_a_preset_on_two_ranks_leaves_when_asked_to_and_goes_on_from_there(
         run.kill()
         run.wait()
     (left,) = find_checkpoints(tmp_path / "run" / "version_0" / "checkpoints")
-    assert f"left at step {left.step}" in (tmp_path / "log").read_text()
+    assert f"preempted after step {left.step}" in (tmp_path / "log").read_text()
     again = start(messy_corpora, tmp_path, "--trainer.max_steps", str(left.step + 1))
     assert again.wait(timeout=200) == 0, (tmp_path / "log").read_text()
     assert newest_checkpoint(tmp_path / "run") == (

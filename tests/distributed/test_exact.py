@@ -11,18 +11,18 @@ from tests.distributed.runs import Run
 STEPS = 5
 
 
-def whole(value: Any) -> Any:
-    """What must be equal, bit for bit: tensors, and all else as it is."""
+def comparable(value: Any) -> Any:
+    """Returns a value that compares bit for bit: tensors become their bytes."""
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.numpy().tobytes()
     if isinstance(value, dict):
-        return {key: whole(inner) for key, inner in value.items()}
-    return [whole(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: comparable(inner) for key, inner in value.items()}
+    return [comparable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def state_of(run: Run) -> Any:
     checkpoint = run.checkpoint()
-    return whole([checkpoint[name] for name in ("global_step", "state_dict", "optimizer_states", "lr_schedulers")])
+    return comparable([checkpoint[name] for name in ("global_step", "state_dict", "optimizer_states", "lr_schedulers")])
 
 
 @pytest.mark.multiprocess
@@ -37,14 +37,14 @@ def state_of(run: Run) -> Any:
         pytest.param(4, 2, marks=pytest.mark.faults),
     ],
 )
-def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     messy_corpora: MessyCorpora, tmp_path: Path, world_size: int, num_workers: int
 ) -> None:
     sizes: dict[str, Any] = {"world_size": world_size, "num_workers": num_workers, "max_steps": STEPS}
     plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", **sizes)
     assert plain.start() == [0] * world_size, plain.log(0)
     killed = Run(corpora=messy_corpora, directory=tmp_path / "killed", **sizes)
-    # The last rank, in its last microbatch of a step: with one rank in the midst of accumulation.
+    # The last rank is killed in its last microbatch of a step, that is, after gradients were accumulated.
     codes = killed.start(faults={world_size - 1: ("kill", 2, 3)})
     assert codes[-1] == -signal.SIGKILL, killed.log(world_size - 1)
     assert killed.steps()[0].step <= 2
@@ -58,7 +58,7 @@ def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("rank", [0, 1])
-def test_torchrun_starts_a_run_again_that_ends_as_if_nothing_had_happened(
+def test_a_run_that_torchrun_restarts_equals_an_uninterrupted_one(
     messy_corpora: MessyCorpora, tmp_path: Path, rank: int
 ) -> None:
     sizes: dict[str, Any] = {"world_size": 2, "max_steps": STEPS, "limits": {"step_s": 20.0}}
@@ -76,7 +76,7 @@ def test_torchrun_starts_a_run_again_that_ends_as_if_nothing_had_happened(
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize(("what", "codes", "saved"), [("kill while writing", [-9, 1], 3), ("full disk", [0, 0], 3)])
-def test_what_befalls_a_checkpoint_leaves_the_one_before_from_which_the_run_goes_on(
+def test_a_run_resumes_from_the_previous_checkpoint_when_writing_one_fails(
     messy_corpora: MessyCorpora, tmp_path: Path, what: str, codes: list[int], saved: int
 ) -> None:
     plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", max_steps=STEPS, world_size=2)
@@ -94,7 +94,7 @@ def test_what_befalls_a_checkpoint_leaves_the_one_before_from_which_the_run_goes
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
-def test_a_run_goes_on_under_another_number_of_ranks(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_run_resumes_with_another_number_of_ranks(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"val_check_interval": 2, "limit_val_batches": 1, "proportional_steps": True}
     plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", max_steps=STEPS, world_size=2, **settings)
     assert plain.start() == [0, 0], plain.log(0)
@@ -119,7 +119,7 @@ def test_a_run_goes_on_under_another_number_of_ranks(messy_corpora: MessyCorpora
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("asked", [[1], [0, 1]])
-def test_sigterm_to_any_rank_saves_once_at_one_step_and_leaves_with_a_known_code(
+def test_sigterm_to_any_rank_saves_one_checkpoint_and_exits_with_the_preemption_code(
     messy_corpora: MessyCorpora, tmp_path: Path, asked: list[int]
 ) -> None:
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=STEPS, world_size=2, every_n_steps=100)
@@ -133,47 +133,47 @@ def test_sigterm_to_any_rank_saves_once_at_one_step_and_leaves_with_a_known_code
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
-def test_ranks_that_would_go_on_from_different_checkpoints_are_refused(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
+def test_ranks_that_found_different_checkpoints_are_an_error(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=2, world_size=2)
     assert run.start() == [0, 0], run.log(0)
     run.max_steps, run.blind_rank = 3, 1
     assert run.start() == [1, 1]
-    assert "rank 0 would go on from step 2, others from 0 to 2" in run.log(0)
-    assert "rank 1 would go on from step 0, others from 0 to 2" in run.log(1)
+    assert "rank 0 would resume at step 2, but the steps of the ranks are 0 to 2" in run.log(0)
+    assert "rank 1 would resume at step 0, but the steps of the ranks are 0 to 2" in run.log(1)
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
-def test_sigterm_in_the_middle_of_a_collective_holds_up_nobody(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_sigterm_within_a_collective_does_not_deadlock(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=STEPS, world_size=2, every_n_steps=100)
     faults = {0: ("SIGTERM in a collective", 1, 0), 1: ("late for a collective", 1, 0)}
     assert run.start(faults=faults) == [75, 75], run.log(0) + run.log(1)
-    assert [found.step for found in run.steps()] == [3]  # the sums that were on their way did not know of it yet
+    assert [found.step for found in run.steps()] == [3]  # the all-reduce of step 1 had started before the signal
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-def test_a_loss_that_is_no_number_on_one_rank_is_skipped_by_all(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_step_with_a_nonfinite_loss_on_one_rank_is_skipped_on_all(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=3, world_size=2)
     assert run.start(faults={1: ("nan", 1, 3)}) == [0, 0], run.log(0) + run.log(1)
     checkpoints = [torch.load(found.path, weights_only=False) for found in reversed(run.steps())]
-    before, after, end = (whole([one["state_dict"], one["optimizer_states"][0]["state"]]) for one in checkpoints)
+    before, after, end = (comparable([one["state_dict"], one["optimizer_states"][0]["state"]]) for one in checkpoints)
     assert after == before
     assert end != after
     ids = run.seen()[1, 3]
-    assert f"on rank 1 the loss is no number (microbatch 3: {', '.join(ids)})" in run.log(1)
-    assert "on rank 0 the gradients are no numbers, and every loss here is one" in run.log(0)
+    assert f"on rank 1 the loss is not finite (microbatch 3: {', '.join(ids)})" in run.log(1)
+    assert "on rank 0 the gradients are not finite, although every loss here is" in run.log(0)
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
-def test_time_that_is_up_ends_all_ranks_after_one_whole_step(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_time_limit_ends_all_ranks_after_the_same_whole_step(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=10**6, world_size=2, max_minutes=0.05)
     assert run.start() == [0, 0], run.log(0) + run.log(1)
     last = run.steps()[0].step
-    assert f"trainer.max_time is over: step {last} was the last" in run.log(0)
+    assert f"trainer.max_time has passed: step {last} was the last" in run.log(0)
     assert sorted(run.seen()) == [(step, microbatch) for step in range(last) for microbatch in range(4)]

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def fit_with(corpora: MessyCorpora, directory: Path, world_size: int) -> dict[str, Any]:
-    """Trains with real processes over gloo; every rank writes its losses and which batches it saw."""
+    """Trains with real processes over gloo; returns the batches and losses of every rank, and the gradients."""
     directory.mkdir()
     command = [sys.executable, "-m", "tests.distributed.fit", corpora.speech, corpora.noise, world_size, directory]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -28,7 +28,7 @@ def fit_with(corpora: MessyCorpora, directory: Path, world_size: int) -> dict[st
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-def test_one_rank_and_two_take_the_same_optimizer_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_one_rank_and_two_ranks_make_equal_optimizer_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     one, two = (fit_with(messy_corpora, tmp_path / str(size), size) for size in (1, 2))
     keys = [sorted(tuple(key) for rank in run["ranks"] for key in rank["keys"]) for run in (one, two)]
     assert keys[0] == keys[1]

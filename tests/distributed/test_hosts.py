@@ -1,4 +1,4 @@
-"""Two machines: a network namespace each on this one, with a cable between them that can be pulled."""
+"""Faults of a whole machine: two network namespaces stand for two machines, connected by a virtual cable."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ def hosts() -> Iterator[list[str]]:
                 ip("netns", "add", name)
             ip(*cable)
         except (OSError, subprocess.CalledProcessError):
-            pytest.skip("needs the right to make network namespaces, and cables between them")
+            pytest.skip("needs the permission to create network namespaces and virtual cables")
         for number, name in enumerate(names):
             ip("-n", name, "address", "add", f"{host_address(number)}/24", "dev", HOST_INTERFACE)
             for interface in ("lo", HOST_INTERFACE):
@@ -48,7 +48,7 @@ def hosts() -> Iterator[list[str]]:
 
 
 def signal_host(name: str, number: signal.Signals) -> None:
-    """Sends a signal to every process of a host: to its monitor first, which would else see what befalls the ranks."""
+    """Sends a signal to every process of a host, first to its monitor, so that it cannot report the others."""
     found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
     first = monitors()
     for pid in sorted(map(int, found), key=lambda pid: pid not in first):
@@ -56,11 +56,11 @@ def signal_host(name: str, number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def happens_to(run: Run, host: str, what: str) -> None:
-    """Waits until the run is under way, then does it."""
+def disturb(run: Run, host: str, what: str) -> None:
+    """Waits until the run has made three steps, then cuts off, kills or freezes a host."""
     while not run.directory.exists() or len(run.losses()) < 3:
         time.sleep(0.2)
-    time.sleep(3)  # for the monitors to find each other
+    time.sleep(3)  # until the monitors are connected
     if what == "cut off":
         ip("-n", host, "link", "set", HOST_INTERFACE, "down")
     elif what == "killed":
@@ -75,7 +75,7 @@ def happens_to(run: Run, host: str, what: str) -> None:
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("what", ["cut off", "frozen", "killed"])
-def test_a_host_that_is_lost_is_named_and_each_side_ends(
+def test_a_lost_host_is_named_and_both_sides_end(
     messy_corpora: MessyCorpora, tmp_path: Path, hosts: list[str], what: str
 ) -> None:
     run = Run(
@@ -88,27 +88,27 @@ def test_a_host_that_is_lost_is_named_and_each_side_ends(
         limits=LIMITS,
         patience_s=60.0,
     )
-    doing = threading.Thread(target=happens_to, args=(run, hosts[1], what), daemon=True)
-    doing.start()
+    disturbing = threading.Thread(target=disturb, args=(run, hosts[1], what), daemon=True)
+    disturbing.start()
     codes = run.start()
     assert codes[0] in (1, EXIT_STALLED), run.log(0)
     assert codes[1] == {"cut off": EXIT_STALLED, "killed": -signal.SIGKILL}.get(what, codes[1]), run.log(1)
-    told = f"node 1 (host {socket.gethostname()}) has not been heard from"
+    told = f"no message from node 1 (host {socket.gethostname()}) for"
     if what == "killed":
-        told = "rank 1 is out of sight; rank 0 has failed"
+        told = "no contact with rank 1; rank 0 has failed"
     assert f"stall guard: {told}" in run.log(0)
     tables = [path.read_text() for path in (run.directory / "stalls").glob("*/table.txt")]
     assert any(told in table for table in tables), tables
     if what == "cut off":
         assert len(tables) == 2
-        assert all("has not been heard from" in table for table in tables)
-    doing.join(timeout=60)
+        assert all("no message from node" in table for table in tables)
+    disturbing.join(timeout=60)
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
-def test_torchrun_starts_both_hosts_again_and_the_run_ends_as_if_nothing_had_happened(
+def test_a_run_that_torchrun_restarts_on_both_hosts_equals_an_uninterrupted_one(
     messy_corpora: MessyCorpora, tmp_path: Path, hosts: list[str]
 ) -> None:
     plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", max_steps=5, world_size=2)

@@ -17,7 +17,7 @@ AT_ONCE_S = 40.0
 
 faults = pytest.mark.faults
 
-# What happens to which rank of two at (step, microbatch); its phase, its verdict, and what is in its stack.
+# The rank, its fault at (step, microbatch), its phase, its verdict, and the function in its stack.
 STALLS = {
     "a cut that cannot be loaded": (1, ("sleep in loading", 1, 2), "LOADING", "stuck", "sleep_in_loading"),
     "an encoder that hangs": (1, ("sleep in the encoder", 1, 2), "FORWARD", "stuck", "sleep_in_encoder"),
@@ -34,7 +34,7 @@ ENDS = {
 
 
 def report_of(run: Run) -> dict[str, Any]:
-    assert gone_soon(run)  # the monitor, too, which writes it while the ranks may have ended by themselves
+    assert gone_soon(run)  # the monitor writes the report, possibly after the ranks have exited
     (path,) = (run.directory / "stalls").glob("*/stall.json")
     report: dict[str, Any] = json.loads(path.read_text())
     return {**report, "directory": path.parent}
@@ -45,7 +45,7 @@ def verdicts(report: dict[str, Any]) -> dict[str, str]:
 
 
 def left_running(run: Run) -> list[str]:
-    """Processes of the run, which name its directory on their command line or are children of such."""
+    """Returns the command lines of processes that contain the directory of the run."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -85,7 +85,7 @@ def gone_soon(run: Run) -> bool:
         pytest.param("SIGSTOP of rank 0", 0, marks=faults),
     ],
 )
-def test_whoever_holds_up_the_others_is_named_with_its_stack(
+def test_a_rank_that_stalls_the_others_is_named_with_its_stack(
     messy_corpora: MessyCorpora, tmp_path: Path, what: str, num_workers: int
 ) -> None:
     rank, fault, phase, word, function = STALLS[what]
@@ -120,46 +120,46 @@ def test_whoever_holds_up_the_others_is_named_with_its_stack(
         pytest.param("data that end early", marks=faults),
     ],
 )
-def test_a_rank_that_ends_is_named_at_once_and_the_others_do_not_wait(
+def test_a_rank_that_ends_is_named_immediately_and_the_others_end_too(
     messy_corpora: MessyCorpora, tmp_path: Path, what: str
 ) -> None:
     rank, fault, word = ENDS[what]
     run = started(messy_corpora, tmp_path, limits={**LIMITS, "step_s": 100.0})
     codes = run.start(faults={rank: fault})
     log = run.log(0) + run.log(1)
-    # The other may have noticed by itself that the connection is gone.
+    # The other rank may have failed by itself because the connection was closed.
     assert codes[1 - rank] in (1, EXIT_STALLED), (codes, log)
     assert codes[rank] in ((-signal.SIGKILL,) if word == "dead" else (1, EXIT_STALLED))
     assert run.seconds_from_fault_to_end() < AT_ONCE_S
     assert verdicts(report_of(run))[f"rank-{rank}"] == word
     if what == "an exception":
-        assert "RuntimeError: something that happens on rank 1 only" in log
+        assert "RuntimeError: an error on rank 1 only" in log
         assert "raise_for_one_rank" in log
     if what == "data that end early":
-        assert "the data of rank 1 ended in the midst of step 1, after 1 of 2 microbatches" in log
+        assert "the data of rank 1 ended within step 1, after 1 of 2 microbatches" in log
     assert gone_soon(run)
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @faults
-def test_a_rank_that_skips_a_collective_is_named_though_it_breaks_another(
+def test_a_rank_that_skips_a_collective_is_named_although_another_rank_fails(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     run = started(messy_corpora, tmp_path)
-    # Gloo aborts the process that is sent something else than it waits for, which is not the one that went astray.
+    # Gloo aborts the process that receives an unexpected message, which is not the one that skipped the collective.
     assert 0 not in run.start(faults={1: ("skip a collective", 1, 0)})
     assert run.seconds_from_fault_to_end() < LIMITS["step_s"] + AT_ONCE_S
     (culprit,) = [one for one in report_of(run)["processes"] if one["is_culprit"]]
     assert culprit["name"] == "rank-1"
-    assert culprit["reason"].startswith("has skipped a collective")
+    assert culprit["reason"].startswith("skipped a collective")
     assert gone_soon(run)
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @faults
-def test_a_loader_worker_that_is_killed_is_named(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_killed_loader_worker_is_named(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = started(messy_corpora, tmp_path, num_workers=2)
     codes = run.start(faults={1: ("kill a worker", 1, 2)})
     log = run.log(0) + run.log(1)
@@ -171,7 +171,7 @@ def test_a_loader_worker_that_is_killed_is_named(messy_corpora: MessyCorpora, tm
         assert not culprits
         assert "killed by signal" in log
     else:
-        # The rank was just being handed a batch by that worker, where torch does not look whether it is alive.
+        # The rank was receiving a batch from that worker, when torch does not check whether the worker is alive.
         ((name, worker),) = culprits.items()
         assert (rank["verdict"], worker["verdict"]) == ("stuck", "dead")
         assert f"{name.replace('rank-1.worker-', 'worker ')} is dead" in rank["reason"]
@@ -182,7 +182,9 @@ def test_a_loader_worker_that_is_killed_is_named(messy_corpora: MessyCorpora, tm
 @pytest.mark.slow
 @faults
 @pytest.mark.parametrize("what", ["slow validation", "slow checkpoint", "slow first step"])
-def test_what_may_take_longer_is_no_alarm(messy_corpora: MessyCorpora, tmp_path: Path, what: str) -> None:
+def test_a_slow_phase_with_a_longer_limit_raises_no_alarm(
+    messy_corpora: MessyCorpora, tmp_path: Path, what: str
+) -> None:
     run = started(messy_corpora, tmp_path, limit_val_batches=1, max_steps=2, every_n_steps=2)
     assert run.start(faults={0: (what, 12, 0)}) == [0, 0], run.log(0) + run.log(1)
     assert not (run.directory / "stalls").exists()
@@ -192,8 +194,8 @@ def test_what_may_take_longer_is_no_alarm(messy_corpora: MessyCorpora, tmp_path:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @faults
-def test_a_jump_of_the_wall_clock_is_no_alarm(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_jump_of_the_wall_clock_raises_no_alarm(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = started(messy_corpora, tmp_path, clock_jumps_with=tmp_path / "jump")
     assert run.start(faults={0: ("clock jump", 2, 0)}) == [0, 0], run.log(0) + run.log(1)
     assert not (run.directory / "stalls").exists()
-    assert run.ended_at() > time.time() + 3000  # as the ranks had it
+    assert run.ended_at() > time.time() + 3000  # by the wall clock of the ranks

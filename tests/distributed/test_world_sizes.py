@@ -17,7 +17,7 @@ Seen = list[dict[str, Any]]
 def run_ranks(
     corpora: MessyCorpora, world_size: int, num_workers: int, num_threads: int, num_steps: int, directory: Path
 ) -> list[Seen]:
-    """Runs every rank in a process of its own, side by side, and returns what each of them saw, in its order."""
+    """Runs every rank in its own process, and returns the digests of its batches in order."""
     outputs = [directory / f"rank-{rank}-of-{world_size}.json" for rank in range(world_size)]
     processes = []
     try:
@@ -36,20 +36,20 @@ def run_ranks(
 
 @pytest.fixture(scope="module")
 def expected(messy_corpora: MessyCorpora) -> dict[tuple[int, int], dict[str, Any]]:
-    """What the data set holds at every place, asked for in this process and in an order of its own."""
+    """Returns the digest of every microbatch, computed in this process in reverse order."""
     dataset = full_dataset(messy_corpora.speech, messy_corpora.windows, messy_corpora.banked)
-    places = microbatches(dataset.plan, num_steps=dataset.plan.steps_per_epoch + 2)
-    return {place: digest(dataset[place]) for place in reversed(places)}
+    indices = microbatches(dataset.plan, num_steps=dataset.plan.steps_per_epoch + 2)
+    return {index: digest(dataset[index]) for index in reversed(indices)}
 
 
-# `torchrun` sets one thread where it starts several ranks, so the number of threads is varied with the world size.
+# torchrun sets one thread per process if it starts several ranks, so the number of threads varies with the world size.
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "num_workers", "num_threads"),
     [(1, 0, 4), (2, 1, 2), pytest.param(4, 0, 1, marks=pytest.mark.faults)],
 )
-def test_ranks_of_any_world_size_see_the_same_steps_byte_for_byte(
+def test_steps_are_equal_byte_for_byte_for_any_world_size(
     messy_corpora: MessyCorpora,
     expected: dict[tuple[int, int], dict[str, Any]],
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""One rank of a training run on which faults can be visited; `tests.distributed.runs` starts all of them.
+"""One rank of a training run, with optional faults; `tests.distributed.runs` starts all ranks.
 
 python -m tests.distributed.training_run RUN.json, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 """
@@ -25,15 +25,15 @@ from tests.training import ProportionalSteps, messy_data, tiny_config, trainer
 
 
 class Seen(pl.Callback):
-    """Appends every batch and every loss to a file, so that they outlive the process."""
+    """Appends every batch and every loss to a file, so that they are kept if the process dies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def on_train_batch_start(self, _trainer: pl.Trainer, _model: object, batch: AudioNoiseBatch, _index: int) -> None:
         replaced = [[cut.cut_id, cut.reason] for cut in batch.bad_cuts]
-        place = {"step": batch.key.step, "microbatch": batch.key.microbatch}
-        self._write({**place, "ids": batch.sample_id, "replaced": replaced})
+        index = {"step": batch.key.step, "microbatch": batch.key.microbatch}
+        self._write({**index, "ids": batch.sample_id, "replaced": replaced})
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, _model: object, _outputs: object, _batch: AudioNoiseBatch, index: int

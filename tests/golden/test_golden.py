@@ -1,17 +1,16 @@
-"""One pass of a tiny model against the arrays of NeMo 2.7, and its features against a reference in double precision.
+"""Comparison of a tiny model with the outputs of NeMo 2.7, and of its features with a double-precision reference.
 
-`nemo_tiny.npz` was made by NeMo itself on a CPU, in float32, with all weights (its configuration, with the version, is
-stored in it); noisy audio is the sum of its `clean` and `noise`, 16-bit samples over 32768.
+`nemo_tiny.npz` was written by NeMo. It holds the configuration with the version of NeMo, all weights, and the float32
+inputs and outputs of one pass on a CPU. Noisy audio is the sum of its `clean` and `noise`, 16-bit samples divided by
+32768. The tolerances hold on every x86 CPU:
 
-Tolerances hold on every x86 CPU:
-
-- Features in double precision equal `reference_features`, written here with numpy, to 1e-9.
-- Features in float32 are within 2e-4 of that reference, ours and those of the file: rounding errors of a float32
-  Fourier transform show in the mel bins of least energy. The file itself is 1.04e-4 from the reference, and on an Intel
-  CPU both NeMo's features and ours were 9.3e-5 from the file. Few values are that far: the root mean square is 2e-6.
+- Features in double precision equal `reference_features`, which is written with numpy, to 1e-9.
+- Features in float32, computed here or stored, are within 2e-4 of that reference. Rounding errors of a float32 Fourier
+  transform show in mel bins of little energy: the stored features are 1.04e-4 from the reference, and on an Intel CPU
+  both NeMo's features and ours were 9.3e-5 from the stored ones. The root mean square of the error is 2e-6.
 - Tokens, masks and lengths are equal.
-- The encoder, log-probabilities and the loss are within 1e-5 of the largest magnitude: some hundred float32 roundings
-  of 6e-8 each. Instruction sets change them by up to 5e-7 (`docs/supported-versions.md`).
+- The encoder, the log-probabilities and the loss are within 1e-5 of the largest magnitude, some hundred roundings of
+  6e-8. Instruction sets change them by up to 5e-7 (docs/supported-versions.md).
 """
 
 import json
@@ -26,8 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nestmodel import NestConfig, NestModel
+from nestmodel import NestConfig, NestNetwork, config_from_nemo
 from nestmodel.nn.features import LOG_OFFSET, STD_OFFSET, Preprocessor
+from nestmodel.nn.loss_stats import loss_stats
 
 FLOAT32_FEATURES = 2e-4
 FLOAT32_FEATURES_RMS = 1e-5
@@ -41,12 +41,12 @@ def golden() -> Mapping[str, Any]:
 
 @pytest.fixture(scope="module")
 def config(golden: Mapping[str, Any]) -> NestConfig:
-    return NestConfig.from_nemo(json.loads(str(golden["config"])))
+    return config_from_nemo(json.loads(str(golden["config"])))
 
 
 @pytest.fixture(scope="module")
-def model(golden: Mapping[str, Any], config: NestConfig) -> NestModel:
-    nest = NestModel(config).eval()
+def model(golden: Mapping[str, Any], config: NestConfig) -> NestNetwork:
+    nest = NestNetwork(config).eval()
     prefix = "state/"
     state = {key.removeprefix(prefix): torch.from_numpy(golden[key]) for key in golden if key.startswith(prefix)}
     nest.load_state_dict(state, strict=True)
@@ -63,13 +63,13 @@ def largest_error(actual: Tensor, expected: NDArray[Any], *, relative: bool) -> 
     return float(error / np.abs(expected).max() if relative else error)
 
 
-def test_initial_front_end_equals_the_stored_one(golden: Mapping[str, Any], config: NestConfig) -> None:
+def test_window_and_filterbank_are_equal(golden: Mapping[str, Any], config: NestConfig) -> None:
     featurizer = Preprocessor(config.features).featurizer
     assert torch.equal(featurizer.window, torch.from_numpy(golden["state/preprocessor.featurizer.window"]))
     assert largest_error(featurizer.fb, golden["state/preprocessor.featurizer.fb"], relative=False) < 1e-7
 
 
-def reference_features(audio: NDArray[np.float64], num_samples: int, model: NestModel) -> NDArray[np.float64]:
+def reference_features(audio: NDArray[np.float64], num_samples: int, model: NestNetwork) -> NDArray[np.float64]:
     """Returns the normalised log-mel frames of one utterance, shape (mels, valid frames), computed in float64.
 
     The window and the mel weights are those of the model, which are stored in float32.
@@ -91,7 +91,7 @@ def reference_features(audio: NDArray[np.float64], num_samples: int, model: Nest
 
 
 @pytest.fixture(scope="module")
-def references(golden: Mapping[str, Any], model: NestModel) -> NDArray[np.float64]:
+def references(golden: Mapping[str, Any], model: NestNetwork) -> NDArray[np.float64]:
     """Features of the clean utterances, then of the noisy ones, zero past their valid frames."""
     audio = torch.cat([audio_of(golden, "clean"), audio_of(golden, "clean", "noise")]).double().numpy()
     found = np.zeros((len(audio), *golden["features_clean"].shape[1:]))
@@ -102,7 +102,7 @@ def references(golden: Mapping[str, Any], model: NestModel) -> NDArray[np.float6
 
 
 def test_features_in_double_precision_equal_the_reference(
-    golden: Mapping[str, Any], model: NestModel, references: NDArray[np.float64]
+    golden: Mapping[str, Any], model: NestNetwork, references: NDArray[np.float64]
 ) -> None:
     audio = torch.cat([audio_of(golden, "clean"), audio_of(golden, "clean", "noise")]).double()
     featurizer = deepcopy(model.preprocessor.featurizer).double()
@@ -112,7 +112,7 @@ def test_features_in_double_precision_equal_the_reference(
 
 
 def test_features_in_float32_are_within_rounding_of_the_reference(
-    golden: Mapping[str, Any], model: NestModel, references: NDArray[np.float64]
+    golden: Mapping[str, Any], model: NestNetwork, references: NDArray[np.float64]
 ) -> None:
     audio = torch.cat([audio_of(golden, "clean"), audio_of(golden, "clean", "noise")])
     feats, feat_lens = model.preprocessor(audio, torch.from_numpy(golden["lengths"]).repeat(2))
@@ -123,7 +123,7 @@ def test_features_in_float32_are_within_rounding_of_the_reference(
         assert np.sqrt(np.square(found.numpy() - references).mean()) < FLOAT32_FEATURES_RMS
 
 
-def test_tokens_are_equal_on_every_valid_frame(golden: Mapping[str, Any], model: NestModel) -> None:
+def test_tokens_are_equal_on_every_valid_frame(golden: Mapping[str, Any], model: NestNetwork) -> None:
     clean, _ = model.preprocessor(audio_of(golden, "clean"), torch.from_numpy(golden["lengths"]))
     tokens = model.quantizer(clean)
     for utterance, num_valid in enumerate(golden["encoded_len"]):
@@ -131,13 +131,13 @@ def test_tokens_are_equal_on_every_valid_frame(golden: Mapping[str, Any], model:
         assert np.array_equal(tokens[utterance, :num_valid].numpy(), expected)
 
 
-def test_masked_features_are_equal(golden: Mapping[str, Any], model: NestModel) -> None:
+def test_masked_features_are_equal(golden: Mapping[str, Any], model: NestNetwork) -> None:
     noisy = torch.from_numpy(golden["features_noisy"])
     masked = model.mask_processor.apply_mask(noisy, torch.from_numpy(golden["mask"]).bool())
     assert np.array_equal(masked.numpy(), golden["masked_features"])
 
 
-def test_encoder_and_log_probabilities(golden: Mapping[str, Any], model: NestModel) -> None:
+def test_encoder_frames_and_log_probabilities_are_equal(golden: Mapping[str, Any], model: NestNetwork) -> None:
     encoded, enc_lens = model.encoder(
         torch.from_numpy(golden["masked_features"]), torch.from_numpy(golden["features_len"])
     )
@@ -146,16 +146,16 @@ def test_encoder_and_log_probabilities(golden: Mapping[str, Any], model: NestMod
     assert largest_error(model.decoder(encoded), golden["log_probs"], relative=True) < 1e-5
 
 
-def test_loss_from_audio_to_the_end(golden: Mapping[str, Any], model: NestModel) -> None:
+def test_loss_computed_from_audio_is_equal(golden: Mapping[str, Any], model: NestNetwork) -> None:
     lengths, is_masked = torch.from_numpy(golden["lengths"]), torch.from_numpy(golden["mask"]).bool()
     clean, _ = model.preprocessor(audio_of(golden, "clean"), lengths)
     noisy, feat_lens = model.preprocessor(audio_of(golden, "clean", "noise"), lengths)
-    tally = model.tally(clean, noisy, feat_lens, is_masked)
-    assert int(tally.num_tokens) == 18
-    assert float(tally.nll_sum.detach() / tally.num_tokens) == pytest.approx(float(golden["loss"]), rel=1e-5)
+    stats = loss_stats(model.forward_features(clean, noisy, feat_lens, is_masked))
+    assert int(stats.num_tokens) == 18
+    assert float(stats.loss.detach()) == pytest.approx(float(golden["loss"]), rel=1e-5)
 
 
-def test_predict_gives_the_log_probabilities_of_what_it_reads(golden: Mapping[str, Any], model: NestModel) -> None:
+def test_predict_gives_equal_log_probabilities(golden: Mapping[str, Any], model: NestNetwork) -> None:
     masked = torch.from_numpy(golden["masked_features"])
     log_probs, enc_lens = model.predict(masked, torch.from_numpy(golden["features_len"]))
     assert largest_error(log_probs, golden["log_probs"], relative=True) < 1e-5

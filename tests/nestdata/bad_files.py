@@ -1,4 +1,4 @@
-"""One of every kind of file that cannot be used, and two that can."""
+"""Audio files that are unusable for every reason, and two that can be used."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +11,17 @@ from nestdata.prepare.probe import RejectReason
 from tests.synthesis import Samples, chirp, hiss, write_audio, write_jsonl
 
 BAD_FILES_CONFIG = PrepareConfig(probe="decode", channel=1, min_rate=8000, max_seconds=5.0)
-"""Finds all that is bad. The files have two channels, but for one that has a single one."""
+"""Settings with which every bad file is rejected. All files but one have the two channels that it needs."""
 
 
 def bad_files(directory: Path) -> dict[str, RejectReason]:
     """Writes a folder of audio and `speech.json`, a NeMo manifest of it.
 
-    The good ones are `good-1` and `good-2`. Every other file is called after what is wrong with it, and `good-1` is
-    listed twice.
+    The usable files are `good-1` and `good-2`. Every other file is named after the reason for its rejection.
+    `good-1` is listed twice.
 
     Returns:
-        The reason for each cut id that has one, in the order of the manifest.
+        The reason by cut id of each rejected entry, in the order of the manifest.
     """
     speech = chirp(100, 3000, 1.5) + hiss(24000, 1)
     contents: dict[str, Samples | tuple[Samples, int]] = {
@@ -50,6 +50,7 @@ def bad_files(directory: Path) -> dict[str, RejectReason]:
         )
     _rewrite(write_audio(directory / "unknown_length.flac", stereo), without_length)
     (directory / "empty.wav").touch()
+    (directory / "not_a_file.wav").mkdir()
     (directory / "unreadable.wav").write_bytes(b"not audio" * 1000)
     names = [*sorted(path.name for path in directory.iterdir()), "missing.wav", "good-1.wav"]
     rows: list[dict[str, Any]] = [{"audio_filepath": name} for name in names]
@@ -62,9 +63,9 @@ def bad_files(directory: Path) -> dict[str, RejectReason]:
 
 
 def without_length(flac: bytes) -> bytes:
-    """Returns a FLAC file as an encoder leaves it that cannot go back to write the number of samples."""
+    """Returns a FLAC file whose header does not give the number of samples, as encoders write it to a pipe."""
     header = bytearray(flac)
-    # The last 36 bits of what STREAMINFO says before the checksum.
+    # The number of samples is the last 36 bits of STREAMINFO before its checksum.
     header[21] &= 0xF0
     header[22:26] = bytes(4)
     return bytes(header)

@@ -1,18 +1,71 @@
 import pickle
+import traceback
 
 import pytest
+from torch.utils.data import DataLoader
 
-from nestdata import AudioError, ConfigError, CorpusError, ManifestError, NestDataError, PlanError, errors
+from nestdata import (
+    AudioError,
+    ConfigError,
+    CorpusError,
+    ManifestError,
+    NestDataError,
+    OutputError,
+    PlanError,
+    errors,
+    last_error_line,
+)
 
-ALL = [AudioError, ConfigError, CorpusError, ManifestError, NestDataError, PlanError]
+ALL = [AudioError, ConfigError, CorpusError, ManifestError, NestDataError, OutputError, PlanError]
 
 
 @pytest.mark.parametrize("error", ALL)
-def test_every_error_is_rebuilt_from_its_text_and_caught_by_the_root(error: type[NestDataError]) -> None:
+def test_every_error_survives_pickling_and_is_caught_by_the_base_class(error: type[NestDataError]) -> None:
     again = pickle.loads(pickle.dumps(error("cut 'a': what was wrong")))
     assert (type(again), str(again)) == (error, "cut 'a': what was wrong")
     assert isinstance(again, NestDataError)
 
 
-def test_no_error_is_left_out_here() -> None:
+def test_all_errors_of_the_module_are_tested() -> None:
     assert {value for value in vars(errors).values() if isinstance(value, type)} == set(ALL)
+
+
+class BrokenDataset:
+    """Raises an error for its only element."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise AudioError(f"cut 'a: {index}': 3 of 5 samples")
+
+
+def test_the_last_line_of_a_plain_error_is_its_message() -> None:
+    assert last_error_line(ValueError("step 0: bad")) == "step 0: bad"
+    assert last_error_line(AudioError("AudioError: kept, since there is no traceback")) == (
+        "AudioError: kept, since there is no traceback"
+    )
+
+
+def test_the_last_line_of_a_message_of_several_lines_is_the_last_that_is_not_empty() -> None:
+    assert last_error_line(RuntimeError("first\n  second: third \n\n \n")) == "second: third"
+
+
+def test_an_error_with_an_empty_message_is_described_by_its_type() -> None:
+    assert last_error_line(MemoryError()) == "MemoryError"
+    assert last_error_line(CorpusError(" \n")) == "CorpusError"
+
+
+@pytest.mark.multiprocess
+def test_an_error_of_a_loader_worker_is_described_without_traceback_and_type() -> None:
+    loader = DataLoader(BrokenDataset(), num_workers=1)  # type: ignore[arg-type]
+    with pytest.raises(AudioError, match="Traceback") as caught:
+        next(iter(loader))
+    assert last_error_line(caught.value) == "cut 'a: 0': 3 of 5 samples"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a: b"), errors.PlanError("a: b"), KeyboardInterrupt("a: b")])
+def test_the_type_is_removed_from_a_traceback_whether_built_in_or_not(error: BaseException) -> None:
+    text = "Caught it in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+    rebuilt = type(error)(text + "".join(traceback.format_exception_only(error)))
+    assert last_error_line(rebuilt) == "a: b"

@@ -3,17 +3,25 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from nestdata import CorpusError
-from nestdata.output import check_target, move_into_place, partial_directory
+from nestdata import OutputError, flush_to_disk, has_json_kind, output_directory, output_file
 
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
     return tmp_path / "speech.corpus"
+
+
+def write_to(output: Path, *, overwrite: bool = False) -> AbstractContextManager[Path]:
+    return output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=is_corpus)
+
+
+def is_corpus(directory: Path) -> bool:
+    return (directory / "meta.json").is_file()
 
 
 def fill(directory: Path, content: str) -> None:
@@ -27,32 +35,31 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_a_free_target_is_fine(output: Path) -> None:
-    for overwrite in (False, True):
-        check_target(output, overwrite)
-
-
-def test_a_corpus_may_be_replaced_on_request_alone(output: Path) -> None:
+def test_existing_directory_is_refused_before_the_block_runs_unless_overwrite_is_set(output: Path) -> None:
     fill(output, "old")
-    with pytest.raises(CorpusError, match=r"speech\.corpus: exists already\. .*--overwrite"):
-        check_target(output, overwrite=False)
-    check_target(output, overwrite=True)
+    with pytest.raises(OutputError, match=r"speech\.corpus: exists already\. .*--overwrite"), write_to(output):
+        pytest.fail("the block ran")
+    assert (names(output.parent), (output / "meta.json").read_text()) == (["speech.corpus"], "old")
 
 
 @pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
-def test_what_is_no_corpus_may_not_be_replaced(output: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_path_of_another_kind_is_never_replaced(output: Path, make: Callable[[Path], None], overwrite: bool) -> None:
     make(output)
-    for overwrite in (False, True):
-        with pytest.raises(CorpusError, match=r"speech\.corpus: exists already\. Choose another place"):
-            check_target(output, overwrite)
+    reason = "and is not a corpus" if overwrite else "Choose another path"
+    with (
+        pytest.raises(OutputError, match=rf"speech\.corpus: exists already.* {reason}"),
+        write_to(output, overwrite=overwrite),
+    ):
+        pytest.fail("the block ran")
+    assert names(output.parent) == ["speech.corpus"]
 
 
-def test_a_finished_directory_takes_the_name_of_its_target(tmp_path: Path) -> None:
+def test_finished_directory_is_renamed_to_its_target(tmp_path: Path) -> None:
     output = tmp_path / "deep" / "down" / "speech.corpus"
-    with partial_directory(output) as partial:
+    with write_to(output) as partial:
         assert (names(partial), output.exists()) == ([], False)
         fill(partial, "new")
-        move_into_place(partial, output)
     assert names(output.parent) == ["speech.corpus"]
     assert (output / "audio" / "0.wav").read_text() == "new"
 
@@ -67,94 +74,165 @@ def with_swap_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("system", [None, without_swap, with_swap_refused])
-def test_an_old_corpus_is_replaced_and_removed(
+def test_old_directory_is_replaced_at_the_end_and_removed(
     output: Path, monkeypatch: pytest.MonkeyPatch, system: Callable[[pytest.MonkeyPatch], None] | None
 ) -> None:
     if system:
         system(monkeypatch)
     fill(output, "old")
-    with partial_directory(output) as partial:
+    with write_to(output, overwrite=True) as partial:
         fill(partial, "new")
         assert (output / "meta.json").read_text() == "old"
-        move_into_place(partial, output)
     assert names(output.parent) == ["speech.corpus"]
     assert (output / "audio" / "0.wav").read_text() == "new"
 
 
-def test_an_error_removes_what_was_begun(output: Path) -> None:
-    def begin() -> None:
-        with partial_directory(output) as partial:
+def test_directory_that_another_run_finished_in_the_meantime_is_not_replaced(output: Path) -> None:
+    def write_while_another_run_finishes() -> None:
+        with write_to(output) as partial:
+            fill(partial, "new")
+            fill(output, "of another run")
+
+    with pytest.raises(OutputError, match=r"speech\.corpus: exists already"):
+        write_while_another_run_finishes()
+    assert (names(output.parent), (output / "meta.json").read_text()) == (["speech.corpus"], "of another run")
+
+
+def test_error_in_the_block_removes_the_partial_directory(output: Path) -> None:
+    def write_partly() -> None:
+        with write_to(output) as partial:
             fill(partial, "new")
             raise KeyboardInterrupt("of this test")
 
     with pytest.raises(KeyboardInterrupt, match="of this test"):
-        begin()
+        write_partly()
     assert names(output.parent) == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
-def test_a_full_disk_is_an_error_that_names_the_target(output: Path, number: int) -> None:
-    def begin() -> None:
-        with partial_directory(output):
+def test_full_disk_is_an_error_that_names_the_target(output: Path, number: int) -> None:
+    def fill_the_disk() -> None:
+        with write_to(output):
             raise OSError(number, os.strerror(number))
 
-    reason = f"speech.corpus: cannot be written ({os.strerror(number)}). Choose another place."
-    with pytest.raises(CorpusError) as caught:
-        begin()
-    assert str(caught.value).endswith(reason)
+    with pytest.raises(OutputError) as caught:
+        fill_the_disk()
+    assert str(caught.value) == f"{output}: cannot be written ({os.strerror(number)}). Choose another path."
     assert names(output.parent) == []
 
 
-def test_other_errors_of_the_system_are_not_taken_for_a_full_disk(output: Path) -> None:
-    def begin() -> None:
-        with partial_directory(output):
+def test_other_system_errors_are_not_reported_as_a_full_disk(output: Path) -> None:
+    def fail_to_read() -> None:
+        with write_to(output):
             raise PermissionError(errno.EACCES, "Permission denied", "some/input.json")
 
     with pytest.raises(PermissionError, match=r"input\.json"):
-        begin()
+        fail_to_read()
     assert names(output.parent) == []
 
 
-def test_what_a_killed_run_left_is_cleared(output: Path) -> None:
+def test_partial_directory_of_a_killed_run_is_cleared(output: Path) -> None:
     left = output.with_name("speech.corpus.partial")
     fill(left, "of the killed run")
-    with partial_directory(output) as partial:
+    with write_to(output) as partial:
         assert partial == left
         assert names(partial) == []
 
 
-def test_two_runs_into_one_target_are_refused_and_the_first_goes_on(output: Path) -> None:
-    with partial_directory(output) as partial:
+def test_second_run_into_one_target_is_refused_and_the_first_one_continues(output: Path) -> None:
+    with write_to(output) as partial:
         fill(partial, "first")
-        with (
-            pytest.raises(CorpusError, match=r"speech\.corpus: another run is writing it"),
-            partial_directory(output),
-        ):
+        with pytest.raises(OutputError, match=r"speech\.corpus: another run is writing it"), write_to(output):
+            pytest.fail("the block ran")
+        with write_to(output.with_name("other.corpus")):
             pass
-        with partial_directory(output.with_name("other.corpus")):
-            pass
-        move_into_place(partial, output)
     assert (output / "meta.json").read_text() == "first"
 
 
-def test_a_run_whose_directory_another_has_moved_into_place_meanwhile_is_refused(
+def test_run_whose_partial_directory_was_renamed_before_the_lock_is_refused(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partial = output.with_name("speech.corpus.partial")
 
-    def moved_meanwhile(descriptor: int, operation: int) -> None:  # noqa: ARG001, as the real one takes
+    def rename_before_lock(descriptor: int, operation: int) -> None:  # noqa: ARG001, the signature of flock
         partial.rename(output)
 
-    monkeypatch.setattr(fcntl, "flock", moved_meanwhile)
-    with pytest.raises(CorpusError, match="another run is writing it"), partial_directory(output):
-        pass
+    monkeypatch.setattr(fcntl, "flock", rename_before_lock)
+    with pytest.raises(OutputError, match="another run is writing it"), write_to(output):
+        pytest.fail("the block ran")
     assert output.is_dir()
 
 
-def test_a_target_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+def test_target_below_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     with (
-        pytest.raises(CorpusError, match=r"speech\.corpus: cannot be written \(Not a directory\)"),
-        partial_directory(tmp_path / "file" / "speech.corpus"),
+        pytest.raises(OutputError, match=r"speech\.corpus: cannot be written \(Not a directory\)"),
+        write_to(tmp_path / "file" / "speech.corpus"),
     ):
-        pass
+        pytest.fail("the block ran")
+
+
+def test_output_file_is_moved_to_its_target_together_with_the_files_beside_it(tmp_path: Path) -> None:
+    with output_file(tmp_path / "graph.onnx", overwrite=False) as path:
+        path.write_text("graph")
+        path.with_name("graph.onnx.data").write_text("weights")
+        assert not (tmp_path / "graph.onnx.data").exists()
+    assert names(tmp_path) == ["graph.onnx", "graph.onnx.data"]
+    assert (tmp_path / "graph.onnx").read_text() == "graph"
+
+
+def test_existing_file_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
+    path = tmp_path / "model.nemo"
+    path.write_text("old")
+    with (
+        pytest.raises(OutputError, match=r"model\.nemo: exists already\. .*--overwrite"),
+        output_file(path, overwrite=False),
+    ):
+        pytest.fail("the block ran")
+    assert path.read_text() == "old"
+    with output_file(path, overwrite=True) as partial:
+        partial.write_text("new")
+    assert path.read_text() == "new"
+
+
+def test_output_file_does_not_replace_a_directory(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match="is a directory"),
+        output_file(tmp_path, overwrite=True),
+    ):
+        pytest.fail("the block ran")
+
+
+def test_error_in_the_block_leaves_no_file(tmp_path: Path) -> None:
+    def write_partly() -> None:
+        with output_file(tmp_path / "model.nemo", overwrite=False) as path:
+            path.write_text("half")
+            raise KeyboardInterrupt("of this test")
+
+    with pytest.raises(KeyboardInterrupt, match="of this test"):
+        write_partly()
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [('{"kind": "probe"}', True), ('{"kind": "features"}', False), ("[]", False), ("{", False), (None, False)],
+)
+def test_json_kind_is_read_from_the_field_kind(tmp_path: Path, content: str | None, expected: bool) -> None:
+    if content is not None:
+        (tmp_path / "meta.json").write_text(content)
+    assert has_json_kind(tmp_path, "meta.json", "probe") is expected
+
+
+def test_flush_to_disk_flushes_files_and_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("content")
+    flushed: list[tuple[int, int]] = []
+
+    def record(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        flushed.append((found.st_dev, found.st_ino))
+
+    monkeypatch.setattr(os, "fsync", record)
+    for path in (tmp_path / "file", tmp_path):
+        flush_to_disk(path)
+    assert flushed == [(path.stat().st_dev, path.stat().st_ino) for path in (tmp_path / "file", tmp_path)]

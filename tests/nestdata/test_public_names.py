@@ -1,38 +1,49 @@
 import subprocess
 import sys
-from types import ModuleType
+
+import pytest
 
 import nestdata
+import nestmodel
+
+TYPE_ALIASES = {"InputFormat", "ProbeMode", "ShortAudio"} | {"ExportFormat", "FeatureType", "FileFormat", "WeightParts"}
+"""Public names without a docstring of their own."""
 
 
-def test_public_names_are_deliberate() -> None:
-    own = {
-        name
-        for name, value in vars(nestdata).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)  # its modules are found there, too
-    }
-    assert own == set(nestdata.__all__)
-    assert list(nestdata.__all__) == sorted(nestdata.__all__)
+@pytest.mark.parametrize("package", [nestdata, nestmodel], ids=lambda package: package.__name__)
+def test_every_public_name_can_be_imported(package: object) -> None:
+    names = package.__all__  # type: ignore[attr-defined]
+    assert list(names) == sorted(names)
+    assert [name for name in names if not hasattr(package, name)] == []
 
 
-def test_every_public_name_says_what_it_is() -> None:
-    for name in set(nestdata.__all__) - {
-        "InputFormat",
-        "ProbeMode",
-        "ShortAudio",
-    }:  # aliases of types have no text of its own
-        value = getattr(nestdata, name)
-        assert value.__module__.startswith("nestdata.")
+@pytest.mark.parametrize("package", [nestdata, nestmodel], ids=lambda package: package.__name__)
+def test_every_public_name_has_a_docstring(package: object) -> None:
+    for name in set(package.__all__) - TYPE_ALIASES:  # type: ignore[attr-defined]
+        value = getattr(package, name)
+        assert value.__module__.startswith(f"{package.__name__}.")  # type: ignore[attr-defined]
         assert value.__doc__
-        assert not value.__doc__.startswith(f"{name}("), f"{name} has the docstring that dataclass makes up"
+        assert not value.__doc__.startswith(f"{name}("), f"{name} has the docstring that dataclass generates"
 
 
-def test_importing_the_package_changes_no_global_random_state_and_starts_no_trainer() -> None:
+def test_importing_the_packages_imports_nothing_heavy() -> None:
+    program = """
+import sys
+import nestdata, nestmodel
+heavy = {"numpy", "torch", "lhotse", "matplotlib", "sklearn", "pytorch_lightning"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_importing_nestdata_changes_no_random_state_and_imports_no_trainer() -> None:
     program = """
 import random, sys
 import numpy, torch
 states = random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist()
 import nestdata
+for name in nestdata.__all__:
+    getattr(nestdata, name)
 assert (random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist()) == states
 assert "pytorch_lightning" not in sys.modules and "nestmodel" not in sys.modules and "nestcli" not in sys.modules
 """

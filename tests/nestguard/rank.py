@@ -1,4 +1,4 @@
-"""A rank that does as it is told, and no more: steps with a barrier of files for a collective, and one misdeed.
+"""A rank for tests: runs steps whose collective is a barrier of files, and injects one fault.
 
 python -m tests.nestguard.rank OPTIONS, with OPTIONS as JSON: see `main`.
 """
@@ -27,16 +27,16 @@ from nestguard import (
 )
 
 
-def sleep_in_the_middle_of_it() -> None:
+def sleep_in_forward() -> None:
     time.sleep(60)
 
 
 def hold_the_gil() -> None:
-    sum(itertools.repeat(0, 10**11))  # in C all the while, where no handler of a signal is called
+    sum(itertools.repeat(0, 10**11))  # a single call in C, during which no Python signal handler runs
 
 
 def fail_on_purpose() -> None:
-    raise ValueError("a loss that is not a number")
+    raise ValueError("injected failure")
 
 
 def load_a_broken_cut() -> None:
@@ -64,15 +64,15 @@ def barrier(directory: Path, rank: int, world_size: int, step: int) -> None:
         time.sleep(0.02)
 
 
-def misbehave(how: str, directory: Path) -> None:
+def inject(fault: str, directory: Path) -> None:
     {
-        "sleep": sleep_in_the_middle_of_it,
+        "sleep": sleep_in_forward,
         "hold_gil": hold_the_gil,
         "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "fail": fail_on_purpose,
         "worker": lambda: wait_for_worker(directory),
-    }[how]()
+    }[fault]()
 
 
 def train(options: dict[str, Any], identity: Identity, directory: Path) -> None:
@@ -81,10 +81,10 @@ def train(options: dict[str, Any], identity: Identity, directory: Path) -> None:
         heartbeat.beat(Phase.LOADING, step, 0)
         heartbeat.note_cuts([f"cut-{step}"])
         heartbeat.beat(Phase.FORWARD)
-        if step == 2 and options["misdeed"] is not None and identity.rank == options["who"]:
-            if options["misdeed"] == "skip":
+        if step == 2 and options["fault"] is not None and identity.rank == options["faulty_rank"]:
+            if options["fault"] == "skip":
                 continue
-            misbehave(options["misdeed"], directory)
+            inject(options["fault"], directory)
         heartbeat.beat(Phase.BACKWARD)
         heartbeat.beat_collective(step)
         barrier(directory, identity.rank, identity.world_size, step)

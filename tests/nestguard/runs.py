@@ -1,4 +1,4 @@
-"""Runs of real processes for tests: started, waited for, and never left behind."""
+"""Starts runs of real processes for tests, and ends all of them afterwards."""
 
 import contextlib
 import json
@@ -15,15 +15,18 @@ from typing import Any
 from nestguard.process import process_state, start_ticks
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENT = {"step_s": 20.0, "first_step_s": 20.0}
+LONG_PATIENCE_S = 45.0
+"""Time for an event that a test waits for: more than a busy machine needs, less than the limits that it rules out."""
+
+LIMITS = {"step_s": 20.0, "first_step_s": 20.0}
 PATIENCE_S = 45.0
-"""How long a test waits for what must happen: far more than a busy machine needs, less than the limits it rules out."""
+"""Time for an event that a test waits for: more than a busy machine needs, less than the limits that it rules out."""
 
 LIMITS = {"step_s": 2.0, "first_step_s": 4.0, "node_silence_s": 20.0}
 
 
 class Run:
-    """Ranks of one run, each in its own process."""
+    """A run whose ranks are processes of their own."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -32,7 +35,7 @@ class Run:
 
     @property
     def output(self) -> str:
-        """What all processes wrote to their standard error."""
+        """Text that all processes wrote to standard error."""
         return (self.directory / "stderr.txt").read_text()
 
     @property
@@ -40,11 +43,11 @@ class Run:
         return sorted((self.directory / "reports").glob("stall-*"))
 
     def report(self) -> dict[str, Any]:
-        """The only report there is."""
+        """Returns the content of the only report."""
         (path,) = self.reports
         return json.loads((path / "stall.json").read_text())
 
-    def verdicts(self) -> dict[str, str]:
+    def diagnoses(self) -> dict[str, str]:
         return {
             f"{process['rank']}" + ("" if process["worker"] is None else f".{process['worker']}"): process["verdict"]
             for process in self.report()["processes"]
@@ -55,7 +58,7 @@ class Run:
         return (path / f"{name}.stack.txt").read_text()
 
     def pid(self, name: str, seconds: float = PATIENCE_S) -> int:
-        """The process that has written its number to a file of this name."""
+        """Returns the pid that a process has written to NAME.pid."""
         path = self.directory / f"{name}.pid"
         wait_until(lambda: path.exists() and path.read_text() != "", seconds)
         pid = int(path.read_text())
@@ -85,15 +88,15 @@ class Run:
                     os.kill(pid, signal.SIGKILL)
 
 
-def wait_until(is_so: Any, seconds: float) -> None:
+def wait_until(condition: Any, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
+    while not condition():
+        assert time.monotonic() < deadline, f"condition not met within {seconds} s"
         time.sleep(0.05)
 
 
-def have_met(port: int) -> bool:
-    """Whether the monitor that listens at a port is connected to another one."""
+def is_connected(port: int) -> bool:
+    """Returns whether the monitor that listens on this port is connected to another one."""
     rows = [row.split() for file in ("tcp", "tcp6") for row in Path("/proc/net", file).read_text().splitlines()[1:]]
     return any(local.endswith(f":{port:04X}") and state == "01" for _, local, _, state, *_ in rows)
 
@@ -104,15 +107,15 @@ def run(
     *,
     world_size: int = 2,
     nodes: int = 1,
-    misdeed: str | None = None,
-    who: int = 0,
+    fault: str | None = None,
+    faulty_rank: int = 0,
     steps: int = 100_000,
     step_s: float = 0.05,
     peers: dict[str, Any] | None = None,
     limits: dict[str, float] | None = None,
     error_files: bool = False,
 ) -> Iterator[Run]:
-    """Starts a run in which one rank misbehaves in its third step."""
+    """Starts a run; if a fault is given, it is injected into one rank in its third step."""
     started = Run(directory)
     local_world_size = world_size // nodes
     with (directory / "stderr.txt").open("wb") as errors:
@@ -129,8 +132,8 @@ def run(
                 "directory": str(directory),
                 "identity": identity,
                 "limits": {**LIMITS, **(limits or {})},
-                "misdeed": misdeed,
-                "who": who,
+                "fault": fault,
+                "faulty_rank": faulty_rank,
                 "steps": steps,
                 "step_s": step_s,
                 "peers": peers,

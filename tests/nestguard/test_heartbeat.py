@@ -1,27 +1,17 @@
-import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
 import nestguard
-from nestguard import GuardError, Heartbeat, Identity, NoHeartbeat, Phase, current, read_heartbeat, set_current
-from nestguard.heartbeat import start_worker
+from nestguard import GuardError, Heartbeat, Identity, NoHeartbeat, Phase, read_heartbeat
 from nestguard.record import RECORD, RECORDS_AT
 
 ME = Identity(rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")
-
-
-@pytest.fixture(autouse=True)
-def _no_guard_after() -> Iterator[None]:
-    yield
-    set_current(NoHeartbeat())
 
 
 def reading_of(directory: Path, name: str = "rank-3") -> nestguard.Reading:
@@ -30,7 +20,7 @@ def reading_of(directory: Path, name: str = "rank-3") -> nestguard.Reading:
     return reading
 
 
-def test_what_is_said_is_what_is_read(tmp_path: Path) -> None:
+def test_reading_returns_what_the_heartbeat_wrote(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     reading = reading_of(tmp_path)
     assert reading.identity == ME
@@ -45,7 +35,7 @@ def test_what_is_said_is_what_is_read(tmp_path: Path) -> None:
     assert reading_of(tmp_path).has_stepped
 
 
-def test_step_and_microbatch_stay_where_they_are_not_given(tmp_path: Path) -> None:
+def test_beat_keeps_step_and_microbatch_that_are_not_given(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.beat(Phase.FORWARD, 7, 2)
     heartbeat.beat(Phase.BACKWARD)
@@ -53,7 +43,7 @@ def test_step_and_microbatch_stay_where_they_are_not_given(tmp_path: Path) -> No
     assert (reading.phase, reading.step, reading.microbatch) == (Phase.BACKWARD, 7, 2)
 
 
-def test_collectives_are_counted(tmp_path: Path) -> None:
+def test_beat_collective_counts_collectives(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.beat_collective(4)
     heartbeat.beat_collective()
@@ -61,7 +51,7 @@ def test_collectives_are_counted(tmp_path: Path) -> None:
     assert (reading.phase, reading.step, reading.collectives) == (Phase.COLLECTIVE, 4, 2)
 
 
-def test_cuts_are_told_one_or_all_or_none(tmp_path: Path) -> None:
+def test_noted_cuts_are_a_list_or_one_cut_or_none(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.note_cuts(f"cut-{number}" for number in range(3))
     assert reading_of(tmp_path).cuts == ("cut-0", "cut-1", "cut-2")
@@ -72,7 +62,7 @@ def test_cuts_are_told_one_or_all_or_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "ü", "語"])
-def test_too_many_cuts_end_in_an_ellipsis(tmp_path: Path, letter: str) -> None:
+def test_cut_ids_that_exceed_the_space_end_in_an_ellipsis(tmp_path: Path, letter: str) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.note_cuts(letter * 30 for _ in range(1000))
     cuts = reading_of(tmp_path).cuts
@@ -84,16 +74,16 @@ def test_too_many_cuts_end_in_an_ellipsis(tmp_path: Path, letter: str) -> None:
     assert cut.endswith(f"{letter}…")
 
 
-def test_noting_a_cut_is_a_sign_of_life_and_so_is_being_alive(tmp_path: Path) -> None:
+def test_noting_cuts_and_refreshing_update_the_time_of_the_heartbeat(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
-    seen = [reading_of(tmp_path).beat_ns]
-    for sign in (lambda: heartbeat.note_cut("a"), heartbeat.alive, lambda: heartbeat.note_cuts(["b"])):
-        sign()
-        seen.append(reading_of(tmp_path).beat_ns)
-    assert seen == sorted(set(seen))
+    times = [reading_of(tmp_path).beat_ns]
+    for update in (lambda: heartbeat.note_cut("a"), heartbeat.refresh, lambda: heartbeat.note_cuts(["b"])):
+        update()
+        times.append(reading_of(tmp_path).beat_ns)
+    assert times == sorted(set(times))
 
 
-def test_an_end_is_told_with_its_traceback_and_not_taken_back(tmp_path: Path) -> None:
+def test_a_failure_is_permanent_and_its_traceback_is_written(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.finish(Phase.DONE)
     heartbeat.finish(Phase.FAILED, "ValueError: no", "Traceback:\nValueError: no\n")
@@ -106,21 +96,21 @@ def test_an_end_is_told_with_its_traceback_and_not_taken_back(tmp_path: Path) ->
     assert (tmp_path / "rank-3.traceback.txt").read_text() == "Traceback:\nValueError: no\n"
 
 
-def test_a_phase_of_a_step_is_no_end(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match="FORWARD is no way to end"):
+def test_finish_rejects_a_phase_that_is_not_final(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="FORWARD is not a final phase"):
         Heartbeat(tmp_path, ME).finish(Phase.FORWARD)
 
 
-def test_a_process_stopped_in_the_middle_of_a_write_leaves_what_it_said_before(tmp_path: Path) -> None:
+def test_an_incomplete_record_leaves_the_previous_one_readable(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.beat(Phase.FORWARD, 1)
     heartbeat.beat(Phase.BACKWARD, 1)
     newest = max(RECORDS_AT, key=lambda at: RECORD.unpack_from(heartbeat._map, at)[0])
-    RECORD.pack_into(heartbeat._map, newest, 99, *[0] * 11)  # begun, and not ended
+    RECORD.pack_into(heartbeat._map, newest, 99, *[0] * 11)  # sequence numbers at its begin and end differ
     assert reading_of(tmp_path).phase is Phase.FORWARD
 
 
-def test_no_reading_is_torn_while_another_thread_writes(tmp_path: Path) -> None:
+def test_readings_are_consistent_while_another_thread_writes(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     is_over = threading.Event()
 
@@ -144,20 +134,22 @@ def test_no_reading_is_torn_while_another_thread_writes(tmp_path: Path) -> None:
         writer.join()
 
 
-def test_what_is_no_heartbeat_is_not_read(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_heartbeat_is_not_read(tmp_path: Path) -> None:
     assert read_heartbeat(tmp_path / "rank-0.beat") is None
     for data in (b"", b"x" * 24576, b"\0" * 24576):
         (tmp_path / "rank-0.beat").write_bytes(data)
         assert read_heartbeat(tmp_path / "rank-0.beat") is None
 
 
-def test_a_directory_that_cannot_be_made_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(GuardError, match="the heartbeat of rank-3 cannot be written"):
         Heartbeat(tmp_path / "file" / "beats", ME)
 
 
-def test_torchruns_error_file_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_contains_the_path_of_the_torchrun_error_file_if_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/somewhere/error.json")
     Heartbeat(tmp_path, ME)
     assert reading_of(tmp_path).error_file == "/somewhere/error.json"
@@ -166,90 +158,13 @@ def test_torchruns_error_file_is_passed_on(tmp_path: Path, monkeypatch: pytest.M
     assert reading_of(tmp_path).error_file is None
 
 
-def test_where_no_guard_is_on_everything_is_allowed_and_does_nothing() -> None:
-    heartbeat = current()
-    assert isinstance(heartbeat, NoHeartbeat)
-    heartbeat.beat(Phase.FORWARD, 1, 2)
-    heartbeat.beat_collective(1)
-    heartbeat.note_cut("a")
-    heartbeat.note_cuts(["a"])
-    heartbeat.alive()
-    heartbeat.arm()
-    heartbeat.finish(Phase.DONE)
-    start_worker(0, 1)
-    assert current() is heartbeat
-
-
-def test_the_stand_in_has_every_method_of_a_heartbeat() -> None:
+def test_no_heartbeat_has_every_method_of_heartbeat() -> None:
     public = {name for name in vars(Heartbeat) if not name.startswith("_")}
     assert public <= set(vars(NoHeartbeat))
 
 
-def in_worker(number: int) -> None:
-    assert isinstance(current(), NoHeartbeat)  # not that of its rank
-    start_worker(number, 2)
-    current().note_cut("a")
-
-
 @pytest.mark.multiprocess
-def test_a_worker_has_a_heartbeat_of_its_own_and_says_that_it_is_done(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path, ME)
-    set_current(heartbeat)
-    heartbeat.beat(Phase.FORWARD, 3)
-    before = reading_of(tmp_path)
-    worker = multiprocessing.get_context("fork").Process(target=in_worker, args=(1,))
-    worker.start()
-    worker.join(20)
-    assert worker.exitcode == 0
-    reading = reading_of(tmp_path, "rank-3.worker-1")
-    assert (reading.identity.worker, reading.pid, reading.phase) == (1, worker.pid, Phase.DONE)
-    assert reading.is_armed
-    assert reading_of(tmp_path) == before
-
-
-@pytest.mark.multiprocess
-def test_a_worker_that_is_no_fork_is_told_its_place(tmp_path: Path) -> None:
-    place = Heartbeat(tmp_path, ME).place
-    worker = multiprocessing.get_context("spawn").Process(target=start_worker, args=(0, 1, place))
-    worker.start()
-    worker.join(30)
-    assert worker.exitcode == 0
-    assert reading_of(tmp_path, "rank-3.worker-0").pid == worker.pid
-
-
-def wait_in_worker(started: Event, is_over: Event) -> None:
-    start_worker(0, 1)
-    started.set()
-    is_over.wait(20)
-
-
-@pytest.mark.multiprocess
-def test_workers_of_two_loaders_at_a_time_have_names_of_their_own(tmp_path: Path) -> None:
-    set_current(Heartbeat(tmp_path, ME))
-    context = multiprocessing.get_context("fork")
-    is_over = context.Event()
-    workers = []
-    for _ in range(2):
-        started = context.Event()
-        workers.append(context.Process(target=wait_in_worker, args=(started, is_over)))
-        workers[-1].start()
-        assert started.wait(20)
-    pids = [reading_of(tmp_path, name).pid for name in ("rank-3.worker-0", "rank-3.worker-0.2")]
-    is_over.set()
-    for worker in workers:
-        worker.join(20)
-    assert pids == [worker.pid for worker in workers]
-
-
-def test_a_worker_that_cannot_have_a_heartbeat_works_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").touch()
-    start_worker(0, 1, nestguard.HeartbeatSlot(tmp_path / "file", ME))
-    assert isinstance(current(), NoHeartbeat)
-    assert "loader worker 0 is not watched" in caplog.text
-
-
-@pytest.mark.multiprocess
-def test_a_process_that_is_armed_ends_with_the_code_even_if_it_holds_the_gil(tmp_path: Path) -> None:
+def test_an_armed_process_exits_with_44_even_while_it_holds_the_gil(tmp_path: Path) -> None:
     program = f"""
 import ctypes
 from pathlib import Path

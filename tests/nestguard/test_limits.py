@@ -28,7 +28,7 @@ def test_each_phase_has_its_limit(phase: Phase, limit: float) -> None:
     assert LIMITS.limit_of(view(0, phase, 5).reading) == limit
 
 
-def test_until_a_step_is_finished_no_limit_is_shorter_than_that_of_the_first() -> None:
+def test_every_limit_is_at_least_first_step_s_until_a_step_is_finished() -> None:
     assert LIMITS.limit_of(view(0, Phase.STARTING, None, first_step=None).reading) == 2
     assert LIMITS.limit_of(view(0, Phase.FORWARD, 1000, first_step=1000).reading) == 2
     assert LIMITS.limit_of(view(0, Phase.FORWARD, 1001, first_step=1000).reading) == 1
@@ -36,6 +36,6 @@ def test_until_a_step_is_finished_no_limit_is_shorter_than_that_of_the_first() -
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
-def test_a_limit_is_a_positive_number_of_seconds(seconds: float) -> None:
+def test_a_limit_that_is_not_a_positive_number_is_rejected(seconds: float) -> None:
     with pytest.raises(GuardError, match=r"limits\.checkpoint_s is .*: expected a positive number of seconds"):
         StallLimits(checkpoint_s=seconds)

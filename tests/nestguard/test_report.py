@@ -1,8 +1,8 @@
 import json
 
 from nestguard import Phase, StallLimits
-from nestguard.report import Report, last_stack, torchrun_error
-from nestguard.verdict import diagnose
+from nestguard.report import Report, main_thread_stack, torchrun_error
+from nestguard.run_diagnosis import diagnose
 from nestguard.view import ProcessView
 from tests.nestguard.views import view
 
@@ -10,10 +10,10 @@ LIMITS = StallLimits()
 
 
 def report_of(*views: ProcessView) -> Report:
-    return Report(views=views, judgement=diagnose(views, LIMITS), limits=LIMITS, unix_s=0.0)
+    return Report(views=views, diagnosis=diagnose(views, LIMITS), limits=LIMITS, unix_s=0.0)
 
 
-def test_the_table_has_culprits_first_and_their_workers_below_them() -> None:
+def test_table_lists_culprits_first_and_their_workers_below_them() -> None:
     report = report_of(
         view(0, Phase.COLLECTIVE, age_s=301),
         view(0, Phase.LOADING, None, 5, worker=0),
@@ -23,7 +23,7 @@ def test_the_table_has_culprits_first_and_their_workers_below_them() -> None:
     )
     assert report.table().splitlines() == [
         "stall guard: rank 1 is stuck in LOADING, step 5",
-        "  rank        host    phase       step  silent  verdict",
+        "  rank        host    phase       step  silent  diagnosis",
         "  1           host-0  LOADING     5.2   302 s   stuck: in LOADING for 302 s (limit 300 s); "
         "worker 0 is stuck, at cut",
         "                                                  talk-7",
@@ -32,7 +32,7 @@ def test_the_table_has_culprits_first_and_their_workers_below_them() -> None:
     ]
 
 
-def test_the_table_keeps_its_width_and_both_ends_of_a_long_cut() -> None:
+def test_table_keeps_its_width_and_both_ends_of_a_long_cut_id() -> None:
     cut = "/mnt/" + "x" * 200 + "/talk-7"
     table = report_of(view(1, Phase.LOADING, age_s=302, cuts=(cut,))).table()
     assert max(map(len, table.splitlines())) <= 120
@@ -40,14 +40,14 @@ def test_the_table_keeps_its_width_and_both_ends_of_a_long_cut() -> None:
     assert "/mnt/xx" in table
 
 
-def test_many_ranks_that_wait_alike_share_a_row() -> None:
+def test_many_ranks_with_the_same_diagnosis_share_a_row() -> None:
     waiting = [view(rank, Phase.COLLECTIVE, age_s=301, world_size=1024) for rank in range(1, 1024)]
     table = report_of(view(0, age_s=301, world_size=1024), *waiting).table()
     assert len(table.splitlines()) == 4
     assert "1 and 1022 more" in table
 
 
-def test_the_json_holds_every_process_and_its_verdict() -> None:
+def test_json_contains_every_process_with_its_diagnosis() -> None:
     report = json.loads(
         json.dumps(report_of(view(0, Phase.DONE), view(1, age_s=302), view(1, worker=3, cuts=("a",))).to_json())
     )
@@ -60,32 +60,32 @@ def test_the_json_holds_every_process_and_its_verdict() -> None:
     assert (worker["name"], worker["worker"], worker["cuts"]) == ("rank-1.worker-3", 3, ["a"])
 
 
-def test_the_stack_of_the_main_thread_is_the_last_one() -> None:
+def test_main_thread_stack_is_the_last_block_and_is_shortened() -> None:
     frames = "\n".join(f'  File "x.py", line {number} in f{number}' for number in range(30))
     other = "Thread 0x1 (most recent call first):\n  File other"
     stacks = f"{other}\n\nCurrent thread 0x2 (most recent call first):\n{frames}\n"
-    shown = last_stack(stacks).splitlines()
+    shown = main_thread_stack(stacks).splitlines()
     assert shown[0].startswith("Current thread 0x2")
     assert shown[1].endswith("in f0")
     assert shown[-1] == "  ... 15 more"
-    assert last_stack("") == ""
+    assert main_thread_stack("") == ""
 
 
-def test_below_the_table_stands_the_stack_of_a_worker_rather_than_that_of_its_rank() -> None:
+def test_stack_of_a_worker_is_printed_instead_of_the_stack_of_its_rank() -> None:
     report = report_of(view(1, Phase.LOADING, age_s=302), view(1, Phase.LOADING, None, 302, worker=0, cuts=("a",)))
     stacks = {"rank-1.stack.txt": "of the rank", "rank-1.worker-0.stack.txt": "of the worker"}
-    assert report.told(stacks) == ["rank-1.worker-0, main thread, innermost first:\nof the worker"]
-    assert report.told({}) == []
+    assert report.culprit_dumps(stacks) == ["rank-1.worker-0, main thread, innermost call first:\nof the worker"]
+    assert report.culprit_dumps({}) == []
 
 
-def test_below_the_table_stands_the_traceback_of_whoever_failed() -> None:
+def test_traceback_of_a_failed_culprit_is_printed() -> None:
     report = report_of(view(0, Phase.COLLECTIVE), view(1, Phase.FAILED, age_s=3, detail="ValueError: no"))
-    assert report.told({"rank-1.traceback.txt": "Traceback\nValueError: no\n", "rank-1.stack.txt": "stack"}) == [
-        "rank-1:\nTraceback\nValueError: no"
-    ]
+    assert report.culprit_dumps(
+        {"rank-1.traceback.txt": "Traceback\nValueError: no\n", "rank-1.stack.txt": "stack"}
+    ) == ["rank-1:\nTraceback\nValueError: no"]
 
 
-def test_torchrun_is_told_in_its_own_way() -> None:
+def test_torchrun_error_has_the_form_that_torchrun_reads() -> None:
     assert torchrun_error("why", "where", 12.7) == {
         "message": {"message": "why", "extraInfo": {"py_callstack": "where", "timestamp": "12"}}
     }

@@ -12,6 +12,7 @@ import pytest
 from nestguard import Heartbeat, Identity, Phase
 from nestguard.process import ProcessState, process_state, start_ticks, started_ns
 from nestguard.watch import NodeWatch
+from tests.nestguard.runs import PATIENCE_S
 
 ME = Identity(rank=2, local_rank=0, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")
 
@@ -27,78 +28,82 @@ def state_of(process: subprocess.Popen[bytes], started: int) -> ProcessState:
     return process_state(process.pid, started)
 
 
-def becomes(process: subprocess.Popen[bytes], started: int, state: ProcessState) -> bool:
-    deadline = time.monotonic() + 45  # a busy machine may be slow; a test that passes does not wait for it
+def reaches(process: subprocess.Popen[bytes], started: int, state: ProcessState) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
     while state_of(process, started) is not state and time.monotonic() < deadline:
         time.sleep(0.01)
     return state_of(process, started) is state
 
 
 @pytest.mark.multiprocess
-def test_a_process_is_seen_to_be_stopped_a_zombie_and_gone(sleeper: subprocess.Popen[bytes]) -> None:
+def test_process_state_reports_stopped_zombie_and_gone(sleeper: subprocess.Popen[bytes]) -> None:
     started = start_ticks(sleeper.pid)
     assert started is not None
     assert not state_of(sleeper, started).has_ended
-    assert state_of(sleeper, started + 1) is ProcessState.GONE  # another process with the same number
+    assert state_of(sleeper, started + 1) is ProcessState.GONE  # another process that had the same pid
     sleeper.send_signal(signal.SIGSTOP)
-    assert becomes(sleeper, started, ProcessState.STOPPED)
+    assert reaches(sleeper, started, ProcessState.STOPPED)
     sleeper.kill()
-    assert becomes(sleeper, started, ProcessState.ZOMBIE)
+    assert reaches(sleeper, started, ProcessState.ZOMBIE)
     sleeper.wait()
-    assert becomes(sleeper, started, ProcessState.GONE)
+    assert reaches(sleeper, started, ProcessState.GONE)
     assert start_ticks(sleeper.pid) is None
 
 
-def test_the_start_of_a_process_is_told_by_the_clock_of_beats() -> None:
+def test_start_time_of_a_process_uses_the_clock_of_heartbeats() -> None:
     started = started_ns(os.getpid())
     assert started is not None
     assert 0 < time.monotonic_ns() - started < 24 * 3600 * 10**9
 
 
-def test_ranks_are_expected_before_they_are_seen(tmp_path: Path) -> None:
+def test_expected_ranks_without_a_heartbeat_are_not_started(tmp_path: Path) -> None:
     watch = NodeWatch(tmp_path, ME)
-    missing = watch.look()
+    missing = watch.scan()
     assert [view.rank for view in missing] == [2, 3]
     assert {view.state for view in missing} == {ProcessState.NOT_STARTED}
     Heartbeat(tmp_path, replace(ME, rank=3, local_rank=1))
-    states = {view.rank: view.state for view in watch.look()}
+    states = {view.rank: view.state for view in watch.scan()}
     assert states[2] is ProcessState.NOT_STARTED
     assert states[3] in (ProcessState.RUNNING, ProcessState.SLEEPING)
 
 
-def test_age_is_that_of_the_last_sign_of_life_whatever_the_wall_clock_says(
+def test_age_counts_from_the_last_heartbeat_and_ignores_the_wall_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heartbeat = Heartbeat(tmp_path, replace(ME, local_world_size=1))
-    heartbeat.beat(Phase.FORWARD, 1)
-    watch = NodeWatch(tmp_path, replace(ME, local_world_size=1))
+    now = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr("nestguard.heartbeat._now", lambda: now)
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(time, "time_ns", lambda: 0)
-    time.sleep(1)
-    (before,) = watch.look()
-    assert 1 <= before.age_s < 30
-    heartbeat.alive()
-    (view,) = watch.look()
-    assert view.age_s < before.age_s
+    watch = NodeWatch(tmp_path, replace(ME, local_world_size=1))
+    heartbeat = Heartbeat(tmp_path, replace(ME, local_world_size=1))
+    heartbeat.beat(Phase.FORWARD, 1)
+    now += 3 * 10**9
+    (view,) = watch.scan()
+    assert view.age_s == 3
+    heartbeat.refresh()
+    now += 2 * 10**9
+    (view,) = watch.scan()
+    assert view.age_s == 2
 
 
-def test_time_in_which_the_watch_itself_stood_still_is_not_counted(
+def test_time_in_which_the_monitor_was_suspended_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Heartbeat(tmp_path, replace(ME, local_world_size=1))
     watch = NodeWatch(tmp_path, replace(ME, local_world_size=1))
-    watch.look()
+    watch.scan()
     now = time.monotonic_ns() + 1000 * 10**9
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
-    (view,) = watch.look()
+    (view,) = watch.scan()
     assert view.age_s == 0
     now += 3 * 10**9
-    (view,) = watch.look()
+    (view,) = watch.scan()
     assert view.age_s == pytest.approx(3)
 
 
 @pytest.mark.multiprocess
-def test_what_is_left_over_from_another_run_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_left_over_from_another_run_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = f"""
 from pathlib import Path
 from nestguard import Heartbeat, Identity
@@ -107,18 +112,18 @@ Heartbeat(Path({str(tmp_path)!r}), Identity(
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
     one = replace(ME, local_world_size=1)
-    (view,) = NodeWatch(tmp_path, one).look()
-    assert view.is_dead  # it began after this process, so it is of this run
+    (view,) = NodeWatch(tmp_path, one).scan()
+    assert view.is_dead  # it started after this process, so it belongs to this run
     now = time.monotonic_ns()
     monkeypatch.setattr("nestguard.watch.started_ns", lambda _: now)
-    (view,) = NodeWatch(tmp_path, one).look()
+    (view,) = NodeWatch(tmp_path, one).scan()
     assert view.state is ProcessState.NOT_STARTED
 
 
-def test_files_of_the_run_are_removed_and_others_are_not(tmp_path: Path) -> None:
+def test_remove_files_keeps_files_of_others(tmp_path: Path) -> None:
     watch = NodeWatch(tmp_path, replace(ME, local_world_size=1))
     Heartbeat(tmp_path, ME)
-    watch.look()
+    watch.scan()
     (tmp_path / "notes.txt").touch()
-    watch.clear()
+    watch.remove_files()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

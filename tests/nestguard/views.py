@@ -1,4 +1,4 @@
-"""Processes as tests make them up."""
+"""Builds process views for tests."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def view(
     last_phase: Phase | None = None,
     **other: Any,
 ) -> ProcessView:
-    """A process that has entered one collective in each step, unless told otherwise."""
+    """Returns a view of a process; by default, it has entered one collective in each step."""
     identity = Identity(
         rank=rank,
         local_rank=rank,

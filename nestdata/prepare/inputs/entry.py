@@ -1,7 +1,8 @@
-"""What every input becomes: entries, each a span of audio not yet looked at, and sources that give them.
+"""Entries and sources: the form that every input format is converted to.
 
-A source splits the reading in two. `items` runs in one process and does as little as can be done to tell one item from
-the next; `entry` makes sense of an item, in whichever process the item was sent to.
+An entry is a span of audio that an input names, before the audio has been opened. A source yields the entries of one
+input in two steps, so that the work can be shared among processes: `items` runs in one process and only splits the
+input into lines, paths or row numbers; `entry` parses one item, in whichever process receives it.
 """
 
 import codecs
@@ -14,18 +15,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
+from nestdata.corpus.file_kind import special_file_kind
 from nestdata.errors import ManifestError
 
 InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface"]
 
-# Greater numbers of seconds are taken for mistakes; a recording of four months is shorter.
-MOST_SECONDS = 1e7
+# Offsets and durations in seconds from this value on, about four months, are taken for mistakes.
+MAX_SECONDS = 1e7
 
 AUDIO_SUFFIXES = (
     ".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".m4a", ".sph", ".w64", ".wma",
 )  # fmt: skip
 
-# What the labels of a cut are called in the inputs; everything else a manifest says is kept under its own name.
+# Label names in the inputs, and the supervision fields that they become. Other values are kept as custom fields.
 LABELS = {
     "text": "text",
     "sentence": "text",
@@ -39,71 +41,83 @@ LABELS = {
 
 
 class Entry(NamedTuple):
-    """A span of audio that an input names, not yet looked at."""
+    """A span of audio that an input names, before the audio has been opened."""
 
     where: str
-    """Place in the input, such as `speech.json:12`."""
+    """Position in the input, such as `speech.json:12`."""
 
     cut_id: str
     path: str = ""
-    """The audio file, absolute; empty where `command` or `cut` says where the audio is."""
+    """Absolute path of the audio file; empty if `command` or `cut` gives the audio."""
 
     offset: float = 0.0
-    """Seconds into the file."""
+    """Start of the span in the file, in seconds."""
 
     duration: float | None = None
-    """Seconds, or None for all that is left of the file."""
+    """Length of the span in seconds; None for the rest of the file."""
 
     num_frames: int | None = None
-    """The same in samples of the file, at its own rate, where the input counts in those."""
+    """Length of the span in samples at the rate of the file, for inputs that count samples."""
 
     labels: dict[str, Any] | None = None
-    """What else the input says, such as text, lang and speaker."""
+    """Other values of the input, such as text, lang and speaker."""
 
     stored_path: str = ""
-    """Where the file will lie when the corpus is in place, where that is not `path`."""
+    """Path of the file once the corpus is in place, if that differs from `path`."""
 
     command: str = ""
     """A shell command that writes the audio to its standard output."""
 
     cut: dict[str, Any] | None = None
-    """The cut itself, where the manifest is one of Lhotse's."""
+    """The cut as a dict, if the manifest is one of Lhotse's."""
 
 
 @runtime_checkable
 class Source(Protocol):
-    """One input. Small enough to be sent to other processes along with some of its items."""
+    """One input. Sources are small, because they are pickled to other processes along with some of their items."""
 
     @property
     def path(self) -> Path:
-        """The manifest or folder, as it was given."""
+        """The manifest or folder, as the caller gave it."""
 
     def items(self) -> Iterator[Any]:
-        """Yields what stands for one entry or none each: a line, a path, a number."""
+        """Yields items (lines, paths, row numbers), each of which holds one entry or none."""
 
     def entry(self, number: int, item: Any) -> Entry | None:
-        """Makes an entry of the item that is the number-th, counted from 1; None for a blank line.
+        """Parses an item; `number` is its index, counted from 1.
+
+        Returns:
+            The entry, or None for a blank line.
 
         Raises:
-            ManifestError: The item cannot be understood; the message names its place.
+            ManifestError: The item cannot be parsed; the message names its position.
         """
 
     def where(self, number: int) -> str:
-        """Names the place of the number-th item."""
+        """Returns the position in the input of the item with this number."""
 
     def count(self) -> int | None:
-        """Returns about how many items there are, or None where that costs as much as reading them."""
+        """Returns the approximate number of items, or None if counting would cost as much as reading them."""
+
+
+def check_manifest(path: Path) -> None:
+    """Checks that a manifest is a regular file, without opening it.
+
+    Raises:
+        ManifestError: It does not exist, or is a directory, pipe, socket or device.
+    """
+    if not path.is_file():
+        raise ManifestError(_why_no_manifest(path))
 
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[BinaryIO]:
-    """Opens a manifest, compressed or not, for reading lines; a byte order mark is skipped.
+    """Opens a manifest, gzip-compressed or not, for reading lines; skips a byte order mark.
 
     Raises:
-        ManifestError: It does not exist, or breaks while it is read.
+        ManifestError: It is not a regular file, or a read fails.
     """
-    if not path.is_file():
-        raise ManifestError(_why_no_manifest(path))
+    check_manifest(path)
     try:
         with cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")) as file:
             if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
@@ -114,21 +128,22 @@ def open_lines(path: Path) -> Iterator[BinaryIO]:
 
 
 def count_lines(path: Path) -> int:
-    """Counts the lines of a manifest: how much work a progress bar stands for."""
+    """Returns the number of lines of a manifest, for progress bars."""
     with open_lines(path) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def names_shards(name: str) -> bool:
-    """Tells whether a path is one of NeMo's patterns, such as `audio_{0..7}.tar` or `audio__OP_0..7_CL_.tar`."""
-    # Looking for the dots first takes a tenth of the time, and most names have none.
+    """Returns whether a path is a NeMo shard pattern, such as `audio_{0..7}.tar` or `audio__OP_0..7_CL_.tar`."""
+    # Most names hold no two dots in a row, and looking for these first takes a tenth of the time of the expression.
     return ".." in name and re.search(r"(?:[\[({<]|_OP_)\d+\.\.\d+(?:[\])}>]|_CL_)", name) is not None
 
 
 def cut_id_of(file: str, root: str) -> str:
-    """Returns the path below the root without its ending: the same wherever the root lies.
+    """Returns the path of a file relative to a root folder, without its suffix.
 
-    Both are absolute and normal. A file outside of the root has its absolute path for an id.
+    Such ids do not change when the root is moved. Both paths are absolute and normalised. A file outside of the root
+    has its absolute path, without suffix, as its id.
     """
     stem = os.path.splitext(file)[0]
     inside = root if root.endswith("/") else root + "/"
@@ -136,18 +151,18 @@ def cut_id_of(file: str, root: str) -> str:
 
 
 def resolve(directory: str, name: str) -> str:
-    """Returns the absolute path of a file that is named relative to a directory."""
+    """Returns the absolute, normalised path of a file name that is relative to an absolute directory."""
     path = name if name.startswith("/") else f"{directory}/{name}"
-    # Most names need no more than this, and for millions of them the difference is minutes. Two slashes at the start
-    # survive `normpath`.
+    # Most names are normalised already, and skipping `normpath` for them saves minutes over millions of lines.
+    # `normpath` keeps two slashes at the start of a path.
     return os.path.normpath(path).replace("//", "/") if "/." in path or "//" in path else path
 
 
 def check_command(command: str, where: str, *, allowed: bool) -> None:
-    """Raises ManifestError where an input gives a command in place of a file, and may not."""
+    """Raises ManifestError if an input gives a command instead of a file and commands are not allowed."""
     if not allowed:
         raise ManifestError(
-            f"{where}: a command in place of a file, which would be run: {command[:120]!r}. If you trust it, allow it "
+            f"{where}: a command instead of a file, which would be run: {command[:120]!r}. If you trust it, allow it "
             "with --allow-commands; or write the audio to files first."
         )
 
@@ -155,9 +170,14 @@ def check_command(command: str, where: str, *, allowed: bool) -> None:
 def _why_no_manifest(path: Path) -> str:
     if names_shards(path.name):
         return (
-            f"{path}: a pattern for the shards of a tarred data set, which is not read as such. Unpack its tars into "
+            f"{path}: a pattern for the shards of a tarred data set. Tar archives are not read. Unpack them into "
             "one folder, and give that folder, or a manifest of its files without shard_id."
         )
     if path.is_dir():
         return f"{path}: a folder where a manifest was expected. Give a file in it, or leave out --format."
+    if kind := special_file_kind(path):
+        return (
+            f"{path}: {kind}, not a file. Manifests are opened more than once, so process substitution and devices "
+            "do not work. Write the manifest to a file, and give that."
+        )
     return f"{path}: no such manifest. Give a manifest, a Kaldi directory, or a folder of audio."

@@ -1,4 +1,4 @@
-"""fairseq's wav2vec manifests: a folder on the first line, then a path below it and its number of samples a line."""
+"""fairseq's wav2vec manifests: a folder on the first line, then one relative path and number of samples per line."""
 
 import os
 from collections.abc import Iterator
@@ -8,21 +8,21 @@ from pathlib import Path
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import Entry, count_lines, cut_id_of, open_lines, resolve
 
-# Of a number of samples; more would be some centuries.
-_MOST_DIGITS = 15
+# Longer numbers of samples are mistakes: at any rate in use they would be centuries.
+_MAX_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
 class FairseqManifest:
-    """Tab-separated path and number of samples.
+    """Tab-separated paths and numbers of samples.
 
-    The number counts samples at the rate of the file, which the format does not say.
+    The numbers count samples at the rate of each file, which the format does not give.
     """
 
     path: Path
     root: str
     folder: str
-    """The folder that the first line names, absolute."""
+    """Absolute path of the folder on the first line."""
 
     def items(self) -> Iterator[bytes]:
         """Yields the lines after the first."""
@@ -31,11 +31,11 @@ class FairseqManifest:
             yield from file
 
     def entry(self, number: int, item: bytes) -> Entry | None:
-        """Makes an entry of a line; None for a blank one."""
+        """Returns the entry of a line; None for a blank one."""
         if not item.strip():
             return None
         name, tab, count = item.rstrip(b"\r\n").partition(b"\t")
-        if not name or not tab or not count.strip().isdigit() or len(count.strip()) > _MOST_DIGITS:
+        if not name or not tab or not count.strip().isdigit() or len(count.strip()) > _MAX_DIGITS:
             raise ManifestError(
                 f"{self.where(number)}: {item[:80]!r} is not a path, a tab and a number of samples. Fix or drop it."
             )
@@ -43,7 +43,7 @@ class FairseqManifest:
         return Entry(self.where(number), cut_id_of(path, self.root), path, num_frames=int(count))
 
     def where(self, number: int) -> str:
-        """Names the line as an editor counts it, which counts the folder as well."""
+        """Returns the path and line number, counted from 1 with the folder on line 1."""
         return f"{self.path}:{number + 1}"
 
     def count(self) -> int | None:
@@ -52,7 +52,7 @@ class FairseqManifest:
 
 
 def is_fairseq(path: Path, first_line: bytes) -> bool:
-    """Tells whether a file is such a manifest: by its name, or because it begins with a folder that is there."""
+    """Returns whether a manifest is fairseq's: its name ends in `.tsv`, or its first line is an existing folder."""
     if first_line.lstrip().startswith((b"{", b"[")):
         return False
     return path.name.endswith((".tsv", ".tsv.gz")) or (
@@ -60,20 +60,18 @@ def is_fairseq(path: Path, first_line: bytes) -> bool:
     )
 
 
-def folder_of(path: Path) -> str:
-    """Returns the folder that the first line names, absolute; a relative one is relative to the manifest.
+def fairseq_folder(path: Path, first_line: bytes) -> str:
+    """Returns the absolute path of the folder on the first line, which may be relative to the manifest's folder.
 
     Raises:
-        ManifestError: The first line cannot be that.
+        ManifestError: The first line is blank or a table row.
     """
-    with open_lines(path) as file:
-        line = file.readline()
-    if not line.strip() or b"\t" in line.strip():
+    if not first_line.strip() or b"\t" in first_line.strip():
         raise ManifestError(
-            f"{path}:1: a fairseq manifest begins with the folder of its files, and this one with {line[:80]!r}. "
-            "Add the folder; of another table, make JSON lines with audio_filepath."
+            f"{path}:1: a fairseq manifest begins with the folder of its files, and this one with "
+            f"{first_line[:80]!r}. Add the folder; convert other tables to JSON lines with audio_filepath."
         )
-    return _folder(path, line)
+    return _folder(path, first_line)
 
 
 def _folder(path: Path, line: bytes) -> str:

@@ -1,4 +1,4 @@
-"""A folder of audio: every file below it whose name ends like audio."""
+"""A folder of audio: all files in it and its subfolders that have the suffix of an audio format."""
 
 import os
 from collections.abc import Iterator
@@ -11,44 +11,53 @@ from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of
 
 @dataclass(frozen=True, slots=True)
 class AudioFolder:
-    """Files by name, a folder's own before those of the folders in it.
+    """Audio files sorted by name; the files of a folder come before those of its subfolders.
 
-    Links are followed, but no folder is read twice, whatever leads to it.
+    Symbolic links are followed, but no folder is read twice, even if several links lead to it.
     """
 
     path: Path
     root: str
 
     def items(self) -> Iterator[str]:
-        """Yields absolute paths; raises ManifestError where there is no audio, or a folder cannot be listed."""
-        if not self.path.is_dir():
-            raise ManifestError(f"{self.path}: no such folder.")
+        """Yields absolute paths.
+
+        Raises:
+            ManifestError: There is no audio, or a folder cannot be listed.
+        """
         found = False
-        for file in _audio_below(os.path.abspath(self.path), set()):
+        for file in _audio_files(os.path.abspath(self.path), set()):
             found = True
             yield file
         if not found:
             raise ManifestError(
-                f"{self.path}: no audio in this folder or below it. Looked for {' '.join(AUDIO_SUFFIXES)}."
+                f"{self.path}: no audio in this folder or its subfolders. Looked for {' '.join(AUDIO_SUFFIXES)}."
             )
 
-    def entry(self, number: int, item: str) -> Entry | None:  # noqa: ARG002, the name says where it is
-        """Makes an entry of a file."""
+    def entry(self, number: int, item: str) -> Entry | None:  # noqa: ARG002, the path is enough
+        """Returns the entry of a file."""
         return Entry(item, cut_id_of(item, self.root), item)
 
     def where(self, number: int) -> str:
-        """Names the folder and the number of the file in it."""
+        """Returns the path of the folder and the number of the file in it."""
         return f"{self.path} (file {number})"
 
     def count(self) -> int | None:
-        """Returns None: finding the files is all the work there is."""
+        """Returns None: listing the files is all the work that `items` does."""
         return None
 
 
-def _audio_below(directory: str, seen: set[tuple[int, int]]) -> Iterator[str]:
-    """Yields files in an order that does not depend on the file system, holding one folder's names at a time.
+def check_folder(path: Path) -> None:
+    """Raises ManifestError if a path does not lead to a folder."""
+    if not path.is_dir():
+        raise ManifestError(f"{path}: no such folder.")
 
-    Adds to `seen` the folders that it reads, and leaves out those that are there.
+
+def _audio_files(directory: str, seen: set[tuple[int, int]]) -> Iterator[str]:
+    """Yields audio files in an order that does not depend on the file system.
+
+    Holds the names of one folder at a time. Skips folders whose device and inode are in `seen`, and adds those that it
+    reads.
     """
     try:
         status = os.stat(directory)
@@ -58,17 +67,19 @@ def _audio_below(directory: str, seen: set[tuple[int, int]]) -> Iterator[str]:
         with os.scandir(directory) as entries:
             listed = sorted((entry.name, _is_folder(entry)) for entry in entries)
     except OSError as error:
-        raise ManifestError(f"{directory}: cannot be listed ({error.strerror}). Allow it, or move it away.") from error
+        raise ManifestError(
+            f"{directory}: cannot be listed ({error.strerror}). Give permission, or move the folder away."
+        ) from error
     for name, is_folder in listed:
         if not is_folder and name.lower().endswith(AUDIO_SUFFIXES):
             yield os.path.join(directory, name)
     for name, is_folder in listed:
         if is_folder:
-            yield from _audio_below(os.path.join(directory, name), seen)
+            yield from _audio_files(os.path.join(directory, name), seen)
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads to itself
+    except OSError:  # a symbolic link that leads to itself
         return False

@@ -1,6 +1,6 @@
 """Hugging Face data sets that were saved to disk. Needs `pip install 'nest-pretrain[huggingface]'`.
 
-Audio that lies inside the data set's own files is written out beside the corpus, since a corpus names files.
+Audio that is embedded in the data set is written to files in the corpus directory, because cuts name audio files.
 """
 
 import os
@@ -18,65 +18,64 @@ _FILES_PER_FOLDER = 1000
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceDataset:
-    """Rows of one split, with all plain columns as labels.
+    """Rows of one split, with all columns of plain values as labels.
 
-    Ids are made of row numbers, since a column `id` may name sentences or speakers, of which several rows are.
+    Ids are row numbers: a column `id` may be the id of a sentence or a speaker, which several rows share.
     """
 
     path: Path
     folder: str
-    """The same, absolute."""
+    """Absolute path of the data set."""
 
     version: int
-    """When it was saved: another data set may have been read from the same place before."""
+    """Modification time of the data set; see `saved_version`."""
 
     directory: str
-    """What relative paths are relative to: the current directory, as in the library."""
+    """The folder that relative paths start from: the current directory, as in the library."""
 
     prefix: str
-    """What ids begin with."""
+    """First part of the ids: the path of the data set relative to the common root."""
 
     extract_to: str
-    """Folder that audio from inside the data set is written to."""
+    """Folder that embedded audio is written to."""
 
     stored_in: str
-    """The same folder as it will be called when the corpus is in place."""
+    """Path of the same folder once the corpus is in place."""
 
     @classmethod
-    def open(cls, path: Path, root: str, extract_to: str, stored_in: str) -> "HuggingFaceDataset":
-        """Opens a folder that `save_to_disk` left, with ids relative to the root.
+    def open(
+        cls, path: Path, version: int, directory: str, *, root: str, extract_to: str, stored_in: str
+    ) -> "HuggingFaceDataset":
+        """Opens a folder that `save_to_disk` wrote, with ids relative to the root.
 
         Raises:
-            ManifestError: It is no such folder, cannot be read, or has no column of audio.
+            ManifestError: It cannot be read, or has no audio column.
             ConfigError: The package `datasets` is not installed.
         """
-        if not is_saved_dataset(path):
-            raise ManifestError(f"{path}: not one split of a data set, as `save_to_disk` leaves it. Save it again.")
         folder = os.path.abspath(path)
         prefix = os.path.relpath(folder, root) if folder != root else os.path.basename(folder)
-        version = os.stat(os.path.join(folder, "state.json")).st_mtime_ns
         _open(folder, version)
-        return cls(path, folder, version, os.getcwd(), prefix, extract_to, stored_in)
+        return cls(path, folder, version, directory, prefix, extract_to, stored_in)
 
     def items(self) -> Iterator[int]:
         """Yields the numbers of the rows, from 0."""
         yield from range(len(_open(self.folder, self.version).rows))
 
     def entry(self, number: int, item: int) -> Entry | None:
-        """Makes an entry of a row; writes its audio to a file where it lies inside the data set."""
+        """Returns the entry of a row, and writes its audio to a file if it is embedded in the data set."""
         split = _open(self.folder, self.version)
         try:
             row = split.rows[item]
             audio, labels = row.pop(split.audio), split.labels(row)
-        except Exception as error:  # its readers raise what they like
+        except Exception as error:  # the readers of the library raise errors of many kinds
             raise ManifestError(
-                f"{self.where(number)}: cannot be read ({_words(error)}). Check the files and copy them again."
+                f"{self.where(number)}: cannot be read ({_in_one_line(error)}). Check the files and copy them again."
             ) from error
-        found, stored = self._locate(audio, item)
-        return Entry(self.where(number), f"{self.prefix}/{item}", found, labels=labels, stored_path=stored)
+        path, stored_path = self._locate(audio, item)
+        return Entry(self.where(number), f"{self.prefix}/{item}", path, labels=labels, stored_path=stored_path)
 
     def where(self, number: int) -> str:
-        """Names the row as the library counts it, from 0."""
+        """Returns the path and the row number, counted from 0 as in the library."""
         return f"{self.path} (row {number - 1})"
 
     def count(self) -> int | None:
@@ -84,7 +83,7 @@ class HuggingFaceDataset:
         return len(_open(self.folder, self.version).rows)
 
     def _locate(self, audio: dict[str, Any] | None, row: int) -> tuple[str, str]:
-        """Returns where the audio lies now, and where it will lie."""
+        """Returns the path of the audio now, and its path once the corpus is in place if that differs."""
         if not audio or (audio["bytes"] is None and not audio["path"]):
             return f"{self.folder}/no audio in row {row}", ""
         if audio["bytes"] is None:
@@ -98,17 +97,20 @@ class HuggingFaceDataset:
 
 
 class _Split(NamedTuple):
-    """A data set that is open in this process, without the columns that a label cannot hold."""
+    """A data set that is open in this process, reduced to the audio column and the columns of plain values."""
 
     rows: Any
     audio: str
-    """The column that holds the audio."""
+    """Name of the audio column."""
 
     classes: dict[str, list[str]]
-    """Names of the classes that a column holds as numbers."""
+    """Class names of each column that stores classes as numbers."""
 
     def labels(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Returns what a row says, but for dates, bytes, and classes that it does not know, which are negative."""
+        """Returns the strings, numbers and class names of a row.
+
+        Skips dates, bytes, and unknown classes, which are stored as negative numbers.
+        """
         labels = {}
         for name, value in row.items():
             if name in self.classes:
@@ -119,22 +121,25 @@ class _Split(NamedTuple):
         return labels
 
 
-def is_saved_dataset(path: Path) -> bool:
-    """Tells whether a folder is one split as `save_to_disk` leaves it.
+def saved_version(path: Path) -> int | None:
+    """Returns the modification time, in ns, of one split as `save_to_disk` writes it; None for any other folder.
+
+    The time tells a data set from another one that was saved at the same path before.
 
     Raises:
-        ManifestError: It holds several splits.
+        ManifestError: The folder holds several splits.
     """
     if (path / "dataset_dict.json").is_file():
         splits = sorted(child.name for child in path.iterdir() if child.is_dir())
         raise ManifestError(
             f"{path}: several splits of a data set. Give the folders of one or more: {', '.join(splits)}."
         )
-    return (path / "dataset_info.json").is_file() and (path / "state.json").is_file()
+    state = path / "state.json"
+    return state.stat().st_mtime_ns if (path / "dataset_info.json").is_file() and state.is_file() else None
 
 
 @lru_cache(maxsize=2)
-def _open(folder: str, version: int) -> _Split:  # noqa: ARG001, another version is opened anew
+def _open(folder: str, version: int) -> _Split:  # noqa: ARG001, the version is part of the cache's key
     try:
         import datasets
     except ImportError:
@@ -142,16 +147,16 @@ def _open(folder: str, version: int) -> _Split:  # noqa: ARG001, another version
             f"{folder}: a Hugging Face data set, for which the package `datasets` is missing. "
             "Install it with `pip install 'nest-pretrain[huggingface]'`."
         ) from None
-    # Its progress bars would be drawn over ours.
+    # The library's progress bars would be drawn over those of `prepare`.
     shows_progress = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         return _split_of(datasets.load_from_disk(folder), datasets, folder)
     except ManifestError:
         raise
-    except Exception as error:  # its readers raise what they like
+    except Exception as error:  # the readers of the library raise errors of many kinds
         raise ManifestError(
-            f"{folder}: not a Hugging Face data set that can be opened ({_words(error)}). Save it again."
+            f"{folder}: not a Hugging Face data set that can be opened ({_in_one_line(error)}). Save it again."
         ) from error
     finally:
         if shows_progress:
@@ -159,17 +164,17 @@ def _open(folder: str, version: int) -> _Split:  # noqa: ARG001, another version
 
 
 def _split_of(rows: Any, datasets: Any, folder: str) -> _Split:
-    kinds = rows.features
-    audio = [name for name, kind in kinds.items() if isinstance(kind, datasets.Audio)]
+    features = rows.features
+    audio = [name for name, feature in features.items() if isinstance(feature, datasets.Audio)]
     if not audio:
-        raise ManifestError(f"{folder}: no audio column among {', '.join(kinds)}. Cast one to `Audio` and save.")
+        raise ManifestError(f"{folder}: no audio column among {', '.join(features)}. Cast one to `Audio` and save.")
     column = "audio" if "audio" in audio else audio[0]
-    plain = [name for name, kind in kinds.items() if isinstance(kind, datasets.Value | datasets.ClassLabel)]
-    # A format such as torch's is saved along; without one, values are plain.
+    plain = [n for n, feature in features.items() if isinstance(feature, datasets.Value | datasets.ClassLabel)]
+    # A data set can be saved with a format such as torch's; without one, values are Python's own.
     rows = rows.with_format(None).select_columns([column, *plain])
-    classes = {name: kinds[name].names for name in plain if isinstance(kinds[name], datasets.ClassLabel)}
+    classes = {name: features[name].names for name in plain if isinstance(features[name], datasets.ClassLabel)}
     return _Split(rows.cast_column(column, datasets.Audio(decode=False)), column, classes)
 
 
-def _words(error: Exception) -> str:
+def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,4 +1,4 @@
-"""Manifests of one JSON object a line: NeMo's, and Lhotse's cuts and recordings."""
+"""Manifests of one JSON object per line: NeMo's, and Lhotse's cuts and recordings."""
 
 import json
 import os
@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from lhotse import MonoCut
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import (
-    MOST_SECONDS,
+    MAX_SECONDS,
     Entry,
     check_command,
     count_lines,
@@ -30,43 +29,47 @@ class _JsonLines:
     path: Path
 
     def items(self) -> Iterator[bytes]:
+        """Yields the lines."""
         with open_lines(self.path) as file:
             yield from file
 
     def where(self, number: int) -> str:
+        """Returns the path and the line number, counted from 1."""
         return f"{self.path}:{number}"
 
     def count(self) -> int | None:
+        """Returns the number of lines."""
         return count_lines(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class NemoManifest(_JsonLines):
-    """`audio_filepath` or `audio_filename`, relative to the manifest, with `offset`, `duration` and labels."""
+    """Lines with `audio_filepath` or `audio_filename`, and optionally `offset`, `duration` and labels."""
 
     path: Path
     root: str
     directory: str
+    """The folder that relative paths start from: that of the manifest."""
 
     def entry(self, number: int, item: bytes) -> Entry | None:
-        """Makes an entry of a line; None for a blank one."""
+        """Returns the entry of a line; None for a blank one."""
         row = parse_object(item, self.path, number)
         if row is None:
             return None
         where = self.where(number)
         name = row.get("audio_filepath") or row.get("audio_filename")
         if not isinstance(name, str) or not os.path.basename(name) or "\0" in name:
-            raise ManifestError(_what_is_wrong_with_name(row, where))
+            raise ManifestError(_name_problem(row, where))
         if "shard_id" in row or names_shards(name):
             raise ManifestError(
-                f"{where}: a line of a tarred data set ({_shard(row, name)}), which is not read as such. Unpack its "
-                "tars into one folder, and give that folder, or a manifest of its files without shard_id."
+                f"{where}: a line of a tarred data set ({_shard(row, name)}). Tar archives are not read. Unpack them "
+                "into one folder, and give that folder, or a manifest of its files without shard_id."
             )
         path = resolve(self.directory, name)
         offset, duration = seconds(row, "offset", where), seconds(row, "duration", where)
         cut_id = cut_id_of(path, self.root)
         if cut_id.startswith("/") and not name.startswith("/"):
-            cut_id = os.path.relpath(cut_id, self.root)  # so that it does not say where the manifest lies either
+            cut_id = os.path.relpath(cut_id, self.root)  # ids must not depend on the location of the manifest
         if offset is not None:
             cut_id += span_suffix(offset, duration)
         labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}
@@ -75,19 +78,19 @@ class NemoManifest(_JsonLines):
 
 @dataclass(frozen=True, slots=True)
 class LhotseManifest(_JsonLines):
-    """Lhotse MonoCuts, or recordings, each of which is then a cut."""
+    """Lhotse MonoCuts or recordings; a recording becomes one cut."""
 
     path: Path
     directory: str
-    """What relative paths are relative to: the current directory, as in Lhotse."""
+    """The folder that relative paths start from: the current directory, as in Lhotse."""
 
     channel: int
-    """Which channel of a recording is the cut."""
+    """Channel of the cut that a recording becomes."""
 
     allow_commands: bool
 
     def entry(self, number: int, item: bytes) -> Entry | None:
-        """Makes an entry of a line; None for a blank one."""
+        """Returns the entry of a line; None for a blank one."""
         row = parse_object(item, self.path, number)
         if row is None:
             return None
@@ -96,7 +99,7 @@ class LhotseManifest(_JsonLines):
             cut = self._cut(row, where)
         except ManifestError:
             raise
-        except Exception as error:  # Lhotse raises whatever its constructors meet
+        except Exception as error:  # Lhotse's constructors raise errors of many kinds
             raise ManifestError(
                 f"{where}: not a Lhotse cut or recording ({type(error).__name__}: {error}). Fix this line."
             ) from error
@@ -107,6 +110,9 @@ class LhotseManifest(_JsonLines):
         return Entry(where, cut["id"], cut=cut)
 
     def _cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+        """Returns the dict of a MonoCut, completed and checked by Lhotse; modifies `row`."""
+        from lhotse import MonoCut
+
         kind = row.pop("type", "Recording" if "sources" in row else "MonoCut")
         if kind not in ("MonoCut", "Cut", "Recording"):
             raise ManifestError(
@@ -120,15 +126,15 @@ class LhotseManifest(_JsonLines):
         _check_recording(cut, where)
         for label in cut["supervisions"]:
             label |= {key: str(label[key]) for key in ("language", "speaker") if key in label}
-            if "alignment" in label:  # of tuples with names, which are no JSON
+            if "alignment" in label:  # holds named tuples, which orjson does not write
                 label["alignment"] = {kind: [*map(list, items)] for kind, items in label["alignment"].items()}
         return cut
 
     def _check_source(self, source: dict[str, Any], where: str) -> None:
-        kind, place = source.get("type"), source.get("source")
+        kind, location = source.get("type"), source.get("source")
         if kind == "command":
-            check_command(str(place), where, allowed=self.allow_commands)
-        elif kind not in ("file", "url") or not isinstance(place, str):
+            check_command(str(location), where, allowed=self.allow_commands)
+        elif kind not in ("file", "url") or not isinstance(location, str):
             raise ManifestError(
                 f"{where}: audio of type {kind!r}, which this line does not hold. Write it to files in Lhotse first, "
                 "with `CutSet.save_audios`."
@@ -136,7 +142,7 @@ class LhotseManifest(_JsonLines):
 
 
 def parse_object(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
-    """Reads one line; None for a blank one.
+    """Parses one line; returns None for a blank one.
 
     Raises:
         ManifestError: It is not a JSON object.
@@ -147,7 +153,7 @@ def parse_object(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
         if not line.strip():
             return None
         try:
-            row = json.loads(line)  # knows NaN, which Python writes where a score is none
+            row = json.loads(line)  # accepts NaN, which Python writes for missing scores
         except (ValueError, RecursionError):
             raise ManifestError(
                 f"{path}:{number}: not JSON ({error.msg}, at character {error.pos + 1}). Every line must be one JSON "
@@ -159,21 +165,21 @@ def parse_object(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
 
 
 def seconds(row: dict[str, Any], key: str, where: str) -> float | None:
-    """Returns a number of seconds, or None where there is none.
+    """Returns a value in seconds, or None if the key is missing or null.
 
     Raises:
-        ManifestError: It is not a number, or negative.
+        ManifestError: It is not a number, negative, or too large.
     """
     value = row.get(key)
     if value is None:
         return None
-    if type(value) not in (int, float) or not 0 <= value < MOST_SECONDS:
-        raise ManifestError(f"{where}: {key} is {value!r}. Give seconds as a number from 0 to {MOST_SECONDS:g}.")
+    if type(value) not in (int, float) or not 0 <= value < MAX_SECONDS:
+        raise ManifestError(f"{where}: {key} is {value!r}. Give seconds as a number from 0 to {MAX_SECONDS:g}.")
     return float(value)
 
 
 def span_suffix(offset: float, duration: float | None) -> str:
-    """Returns what tells the spans of one file apart in their ids."""
+    """Returns the end of a cut id that distinguishes several spans of one file; both values are in seconds."""
     return f"@{offset:.3f}" if duration is None else f"@{offset:.3f}+{duration:.3f}"
 
 
@@ -188,7 +194,7 @@ def _check_cut(row: dict[str, Any], where: str) -> None:
 
 
 def _check_recording(cut: dict[str, Any], where: str) -> None:
-    """Looks at what Lhotse takes as it comes."""
+    """Checks the values that Lhotse does not validate."""
     recording = cut["recording"]
     numbers = {key: recording.get(key) for key in ("sampling_rate", "num_samples")} | {"channel": cut.get("channel")}
     for key, value in numbers.items():
@@ -206,7 +212,7 @@ def _shard(row: dict[str, Any], name: str) -> str:
     return f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
 
 
-def _what_is_wrong_with_name(row: dict[str, Any], where: str) -> str:
+def _name_problem(row: dict[str, Any], where: str) -> str:
     if not any(key in row for key in AUDIO_KEYS):
         return f"{where}: the key audio_filepath is missing. Add it, or drop this line."
     name = next(row[key] for key in AUDIO_KEYS if key in row)

@@ -1,7 +1,8 @@
-"""Kaldi data directories: wav.scp, and segments, text, utt2spk, utt2lang, utt2dur and reco2dur where they are there.
+"""Kaldi data directories: wav.scp, and segments, text, utt2spk, utt2lang, utt2dur and reco2dur if they exist.
 
-Lhotse's own reader stops at the first recording that it cannot open and gives up when a fifth of them are broken, so
-the files are read here. The one that lists the utterances is read line by line; the others are held in memory.
+Lhotse's reader of Kaldi directories stops at the first recording that it cannot open, and gives up when a fifth of the
+recordings are broken. The files are therefore read here. The file that lists the utterances is read line by line; the
+others are held in memory.
 """
 
 import os
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.entry import MOST_SECONDS, Entry, check_command, count_lines, open_lines, resolve
+from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry, check_command, count_lines, open_lines, resolve
 
 _LABEL_FILES = {"text": "text", "utt2spk": "speaker", "utt2lang": "language"}
-# So many relative paths are tried before it is settled what they are relative to.
-_MOST_TRIED = 100
+# Number of relative paths that are looked up to find the folder that they start from.
+_MAX_LOOKUPS = 100
 
 
 class _Span(NamedTuple):
@@ -25,11 +26,13 @@ class _Span(NamedTuple):
     utterance: str
     recording: str
     audio: str
-    """What wav.scp says: a path, or a command and a pipe."""
+    """The value in wav.scp: a path, or a command followed by a pipe character."""
 
     offset: float = 0.0
+    """Start in the recording, in seconds."""
+
     end: float | None = None
-    """In seconds; None for the end of the recording."""
+    """End in the recording, in seconds; None for the end of the recording."""
 
 
 class _Utterance(NamedTuple):
@@ -42,17 +45,17 @@ class _Utterance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KaldiDirectory:
-    """Utterances of `segments`, or without one the recordings of `wav.scp`, by their Kaldi ids."""
+    """The utterances of `segments`, or the recordings of `wav.scp` if there are no segments, with their Kaldi ids."""
 
     path: Path
     directory: str
-    """What relative paths are relative to, absolute."""
+    """Absolute path of the folder that relative paths start from."""
 
     allow_commands: bool
     has_segments: bool
 
     def items(self) -> Iterator[_Utterance | None]:
-        """Yields utterances with all that is known of them; None for a blank line."""
+        """Yields utterances with their labels and durations; None for a blank line."""
         labels = {name: self._table(file) for file, name in _LABEL_FILES.items()}
         utterances, recordings = self._durations("utt2dur"), self._durations("reco2dur")
         for span in self._segments() if self.has_segments else self._recordings():
@@ -62,11 +65,11 @@ class KaldiDirectory:
             duration = utterances.get(span.utterance) if span.end is None else span.end - span.offset
             if duration is None and span.recording in recordings:
                 duration = max(recordings[span.recording] - span.offset, 0.0)
-            found = {name: values[span.utterance] for name, values in labels.items() if span.utterance in values}
-            yield _Utterance(span.utterance, span.audio, span.offset, duration, found)
+            own = {name: values[span.utterance] for name, values in labels.items() if span.utterance in values}
+            yield _Utterance(span.utterance, span.audio, span.offset, duration, own)
 
     def entry(self, number: int, item: _Utterance | None) -> Entry | None:
-        """Makes an entry of an utterance; None for a blank line."""
+        """Returns the entry of an utterance; None for a blank line."""
         if item is None:
             return None
         where = self.where(number)
@@ -75,16 +78,16 @@ class KaldiDirectory:
             command = item.audio[:-1].strip()
             return Entry(where, item.utterance, "", item.offset, item.duration, labels=item.labels, command=command)
         if ".ark:" in item.audio:
-            raise ManifestError(f"{where}: {item.audio!r} lies in a Kaldi archive. Write it to audio files first.")
+            raise ManifestError(f"{where}: {item.audio!r} is in a Kaldi archive. Write it to audio files first.")
         path = resolve(self.directory, item.audio)
         return Entry(where, item.utterance, path, item.offset, item.duration, labels=item.labels)
 
     def where(self, number: int) -> str:
-        """Names the line of `segments` or, without one, of `wav.scp`."""
+        """Returns the path of `segments` or, if there is none, of `wav.scp`, and the line number, counted from 1."""
         return f"{self.path}/{'segments' if self.has_segments else 'wav.scp'}:{number}"
 
     def count(self) -> int | None:
-        """Returns the number of lines."""
+        """Returns the number of lines of the file that lists the utterances."""
         return count_lines(self.path / ("segments" if self.has_segments else "wav.scp"))
 
     def _recordings(self) -> Iterator[_Span | None]:
@@ -101,35 +104,46 @@ class KaldiDirectory:
             utterance, recording, *times = row
             if recording not in audio:
                 raise ManifestError(f"{self.where(number)}: recording {recording!r} is not in wav.scp. Add it there.")
-            start, end = (_number(time, self.where(number)) for time in times)
+            start, end = (_seconds(time, self.where(number)) for time in times)
             if start < 0 or 0 <= end <= start:
                 raise ManifestError(f"{self.where(number)}: from {start:g} s to {end:g} s. Fix or drop this line.")
             yield _Span(utterance, recording, audio[recording], start, end if end >= 0 else None)
 
     def _table(self, name: str) -> dict[str, str]:
-        """Returns what a file says of each utterance or recording; nothing where there is no such file."""
-        if not (self.path / name).is_file():
+        """Returns the value of each utterance or recording in a file; empty if the file does not exist."""
+        if not has_table(self.path, name):
             return {}
-        what = "a recording and its file or command" if name == "wav.scp" else ""
-        return {row[0]: row[1] for row in _rows(self.path / name, what) if row}
+        expected = "a recording and its file or command" if name == "wav.scp" else ""
+        return {row[0]: row[1] for row in _rows(self.path / name, expected) if row}
 
     def _durations(self, name: str) -> dict[str, float]:
-        return {key: _number(value, f"{self.path / name}, {key}") for key, value in self._table(name).items()}
+        return {key: _seconds(value, f"{self.path / name}, {key}") for key, value in self._table(name).items()}
 
 
 def base_directory(path: Path) -> str:
-    """Returns what the paths of wav.scp are relative to.
+    """Returns the absolute path of the folder that relative paths in wav.scp start from.
 
-    Kaldi takes them relative to where a recipe runs; a directory that was moved has them relative to itself. The first
-    one that is there tells.
+    Kaldi takes them relative to the current directory of a recipe; in a directory that was moved, they are relative to
+    the directory itself. The first relative path that exists in either folder decides.
+
+    Raises:
+        ManifestError: There is no wav.scp, or it cannot be read.
     """
     own = os.path.abspath(path)
     names = (row[1] for row in _rows(path / "wav.scp") if row and row[1] and not row[1].endswith("|"))
-    for name in islice(filterfalse(os.path.isabs, names), _MOST_TRIED):
+    for name in islice(filterfalse(os.path.isabs, names), _MAX_LOOKUPS):
         for directory in (os.getcwd(), own):
             if os.path.exists(os.path.join(directory, name)):
                 return directory
     return own
+
+
+def has_table(directory: Path, name: str) -> bool:
+    """Returns whether a Kaldi directory holds a file of this name; a subfolder of the name does not count.
+
+    A pipe or device counts, so that opening it raises an error: otherwise its labels would be lost without notice.
+    """
+    return (directory / name).exists() and not (directory / name).is_dir()
 
 
 def _rows(path: Path, expected: str = "", num_fields: int = 2) -> Iterator[list[str] | None]:
@@ -137,12 +151,13 @@ def _rows(path: Path, expected: str = "", num_fields: int = 2) -> Iterator[list[
 
     Args:
         path: The file.
-        expected: What a line must hold, for the error where it does not; without, missing fields are empty.
-        num_fields: So many. The last of two may hold spaces.
+        expected: The fields of a line, in words. If given, a line with too few or too many fields is an error;
+            otherwise missing fields are empty.
+        num_fields: Number of fields. If it is 2, the second field may hold spaces.
     """
     with open_lines(path) as file:
         for number, line in enumerate(file, start=1):
-            # As bytes, because text may hold spaces of other kinds.
+            # Split as bytes: `str.split` would also split text at Unicode spaces.
             fields = line.strip().split(None, 1 if num_fields == 2 else -1)
             row = [field.decode(errors="surrogateescape") for field in fields]
             if expected and row and len(row) != num_fields:
@@ -150,10 +165,10 @@ def _rows(path: Path, expected: str = "", num_fields: int = 2) -> Iterator[list[
             yield [*row, *[""] * (num_fields - len(row))] if row else None
 
 
-def _number(text: str, where: str) -> float:
+def _seconds(text: str, where: str) -> float:
     try:
         value = float(text)
-        if abs(value) < MOST_SECONDS:
+        if abs(value) < MAX_SECONDS:
             return value
     except ValueError:
         pass

@@ -1,1 +1,1 @@
-"""Lightning callbacks that watch a run."""
+"""Lightning callbacks that monitor and log a run."""

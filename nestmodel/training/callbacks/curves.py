@@ -1,7 +1,7 @@
-"""The metrics of a run as a picture, over all its starts.
+"""Curves of the logged metrics, over all starts of a run.
 
-Every start of a run has a directory of its own. One that goes on from a checkpoint takes over what was logged up to
-there, as `earlier_metrics.csv`, so that nothing hangs on the directories before.
+Every start of a run has its own log directory. A start that resumes from a checkpoint copies the metrics logged before
+that checkpoint to `earlier_metrics.csv`, so that it does not depend on earlier directories.
 """
 
 import csv
@@ -16,66 +16,68 @@ from numpy.typing import NDArray
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
+from nestmodel.figures import BLUE, GREY, ORANGE, PALE_BLUE, PALE_ORANGE, finish_axes, new_figure
+
 Series = dict[str, tuple[list[int], list[float]]]
 METRICS = "metrics.csv"
-_KEY = "nest_metrics"
 EARLIER = "earlier_metrics.csv"
+_KEY = "nest_metrics"
 
 
 class Curves(pl.Callback):
-    """Draws `curves.png` from the metrics when the run ends, however it ends."""
+    """Draws `curves.png` from the logged metrics at the end of a run, also when it ends with an error."""
 
     def __init__(self) -> None:
-        self._before: list[Path] = []
+        self._earlier: list[Path] = []
 
     def on_save_checkpoint(self, trainer: pl.Trainer, _module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Notes where the metrics of this start lie."""
-        checkpoint[_KEY] = [str(directory) for directory in _directories(trainer)]
+        """Stores the log directories of this start."""
+        checkpoint[_KEY] = [str(directory) for directory in _log_directories(trainer)]
 
     def on_load_checkpoint(self, trainer: pl.Trainer, _module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Looks for the metrics of the start before: beside the checkpoint, or where they were written."""
+        """Notes where the metrics of the previous start may be: beside the checkpoint, or where they were written."""
         beside = [Path(trainer.ckpt_path).resolve().parent.parent] if trainer.ckpt_path else []
-        self._before = beside + [Path(directory) for directory in checkpoint.get(_KEY, [])]
+        self._earlier = beside + [Path(directory) for directory in checkpoint.get(_KEY, [])]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Takes over what was logged before the checkpoint that training goes on from."""
-        before = next((directory for directory in self._before if (directory / METRICS).exists()), None)
-        if before is None:
+        """Copies the metrics that were logged before the checkpoint from which this run resumes."""
+        earlier = next((directory for directory in self._earlier if (directory / METRICS).exists()), None)
+        if earlier is None:
             return
-        for directory in _directories(trainer):
+        for directory in _log_directories(trainer):
             try:
-                take_over(before, directory, trainer.global_step)
+                copy_earlier_metrics(earlier, directory, trainer.global_step)
             except OSError as error:
-                rank_zero_warn(f"{before}: what was logged there is not taken over: {error}.")
+                rank_zero_warn(f"{earlier}: the metrics of the previous start are not copied: {error}.")
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Draws at the regular end."""
+        """Draws the curves at the regular end."""
         self._draw(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:  # noqa: ARG002
-        """Draws what there is when the run is broken off."""
+        """Draws the curves up to the error."""
         self._draw(trainer)
 
     def _draw(self, trainer: pl.Trainer) -> None:
         for logger in trainer.loggers:
             logger.save()
-        for directory in _directories(trainer):
+        for directory in _log_directories(trainer):
             if (directory / METRICS).exists():
                 try:
                     draw_curves(directory, directory / "curves.png")
                 except (OSError, ValueError) as error:
-                    rank_zero_warn(f"{directory}: no curves can be drawn: {error}.")
+                    rank_zero_warn(f"{directory}: the curves cannot be drawn: {error}.")
 
 
-def take_over(before: Path, directory: Path, step: int) -> None:
-    """Copies what the start before logged of the steps before `step`, and what that one had taken over itself.
+def copy_earlier_metrics(earlier: Path, directory: Path, step: int) -> None:
+    """Copies the metrics of a previous start for steps before `step`, including those it had copied itself.
 
     Args:
-        before: Its directory; where it has no metrics, nothing is done.
-        directory: Of this start.
-        step: The one that training goes on with.
+        earlier: Log directory of the previous start. If it holds no metrics, nothing is written.
+        directory: Log directory of this start.
+        step: First optimizer step of this start.
     """
-    rows = [row for row in _rows(before) if int(row["step"]) < step]
+    rows = [row for row in _complete_rows(earlier) if int(row["step"]) < step]
     if rows:
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / (EARLIER + ".partial")
@@ -87,9 +89,9 @@ def take_over(before: Path, directory: Path, step: int) -> None:
 
 
 def read_metrics(directory: Path) -> Series:
-    """Reads what a run has logged, in all its starts up to the one of a directory: (steps, values) by metric."""
+    """Returns the logged metrics of a run as (steps, values) by name, from all starts up to that of the directory."""
     series: Series = defaultdict(lambda: ([], []))
-    for row in _rows(directory):
+    for row in _complete_rows(directory):
         for name, value in row.items():
             if value and name not in ("step", "epoch"):
                 series[name][0].append(int(row["step"]))
@@ -98,49 +100,48 @@ def read_metrics(directory: Path) -> Series:
 
 
 def draw_curves(directory: Path, picture: Path) -> None:
-    """Draws loss against the entropy of the tokens, masked accuracy, learning rate, speed and waiting."""
-    from matplotlib.figure import Figure
+    """Draws loss and token entropy, masked accuracy, learning rate, throughput and share of time waiting for data.
 
+    Args:
+        directory: Log directory with the metrics.
+        picture: PNG file to write.
+    """
     series = read_metrics(directory)
     panels: list[tuple[str, dict[str, str], float]] = [
         (
             "loss and entropy of the tokens, nats",
             {
-                "train_loss": "#9db8cc",
-                "train_token_entropy": "#d9b8a6",
-                "val_loss": "#2f6f9f",
-                "val_token_entropy": "#b5532a",
+                "train_loss": PALE_BLUE,
+                "train_token_entropy": PALE_ORANGE,
+                "val_loss": BLUE,
+                "val_token_entropy": ORANGE,
             },
             1.0,
         ),
-        ("masked accuracy, %", {"train_accuracy": "#9db8cc", "val_accuracy": "#2f6f9f"}, 100.0),
-        ("learning rate", {"lr": "#4b4b4b"}, 1.0),
-        ("seconds of audio per second", {"audio_s_per_s": "#4b4b4b"}, 1.0),
-        ("share of time waiting for data, %", {"data_wait": "#4b4b4b"}, 100.0),
+        ("masked accuracy, %", {"train_accuracy": PALE_BLUE, "val_accuracy": BLUE}, 100.0),
+        ("learning rate", {"lr": GREY}, 1.0),
+        ("seconds of audio per second", {"audio_s_per_s": GREY}, 1.0),
+        ("share of time waiting for data, %", {"data_wait": GREY}, 100.0),
     ]
-    figure = Figure(figsize=(9, 13), layout="constrained")
-    for axis, (title, lines, factor) in zip(
-        figure.subplots(len(panels), 1, sharex=True, height_ratios=[2.2, 1.2, 1, 1, 1]), panels, strict=True
-    ):
+    figure = new_figure(9.0, 13.0)
+    all_axes = figure.subplots(len(panels), 1, sharex=True, height_ratios=[2.2, 1.2, 1, 1, 1])
+    for axes, (title, lines, factor) in zip(all_axes, panels, strict=True):
         for name, colour in lines.items():
             if name in series:
                 steps, values = series[name][0], factor * np.array(series[name][1])
                 if name.startswith("val"):
-                    axis.plot(steps, values, color=colour, label=name, marker="o", markersize=3)
+                    axes.plot(steps, values, color=colour, label=name, marker="o", markersize=3)
                 else:
-                    # Steps differ much, since each holds cuts of one length: the line is a mean over neighbours.
-                    axis.plot(steps, values, color=colour, linewidth=0.5, alpha=0.4)
-                    axis.plot(steps, smooth(values), color=colour, label=name)
-        axis.set_title(title, loc="left", fontsize=10)
-        axis.grid(alpha=0.25)
-        if len(lines) > 1 and axis.has_data():
-            axis.legend(fontsize=8)
-    axis.set_xlabel("optimizer step")
+                    # The cuts of a step are of similar length, so values vary between steps: the line is smoothed.
+                    axes.plot(steps, values, color=colour, linewidth=0.5, alpha=0.4)
+                    axes.plot(steps, smooth(values), color=colour, label=name)
+        finish_axes(axes, title, has_legend=len(lines) > 1 and axes.has_data())
+    all_axes[-1].set_xlabel("optimizer step")
     figure.savefig(picture, dpi=90)
 
 
 def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Averages each value with its neighbours, a twentieth of the series wide; fewer of them at the ends."""
+    """Returns the moving average over a twentieth of the series; the window is shorter at both ends."""
     half = len(values) // 40
     sums = np.concatenate([[0.0], np.cumsum(values)])
     first = np.maximum(np.arange(len(values)) - half, 0)
@@ -149,18 +150,21 @@ def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return means
 
 
-def _directories(trainer: pl.Trainer) -> list[Path]:
-    """Where metrics are written, if by this rank."""
+def _log_directories(trainer: pl.Trainer) -> list[Path]:
+    """Returns the directories to which this rank writes metrics: none except on rank 0."""
     loggers = [logger for logger in trainer.loggers if isinstance(logger, CSVLogger)]
     return [Path(logger.log_dir) for logger in loggers] if trainer.is_global_zero else []
 
 
-def _rows(directory: Path) -> Iterator[dict[str, str]]:
-    """Whole rows: the last one may have been cut off by a full disk or a kill, and another file may have the name."""
+def _complete_rows(directory: Path) -> Iterator[dict[str, str]]:
+    """Yields the complete rows of the metrics.
+
+    The last row may be truncated by a full disk or a kill, and a file of that name may belong to another program.
+    """
     for path in (directory / EARLIER, directory / METRICS):
         if path.exists():
             with path.open(newline="", errors="replace") as file:
                 for row in csv.DictReader(line.replace("\0", "") for line in file if line.endswith("\n")):
-                    is_whole = None not in row and None not in row.values()
-                    if is_whole and row.get("step", "").isdecimal():
+                    is_complete = None not in row and None not in row.values()
+                    if is_complete and row.get("step", "").isdecimal():
                         yield row

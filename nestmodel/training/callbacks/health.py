@@ -1,7 +1,6 @@
-"""Whether training is well: a warning in plain words where it is not, once for each illness until it is over.
+"""Training health checks, which warn once per incident: stuck loss, collapsed codebook, exploding gradients.
 
-Owns the rules and their limits. Looks at what is logged anyway, every `log_every_n_steps` steps, so that it costs
-nothing in between.
+The checks read metrics that are logged anyway, every `log_every_n_steps` steps, so that they cost nothing in between.
 """
 
 import math
@@ -16,33 +15,35 @@ from pytorch_lightning.utilities import rank_zero_warn
 from nestmodel.training.module import NestModel
 from nestmodel.training.step_limits import ends_step
 
-_CHECKS = 20
-"""Checks that a mean is taken over, and that have to pass before anything but an explosion is judged."""
+_WINDOW = 20
+"""Number of checks over which means are taken. Until then, only exploding gradients are reported."""
 
-_STUCK_BELOW = 0.02
-"""A loss that is not below the entropy of the tokens by this share of it has learned their frequency alone."""
+_STUCK_MARGIN = 0.02
+"""A loss that is less than this share below the token entropy has learned no more than how frequent each token is."""
 
 _STUCK_AFTER = 2000
-"""Optimizer steps before which a loss may still be there, however short the warm-up is."""
+"""Minimum number of optimizer steps before a loss is reported as stuck, however short the warm-up is."""
 
 _COLLAPSED_SHARE = 0.01
-"""Tokens whose perplexity is less than this share of the classes say almost nothing."""
+"""The codebook has collapsed if the perplexity of the tokens is below this share of the number of classes."""
 
-_EXPLODED = 20.0
-"""A gradient norm is exploding where it is so many times its median over the last checks, three times in a row."""
+_EXPLODING_FACTOR = 20.0
+"""Gradients explode if their norm exceeds its recent median by this factor in three consecutive checks."""
 
 
 class UnhealthyTrainingWarning(UserWarning):
-    """Training goes on, but will probably not lead anywhere."""
+    """Training continues, but the model will probably not learn anything useful."""
 
 
 class HealthMetrics(NamedTuple):
-    """What is looked at."""
+    """The metrics of one check."""
 
     step: int
     loss: float
+    """In nats per scored token."""
+
     token_entropy: float
-    """In nats, as the loss."""
+    """In nats."""
 
     token_perplexity: float
     prediction_perplexity: float
@@ -50,99 +51,99 @@ class HealthMetrics(NamedTuple):
 
 
 class HealthChecker:
-    """Judges a run by its vitals, one check after the other.
+    """Finds problems of a run in its metrics, from one check to the next.
 
     Args:
         num_classes: Classes of a codebook.
-        warmup_steps: Optimizer steps before which a loss may still be at the entropy.
+        warmup_steps: Steps of the learning-rate warm-up. A loss is reported as stuck only after twice as many steps.
     """
 
     def __init__(self, num_classes: int, warmup_steps: int) -> None:
         self._num_classes = num_classes
-        self._patient_until = max(2 * warmup_steps, _STUCK_AFTER)
-        self._recent: deque[HealthMetrics] = deque(maxlen=_CHECKS)
-        self._norms: deque[float] = deque(maxlen=5 * _CHECKS)
+        self._stuck_after = max(2 * warmup_steps, _STUCK_AFTER)
+        self._recent: deque[HealthMetrics] = deque(maxlen=_WINDOW)
+        self._norms: deque[float] = deque(maxlen=5 * _WINDOW)
         self._num_large = 0
-        self._ill: set[str] = set()
+        self._ongoing: set[str] = set()
 
-    def check(self, vitals: HealthMetrics) -> list[str]:
-        """Returns what is newly wrong, a sentence or two each."""
+    def check(self, metrics: HealthMetrics) -> list[str]:
+        """Returns a message for every problem that was not present at the previous check."""
         found = {}
-        if message := self._explosion(vitals):
+        if message := self._explosion(metrics):
             found["explosion"] = message
-        if math.isfinite(vitals.loss):
-            self._recent.append(vitals)
-        if len(self._recent) == _CHECKS:
-            if message := self._collapse(vitals):
+        if math.isfinite(metrics.loss):
+            self._recent.append(metrics)
+        if len(self._recent) == _WINDOW:
+            if message := self._collapse(metrics):
                 found["collapse"] = message
-            if message := self._stuck(vitals):
+            if message := self._stuck(metrics):
                 found["stuck"] = message
-        news = [message for name, message in found.items() if name not in self._ill]
-        self._ill = set(found)
-        return news
+        new = [message for name, message in found.items() if name not in self._ongoing]
+        self._ongoing = set(found)
+        return new
 
-    def _explosion(self, vitals: HealthMetrics) -> str | None:
-        if not math.isfinite(vitals.grad_norm):
+    def _explosion(self, metrics: HealthMetrics) -> str | None:
+        if not math.isfinite(metrics.grad_norm):
             return (
-                f"step {vitals.step}: the gradient norm is {vitals.grad_norm}. Lower optimizer.lr, set "
-                "trainer.gradient_clip_val, or look for audio that is no audio."
+                f"step {metrics.step}: the gradient norm is {metrics.grad_norm}. Lower optimizer.lr, set "
+                "trainer.gradient_clip_val, or check the audio for corrupt files."
             )
-        usual = statistics.median(self._norms) if len(self._norms) >= _CHECKS else math.inf
-        self._num_large = self._num_large + 1 if vitals.grad_norm > _EXPLODED * usual else 0
+        usual = statistics.median(self._norms) if len(self._norms) >= _WINDOW else math.inf
+        self._num_large = self._num_large + 1 if metrics.grad_norm > _EXPLODING_FACTOR * usual else 0
         if self._num_large < 3:
-            self._norms.append(vitals.grad_norm)
+            self._norms.append(metrics.grad_norm)
             return None
         return (
-            f"step {vitals.step}: the gradient norm is {vitals.grad_norm:.3g}, {vitals.grad_norm / usual:.0f} times "
-            "what it was: training is exploding. Lower optimizer.lr, lengthen the warm-up, or set "
+            f"step {metrics.step}: the gradient norm is {metrics.grad_norm:.3g}, {metrics.grad_norm / usual:.0f} times "
+            "its recent median: training is exploding. Lower optimizer.lr, lengthen the warm-up, or set "
             "trainer.gradient_clip_val."
         )
 
-    def _collapse(self, vitals: HealthMetrics) -> str | None:
+    def _collapse(self, metrics: HealthMetrics) -> str | None:
         perplexity = statistics.fmean(check.token_perplexity for check in self._recent)
         if perplexity >= max(2.0, _COLLAPSED_SHARE * self._num_classes):
             return None
         return (
-            f"step {vitals.step}: the tokens are about as varied as {perplexity:.1f} classes of {self._num_classes} "
-            "would be: the codebook has collapsed, and there is hardly anything to predict. Listen to the audio "
-            "(`nestdata sample-batch preview`): silence and constant noise give one token."
+            f"step {metrics.step}: the perplexity of the tokens is {perplexity:.1f} classes of {self._num_classes}: "
+            "the codebook has collapsed, so there is hardly anything to predict. Listen to the audio "
+            "(`nestdata sample-batch preview`): silence and constant noise give a single token."
         )
 
-    def _stuck(self, vitals: HealthMetrics) -> str | None:
+    def _stuck(self, metrics: HealthMetrics) -> str | None:
         loss = statistics.fmean(check.loss for check in self._recent)
         entropy = statistics.fmean(check.token_entropy for check in self._recent)
-        if vitals.step < self._patient_until or loss < (1 - _STUCK_BELOW) * entropy:
+        if metrics.step < self._stuck_after or loss < (1 - _STUCK_MARGIN) * entropy:
             return None
         predicted = statistics.fmean(check.prediction_perplexity for check in self._recent)
         return (
-            f"step {vitals.step}: the loss ({loss:.3f}) is where the entropy of the tokens ({entropy:.3f}) is: the "
-            "model knows how frequent each token is and nothing else (its predictions are as varied as "
+            f"step {metrics.step}: the loss ({loss:.3f}) is stuck at the entropy of the tokens ({entropy:.3f}): the "
+            "model has learned only how frequent each token is (the perplexity of its predictions is "
             f"{predicted:.1f} classes). Try another optimizer.lr, shorter masked blocks, or more data."
         )
 
 
 class Health(pl.Callback):
-    """Warns where the loss is stuck, the codebook has collapsed, or gradients explode."""
+    """Warns if the loss is stuck, the codebook has collapsed, or gradients explode."""
 
     def __init__(self) -> None:
-        self._diagnosis: HealthChecker | None = None
+        self._checker: HealthChecker | None = None
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
     ) -> None:
-        """Checks what was logged, every `log_every_n_steps` steps; the same on every rank, said by the first."""
-        every: int = cast(Any, trainer).log_every_n_steps  # set by Lightning, and missing in its annotations
+        """Checks the logged metrics every `log_every_n_steps` steps. All ranks check, and rank 0 warns."""
+        every: int = cast(Any, trainer).log_every_n_steps  # exists, but is missing in Lightning's annotations
         if not ends_step(trainer, batch_idx) or trainer.global_step % max(1, every):
             return
         if "train_loss" not in trainer.callback_metrics:
-            return  # every step so far was skipped
-        if self._diagnosis is None:
+            return  # all steps so far were skipped
+        if self._checker is None:
             config = cast(NestModel, pl_module).config
-            self._diagnosis = HealthChecker(config.quantizer.num_classes, config.optimizer.warmup_steps)
-        for message in self._diagnosis.check(_vitals(trainer.global_step, trainer.callback_metrics)):
+            self._checker = HealthChecker(config.quantizer.num_classes, config.optimizer.warmup_steps)
+        for message in self._checker.check(_health_metrics(trainer.global_step, trainer.callback_metrics)):
             rank_zero_warn(message, category=UnhealthyTrainingWarning)
 
 
-def _vitals(step: int, metrics: Mapping[str, Any]) -> HealthMetrics:
+def _health_metrics(step: int, metrics: Mapping[str, Any]) -> HealthMetrics:
     names = ("train_loss", "train_token_entropy", "train_token_perplexity", "train_prediction_perplexity", "grad_norm")
     return HealthMetrics(step, *(float(metrics[name]) for name in names))

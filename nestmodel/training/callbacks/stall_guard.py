@@ -1,6 +1,6 @@
-"""The stall guard of a training run: every rank says what it is doing, and a monitor on each node watches.
+"""Lightning callback of the stall guard: every rank writes heartbeats, and one monitor per node observes them.
 
-Owns when what is said; how it is watched, judged and reported is `nestguard`'s.
+This module decides when a heartbeat is written. Observation, diagnosis and report are in `nestguard`.
 """
 
 import itertools
@@ -19,33 +19,34 @@ from lightning_fabric.plugins.environments.cluster_environment import ClusterEnv
 from pytorch_lightning.strategies import DDPStrategy
 
 import nestguard
-from nestdata import AudioNoiseBatch
+from nestdata import AudioNoiseBatch, last_error_line
 from nestguard import Phase
 from nestmodel.errors import ConfigError
-from nestmodel.training.launcher import node_run_id, record_launcher
+from nestmodel.training.launcher import node_run_id
 from nestmodel.training.lightning_private import process_group_timeout_s
 from nestmodel.training.preemption import Preempted
+from nestmodel.training.startup import record_launcher
 
-_LOOK_S = 5.0
-"""Between two looks at whether the monitor is there."""
+_MONITOR_CHECK_S = 5.0
+"""Interval at which the rank that started the monitor checks whether it still runs."""
 
-_PARTING_S = 3.0
-"""How long a rank that is done waits for its monitor to end, which may still be watching others."""
+_MONITOR_EXIT_S = 3.0
+"""How long a rank waits at the end of training for its monitor to exit, which may still be watching other ranks."""
 
 _starts = itertools.count()
 
 
 class StallGuard(pl.Callback):
-    """Names the rank that holds up the others, with its stack, and ends the run with exit code 44.
+    """Detects a stalled run, reports the rank that holds up the others with its stack, and ends it with exit code 44.
 
     Args:
         limits: How long a rank may be silent in each phase.
-        report_dir: Where reports go; by default `stalls` in `trainer.default_root_dir`.
-        port: Where the monitors of several nodes meet, on the first of them; by default the one above MASTER_PORT.
-        enabled: Whether it watches at all.
+        report_dir: Where reports are written; by default `stalls` in `trainer.default_root_dir`.
+        port: Port of node 0 to which the monitors of the other nodes connect; by default MASTER_PORT + 1.
+        enabled: Whether the stall guard is active.
 
     Raises:
-        ConfigError: The port is none.
+        ConfigError: The port is not from 1 to 65535.
     """
 
     def __init__(
@@ -64,30 +65,34 @@ class StallGuard(pl.Callback):
         self.port = port
         self._heartbeat: nestguard.Heartbeat | nestguard.NoHeartbeat = nestguard.NoHeartbeat()
         self._monitor: nestguard.MonitorHandle | None = None
-        self._look_at_s = 0.0
-        self._is_alone = True
+        self._next_check_s = 0.0
+        self._is_only_rank = True
 
     def start(self, trainer: pl.Trainer) -> None:
-        """Begins to watch; at the latest when training is set up. A rank that is missed at the start is seen, too.
+        """Starts the heartbeat of this rank and, on the first local rank, the monitor. Further calls do nothing.
+
+        `setup` calls it at the latest. An earlier call also covers the start of the process group, so that a rank
+        that never joins it is reported. If the stall guard cannot be set up, a warning is shown and training runs
+        without it.
 
         Raises:
-            ConfigError: The process group would give up before the guard does.
+            ConfigError: The process group times out before the stall guard can report a stall.
         """
-        if self._monitor is not None or self._heartbeat.place is not None or not self.enabled:
+        if self._monitor is not None or self._heartbeat.slot is not None or not self.enabled:
             return
-        patience_s = process_group_timeout_s(trainer)
-        if patience_s is not None and patience_s <= self.limits.step_s:
+        timeout_s = process_group_timeout_s(trainer)
+        if timeout_s is not None and timeout_s <= self.limits.step_s:
             raise ConfigError(
-                f"the process group gives up after {patience_s:g} s, before the stall guard can say why "
+                f"the process group times out after {timeout_s:g} s, before the stall guard can report the cause "
                 f"(limits.step_s is {self.limits.step_s:g} s). Raise the strategy's timeout, or lower the limit."
             )
         try:
-            self._watch(trainer, _identity(trainer))
+            self._start_watching(trainer, _identity(trainer))
         except nestguard.GuardError as error:
-            warnings.warn(f"the stall guard does not watch: {error}", stacklevel=1)
+            warnings.warn(f"the stall guard cannot start, so the run is not watched: {error}", stacklevel=1)
 
-    def _watch(self, trainer: pl.Trainer, identity: nestguard.Identity) -> None:
-        self._is_alone = identity.world_size == 1
+    def _start_watching(self, trainer: pl.Trainer, identity: nestguard.Identity) -> None:
+        self._is_only_rank = identity.world_size == 1
         shared = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
         environment: ClusterEnvironment | None = getattr(trainer.strategy, "cluster_environment", None)
         name = f"{node_run_id(environment)}-{next(_starts)}".replace("/", "-")
@@ -101,84 +106,87 @@ class StallGuard(pl.Callback):
             self._monitor = nestguard.start_monitor(directory, self.limits, identity, report_dir, peers)
 
     def _peers(self, environment: ClusterEnvironment) -> nestguard.PeerConfig:
-        known, port = os.environ, environment.main_port
-        run = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
-        run_id = "/".join([str(port), *(known.get(name, "") for name in run)])
+        port = environment.main_port
+        variables = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+        run_id = "/".join([str(port), *(os.environ.get(name, "") for name in variables)])
         return nestguard.PeerConfig(host=environment.main_address, port=self.port or port + 1, run_id=run_id)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Begins to watch."""
+        """Starts the stall guard before training."""
         if stage == "fit":
             self.start(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """The first batch is being waited for."""
+        """Writes a heartbeat: the rank loads the first batch."""
         self._heartbeat.beat(Phase.LOADING, trainer.global_step, 0)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, _module: pl.LightningModule, batch: AudioNoiseBatch, index: int
     ) -> None:
-        """A batch has come. Ranks are compared by how many microbatches of their own they have got through."""
-        place = batch.key.step, index % trainer.accumulate_grad_batches
-        self._heartbeat.beat(Phase.FORWARD, *place, cut_ids=batch.sample_id)
+        """Writes a heartbeat: a microbatch is loaded.
+
+        Its index counts the microbatches of this rank within the step, so that the progress of ranks can be compared.
+        """
+        microbatch = index % trainer.accumulate_grad_batches
+        self._heartbeat.beat(Phase.FORWARD, batch.key.step, microbatch, cut_ids=batch.sample_id)
 
     def on_before_backward(self, *_: Any) -> None:
-        """The loss is known; gradients are next, and with the last of them the other ranks are waited for."""
+        """Writes a heartbeat: the backward pass begins, during which DDP waits for the other ranks."""
         self._heartbeat.beat(Phase.BACKWARD)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, index: int
     ) -> None:
-        """The next batch is being waited for."""
+        """Writes a heartbeat: the rank loads its next microbatch. Warns once if the monitor has died."""
         done = (index + 1) % trainer.accumulate_grad_batches
         self._heartbeat.beat(Phase.LOADING, batch.key.step + (not done), done)
-        if self._monitor is not None and time.monotonic() > self._look_at_s:
-            self._look_at_s = time.monotonic() + _LOOK_S
+        if self._monitor is not None and time.monotonic() > self._next_check_s:
+            self._next_check_s = time.monotonic() + _MONITOR_CHECK_S
             if not self._monitor.is_alive():
-                self._look_at_s = math.inf
-                warnings.warn("the stall guard's monitor has died; training goes on unwatched.", stacklevel=1)
+                self._next_check_s = math.inf
+                warnings.warn("the stall guard's monitor has died; training continues unwatched.", stacklevel=1)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Validation begins, after the last step that was made."""
+        """Writes a heartbeat: validation begins; the step is the last finished one."""
         self._heartbeat.beat(Phase.VALIDATION, trainer.global_step - 1)
 
     def on_validation_batch_start(self, *_: Any) -> None:
-        """Validation gets on."""
+        """Writes a heartbeat: validation makes progress."""
         self._heartbeat.beat(Phase.VALIDATION)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Back to training."""
+        """Writes a heartbeat: training resumes and the rank loads its next batch."""
         self._heartbeat.beat(Phase.LOADING, trainer.global_step, 0)
 
     def on_train_end(self, *_: Any) -> None:
-        """The last step is made."""
+        """Writes a heartbeat: the last step is finished."""
         self._heartbeat.beat(Phase.FINISHING)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Says why this rank ends; the monitor does not let the others wait for it."""
-        if self._is_alone:
-            self.teardown(trainer, pl_module, "fit")  # nobody waits for it
+        """Records why this rank ends, so that the monitor ends the other ranks, which would wait for it."""
+        if self._is_only_rank:
+            self.teardown(trainer, pl_module, "fit")  # no other rank waits for it
             return
         if isinstance(exception, Preempted | KeyboardInterrupt):
             self._heartbeat.finish(Phase.LEAVING)
             return
-        lines = [line for line in str(exception).splitlines() if line.strip()]
-        detail = f"{type(exception).__name__}: {lines[-1] if lines else ''}"
+        name, line = type(exception).__name__, last_error_line(exception)
+        detail = name if line == name else f"{name}: {line}"
         self._heartbeat.finish(Phase.FAILED, detail, "".join(traceback.format_exception(exception)))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Training has ended as it should; the monitor sees it at its next look, and ends as well."""
+        """Records that training has ended. The monitor notices and exits."""
         self._heartbeat.finish(Phase.DONE)
         self._heartbeat.close()
         if self._monitor is not None:
-            self._monitor.wait(_PARTING_S)
+            self._monitor.wait(_MONITOR_EXIT_S)
         if self._heartbeat is nestguard.current():
             nestguard.set_current(nestguard.NoHeartbeat())
         self._heartbeat, self._monitor = nestguard.NoHeartbeat(), None
 
 
 def _identity(trainer: pl.Trainer) -> nestguard.Identity:
-    # Before the process group is there, a strategy does not know the world yet.
+    # A strategy does not know the world size until the process group exists.
     num_local = trainer.num_devices if isinstance(trainer.strategy, DDPStrategy) else 1
     return nestguard.Identity(
         rank=trainer.node_rank * num_local + trainer.local_rank,

@@ -1,8 +1,6 @@
-"""What a run tells while it runs: throughput, and plain progress lines."""
+"""Throughput of training, and the share of time spent waiting for data."""
 
-import sys
 import time
-from collections.abc import Mapping
 from typing import Any, cast
 
 import pytorch_lightning as pl
@@ -13,9 +11,9 @@ from nestmodel.training.step_limits import ends_step
 
 
 class Throughput(pl.Callback):
-    """Logs how much audio a second is learned from, and which share of the time goes into waiting for it.
+    """Logs throughput in seconds of audio per second, the share of time waiting for data, padding, and bad audio.
 
-    Counts what this rank does, times the number of ranks. Validation and checkpoints are left out of the time.
+    The audio of this rank is multiplied by the number of ranks. The time of validation and checkpoints is excluded.
     """
 
     def __init__(self) -> None:
@@ -23,7 +21,7 @@ class Throughput(pl.Callback):
         self._batch_ended: float | None = None
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Takes the time since the last batch as waiting."""
+        """Counts the time since the end of the last batch as waiting for data."""
         self._batch_started = time.perf_counter()
         if self._batch_ended is not None:
             self._waiting_s += self._batch_started - self._batch_ended
@@ -31,16 +29,16 @@ class Throughput(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, batch_idx: int
     ) -> None:
-        """Adds up a batch, and logs every `log_every_n_steps` steps."""
+        """Counts a batch, and logs the rates every `log_every_n_steps` steps."""
         self._batch_ended = time.perf_counter()
         self._working_s += self._batch_ended - self._batch_started
         self._samples += int(batch.audio_len.sum())
-        self._slots += batch.audio.numel()
+        self._padded_samples += batch.audio.numel()
         self._replaced += len(batch.bad_cuts)
         self._failed_reads += sum(len(mix.bad_noise) for mix in batch.mixes)
         self._white += sum("white noise" in mix.sources for mix in batch.mixes)
         is_step = ends_step(trainer, batch_idx)
-        every: int = cast(Any, trainer).log_every_n_steps  # set by Lightning, and missing in its annotations
+        every: int = cast(Any, trainer).log_every_n_steps  # exists, but is missing in Lightning's annotations
         if is_step and trainer.global_step % max(1, every) == 0:
             total_s = self._working_s + self._waiting_s
             rate = cast(NestModel, pl_module).config.features.sampling_rate
@@ -48,7 +46,7 @@ class Throughput(pl.Callback):
                 {
                     "audio_s_per_s": self._samples / rate / total_s * trainer.world_size,
                     "data_wait": self._waiting_s / total_s,
-                    "padding": 1 - self._samples / self._slots,
+                    "padding": 1 - self._samples / self._padded_samples,
                     "cuts_replaced": float(self._replaced),
                     "noise_failed_reads": float(self._failed_reads),
                     "noise_white": float(self._white),
@@ -67,44 +65,4 @@ class Throughput(pl.Callback):
 
     def _reset(self) -> None:
         self._working_s = self._waiting_s = 0.0
-        self._samples = self._slots = self._replaced = self._failed_reads = self._white = 0
-
-
-class PlainProgress(pl.Callback):
-    """Prints a line now and then, for logs where a progress bar would be noise."""
-
-    def __init__(self, seconds_between: float = 10.0) -> None:
-        self.seconds_between = seconds_between
-        self._last = 0.0
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Prints where the training stands."""
-        if trainer.is_global_zero and time.monotonic() - self._last > self.seconds_between:
-            self._last = time.monotonic()
-            print(_progress_line(trainer.global_step, trainer.callback_metrics), file=sys.stderr, flush=True)  # noqa: T201
-
-    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Prints what validation gave."""
-        if trainer.is_global_zero and not trainer.sanity_checking:
-            print(_validation_line(trainer.global_step, trainer.callback_metrics), file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _progress_line(step: int, metrics: Mapping[str, Any]) -> str:
-    parts = [f"step {step}"]
-    if metrics.get("steps_skipped"):
-        parts.append(f"{int(metrics['steps_skipped'])} steps skipped")
-    if "train_loss" in metrics:
-        parts.append(f"loss {float(metrics['train_loss']):.3f}, entropy {float(metrics['train_token_entropy']):.3f}")
-        parts.append(f"masked accuracy {100 * float(metrics['train_accuracy']):.1f} %")
-    if "audio_s_per_s" in metrics:
-        parts.append(f"{float(metrics['audio_s_per_s']):.0f} s of audio/s")
-        parts.append(f"{100 * float(metrics['data_wait']):.0f} % waiting")
-    return ", ".join(parts)
-
-
-def _validation_line(step: int, metrics: Mapping[str, Any]) -> str:
-    loss, entropy, accuracy = (float(metrics[f"val_{name}"]) for name in ("loss", "token_entropy", "accuracy"))
-    return (
-        f"step {step}: validation loss {loss:.3f}, entropy of its tokens {entropy:.3f}, "
-        f"masked accuracy {100 * accuracy:.1f} %"
-    )
+        self._samples = self._padded_samples = self._replaced = self._failed_reads = self._white = 0

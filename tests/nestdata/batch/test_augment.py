@@ -34,23 +34,23 @@ def digest(samples: Samples) -> str:
     return hashlib.sha256(samples.tobytes()).hexdigest()
 
 
-def test_an_empty_chain_gives_back_what_it_was_given() -> None:
+def test_empty_chain_returns_its_argument() -> None:
     empty = chain([])
     assert not empty
     assert empty(SPEECH, 0, 1) is SPEECH
     assert chain(["Gain"])
 
 
-def test_a_transform_does_what_its_library_does() -> None:
+def test_chain_applies_the_transforms_in_order() -> None:
     inverted = chain([{"PolarityInversion": {"p": 1.0}}])(SPEECH, 0)
     np.testing.assert_array_equal(inverted, -SPEECH)
     louder = chain([{"Gain": {"min_gain_db": 6.0, "max_gain_db": 6.0, "p": 1.0}}, {"PolarityInversion": {"p": 1.0}}])
     np.testing.assert_allclose(louder(SPEECH, 0), -SPEECH * 10 ** (6 / 20), rtol=1e-6)
 
 
-def test_what_comes_out_depends_on_samples_and_key_alone() -> None:
+def test_result_depends_only_on_samples_and_key() -> None:
     varied = chain(VARIED)
-    keys = [(seed, step, place) for seed in (0, 1) for step in range(4) for place in range(3)]
+    keys = [(seed, step, position) for seed in (0, 1) for step in range(4) for position in range(3)]
     expected = {key: digest(varied(SPEECH, *key)) for key in keys}
     assert len(set(expected.values())) > len(keys) / 2
     random.seed(123)
@@ -61,13 +61,13 @@ def test_what_comes_out_depends_on_samples_and_key_alone() -> None:
         assert digest(again(SPEECH, *key)) == expected[key]
 
 
-def test_chains_of_different_names_draw_differently() -> None:
+def test_chains_of_different_names_use_different_random_numbers() -> None:
     gain = [{"Gain": {"p": 1.0}}]
     one, other = (chain(gain, name)(SPEECH, 0, 1) for name in ("augment.speech", "augment.mixture"))
     assert not np.array_equal(one, other)
 
 
-def test_samples_come_out_as_long_as_they_were_and_those_that_went_in_are_untouched() -> None:
+def test_result_has_the_length_of_the_argument_which_is_not_modified() -> None:
     before = SPEECH.copy()
     for key in range(20):
         changed = chain(VARIED)(SPEECH, key)
@@ -75,7 +75,7 @@ def test_samples_come_out_as_long_as_they_were_and_those_that_went_in_are_untouc
     np.testing.assert_array_equal(SPEECH, before)
 
 
-def test_global_random_states_are_put_back_even_after_an_error() -> None:
+def test_global_random_states_are_restored_even_after_an_error() -> None:
     varied, failing = (
         chain(VARIED),
         chain([{"Gain": {"p": 1.0}}, {"AdjustDuration": {"duration_samples": 5, "p": 1.0}}]),
@@ -105,20 +105,16 @@ print([hashlib.sha256(chain(speech, 5, step).tobytes()).hexdigest() for step in 
     assert run.stdout.decode().strip() == str([digest(varied(SPEECH, 5, step)) for step in range(6)])
 
 
-def test_the_library_is_imported_only_for_a_chain_that_is_not_empty() -> None:
+def test_audiomentations_is_imported_only_for_a_chain_with_transforms() -> None:
     program = """
-import sys, nestdata
+import sys
 from nestdata.batch.augment import Chain
 Chain([], 16000, name="augment.noise")
 assert "audiomentations" not in sys.modules
-sys.modules["audiomentations"] = None
-try:
-    Chain(["Gain"], 16000, name="augment.noise")
-except nestdata.ConfigError as error:
-    print(error)
+Chain(["Gain"], 16000, name="augment.noise")
+assert "audiomentations" in sys.modules
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=300)
-    assert b"augment.noise[0]: transforms need audiomentations. Install it with `pip install" in run.stdout
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +123,7 @@ except nestdata.ConfigError as error:
         (["Gian"], r"augment\.speech\[0\]: audiomentations has no transform 'Gian'; the nearest is 'Gain'\."),
         (["Gain", {"HighPass": {}}], r"augment\.speech\[1\]: .*'HighPass'; the nearest is 'HighPassFilter'"),
         ([{"Gain": {"min_gain": 3}}], r"Gain has no parameter 'min_gain'; the nearest is 'min_gain_db'"),
-        ([{"Gain": {"p": 3.0}}], r"augment\.speech\[0\]: Gain refuses \{'p': 3\.0\}: AssertionError"),
+        ([{"Gain": {"p": 3.0}}], r"augment\.speech\[0\]: Gain rejects \{'p': 3\.0\}: AssertionError"),
         (
             [{"OneOf": {"transforms": ["Gain", {"TimeMusk": {}}]}}],
             r"augment\.speech\[0\]\.OneOf\.transforms\[1\]: .*'TimeMusk'; the nearest is 'TimeMask'",
@@ -135,15 +131,15 @@ except nestdata.ConfigError as error:
         (["Lambda"], r"no transform 'Lambda'"),
         ([{"Gain": {}, "Shift": {}}], r"neither the name of a transform nor one name with its parameters"),
         ([{"Gain": 3}], r"neither the name of a transform nor one name with its parameters"),
-        (["RoomSimulator"], r"augment\.speech\[0\]: RoomSimulator traces rays .* Set use_ray_tracing: false\."),
+        (["RoomSimulator"], r"augment\.speech\[0\]: the ray tracing of RoomSimulator .* Set use_ray_tracing: false\."),
         (
             [{"OneOf": {"transforms": ["Gain", {"RoomSimulator": {"use_ray_tracing": True}}]}}],
-            r"augment\.speech\[0\]\.OneOf\.transforms\[1\]: RoomSimulator traces rays",
+            r"augment\.speech\[0\]\.OneOf\.transforms\[1\]: the ray tracing of RoomSimulator",
         ),
-        ([{"OneOf": {}}], r"OneOf refuses \{\}: TypeError"),
+        ([{"OneOf": {}}], r"OneOf rejects \{\}: TypeError"),
     ],
 )
-def test_mistakes_are_found_when_a_chain_is_made(specs: list[Any], message: str) -> None:
+def test_mistakes_are_found_when_a_chain_is_built(specs: list[Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         chain(specs)
 
@@ -155,13 +151,15 @@ def test_mistakes_are_found_when_a_chain_is_made(specs: list[Any], message: str)
         {"TimeStretch": {"min_rate": 1.3, "max_rate": 1.4, "leave_length_unchanged": False, "p": 1.0}},
     ],
 )
-def test_a_transform_that_changes_the_length_is_refused_with_what_to_do(spec: dict[str, Any]) -> None:
+def test_transform_that_changes_the_length_is_rejected_with_advice(spec: dict[str, Any]) -> None:
     (name,) = spec
-    with pytest.raises(ConfigError, match=rf"augment\.speech: {name} makes .* Set leave_length_unchanged: true"):
+    with pytest.raises(
+        ConfigError, match=rf"augment\.speech: {name} returns samples of shape .* Set leave_length_unchanged: true"
+    ):
         chain([spec])(SPEECH, 0)
 
 
-def test_samples_that_are_no_longer_finite_are_not_a_bad_file_but_a_bad_setting() -> None:
+def test_transform_that_returns_nonfinite_samples_is_a_configuration_error() -> None:
     loud = chain([{"Gain": {"min_gain_db": 800.0, "max_gain_db": 800.0, "p": 1.0}}])
-    with pytest.raises(ConfigError, match=r"augment\.speech: Gain (makes NaN or Inf|fails)"):
+    with pytest.raises(ConfigError, match=r"augment\.speech: Gain (returns NaN or Inf|fails)"):
         loud(SPEECH, 0)

@@ -21,7 +21,7 @@ def batch() -> AudioNoiseBatch:
     )
 
 
-def test_tensors_are_all_tensors_by_name_in_the_order_of_the_fields(batch: AudioNoiseBatch) -> None:
+def test_tensors_returns_all_tensors_by_name_in_the_order_of_the_fields(batch: AudioNoiseBatch) -> None:
     tensors = batch.tensors()
     assert list(tensors) == ["audio", "audio_len", "noise", "noise_len", "noisy_audio", "noisy_audio_len"]
     assert all(tensors[name] is getattr(batch, name) for name in tensors)
@@ -34,14 +34,14 @@ def test_moving_a_batch_moves_every_tensor_and_keeps_the_rest(batch: AudioNoiseB
     assert {tensor.device.type for tensor in batch.tensors().values()} == {"cpu"}
 
 
-def test_moving_a_batch_to_where_it_is_keeps_every_value(batch: AudioNoiseBatch) -> None:
+def test_moving_a_batch_to_its_own_device_keeps_every_value(batch: AudioNoiseBatch) -> None:
     moved = batch.to(torch.device("cpu"))
     assert all(torch.equal(moved.tensors()[name], tensor) for name, tensor in batch.tensors().items())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU")
-def test_a_pinned_batch_is_page_locked_and_reaches_the_gpu_unchanged(batch: AudioNoiseBatch) -> None:
+def test_pinned_batch_is_page_locked_and_reaches_the_gpu_unchanged(batch: AudioNoiseBatch) -> None:
     pinned = batch.pin_memory()
     assert all(tensor.is_pinned() for tensor in pinned.tensors().values())
     back = pinned.to("cuda", non_blocking=True).to("cpu")

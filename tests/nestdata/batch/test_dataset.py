@@ -7,11 +7,13 @@ import pytest
 import soundfile
 import torch
 
+import nestguard
 from nestdata import (
     AudioError,
     AudioNoiseBatch,
     AudioNoiseDataset,
     BadAudioConfig,
+    BatchIndex,
     BatchPlan,
     ConfigError,
     Corpus,
@@ -29,7 +31,7 @@ from tests.batches import digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, hiss, read_audio, tone
 
-# Three workers are asked for on any machine; those with fewer cores say so, and newer Pythons warn of forks.
+# Three workers are started on any machine. PyTorch warns on machines with fewer cores; newer Pythons warn of forks.
 many_workers = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded.*fork")
 
 
@@ -52,8 +54,8 @@ def dataset_of(
 
 
 def all_batches(dataset: AudioNoiseDataset, num_epochs: int = 1) -> list[AudioNoiseBatch]:
-    places = microbatches(dataset.plan, num_steps=num_epochs * dataset.plan.steps_per_epoch)
-    return [dataset[place] for place in places]
+    batch_indices = microbatches(dataset.plan, num_steps=num_epochs * dataset.plan.steps_per_epoch)
+    return [dataset[batch_index] for batch_index in batch_indices]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,7 @@ def messy(messy_corpora: MessyCorpora) -> AudioNoiseDataset:
 
 @pytest.fixture(scope="module")
 def messy_batches(messy: AudioNoiseDataset) -> list[AudioNoiseBatch]:
-    """Two epochs, made in this process on more threads than loader workers have, whatever machine this is."""
+    """Batches of two epochs, loaded in this process with more torch threads than loader workers have."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
@@ -72,7 +74,7 @@ def messy_batches(messy: AudioNoiseDataset) -> list[AudioNoiseBatch]:
         torch.set_num_threads(num_threads)
 
 
-def test_the_messy_corpora_make_every_kind_of_mix(messy_batches: list[AudioNoiseBatch]) -> None:
+def test_messy_corpora_lead_to_every_kind_of_mix(messy_batches: list[AudioNoiseBatch]) -> None:
     mixes = [mix for batch in messy_batches for mix in batch.mixes]
     assert {mix.mode for mix in mixes} == {"noise", "speech", "none"}
     assert {len(mix.segments) for mix in mixes} == {0, 1, 2, 3}
@@ -80,11 +82,11 @@ def test_the_messy_corpora_make_every_kind_of_mix(messy_batches: list[AudioNoise
     assert any(mix.bad_noise for mix in mixes)
 
 
-def test_the_messy_corpora_need_every_kind_of_loading(
+def test_messy_corpora_need_every_kind_of_loading(
     messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]
 ) -> None:
     (corpus,) = messy.corpus.corpora
-    cuts = [corpus[row] for row in range(len(corpus))]
+    cuts = [corpus[index] for index in range(len(corpus))]
     seen = {cut_id for batch in messy_batches for cut_id in batch.sample_id}
     assert seen == {cut.id for cut in cuts}
     assert len(seen) == 44
@@ -101,24 +103,24 @@ def test_the_messy_corpora_need_every_kind_of_loading(
 def test_batches_are_the_same_byte_for_byte_with_any_number_of_workers(
     messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch], num_workers: int
 ) -> None:
-    places = microbatches(messy.plan, num_steps=2 * messy.plan.steps_per_epoch)
-    loaded = list(messy.loader(places, num_workers=num_workers))
-    assert [batch.key[1:] for batch in loaded] == places
+    batch_indices = microbatches(messy.plan, num_steps=2 * messy.plan.steps_per_epoch)
+    loaded = list(messy.loader(batch_indices, num_workers=num_workers))
+    assert [batch.key[1:] for batch in loaded] == batch_indices
     assert [digest(batch) for batch in loaded] == [digest(batch) for batch in messy_batches]
 
 
 @many_workers
 @pytest.mark.multiprocess
-def test_batches_with_every_feature_on_are_the_same_byte_for_byte_with_any_number_of_workers(
+def test_batches_with_every_feature_enabled_are_the_same_byte_for_byte_with_any_number_of_workers(
     messy_corpora: MessyCorpora,
 ) -> None:
     full = full_dataset(messy_corpora.speech, messy_corpora.windows, messy_corpora.banked)
-    places = microbatches(full.plan, num_steps=full.plan.steps_per_epoch + 2)
-    expected = {place: digest(full[place]) for place in reversed(places)}
+    batch_indices = microbatches(full.plan, num_steps=full.plan.steps_per_epoch + 2)
+    expected = {batch_index: digest(full[batch_index]) for batch_index in reversed(batch_indices)}
     for num_workers in (0, 1, 2, 4):
-        loaded = list(full.loader(places, num_workers=num_workers))
-        assert [digest(batch) for batch in loaded] == [expected[place] for place in places]
-    batches = [full[place] for place in places]
+        loaded = list(full.loader(batch_indices, num_workers=num_workers))
+        assert [digest(batch) for batch in loaded] == [expected[batch_index] for batch_index in batch_indices]
+    batches = [full[batch_index] for batch_index in batch_indices]
     assert {mix.mode for batch in batches for mix in batch.mixes} == {"noise", "speech", "none"}
     assert {bad.reason for batch in batches for bad in batch.bad_cuts} == {"truncated"}
     assert any((batch.noisy_audio != batch.audio + batch.noise).any() for batch in batches)
@@ -128,35 +130,31 @@ def test_batches_with_every_feature_on_are_the_same_byte_for_byte_with_any_numbe
 @many_workers
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("num_workers", [0, 3])
-def test_a_loader_that_starts_at_a_step_goes_on_as_an_uninterrupted_one(
+def test_loader_that_starts_at_a_later_step_continues_like_an_uninterrupted_one(
     messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch], num_workers: int
 ) -> None:
     num_steps, per_step = 2 * messy.plan.steps_per_epoch, messy.plan.config.microbatches_per_step
     expected = [digest(batch) for batch in messy_batches]
-    # Every step without workers; with them, which take a moment to start, one within each epoch.
+    # Every step without workers; with workers, which are slow to start, one step within each epoch.
     for step in range(num_steps) if num_workers == 0 else (1, num_steps - 1):
-        places = microbatches(messy.plan, start_step=step, num_steps=num_steps - step)
-        loaded = [digest(batch) for batch in messy.loader(places, num_workers=num_workers)]
+        batch_indices = microbatches(messy.plan, start_step=step, num_steps=num_steps - step)
+        loaded = [digest(batch) for batch in messy.loader(batch_indices, num_workers=num_workers)]
         assert loaded == expected[step * per_step :]
 
 
-def test_a_data_set_that_is_pickled_gives_the_same_batches(
-    messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]
-) -> None:
+def test_pickled_dataset_gives_the_same_batches(messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]) -> None:
     again = pickle.loads(pickle.dumps(messy))
-    assert digest(again[0, 1]) == digest(messy_batches[1])
+    assert digest(again[0, 1]) == digest(again[BatchIndex(0, 1)]) == digest(messy_batches[1])
 
 
 @pytest.mark.multiprocess
-def test_a_data_set_works_in_workers_that_open_it_again(
-    messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]
-) -> None:
+def test_dataset_works_in_spawned_workers(messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]) -> None:
     loader = messy.loader([(0, 0), (0, 1)], num_workers=1)
     loader.multiprocessing_context = "spawn"
     assert [digest(batch) for batch in loader] == [digest(batch) for batch in messy_batches[:2]]
 
 
-def test_batches_differ_between_epochs_also_for_the_same_cut(messy_batches: list[AudioNoiseBatch]) -> None:
+def test_interference_of_a_cut_differs_between_epochs(messy_batches: list[AudioNoiseBatch]) -> None:
     half = len(messy_batches) // 2
     epochs = [
         {cut_id: mix for batch in part for cut_id, mix in zip(batch.sample_id, batch.mixes, strict=True)}
@@ -168,17 +166,17 @@ def test_batches_differ_between_epochs_also_for_the_same_cut(messy_batches: list
     assert all(epochs[0][cut_id] != epochs[1][cut_id] for cut_id in mixed)
 
 
-def test_every_cut_meets_noise_of_its_own_and_another_in_every_epoch(tmp_path: Path) -> None:
+def test_every_cut_gets_different_noise_in_every_epoch(tmp_path: Path) -> None:
     speech = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000, i) for i in range(8)})
     noise = folder_corpus(tmp_path / "noise", {"a.wav": hiss(64000, 99)})
     dataset = dataset_of(speech, noise, MixConfig(prob=1.0, noise_ratio=1.0, mix_rate=(1.0, 1.0)))
-    # All from one recording at random places: two that are equal but for their level would be one draw.
-    noises = [row / row.norm() for batch in all_batches(dataset, num_epochs=3) for row in batch.noise]
+    # All crops come from one recording; two crops that are equal except for their level would have one random key.
+    noises = [signal / signal.norm() for batch in all_batches(dataset, num_epochs=3) for signal in batch.noise]
     assert len(noises) == 24
     assert all(float((first * second).sum()) < 0.9 for first, second in itertools.combinations(noises, 2))
 
 
-def test_every_batch_keeps_the_promises_of_its_fields(
+def test_batch_fields_hold_what_their_docstrings_say(
     messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]
 ) -> None:
     for batch in messy_batches:
@@ -200,23 +198,57 @@ def test_every_batch_keeps_the_promises_of_its_fields(
         for signal in (batch.audio, batch.noise, batch.noisy_audio):
             assert torch.isfinite(signal).all()
             assert not signal[is_padding].any()
-        for row, mix in enumerate(batch.mixes):
-            assert int(batch.noise_len[row]) == (0 if mix.mode == "none" else int(batch.audio_len[row]))
-            assert bool(batch.noise[row].any()) == (mix.mode != "none")
+        for position, mix in enumerate(batch.mixes):
+            assert int(batch.noise_len[position]) == (0 if mix.mode == "none" else int(batch.audio_len[position]))
+            assert bool(batch.noise[position].any()) == (mix.mode != "none")
             if mix.mode == "none":
-                assert torch.equal(batch.noisy_audio[row], batch.audio[row])
+                assert torch.equal(batch.noisy_audio[position], batch.audio[position])
 
 
-def test_the_clean_audio_of_a_batch_is_that_of_its_cuts(
+def test_clean_audio_of_a_batch_is_the_audio_of_its_cuts(
     messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]
 ) -> None:
     (corpus,) = messy.corpus.corpora
-    cuts = {corpus[row].id: corpus[row] for row in range(len(corpus))}
+    cuts = {corpus[index].id: corpus[index] for index in range(len(corpus))}
     for batch in messy_batches:
-        for row, cut_id in enumerate(batch.sample_id):
+        for position, cut_id in enumerate(batch.sample_id):
             samples = load_samples(cuts[cut_id])
-            assert int(batch.audio_len[row]) == max(len(samples), messy.plan.min_samples)
-            np.testing.assert_array_equal(batch.audio[row, : len(samples)].numpy(), samples)
+            assert int(batch.audio_len[position]) == max(len(samples), messy.plan.min_samples)
+            np.testing.assert_array_equal(batch.audio[position, : len(samples)].numpy(), samples)
+
+
+def test_heartbeat_names_every_cut_that_is_loaded_and_none_at_the_end(
+    messy: AudioNoiseDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Heartbeat:
+        def __init__(self) -> None:
+            self.noted: list[str | tuple[str, ...]] = []
+
+        def note_cut(self, cut_id: str) -> None:
+            self.noted.append(cut_id)
+
+        def note_cuts(self, cut_ids: tuple[str, ...]) -> None:
+            self.noted.append(cut_ids)
+
+    heartbeats: list[Heartbeat] = []
+
+    def current() -> Heartbeat:
+        heartbeats.append(Heartbeat())
+        return heartbeats[-1]
+
+    mixer = SpeakerNoiseMixer(MixConfig(prob=1.0, noise_ratio=1.0))
+    dataset = AudioNoiseDataset(messy.corpus, messy.plan, messy.noise, mixer)
+    monkeypatch.setattr(nestguard, "current", current)
+    batch = dataset[0, 0]
+    (heartbeat,) = heartbeats  # looked up once per batch
+    num_cuts = len(batch.sample_id)
+    assert heartbeat.noted[:num_cuts] == batch.sample_id
+    noise = [source for mix in batch.mixes for source in mix.sources]
+    bad_noise = [bad.cut_id for mix in batch.mixes for bad in mix.bad_noise]
+    silent = {"silent"} if "white noise" in noise else set()  # the fallback of a silent noise, which was read, too
+    assert set(heartbeat.noted[num_cuts:-1]) == {*noise, *bad_noise} - {"white noise"} | silent
+    assert noise
+    assert heartbeat.noted[-1] == ()
 
 
 def test_short_audio_is_repeated_up_to_the_minimum(tmp_path: Path) -> None:
@@ -227,7 +259,7 @@ def test_short_audio_is_repeated_up_to_the_minimum(tmp_path: Path) -> None:
     assert torch.equal(batch.audio[0], torch.cat([samples, samples, samples[:2000]]))
 
 
-def test_short_audio_is_padded_with_zeros_on_request(tmp_path: Path) -> None:
+def test_short_audio_is_padded_with_zeros_if_configured(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(7000, 1)})
     batch = dataset_of(corpus, short_audio="pad")[0, 0]
     samples = torch.from_numpy(read_audio(tmp_path / "speech" / "a.wav"))
@@ -235,7 +267,7 @@ def test_short_audio_is_padded_with_zeros_on_request(tmp_path: Path) -> None:
     assert torch.equal(batch.audio[0], torch.cat([samples, torch.zeros(9000)]))
 
 
-def test_audio_of_the_minimum_length_is_left_as_it_is(tmp_path: Path) -> None:
+def test_audio_of_the_minimum_length_is_not_changed(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(16000, 1)})
     batch = dataset_of(corpus)[0, 0]
     np.testing.assert_array_equal(batch.audio[0].numpy(), read_audio(tmp_path / "speech" / "a.wav"))
@@ -250,30 +282,30 @@ def test_without_a_mixer_the_noisy_audio_is_the_clean_audio(messy: AudioNoiseDat
         assert {mix.mode for mix in batch.mixes} == {"none"}
 
 
-def test_without_a_noise_corpus_only_speech_is_mixed_in(messy: AudioNoiseDataset) -> None:
+def test_without_a_noise_corpus_only_speech_is_added(messy: AudioNoiseDataset) -> None:
     dataset = AudioNoiseDataset(messy.corpus, messy.plan, mixer=SpeakerNoiseMixer(MixConfig(prob=1.0)))
     modes = {mix.mode for batch in all_batches(dataset) for mix in batch.mixes}
     assert modes == {"speech", "none"}
 
 
-def test_the_ratio_in_a_batch_is_the_one_that_it_reports(messy_batches: list[AudioNoiseBatch]) -> None:
+def test_measured_ratio_in_a_batch_is_the_recorded_one(messy_batches: list[AudioNoiseBatch]) -> None:
     num_checked = 0
     for batch in messy_batches:
-        for row, mix in enumerate(batch.mixes):
+        for position, mix in enumerate(batch.mixes):
             if mix.mode == "none":
                 continue
             spans = [slice(start, start + number) for start, number in mix.segments]
-            clean = torch.cat([batch.audio[row, span] for span in spans]).double()
-            noise = torch.cat([batch.noise[row, span] for span in spans]).double()
+            clean = torch.cat([batch.audio[position, span] for span in spans]).double()
+            noise = torch.cat([batch.noise[position, span] for span in spans]).double()
             measured_db = 10 * torch.log10(clean.square().mean() / noise.square().mean())
             assert float(measured_db) == pytest.approx(mix.snr_db, abs=0.01)
             assert mix.sources
-            assert batch.sample_id[row] not in mix.sources
+            assert batch.sample_id[position] not in mix.sources
             num_checked += 1
     assert num_checked > 30
 
 
-def test_noise_at_another_rate_than_the_speech_is_refused(tmp_path: Path) -> None:
+def test_noise_at_another_rate_than_the_speech_is_rejected(tmp_path: Path) -> None:
     speech = folder_corpus(tmp_path / "speech", {"a.wav": hiss(16000, 1)})
     noise = folder_corpus(tmp_path / "noise", {"b.wav": hiss(16000, 2)}, PrepareConfig(sampling_rate=8000))
     with pytest.raises(ConfigError, match=r"noise\.corpus is at 8000 Hz .* --sampling-rate 16000"):
@@ -281,14 +313,14 @@ def test_noise_at_another_rate_than_the_speech_is_refused(tmp_path: Path) -> Non
 
 
 def tones(directory: Path, number: int = 40) -> Corpus:
-    """Cuts of about two seconds, each at a level of its own."""
+    """Cuts of about two seconds, each at a different level."""
     levels = np.linspace(0.05, 0.5, number)
     audio = {f"{i:02d}.flac": tone(300, 2.0 + i / 500, level=float(levels[i])) for i in range(number)}
     return folder_corpus(directory / "speech", audio)
 
 
 def break_files(directory: Path) -> dict[str, str]:
-    """Spoils four files of `tones` in ways that only show when they are read; returns the reasons by cut."""
+    """Damages four files of `tones` in ways that are found when they are read, and returns the reasons by cut."""
     (directory / "speech" / "03.flac").unlink()
     whole = (directory / "speech" / "11.flac").read_bytes()
     (directory / "speech" / "11.flac").write_bytes(whole[: len(whole) // 2])
@@ -300,15 +332,15 @@ def break_files(directory: Path) -> dict[str, str]:
 @many_workers
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_cut_that_breaks_under_way_is_replaced_by_one_of_its_bucket_and_nothing_else_changes(
+def test_cut_that_becomes_unreadable_is_replaced_by_one_of_its_bucket_and_nothing_else_changes(
     tmp_path: Path, num_workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     corpus = tones(tmp_path)
     dataset = dataset_of(corpus, plan=PlanConfig(max_batch_seconds=13.0, microbatches_per_step=2))
     before = all_batches(dataset, num_epochs=2)
     reasons = break_files(tmp_path)
-    places = microbatches(dataset.plan, num_steps=2 * dataset.plan.steps_per_epoch)
-    after = list(dataset.loader(places, num_workers=num_workers))
+    batch_indices = microbatches(dataset.plan, num_steps=2 * dataset.plan.steps_per_epoch)
+    after = list(dataset.loader(batch_indices, num_workers=num_workers))
     assert [digest(batch) for batch in after] == [digest(batch) for batch in all_batches(dataset, num_epochs=2)]
     replaced = []
     for whole, batch in zip(before, after, strict=True):
@@ -324,25 +356,26 @@ def test_a_cut_that_breaks_under_way_is_replaced_by_one_of_its_bucket_and_nothin
                 assert torch.equal(batch.audio[i], whole.audio[i])
     assert sorted(set(replaced)) == sorted(reasons)
     logged = [record.message for record in caplog.records if "replaced" in record.message]
-    assert len(logged) == len(reasons)  # once each, although each was met twice
+    assert len(logged) == len(reasons)  # once each, although each was read in two epochs
     assert any("03.flac" in message and "missing" in message for message in logged)
 
 
-def test_more_broken_cuts_than_are_put_up_with_end_the_run_with_a_list(tmp_path: Path) -> None:
+def test_more_unusable_cuts_than_allowed_end_the_run_with_a_list(tmp_path: Path) -> None:
     corpus = tones(tmp_path)
     break_files(tmp_path)
     plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=13.0, microbatches_per_step=2))
     dataset = AudioNoiseDataset(corpus, plan, bad_audio=BadAudioConfig(max_share=0.05, min_count=2))
-    places = microbatches(plan, num_steps=plan.steps_per_epoch)
+    batch_indices = microbatches(plan, num_steps=plan.steps_per_epoch)
     with pytest.raises(
-        AudioError, match=r"3 of \d+ reads of speech failed .*more than the 5 % .*\d\d \((missing|truncated|empty)\)"
+        AudioError,
+        match=r"3 of \d+ reads of speech failed .*more than the allowed 5 %: .*\d\d \((missing|truncated|empty)\)",
     ):
-        list(dataset.loader(places))
+        list(dataset.loader(batch_indices))
     patient = AudioNoiseDataset(corpus, plan, bad_audio=BadAudioConfig(max_share=0.2, min_count=2))
-    assert len(list(patient.loader(places))) == len(places)
+    assert len(list(patient.loader(batch_indices))) == len(batch_indices)
 
 
-def test_a_bucket_of_which_nothing_can_be_read_is_an_error_that_names_its_cuts(tmp_path: Path) -> None:
+def test_bucket_without_any_readable_cut_is_an_error_that_names_its_cuts(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(16000, 1), "b.wav": hiss(16000, 2)})
     for name in "ab":
         (tmp_path / "speech" / f"{name}.wav").unlink()
@@ -350,16 +383,16 @@ def test_a_bucket_of_which_nothing_can_be_read_is_an_error_that_names_its_cuts(t
         _ = dataset_of(corpus)[0, 0]
 
 
-def test_noise_that_vanishes_under_way_is_replaced_counted_and_too_much_at_some_point(
+def test_noise_that_becomes_unreadable_is_replaced_counted_and_limited(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     corpus = tones(tmp_path)
     noise = folder_corpus(tmp_path / "noise", {f"{name}.wav": hiss(48000, ord(name)) for name in "abcd"})
     plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=13.0, microbatches_per_step=2))
     mixer = SpeakerNoiseMixer(MixConfig(prob=1.0, noise_ratio=1.0))
-    places = microbatches(plan, num_steps=plan.steps_per_epoch)
+    batch_indices = microbatches(plan, num_steps=plan.steps_per_epoch)
     (tmp_path / "noise" / "c.wav").unlink()
-    batches = list(AudioNoiseDataset(corpus, plan, NoiseSampler(noise), mixer).loader(places))
+    batches = list(AudioNoiseDataset(corpus, plan, NoiseSampler(noise), mixer).loader(batch_indices))
     mixes = [mix for batch in batches for mix in batch.mixes]
     assert {mix.sources for mix in mixes} == {("a",), ("b",), ("d",)}
     failed = [bad for mix in mixes for bad in mix.bad_noise]
@@ -369,10 +402,10 @@ def test_noise_that_vanishes_under_way_is_replaced_counted_and_too_much_at_some_
     assert len([record for record in caplog.records if "noise replaced" in record.message]) == 1
     strict = BadAudioConfig(max_noise_share=0.1, min_count=1)
     with pytest.raises(AudioError, match=r"reads of noise failed \(2 missing\).*c \(missing\)"):
-        list(AudioNoiseDataset(corpus, plan, NoiseSampler(noise), mixer, bad_audio=strict).loader(places))
+        list(AudioNoiseDataset(corpus, plan, NoiseSampler(noise), mixer, bad_audio=strict).loader(batch_indices))
 
 
-def test_a_corpus_at_eight_kilohertz_is_batched_at_that_rate(tmp_path: Path) -> None:
+def test_corpus_at_eight_kilohertz_is_batched_at_that_rate(tmp_path: Path) -> None:
     config = PrepareConfig(sampling_rate=8000)
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": (chirp(100, 900, 2.0, 44100), 44100)}, config)
     batch = dataset_of(corpus)[0, 0]
@@ -380,9 +413,10 @@ def test_a_corpus_at_eight_kilohertz_is_batched_at_that_rate(tmp_path: Path) -> 
     np.testing.assert_allclose(batch.audio[0, 200:-200], chirp(100, 900, 2.0, 8000)[200:-200], atol=2e-3)
 
 
-def test_places_of_one_rank_are_its_share_of_each_step_in_order() -> None:
+def test_batch_indices_of_one_rank_are_its_share_of_each_step_in_order() -> None:
     plan = BatchPlan(np.full(40, 16000), 16000, PlanConfig(max_batch_seconds=4.0, microbatches_per_step=4))
     assert microbatches(plan, num_steps=1) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert microbatches(plan, num_steps=1)[1] == BatchIndex(step=0, microbatch=1)
     assert microbatches(plan, rank=1, world_size=2, start_step=5, num_steps=2) == [(5, 2), (5, 3), (6, 2), (6, 3)]
     assert microbatches(plan, rank=3, world_size=4, num_steps=0) == []
     with pytest.raises(ConfigError, match="3 ranks cannot share"):

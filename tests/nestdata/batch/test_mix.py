@@ -16,7 +16,7 @@ ALWAYS_SPEECH = MixConfig(prob=1.0, noise_ratio=0.0)
 
 
 def noise_of(samples: Samples | None = None) -> Callable[[int], NoiseSpan]:
-    """A source of noise: as much as is asked for, or of given samples what there is."""
+    """Returns a source of noise with the requested number of samples, or at most the given samples."""
     return lambda needed: NoiseSpan(
         samples=hiss(needed, 99) if samples is None else samples[:needed],
         kind="noise",
@@ -28,19 +28,19 @@ def noise_of(samples: Samples | None = None) -> Callable[[int], NoiseSpan]:
 
 
 def speech_of(*lengths: int, level: float = 0.1) -> list[Speech]:
-    return [Speech(row, f"cut-{row}", hiss(length, row, level=level)) for row, length in enumerate(lengths)]
+    return [Speech(index, f"cut-{index}", hiss(length, index, level=level)) for index, length in enumerate(lengths)]
 
 
 def mix(
     config: MixConfig,
     microbatch: list[Speech],
     *,
-    index: int = 0,
+    position: int = 0,
     key: int = 0,
     noise: Callable[[int], NoiseSpan] | None = None,
 ) -> tuple[Samples | None, Mix]:
-    out = np.zeros(len(microbatch[index].samples) + 5, np.float32)
-    record = SpeakerNoiseMixer(config)(index, microbatch, StatelessRng(0, "mix", key), noise or noise_of(), out)
+    out = np.zeros(len(microbatch[position].samples) + 5, np.float32)
+    record = SpeakerNoiseMixer(config)(position, microbatch, StatelessRng(0, "mix", key), noise or noise_of(), out)
     assert not out[-5:].any()  # past the cut is padding
     assert out.any() == (record.mode != "none")
     return (None if record.mode == "none" else out[:-5]), record
@@ -56,7 +56,7 @@ def measured_snr_db(clean: Samples, added: Samples, segments: tuple[tuple[int, i
 
 
 def find_part(part: Samples, whole: Samples) -> int:
-    """Returns where a part that was scaled lies in a whole: the place where they correlate fully."""
+    """Returns the position of a scaled part in a signal: the one with a correlation of 1."""
     windows = np.lib.stride_tricks.sliding_window_view(whole, len(part)).astype(np.float64)
     correlation = windows @ part / np.linalg.norm(windows, axis=1) / np.linalg.norm(part)
     assert correlation.max() == pytest.approx(1.0, abs=1e-6)
@@ -75,7 +75,7 @@ def find_part(part: Samples, whole: Samples) -> int:
     key=st.integers(0, 2**32),
 )
 @settings(deadline=None, max_examples=150)
-def test_the_measured_ratio_over_the_mixed_samples_is_the_one_asked_for(
+def test_measured_ratio_over_the_mixed_samples_is_the_requested_one(
     length: int,
     others: list[int],
     wants_noise: bool,
@@ -123,13 +123,13 @@ def test_the_measured_ratio_over_the_mixed_samples_is_the_one_asked_for(
     assert not added[~is_mixed].any()
 
 
-def test_a_cut_that_is_not_chosen_gets_nothing() -> None:
+def test_cut_that_is_not_selected_gets_no_interference() -> None:
     added, record = mix(MixConfig(prob=0.0), speech_of(16000, 16000))
     assert added is None
     assert (record.mode, record.sources, record.segments) == ("none", (), ())
 
 
-def test_cuts_are_chosen_as_often_as_asked_for() -> None:
+def test_cuts_are_selected_with_the_configured_probabilities() -> None:
     config = MixConfig(prob=0.3, noise_ratio=0.25)
     modes = [mix(config, speech_of(100, 100), key=key)[1].mode for key in range(2000)]
     assert modes.count("none") / 2000 == pytest.approx(0.7, abs=0.05)
@@ -137,7 +137,7 @@ def test_cuts_are_chosen_as_often_as_asked_for() -> None:
     assert modes.count("speech") / 2000 == pytest.approx(0.225, abs=0.05)
 
 
-def test_ratios_shares_and_numbers_fill_their_ranges() -> None:
+def test_drawn_ratios_shares_and_counts_fill_their_ranges() -> None:
     config = MixConfig(
         prob=1.0, mix_rate=(0.2, 0.6), num_segments=(1, 3), num_speakers=(1, 2), speech_snr_db=(-40.0, -30.0)
     )
@@ -154,13 +154,13 @@ def test_ratios_shares_and_numbers_fill_their_ranges() -> None:
     assert {len(record.sources) for record in records if record.mode == "speech"} == {1, 2}
 
 
-def test_segments_lie_all_over_the_cut() -> None:
+def test_segments_are_spread_over_the_whole_cut() -> None:
     starts = [mix(ALWAYS_NOISE, speech_of(1000), key=key)[1].segments[0][0] for key in range(300)]
     assert min(starts) < 20
     assert 480 < max(starts) <= 500
 
 
-def test_noise_is_added_as_it_was_found_but_for_its_level() -> None:
+def test_noise_is_changed_only_in_its_level() -> None:
     added, record = mix(ALWAYS_NOISE, speech_of(16000))
     assert added is not None
     assert find_part(gather(added, record.segments), hiss(8000, 99)) == 0
@@ -178,13 +178,13 @@ def test_noise_shorter_than_the_mixed_span_is_repeated() -> None:
     assert find_part(mixed[:2000], hiss(2000, 5)) == 0
 
 
-def test_white_noise_is_recorded_as_such() -> None:
+def test_white_noise_is_recorded_as_white_noise() -> None:
     white = NoiseSpan(samples=hiss(8000, 1), kind="white", num_reads=1, bad=(GONE,))
     _, record = mix(ALWAYS_NOISE, speech_of(16000), noise=lambda needed: white)  # noqa: ARG005
     assert (record.mode, record.sources, record.bad_noise) == ("noise", ("white noise",), (GONE,))
 
 
-def test_noise_is_asked_for_in_the_length_that_is_mixed_and_only_for_mode_noise() -> None:
+def test_noise_is_drawn_in_the_mixed_length_and_only_for_mode_noise() -> None:
     asked: list[int] = []
 
     def draw_noise(needed: int) -> NoiseSpan:
@@ -218,7 +218,7 @@ def test_interfering_speech_that_is_shorter_is_repeated() -> None:
     assert find_part(mixed[:1500], microbatch[1].samples) == 0
 
 
-def test_several_speakers_are_different_cuts_and_are_added_up() -> None:
+def test_several_speakers_are_different_cuts_and_are_summed() -> None:
     config = MixConfig(prob=1.0, noise_ratio=0.0, num_speakers=(3, 3), mix_rate=(1.0, 1.0))
     microbatch = speech_of(2000, 2000, 2000, 2000, 2000)
     for key in range(20):
@@ -229,30 +229,30 @@ def test_several_speakers_are_different_cuts_and_are_added_up() -> None:
         assert find_part(added, np.asarray(total, np.float32)) == 0
 
 
-def test_fewer_cuts_than_speakers_give_as_many_as_there_are() -> None:
+def test_all_other_cuts_are_used_if_there_are_fewer_than_speakers() -> None:
     config = MixConfig(prob=1.0, noise_ratio=0.0, num_speakers=(4, 4))
     assert set(mix(config, speech_of(2000, 2000, 2000))[1].sources) == {"cut-1", "cut-2"}
 
 
-def test_a_cut_alone_in_its_microbatch_is_mixed_with_noise() -> None:
+def test_cut_alone_in_its_microbatch_is_mixed_with_noise() -> None:
     assert mix(ALWAYS_SPEECH, speech_of(16000))[1].mode == "noise"
 
 
-def test_a_cut_is_never_mixed_with_a_copy_of_itself() -> None:
+def test_cut_is_never_mixed_with_a_copy_of_itself() -> None:
     twice = speech_of(4000, 4000, 4000)
     microbatch = [twice[0], twice[1], twice[0], twice[2], twice[0]]
     config = MixConfig(prob=1.0, noise_ratio=0.0, num_speakers=(1, 4))
     for key in range(50):
-        for index in (0, 2, 4):
-            assert "cut-0" not in mix(config, microbatch, index=index, key=key)[1].sources
+        for position in (0, 2, 4):
+            assert "cut-0" not in mix(config, microbatch, position=position, key=key)[1].sources
 
 
-def test_a_cut_among_copies_of_itself_is_mixed_with_noise() -> None:
+def test_cut_among_copies_of_itself_is_mixed_with_noise() -> None:
     microbatch = speech_of(4000) * 3
-    assert mix(ALWAYS_SPEECH, microbatch, index=1)[1].mode == "noise"
+    assert mix(ALWAYS_SPEECH, microbatch, position=1)[1].mode == "noise"
 
 
-def test_silent_clean_speech_gets_nothing() -> None:
+def test_silent_clean_speech_gets_no_interference() -> None:
     silent = Speech(0, "cut-0", np.zeros(4000, np.float32))
     for config in (ALWAYS_NOISE, ALWAYS_SPEECH):
         added, record = mix(config, [silent, *speech_of(4000, 4000)[1:]])
@@ -276,14 +276,14 @@ def test_interference_near_the_smallest_numbers_is_scaled_without_overflow(level
     assert measured_snr_db(speech_of(4000)[0].samples, added, record.segments) == pytest.approx(record.snr_db, abs=0.01)
 
 
-def test_power_of_a_long_span_is_summed_without_loss() -> None:
+def test_power_of_a_long_span_is_computed_without_loss_of_precision() -> None:
     clean, noise = hiss(1_000_000, 1) + np.float32(0.5), hiss(1_000_000, 2)
     gain = gain_for_snr(clean, noise, 3.0)
     assert gain is not None
     assert measured_snr_db(clean, np.float32(gain) * noise, ((0, len(clean)),)) == pytest.approx(3.0, abs=1e-6)
 
 
-def test_what_is_done_depends_on_the_key_alone() -> None:
+def test_interference_depends_only_on_the_key() -> None:
     config = MixConfig(prob=1.0, num_segments=(1, 4), num_speakers=(1, 3))
     expected = [mix(config, speech_of(3000, 4000, 5000), key=key) for key in range(10)]
     for key in reversed(range(10)):
@@ -298,14 +298,14 @@ def test_what_is_done_depends_on_the_key_alone() -> None:
     [
         ({"prob": 1.1}, r"mix\.prob is 1\.1: expected a share"),
         ({"noise_ratio": -0.1}, r"mix\.noise_ratio is -0\.1"),
-        ({"noise_snr_db": (20.0, -5.0)}, r"mix\.noise_snr_db is \(20\.0, -5\.0\): give the lower bound first"),
+        ({"noise_snr_db": (20.0, -5.0)}, r"mix\.noise_snr_db is \(20\.0, -5\.0\): expected the lower bound first"),
         ({"speech_snr_db": (5.0, -5.0)}, r"mix\.speech_snr_db"),
         ({"mix_rate": (0.0, 0.5)}, r"mix\.mix_rate is \(0\.0, 0\.5\): expected shares"),
         ({"mix_rate": (0.5, 1.5)}, r"mix\.mix_rate"),
-        ({"num_segments": (0, 1)}, r"mix\.num_segments is \(0, 1\): give at least 1"),
-        ({"num_speakers": (2, 1)}, r"mix\.num_speakers is \(2, 1\): give the lower bound first"),
+        ({"num_segments": (0, 1)}, r"mix\.num_segments is \(0, 1\): expected 1 or more"),
+        ({"num_speakers": (2, 1)}, r"mix\.num_speakers is \(2, 1\): expected the lower bound first"),
     ],
 )
-def test_settings_out_of_range_are_refused_by_name(changes: dict[str, object], message: str) -> None:
+def test_settings_out_of_range_are_rejected_by_name(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MixConfig(**changes)  # type: ignore[arg-type]

@@ -19,45 +19,45 @@ def level_db(samples: Samples) -> float:
     return float(10 * np.log10(np.square(samples, dtype=np.float64).mean()))
 
 
-def places_of(part: Samples, whole: Samples) -> list[int]:
-    """Returns every place where a whole holds a part, bit for bit."""
+def positions_of(part: Samples, whole: Samples) -> list[int]:
+    """Returns every position at which a signal holds a part, bit for bit."""
     peak = int(np.abs(part).argmax())
     starts = np.flatnonzero(whole == part[peak]) - peak
     return [int(start) for start in starts if start >= 0 and np.array_equal(whole[start : start + len(part)], part)]
 
 
-def test_noise_of_the_length_asked_for_is_returned_whole(tmp_path: Path) -> None:
+def test_noise_of_the_requested_length_is_returned_whole(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": hiss(16000, 1)})
     span = NoiseSampler(corpus).draw(16000, StatelessRng(0, "noise"))
     np.testing.assert_array_equal(span.samples, read_audio(tmp_path / "noise" / "a.wav"))
     assert (span.kind, span.cut_id, len(span.bad), span.num_silent_crops) == ("noise", "a", 0, 0)
 
 
-def test_shorter_noise_is_returned_whole_and_shorter(tmp_path: Path) -> None:
+def test_shorter_noise_is_returned_whole(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": hiss(5000, 1)})
     span = NoiseSampler(corpus).draw(16000, StatelessRng(0, "noise"))
     np.testing.assert_array_equal(span.samples, read_audio(tmp_path / "noise" / "a.wav"))
 
 
-def test_longer_noise_is_cropped_at_places_all_over_it(tmp_path: Path) -> None:
+def test_crops_of_longer_noise_are_spread_over_all_of_it(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": chirp(100, 4000, 2.0)})
     whole = read_audio(tmp_path / "noise" / "a.wav")
     starts = []
     for span in draw_many(NoiseSampler(corpus), 1000):
-        (start,) = places_of(span.samples, whole)  # one place, for a chirp is nowhere like itself
+        (start,) = positions_of(span.samples, whole)  # one position, because no two parts of a chirp are equal
         starts.append(start)
     assert min(starts) < 4000
     assert max(starts) > 27000
 
 
-def test_the_first_and_the_last_place_of_a_noise_are_both_drawn(tmp_path: Path) -> None:
+def test_first_and_last_position_of_a_noise_are_both_drawn(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": hiss(4002, 1)})
     whole = read_audio(tmp_path / "noise" / "a.wav")
     spans = draw_many(NoiseSampler(corpus), 4000)
     assert {span.samples[0] for span in spans} == set(whole[:3])
 
 
-def test_noise_that_starts_inside_a_file_is_never_taken_from_before_it(tmp_path: Path) -> None:
+def test_noise_that_starts_inside_a_file_excludes_the_samples_before_it(tmp_path: Path) -> None:
     loud_before = np.concatenate([np.ones(16000, np.float32), hiss(16000, 1, level=0.02)])
     write_audio(tmp_path / "a.wav", loud_before)
     manifest = write_jsonl(tmp_path / "noise.json", [{"audio_filepath": "a.wav", "offset": 1.0, "duration": 1.0}])
@@ -72,14 +72,14 @@ def test_every_noise_of_a_corpus_is_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rate", [8000, 44100])
-def test_noise_at_another_rate_is_resampled_and_has_the_length_asked_for(tmp_path: Path, rate: int) -> None:
+def test_noise_at_another_rate_is_resampled_and_has_the_requested_length(tmp_path: Path, rate: int) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": (hiss(2 * rate, 1), rate)})
     for span in draw_many(NoiseSampler(corpus), 5001, number=10):
         assert (span.kind, len(span.samples)) == ("noise", 5001)
         assert span.samples.dtype == np.float32
 
 
-def test_a_draw_depends_on_its_key_alone(tmp_path: Path) -> None:
+def test_span_depends_only_on_its_key(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {f"{i}.wav": hiss(9000, i) for i in range(3)})
     first, again = NoiseSampler(corpus), NoiseSampler(Corpus.open(corpus.path))
     expected = draw_many(first, 4000, number=10)
@@ -92,9 +92,7 @@ def test_a_draw_depends_on_its_key_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("max_reads", [1, 3, 20])
-def test_white_noise_comes_after_exactly_the_allowed_reads_when_every_file_is_gone(
-    tmp_path: Path, max_reads: int
-) -> None:
+def test_white_noise_is_used_after_max_reads_failures(tmp_path: Path, max_reads: int) -> None:
     corpus = folder_corpus(tmp_path / "noise", {f"{i}.wav": hiss(8000, i) for i in range(3)})
     for path in (tmp_path / "noise").iterdir():
         path.unlink()
@@ -118,7 +116,7 @@ def test_noise_that_cannot_be_read_is_replaced_by_another(tmp_path: Path) -> Non
     spans = draw_many(NoiseSampler(corpus), 4000)
     assert {(span.kind, span.cut_id) for span in spans} == {("noise", "3")}
     failed = [len(span.bad) for span in spans]
-    # The number of failures before a success whose chance is a quarter: mean 3, deviation of the mean 0.55.
+    # Number of failures before a success with probability 1/4: mean 3, standard deviation of the mean 0.55.
     assert 1 < sum(failed) / len(failed) < 5
     assert min(failed) == 0
 
@@ -128,7 +126,9 @@ def test_white_noise_is_between_minus_ninety_and_minus_forty_six_decibels(tmp_pa
     spans = draw_many(NoiseSampler(corpus), 16000, number=60)
     assert {span.kind for span in spans} == {"white"}
     levels = [level_db(span.samples) for span in spans]
-    tolerance = 5 * 10 / np.log(10) * np.sqrt(2 / 16000)  # five deviations of a level measured over 16000 samples
+    tolerance = (
+        5 * 10 / np.log(10) * np.sqrt(2 / 16000)
+    )  # five standard deviations of a level measured over 16000 samples
     assert -90 - tolerance < min(levels) < -84
     assert -52 < max(levels) < -46 + tolerance
     assert np.mean(levels) == pytest.approx(-68, abs=5)
@@ -144,7 +144,7 @@ def test_white_noise_has_a_flat_spectrum_and_differs_by_key(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [1, 7])
-def test_a_silent_noise_gives_white_noise_after_the_allowed_crops(tmp_path: Path, number: int) -> None:
+def test_white_noise_is_used_after_max_crops_silent_crops(tmp_path: Path, number: int) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": SILENCE})
     span = NoiseSampler(corpus, NoiseConfig(max_crops=number)).draw(4000, StatelessRng(0, "noise"))
     assert (span.kind, span.num_silent_crops, len(span.bad)) == ("white", number, 0)
@@ -156,7 +156,7 @@ def test_a_hundred_crops_are_tried_by_default(tmp_path: Path) -> None:
     assert NoiseSampler(corpus).draw(4000, StatelessRng(0, "noise")).num_silent_crops == 100
 
 
-def test_no_more_crops_are_tried_than_allowed(tmp_path: Path) -> None:
+def test_at_most_max_crops_crops_are_tried(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": np.concatenate([SILENCE, SILENCE, hiss(16000, 1)])})
     spans = draw_many(NoiseSampler(corpus, NoiseConfig(max_crops=2)), 1000)
     outcomes = {(span.kind, span.num_silent_crops) for span in spans}
@@ -164,14 +164,14 @@ def test_no_more_crops_are_tried_than_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_samples", [16000, 20000])
-def test_a_silent_noise_without_a_choice_of_places_is_tried_once(tmp_path: Path, num_samples: int) -> None:
+def test_silent_noise_with_one_possible_crop_is_tried_once(tmp_path: Path, num_samples: int) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": SILENCE})
     span = NoiseSampler(corpus).draw(num_samples, StatelessRng(0, "noise"))
     assert (span.kind, span.num_silent_crops) == ("white", 1)
     assert len(span.samples) == num_samples
 
 
-def test_a_crop_of_a_half_silent_noise_is_never_silent(tmp_path: Path) -> None:
+def test_crop_of_a_partly_silent_noise_is_never_silent(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": np.concatenate([SILENCE, hiss(16000, 1), SILENCE])})
     whole = read_audio(tmp_path / "noise" / "a.wav")
     sampler = NoiseSampler(corpus)
@@ -179,13 +179,13 @@ def test_a_crop_of_a_half_silent_noise_is_never_silent(tmp_path: Path) -> None:
     assert {span.kind for span in spans} == {"noise"}
     for span in spans:
         assert not sampler.is_silent(span.samples)
-        assert places_of(span.samples, whole)
+        assert positions_of(span.samples, whole)
     drawn_again = [span.num_silent_crops for span in spans]
     assert 0 in drawn_again
     assert max(drawn_again) > 1
 
 
-def test_silence_is_judged_by_power_and_not_by_the_sum_of_samples() -> None:
+def test_silence_is_defined_by_power_and_not_by_the_sum_of_samples() -> None:
     sampler = NoiseSampler()
     balanced = np.tile(np.array([0.1, -0.1], np.float32), 500)
     assert not sampler.is_silent(balanced)
@@ -196,14 +196,23 @@ def test_silence_is_judged_by_power_and_not_by_the_sum_of_samples() -> None:
     assert not sampler.is_silent(quiet * np.float32(10 ** (2 / 20)))
 
 
-def test_the_threshold_of_silence_is_a_setting(tmp_path: Path) -> None:
+def test_silence_threshold_is_configurable(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": hiss(16000, 1, level=0.01)})
     assert NoiseSampler(corpus).draw(4000, StatelessRng(0, "noise")).kind == "noise"
     config = replace(NoiseConfig(), silence_db=-30.0)
     assert NoiseSampler(corpus, config).draw(4000, StatelessRng(0, "noise")).kind == "white"
 
 
-def test_without_a_corpus_the_noise_is_zero() -> None:
+def test_on_cut_is_called_with_every_noise_that_is_read(tmp_path: Path) -> None:
+    corpus = folder_corpus(tmp_path / "noise", {"a.wav": hiss(8000, 1), "b.wav": hiss(8000, 2)})
+    (tmp_path / "noise" / "a.wav").unlink()
+    for key in range(20):
+        read: list[str] = []
+        span = NoiseSampler(corpus).draw(4000, StatelessRng(0, "noise", key), on_cut=read.append)
+        assert read == [*(bad.cut_id for bad in span.bad), "b"]
+
+
+def test_noise_without_a_corpus_is_zero() -> None:
     span = NoiseSampler().draw(1234, StatelessRng(0, "noise"))
     assert span.kind == "none"
     np.testing.assert_array_equal(span.samples, np.zeros(1234, np.float32))
@@ -214,9 +223,9 @@ def test_without_a_corpus_the_noise_is_zero() -> None:
     [
         ({"max_reads": 0}, r"noise\.max_reads is 0"),
         ({"max_crops": 0}, r"noise\.max_crops is 0"),
-        ({"white_db": (-46.0, -90.0)}, r"noise\.white_db is \(-46\.0, -90\.0\): give the lower bound first"),
+        ({"white_db": (-46.0, -90.0)}, r"noise\.white_db is \(-46\.0, -90\.0\): expected the lower bound first"),
     ],
 )
-def test_settings_out_of_range_are_refused_by_name(changes: dict[str, object], message: str) -> None:
+def test_settings_out_of_range_are_rejected_by_name(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         NoiseConfig(**changes)  # type: ignore[arg-type]

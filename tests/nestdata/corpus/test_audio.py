@@ -32,7 +32,7 @@ def torch_threads() -> Iterator[None]:
 
 
 def span_cut(directory: Path, path: Path, offset: float, duration: float, rate: int = 16000) -> MonoCut:
-    """A cut of a span of a file, as a manifest asks for it."""
+    """Returns a cut of a span of a file, prepared from a manifest."""
     manifest = write_jsonl(
         directory / "span.json", [{"audio_filepath": str(path), "offset": offset, "duration": duration}]
     )
@@ -41,7 +41,7 @@ def span_cut(directory: Path, path: Path, offset: float, duration: float, rate: 
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg"])
-def test_a_cut_of_a_whole_file_is_the_file_bit_for_bit(tmp_path: Path, speech: Samples, name: str) -> None:
+def test_cut_of_a_whole_file_is_the_file_bit_for_bit(tmp_path: Path, speech: Samples, name: str) -> None:
     corpus = folder_corpus(tmp_path / "speech", {name: speech})
     samples = load_samples(corpus[0])
     assert samples.dtype == np.float32
@@ -50,7 +50,7 @@ def test_a_cut_of_a_whole_file_is_the_file_bit_for_bit(tmp_path: Path, speech: S
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac"])
 @pytest.mark.parametrize(("first", "number"), [(0, 4800), (1, 9999), (7777, 4001), (12000, 12000), (22399, 1601)])
-def test_a_cut_that_starts_inside_a_file_is_its_slice_bit_for_bit(
+def test_cut_that_starts_inside_a_file_is_its_slice_bit_for_bit(
     tmp_path: Path, speech: Samples, name: str, first: int, number: int
 ) -> None:
     path = write_audio(tmp_path / name, speech)
@@ -61,28 +61,28 @@ def test_a_cut_that_starts_inside_a_file_is_its_slice_bit_for_bit(
 
 
 @pytest.mark.parametrize(("start", "number"), [(0, 1), (0, 16000), (123, 4567), (15999, 1), (8000, 8000)])
-def test_a_part_of_a_cut_is_its_slice_bit_for_bit(tmp_path: Path, speech: Samples, start: int, number: int) -> None:
+def test_span_of_a_cut_is_its_slice_bit_for_bit(tmp_path: Path, speech: Samples, start: int, number: int) -> None:
     cut = span_cut(tmp_path, write_audio(tmp_path / "a.flac", speech), 0.25, 1.0)
     part = load_samples(cut, start=start, num_samples=number)
     np.testing.assert_array_equal(part, load_samples(cut)[start : start + number])
 
 
-def test_a_part_without_a_length_goes_to_the_end_of_the_cut(tmp_path: Path, speech: Samples) -> None:
+def test_span_without_a_length_ends_with_the_cut(tmp_path: Path, speech: Samples) -> None:
     cut = span_cut(tmp_path, write_audio(tmp_path / "a.flac", speech), 0.25, 1.0)
     np.testing.assert_array_equal(load_samples(cut, start=15000), load_samples(cut)[15000:])
 
 
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
-def test_a_file_of_another_rate_is_resampled_to_the_same_tone(tmp_path: Path, rate: int) -> None:
+def test_file_of_another_rate_is_resampled_to_the_same_tone(tmp_path: Path, rate: int) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": (tone(440, 1.2, rate), rate)})
     samples = load_samples(corpus[0])
     assert len(samples) == 19200
-    # Away from the ends, where a filter sees nothing beyond.
+    # Without the ends, where the filter has no samples on one side.
     np.testing.assert_allclose(samples[400:-400], tone(440, 1.2)[400:-400], atol=2e-3)
 
 
 @pytest.mark.parametrize("rate", [8000, 44100, 48000])
-def test_a_part_of_a_resampled_cut_is_in_its_place(tmp_path: Path, rate: int) -> None:
+def test_span_of_a_resampled_cut_is_aligned_with_the_cut(tmp_path: Path, rate: int) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": (chirp(100, 2000, 1.5, rate), rate)})
     part = load_samples(corpus[0], start=8000, num_samples=4000)
     np.testing.assert_allclose(part[100:-100], load_samples(corpus[0])[8100:11900], atol=2e-3)
@@ -94,29 +94,29 @@ def test_resampling_gives_the_same_bits_on_any_number_of_threads(tmp_path: Path,
     lengths = [5003, 7001, 8000, 30011]
     corpus = folder_corpus(tmp_path / "speech", {f"{n}.wav": (hiss(n, n), rate) for n in lengths})
     torch.set_num_threads(1)
-    expected = [load_samples(corpus[row]) for row in range(4)]
+    expected = [load_samples(corpus[index]) for index in range(4)]
     for num_threads in (2, 3, 4, 16):
         torch.set_num_threads(num_threads)
-        for row in range(4):
-            np.testing.assert_array_equal(load_samples(corpus[row]), expected[row])
+        for index in range(4):
+            np.testing.assert_array_equal(load_samples(corpus[index]), expected[index])
         assert torch.get_num_threads() == num_threads
 
 
 @pytest.mark.parametrize("channel", [0, 1, 2])
-def test_the_channel_of_the_cut_is_read(tmp_path: Path, channel: int) -> None:
+def test_channel_of_the_cut_is_read(tmp_path: Path, channel: int) -> None:
     channels = np.stack([hiss(16000, seed) for seed in range(3)], axis=1)
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": channels}, PrepareConfig(channel=channel))
     np.testing.assert_array_equal(load_samples(corpus[0]), read_audio(tmp_path / "speech" / "a.wav")[:, channel])
 
 
-def test_a_file_that_became_shorter_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
+def test_file_that_became_shorter_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": speech})
     write_audio(tmp_path / "speech" / "a.wav", speech[:20000])
     with pytest.raises(AudioError, match=r"cut 'a': .*a\.wav ends 0\.250 s before the cut does"):
         load_samples(corpus[0])
 
 
-def test_a_truncated_flac_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
+def test_truncated_flac_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.flac": speech})
     path = tmp_path / "speech" / "a.flac"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -124,7 +124,7 @@ def test_a_truncated_flac_is_an_error_that_names_the_cut(tmp_path: Path, speech:
         load_samples(corpus[0])
 
 
-def test_a_file_that_ends_before_the_cut_starts_is_an_error(tmp_path: Path, speech: Samples) -> None:
+def test_file_that_ends_before_the_cut_starts_is_an_error(tmp_path: Path, speech: Samples) -> None:
     path = write_audio(tmp_path / "a.wav", speech)
     cut = span_cut(tmp_path, path, 1.0, 0.5)
     write_audio(path, speech[:8000])
@@ -132,7 +132,7 @@ def test_a_file_that_ends_before_the_cut_starts_is_an_error(tmp_path: Path, spee
         load_samples(cut)
 
 
-def test_a_file_that_lacks_less_than_a_hundredth_of_a_second_is_completed_with_zeros(
+def test_file_that_lacks_at_most_a_hundredth_of_a_second_is_completed_with_zeros(
     tmp_path: Path, speech: Samples
 ) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": speech})
@@ -159,7 +159,7 @@ def test_audio_that_is_not_finite_is_an_error_that_names_the_cut(tmp_path: Path,
     load_samples(corpus[0], num_samples=12345)
 
 
-def test_huge_samples_are_finite(tmp_path: Path, speech: Samples) -> None:
+def test_huge_finite_samples_are_accepted(tmp_path: Path, speech: Samples) -> None:
     loud = speech * np.float32(1e30)
     path = write_audio(tmp_path / "a.wav", loud, subtype="FLOAT")
     np.testing.assert_array_equal(load_samples(span_cut(tmp_path, path, 0.0, 1.5)), loud)
@@ -182,7 +182,7 @@ def half(whole: bytes) -> bytes:
         ("a.mp3", half, "truncated", r"a\.mp3 ends 0\.8.. s before the cut does"),
     ],
 )
-def test_a_broken_file_is_an_error_that_names_the_cut_and_has_a_reason(
+def test_damaged_file_is_an_error_that_names_the_cut_and_has_a_reason(
     tmp_path: Path, speech: Samples, name: str, damage: Callable[[bytes], bytes] | None, reason: str, message: str
 ) -> None:
     corpus = folder_corpus(tmp_path / "speech", {name: speech})
@@ -196,7 +196,7 @@ def test_a_broken_file_is_an_error_that_names_the_cut_and_has_a_reason(
     assert caught.value.reason == reason
     with path.with_suffix(".other").open("w"), pytest.raises(AudioError) as again:
         load_samples(corpus[0])
-    assert str(again.value) == str(caught.value)  # in the same words, whatever else the process has opened
+    assert str(again.value) == str(caught.value)  # the text does not depend on the open files of the process
 
 
 def test_no_file_stays_open_when_audio_cannot_be_read(tmp_path: Path, speech: Samples) -> None:
@@ -216,7 +216,7 @@ def test_no_file_stays_open_when_audio_cannot_be_read(tmp_path: Path, speech: Sa
 
 
 @pytest.mark.parametrize("rates", [(16000, 16000), (8000, 16000)])
-def test_a_channel_that_the_file_has_lost_is_an_error_that_names_the_cut(
+def test_channel_that_the_file_no_longer_has_is_an_error_that_names_the_cut(
     tmp_path: Path, rates: tuple[int, int]
 ) -> None:
     stereo = np.stack([hiss(16000, 1), hiss(16000, 2)], axis=1)
@@ -227,14 +227,14 @@ def test_a_channel_that_the_file_has_lost_is_an_error_that_names_the_cut(
     assert caught.value.reason == "unreadable"
 
 
-def test_a_channel_that_no_source_has_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
+def test_channel_that_no_source_has_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
     cut = span_cut(tmp_path, write_audio(tmp_path / "a.wav", speech), 0.0, 1.5)
     cut.channel = 7
     with pytest.raises(AudioError, match=r"cut '.*a@0\.000\+1\.500': .*a\.wav"):
         load_samples(cut)
 
 
-def test_an_array_that_is_given_is_filled(tmp_path: Path, speech: Samples) -> None:
+def test_given_array_is_filled(tmp_path: Path, speech: Samples) -> None:
     cut = span_cut(tmp_path, write_audio(tmp_path / "a.wav", speech), 0.25, 1.0)
     batch = np.full((3, 16000), np.nan, np.float32)
     assert load_samples(cut, out=batch[1]) is not None
@@ -244,9 +244,9 @@ def test_an_array_that_is_given_is_filled(tmp_path: Path, speech: Samples) -> No
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
 @pytest.mark.parametrize("rate", [4000, 8000, 11025, 22050, 44100, 48000])
-def test_every_span_of_a_file_of_another_rate_is_what_lhotse_gives(tmp_path: Path, rate: int, suffix: str) -> None:
+def test_spans_of_a_file_of_another_rate_equal_those_of_lhotse(tmp_path: Path, rate: int, suffix: str) -> None:
     path = write_audio(tmp_path / f"a.{suffix}", hiss(2 * rate - 7, 1), rate)
-    # Odd ends, places half way between two samples of the file, rounded manifests, and almost all of the file.
+    # Odd ends, positions between two samples of the file, rounded manifests, and almost the whole file.
     spans = [
         (0.0, 0.7301),
         (80 / 16000, 4001 / 16000),
@@ -262,26 +262,26 @@ def test_every_span_of_a_file_of_another_rate_is_what_lhotse_gives(tmp_path: Pat
         np.testing.assert_allclose(load_samples(cut), expected, rtol=0, atol=1e-6)
 
 
-def test_a_chain_of_resamplings_is_what_lhotse_gives(tmp_path: Path, speech: Samples) -> None:
+def test_chain_of_resamplings_equals_that_of_lhotse(tmp_path: Path, speech: Samples) -> None:
     recording = Recording.from_file(write_audio(tmp_path / "a.wav", speech, 44100)).resample(8000).resample(16000)
     cut = MonoCut("a", 0.1, 0.4, 0, recording=recording)
     np.testing.assert_allclose(load_samples(cut), cut.load_audio()[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("change", [lambda r: r.perturb_speed(1.1), lambda r: r.perturb_volume(0.5).resample(8000)])
-def test_other_transforms_are_what_lhotse_gives(
+def test_other_transforms_equal_those_of_lhotse(
     tmp_path: Path, speech: Samples, change: Callable[[Recording], Recording]
 ) -> None:
     recording = change(Recording.from_file(write_audio(tmp_path / "a.wav", speech)))
     cut = MonoCut("a", 0.25, 0.75, 0, recording=recording)
-    row = cut.to_dict()
-    before = copy.deepcopy(row)
-    np.testing.assert_allclose(load_samples(row), cut.load_audio()[0], rtol=0, atol=1e-6)
-    assert row == before
+    fields = cut.to_dict()
+    before = copy.deepcopy(fields)
+    np.testing.assert_allclose(load_samples(fields), cut.load_audio()[0], rtol=0, atol=1e-6)
+    assert fields == before
 
 
 @pytest.mark.filterwarnings("ignore:You requested a subset of a recording:UserWarning")
-def test_what_a_command_writes_is_decoded(tmp_path: Path, speech: Samples) -> None:
+def test_output_of_a_command_is_decoded(tmp_path: Path, speech: Samples) -> None:
     path = write_audio(tmp_path / "a.wav", speech)
     source = AudioSource("command", [0], f"cat {path}")
     cut = MonoCut("a", 0.25, 1.0, 0, recording=Recording("a", [source], 16000, 24000, 1.5))
@@ -293,23 +293,25 @@ def test_what_a_command_writes_is_decoded(tmp_path: Path, speech: Samples) -> No
 
 
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what audioread imports
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by imports of audioread
 @pytest.mark.parametrize(("name", "codec"), [("a.m4a", "aac"), ("a.wav", "wmav2")])
-def test_a_format_that_libsndfile_does_not_know_is_decoded_by_another(tmp_path: Path, name: str, codec: str) -> None:
+def test_format_that_libsndfile_does_not_know_is_decoded_by_another_library(
+    tmp_path: Path, name: str, codec: str
+) -> None:
     source = write_audio(tmp_path / "source.flac", chirp(100, 3000, 1.5))
     (tmp_path / "audio").mkdir()
     path = tmp_path / "audio" / name
     subprocess.run(["ffmpeg", "-v", "error", "-i", source, "-c:a", codec, path], check=True)
     prepare_corpus([path.parent], tmp_path / "speech.corpus")
     samples = Corpus.open(tmp_path / "speech.corpus").load(0)[1]
-    assert abs(len(samples) - 24000) < 3000  # the codec fills up its frames
+    assert abs(len(samples) - 24000) < 3000  # the codec pads its last frame
     expected = read_audio(source)[4000:16000]
     lag = int(np.correlate(samples, expected, "valid").argmax())
     assert np.abs(samples[lag : lag + 12000] - expected).mean() < 0.02
 
 
 @given(num_samples=st.integers(0, 10**9), rate=st.sampled_from([8000, 11025, 16000, 22050, 44100, 48000]))
-def test_durations_are_rounded_to_samples_as_lhotse_does_it(num_samples: int, rate: int) -> None:
+def test_durations_are_rounded_to_samples_as_in_lhotse(num_samples: int, rate: int) -> None:
     for duration in (num_samples / rate, (num_samples + 0.5) / rate, round(num_samples / rate, 3)):
         assert samples_in(duration, rate) == compute_num_samples(duration, rate)
 

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from nestdata import AudioError, Corpus, CorpusError, NoiseSampler, PrepareConfig, prepare_corpus
 from nestdata.corpus.bank import FULL_SCALE
 from nestdata.prepare.bank_writer import _scale_of, write_bank
-from nestdata.prepare.corpus_writer import Collector, CorpusWriter
+from nestdata.prepare.corpus_writer import CorpusWriter, ItemCollector
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.pool import Pool
 from nestdata.prepare.probe import Cut, Limits, probe
@@ -24,24 +24,24 @@ WITH_BANK = PrepareConfig(pcm=True)
 
 
 def both(directory: Path, audio: dict[str, Samples | tuple[Samples, int]]) -> tuple[Corpus, Corpus]:
-    """The same corpus with and without a bank."""
+    """Returns the same corpus with and without a bank."""
     banked = folder_corpus(directory, audio, WITH_BANK)
     prepare_corpus([directory], directory.with_suffix(".plain"))
     return banked, Corpus.open(directory.with_suffix(".plain"))
 
 
-def test_16_bit_audio_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_16_bit_audio_is_restored_bit_for_bit(tmp_path: Path) -> None:
     quiet = chirp(100, 3000, 1.5, level=0.001)
     full_scale = np.resize(np.array([-1.0, 32767 / 32768, 0.0, -1 / 32768], np.float32), 8000)
     banked, plain = both(tmp_path / "speech", {"a.wav": quiet, "b.flac": hiss(24000, 1), "c.wav": full_scale})
-    for row in range(3):
-        (cut_id, samples), (expected_id, expected) = banked.load(row), plain.load(row)
+    for index in range(3):
+        (cut_id, samples), (expected_id, expected) = banked.load(index), plain.load(index)
         assert cut_id == expected_id
         assert samples.dtype == np.float32
         np.testing.assert_array_equal(samples, expected)
 
 
-def test_audio_is_served_from_the_bank_alone(tmp_path: Path) -> None:
+def test_audio_is_read_from_the_bank_alone(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(24000, 1)}, WITH_BANK)
     expected = read_audio(tmp_path / "speech" / "a.wav")
     (tmp_path / "speech" / "a.wav").unlink()
@@ -49,12 +49,12 @@ def test_audio_is_served_from_the_bank_alone(tmp_path: Path) -> None:
     assert (corpus.path / "bank.pcm").stat().st_size == 2 * 24000
 
 
-def test_other_audio_comes_back_within_half_a_step(tmp_path: Path) -> None:
+def test_other_audio_is_restored_within_half_a_quantization_step(tmp_path: Path) -> None:
     write_audio(tmp_path / "speech" / "float.wav", hiss(24000, 1), subtype="FLOAT")
     write_audio(tmp_path / "speech" / "24-bit.flac", hiss(16000, 2), subtype="PCM_24")
     banked, plain = both(tmp_path / "speech", {"resampled.wav": (hiss(44100, 3), 44100), "lossy.ogg": hiss(30000, 4)})
-    for row in range(4):
-        samples, expected = banked.load(row)[1], plain.load(row)[1]
+    for index in range(4):
+        samples, expected = banked.load(index)[1], plain.load(index)[1]
         assert 0 < np.abs(samples - expected).max() <= 0.5 / 32768
 
 
@@ -65,7 +65,9 @@ def test_audio_beyond_full_scale_is_not_clipped(tmp_path: Path, peak: float) -> 
     write_audio(tmp_path / "speech" / "a.wav", samples, subtype="FLOAT")
     prepare_corpus([tmp_path / "speech"], tmp_path / "speech.corpus", WITH_BANK)
     found = Corpus.open(tmp_path / "speech.corpus").load(0)[1]
-    step = 2 * max(1.0, 2.0 ** np.ceil(np.log2(abs(peak)))) / 32768  # one bit more where it is just above
+    step = (
+        2 * max(1.0, 2.0 ** np.ceil(np.log2(abs(peak)))) / 32768
+    )  # one bit less precision if the peak is just above a power of two
     assert np.abs(found - samples).max() <= step / 2
 
 
@@ -74,7 +76,7 @@ def test_audio_beyond_full_scale_is_not_clipped(tmp_path: Path, peak: float) -> 
         np.float32, st.integers(1, 50), elements=st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
     )
 )
-def test_the_scale_is_the_least_power_of_two_that_clips_nothing(samples: Samples) -> None:
+def test_scale_is_the_smallest_power_of_two_that_clips_nothing(samples: Samples) -> None:
     scale = _scale_of(samples)
     fits = np.rint(samples.astype(np.float64) * FULL_SCALE / scale)
     assert scale >= 1.0
@@ -91,17 +93,17 @@ def banked(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return folder_corpus(directory / "speech", {f"{n}.wav": hiss(n, n) for n in (5000, 7000, 9000)}, WITH_BANK)
 
 
-@given(row=st.integers(0, 2), start=st.integers(0, 4000), num_samples=st.integers(1, 1000))
-def test_a_crop_is_a_slice(banked: Corpus, row: int, start: int, num_samples: int) -> None:
-    crop = banked.load(row, start=start, num_samples=num_samples)[1]
-    np.testing.assert_array_equal(crop, banked.load(row)[1][start : start + num_samples])
+@given(index=st.integers(0, 2), start=st.integers(0, 4000), num_samples=st.integers(1, 1000))
+def test_crop_is_a_slice(banked: Corpus, index: int, start: int, num_samples: int) -> None:
+    crop = banked.load(index, start=start, num_samples=num_samples)[1]
+    np.testing.assert_array_equal(crop, banked.load(index)[1][start : start + num_samples])
     out = np.full(num_samples, np.nan, np.float32)
-    assert banked.load(row, start=start, num_samples=num_samples, out=out)[1] is out
+    assert banked.load(index, start=start, num_samples=num_samples, out=out)[1] is out
     np.testing.assert_array_equal(out, crop)
-    np.testing.assert_array_equal(banked.load(row, start=start)[1], banked.load(row)[1][start:])
+    np.testing.assert_array_equal(banked.load(index, start=start)[1], banked.load(index)[1][start:])
 
 
-def test_a_cut_that_could_not_be_decoded_is_an_error_and_the_others_are_in_their_places(
+def test_cut_that_could_not_be_decoded_is_an_error_and_the_others_are_intact(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for n in (6000, 12000, 18000):
@@ -112,15 +114,15 @@ def test_a_cut_that_could_not_be_decoded_is_an_error_and_the_others_are_in_their
         prepare_corpus([tmp_path / "speech"], tmp_path / "speech.corpus", WITH_BANK)
     assert "speech.corpus: 1 of 3 cuts could not be decoded" in caplog.text
     corpus = Corpus.open(tmp_path / "speech.corpus")
-    for row, n in ((0, 6000), (2, 18000)):
-        np.testing.assert_array_equal(corpus.load(row)[1], read_audio(tmp_path / "speech" / f"{n}.flac"))
-    with pytest.raises(AudioError, match=r"cut '12000' could not be decoded when the bank was made") as caught:
+    for index, n in ((0, 6000), (2, 18000)):
+        np.testing.assert_array_equal(corpus.load(index)[1], read_audio(tmp_path / "speech" / f"{n}.flac"))
+    with pytest.raises(AudioError, match=r"cut '12000' could not be decoded when the bank was written") as caught:
         corpus.load(1, start=5, num_samples=10)
     assert caught.value.reason == "unreadable"
 
 
 @pytest.mark.multiprocess
-def test_the_bank_does_not_depend_on_the_number_of_jobs(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_bank_does_not_depend_on_the_number_of_jobs(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     for jobs in (1, 2):
         prepare_corpus([messy_corpora.speech / "cuts.jsonl"], tmp_path / f"{jobs}", WITH_BANK, jobs=jobs)
     for name in ("bank.pcm", "bank.npy"):
@@ -144,17 +146,17 @@ def test_noise_is_the_same_with_and_without_a_bank(tmp_path: Path) -> None:
     assert kinds == {"noise", "white"}
 
 
-def test_audio_that_is_yet_to_be_moved_is_read_where_it_is(tmp_path: Path) -> None:
+def test_stored_audio_is_read_from_the_partial_directory(tmp_path: Path) -> None:
     partial, output = tmp_path / "speech.corpus.partial", tmp_path / "speech.corpus"
     stored = write_audio(partial / "audio" / "0.wav", hiss(16000, 1))
-    write_audio(output / "audio" / "0.wav", hiss(16000, 2))  # of an older corpus, which is about to be replaced
+    write_audio(output / "audio" / "0.wav", hiss(16000, 2))  # of an older corpus that will be replaced
     entry = Entry("row 0", "a", str(stored), stored_path=str(output / "audio" / "0.wav"))
     (cut,) = probe(entry, Limits(sampling_rate=16000, channel=0, min_seconds=0.0, max_seconds=None))
     assert isinstance(cut, Cut)
-    collector = Collector()
+    collector = ItemCollector()
     collector.add(cut, 1, entry.where)
     with closing(CorpusWriter(partial)) as writer:
-        writer.add(collector.found(), 0)
+        writer.add(collector.collected(), 0)
         writer.finish([], 16000)
     write_bank(partial, output, Pool(None, 1))
     bank = np.fromfile(partial / "bank.pcm", "<i2")
@@ -192,7 +194,7 @@ def damage_by_other_records(corpus: Path) -> None:
         damage_by_other_records,
     ],
 )
-def test_a_damaged_bank_is_an_error_that_says_so(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_damaged_bank_is_an_error(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(9000, 1), "b.wav": hiss(4000, 2)}, WITH_BANK)
     damage(corpus.path)
     with pytest.raises(CorpusError, match=r"speech\.corpus: the corpus is damaged .*\. Prepare it again"):

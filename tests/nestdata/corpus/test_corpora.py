@@ -18,19 +18,19 @@ def parts(tmp_path: Path) -> list[Corpus]:
     ]
 
 
-def test_rows_are_counted_on_from_corpus_to_corpus(parts: list[Corpus]) -> None:
+def test_indices_continue_from_corpus_to_corpus(parts: list[Corpus]) -> None:
     corpora = Corpora(parts)
     assert len(corpora) == 6
-    expected = [(corpus, row) for corpus in parts for row in range(len(corpus))]
-    for row, (corpus, own) in enumerate(expected):
-        assert corpora.line(row) == corpus.line(own)
-        assert corpora.num_samples_of(row) == corpus.num_samples_of(own)
-        cut_id, samples = corpora.load(row)
+    expected = [(corpus, index) for corpus in parts for index in range(len(corpus))]
+    for index, (corpus, own) in enumerate(expected):
+        assert corpora.line(index) == corpus.line(own)
+        assert corpora.num_samples_of(index) == corpus.num_samples_of(own)
+        cut_id, samples = corpora.load(index)
         assert cut_id == corpus[own].id
         np.testing.assert_array_equal(samples, corpus.load(own)[1])
 
 
-def test_a_span_of_a_cut_is_loaded_into_the_array_that_is_given(parts: list[Corpus]) -> None:
+def test_span_of_a_cut_is_loaded_into_the_given_array(parts: list[Corpus]) -> None:
     out = np.zeros(100, np.float32)
     cut_id, samples = Corpora(parts).load(3, start=50, num_samples=100, out=out)
     assert cut_id == "8000"
@@ -38,12 +38,12 @@ def test_a_span_of_a_cut_is_loaded_into_the_array_that_is_given(parts: list[Corp
     np.testing.assert_array_equal(out, parts[1].load(0)[1][50:150])
 
 
-@pytest.mark.parametrize("row", [-1, 6, 10**9])
-def test_rows_outside_are_refused(parts: list[Corpus], row: int) -> None:
+@pytest.mark.parametrize("index", [-1, 6, 10**9])
+def test_indices_outside_the_corpora_are_rejected(parts: list[Corpus], index: int) -> None:
     corpora = Corpora(parts)
     for ask in (corpora.line, corpora.load, corpora.num_samples_of):
-        with pytest.raises(IndexError, match=f"row {row} of 6 cuts"):
-            ask(row)
+        with pytest.raises(IndexError, match=f"index {index} of 6 cuts"):
+            ask(index)
 
 
 def test_lengths_and_rate_are_those_of_the_corpora(parts: list[Corpus]) -> None:
@@ -53,7 +53,7 @@ def test_lengths_and_rate_are_those_of_the_corpora(parts: list[Corpus]) -> None:
     assert [corpus.path for corpus in corpora.corpora] == [corpus.path for corpus in parts]
 
 
-def test_the_fingerprint_of_one_corpus_is_its_own_and_of_several_tells_their_order(parts: list[Corpus]) -> None:
+def test_fingerprint_of_one_corpus_is_its_own_and_of_several_depends_on_their_order(parts: list[Corpus]) -> None:
     assert Corpora(parts[:1]).fingerprint == parts[0].fingerprint
     orders = [parts, parts[::-1], parts[:2], [*parts, parts[0]]]
     assert len({Corpora(order).fingerprint for order in orders}) == len(orders)
@@ -65,13 +65,13 @@ def test_no_corpus_is_an_error() -> None:
         Corpora([])
 
 
-def test_corpora_of_several_rates_are_an_error_that_names_them(tmp_path: Path, parts: list[Corpus]) -> None:
+def test_corpora_of_different_rates_are_an_error_that_names_them(tmp_path: Path, parts: list[Corpus]) -> None:
     other = folder_corpus(tmp_path / "other", {"a.wav": hiss(9000, 1)}, PrepareConfig(sampling_rate=8000))
     with pytest.raises(ConfigError, match=rf"{re.escape(str(other.path))} is at 8000 Hz .* --sampling-rate 16000"):
         Corpora([*parts, other])
 
 
-def test_a_path_without_a_corpus_is_an_error(parts: list[Corpus], tmp_path: Path) -> None:
+def test_path_without_a_corpus_is_an_error(parts: list[Corpus], tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"gone\.corpus: does not exist"):
         Corpora.open([parts[0].path, tmp_path / "gone.corpus"])
 

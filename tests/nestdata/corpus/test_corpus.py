@@ -14,64 +14,74 @@ from tests.synthesis import folder_corpus, hiss, read_audio
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    """Three cuts whose order by length is not their order by name."""
+    """Three cuts whose order by length differs from their order by name."""
     return folder_corpus(
         tmp_path / "speech", {"a.wav": hiss(9000, 1), "b.wav": hiss(4000, 2), "c.wav": (hiss(48000, 3), 48000)}
     )
 
 
-def test_cuts_come_in_the_order_of_their_length(corpus: Corpus) -> None:
+def test_cuts_are_ordered_by_length(corpus: Corpus) -> None:
     assert len(corpus) == 3
-    assert [corpus[row].id for row in range(3)] == ["b", "a", "c"]
+    assert [corpus[index].id for index in range(3)] == ["b", "a", "c"]
     np.testing.assert_array_equal(corpus.num_samples, [4000, 9000, 16000])
     assert corpus.num_samples.dtype == np.int64
     assert corpus.sampling_rate == 16000
     assert corpus.hours == 29000 / 16000 / 3600
 
 
-def test_rows_count_from_the_end_as_well(corpus: Corpus) -> None:
-    assert [corpus[row].id for row in (-1, -2, -3)] == ["c", "a", "b"]
+def test_negative_indices_count_from_the_end(corpus: Corpus) -> None:
+    assert [corpus[index].id for index in (-1, -2, -3)] == ["c", "a", "b"]
 
 
-@pytest.mark.parametrize("row", [3, -4, 10**9])
-def test_rows_outside_the_corpus_are_refused(corpus: Corpus, row: int) -> None:
+@pytest.mark.parametrize("index", [3, -4, 10**9])
+def test_indices_outside_the_corpus_are_rejected(corpus: Corpus, index: int) -> None:
     for ask in (corpus.__getitem__, corpus.line, corpus.load):
-        with pytest.raises(IndexError, match=f"row {row} of a corpus of 3 cuts"):
-            ask(row)
+        with pytest.raises(IndexError, match=f"index {index} of a corpus of 3 cuts"):
+            ask(index)
 
 
-def test_a_corpus_is_iterated_to_its_end(corpus: Corpus) -> None:
+def test_corpus_is_iterated_to_its_end(corpus: Corpus) -> None:
     assert [cut.id for cut in corpus] == ["b", "a", "c"]  # type: ignore[attr-defined]
 
 
-def test_the_index_agrees_with_every_cut_and_with_what_loading_gives(messy_corpora: MessyCorpora) -> None:
+def test_index_agrees_with_every_cut_and_its_loaded_samples(messy_corpora: MessyCorpora) -> None:
     corpus = Corpus.open(messy_corpora.speech)
     assert (np.diff(corpus.num_samples) >= 0).all()
-    for row, num_samples in enumerate(corpus.num_samples):
-        assert corpus[row].num_samples == num_samples == len(corpus.load(row)[1]) == corpus.num_samples_of(row)
-        assert corpus[row].sampling_rate == corpus.sampling_rate
+    for index, num_samples in enumerate(corpus.num_samples):
+        assert corpus[index].num_samples == num_samples == len(corpus.load(index)[1]) == corpus.num_samples_of(index)
+        assert corpus[index].sampling_rate == corpus.sampling_rate
 
 
-def test_every_cut_opens_in_lhotse_and_loads_the_same_there(messy_corpora: MessyCorpora) -> None:
+def test_every_cut_opens_in_lhotse_with_the_same_samples(messy_corpora: MessyCorpora) -> None:
     corpus = Corpus.open(messy_corpora.speech)
     cuts = {cut.id: cut for cut in CutSet.from_file(corpus.path / "cuts.jsonl")}
     assert len(cuts) == len(corpus)
-    for row in range(len(corpus)):
-        cut_id, samples = corpus.load(row)
+    for index in range(len(corpus)):
+        cut_id, samples = corpus.load(index)
         cut = cuts[cut_id]
-        assert corpus[row] == cut
-        assert corpus.line(row) == cut.to_dict()
+        assert corpus[index] == cut
+        assert corpus.line(index) == cut.to_dict()
         assert cut.num_samples == len(samples)
         np.testing.assert_allclose(samples, cut.load_audio()[0], rtol=0, atol=1e-6)
 
 
-def test_a_part_of_a_cut_is_loaded_into_the_array_that_is_given(corpus: Corpus) -> None:
+def test_span_of_a_cut_is_loaded_into_the_given_array(corpus: Corpus) -> None:
     out = np.zeros(500, np.float32)
     cut_id, samples = corpus.load(1, start=100, num_samples=500, out=out)
     assert cut_id == "a"
     assert samples is out
     np.testing.assert_array_equal(out, read_audio(corpus.path.parent / "speech" / "a.wav")[100:600])
     np.testing.assert_array_equal(corpus.load(1, start=100)[1][:500], out)
+
+
+@pytest.mark.parametrize("config", [PrepareConfig(), PrepareConfig(pcm=True)])
+def test_on_cut_is_called_with_the_id_before_the_audio_is_decoded(tmp_path: Path, config: PrepareConfig) -> None:
+    corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(9000, 1)}, config)
+    out = np.full(9000, np.nan, np.float32)
+    calls: list[tuple[str, bool]] = []
+    corpus.load(0, out=out, on_cut=lambda cut_id: calls.append((cut_id, bool(np.isnan(out).all()))))
+    assert calls == [("a", True)]
+    assert not np.isnan(out).any()
 
 
 def test_audio_that_cannot_be_loaded_is_an_error_that_names_the_cut(corpus: Corpus) -> None:
@@ -82,32 +92,32 @@ def test_audio_that_cannot_be_loaded_is_an_error_that_names_the_cut(corpus: Corp
     corpus.load(0)
 
 
-def test_corpora_of_two_rates_do_not_go_together(corpus: Corpus, tmp_path: Path) -> None:
+def test_corpora_of_two_rates_are_rejected(corpus: Corpus, tmp_path: Path) -> None:
     corpus.check_rate(corpus)
     other = folder_corpus(tmp_path / "noise", {"a.wav": hiss(9000, 1)}, PrepareConfig(sampling_rate=8000))
     with pytest.raises(ConfigError, match=r"noise\.corpus is at 8000 Hz .* --sampling-rate 16000"):
         other.check_rate(corpus)
 
 
-def test_a_corpus_that_is_pickled_is_opened_again(corpus: Corpus) -> None:
+def test_pickled_corpus_is_opened_again(corpus: Corpus) -> None:
     again = pickle.loads(pickle.dumps(corpus))
     assert (again.path, again.meta) == (corpus.path, corpus.meta)
-    assert [again[row].id for row in range(3)] == ["b", "a", "c"]
+    assert [again[index].id for index in range(3)] == ["b", "a", "c"]
 
 
-def test_a_corpus_can_be_moved(corpus: Corpus, tmp_path: Path) -> None:
+def test_corpus_can_be_moved(corpus: Corpus, tmp_path: Path) -> None:
     moved = shutil.move(corpus.path, tmp_path / "elsewhere.corpus")
     again = Corpus.open(str(moved))
     assert again.fingerprint == corpus.fingerprint
     assert again[0].id == "b"
 
 
-def test_the_length_index_cannot_be_written_to(corpus: Corpus) -> None:
+def test_length_index_is_read_only(corpus: Corpus) -> None:
     with pytest.raises(ValueError, match="read-only"):
         corpus.num_samples[0] = 1
 
 
-def test_the_fingerprint_names_the_content(tmp_path: Path) -> None:
+def test_fingerprint_identifies_the_content(tmp_path: Path) -> None:
     stereo = np.stack([hiss(9000, 1), hiss(9000, 3)], axis=1)
     audio = {"a.wav": stereo, "b.wav": np.stack([hiss(4000, 2)] * 2, axis=1)}
     corpora = [
@@ -122,14 +132,14 @@ def test_the_fingerprint_names_the_content(tmp_path: Path) -> None:
     assert folder_corpus(tmp_path / "elsewhere", audio).fingerprint == corpora[0].fingerprint
 
 
-def test_a_path_without_a_corpus_is_an_error_that_says_how_to_make_one(tmp_path: Path) -> None:
+def test_path_without_a_corpus_is_an_error_that_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"speech\.corpus: does not exist\. Make one with `nestdata prepare"):
         Corpus.open(tmp_path / "speech.corpus")
     with pytest.raises(CorpusError, match=r"is not a corpus \(it has no meta\.json\)"):
         Corpus.open(tmp_path)
 
 
-def test_a_corpus_of_another_format_is_an_error_that_names_both(corpus: Corpus) -> None:
+def test_corpus_of_another_format_is_an_error_that_names_both(corpus: Corpus) -> None:
     meta = json.loads((corpus.path / "meta.json").read_text())
     (corpus.path / "meta.json").write_text(json.dumps({**meta, "format_version": 99}))
     with pytest.raises(CorpusError, match=r"written in format 99, this version reads format 2\. Prepare it again"):
@@ -138,7 +148,7 @@ def test_a_corpus_of_another_format_is_an_error_that_names_both(corpus: Corpus) 
 
 @pytest.mark.parametrize("name", ["index.npy", "cuts.jsonl"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "longer"])
-def test_a_damaged_corpus_is_an_error_that_says_so(corpus: Corpus, name: str, damage: str) -> None:
+def test_damaged_corpus_is_an_error(corpus: Corpus, name: str, damage: str) -> None:
     path = corpus.path / name
     content = path.read_bytes()
     if damage == "missing":
@@ -146,26 +156,26 @@ def test_a_damaged_corpus_is_an_error_that_says_so(corpus: Corpus, name: str, da
     else:
         path.write_bytes({"empty": b"", "truncated": content[:-9], "longer": content + content}[damage])
     if (name, damage) == ("index.npy", "longer"):
-        path.write_bytes(content[:-1])  # bytes after an array are no damage to it
+        path.write_bytes(content[:-1])  # NumPy ignores bytes after the array
     with pytest.raises(CorpusError, match=r"speech\.corpus: the corpus is damaged .*\. Prepare it again"):
         Corpus.open(corpus.path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": 2}'])
-def test_a_damaged_description_is_an_error_that_says_so(corpus: Corpus, content: str) -> None:
+def test_damaged_meta_json_is_an_error(corpus: Corpus, content: str) -> None:
     (corpus.path / "meta.json").write_text(content)
     with pytest.raises(CorpusError, match="the corpus is damaged"):
         Corpus.open(corpus.path)
 
 
-def test_an_index_of_another_corpus_is_an_error(corpus: Corpus, tmp_path: Path) -> None:
+def test_index_of_another_corpus_is_an_error(corpus: Corpus, tmp_path: Path) -> None:
     other = folder_corpus(tmp_path / "other", {"a.wav": hiss(9000, 1)})
     shutil.copy(other.path / "index.npy", corpus.path / "index.npy")
     with pytest.raises(CorpusError, match="not the size that meta"):
         Corpus.open(corpus.path)
 
 
-def test_a_damaged_line_is_an_error_that_names_its_place(corpus: Corpus, tmp_path: Path) -> None:
+def test_damaged_line_is_an_error_that_names_its_byte(corpus: Corpus, tmp_path: Path) -> None:
     copy = tmp_path / "copy.corpus"
     shutil.copytree(corpus.path, copy)
     lines = (copy / "cuts.jsonl").read_bytes()
@@ -176,12 +186,12 @@ def test_a_damaged_line_is_an_error_that_names_its_place(corpus: Corpus, tmp_pat
             ask(1)
 
 
-def test_a_line_that_is_no_cut_is_an_error_that_names_its_place(corpus: Corpus) -> None:
+def test_line_that_is_not_a_cut_is_an_error_that_names_its_byte(corpus: Corpus) -> None:
     path = corpus.path / "cuts.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"duration"', b'"DURATION"', 1))
     with pytest.raises(CorpusError, match=r"cuts\.jsonl at byte 0 is damaged"):
         Corpus.open(corpus.path)[1]
 
 
-def test_what_is_shown_of_a_corpus_is_its_size(corpus: Corpus) -> None:
+def test_repr_of_a_corpus_shows_its_path_and_size(corpus: Corpus) -> None:
     assert repr(corpus) == f"Corpus('{corpus.path}', 3 cuts, 0.00 h, 16000 Hz)"

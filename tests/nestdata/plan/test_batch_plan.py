@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nestdata import BatchPlan, ConfigError, PlanConfig, PlanError
 
 RATE = 100
-"""Samples a second, so that lengths in the tests are easy to read."""
+"""Samples per second; small, so that lengths in the tests are easy to read."""
 
 
 def plan_of(lengths: list[int] | NDArray[np.int64], config: PlanConfig | dict[str, Any]) -> BatchPlan:
@@ -22,15 +22,15 @@ def plan_of(lengths: list[int] | NDArray[np.int64], config: PlanConfig | dict[st
 
 
 def microbatches_of_epoch(plan: BatchPlan, epoch: int = 0) -> dict[tuple[int, int], list[int]]:
-    """Returns the rows of every (step, microbatch) of one epoch."""
+    """Returns the indices of every (step, microbatch) of one epoch."""
     steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
-    places = [(step, number) for step in steps for number in range(plan.config.microbatches_per_step)]
-    return {place: plan.indices(*place).tolist() for place in places}
+    keys = [(step, number) for step in steps for number in range(plan.config.microbatches_per_step)]
+    return {key: plan.indices(*key).tolist() for key in keys}
 
 
 @st.composite
 def length_lists(draw: st.DrawFn) -> list[int]:
-    """Ascending lengths: few and arbitrary, or many and spread as in a real corpus."""
+    """Ascending lengths: few and arbitrary, or many and log-normal as in a real corpus."""
     if draw(st.booleans()):
         return sorted(draw(st.lists(st.integers(1, 3000), min_size=1, max_size=60)))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -38,13 +38,13 @@ def length_lists(draw: st.DrawFn) -> list[int]:
     return sorted(np.clip(spread, 1, 3000).astype(int).tolist())
 
 
-# Settings and not a PlanConfig: the type checks of the test run would draw random numbers to check one.
+# A dict instead of a PlanConfig: the type checks of the test run would draw random numbers to check a PlanConfig.
 Case = tuple[list[int], dict[str, Any]]
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Lengths, and settings under which they can be planned."""
+    """Lengths, and settings that they fit."""
     lengths = draw(length_lists())
     min_samples = draw(st.integers(1, 200))
     least = max(lengths[-1], min_samples)
@@ -64,27 +64,27 @@ def test_microbatches_of_a_step_have_equal_counts_and_stay_within_the_budget(cas
     budget = round(plan.config.max_batch_seconds * RATE)
     microbatches = microbatches_of_epoch(plan)
     for step in range(plan.steps_per_epoch):
-        rows = [microbatches[step, number] for number in range(plan.config.microbatches_per_step)]
+        indices = [microbatches[step, number] for number in range(plan.config.microbatches_per_step)]
         padded = plan.padded_samples(step)
-        assert len({len(part) for part in rows}) == 1
-        assert len(rows[0]) * padded <= budget
+        assert len({len(part) for part in indices}) == 1
+        assert len(indices[0]) * padded <= budget
         assert plan.min_samples <= padded
-        assert max(lengths[row] for part in rows for row in part) <= padded
+        assert max(lengths[index] for part in indices for index in part) <= padded
 
 
 @given(cases(), st.integers(0, 3))
 @settings(deadline=None, max_examples=40)
-def test_an_epoch_shows_every_cut_once_but_for_fewer_repeats_than_microbatches_in_one_step(
+def test_epoch_shows_every_cut_once_plus_fewer_repeats_than_microbatches_all_in_one_step(
     case: Case, epoch: int
 ) -> None:
     lengths, plan = case[0], plan_of(*case)
     microbatches = microbatches_of_epoch(plan, epoch)
-    seen = Counter(row for rows in microbatches.values() for row in rows)
+    seen = Counter(index for indices in microbatches.values() for index in indices)
     assert set(seen) == set(range(len(lengths)))
     assert max(seen.values()) <= 2
     assert seen.total() - len(lengths) < plan.config.microbatches_per_step
-    repeated = [row for row in seen if seen[row] == 2]
-    steps_with = [{step for (step, _), rows in microbatches.items() if row in rows} for row in repeated]
+    repeated = [index for index in seen if seen[index] == 2]
+    steps_with = [{step for (step, _), indices in microbatches.items() if index in indices} for index in repeated]
     assert not repeated or set.intersection(*steps_with)
 
 
@@ -101,19 +101,19 @@ def test_ranks_of_any_world_size_share_each_step_evenly_and_completely(case: Cas
 
 @given(cases(), st.data())
 @settings(deadline=None, max_examples=40)
-def test_rows_are_int64_and_do_not_depend_on_the_order_of_calls(case: Case, data: st.DataObject) -> None:
+def test_indices_are_int64_and_do_not_depend_on_the_order_of_calls(case: Case, data: st.DataObject) -> None:
     plan = plan_of(*case)
     expected = microbatches_of_epoch(plan, 1)
     again = plan_of(*case)
-    for place in data.draw(st.lists(st.sampled_from(list(expected)), max_size=20)):
-        rows = again.rows(*place)
-        assert rows.dtype == np.int64
-        assert rows.tolist() == expected[place]
+    for key in data.draw(st.lists(st.sampled_from(list(expected)), max_size=20)):
+        indices = again.indices(*key)
+        assert indices.dtype == np.int64
+        assert indices.tolist() == expected[key]
 
 
 @given(st.integers(0, 2**32))
 @settings(deadline=None, max_examples=10)
-def test_epochs_differ_in_the_order_of_steps_and_in_who_meets_whom(seed: int) -> None:
+def test_epochs_differ_in_the_order_of_steps_and_in_the_composition_of_microbatches(seed: int) -> None:
     lengths = np.sort(np.random.default_rng(seed).integers(100, 1000, size=300))
     plan = plan_of(lengths, PlanConfig(max_batch_seconds=40.0, microbatches_per_step=4, seed=seed))
     first, second = (list(microbatches_of_epoch(plan, epoch).values()) for epoch in (0, 1))
@@ -124,10 +124,10 @@ def test_epochs_differ_in_the_order_of_steps_and_in_who_meets_whom(seed: int) ->
     ]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1])
-    assert {frozenset(rows) for rows in first} != {frozenset(rows) for rows in second}
+    assert {frozenset(indices) for indices in first} != {frozenset(indices) for indices in second}
 
 
-def test_seeds_differ_in_order() -> None:
+def test_every_seed_gives_another_order() -> None:
     lengths = list(range(100, 300))
     plans = [plan_of(lengths, PlanConfig(max_batch_seconds=10.0, seed=seed)) for seed in range(4)]
     orders = {str(microbatches_of_epoch(plan)) for plan in plans}
@@ -138,13 +138,13 @@ def test_repeated_cuts_change_with_the_epoch() -> None:
     plan = plan_of([200] * 101, PlanConfig(max_batch_seconds=8.0, microbatches_per_step=8))
     repeats = []
     for epoch in range(6):
-        seen = Counter(row for rows in microbatches_of_epoch(plan, epoch).values() for row in rows)
-        repeats.append(frozenset(row for row, times in seen.items() if times == 2))
-    assert {len(rows) for rows in repeats} == {3}  # 101 cuts fill 13 rounds of 8 but for 3
+        seen = Counter(index for indices in microbatches_of_epoch(plan, epoch).values() for index in indices)
+        repeats.append(frozenset(index for index, times in seen.items() if times == 2))
+    assert {len(indices) for indices in repeats} == {3}  # 101 cuts need 13 groups of 8, which have 3 positions more
     assert len(set(repeats)) > 1
 
 
-def test_rows_of_a_small_plan_are_the_same_in_every_version() -> None:
+def test_indices_of_a_small_plan_are_the_same_in_every_version() -> None:
     lengths = [50, 120, 150, 200, 210, 220, 295, 300, 310, 320, 330, 400, 410, 420, 425]
     plan = plan_of(lengths, PlanConfig(max_batch_seconds=8.5, microbatches_per_step=2, seed=7))
     assert plan.steps_per_epoch == 4
@@ -153,7 +153,7 @@ def test_rows_of_a_small_plan_are_the_same_in_every_version() -> None:
         [[12, 14], [11, 13]],
         [[10, 8], [7, 9]],
         [[3, 5], [4, 6]],
-        [[2, 0], [1, 3]],  # three cuts are left for four places: one of the short ones is seen again
+        [[2, 0], [1, 3]],  # three cuts are left for four positions: a short cut is repeated
         [[6, 4], [3, 5]],
         [[8, 10], [7, 9]],
         [[0, 2], [1, 2]],
@@ -162,7 +162,7 @@ def test_rows_of_a_small_plan_are_the_same_in_every_version() -> None:
     assert plan.fingerprint == "61e07fb71b4fd6e75fc59ffb85831b7e"
 
 
-def test_rows_of_a_plan_with_every_setting_are_the_same_in_every_version() -> None:
+def test_indices_of_a_plan_with_every_setting_are_the_same_in_every_version() -> None:
     corpora = [np.array([50, 120, 150, 200, 210, 220, 295, 300]), np.array([80, 140, 260, 290])]
     config = PlanConfig(
         max_batch_seconds=12.0,
@@ -188,13 +188,13 @@ def test_rows_of_a_plan_with_every_setting_are_the_same_in_every_version() -> No
     assert plan.fingerprint == "2ff9bba51c50d20e4a51d3cefdca923b"
 
 
-def test_cuts_that_fill_up_the_last_step_do_not_break_the_budget() -> None:
+def test_repeated_cuts_in_the_last_step_stay_within_the_budget() -> None:
     plan = plan_of([100, 100, 100, 100, 100, 100, 200], PlanConfig(max_batch_seconds=2.0, microbatches_per_step=3))
-    for (step, _), rows in microbatches_of_epoch(plan).items():
-        assert len(rows) * plan.padded_samples(step) <= 200
+    for (step, _), indices in microbatches_of_epoch(plan).items():
+        assert len(indices) * plan.padded_samples(step) <= 200
 
 
-def test_padding_of_a_large_corpus_is_small_and_most_of_the_budget_is_used() -> None:
+def test_large_corpus_has_little_padding_and_uses_most_of_the_budget() -> None:
     lengths = np.sort(np.clip(np.random.default_rng(0).lognormal(2.0, 0.6, 200_000), 1, 30) * RATE).astype(np.int64)
     plan = plan_of(lengths, PlanConfig(max_batch_seconds=240.0, microbatches_per_step=8))
     padded = sum(bucket.padded_samples * bucket.cuts_per_microbatch * bucket.num_groups * 8 for bucket in plan.buckets)
@@ -203,24 +203,24 @@ def test_padding_of_a_large_corpus_is_small_and_most_of_the_budget_is_used() -> 
     assert padded / budget > 0.95
 
 
-def test_a_step_far_beyond_the_first_epochs_is_reached_at_once() -> None:
+def test_step_far_beyond_the_first_epochs_is_computed_directly() -> None:
     plan = plan_of(list(range(100, 300)), PlanConfig(max_batch_seconds=10.0))
     step = 10**12 * plan.steps_per_epoch + 3
     assert plan.epoch(step) == 10**12
     assert len(plan.indices(step, 7)) * plan.padded_samples(step) <= 10.0 * RATE
 
 
-def test_a_cut_longer_than_the_budget_is_an_error_that_says_what_to_raise() -> None:
+def test_cut_longer_than_the_budget_is_an_error_that_says_what_to_raise() -> None:
     with pytest.raises(PlanError, match=r"2 of 4 cuts .* the longest lasts 15\.0 s\. Raise max_batch_seconds"):
         plan_of([100, 1000, 1001, 1500], PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2))
 
 
-def test_a_cut_of_exactly_the_budget_fits() -> None:
+def test_cut_of_exactly_the_budget_fits() -> None:
     plan = plan_of([1000, 1000], PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2))
     assert sorted(plan.indices(0, 0).tolist() + plan.indices(0, 1).tolist()) == [0, 1]
 
 
-def test_an_empty_corpus_is_an_error() -> None:
+def test_empty_corpus_is_an_error() -> None:
     with pytest.raises(PlanError, match="corpus is empty"):
         plan_of([], PlanConfig())
 
@@ -231,21 +231,21 @@ def test_fewer_cuts_than_microbatches_is_an_error_that_says_what_to_lower() -> N
 
 
 @pytest.mark.parametrize("world_size", [3, 5, 12])
-def test_a_world_size_that_does_not_divide_the_step_is_an_error_that_lists_those_that_do(world_size: int) -> None:
+def test_world_size_that_does_not_divide_the_microbatches_is_an_error_that_lists_valid_ones(world_size: int) -> None:
     plan = plan_of([100] * 50, PlanConfig(microbatches_per_step=8))
     with pytest.raises(ConfigError, match=rf"{world_size} ranks cannot share .* 1, 2, 4, 8 ranks"):
         plan.microbatches_of(0, world_size)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
-def test_a_rank_that_does_not_exist_is_refused(rank: int, world_size: int) -> None:
+def test_rank_outside_the_world_size_is_rejected(rank: int, world_size: int) -> None:
     plan = BatchPlan(np.array([16000] * 8), 16000, PlanConfig(max_batch_seconds=10.0, microbatches_per_step=4))
     with pytest.raises(ConfigError, match=f"rank {rank} does not exist among {world_size} ranks"):
         plan.microbatches_of(rank, world_size)
 
 
 @pytest.mark.parametrize(("step", "microbatch"), [(-1, 0), (0, -1), (0, 8)])
-def test_places_outside_the_plan_are_refused(step: int, microbatch: int) -> None:
+def test_batch_indices_outside_the_plan_are_rejected(step: int, microbatch: int) -> None:
     plan = plan_of([100] * 50, PlanConfig(microbatches_per_step=8))
     with pytest.raises(IndexError, match=rf"step {step}, microbatch {microbatch}"):
         plan.indices(step, microbatch)
@@ -288,8 +288,8 @@ def test_fingerprint_of_equal_plans_is_equal() -> None:
     assert plan_of(lengths, config).fingerprint == BatchPlan(other_memory, RATE, replace(config)).fingerprint
 
 
-def test_fingerprint_does_not_tell_whole_seconds_from_equal_floats() -> None:
-    # In a process of its own, because the type checks of the test run let no int stand for a float.
+def test_fingerprint_is_equal_for_whole_seconds_as_int_and_as_float() -> None:
+    # In a subprocess, because the type checks of this test run accept no int for a float.
     program = """
 import numpy
 from nestdata import BatchPlan, PlanConfig
@@ -318,7 +318,7 @@ def spread_lengths(number: int, seed: int) -> NDArray[np.int64]:
     seed=st.integers(0, 100),
 )
 @settings(deadline=None, max_examples=40)
-def test_several_corpora_are_mixed_within_the_budget_each_cut_as_often_as_its_corpus_is_to_be_seen(
+def test_cuts_of_several_corpora_share_the_budget_and_are_repeated_as_often_as_their_corpus_requires(
     sizes: list[int],
     microbatches: int,
     quadratic: float | None,
@@ -345,26 +345,26 @@ def test_several_corpora_are_mixed_within_the_budget_each_cut_as_often_as_its_co
     num_epochs = 3
     seen: Counter[int] = Counter()
     for epoch in range(num_epochs):
-        for (step, _), rows in microbatches_of_epoch(plan, epoch).items():
+        for (step, _), indices in microbatches_of_epoch(plan, epoch).items():
             padded = plan.padded_samples(step)
             cost = padded + (padded**2 // round(quadratic * RATE) if quadratic else 0)
-            assert len(rows) * cost <= budget
-            assert len(rows) == plan.bucket(step).cuts_per_microbatch <= (max_cuts or budget)
-            assert lengths[rows].max() <= padded
-            seen.update(rows)
+            assert len(indices) * cost <= budget
+            assert len(indices) == plan.bucket(step).cuts_per_microbatch <= (max_cuts or budget)
+            assert lengths[indices].max() <= padded
+            seen.update(indices)
     fillers = {
         bucket.num_groups * plan.config.microbatches_per_step * bucket.cuts_per_microbatch - bucket.num_cuts
         for bucket in plan.buckets
     }
-    first_row = 0
+    first_index = 0
     for corpus, repeats_per_epoch in zip(corpora, plan.repeats_per_epoch, strict=True):
-        times = [seen[row] for row in range(first_row, first_row + len(corpus))]
-        first_row += len(corpus)
-        # Exactly so often, less a view that begins in one epoch and ends in another; repeats come on top.
-        slots = max(1, int(len(corpus) * round(1000 * repeats_per_epoch) // 1000))
-        assert sum(times) >= num_epochs * slots
+        times = [seen[index] for index in range(first_index, first_index + len(corpus))]
+        first_index += len(corpus)
+        # Each position is shown once per epoch; repeats that fill up a step are added to that.
+        positions = max(1, int(len(corpus) * round(1000 * repeats_per_epoch) // 1000))
+        assert sum(times) >= num_epochs * positions
         if not any(fillers):
-            assert sum(times) == num_epochs * slots
+            assert sum(times) == num_epochs * positions
             if repeats_per_epoch == 1.0:
                 assert set(times) == {num_epochs}
 
@@ -377,9 +377,9 @@ def test_weights_are_shares_of_the_hours_of_an_epoch() -> None:
     np.testing.assert_allclose(shares, [0.5, 0.3, 0.2], atol=2e-3)
     bounds = np.cumsum([0, *map(len, corpora)])
     heard = np.zeros(3)
-    for rows in microbatches_of_epoch(plan).values():
+    for indices in microbatches_of_epoch(plan).values():
         for corpus in range(3):
-            own = [row for row in rows if bounds[corpus] <= row < bounds[corpus + 1]]
+            own = [index for index in indices if bounds[corpus] <= index < bounds[corpus + 1]]
             heard[corpus] += corpora[corpus][np.array(own, int) - bounds[corpus]].sum()
     np.testing.assert_allclose(heard / heard.sum(), [0.5, 0.3, 0.2], atol=5e-3)
     assert heard.sum() == pytest.approx(hours.sum(), rel=0.01)
@@ -393,29 +393,32 @@ def test_temperature_raises_shares_to_its_inverse() -> None:
     assert warm.repeats_per_epoch == [round(0.75 / 0.9, 3), 2.5]
 
 
-def test_cuts_seen_more_than_once_an_epoch_are_seen_evenly_and_never_again_before_the_others() -> None:
+def test_repeated_cuts_of_weighted_corpora_are_repeated_equally_often() -> None:
     corpora = [np.full(400, 100), np.full(100, 100)]
     plan = BatchPlan(corpora, RATE, PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, weights=(1.0, 1.0)))
     assert plan.repeats_per_epoch == [0.625, 2.5]
     for epoch in range(4):
-        seen = Counter(row for rows in microbatches_of_epoch(plan, epoch).values() for row in rows)
-        assert {seen[row] for row in range(400, 500)} == {2, 3}
-    for num_epochs, rows_of_one, times in ((2, range(400, 500), 5), (8, range(400), 5)):
-        rows = [
-            row for epoch in range(num_epochs) for rows in microbatches_of_epoch(plan, epoch).values() for row in rows
+        seen = Counter(index for indices in microbatches_of_epoch(plan, epoch).values() for index in indices)
+        assert {seen[index] for index in range(400, 500)} == {2, 3}
+    for num_epochs, indices_of_one, times in ((2, range(400, 500), 5), (8, range(400), 5)):
+        indices = [
+            index
+            for epoch in range(num_epochs)
+            for indices in microbatches_of_epoch(plan, epoch).values()
+            for index in indices
         ]
-        seen = Counter(rows)
-        assert {seen[row] for row in rows_of_one} == {times}
+        seen = Counter(indices)
+        assert {seen[index] for index in indices_of_one} == {times}
 
 
-def test_corpora_meet_in_one_microbatch() -> None:
+def test_microbatches_mix_cuts_of_all_corpora() -> None:
     corpora = [spread_lengths(2000, 0), spread_lengths(2000, 1)]
     plan = BatchPlan(corpora, RATE, PlanConfig(max_batch_seconds=400.0))
-    shares = [np.mean(np.array(rows) < 2000) for rows in microbatches_of_epoch(plan).values()]
+    shares = [np.mean(np.array(indices) < 2000) for indices in microbatches_of_epoch(plan).values()]
     assert 0.35 < np.median(shares) < 0.65
 
 
-def test_a_corpus_and_the_same_in_two_parts_have_the_same_shapes() -> None:
+def test_splitting_a_corpus_in_two_does_not_change_the_shapes() -> None:
     lengths = spread_lengths(3000, 0)
     config = PlanConfig(max_batch_seconds=400.0)
     whole, parts = (
@@ -427,21 +430,21 @@ def test_a_corpus_and_the_same_in_two_parts_have_the_same_shapes() -> None:
 
 
 @pytest.mark.parametrize("num_shapes", [1, 2, 4, 8])
-def test_on_request_there_are_few_shapes_and_padding_falls_with_their_number(num_shapes: int) -> None:
+def test_num_shapes_limits_the_shapes_and_padding_falls_with_their_number(num_shapes: int) -> None:
     lengths = spread_lengths(6_000, 0)
     paddings = []
     for number in (num_shapes, 2 * num_shapes):
         plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=100.0, microbatches_per_step=4, num_shapes=number))
         shapes = {(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets}
         assert len(shapes) == len(plan.buckets) <= number
-        slots = sum(4 * b.num_groups * b.cuts_per_microbatch * b.padded_samples for b in plan.buckets)
-        paddings.append(1 - lengths.sum() / slots)
-        seen = Counter(row for rows in microbatches_of_epoch(plan).values() for row in rows)
+        positions = sum(4 * b.num_groups * b.cuts_per_microbatch * b.padded_samples for b in plan.buckets)
+        paddings.append(1 - lengths.sum() / positions)
+        seen = Counter(index for indices in microbatches_of_epoch(plan).values() for index in indices)
         assert set(seen) == set(range(len(lengths)))
     assert paddings[1] < paddings[0]
 
 
-def test_a_quadratic_cost_gives_long_cuts_fewer_places() -> None:
+def test_quadratic_cost_reduces_the_number_of_long_cuts_in_a_microbatch() -> None:
     lengths = np.sort(np.repeat([100, 1000, 4000], 200))
     counts = []
     for quadratic in (None, 10.0):
@@ -457,19 +460,19 @@ def test_substitutes_come_from_the_same_bucket_and_differ_by_attempt() -> None:
     lengths = spread_lengths(3000, 0)
     plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=400.0, microbatches_per_step=4))
     for step in range(plan.steps_per_epoch):
-        (part,) = plan.bucket(step).parts
-        rows = [plan.substitute(step, 1, 0, attempt) for attempt in range(20)]
-        assert all(part.first_row <= row < part.first_row + part.num_rows for row in rows)
-        assert len(set(rows)) > 10
-        assert rows == [plan.substitute(step, 1, 0, attempt) for attempt in range(20)]
+        (cuts,) = plan.bucket(step).cut_ranges
+        indices = [plan.substitute(step, 1, 0, attempt) for attempt in range(20)]
+        assert all(cuts.first_index <= index < cuts.first_index + cuts.num_cuts for index in indices)
+        assert len(set(indices)) > 10
+        assert indices == [plan.substitute(step, 1, 0, attempt) for attempt in range(20)]
 
 
-def test_weights_for_another_number_of_corpora_are_refused() -> None:
+def test_weights_for_another_number_of_corpora_are_rejected() -> None:
     with pytest.raises(PlanError, match=r"plan\.weights has 2 numbers for 1 corpora"):
         plan_of([100] * 50, PlanConfig(weights=(1.0, 2.0)))
 
 
-def test_a_cut_that_the_quadratic_cost_makes_too_dear_is_an_error_that_says_so() -> None:
+def test_cut_above_the_budget_due_to_the_quadratic_cost_is_an_error_that_mentions_the_term() -> None:
     with pytest.raises(PlanError, match=r"1 of 9 cuts .* \(20 s, quadratic term included\), the longest lasts 30\.0 s"):
         plan_of([100] * 8 + [3000], PlanConfig(max_batch_seconds=40.0, quadratic_seconds=20.0))
 
@@ -489,6 +492,6 @@ def test_a_cut_that_the_quadratic_cost_makes_too_dear_is_an_error_that_says_so()
         ({"min_audio_seconds": 241.0}, r"plan\.min_audio_seconds is 241\.0: .* at most max_batch_seconds \(240\.0\)"),
     ],
 )
-def test_settings_out_of_range_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_settings_out_of_range_are_rejected_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PlanConfig(**changes)

@@ -18,8 +18,8 @@ def spread_lengths(number: int, seed: int) -> NDArray[np.int64]:
     return np.sort(lengths).astype(np.int64)
 
 
-def rows_of_epoch(plan: BatchPlan) -> list[tuple[int, list[int]]]:
-    """Returns the padded length and rows of every microbatch of the first epoch."""
+def microbatches_of_epoch(plan: BatchPlan) -> list[tuple[int, list[int]]]:
+    """Returns the padded length and the indices of every microbatch of the first epoch."""
     steps, microbatches = range(plan.steps_per_epoch), range(plan.config.microbatches_per_step)
     return [
         (plan.padded_samples(step), plan.indices(step, number).tolist()) for step in steps for number in microbatches
@@ -33,7 +33,7 @@ def rows_of_epoch(plan: BatchPlan) -> list[tuple[int, list[int]]]:
     seed=st.integers(0, 1000),
 )
 @settings(deadline=None, max_examples=40)
-def test_a_summary_is_what_adding_up_every_microbatch_gives(
+def test_summary_equals_the_sums_over_all_microbatches(
     sizes: list[int], quadratic: float | None, num_shapes: int | None, seed: int
 ) -> None:
     corpora = [spread_lengths(size, seed + i) for i, size in enumerate(sizes)]
@@ -43,36 +43,36 @@ def test_a_summary_is_what_adding_up_every_microbatch_gives(
     plan = BatchPlan(corpora, RATE, config)
     summary = summarise_plan(plan, corpora, world_size=2)
     lengths = np.maximum(np.concatenate(corpora), plan.min_samples)
-    epoch = rows_of_epoch(plan)
-    shown = [row for _, rows in epoch for row in rows]
+    epoch = microbatches_of_epoch(plan)
+    shown = [index for _, indices in epoch for index in indices]
     assert summary.num_positions == len(shown)
     assert summary.num_repeats == len(shown) - len(set(shown))
     assert summary.steps_per_epoch == plan.steps_per_epoch == sum(bucket.num_steps for bucket in summary.buckets)
-    padded = sum(length * len(rows) for length, rows in epoch)
-    # Which cuts are repeated changes with the epoch: of those, the summary knows the mean.
+    padded = sum(length * len(indices) for length, indices in epoch)
+    # Which cuts are repeated changes with the epoch: the summary counts them with their mean length.
     tolerance = summary.num_repeats * int(lengths.max()) / padded + 1e-9
     assert summary.padding == pytest.approx(1 - lengths[shown].sum() / padded, abs=tolerance)
     assert summary.hours == pytest.approx(lengths[shown].sum() / RATE / 3600, abs=tolerance * padded / RATE / 3600)
-    costs = [len(rows) * (n + (n * n // round(quadratic * RATE) if quadratic else 0)) for n, rows in epoch]
+    costs = [len(indices) * (n + (n * n // round(quadratic * RATE) if quadratic else 0)) for n, indices in epoch]
     assert summary.budget_used == pytest.approx(np.mean(costs) / (200 * RATE))
     assert summary.cost_spread == 1.0
-    assert summary.num_shapes == len({(length, len(rows)) for length, rows in epoch})
+    assert summary.num_shapes == len({(length, len(indices)) for length, indices in epoch})
 
 
-def test_shares_and_views_of_weighted_corpora_are_those_of_the_plan() -> None:
+def test_shares_and_repeats_of_weighted_corpora_are_those_of_the_plan() -> None:
     corpora = [spread_lengths(3000, 0), spread_lengths(500, 1)]
     plan = BatchPlan(corpora, RATE, PlanConfig(max_batch_seconds=60.0, microbatches_per_step=2, weights=(1.0, 1.0)))
     summary = summarise_plan(plan, corpora, world_size=1)
     assert [corpus.num_cuts for corpus in summary.corpora] == [3000, 500]
     assert [corpus.repeats_per_epoch for corpus in summary.corpora] == plan.repeats_per_epoch
-    # Whole slots and cuts lengthened to a second keep them off an exact half.
+    # Not exactly one half: positions are whole, and short cuts are extended to one second.
     assert [corpus.share for corpus in summary.corpora] == pytest.approx([0.5, 0.5], abs=0.01)
-    seen = Counter(row < 3000 for _, rows in rows_of_epoch(plan) for row in rows)
+    seen = Counter(index < 3000 for _, indices in microbatches_of_epoch(plan) for index in indices)
     assert seen[True] / 3000 == pytest.approx(plan.repeats_per_epoch[0], abs=0.01)
     assert seen[False] / 500 == pytest.approx(plan.repeats_per_epoch[1], abs=0.02)
 
 
-def test_buckets_tell_their_lengths_counts_and_padding() -> None:
+def test_bucket_summaries_hold_lengths_counts_and_padding() -> None:
     lengths = np.array([200] * 8 + [400] * 4)
     plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=8.0, microbatches_per_step=2))
     long, short = summarise_plan(plan, [lengths], world_size=1).buckets
@@ -81,7 +81,7 @@ def test_buckets_tell_their_lengths_counts_and_padding() -> None:
     assert short.hours == pytest.approx(16 / 3600)
 
 
-def test_a_world_size_that_does_not_divide_the_step_is_refused() -> None:
+def test_world_size_that_does_not_divide_the_microbatches_is_rejected() -> None:
     lengths = spread_lengths(100, 0)
     plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=60.0, microbatches_per_step=4))
     with pytest.raises(ConfigError, match="3 ranks cannot share"):
@@ -89,7 +89,7 @@ def test_a_world_size_that_does_not_divide_the_step_is_refused() -> None:
 
 
 @pytest.mark.parametrize("number", [8, 3000])
-def test_a_plan_is_drawn(tmp_path: Path, number: int) -> None:
+def test_draw_plan_writes_a_picture(tmp_path: Path, number: int) -> None:
     lengths = spread_lengths(number, 0)
     plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=60.0, microbatches_per_step=4))
     draw_plan(summarise_plan(plan, [lengths], 1), tmp_path / "plan.png")

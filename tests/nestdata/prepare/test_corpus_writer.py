@@ -14,14 +14,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nestdata import ManifestError, corpus_writer
-from nestdata.prepare.corpus_writer import Collector, CorpusWriter, Found, Written
+from nestdata import ManifestError
+from nestdata.prepare import corpus_writer
+from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter, ItemCollector, ProbedItems
 from nestdata.prepare.probe import Cut, Reject
 from tests.nestdata.full_disk import files_up_to
 
 
 class Item(NamedTuple):
-    """What is written of a cut, as far as it matters here."""
+    """The properties of a cut that matter to the writer."""
 
     cut_id: str
     num_samples: int = 16000
@@ -29,8 +30,8 @@ class Item(NamedTuple):
     is_resampled: bool = False
 
 
-class HeartbeatSlot(NamedTuple):
-    """Stands for a source."""
+class NamedSource(NamedTuple):
+    """Stands in for a source."""
 
     name: str
 
@@ -50,46 +51,46 @@ def row_of(item: Item) -> dict[str, Any]:
     }
 
 
-def collect(items: Sequence[Item], first: int = 1) -> Found:
-    collector = Collector()
+def collect(items: Sequence[Item], first: int = 1) -> ProbedItems:
+    collector = ItemCollector()
     for number, item in enumerate(items, start=first):
         collector.num_entries += 1
         collector.add(Cut(row_of(item), item.num_samples), number, f"m:{number}")
-    return collector.found()
+    return collector.collected()
 
 
-def write(directory: Path, items: Sequence[Item], part: int = 1000) -> Written | None:
-    """Writes items, of which a part at a time is collected."""
+def write(directory: Path, items: Sequence[Item], part: int = 1000) -> CorpusStats | None:
+    """Writes items, collected in parts of this size."""
     directory.mkdir(exist_ok=True)
     with closing(CorpusWriter(directory)) as writer:
         for first in range(0, len(items), part):
             writer.add(collect(items[first : first + part], first + 1), 0)
-        return writer.finish([HeartbeatSlot("m")], 16000)
+        return writer.finish([NamedSource("m")], 16000)
 
 
 def rejects_of(directory: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in (directory / "rejected.jsonl").read_text().splitlines()]
 
 
-def contents(written: Written | None) -> tuple[Any, ...] | None:
-    """All that must be the same of two corpora with the same cuts."""
+def contents(written: CorpusStats | None) -> tuple[Any, ...] | None:
+    """Returns all statistics that must be equal for two corpora with the same cuts."""
     if written is None:
         return None
-    languages = +written.samples_by.get("language", Counter())  # without those that have nothing left
+    languages = +written.samples_by.get("language", Counter())  # the plus sign drops names with zero samples
     return (
         *(written.num_cuts, written.num_bytes, written.total_samples, written.shortest, written.longest),
         *(written.fingerprint, written.num_resampled, dict(languages)),
     )
 
 
-def test_the_index_is_sorted_by_length_and_leads_to_the_lines(tmp_path: Path) -> None:
+def test_the_index_is_sorted_by_length_and_gives_the_offset_of_each_line(tmp_path: Path) -> None:
     items = [Item("a", 300), Item("b", 100), Item("c", 200), Item("d", 100)]
     written = write(tmp_path, items, part=3)
     lengths, offsets = np.load(tmp_path / "index.npy")
     assert lengths.tolist() == [100, 100, 200, 300]
     lines = (tmp_path / "cuts.jsonl").read_bytes()
-    found = [json.loads(lines[offset:].split(b"\n", 1)[0])["id"] for offset in offsets]
-    assert found == ["b", "d", "c", "a"]  # those of one length in the order of the input
+    ids = [json.loads(lines[offset:].split(b"\n", 1)[0])["id"] for offset in offsets]
+    assert ids == ["b", "d", "c", "a"]  # cuts of the same length keep their input order
     assert written is not None
     assert (written.num_cuts, written.total_samples, written.shortest, written.longest) == (4, 700, 100, 300)
     assert (written.num_bytes, written.rejected) == (len(lines), {})
@@ -97,7 +98,7 @@ def test_the_index_is_sorted_by_length_and_leads_to_the_lines(tmp_path: Path) ->
 
 
 @given(lengths=st.lists(st.one_of(st.integers(1, 5), st.integers(1, 2**40)), min_size=1, max_size=50))
-def test_any_lengths_are_sorted_and_those_of_one_length_keep_their_order(lengths: list[int]) -> None:
+def test_the_sort_by_length_is_stable_for_any_lengths(lengths: list[int]) -> None:
     with TemporaryDirectory() as directory:
         write(Path(directory), [Item(str(i), length) for i, length in enumerate(lengths)])
         index = np.load(Path(directory, "index.npy"))
@@ -107,7 +108,7 @@ def test_any_lengths_are_sorted_and_those_of_one_length_keep_their_order(lengths
     assert index[0].tolist() == sorted(lengths)
 
 
-def test_the_index_does_not_depend_on_the_size_of_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_does_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     items = [Item(str(i), 1 + i * 7919 % 101) for i in range(500)]
     write(tmp_path / "a", items)
     monkeypatch.setattr(corpus_writer, "_BLOCK", 7)
@@ -121,7 +122,7 @@ def test_a_cut_that_is_too_long_to_be_sorted_is_an_error(tmp_path: Path) -> None
         write(tmp_path, [Item("a", 2**62), Item("b")])
 
 
-def test_without_a_cut_nothing_is_written(tmp_path: Path) -> None:
+def test_without_cuts_no_index_is_written(tmp_path: Path) -> None:
     assert write(tmp_path, []) is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cuts.jsonl", "rejected.jsonl"]
 
@@ -136,16 +137,16 @@ ITEMS = st.builds(
 
 
 @given(items=st.lists(ITEMS, max_size=30), part=st.integers(1, 40), block=st.sampled_from([1, 2, 3, 1 << 20]))
-@example(items=[Item("a"), Item("a", 5), Item("b")], part=9, block=9)  # the first
-@example(items=[Item("b"), Item("a"), Item("a", 5)], part=9, block=9)  # the last
-@example(items=[Item("a", i) for i in range(1, 8)], part=2, block=3)  # all
-@example(items=[Item(c, i + 1, "de") for i, c in enumerate("aabbbbcadadcde")], part=5, block=2)  # runs
+@example(items=[Item("a"), Item("a", 5), Item("b")], part=9, block=9)  # the first cut
+@example(items=[Item("b"), Item("a"), Item("a", 5)], part=9, block=9)  # the last cut
+@example(items=[Item("a", i) for i in range(1, 8)], part=2, block=3)  # all cuts
+@example(items=[Item(c, i + 1, "de") for i, c in enumerate("aabbbbcadadcde")], part=5, block=2)  # runs of repeated ids
 @example(items=[Item(c, i + 1, "de") for i, c in enumerate("abcdefghi" * 2)], part=5, block=2)  # a manifest twice
-def test_a_corpus_with_duplicates_is_the_corpus_without_them(items: list[Item], part: int, block: int) -> None:
-    kept, again = {}, []
+def test_a_corpus_with_duplicates_equals_the_corpus_without_them(items: list[Item], part: int, block: int) -> None:
+    kept, repeated = {}, []
     for number, item in enumerate(items, start=1):
         if item.cut_id in kept:
-            again.append((f"m:{number}", item.cut_id, "duplicate_id"))
+            repeated.append((f"m:{number}", item.cut_id, "duplicate_id"))
         else:
             kept[item.cut_id] = item
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
@@ -155,24 +156,24 @@ def test_a_corpus_with_duplicates_is_the_corpus_without_them(items: list[Item], 
         assert contents(written) == contents(expected)
         for name in ("cuts.jsonl", "index.npy") if items else ():
             assert (first / name).read_bytes() == (second / name).read_bytes()
-        assert [(r["where"], r["cut_id"], r["reason"]) for r in rejects_of(first)] == again
-        assert not written or written.rejected == ({"duplicate_id": len(again)} if again else {})
+        assert [(r["where"], r["cut_id"], r["reason"]) for r in rejects_of(first)] == repeated
+        assert not written or written.rejected == ({"duplicate_id": len(repeated)} if repeated else {})
 
 
-def test_duplicates_are_told_by_their_ids_where_digests_are_equal(
+def test_cuts_with_equal_digests_are_duplicates_only_if_their_ids_are_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items = [Item(cut_id, i + 1) for i, cut_id in enumerate("abcabcdda")]
     write(tmp_path / "right", items)
-    monkeypatch.setattr(hashlib, "blake2b", lambda *_, digest_size: _Same(digest_size))
+    monkeypatch.setattr(hashlib, "blake2b", lambda *_, digest_size: _ConstantDigest(digest_size))
     write(tmp_path / "same", items)
     for name in ("cuts.jsonl", "index.npy", "rejected.jsonl"):
         assert (tmp_path / "same" / name).read_bytes() == (tmp_path / "right" / name).read_bytes()
     assert [reject["cut_id"] for reject in rejects_of(tmp_path / "same")] == list("abcda")
 
 
-class _Same:
-    """A digest that is the same for everything."""
+class _ConstantDigest:
+    """A hash whose digest is the same for all content."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -187,37 +188,35 @@ class _Same:
         return self.digest().hex()
 
 
-def test_a_duplicate_names_its_source_and_place(tmp_path: Path) -> None:
+def test_a_duplicate_names_its_source_and_position(tmp_path: Path) -> None:
     with closing(CorpusWriter(tmp_path)) as writer:
         writer.add(collect([Item("a"), Item("b")]), 0)
         writer.add(collect([Item("c"), Item("b")], first=41), 1)
-        writer.finish([HeartbeatSlot("first"), HeartbeatSlot("second")], 16000)
-        assert writer.first_reject == Reject(
-            "second:42", "b", "duplicate_id", "the id 'b' stands for an earlier cut already"
-        )
+        writer.finish([NamedSource("first"), NamedSource("second")], 16000)
+        assert writer.first_reject == Reject("second:42", "b", "duplicate_id", "an earlier cut has the id 'b'")
 
 
-def test_rejects_are_written_and_counted_as_they_come(tmp_path: Path) -> None:
+def test_rejects_are_written_and_counted_in_input_order(tmp_path: Path) -> None:
     rejects = [Reject("m:1", "a", "missing", "gone"), Reject("m:2", "caf\udce9", "empty", "no bytes")]
-    found = collect([Item("c")], first=3)
-    found.rejects.extend(rejects)
+    probed = collect([Item("c")], first=3)
+    probed.rejects.extend(rejects)
     with closing(CorpusWriter(tmp_path)) as writer:
-        writer.add(found, 0)
-        written = writer.finish([HeartbeatSlot("m")], 16000)
+        writer.add(probed, 0)
+        written = writer.finish([NamedSource("m")], 16000)
         assert (writer.first_reject, writer.rejected.total()) == (rejects[0], 2)
     assert written is not None
     assert written.rejected == {"missing": 1, "empty": 1}
     assert [tuple(reject.values()) for reject in rejects_of(tmp_path)] == rejects
 
 
-def test_what_is_found_is_not_written_to(tmp_path: Path) -> None:
-    found = collect([Item("a"), Item("b")])
-    found.records.flags.writeable = False  # as it comes from another machine
+def test_adding_items_does_not_modify_them(tmp_path: Path) -> None:
+    probed = collect([Item("a"), Item("b")])
+    probed.records.flags.writeable = False  # as arrays received from another machine are
     with closing(CorpusWriter(tmp_path)) as writer:
-        writer.add(found, 0)
+        writer.add(probed, 0)
         writer.add(collect([Item("c")]), 0)
-        writer.add(found, 1)
-        written = writer.finish([HeartbeatSlot("m"), HeartbeatSlot("n")], 16000)
+        writer.add(probed, 1)
+        written = writer.finish([NamedSource("m"), NamedSource("n")], 16000)
     assert written is not None
     assert (written.num_cuts, written.rejected) == (3, {"duplicate_id": 2})
 
@@ -225,13 +224,11 @@ def test_what_is_found_is_not_written_to(tmp_path: Path) -> None:
 def test_hours_are_counted_by_language_and_speaker(tmp_path: Path) -> None:
     written = write(tmp_path, [Item("a", 5, "de"), Item("b", 7, "en"), Item("c", 11), Item("d", 13, "de")], part=2)
     assert written is not None
-    assert written.samples_by == {"language": {"de": 18, "en": 7}}  # and no speakers
+    assert written.samples_by == {"language": {"de": 18, "en": 7}}  # no key for speakers
 
 
-def test_hours_are_not_counted_by_more_names_than_make_a_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(corpus_writer, "_MOST_SPEAKERS", 3)
+def test_hours_are_not_counted_if_there_are_too_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_writer, "_MAX_NAMES", 3)
     for num_languages, is_counted in ((3, True), (4, False), (9, False)):
         items = [Item(str(i), 5, f"language {i}") for i in range(num_languages)]
         written = write(tmp_path, items, part=1)
@@ -241,16 +238,16 @@ def test_hours_are_not_counted_by_more_names_than_make_a_picture(
 
 @pytest.mark.parametrize("value", ["half of a \ud83d", 2**80])
 def test_labels_that_cannot_be_written_are_rejected(value: Any) -> None:
-    collector = Collector()
+    collector = ItemCollector()
     collector.add(Cut({**row_of(Item("a")), "custom": {"label": value}}, 16000), 5, "m:5")
-    found = collector.found()
-    assert (found.lines, len(found.records)) == (b"", 0)
-    ((where, cut_id, reason, _),) = found.rejects
+    probed = collector.collected()
+    assert (probed.lines, len(probed.records)) == (b"", 0)
+    ((where, cut_id, reason, _),) = probed.rejects
     assert (where, cut_id, reason) == ("m:5", "a", "unreadable")
 
 
 @pytest.mark.parametrize("num_copies", [1, 2, 30])
-def test_no_more_than_16_bytes_a_cut_are_held_however_many_are_duplicates(
+def test_finishing_takes_at_most_16_bytes_per_cut_for_any_number_of_duplicates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_copies: int
 ) -> None:
     monkeypatch.setattr(corpus_writer, "_BLOCK", 100)
@@ -261,16 +258,16 @@ def test_no_more_than_16_bytes_a_cut_are_held_however_many_are_duplicates(
             writer.add(collect(items, first), 0)
         tracemalloc.start()
         try:
-            written = writer.finish([HeartbeatSlot("m")], 16000)
+            written = writer.finish([NamedSource("m")], 16000)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
     assert written is not None
     assert written.num_cuts == num_cuts // num_copies
-    assert peak < 16 * num_cuts + 60_000  # which blocks take
+    assert peak < 16 * num_cuts + 60_000  # memory for blocks
 
 
-def test_files_are_closed_and_the_temporary_one_removed_where_the_disk_is_full(tmp_path: Path) -> None:
+def test_files_are_closed_and_the_temporary_one_removed_if_the_disk_is_full(tmp_path: Path) -> None:
     writer = CorpusWriter(tmp_path)
     writer.add(collect([Item("a")]), 0)
     with files_up_to(10), pytest.raises(OSError, match="File too large"):
@@ -281,11 +278,11 @@ def test_files_are_closed_and_the_temporary_one_removed_where_the_disk_is_full(t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cuts.jsonl", "rejected.jsonl"]
 
 
-def test_the_fingerprint_depends_on_ids_lengths_and_the_rate_alone(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_only_on_ids_lengths_and_the_rate(tmp_path: Path) -> None:
     def fingerprint(items: Sequence[Item], rate: int = 16000) -> str:
         with closing(CorpusWriter(tmp_path)) as writer:
             writer.add(collect(items), 0)
-            written = writer.finish([HeartbeatSlot("m")], rate)
+            written = writer.finish([NamedSource("m")], rate)
         assert written is not None
         return written.fingerprint
 
@@ -295,6 +292,6 @@ def test_the_fingerprint_depends_on_ids_lengths_and_the_rate_alone(tmp_path: Pat
     assert fingerprint([Item("a", 5, "de"), Item("b", 7, "en", True)]) == fingerprint(items)
 
 
-def test_lines_are_compact_json(tmp_path: Path) -> None:
+def test_cuts_are_written_as_compact_json_lines(tmp_path: Path) -> None:
     write(tmp_path, [Item("ü")])
     assert (tmp_path / "cuts.jsonl").read_bytes() == orjson.dumps(row_of(Item("ü"))) + b"\n"

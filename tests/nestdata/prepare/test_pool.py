@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nestdata import ConfigError, CorpusError, ManifestError, pool
+from nestdata import ConfigError, CorpusError, ManifestError
+from nestdata.prepare import pool
 from nestdata.prepare.pool import open_pool
 
 
@@ -32,18 +33,18 @@ def read(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def what_ctrl_c_does(_: int) -> tuple[bool, bool]:
+def ctrl_c_handling(_: int) -> tuple[bool, bool]:
     is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     return is_blocked, signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_one_job_works_in_this_process() -> None:
+def test_one_job_runs_in_the_calling_process() -> None:
     with open_pool(1) as jobs:
         assert list(jobs.map(square, range(5))) == [(n**2, os.getpid()) for n in range(5)]
 
 
 @pytest.mark.multiprocess
-def test_several_jobs_give_their_results_in_order() -> None:
+def test_several_jobs_return_their_results_in_order() -> None:
     with open_pool(3) as jobs:
         results = list(jobs.map(square, range(200)))
         assert [result for result, _ in results] == [n**2 for n in range(200)]
@@ -53,16 +54,16 @@ def test_several_jobs_give_their_results_in_order() -> None:
 
 
 @pytest.mark.multiprocess
-def test_processes_leave_ctrl_c_to_the_one_that_started_them() -> None:
+def test_worker_processes_block_and_ignore_ctrl_c() -> None:
     before = signal.getsignal(signal.SIGINT)
     with open_pool(2) as jobs:
-        assert list(jobs.map(what_ctrl_c_does, range(3))) == [(True, True)] * 3
+        assert list(jobs.map(ctrl_c_handling, range(3))) == [(True, True)] * 3
     assert signal.getsignal(signal.SIGINT) is before
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.multiprocess
-def test_no_more_tasks_are_under_way_than_keep_the_processes_busy() -> None:
+def test_tasks_are_taken_only_as_fast_as_they_are_processed() -> None:
     taken = 0
 
     def tasks() -> Iterator[int]:
@@ -79,29 +80,29 @@ def test_no_more_tasks_are_under_way_than_keep_the_processes_busy() -> None:
 
 
 @pytest.mark.multiprocess
-def test_an_error_in_a_process_is_raised_here_and_ends_the_others() -> None:
+def test_an_error_in_a_worker_is_raised_in_the_caller_and_ends_all_workers() -> None:
     with pytest.raises(ManifestError, match=r"m\.json:3: not JSON\."), open_pool(2) as jobs:
         list(jobs.map(refuse, range(10)))
     assert multiprocessing.active_children() == []
 
 
 @pytest.mark.multiprocess
-def test_a_process_that_is_killed_is_an_error_that_says_so() -> None:
+def test_a_killed_worker_is_an_error_that_says_so() -> None:
     with pytest.raises(CorpusError, match=r"ended before its work did.*--jobs"), open_pool(2) as jobs:
         list(jobs.map(end_process, range(10)))
 
 
 @pytest.mark.multiprocess
-def test_processes_that_would_be_busy_for_long_end_at_once_on_ctrl_c(tmp_path: Path) -> None:
+def test_busy_workers_end_at_once_on_ctrl_c(tmp_path: Path) -> None:
     pipes = [tmp_path / "a", tmp_path / "b"]
     for pipe in pipes:
         os.mkfifo(pipe)
-    with ExitStack() as kept_open:  # so that the processes would read on for ever
+    with ExitStack() as kept_open:  # open pipes, from which the workers would read for ever
 
         def tasks() -> Iterator[str]:
             yield from map(str, pipes)
             for pipe in pipes:
-                kept_open.enter_context(pipe.open("wb"))  # returns when a process has begun to read
+                kept_open.enter_context(pipe.open("wb"))  # returns when a worker has opened the pipe
             raise KeyboardInterrupt("of this test")
 
         with pytest.raises(KeyboardInterrupt, match="of this test"), open_pool(2) as jobs:
@@ -115,14 +116,14 @@ def test_fewer_than_one_job_is_an_error(number: int) -> None:
         pass
 
 
-def test_without_dask_a_cluster_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_dask_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ConfigError, match=r"pip install 'nest-pretrain\[dask\]'"), open_pool(1, "tcp://host:8786"):
         pass
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", "nonsense://host:1"])
-def test_an_address_where_no_scheduler_answers_is_an_error_that_names_it(
+def test_an_address_without_a_scheduler_is_an_error_that_names_it(
     monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     pytest.importorskip("distributed")

@@ -12,7 +12,7 @@ def report_of(path: Path) -> str:
     return (path / "report.html").read_text()
 
 
-def test_a_report_tells_hours_labels_rejects_and_padding(tmp_path: Path) -> None:
+def test_a_report_shows_hours_labels_rejects_and_padding(tmp_path: Path) -> None:
     rows = []
     for i in range(40):
         write_audio(tmp_path / f"{i}.wav", hiss(8000 + 700 * i, i))
@@ -24,19 +24,19 @@ def test_a_report_tells_hours_labels_rejects_and_padding(tmp_path: Path) -> None
     page = report_of(tmp_path / "speech.corpus")
     assert "40 cuts, 0.02 h at 16000 Hz, 0.50 to 2.21 s" in page
     assert "Hours by language" in page
-    assert page.index('title="en"') < page.index('title="sw"')  # most first
+    assert page.index('title="en"') < page.index('title="sw"')  # descending by hours
     assert "&lt;b&gt;s39&lt;/b&gt;" in page
     assert "<b>s39" not in page
-    assert "and 10 more" in page  # speakers beyond thirty
+    assert "and 10 more" in page  # a report lists thirty speakers
     assert "gone &amp; &lt;lost&gt;.wav does not exist" in page
     for reason in ("missing", "too_short"):
         assert f"<td>{reason}</td>" in page
     assert "Check the paths" in page
-    assert page.count(" %</td>") == 8  # padding and use of four budgets
-    assert "http" not in page  # needs nothing beside it
+    assert page.count(" %</td>") == 8  # padding and budget used, for four budgets
+    assert "http" not in page  # the page loads no other file
 
 
-def test_bars_of_lengths_hold_all_hours(tmp_path: Path) -> None:
+def test_the_bars_of_durations_add_up_to_all_hours(tmp_path: Path) -> None:
     lengths = np.random.default_rng(0).integers(4000, 90000, 60)
     for i, length in enumerate(lengths):
         write_audio(tmp_path / "speech" / f"{i}.wav", hiss(int(length), i))
@@ -46,7 +46,7 @@ def test_bars_of_lengths_hold_all_hours(tmp_path: Path) -> None:
     assert abs(sum(hours) - lengths.sum() / 16000 / 3600) < 0.0005 * len(hours)
 
 
-def test_odd_corpora_have_a_report_too(tmp_path: Path) -> None:
+def test_corpora_of_one_cut_of_equal_cuts_and_of_long_cuts_have_reports(tmp_path: Path) -> None:
     write_audio(tmp_path / "one" / "a.wav", tone(300, 1.0))
     for i in range(9):
         write_audio(tmp_path / "alike" / f"{i}.wav", tone(300, 1.0))
@@ -54,12 +54,12 @@ def test_odd_corpora_have_a_report_too(tmp_path: Path) -> None:
     for name in ("one", "alike", "long"):
         prepare_corpus([tmp_path / name], tmp_path / f"{name}.corpus")
     assert report_of(tmp_path / "one.corpus").count("fewer than plan.microbatches_per_step (8)") == 4
-    assert "Nothing." in report_of(tmp_path / "alike.corpus")
+    assert "<p>None.</p>" in report_of(tmp_path / "alike.corpus")
     assert "Hours by" not in report_of(tmp_path / "alike.corpus").replace("Hours by length", "")
     assert "longer than plan.max_batch_seconds allows (60 s)" in report_of(tmp_path / "long.corpus")
 
 
-def test_names_that_are_not_unicode_do_not_stop_a_report(tmp_path: Path) -> None:
+def test_file_names_that_are_not_unicode_are_escaped_in_the_report(tmp_path: Path) -> None:
     write_audio(tmp_path / "speech" / "a.wav", tone(300, 1.0))
     (tmp_path / "speech" / "b\udc80.wav").write_bytes(b"")
     prepare_corpus([tmp_path / "speech"], tmp_path / "speech.corpus")

@@ -18,17 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lhotse import CutSet
 
-from nestdata import ConfigError, Corpus, CorpusError, ManifestError, PrepareConfig, prepare_corpus
+from nestdata import ConfigError, Corpus, CorpusError, ManifestError, OutputError, PrepareConfig, prepare_corpus
 from tests.conftest import MessyCorpora
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.nestdata.full_disk import files_up_to
 from tests.synthesis import hiss, read_audio, tone, write_audio, write_jsonl
 
+REPOSITORY = Path(__file__).parents[3]
 CORPUS_FILES = {"cuts.jsonl", "index.npy", "meta.json", "rejected.jsonl"}
 
 
 def tree(directory: Path) -> dict[str, bytes | None]:
-    """Everything below a directory but reports, by relative path; None stands for a folder."""
+    """Returns the content of all files in a directory except reports, by relative path; None for a folder."""
     return {
         str(path.relative_to(directory)): None if path.is_dir() else path.read_bytes()
         for path in sorted(directory.rglob("*"))
@@ -42,7 +43,7 @@ def rejects_of(corpus: Path) -> list[dict[str, str]]:
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    """Three lines of NeMo, with paths relative to a folder of their own."""
+    """A NeMo manifest of three lines, in a folder with its audio."""
     rows = []
     for i in range(3):
         write_audio(tmp_path / "data" / "wavs" / f"{i}.flac", hiss(8000 + 1000 * i, i))
@@ -52,28 +53,28 @@ def manifest(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def long_manifest(manifest: Path) -> Path:
-    """1200 spans of the same files: more than are looked at in one go."""
+    """A NeMo manifest of 1200 spans of the same files, which takes several tasks."""
     rows = [{"audio_filepath": f"wavs/{i % 3}.flac", "offset": i // 3 / 1000, "duration": 0.1} for i in range(1200)]
     return write_jsonl(manifest.parent / "long.json", rows)
 
 
 @contextmanager
 def paused_prepare(manifest: Path, output: Path, *, after: int = 1) -> Iterator["subprocess.Popen[str]"]:
-    """Runs `prepare` in a process of its own, which stands still once it has looked at some entries."""
+    """Runs `prepare` in another process, which waits after it has probed `after` entries."""
     program = """
 import sys
 from nestdata import prepare_corpus
-def stand_still(done, total):
+def wait(done, total):
     if done >= int(sys.argv[3]):
-        print("in the middle", flush=True)
+        print("waiting", flush=True)
         sys.stdin.read()
-prepare_corpus([sys.argv[1]], sys.argv[2], overwrite=True, on_progress=stand_still)
+prepare_corpus([sys.argv[1]], sys.argv[2], overwrite=True, on_progress=wait)
 """
     command = [sys.executable, "-c", program, str(manifest), str(output), str(after)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "in the middle\n"
+            assert process.stdout.readline() == "waiting\n"
             yield process
         finally:
             process.kill()
@@ -91,7 +92,7 @@ def test_a_nemo_manifest_is_prepared_with_its_relative_paths_and_labels(manifest
     assert (report.shortest_s, report.longest_s) == (0.5, 0.625)
 
 
-def test_audio_filename_offset_and_duration_are_understood(tmp_path: Path) -> None:
+def test_spans_of_a_nemo_manifest_are_prepared_and_loaded(tmp_path: Path) -> None:
     write_audio(tmp_path / "a.wav", hiss(32000, 1))
     rows = [{"audio_filename": "a.wav", "offset": start, "duration": 0.5} for start in (0.0, 0.5, 1.25)]
     prepare_corpus([write_jsonl(tmp_path / "m.json", rows)], tmp_path / "speech.corpus")
@@ -102,7 +103,7 @@ def test_audio_filename_offset_and_duration_are_understood(tmp_path: Path) -> No
         np.testing.assert_array_equal(corpus.load(row)[1], whole[start : start + 8000])
 
 
-def test_several_inputs_of_different_kinds_make_one_corpus(
+def test_several_inputs_of_different_formats_make_one_corpus(
     manifest: Path, messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     write_audio(tmp_path / "folder" / "deep" / "x.ogg", hiss(16000, 7))
@@ -120,17 +121,19 @@ def test_several_inputs_of_different_kinds_make_one_corpus(
         f"speech-1{i}" for i in range(10)
     } | {f"stereo-{i}" for i in range(4)}
     assert report.num_cuts == len(ids) == 18
-    assert seen == [(3, None), (4, None), (14, None), (18, None)]  # nobody knows how much is in a folder
+    assert seen == [(3, None), (4, None), (14, None), (18, None)]  # the number of files in a folder is unknown
 
 
-def test_progress_tells_how_much_there_is_to_do(manifest: Path, long_manifest: Path, tmp_path: Path) -> None:
+def test_progress_reports_the_number_of_probed_entries_and_their_total(
+    manifest: Path, long_manifest: Path, tmp_path: Path
+) -> None:
     seen: list[tuple[int, int | None]] = []
     manifests = [manifest, long_manifest]
     prepare_corpus(manifests, tmp_path / "speech.corpus", on_progress=lambda done, total: seen.append((done, total)))
     assert seen == [(3, 1203), (503, 1203), (1003, 1203), (1203, 1203)]
 
 
-def test_manifests_of_the_same_layout_in_sibling_folders_do_not_collide(tmp_path: Path) -> None:
+def test_ids_of_manifests_with_the_same_layout_in_sibling_folders_do_not_collide(tmp_path: Path) -> None:
     manifests = []
     for language in ("en", "fr"):
         write_audio(tmp_path / language / "wavs" / "0.wav", hiss(16000, len(manifests)))
@@ -149,7 +152,9 @@ def _line(row: dict[str, Any]) -> str:
     return json.dumps(row) + "\n"
 
 
-def test_a_corpus_made_of_the_cuts_of_another_gives_the_same_audio(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_corpus_prepared_from_the_cuts_of_another_gives_the_same_audio(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
     prepare_corpus([messy_corpora.speech / "cuts.jsonl"], tmp_path / "again.corpus")
     first, again = Corpus.open(messy_corpora.speech), Corpus.open(tmp_path / "again.corpus")
     assert again.fingerprint == first.fingerprint
@@ -158,7 +163,7 @@ def test_a_corpus_made_of_the_cuts_of_another_gives_the_same_audio(messy_corpora
 
 
 @pytest.mark.parametrize("channel", [0, 1])
-def test_the_channel_asked_for_is_prepared(tmp_path: Path, channel: int) -> None:
+def test_the_requested_channel_is_prepared(tmp_path: Path, channel: int) -> None:
     stereo = np.stack([tone(300, 1.0), tone(900, 1.0)], axis=1)
     write_audio(tmp_path / "audio" / "a.flac", stereo)
     prepare_corpus([tmp_path / "audio"], tmp_path / "speech.corpus", PrepareConfig(channel=channel))
@@ -168,7 +173,7 @@ def test_the_channel_asked_for_is_prepared(tmp_path: Path, channel: int) -> None
     np.testing.assert_allclose(samples, stereo[:, channel], atol=1e-4)
 
 
-def test_what_is_left_out_is_listed_with_place_reason_and_detail(tmp_path: Path) -> None:
+def test_rejects_are_listed_with_position_reason_and_detail(tmp_path: Path) -> None:
     reasons = bad_files(tmp_path / "bad")
     manifest = tmp_path / "bad" / "speech.json"
     report = prepare_corpus([manifest], tmp_path / "speech.corpus", BAD_FILES_CONFIG)
@@ -179,14 +184,14 @@ def test_what_is_left_out_is_listed_with_place_reason_and_detail(tmp_path: Path)
         path, number = reject["where"].rsplit(":", 1)
         assert (path, names[int(number) - 1]) == (str(manifest), reject["cut_id"])
         assert " " in reject["detail"]
-    assert rejects[-1]["where"] == f"{manifest}:{len(names)}"  # the second of the two, found at the end
+    assert rejects[-1]["where"] == f"{manifest}:{len(names)}"  # the second good-1, found after all cuts were added
     assert report.num_cuts == 2
     assert sum(report.rejected.values()) == len(reasons)
     assert report.rejected == Corpus.open(tmp_path / "speech.corpus").meta["rejected"]
     assert list(report.rejected.values()) == sorted(report.rejected.values(), reverse=True)
 
 
-def test_every_header_is_read_by_default_and_every_sample_on_request(tmp_path: Path) -> None:
+def test_headers_are_read_by_default_and_samples_with_probe_decode(tmp_path: Path) -> None:
     reasons = bad_files(tmp_path / "bad")
     prepare_corpus([tmp_path / "bad" / "speech.json"], tmp_path / "all.corpus", replace(BAD_FILES_CONFIG, probe="all"))
     found = {reject["cut_id"] for reject in rejects_of(tmp_path / "all.corpus")}
@@ -195,7 +200,7 @@ def test_every_header_is_read_by_default_and_every_sample_on_request(tmp_path: P
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
-def test_durations_that_are_there_are_trusted_on_request(tmp_path: Path, jobs: int) -> None:
+def test_durations_in_the_manifest_are_trusted_with_probe_missing(tmp_path: Path, jobs: int) -> None:
     rows = [{"audio_filepath": f"gone/{i}.flac", "duration": 1 + i / 1000, "lang": "de"} for i in range(1200)]
     write_audio(tmp_path / "there.wav", hiss(8000, 1))
     rows += [{"audio_filepath": "there.wav"}, {"audio_filepath": "gone.wav"}]
@@ -208,7 +213,7 @@ def test_durations_that_are_there_are_trusted_on_request(tmp_path: Path, jobs: i
     assert corpus[-1].recording.sources[0].source == str(tmp_path / "gone" / "1199.flac")
 
 
-def test_strict_makes_an_error_of_anything_that_would_be_left_out(manifest: Path, tmp_path: Path) -> None:
+def test_any_reject_is_an_error_with_strict(manifest: Path, tmp_path: Path) -> None:
     strict = PrepareConfig(strict=True)
     assert prepare_corpus([manifest], tmp_path / "good.corpus", strict).num_cuts == 3
     rows = [{"audio_filepath": f"wavs/{name}.flac"} for name in ("0", "gone", "away", "0")]
@@ -234,7 +239,7 @@ def test_long_recordings_are_cut_into_windows(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate(windows), read_audio(tmp_path / "audio" / "longer.flac"))
 
 
-def test_hours_are_those_of_what_is_kept(tmp_path: Path) -> None:
+def test_hours_count_only_cuts_that_are_kept(tmp_path: Path) -> None:
     labels = [
         ("a", 5, "de", "s1"),
         ("b", 7, "en", "s2"),
@@ -254,7 +259,7 @@ def test_hours_are_those_of_what_is_kept(tmp_path: Path) -> None:
 
 @settings(max_examples=20)
 @given(numbers=st.lists(st.integers(0, 6), min_size=1, max_size=20))
-def test_a_corpus_with_duplicates_is_the_corpus_without_them(
+def test_a_corpus_with_duplicates_equals_the_corpus_without_them(
     tmp_path_factory: pytest.TempPathFactory, numbers: list[int]
 ) -> None:
     directory = tmp_path_factory.mktemp("duplicates")
@@ -266,16 +271,16 @@ def test_a_corpus_with_duplicates_is_the_corpus_without_them(
         config = PrepareConfig(probe="missing")
         reports.append(prepare_corpus([manifest], directory / "speech.corpus", config, overwrite=True))
         trees.append(tree(directory / "speech.corpus"))
-    again = [i for i, n in enumerate(numbers) if first[n] != i]
+    repeated = [i for i, n in enumerate(numbers) if first[n] != i]
     rejected = [json.loads(line) for line in (trees[0].pop("rejected.jsonl") or b"").splitlines()]
-    assert [reject["where"] for reject in rejected] == [f"{directory / 'm.json'}:{i + 1}" for i in again]
+    assert [reject["where"] for reject in rejected] == [f"{directory / 'm.json'}:{i + 1}" for i in repeated]
     assert replace(reports[0], rejected={}) == reports[1]
     assert (trees[0]["cuts.jsonl"], trees[0]["index.npy"]) == (trees[1]["cuts.jsonl"], trees[1]["index.npy"])
     metas = [json.loads(each["meta.json"] or b"") for each in trees]
     assert metas[0] | {"rejected": {}} == metas[1]
 
 
-def test_names_that_are_not_unicode_are_left_out_and_listed(tmp_path: Path) -> None:
+def test_files_with_names_that_are_not_unicode_are_rejected_and_listed(tmp_path: Path) -> None:
     audio = tmp_path / "audio"
     write_audio(audio / "good.wav", hiss(16000, 1))
     os.rename(write_audio(audio / "bad.wav", hiss(16000, 2)), os.fsencode(audio) + b"/caf\xe9.wav")
@@ -286,20 +291,22 @@ def test_names_that_are_not_unicode_are_left_out_and_listed(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def all_sorts(manifest: Path, long_manifest: Path, messy_corpora: MessyCorpora, tmp_path: Path) -> list[Path]:
-    """Several inputs with all that is done to them: spans, windows, resampling, rejects, duplicates."""
+def varied_inputs(manifest: Path, long_manifest: Path, messy_corpora: MessyCorpora, tmp_path: Path) -> list[Path]:
+    """Several inputs that need all steps: spans, windows, resampling, rejects, duplicates."""
     bad_files(tmp_path / "bad")
     again = tmp_path / "again.jsonl"
     shutil.copy(messy_corpora.speech / "cuts.jsonl", again)
     return [tmp_path / "bad", manifest, messy_corpora.speech / "cuts.jsonl", long_manifest, again]
 
 
-ALL_SORTS = PrepareConfig(probe="decode", window_seconds=0.7, pcm=True)
+VARIED_CONFIG = PrepareConfig(probe="decode", window_seconds=0.7, pcm=True)
 
 
 @pytest.mark.multiprocess
-def test_the_corpus_does_not_depend_on_the_number_of_jobs(all_sorts: list[Path], tmp_path: Path) -> None:
-    reports = [prepare_corpus(all_sorts, tmp_path / f"{jobs}.corpus", ALL_SORTS, jobs=jobs) for jobs in (1, 2, 3)]
+def test_the_corpus_does_not_depend_on_the_number_of_jobs(varied_inputs: list[Path], tmp_path: Path) -> None:
+    reports = [
+        prepare_corpus(varied_inputs, tmp_path / f"{jobs}.corpus", VARIED_CONFIG, jobs=jobs) for jobs in (1, 2, 3)
+    ]
     assert len(reports[0].rejected) >= 7
     for jobs in (2, 3):
         assert tree(tmp_path / f"{jobs}.corpus") == tree(tmp_path / "1.corpus")
@@ -308,13 +315,15 @@ def test_the_corpus_does_not_depend_on_the_number_of_jobs(all_sorts: list[Path],
 
 
 @pytest.mark.multiprocess
-def test_the_corpus_does_not_depend_on_a_cluster_of_dask(all_sorts: list[Path], tmp_path: Path) -> None:
+def test_a_corpus_prepared_on_a_dask_cluster_equals_one_prepared_locally(
+    varied_inputs: list[Path], tmp_path: Path
+) -> None:
     distributed = pytest.importorskip("distributed")
-    prepare_corpus(all_sorts, tmp_path / "here.corpus", ALL_SORTS)
+    prepare_corpus(varied_inputs, tmp_path / "here.corpus", VARIED_CONFIG)
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
-    # Threads of this process, which meet over the network as others would.
+    # Workers are threads of this process, but they communicate through sockets as processes would.
     with distributed.LocalCluster(processes=False, protocol="tcp", **settings) as cluster:
-        prepare_corpus(all_sorts, tmp_path / "dask.corpus", ALL_SORTS, dask=cluster.scheduler_address)
+        prepare_corpus(varied_inputs, tmp_path / "dask.corpus", VARIED_CONFIG, dask=cluster.scheduler_address)
         bad = write_jsonl(tmp_path / "bad.json", [{"audio_filepath": "gone.wav"}])
         with pytest.raises(ManifestError, match="no usable cut among 1 entries"):
             prepare_corpus([bad], tmp_path / "bad.corpus", dask=cluster.scheduler_address)
@@ -322,7 +331,7 @@ def test_the_corpus_does_not_depend_on_a_cluster_of_dask(all_sorts: list[Path], 
     assert not (tmp_path / "bad.corpus.partial").exists()
 
 
-def test_a_corpus_made_twice_is_the_same_byte_for_byte(manifest: Path, tmp_path: Path) -> None:
+def test_preparing_a_corpus_twice_gives_the_same_bytes(manifest: Path, tmp_path: Path) -> None:
     prepare_corpus([manifest], tmp_path / "speech.corpus")
     first = tree(tmp_path / "speech.corpus")
     prepare_corpus([manifest], tmp_path / "speech.corpus", overwrite=True)
@@ -355,7 +364,7 @@ def test_cuts_of_equal_length_keep_the_order_of_the_input(tmp_path: Path) -> Non
 def test_an_existing_corpus_is_left_alone(manifest: Path, tmp_path: Path) -> None:
     prepare_corpus([manifest], tmp_path / "speech.corpus")
     before = tree(tmp_path)
-    with pytest.raises(CorpusError, match=r"speech\.corpus: exists already\. .*--overwrite"):
+    with pytest.raises(OutputError, match=r"speech\.corpus: exists already\. .*--overwrite"):
         prepare_corpus([manifest], tmp_path / "speech.corpus")
     assert tree(tmp_path) == before
 
@@ -370,7 +379,7 @@ def test_an_existing_corpus_is_replaced_on_request(manifest: Path, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "other", "speech.corpus"]
 
 
-def test_a_corpus_behind_a_link_is_replaced_where_it_lies(manifest: Path, tmp_path: Path) -> None:
+def test_a_corpus_behind_a_symbolic_link_is_replaced_at_its_own_path(manifest: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     prepare_corpus([manifest], tmp_path / "disk" / "speech.corpus", PrepareConfig(sampling_rate=8000))
     (tmp_path / "speech.corpus").symlink_to(tmp_path / "disk" / "speech.corpus")
@@ -382,33 +391,33 @@ def test_a_corpus_behind_a_link_is_replaced_where_it_lies(manifest: Path, tmp_pa
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_what_is_no_corpus_is_never_replaced(manifest: Path, tmp_path: Path, overwrite: bool) -> None:
+def test_a_path_that_is_not_a_corpus_is_never_replaced(manifest: Path, tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "diary.txt").write_text("dear diary")
     (tmp_path / "file").write_text("a file")
     before = tree(tmp_path)
     for name in ("notes", "file"):
-        with pytest.raises(CorpusError, match="exists already"):
+        with pytest.raises(OutputError, match="exists already"):
             prepare_corpus([manifest], tmp_path / name, overwrite=overwrite)
     assert tree(tmp_path) == before
 
 
-def test_a_corpus_that_another_run_finishes_meanwhile_is_not_replaced_unasked(manifest: Path, tmp_path: Path) -> None:
+def test_a_corpus_that_another_run_finishes_in_the_meantime_is_not_replaced(manifest: Path, tmp_path: Path) -> None:
     prepare_corpus([manifest], tmp_path / "ready.corpus", PrepareConfig(sampling_rate=8000))
 
     def finish_another(done: int, total: int) -> None:
         if done == total:
             (tmp_path / "ready.corpus").rename(tmp_path / "speech.corpus")
 
-    with pytest.raises(CorpusError, match="exists already"):
+    with pytest.raises(OutputError, match="exists already"):
         prepare_corpus([manifest], tmp_path / "speech.corpus", on_progress=finish_another)
     assert Corpus.open(tmp_path / "speech.corpus").sampling_rate == 8000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
 
 
-def test_a_target_that_cannot_be_written_is_an_error(manifest: Path, tmp_path: Path) -> None:
+def test_an_unwritable_target_is_an_error(manifest: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
-    with pytest.raises(CorpusError, match=r"speech\.corpus: cannot be written"):
+    with pytest.raises(OutputError, match=r"speech\.corpus: cannot be written"):
         prepare_corpus([manifest], tmp_path / "file" / "speech.corpus")
 
 
@@ -431,7 +440,7 @@ def test_a_target_that_cannot_be_written_is_an_error(manifest: Path, tmp_path: P
     ],
 )
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_bad_manifest_is_an_error_that_names_the_place_and_leaves_nothing_behind(
+def test_a_bad_manifest_is_an_error_that_names_the_line_and_leaves_nothing_behind(
     manifest: Path, tmp_path: Path, lines: list[str], message: str, overwrite: bool
 ) -> None:
     bad = manifest.with_name("bad.json")
@@ -457,7 +466,7 @@ def test_a_missing_manifest_is_an_error_before_any_work(manifest: Path, tmp_path
     assert tree(tmp_path) == before
 
 
-def test_an_error_from_outside_leaves_nothing_behind(manifest: Path, tmp_path: Path) -> None:
+def test_an_interruption_leaves_nothing_behind(manifest: Path, tmp_path: Path) -> None:
     before = tree(tmp_path)
 
     def interrupt(done: int, total: int) -> None:
@@ -470,7 +479,7 @@ def test_an_error_from_outside_leaves_nothing_behind(manifest: Path, tmp_path: P
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("after", [500, 1200])
-def test_a_prepare_that_is_killed_leaves_nothing_that_opens_and_the_next_run_works(
+def test_a_killed_prepare_leaves_nothing_that_opens_and_the_next_run_works(
     long_manifest: Path, tmp_path: Path, after: int
 ) -> None:
     output = tmp_path / "speech.corpus"
@@ -489,55 +498,63 @@ def test_a_prepare_that_is_killed_leaves_nothing_that_opens_and_the_next_run_wor
 
 @contextmanager
 def busy_prepare(manifest: Path, output: Path) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]:
-    """Runs `prepare` with two jobs in a group of processes of its own; one reads on and on.
+    """Runs `prepare` with two jobs in a new session; its worker reads from a pipe, which never ends.
 
     Yields:
-        The process, and the other end of what its worker reads.
+        The process, and the writing end of the pipe.
     """
-    pipe = manifest.parent / "wavs" / "pipe.wav"
+    pipe = manifest.parent / "pipe"
     os.mkfifo(pipe)
-    with manifest.open("a") as file:
-        file.write(_line({"audio_filepath": "wavs/pipe.wav"}))
-    program = "import sys, nestdata; nestdata.prepare_corpus([sys.argv[1]], sys.argv[2], jobs=2)"
+    program = """
+import sys
+from nestdata import prepare_corpus
+from nestdata.prepare import run
+from tests.nestdata.prepare.endless_task import read_pipe
+run._probe_items = read_pipe
+prepare_corpus([sys.argv[1]], sys.argv[2], jobs=2)
+"""
     command = [sys.executable, "-c", program, str(manifest), str(output)]
+    environment = {**os.environ, "ENDLESS_TASK_PIPE": str(pipe)}
     with ExitStack() as stack:
-        process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True))
+        process = stack.enter_context(
+            subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, cwd=REPOSITORY, env=environment)
+        )
         stack.callback(process.kill)
-        yield process, stack.enter_context(pipe.open("wb"))  # which opens once a worker reads
+        yield process, stack.enter_context(pipe.open("wb"))  # returns once a worker has opened the pipe
 
 
-def is_read_no_more(pipe: BinaryIO, timeout_s: float = 30) -> bool:
-    """Waits until every process is gone that has the other end of a pipe open."""
+def has_no_reader(pipe: BinaryIO, timeout_s: float = 30) -> bool:
+    """Waits until no process has the reading end of a pipe open, and returns whether that happened in time."""
     poll = select.poll()
     poll.register(pipe, 0)
     return bool(poll.poll(1000 * timeout_s))
 
 
 @pytest.mark.multiprocess
-def test_the_processes_of_a_prepare_that_is_killed_end_by_themselves(manifest: Path, tmp_path: Path) -> None:
+def test_the_worker_processes_of_a_killed_prepare_end_by_themselves(manifest: Path, tmp_path: Path) -> None:
     output = tmp_path / "speech.corpus"
     with busy_prepare(manifest, output) as (process, pipe):
-        assert not is_read_no_more(pipe, 0)
+        assert not has_no_reader(pipe, 0)
         process.kill()
         assert process.wait(timeout=300) == -signal.SIGKILL
-        assert is_read_no_more(pipe)
+        assert has_no_reader(pipe)
     for path in (output, tmp_path / "speech.corpus.partial"):
         with pytest.raises(CorpusError):
             Corpus.open(path)
-    (manifest.parent / "wavs" / "pipe.wav").unlink()
-    assert prepare_corpus([manifest], output).rejected == {"missing": 1}
+    assert prepare_corpus([manifest], output).rejected == {}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
 
 
 @pytest.mark.multiprocess
-def test_ctrl_c_while_the_processes_start_ends_them_with_one_traceback(manifest: Path, tmp_path: Path) -> None:
+def test_ctrl_c_while_worker_processes_start_ends_them_with_one_traceback(manifest: Path, tmp_path: Path) -> None:
     program = """
 import sys
-from nestdata import pool, prepare_corpus
-def start_and_tell(start=pool._start_fork_server):
+from nestdata import prepare_corpus
+from nestdata.prepare import pool
+def start_and_print(start=pool._start_fork_server):
     start()
     print("starting", flush=True)
-pool._start_fork_server = start_and_tell
+pool._start_fork_server = start_and_print
 prepare_corpus([sys.argv[1]], sys.argv[2], jobs=2)
 """
     command = [sys.executable, "-c", program, str(manifest), str(tmp_path / "speech.corpus")]
@@ -560,18 +577,18 @@ def assert_one_interruption(errors: str) -> None:
 
 
 @pytest.mark.multiprocess
-def test_ctrl_c_ends_all_processes_with_one_traceback_and_leaves_nothing(manifest: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_processes_with_one_traceback_and_leaves_nothing_behind(manifest: Path, tmp_path: Path) -> None:
     with busy_prepare(manifest, tmp_path / "speech.corpus") as (process, pipe):
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(process.pid, signal.SIGINT)  # a terminal signals the whole process group
         assert process.stderr is not None
         errors = process.stderr.read().decode()
         assert process.wait(timeout=300) == -signal.SIGINT
-        assert is_read_no_more(pipe)
+        assert has_no_reader(pipe)
     assert_one_interruption(errors)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_what_a_killed_run_left_does_not_get_into_the_corpus(manifest: Path, tmp_path: Path) -> None:
+def test_files_of_a_killed_run_do_not_get_into_the_corpus(manifest: Path, tmp_path: Path) -> None:
     write_audio(tmp_path / "speech.corpus.partial" / "folder" / "a.wav", hiss(100, 1))
     (tmp_path / "speech.corpus.partial" / "report.html").write_text("of the killed run")
     prepare_corpus([manifest], tmp_path / "speech.corpus")
@@ -580,7 +597,7 @@ def test_what_a_killed_run_left_does_not_get_into_the_corpus(manifest: Path, tmp
 
 
 @pytest.mark.multiprocess
-def test_a_replacement_that_is_killed_leaves_the_old_corpus(manifest: Path, tmp_path: Path) -> None:
+def test_a_killed_replacement_leaves_the_old_corpus(manifest: Path, tmp_path: Path) -> None:
     output = tmp_path / "speech.corpus"
     prepare_corpus([manifest], output)
     before = tree(output)
@@ -601,18 +618,18 @@ def test_a_second_prepare_into_the_same_target_is_refused_while_the_first_one_ru
     output = tmp_path / "speech.corpus"
     with paused_prepare(manifest, output) as process:
         before = tree(tmp_path)
-        with pytest.raises(CorpusError, match=r"speech\.corpus: another run is writing it"):
+        with pytest.raises(OutputError, match=r"speech\.corpus: another run is writing it"):
             prepare_corpus([manifest], output)
         assert tree(tmp_path) == before
         prepare_corpus([manifest], tmp_path / "other.corpus")
-        process.communicate(timeout=300)  # lets the first one go on
+        process.communicate(timeout=300)  # closes its standard input, which ends its wait
         assert process.returncode == 0
     assert len(Corpus.open(output)) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "other.corpus", "speech.corpus"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_full_disk_is_an_error_that_names_the_target_and_leaves_nothing(
+def test_a_full_disk_is_an_error_that_names_the_target_and_leaves_nothing_behind(
     manifest: Path, long_manifest: Path, tmp_path: Path, overwrite: bool
 ) -> None:
     output = tmp_path / "speech.corpus"
@@ -621,8 +638,8 @@ def test_a_full_disk_is_an_error_that_names_the_target_and_leaves_nothing(
     before = tree(tmp_path)
     config = PrepareConfig(pcm=True, probe="missing")
     for kilobytes in (0, 1, 20, 100, 300):
-        message = r"speech\.corpus: cannot be written \(File too large\)\. Choose another place\."
-        with files_up_to(1000 * kilobytes), pytest.raises(CorpusError, match=message):
+        message = r"speech\.corpus: cannot be written \(File too large\)\. Choose another path\."
+        with files_up_to(1000 * kilobytes), pytest.raises(OutputError, match=message):
             prepare_corpus([long_manifest], output, config, overwrite=overwrite)
         assert tree(tmp_path) == before
     assert prepare_corpus([long_manifest], output, config, overwrite=overwrite).num_cuts == 1200
@@ -631,9 +648,9 @@ def test_a_full_disk_is_an_error_that_names_the_target_and_leaves_nothing(
 @pytest.mark.multiprocess
 @pytest.mark.skipif(
     shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode != 0,
-    reason="needs a file system of its own",
+    reason="needs to mount a file system",
 )
-def test_a_disk_that_fills_up_at_any_moment_is_an_error_that_leaves_nothing(
+def test_a_disk_that_fills_up_at_any_moment_is_an_error_that_leaves_nothing_behind(
     long_manifest: Path, tmp_path: Path
 ) -> None:
     program = """
@@ -644,7 +661,7 @@ for kilobytes in (4, 16, 64, 200, 400, 600, 700, 1000, 3000, 20000):
     try:
         nestdata.prepare_corpus([sys.argv[1]], sys.argv[2] + "/a.corpus", nestdata.PrepareConfig(pcm=True))
         print("ok")
-    except nestdata.CorpusError as error:
+    except nestdata.OutputError as error:
         assert "No space left on device" in str(error), error
         assert os.listdir(sys.argv[2]) == []
         print("full")
@@ -670,6 +687,6 @@ for kilobytes in (4, 16, 64, 200, 400, 600, 700, 1000, 3000, 20000):
         ({"min_seconds": 0.0, "window_seconds": 0.0}, r"window_seconds \(0\)"),
     ],
 )
-def test_settings_out_of_range_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_settings_out_of_range_are_errors_that_name_the_setting(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PrepareConfig(**changes)

@@ -11,7 +11,7 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
-from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
+from nestdata import Corpus, ManifestError, OutputError, PrepareConfig, prepare_corpus
 from nestmodel import (
     ConfigError,
     ExtractConfig,
@@ -21,18 +21,19 @@ from nestmodel import (
     extract_features,
     iterate_features,
 )
-from nestmodel.evaluate.encode import frame_rate_hz, labels_of, log_mels, parse_layers, resolve_device, resolve_layers
+from nestmodel.evaluate.encode import frame_rate_hz, log_mels, parse_layers, resolve_device, resolve_layers
 from nestmodel.evaluate.extract import file_stem
+from nestmodel.evaluate.inputs import cut_labels
 from tests.synthesis import chirp, hiss, read_audio, write_audio, write_jsonl
 from tests.training import tiny_config
 
 LENGTHS = (160, 1439, 1440, 4800, 16000, 16123, 35200)
-"""Samples at 16 kHz, from one feature frame on; 1440 is the first that gives a second encoder frame."""
+"""Numbers of samples at 16 kHz. 160 samples are one feature frame; 1440 are the least for two encoder frames."""
 
 
 @pytest.fixture(scope="module")
 def model() -> NestModel:
-    """In training mode, with batch norms that have seen something."""
+    """A model in training mode, with running means other than zero in its batch norms."""
     model = NestModel(tiny_config())
     generator = torch.Generator().manual_seed(3)
     for module in model.modules():
@@ -58,8 +59,8 @@ def corpus(folder: Path) -> Corpus:
 
 
 @torch.no_grad()
-def alone(model: NestModel, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-    """All layers of one utterance, (layers, enc_frames, dim), by the plainest way there is."""
+def features_of(model: NestModel, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns all layers of one utterance, shape (layers, enc_frames, dim), computed without batching or padding."""
     was_training = model.training
     model.eval()
     feats, feat_lens = model.features(torch.from_numpy(samples)[None], torch.tensor([len(samples)]))
@@ -79,7 +80,7 @@ def rejects_of(directory: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("max_batch_seconds", [0.001, 2.5, 100.0])
-def test_features_are_those_of_the_utterance_alone_whatever_the_batch(
+def test_features_do_not_depend_on_the_other_utterances_of_the_batch(
     max_batch_seconds: float, model: NestModel, corpus: Corpus, folder: Path
 ) -> None:
     found = list(iterate_features(model, corpus, "all", max_batch_seconds, "cpu"))
@@ -87,25 +88,23 @@ def test_features_are_those_of_the_utterance_alone_whatever_the_batch(
     for utterance in found:
         samples = read_audio(folder / f"{utterance.line['id']}.wav")
         assert utterance.values.shape == (3, -(-(len(samples) // 160) // 8), 16)
-        assert np.allclose(utterance.values, alone(model, samples), atol=1e-5)
-    assert model.training  # as it was before
+        assert np.allclose(utterance.values, features_of(model, samples), atol=1e-5)
+    assert model.training  # the mode is restored
 
 
-def test_the_last_layer_is_what_the_encoder_gives_and_chosen_layers_keep_their_order(
-    model: NestModel, corpus: Corpus
-) -> None:
+def test_selected_layers_are_yielded_in_the_requested_order(model: NestModel, corpus: Corpus) -> None:
     every = {u.row: u.values for u in iterate_features(model, corpus, "all", device="cpu")}
-    for layers, chosen in (("last", [2]), ((2, 0), [2, 0]), ([1], [1])):
+    for layers, numbers in (("last", [2]), ((2, 0), [2, 0]), ([1], [1])):
         for utterance in iterate_features(model, corpus, layers, device="cpu"):
-            assert np.array_equal(utterance.values, every[utterance.row][chosen])
+            assert np.array_equal(utterance.values, every[utterance.row][numbers])
 
 
-def test_some_rows_can_be_asked_for(model: NestModel, corpus: Corpus) -> None:
+def test_only_the_requested_rows_are_yielded(model: NestModel, corpus: Corpus) -> None:
     found = iterate_features(model, corpus, "last", device="cpu", rows=[1, 4, 3])
     assert [utterance.row for utterance in found] == [4, 3, 1]
 
 
-def test_without_anyone_to_tell_an_utterance_without_features_is_an_error(model: NestModel, tmp_path: Path) -> None:
+def test_an_utterance_without_features_is_an_error_if_there_is_no_callback(model: NestModel, tmp_path: Path) -> None:
     path = write_audio(tmp_path / "in" / "a.wav", hiss(16000, 0))
     prepare_corpus([tmp_path / "in"], tmp_path / "a.corpus")
     path.unlink()
@@ -114,12 +113,12 @@ def test_without_anyone_to_tell_an_utterance_without_features_is_an_error(model:
 
 
 @pytest.mark.parametrize(("layers", "shape"), [("last", (28, 16)), ("all", (3, 28, 16)), ((1,), (28, 16))])
-@pytest.mark.parametrize("form", ["npy", "safetensors"])
-def test_a_directory_of_features_says_all_that_is_needed_to_read_it(
-    layers: Any, shape: tuple[int, ...], form: Any, model: NestModel, folder: Path, tmp_path: Path
+@pytest.mark.parametrize("file_format", ["npy", "safetensors"])
+def test_index_and_meta_describe_every_feature_file(
+    layers: Any, shape: tuple[int, ...], file_format: Any, model: NestModel, folder: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "speech.features"
-    config = ExtractConfig(layers=layers, format=form, device="cpu")
+    config = ExtractConfig(layers=layers, format=file_format, device="cpu")
     report = extract_features(model, [folder], output, config, model_name="tiny")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["speech.features"]
     assert sorted(p.name for p in output.iterdir()) == ["features", "index.jsonl", "meta.json", "rejected.jsonl"]
@@ -127,7 +126,7 @@ def test_a_directory_of_features_says_all_that_is_needed_to_read_it(
     index = index_of(output)
     assert index.keys() == {str(number) for number in LENGTHS}
     row = index["35200"]
-    if form == "npy":
+    if file_format == "npy":
         values = np.load(output / row["file"])
     else:
         from safetensors.numpy import load_file
@@ -135,27 +134,27 @@ def test_a_directory_of_features_says_all_that_is_needed_to_read_it(
         values = load_file(output / row["file"])["features"]
     assert values.dtype == np.float32
     assert values.shape == shape
-    chosen = resolve_layers(layers, 2)
+    numbers = resolve_layers(layers, 2)
     assert np.allclose(
-        values.reshape(len(chosen), 28, 16), alone(model, read_audio(folder / "35200.wav"))[chosen], atol=1e-5
+        values.reshape(len(numbers), 28, 16), features_of(model, read_audio(folder / "35200.wav"))[numbers], atol=1e-5
     )
     assert row["path"] == str(folder / "35200.wav")
     assert (row["start"], row["duration"], row["num_frames"], row["num_layers"], row["dim"]) == (
         *(0.0, 2.2, 28),
-        *(len(chosen), 16),
+        *(len(numbers), 16),
     )
     meta = json.loads((output / "meta.json").read_text())
-    assert (meta["model"], meta["layers"], meta["frame_rate_hz"], meta["num_utterances"]) == ("tiny", chosen, 12.5, 7)
+    assert (meta["model"], meta["layers"], meta["frame_rate_hz"], meta["num_utterances"]) == ("tiny", numbers, 12.5, 7)
 
 
-def test_half_precision_is_the_same_rounded(model: NestModel, folder: Path, tmp_path: Path) -> None:
+def test_half_precision_files_hold_the_rounded_features(model: NestModel, folder: Path, tmp_path: Path) -> None:
     extract_features(model, [folder], tmp_path / "f", ExtractConfig(dtype="float16", device="cpu"))
     values = np.load(tmp_path / "f" / index_of(tmp_path / "f")["16000"]["file"])
     assert values.dtype == np.float16
-    assert np.allclose(values, alone(model, read_audio(folder / "16000.wav"))[-1], atol=2e-3)
+    assert np.allclose(values, features_of(model, read_audio(folder / "16000.wav"))[-1], atol=2e-3)
 
 
-def test_a_value_that_half_precision_cannot_hold_is_reported_and_not_clipped(folder: Path, tmp_path: Path) -> None:
+def test_an_overflow_of_half_precision_is_an_error_and_not_clipped(folder: Path, tmp_path: Path) -> None:
     model = NestModel(tiny_config())
     with torch.no_grad():
         model.encoder.layers[1].norm_out.bias.fill_(1e5)  # type: ignore[union-attr, operator]
@@ -164,7 +163,7 @@ def test_a_value_that_half_precision_cannot_hold_is_reported_and_not_clipped(fol
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ids_with_slashes_any_letters_or_no_end_get_files_of_their_own(model: NestModel, tmp_path: Path) -> None:
+def test_every_id_gets_a_file_of_its_own_whatever_its_characters_and_length(model: NestModel, tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.wav", hiss(8000, 0))
     ids = [
         "a/b",
@@ -189,27 +188,27 @@ def test_ids_with_slashes_any_letters_or_no_end_get_files_of_their_own(model: Ne
     assert index.keys() == set(ids)
     files = sorted(path.relative_to(tmp_path / "f").as_posix() for path in (tmp_path / "f" / "features").iterdir())
     assert files == sorted(row["file"] for row in index.values())
-    assert len({name.lower() for name in files}) == len(ids)  # some file systems know no capitals
+    assert len({name.lower() for name in files}) == len(ids)  # unique on file systems that ignore case
     for name in files:
         assert name.isascii()
         assert len(name) < 130
         assert not Path(name).name.startswith((".", "-"))
 
 
-def test_the_name_of_a_file_is_readable_and_depends_on_the_id_alone() -> None:
+def test_the_file_stem_keeps_readable_characters_and_ends_with_a_hash_of_the_id() -> None:
     assert file_stem("speech/en_01") == "speech_en_01-" + file_stem("speech/en_01")[-20:]
     assert file_stem("speech/en_01") != file_stem("speech_en_01")
     assert len(file_stem("語" * 300)) == 20
 
 
-def test_broken_files_are_listed_and_the_rest_is_written(model: NestModel, tmp_path: Path) -> None:
+def test_broken_files_are_listed_and_the_other_files_are_written(model: NestModel, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     for name in ("good.flac", "late.flac", "fine.flac"):
         write_audio(folder / name, hiss(32000, len(name)))
     write_audio(folder / "short.wav", hiss(159, 3))
     (folder / "broken.wav").write_bytes(b"no audio at all")
     write_audio(folder / "nan.wav", np.full(8000, np.nan, np.float32), subtype="FLOAT")
-    # Its header is in order, so that only decoding shows it.
+    # The header is intact, so the error appears only when the file is decoded.
     (folder / "late.flac").write_bytes((folder / "late.flac").read_bytes()[:20000])
     report = extract_features(model, [folder], tmp_path / "f", ExtractConfig(device="cpu"))
     assert index_of(tmp_path / "f").keys() == {"good", "fine"}
@@ -221,38 +220,38 @@ def test_broken_files_are_listed_and_the_rest_is_written(model: NestModel, tmp_p
     assert report.left_out == dict.fromkeys(reasons.values(), 1)
 
 
-def test_an_utterance_that_does_not_fit_into_memory_is_left_out_and_a_batch_is_an_error(
+def test_an_utterance_too_large_for_memory_is_rejected_and_a_batch_too_large_is_an_error(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = NestModel(tiny_config())
-    whole = model.encoder.hidden_states
+    hidden_states = model.encoder.hidden_states
 
     def limited(feats: torch.Tensor, feat_lens: torch.Tensor) -> Any:
         if feats.shape[0] * feats.shape[2] > 150:
             raise RuntimeError(
                 "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
             )
-        return whole(feats, feat_lens)
+        return hidden_states(feats, feat_lens)
 
     monkeypatch.setattr(model.encoder, "hidden_states", limited)
-    left_out: list[RejectedUtterance] = []
-    found = list(iterate_features(model, corpus, "last", 0.1, "cpu", on_reject=left_out.append))
+    rejected: list[RejectedUtterance] = []
+    found = list(iterate_features(model, corpus, "last", 0.1, "cpu", on_reject=rejected.append))
     assert len(found) == len(LENGTHS) - 1
-    assert [(one.cut_id, one.reason) for one in left_out] == [("35200", "out_of_memory")]
+    assert [(one.cut_id, one.reason) for one in rejected] == [("35200", "out_of_memory")]
     with pytest.raises(ExtractError, match=r"a batch of 7 utterances, 15 s with padding, .* --max-batch-seconds"):
-        list(iterate_features(model, corpus, "last", 100.0, "cpu", on_reject=left_out.append))
+        list(iterate_features(model, corpus, "last", 100.0, "cpu", on_reject=rejected.append))
 
 
-def test_weights_that_are_no_numbers_are_reported(folder: Path, tmp_path: Path) -> None:
+def test_nan_weights_are_an_error_that_names_the_first_utterance(folder: Path, tmp_path: Path) -> None:
     model = NestModel(tiny_config())
     with torch.no_grad():
         model.encoder.layers[0].norm_out.bias.fill_(torch.nan)  # type: ignore[union-attr, operator]
-    with pytest.raises(ExtractError, match="none of 7 utterances gave features; the first: '35200': not_finite"):
+    with pytest.raises(ExtractError, match="none of 7 utterances has features; the first is '35200': not_finite"):
         extract_features(model, [folder], tmp_path / "f", ExtractConfig(device="cpu"))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_a_run_that_fails_leaves_nothing(
+def test_a_failed_run_leaves_no_files(
     error: type[BaseException], model: NestModel, folder: Path, tmp_path: Path
 ) -> None:
     def stop(done: int, total: int | None) -> None:
@@ -265,7 +264,7 @@ def test_a_run_that_fails_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_leaves_no_target_and_the_next_one_is_whole(
+def test_a_killed_run_creates_no_target_and_the_next_run_is_complete(
     model: NestModel, corpus: Corpus, tmp_path: Path
 ) -> None:
     program = f"""
@@ -277,7 +276,7 @@ extract_features(NestModel(tiny_config()), Corpus.open({str(corpus.path)!r}), {s
     ExtractConfig(device="cpu", max_batch_seconds=0.1),
     on_progress=lambda done, _: os.kill(os.getpid(), signal.SIGKILL) if done == 3 else None)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[3], timeout=300)
     assert done.returncode == -9
     assert not (tmp_path / "f").exists()
     extract_features(model, corpus, tmp_path / "f", ExtractConfig(device="cpu"))
@@ -285,27 +284,27 @@ extract_features(NestModel(tiny_config()), Corpus.open({str(corpus.path)!r}), {s
     assert len(list((tmp_path / "f" / "features").iterdir())) == len(LENGTHS)
 
 
-def test_only_features_are_replaced_and_only_on_request(
+def test_only_directories_of_features_are_replaced_and_only_with_overwrite(
     model: NestModel, folder: Path, corpus: Corpus, tmp_path: Path
 ) -> None:
     output, config = tmp_path / "f", ExtractConfig(device="cpu")
     extract_features(model, corpus, output, config)
-    with pytest.raises(ConfigError, match=r"f: exists already.*--overwrite"):
+    with pytest.raises(OutputError, match=r"f: exists already.*--overwrite"):
         extract_features(model, corpus, output, config)
     extract_features(model, corpus, output, replace(config, layers="all"), overwrite=True)
     assert json.loads((output / "meta.json").read_text())["layers"] == [0, 1, 2]
-    with pytest.raises(ConfigError, match="holds something else than features"):
+    with pytest.raises(OutputError, match="exists already and is not a directory of features"):
         extract_features(model, [folder], corpus.path, config, overwrite=True)
     assert len(Corpus.open(corpus.path)) == len(LENGTHS)
 
 
-def test_a_corpus_may_stand_among_the_inputs(model: NestModel, corpus: Corpus, tmp_path: Path) -> None:
+def test_the_path_of_a_corpus_is_accepted_among_the_inputs(model: NestModel, corpus: Corpus, tmp_path: Path) -> None:
     write_audio(tmp_path / "more" / "one.wav", hiss(8000, 1))
     report = extract_features(model, [corpus.path, tmp_path / "more"], tmp_path / "f", ExtractConfig(device="cpu"))
     assert report.num_utterances == len(LENGTHS) + 1
 
 
-def test_audio_of_another_rate_is_resampled_and_a_corpus_of_another_rate_refused(
+def test_audio_at_another_rate_is_resampled_and_a_corpus_at_another_rate_is_refused(
     model: NestModel, tmp_path: Path
 ) -> None:
     soundfile.write(write_audio(tmp_path / "in" / "a.wav", hiss(100, 0)), hiss(8000, 0), 8000)
@@ -316,14 +315,14 @@ def test_audio_of_another_rate_is_resampled_and_a_corpus_of_another_rate_refused
         extract_features(model, Corpus.open(tmp_path / "a.corpus"), tmp_path / "g")
 
 
-def test_inputs_without_a_usable_file_are_an_error_and_leave_nothing(model: NestModel, tmp_path: Path) -> None:
+def test_inputs_without_a_usable_file_are_an_error_and_leave_no_files(model: NestModel, tmp_path: Path) -> None:
     manifest = write_jsonl(tmp_path / "gone.json", [{"audio_filepath": "gone.wav"}])
     with pytest.raises(ManifestError, match="no usable cut"):
         extract_features(model, [manifest], tmp_path / "f")
     assert [path.name for path in tmp_path.iterdir()] == ["gone.json"]
 
 
-def test_layers_are_read_from_text_and_checked_against_the_encoder() -> None:
+def test_layers_are_parsed_from_text_and_checked_against_the_encoder() -> None:
     assert resolve_layers(parse_layers("all"), 3) == [0, 1, 2, 3]
     assert resolve_layers(parse_layers("last"), 3) == [3]
     assert resolve_layers(parse_layers("3,0"), 3) == [3, 0]
@@ -334,31 +333,31 @@ def test_layers_are_read_from_text_and_checked_against_the_encoder() -> None:
         parse_layers("frist")
 
 
-def test_settings_that_cannot_be_used_are_refused_before_anything_is_read(model: NestModel, tmp_path: Path) -> None:
+def test_invalid_settings_are_refused_before_an_input_is_read(model: NestModel, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_batch_seconds is 0"):
         ExtractConfig(max_batch_seconds=0.0)
     for name in ("cuda:99", "nonsense"):
-        with pytest.raises(ConfigError, match="no such device here"):
+        with pytest.raises(ConfigError, match="this machine has no such device"):
             resolve_device(name)
-        with pytest.raises(ConfigError, match="no such device here"):
+        with pytest.raises(ConfigError, match="this machine has no such device"):
             extract_features(model, ["gone"], tmp_path / "f", ExtractConfig(device=name))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_labels_are_those_that_all_supervisions_share() -> None:
-    place = {"id": "a", "recording_id": "a", "start": 0.0, "duration": 1.0, "channel": 0}
-    line = {
+def test_labels_are_custom_fields_and_fields_with_one_value_in_all_supervisions() -> None:
+    span = {"id": "a", "recording_id": "a", "start": 0.0, "duration": 1.0, "channel": 0}
+    cut = {
         "custom": {"lang_family": "romance", "age": 7},
         "supervisions": [
-            {**place, "speaker": "kim", "text": "one", "custom": {"mood": "glad"}},
-            {**place, "speaker": "kim", "text": "two"},
+            {**span, "speaker": "kim", "text": "one", "custom": {"mood": "glad"}},
+            {**span, "speaker": "kim", "text": "two"},
         ],
     }
-    assert labels_of(line) == {"lang_family": "romance", "age": 7, "speaker": "kim"}
-    assert labels_of({"supervisions": []}) == {}
+    assert cut_labels(cut) == {"lang_family": "romance", "age": 7, "speaker": "kim"}
+    assert cut_labels({"supervisions": []}) == {}
 
 
-def test_log_mels_are_what_the_model_normalises(model: NestModel) -> None:
+def test_log_mels_are_the_features_before_normalisation(model: NestModel) -> None:
     audio = torch.from_numpy(np.stack([hiss(4000, 1), hiss(4000, 2)]))
     lens = torch.tensor([4000, 3000])
     model.eval()
@@ -369,8 +368,8 @@ def test_log_mels_are_what_the_model_normalises(model: NestModel) -> None:
     valid = mels[1, :, : int(feat_lens[1])]
     deviation, mean = torch.std_mean(valid, dim=1, keepdim=True)
     assert torch.allclose((valid - mean) / (deviation + 1e-5), feats[1, :, : int(feat_lens[1])], atol=1e-4)
-    assert mels.mean() < -1.0  # in the audio's own scale
+    assert mels.mean() < -1.0  # not normalised
 
 
-def test_there_are_so_many_encoder_frames_in_a_second(model: NestModel) -> None:
+def test_the_frame_rate_counts_encoder_frames_per_second(model: NestModel) -> None:
     assert frame_rate_hz(model) == 12.5

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from nestmodel import ConfigError, NestModel, ProbeConfig, ProbeError, ProbeReport, ProbeScore, run_probe
+from nestdata import OutputError
+from nestmodel import (
+    ConfigError,
+    NestModel,
+    NestNetwork,
+    ProbeConfig,
+    ProbeError,
+    ProbeReport,
+    ProbeScore,
+    run_probe,
+)
 from nestmodel.evaluate.report import draw_probe
 from tests.synthesis import Samples, hiss, tone, write_audio, write_jsonl
 from tests.training import tiny_config
@@ -19,7 +29,7 @@ NUM = 48
 
 
 def burst(hz: range, seed: int) -> Samples:
-    """Noise, and in its second half tones: a label that is in the signal, and is left when it is normalised."""
+    """Returns noise with tones in its second half: a label in the signal that normalisation does not remove."""
     audio = hiss(9600, seed, level=0.001)
     audio[4800:] += sum(tone(each, 0.3, level=0.01) for each in hz)
     return audio
@@ -27,13 +37,13 @@ def burst(hz: range, seed: int) -> Samples:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where audio and manifests lie together, so that the ids of cuts, and what is held out, are always the same."""
+    """Directory of the audio and the manifests; relative paths make ids, and so the split, equal in every run."""
     return tmp_path_factory.mktemp("probe")
 
 
 @pytest.fixture(scope="module")
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """Lines of a manifest: `pitch` is in the signal and `coin` is not; four cuts share a `room` and its pitch."""
+    """Lines of a manifest: `pitch` is in the signal, `coin` is not; four cuts with one pitch share a `room`."""
     coins = np.random.default_rng(1).permutation(NUM) % 2
     for i in range(NUM):
         write_audio(folder / f"{i:02d}.wav", burst((range(100, 1800, 50), range(2000, 7000, 150))[i % 2], i))
@@ -70,7 +80,7 @@ def scores_of(report: ProbeReport) -> Iterator[ProbeScore]:
     yield from (report.trained_together, report.untrained_together)
 
 
-def test_a_label_that_is_in_the_signal_is_found_by_every_contestant(model: NestModel, manifest: Path) -> None:
+def test_a_label_in_the_signal_is_predicted_from_all_features(model: NestModel, manifest: Path) -> None:
     report = probe(model, manifest)
     assert (len(report.trained), len(report.untrained)) == (3, 3)
     assert min(score.accuracy for score in scores_of(report)) > 0.9
@@ -80,65 +90,72 @@ def test_a_label_that_is_in_the_signal_is_found_by_every_contestant(model: NestM
     assert (report.num_train, report.num_held_out, report.num_unlabelled) == (36, 12, 0)
 
 
-def test_a_label_that_is_not_in_the_signal_is_at_chance(model: NestModel, manifest: Path) -> None:
-    # Over eight splits: by one alone, a contestant in twenty falls outside its own interval.
+def test_a_label_that_is_not_in_the_signal_is_predicted_at_chance_level(model: NestModel, manifest: Path) -> None:
+    # The mean over eight splits: in a single split, one score in twenty is outside its 95 % interval.
     reports = [probe(model, manifest, "coin", held_out=0.5, seed=seed) for seed in range(8)]
     accuracy = np.mean([[score.accuracy for score in scores_of(report)] for report in reports], axis=0)
     assert 0.3 < accuracy.min() <= accuracy.max() < 0.7
 
 
-def test_the_untrained_encoder_is_the_one_that_training_starts_from(model: NestModel, manifest: Path) -> None:
+def test_the_untrained_encoder_has_the_initial_weights_of_training(model: NestModel, manifest: Path) -> None:
     report = probe(model, manifest, "coin", seed=5)
     assert report.trained == report.untrained
     assert probe(model, manifest, "coin", seed=6).trained != report.trained  # another split
+    initial, network = NestModel(tiny_config()).state_dict(), NestNetwork(tiny_config()).state_dict()
+    assert initial.keys() == network.keys()
+    assert all(torch.equal(value, network[name]) for name, value in initial.items())
 
 
-def test_it_is_the_weights_of_the_model_that_are_probed(manifest: Path) -> None:
+def test_the_probe_uses_the_weights_of_the_model(manifest: Path) -> None:
     model = NestModel(tiny_config())
     with torch.no_grad():
         for values in model.encoder.layers[1].norm_out.parameters():  # type: ignore[union-attr]
             values.zero_()
     report = probe(model, manifest)
-    assert report.trained[2].accuracy == report.chance.accuracy  # all that it gives is zero
+    assert report.trained[2].accuracy == report.chance.accuracy  # the outputs of this layer are zero
     assert report.trained[:2] == report.untrained[:2]
     assert report.untrained[2].accuracy > 0.9
 
 
-def test_the_order_of_the_manifest_changes_nothing(model: NestModel, rows: list[dict[str, Any]], folder: Path) -> None:
+def test_the_order_of_the_manifest_does_not_change_the_scores(
+    model: NestModel, rows: list[dict[str, Any]], folder: Path
+) -> None:
     one = write_jsonl(folder / "one.json", rows)
     other = write_jsonl(folder / "other.json", [rows[i] for i in np.random.default_rng(0).permutation(NUM)])
     for settings in ({}, {"train_per_class": 5}, {"group_by": "room"}):
         assert probe(model, one, "coin", **settings) == probe(model, other, "coin", **settings)
 
 
-def test_grouped_utterances_stay_together_and_those_without_a_group_out(
+def test_groups_stay_together_and_utterances_without_a_group_are_excluded(
     model: NestModel, rows: list[dict[str, Any]], folder: Path
 ) -> None:
     ungrouped = [{key: value for key, value in row.items() if key != "room"} for row in rows[:2]]
     report = probe(model, write_jsonl(folder / "a.json", [*ungrouped, *rows[2:]]), group_by="room")
     assert report.num_unlabelled == 2
-    # Rooms of four, but for two of three.
+    # Rooms have four cuts, except for two rooms of three.
     assert all(held in (7, 8, 4, 3) for _, held in report.classes.values())
     with pytest.raises(ProbeError, match=r"0 of 3 classes can be probed, .*'speaker 0': none held out"):
         probe(model, write_jsonl(folder / "b.json", rows), "speaker", group_by="speaker")
 
 
-def test_what_is_scored_can_be_named_by_a_field(model: NestModel, manifest: Path) -> None:
+def test_a_field_and_its_value_can_define_the_held_out_side(model: NestModel, manifest: Path) -> None:
     report = probe(model, manifest, held_out_where="speaker=speaker 1")
     assert report.classes == {"high": (16, 8), "low": (16, 8)}
-    with pytest.raises(ProbeError, match=r"held_out_where is 'split', and no utterance has that. The labels here: "):
+    with pytest.raises(
+        ProbeError, match=r"held_out_where is 'split', and no utterance has that label. The labels here: "
+    ):
         probe(model, manifest, held_out_where="split=test")
     with pytest.raises(ProbeError, match="'high': none held out"):
         probe(model, manifest, held_out_where="speaker=nobody")
 
 
-def test_few_labels_to_train_on_leave_the_held_out_part_as_it_is(model: NestModel, manifest: Path) -> None:
+def test_a_limit_of_training_utterances_does_not_change_the_held_out_side(model: NestModel, manifest: Path) -> None:
     report = probe(model, manifest, train_per_class=4)
     assert report.classes == {"high": (4, 6), "low": (4, 6)}
     assert report.log_mel.accuracy > 0.9
 
 
-def test_classes_that_are_too_small_are_named_and_utterances_without_the_label_counted(
+def test_small_classes_are_named_and_utterances_without_the_label_are_counted(
     model: NestModel, rows: list[dict[str, Any]], folder: Path
 ) -> None:
     changed = [dict(row) for row in rows]
@@ -155,7 +172,7 @@ def test_classes_that_are_too_small_are_named_and_utterances_without_the_label_c
     assert report.num_train + report.num_held_out == NUM - 4 - 3
 
 
-def test_broken_files_are_left_out_and_listed_once(
+def test_broken_files_are_excluded_and_listed_once(
     model: NestModel, rows: list[dict[str, Any]], folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.wav").write_bytes(b"no audio at all")
@@ -169,7 +186,7 @@ def test_broken_files_are_left_out_and_listed_once(
     assert [reject["reason"] for reject in rejects] == ["unreadable", "not_finite"]
 
 
-def test_the_result_is_written_whole_or_not_at_all(model: NestModel, manifest: Path, tmp_path: Path) -> None:
+def test_the_result_is_written_completely_or_not_at_all(model: NestModel, manifest: Path, tmp_path: Path) -> None:
     output, config = tmp_path / "out", ProbeConfig(label="pitch", device="cpu", train_per_class=4)
 
     def stop(done: int, total: int | None) -> None:
@@ -189,29 +206,29 @@ def test_the_result_is_written_whole_or_not_at_all(model: NestModel, manifest: P
     assert found["trained"][1] == report.trained[1]._asdict()
     assert found["untrained"][2]["accuracy"] == report.untrained[2].accuracy
     assert found["chance"].keys() == {"accuracy", "low", "high"}
-    with pytest.raises(ConfigError, match=r"out: exists already.*--overwrite"):
+    with pytest.raises(OutputError, match=r"out: exists already.*--overwrite"):
         run_probe(model, [manifest], config, output)
     run_probe(model, [manifest], config, output, overwrite=True)
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
 
 
-def test_intervals_are_those_of_wilson() -> None:
-    # By hand, with z = 1.959964.
-    assert ProbeScore.of(8, 10) == pytest.approx((0.8, 0.490162, 0.943318), abs=1e-6)
-    assert ProbeScore.of(0, 10) == pytest.approx((0.0, 0.0, 0.277533), abs=1e-6)
-    assert ProbeScore.of(10, 10) == pytest.approx((1.0, 0.722467, 1.0), abs=1e-6)
+def test_the_interval_of_a_score_is_the_wilson_interval() -> None:
+    # Computed by hand with z = 1.959964.
+    assert ProbeScore.from_counts(8, 10) == pytest.approx((0.8, 0.490162, 0.943318), abs=1e-6)
+    assert ProbeScore.from_counts(0, 10) == pytest.approx((0.0, 0.0, 0.277533), abs=1e-6)
+    assert ProbeScore.from_counts(10, 10) == pytest.approx((1.0, 0.722467, 1.0), abs=1e-6)
 
 
-def test_chance_is_the_share_of_the_most_frequent_class(
+def test_chance_level_is_the_share_of_the_most_frequent_class(
     model: NestModel, rows: list[dict[str, Any]], folder: Path
 ) -> None:
     report = probe(model, write_jsonl(folder / "a.json", [*rows[::2], *rows[1:24:2]]))
     assert report.classes == {"low": (18, 6), "high": (9, 3)}
-    assert report.chance == ProbeScore.of(6, 9)
+    assert report.chance == ProbeScore.from_counts(6, 9)
 
 
-def test_a_picture_can_be_drawn_of_one_layer(tmp_path: Path) -> None:
-    score = ProbeScore.of(3, 4)
+def test_a_report_of_one_layer_can_be_plotted(tmp_path: Path) -> None:
+    score = ProbeScore.from_counts(3, 4)
     report = ProbeReport(
         config=ProbeConfig(label="x"),
         model="",
@@ -230,12 +247,12 @@ def test_a_picture_can_be_drawn_of_one_layer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"label": "tempo"}, r"label is 'tempo', and no utterance has that\. The labels here: .*pitch \(48\)"),
-        ({"label": "pitch", "group_by": "house"}, "group_by is 'house', and no utterance has that"),
+        ({"label": "tempo"}, r"label is 'tempo', and no utterance has that label\. The labels here: .*pitch \(48\)"),
+        ({"label": "pitch", "group_by": "house"}, "group_by is 'house', and no utterance has that label"),
         ({"label": "room", "held_out": 0.8}, "0 of 12 classes can be probed, and two are needed .*Give more"),
     ],
 )
-def test_labels_that_allow_no_probe_are_an_error_that_says_why(
+def test_unusable_labels_are_an_error_with_the_reason(
     settings: dict[str, Any], message: str, model: NestModel, manifest: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ProbeError, match=message):
@@ -249,7 +266,7 @@ def test_labels_that_allow_no_probe_are_an_error_that_says_why(
         ({"held_out": 0.0}, "held_out is 0"),
         ({"held_out": 1.0}, "held_out is 1"),
         ({"train_per_class": 1}, "train_per_class is 1: give 2 or more"),
-        ({"held_out_where": "split"}, "held_out_where is 'split': give a field and a value, as split=test"),
+        ({"held_out_where": "split"}, "held_out_where is 'split': give a field and a value, such as split=test"),
         ({"held_out_where": "split=test", "group_by": "speaker"}, "drop group_by"),
         ({"max_batch_seconds": -1.0}, "max_batch_seconds is -1"),
     ],
@@ -259,7 +276,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: st
         ProbeConfig(label="x", **settings)
 
 
-def test_without_scikit_learn_the_error_says_what_to_install(
+def test_an_error_names_the_extra_if_scikit_learn_is_missing(
     model: NestModel, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)

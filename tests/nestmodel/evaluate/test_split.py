@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nestmodel.evaluate.split import Labelled, first_of_each_class, split_held_out
+from nestmodel.evaluate.split import LabelledUtterance, limit_per_class, split_held_out
 
 
 @given(
@@ -12,46 +12,48 @@ from nestmodel.evaluate.split import Labelled, first_of_each_class, split_held_o
     seed=st.integers(0, 5),
     data=st.data(),
 )
-def test_the_split_is_stratified_and_knows_no_order(
+def test_the_split_is_stratified_and_independent_of_the_order(
     sizes: list[int], held_out: float, seed: int, data: st.DataObject
 ) -> None:
     names = [(f"{label}/{i}", str(label)) for label, size in enumerate(sizes) for i in range(size)]
-    everyone = [Labelled(row, name, label, name) for row, (name, label) in enumerate(names)]
-    held = split_held_out(everyone, held_out, seed)
-    assert split_held_out(data.draw(st.permutations(everyone)), held_out, seed) == held
+    utterances = [LabelledUtterance(row, name, label, name) for row, (name, label) in enumerate(names)]
+    held_out_ids = split_held_out(utterances, held_out, seed)
+    assert split_held_out(data.draw(st.permutations(utterances)), held_out, seed) == held_out_ids
     for label, size in enumerate(sizes):
-        num_held = sum(one.cut_id in held for one in everyone if one.label == str(label))
-        assert abs(num_held - held_out * size) <= 1
-        assert size == 1 or 0 < num_held < size
+        num_held_out = sum(one.cut_id in held_out_ids for one in utterances if one.label == str(label))
+        assert abs(num_held_out - held_out * size) <= 1
+        assert size == 1 or 0 < num_held_out < size
 
 
 @given(
     groups=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=12), seed=st.integers(0, 5)
 )
 def test_a_group_is_never_on_both_sides(groups: list[tuple[int, int]], seed: int) -> None:
-    everyone = [
-        Labelled(0, f"{number}/{i}", str(label), f"speaker {number}")
+    utterances = [
+        LabelledUtterance(0, f"{number}/{i}", str(label), f"speaker {number}")
         for number, (label, size) in enumerate(groups)
         for i in range(size)
     ]
-    held = split_held_out(everyone, 0.3, seed)
-    sides = {(one.group, one.cut_id in held) for one in everyone}
+    held_out_ids = split_held_out(utterances, 0.3, seed)
+    sides = {(one.group, one.cut_id in held_out_ids) for one in utterances}
     assert len(sides) == len(groups)
     num_groups = Counter(label for label, _ in groups)
     for label, number in num_groups.items():
-        held_groups = {one.group for one in everyone if one.label == str(label) and one.cut_id in held}
-        assert number == 1 or 0 < len(held_groups) < number
+        held_out_groups = {one.group for one in utterances if one.label == str(label) and one.cut_id in held_out_ids}
+        assert number == 1 or 0 < len(held_out_groups) < number
 
 
-def test_other_seeds_split_otherwise() -> None:
-    everyone = [Labelled(i, str(i), "a", str(i)) for i in range(40)]
-    assert len({frozenset(split_held_out(everyone, 0.25, seed)) for seed in range(5)}) == 5
+def test_another_seed_gives_another_split() -> None:
+    utterances = [LabelledUtterance(i, str(i), "a", str(i)) for i in range(40)]
+    assert len({frozenset(split_held_out(utterances, 0.25, seed)) for seed in range(5)}) == 5
 
 
-@given(number=st.integers(2, 9), data=st.data())
-def test_a_few_of_each_class_are_the_same_in_any_order_and_among_the_more(number: int, data: st.DataObject) -> None:
-    everyone = [Labelled(i, str(i), "abb"[i % 3], str(i)) for i in range(12)]
-    some = first_of_each_class(everyone, number, 0)
-    assert Counter(one.label for one in some) == {"a": min(4, number), "b": min(8, number)}
-    assert set(first_of_each_class(data.draw(st.permutations(everyone)), number, 0)) == set(some)
-    assert set(some) <= set(first_of_each_class(everyone, number + 1, 0))
+@given(limit=st.integers(2, 9), data=st.data())
+def test_a_limit_per_class_ignores_the_order_and_selects_a_subset_of_a_higher_limit(
+    limit: int, data: st.DataObject
+) -> None:
+    utterances = [LabelledUtterance(i, str(i), "abb"[i % 3], str(i)) for i in range(12)]
+    selected = limit_per_class(utterances, limit, 0)
+    assert Counter(one.label for one in selected) == {"a": min(4, limit), "b": min(8, limit)}
+    assert set(limit_per_class(data.draw(st.permutations(utterances)), limit, 0)) == set(selected)
+    assert set(selected) <= set(limit_per_class(utterances, limit + 1, 0))

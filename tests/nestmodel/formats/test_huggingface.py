@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nestmodel import ConfigError, FeatureConfig, NestConfig, NestModel
+from nestdata import OutputError
+from nestmodel import ConfigError, FeatureConfig, NestConfig, NestNetwork
 from nestmodel.formats.conversion import export_model
 from nestmodel.formats.huggingface import write_huggingface
 from nestmodel.formats.nemo_archive import write_nemo
@@ -15,8 +16,9 @@ from tests.training import tiny_config
 TINY = tiny_config()
 
 
-def exported(config: NestConfig, directory: Path) -> NestModel:
-    model = NestModel(config).eval()
+def exported(config: NestConfig, directory: Path) -> NestNetwork:
+    """Exports a network whose biases and running statistics are not the initial ones."""
+    model = NestNetwork(config).eval()
     generator = torch.Generator().manual_seed(1)
     for value in [*model.encoder.parameters(), *model.encoder.buffers()]:
         if value.is_floating_point() and value.ndim < 3:
@@ -40,7 +42,7 @@ def exported(config: NestConfig, directory: Path) -> NestModel:
     ],
     ids=["tiny", "no biases, no scaling", "other features, by four"],
 )
-def test_transformers_gives_the_same_features_and_encoder_frames(config: NestConfig, tmp_path: Path) -> None:
+def test_transformers_computes_the_same_features_and_encoder_frames(config: NestConfig, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     model = exported(config, tmp_path)
     encoder, loading = transformers.ParakeetEncoder.from_pretrained(tmp_path, output_loading_info=True)
@@ -75,8 +77,8 @@ def test_layers_are_not_dropped_in_training(tmp_path: Path) -> None:
         (replace(TINY, features=FeatureConfig(n_fft=511)), "features.n_fft is 511"),
     ],
 )
-def test_a_model_that_parakeet_cannot_hold_is_refused(config: NestConfig, field: str, tmp_path: Path) -> None:
-    model = NestModel(config)
+def test_a_model_that_parakeet_cannot_hold_is_rejected(config: NestConfig, field: str, tmp_path: Path) -> None:
+    model = NestNetwork(config)
     with pytest.raises(ConfigError, match=f"{field}, and ParakeetEncoder .* cannot hold that: "):
         write_huggingface(tmp_path, config, model.state_dict())
     assert not list(tmp_path.iterdir())
@@ -84,7 +86,7 @@ def test_a_model_that_parakeet_cannot_hold_is_refused(config: NestConfig, field:
 
 def test_only_a_model_of_this_kind_is_replaced(tmp_path: Path) -> None:
     source = tmp_path / "whole.nemo"
-    model = NestModel(TINY)
+    model = NestNetwork(TINY)
     write_nemo(source, TINY, model.state_dict())
     target = tmp_path / "out"
     assert export_model(source, "huggingface", target) == target
@@ -93,9 +95,9 @@ def test_only_a_model_of_this_kind_is_replaced(tmp_path: Path) -> None:
         "model.safetensors",
         "preprocessor_config.json",
     ]
-    with pytest.raises(ConfigError, match="exists already, pass --overwrite"):
+    with pytest.raises(OutputError, match=r"exists already.*pass --overwrite"):
         export_model(source, "huggingface", target)
     export_model(source, "huggingface", target, overwrite=True)
     (target / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="exists already, and is no such model"):
+    with pytest.raises(OutputError, match="exists already and is not a Hugging Face model"):
         export_model(source, "huggingface", target, overwrite=True)

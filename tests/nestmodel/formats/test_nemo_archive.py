@@ -12,12 +12,23 @@ import pytest
 import torch
 import yaml
 
-from nestmodel import FeatureConfig, MaskConfig, NestConfig, NestModel, OptimizerConfig, QuantizerConfig, WeightsError
+from nestmodel import (
+    FeatureConfig,
+    MaskConfig,
+    NestConfig,
+    NestModel,
+    NestNetwork,
+    OptimizerConfig,
+    QuantizerConfig,
+    WeightsError,
+    config_from_nemo,
+    load_network,
+)
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.nemo_config import config_to_nemo
 from tests.training import tiny_config
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "nemo_tiny.npz"
+GOLDEN = Path(__file__).parents[2] / "golden" / "nemo_tiny.npz"
 TINY = tiny_config()
 CONFIGS = {
     "tiny": TINY,
@@ -39,6 +50,7 @@ CONFIGS = {
 
 
 def tar_of(members: Mapping[str, bytes], path: Path, *, compressed: bool = False) -> Path:
+    """Writes a tar file with the given members."""
     with tarfile.open(path, "w:gz" if compressed else "w") as tar:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
@@ -48,18 +60,19 @@ def tar_of(members: Mapping[str, bytes], path: Path, *, compressed: bool = False
 
 
 def members_of(path: Path) -> dict[str, bytes]:
+    """Returns the contents of all members of a tar file."""
     with tarfile.open(path) as tar:
         return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]  # files
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_configuration_survives_the_way_to_nemo_and_back(name: str) -> None:
+def test_a_configuration_equals_the_one_translated_to_nemo_and_back(name: str) -> None:
     config = CONFIGS[name]
     section = yaml.safe_load(yaml.safe_dump(config_to_nemo(config)))
-    assert NestConfig.from_nemo(section) == config
+    assert config_from_nemo(section) == config
 
 
-def test_every_length_of_window_and_hop_survives_being_written_in_seconds() -> None:
+def test_window_and_hop_lengths_are_exact_after_conversion_to_seconds() -> None:
     for rate in (8000, 16000, 22050, 44100):
         for length in range(1, 500):
             features = FeatureConfig(sampling_rate=rate, window_length=length, hop_length=length)
@@ -69,21 +82,21 @@ def test_every_length_of_window_and_hop_survives_being_written_in_seconds() -> N
 
 
 @pytest.mark.parametrize("name", ["tiny", "odd sizes", "layer norm", "post_conv"])
-def test_a_model_survives_a_nemo_file_bit_for_bit(name: str, tmp_path: Path) -> None:
-    model = NestModel(CONFIGS[name])
+def test_a_nemo_file_keeps_a_model_bit_for_bit(name: str, tmp_path: Path) -> None:
+    model = NestNetwork(CONFIGS[name])
     write_nemo(tmp_path / "model.nemo", model.config, model.state_dict())
-    back = NestModel.from_checkpoint(tmp_path / "model.nemo")
+    back = load_network(tmp_path / "model.nemo")
     assert back.config == model.config
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in model.state_dict().items())
 
 
-def test_the_golden_model_gives_its_numbers_after_a_nemo_file(tmp_path: Path) -> None:
+def test_the_golden_model_gives_its_log_probabilities_after_a_nemo_file(tmp_path: Path) -> None:
     with np.load(GOLDEN) as arrays:
         golden = dict(arrays)
-    config = NestConfig.from_nemo(json.loads(str(golden["config"])))
+    config = config_from_nemo(json.loads(str(golden["config"])))
     state = {key.removeprefix("state/"): torch.from_numpy(golden[key]) for key in golden if key.startswith("state/")}
     write_nemo(tmp_path / "golden.nemo", config, state)
-    back = NestModel.from_checkpoint(tmp_path / "golden.nemo").eval()
+    back = load_network(tmp_path / "golden.nemo").eval()
     assert back.config == config
     assert all(torch.equal(back.state_dict()[name], value) for name, value in state.items())
     log_probs, _ = back.predict(torch.from_numpy(golden["masked_features"]), torch.from_numpy(golden["features_len"]))
@@ -93,10 +106,10 @@ def test_the_golden_model_gives_its_numbers_after_a_nemo_file(tmp_path: Path) ->
 
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("prefix", ["", "./"])
-def test_files_as_nemo_has_written_them_open(compressed: bool, prefix: str, tmp_path: Path) -> None:
-    model = NestModel(TINY)
+def test_files_in_the_variants_that_nemo_writes_can_be_read(compressed: bool, prefix: str, tmp_path: Path) -> None:
+    model = NestNetwork(TINY)
     state = model.state_dict()
-    # As NeMo stores it, and as released files have it.
+    # Codebooks as NeMo stores them, and a parameter that released files contain.
     stored = {**state, "quantizer.codebooks": state["quantizer.codebooks"].double(), "decoder_ssl.w": torch.ones(3)}
     weights = io.BytesIO()
     torch.save(stored, weights)
@@ -106,14 +119,14 @@ def test_files_as_nemo_has_written_them_open(compressed: bool, prefix: str, tmp_
         prefix + "notes.txt": b"more",
         prefix + "model_config.yaml": yaml.safe_dump(section).encode(),
     }
-    back = NestModel.from_checkpoint(tar_of(members, tmp_path / "their.nemo", compressed=compressed))
+    back = load_network(tar_of(members, tmp_path / "their.nemo", compressed=compressed))
     assert back.config == TINY
     assert back.quantizer.codebooks.dtype == torch.float32
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in state.items())
 
 
-def test_a_file_after_the_subsampling_has_the_names_of_nemos_wrapper(tmp_path: Path) -> None:
-    model = NestModel(CONFIGS["post_conv"])
+def test_a_model_masked_after_the_subsampling_is_stored_under_the_names_of_nemos_wrapper(tmp_path: Path) -> None:
+    model = NestNetwork(CONFIGS["post_conv"])
     write_nemo(tmp_path / "model.nemo", model.config, model.state_dict())
     state = torch.load(io.BytesIO(members_of(tmp_path / "model.nemo")["./model_weights.ckpt"]), weights_only=True)
     own = {name for name in state if name.startswith("encoder.pre_encode.")}
@@ -123,9 +136,9 @@ def test_a_file_after_the_subsampling_has_the_names_of_nemos_wrapper(tmp_path: P
     }
 
 
-def test_a_block_size_that_nemo_has_divided_is_multiplied_once(tmp_path: Path) -> None:
-    """What NeMo's `save_to` leaves of a model that masks encoder frames."""
-    model = NestModel(CONFIGS["post_conv"])
+def test_a_block_size_that_nemo_has_divided_is_restored(tmp_path: Path) -> None:
+    """The archive has the values that NeMo's `save_to` writes for a model that masks encoder frames."""
+    model = NestNetwork(CONFIGS["post_conv"])
     write_nemo(tmp_path / "model.nemo", model.config, model.state_dict())
     members = members_of(tmp_path / "model.nemo")
     section = yaml.safe_load(members["./model_config.yaml"])
@@ -134,31 +147,34 @@ def test_a_block_size_that_nemo_has_divided_is_multiplied_once(tmp_path: Path) -
     section["quantizer"]["feat_in"] = 16
     section["loss"]["combine_time_steps"] = 1
     members["./model_config.yaml"] = yaml.safe_dump(section).encode()
-    back = NestModel.from_checkpoint(tar_of(members, tmp_path / "saved.nemo"))
+    back = load_network(tar_of(members, tmp_path / "saved.nemo"))
     assert back.config.masking.block_size == 40
     assert back.mask_processor.block_size == model.mask_processor.block_size
 
 
-def test_another_schedule_does_not_keep_a_model_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = NestModel(TINY)
+def test_a_model_with_an_unknown_schedule_is_read_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = NestNetwork(TINY)
     write_nemo(tmp_path / "model.nemo", TINY, model.state_dict())
     members = members_of(tmp_path / "model.nemo")
     section = yaml.safe_load(members["./model_config.yaml"])
     section["optim"]["sched"]["name"] = "CosineAnnealing"
     members["./model_config.yaml"] = yaml.safe_dump(section).encode()
-    back = NestModel.from_checkpoint(tar_of(members, tmp_path / "cosine.nemo"))
+    back = load_network(tar_of(members, tmp_path / "cosine.nemo"))
     assert back.config == replace(TINY, optimizer=OptimizerConfig())
     assert "model.optim.sched.name is 'CosineAnnealing'" in caplog.text
 
 
 def broken(kind: str, members: dict[str, bytes], path: Path) -> Path:
+    """Writes an archive with one defect."""
     section = yaml.safe_load(members["./model_config.yaml"])
     whole = tar_of(members, path).read_bytes()
-    if kind == "a config that is no mapping":
+    if kind == "config is not a mapping":
         members["./model_config.yaml"] = b"- 1"
-    elif kind == "a config that is no YAML":
+    elif kind == "config is not YAML":
         members["./model_config.yaml"] = b"a: [1"
-    elif kind == "an encoder that is not ours":
+    elif kind == "encoder is not implemented":
         section["encoder"]["self_attention_model"] = "abs_pos"
         members["./model_config.yaml"] = yaml.safe_dump(section).encode()
     elif kind == "an unknown field":
@@ -169,9 +185,9 @@ def broken(kind: str, members: dict[str, bytes], path: Path) -> Path:
         members["./model_config.yaml"] = yaml.safe_dump(section).encode()
     elif kind in members:
         del members[kind]
-    elif kind == "weights that are damaged":
+    elif kind == "weights are damaged":
         members["./model_weights.ckpt"] = members["./model_weights.ckpt"][:-3000]
-    elif kind == "weights that are none":
+    elif kind == "weights are not tensors":
         file = io.BytesIO()
         torch.save({"a": [1]}, file)
         members["./model_weights.ckpt"] = file.getvalue()
@@ -191,30 +207,30 @@ def broken(kind: str, members: dict[str, bytes], path: Path) -> Path:
         ("not a tar", "neither a .nemo file"),
         ("cut short", "cannot be read"),
         ("compressed and cut short", "cannot be read"),
-        ("./model_config.yaml", "a tar without model_config.yaml"),
-        ("./model_weights.ckpt", "a tar without model_weights.ckpt"),
-        ("a config that is no mapping", "holds no settings"),
-        ("a config that is no YAML", "cannot be read"),
-        ("an encoder that is not ours", "self_attention_model is 'abs_pos'"),
-        ("an unknown field", "new_field is a field that this version does not know"),
-        ("another width", "of another shape .*not those of the configuration"),
-        ("weights that are damaged", "cannot be read"),
-        ("weights that are none", "something else than weights"),
+        ("./model_config.yaml", "a tar file without model_config.yaml"),
+        ("./model_weights.ckpt", "a tar file without model_weights.ckpt"),
+        ("config is not a mapping", "is not a mapping"),
+        ("config is not YAML", "cannot be read"),
+        ("encoder is not implemented", "self_attention_model is 'abs_pos'"),
+        ("an unknown field", "new_field is unknown to this version"),
+        ("another width", "mismatched .*do not match the configuration"),
+        ("weights are damaged", "cannot be read"),
+        ("weights are not tensors", "is not a mapping of names to tensors"),
     ],
 )
-def test_a_broken_file_is_one_line_that_names_it(kind: str, message: str, tmp_path: Path) -> None:
-    model = NestModel(TINY)
+def test_a_broken_file_raises_one_line_that_names_it(kind: str, message: str, tmp_path: Path) -> None:
+    model = NestNetwork(TINY)
     write_nemo(tmp_path / "whole.nemo", TINY, model.state_dict())
     path = broken(kind, members_of(tmp_path / "whole.nemo"), tmp_path / "broken.nemo")
     with pytest.raises(WeightsError, match=message) as caught:
-        NestModel.from_checkpoint(path)
+        load_network(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_an_encoder_is_taken_from_a_model_of_another_kind(tmp_path: Path) -> None:
-    """Such as speech recognition: no configuration of ours, and a decoder that is none."""
-    model = NestModel(TINY)
+def test_an_encoder_is_loaded_from_a_model_of_another_kind(tmp_path: Path) -> None:
+    """A speech recognition model has another configuration and another decoder, but the same encoder."""
+    model = NestNetwork(TINY)
     write_nemo(tmp_path / "model.nemo", TINY, model.state_dict())
     members = members_of(tmp_path / "model.nemo")
     members["./model_config.yaml"] = yaml.safe_dump({"target": "EncDecCTCModel", "decoder": {}}).encode()
@@ -226,4 +242,4 @@ def test_an_encoder_is_taken_from_a_model_of_another_kind(tmp_path: Path) -> Non
     started = NestModel(replace(TINY, seed=9), path, "encoder")
     assert all(torch.equal(value, started.state_dict()[name]) for name, value in state.items())
     with pytest.raises(WeightsError, match=r"ctc\.nemo: model\."):
-        NestModel.from_checkpoint(path)
+        load_network(path)

@@ -7,7 +7,7 @@ import jaxtyping
 import pytest
 import torch
 
-from nestmodel import NestConfig, NestModel
+from nestmodel import NestConfig, NestNetwork
 from nestmodel.formats.onnx import write_onnx
 from tests.training import tiny_config
 
@@ -28,9 +28,9 @@ CONFIGS = {
 }
 
 
-def shaken(config: NestConfig) -> NestModel:
-    """A model with running statistics of its own."""
-    model = NestModel(config).eval()
+def network_of(config: NestConfig) -> NestNetwork:
+    """A network in eval mode whose running statistics are not the initial ones."""
+    model = NestNetwork(config).eval()
     for value in model.encoder.buffers():
         if value.is_floating_point():
             value += torch.rand(value.shape, generator=torch.Generator().manual_seed(1))
@@ -39,21 +39,19 @@ def shaken(config: NestConfig) -> NestModel:
 
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """A graph of each configuration."""
+    """The exported graph of each configuration."""
     directory = tmp_path_factory.mktemp("graphs")
-    # While a graph is traced, a size is a symbol, which is no int to the checks of the tests.
+    # While a graph is traced, sizes are symbols, which the annotation checks of the tests reject.
     jaxtyping.config.update("jaxtyping_disable", True)
     for name, config in CONFIGS.items():
-        write_onnx(directory / f"{name}.onnx", config, shaken(config).encoder)
+        write_onnx(directory / f"{name}.onnx", config, network_of(config).encoder)
     jaxtyping.config.update("jaxtyping_disable", False)
     return {name: directory / f"{name}.onnx" for name in CONFIGS}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_graph_gives_the_encoders_frames_at_sizes_that_were_not_traced(
-    name: str, graphs: Mapping[str, Path]
-) -> None:
-    model = shaken(CONFIGS[name])
+def test_the_graph_computes_encoder_frames_at_sizes_that_were_not_traced(name: str, graphs: Mapping[str, Path]) -> None:
+    model = network_of(CONFIGS[name])
     session = onnxruntime.InferenceSession(str(graphs[name]), providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(2)
     for batch, num_frames in ((2, 96), (1, 48), (5, 333), (1, 1), (3, 8), (1, 9), (1, 1601)):
@@ -69,7 +67,7 @@ def test_the_graph_gives_the_encoders_frames_at_sizes_that_were_not_traced(
         assert (torch.from_numpy(found) - expected)[is_valid].abs().max() < 1e-4
 
 
-def test_the_graph_says_what_it_is(graphs: Mapping[str, Path]) -> None:
+def test_the_graph_names_its_inputs_and_outputs_and_holds_the_configuration(graphs: Mapping[str, Path]) -> None:
     graph = onnx.load(graphs["tiny"])
     onnx.checker.check_model(graph)
     assert [value.name for value in graph.graph.input] == ["feats", "feat_lens"]

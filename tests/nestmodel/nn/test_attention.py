@@ -25,7 +25,7 @@ def build(*, dim: int = 8, num_heads: int = 2, dropout: float = 0.0, use_bias: b
 
 
 def by_definition(module: RelPositionAttention, x: Tensor, num_valid: int) -> Tensor:
-    """Attention over the valid frames of one utterance, frame by frame and head by head."""
+    """Attention over the valid frames of one utterance, computed for one pair of frames and one head at a time."""
     size = x.shape[1] // module.num_heads
     positions = relative_positions(len(x), x.shape[1], CPU)
     mixed = torch.zeros_like(x)
@@ -52,13 +52,13 @@ def test_positions_descend_with_sine_and_cosine_interleaved() -> None:
     assert torch.allclose(relative_positions(2, 4, CPU), torch.tensor(expected), atol=1e-7)
 
 
-def test_shift_by_hand() -> None:
+def test_shift_to_distances_by_hand() -> None:
     scores = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0], [11.0, 12.0, 13.0, 14.0, 15.0]])
     assert shift_to_distances(scores).tolist() == [[3.0, 4.0, 5.0], [7.0, 8.0, 9.0], [11.0, 12.0, 13.0]]
 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 7])
-def test_shift_picks_the_column_of_each_distance(num_frames: int) -> None:
+def test_shift_to_distances_selects_the_column_of_each_distance(num_frames: int) -> None:
     scores = torch.randn(2, 3, num_frames, 2 * num_frames - 1)
     shifted = shift_to_distances(scores)
     for i in range(num_frames):
@@ -71,7 +71,7 @@ def test_shift_picks_the_column_of_each_distance(num_frames: int) -> None:
 def test_attention_equals_its_definition(num_valid: int, with_gradients: bool) -> None:
     module, x = build().eval(), torch.randn(6, 8)
     is_padding = (torch.arange(6) >= num_valid).unsqueeze(0)
-    with torch.set_grad_enabled(with_gradients):  # torch's fused attention is used on a CPU without them
+    with torch.set_grad_enabled(with_gradients):  # without gradients, a CPU uses torch's fused attention
         actual = module(x.unsqueeze(0), relative_positions(6, 8, CPU), is_padding)[0]
     assert actual.requires_grad == with_gradients
     assert torch.allclose(actual, by_definition(module, x, num_valid), atol=1e-6)
@@ -79,7 +79,7 @@ def test_attention_equals_its_definition(num_valid: int, with_gradients: bool) -
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_the_output_and_gradients_of_a_cpu() -> None:
+def test_output_and_gradients_on_a_gpu_equal_those_on_a_cpu() -> None:
     module, x = build(dim=64), torch.randn(2, 37, 64)
     is_padding = torch.arange(37) >= torch.tensor([[37], [20]])
     seen = []
@@ -92,7 +92,7 @@ def test_a_gpu_gives_the_output_and_gradients_of_a_cpu() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
 
 
-def test_padded_frames_equal_the_bias_and_pass_no_gradient() -> None:
+def test_padded_frames_equal_the_bias_and_receive_no_gradient() -> None:
     module, x = build(), torch.randn(1, 6, 8, requires_grad=True)
     is_padding = torch.tensor([[False, False, False, True, True, True]])
     out = module(x, relative_positions(6, 8, CPU), is_padding)
@@ -102,7 +102,7 @@ def test_padded_frames_equal_the_bias_and_pass_no_gradient() -> None:
     assert not x.grad[0, 3:].any()
 
 
-def test_utterance_without_a_valid_frame_stays_finite() -> None:
+def test_an_utterance_without_valid_frames_gives_finite_output() -> None:
     module = build()
     out = module(torch.randn(1, 4, 8), relative_positions(4, 8, CPU), torch.ones(1, 4, dtype=torch.bool))
     assert torch.equal(out[0], module.linear_out.bias.expand(4, -1))
@@ -115,13 +115,13 @@ def test_position_biases_start_at_zero() -> None:
     assert not module.pos_bias_v.any()
 
 
-def test_without_bias_no_projection_has_one() -> None:
+def test_use_bias_false_removes_all_projection_biases() -> None:
     names = {name for name, _ in build(use_bias=False).named_parameters()}
     assert names == {f"linear_{part}.weight" for part in ("q", "k", "v", "out", "pos")} | {"pos_bias_u", "pos_bias_v"}
     assert "linear_pos.bias" not in dict(build().named_parameters())
 
 
-def test_dropout_of_weights_is_for_training() -> None:
+def test_attention_weights_are_dropped_in_training_only() -> None:
     module, x = build(dropout=0.5), torch.randn(1, 6, 8)
     positions, is_padding = relative_positions(6, 8, CPU), torch.zeros(1, 6, dtype=torch.bool)
     assert not torch.equal(module(x, positions, is_padding), module(x, positions, is_padding))
@@ -129,7 +129,7 @@ def test_dropout_of_weights_is_for_training() -> None:
     assert torch.equal(module(x, positions, is_padding), module(x, positions, is_padding))
 
 
-def test_masked_keys_have_no_weight_under_autocast() -> None:
+def test_padded_keys_have_zero_weight_under_autocast() -> None:
     module, x = build(), torch.randn(1, 6, 8)
     is_padding = torch.tensor([[False, False, False, False, True, True]])
     other = x.clone()

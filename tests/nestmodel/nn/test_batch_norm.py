@@ -14,36 +14,36 @@ def _seeded() -> Iterator[None]:
         yield
 
 
-def both() -> tuple[StepBatchNorm, nn.BatchNorm1d]:
+def ours_and_torchs() -> tuple[StepBatchNorm, nn.BatchNorm1d]:
     ours, torchs = StepBatchNorm(3), nn.BatchNorm1d(3)
     for norm in (ours, torchs):
         nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
     return ours, torchs
 
 
-def move(norm: StepBatchNorm, num_microbatches: int) -> None:
-    norm.update(norm.take_collected() / num_microbatches)
+def end_step(norm: StepBatchNorm, num_microbatches: int) -> None:
+    norm.update_running_stats(norm.pop_collected() / num_microbatches)
 
 
-def test_it_is_torchs_until_it_collects() -> None:
-    ours, torchs = both()
+def test_it_equals_torchs_batch_norm_before_collecting() -> None:
+    ours, torchs = ours_and_torchs()
     for training in (True, False):
         x = torch.randn(4, 3, 7)
         assert torch.equal(ours.train(training)(x), torchs.train(training)(x))
         assert all(torch.equal(a, b) for a, b in zip(ours.buffers(), torchs.buffers(), strict=True))
 
 
-def test_with_one_microbatch_a_step_it_moves_as_torchs_does() -> None:
-    ours, torchs = both()
+def test_collecting_one_microbatch_per_step_equals_torchs_batch_norm() -> None:
+    ours, torchs = ours_and_torchs()
     ours.start_collecting()
     for _ in range(3):
         x = torch.randn(4, 3, 7)
         assert torch.equal(ours(x), torchs(x))
-        move(ours, 1)
+        end_step(ours, 1)
         torch.testing.assert_close(dict(ours.named_buffers()), dict(torchs.named_buffers()))
 
 
-def test_a_step_moves_by_the_mean_over_its_microbatches_however_they_are_shared() -> None:
+def test_running_statistics_do_not_depend_on_how_microbatches_are_split_over_ranks() -> None:
     microbatches = [torch.randn(4, 3, 7) * scale for scale in (1.0, 2.0, 3.0, 4.0)]
     alone, *ranks = (StepBatchNorm(3) for _ in range(3))
     for norm in (alone, *ranks):
@@ -53,10 +53,10 @@ def test_a_step_moves_by_the_mean_over_its_microbatches_however_they_are_shared(
     for norm, share in zip(ranks, (microbatches[:2], microbatches[2:]), strict=True):
         for x in share:
             norm(x)
-    total = ranks[0].take_collected() + ranks[1].take_collected()
+    total = ranks[0].pop_collected() + ranks[1].pop_collected()
     for norm in ranks:
-        norm.update(total / 4)
-    move(alone, 4)
+        norm.update_running_stats(total / 4)
+    end_step(alone, 4)
     variances = torch.stack([x.transpose(0, 1).flatten(1).var(dim=1) for x in microbatches])
     torch.testing.assert_close(alone.running_var, 0.9 * torch.ones(3) + 0.1 * variances.mean(dim=0))
     for norm in ranks:
@@ -64,20 +64,20 @@ def test_a_step_moves_by_the_mean_over_its_microbatches_however_they_are_shared(
     assert alone.num_batches_tracked.item() == 1
 
 
-def test_nothing_is_collected_while_a_pass_is_done_again() -> None:
-    ours, _ = both()
+def test_nothing_is_collected_while_statistics_are_frozen() -> None:
+    ours, _ = ours_and_torchs()
     ours.start_collecting()
     x = torch.randn(4, 3, 7)
     ours(x)
-    with ours.statistics_kept():
+    with ours.frozen_statistics():
         ours(x)
-    once = ours.take_collected()
+    once = ours.pop_collected()
     ours(x)
-    assert torch.equal(ours.take_collected(), once)
+    assert torch.equal(ours.pop_collected(), once)
 
 
-def test_stopping_makes_it_torchs_again() -> None:
-    ours, torchs = both()
+def test_it_equals_torchs_batch_norm_after_collecting_stops() -> None:
+    ours, torchs = ours_and_torchs()
     ours.start_collecting()
     ours.stop_collecting()
     x = torch.randn(4, 3, 7)

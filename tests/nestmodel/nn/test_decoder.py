@@ -23,7 +23,7 @@ def test_channel_is_class_times_codebooks_plus_codebook() -> None:
     assert decoder.logits(torch.randn(1, 4)).tolist() == [[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]]
 
 
-def test_layer_equals_the_convolution_it_is_stored_as() -> None:
+def test_logits_equal_those_of_the_stored_convolution() -> None:
     decoder, encoded = MultiSoftmaxDecoder(dim=4, num_classes=5, num_codebooks=1), torch.randn(2, 7, 4)
     expected = decoder.decoder_layers(encoded.transpose(1, 2)).transpose(1, 2)
     assert torch.allclose(decoder.logits(encoded).squeeze(-1), expected, atol=1e-6)
@@ -35,17 +35,17 @@ def test_probabilities_of_each_codebook_sum_to_one() -> None:
     assert torch.allclose(log_probs.exp().sum(dim=2), torch.ones(2, 7, 3), atol=1e-6)
 
 
-def test_selected_frames_are_scored_as_in_the_whole() -> None:
+def test_logits_of_selected_frames_equal_those_of_all_frames() -> None:
     decoder, encoded = MultiSoftmaxDecoder(dim=4, num_classes=5, num_codebooks=2), torch.randn(2, 7, 4)
     is_selected = torch.rand(2, 7) < 0.5
     assert torch.allclose(decoder.logits(encoded[is_selected]), decoder.logits(encoded)[is_selected], atol=1e-6)
 
 
-def test_no_selected_frame_gives_no_scores() -> None:
+def test_no_selected_frame_gives_empty_logits() -> None:
     assert MultiSoftmaxDecoder(dim=4, num_classes=5, num_codebooks=2).logits(torch.empty(0, 4)).shape == (0, 5, 2)
 
 
-def test_weights_start_xavier_uniform() -> None:
+def test_initial_weights_are_xavier_uniform() -> None:
     weight = MultiSoftmaxDecoder(dim=64, num_classes=128, num_codebooks=1).decoder_layers[0].weight
     limit = (6 / (64 + 128)) ** 0.5
     assert 0.99 * limit < float(weight.detach().abs().max()) <= limit

@@ -23,7 +23,7 @@ def _seeded() -> Iterator[None]:
 
 
 def build(**settings: float | bool) -> ConformerEncoder:
-    """A small encoder in eval mode whose batch norms have seen something."""
+    """A small encoder in eval mode whose running statistics are not the initial ones."""
     torch.manual_seed(0)
     encoder = ConformerEncoder(replace(TINY, **settings), num_mels=20)
     for module in encoder.modules():
@@ -41,7 +41,7 @@ def no_padding(x: Tensor) -> Tensor:
 
 @settings(deadline=None, max_examples=15, derandomize=True)
 @given(length=st.integers(1, 80), padding=st.integers(0, 80))
-def test_encoding_of_an_utterance_does_not_depend_on_its_padding_or_batch(length: int, padding: int) -> None:
+def test_encoder_frames_do_not_depend_on_padding_or_batch(length: int, padding: int) -> None:
     encoder = build()
     feats = torch.randn(2, 20, length + padding, generator=torch.Generator().manual_seed(length))
     alone, alone_lens = encoder(feats[:1, :, :length], torch.tensor([length]))
@@ -51,7 +51,7 @@ def test_encoding_of_an_utterance_does_not_depend_on_its_padding_or_batch(length
     assert torch.allclose(alone[0, :num_valid], batch[0, :num_valid], atol=1e-5)
 
 
-def test_batch_norm_of_training_sees_the_padding() -> None:
+def test_batch_norm_in_training_includes_the_padding() -> None:
     encoder = build(dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0).train()
     feats = torch.randn(1, 20, 64)
     short, _ = encoder(feats[:, :, :32], torch.tensor([32]))
@@ -69,7 +69,7 @@ def test_block_is_the_sum_of_its_residual_paths() -> None:
     assert torch.allclose(block(x, positions, is_padding), block.norm_out(y), atol=1e-6)
 
 
-def test_convolution_sees_zeros_in_the_padding() -> None:
+def test_padding_is_zero_in_the_convolution() -> None:
     module, x = ConvModule(TINY).eval(), torch.randn(1, 12, 16)
     is_padding = torch.arange(12).unsqueeze(0) >= 7
     alone = module(x[:, :7], no_padding(x[:, :7]))
@@ -86,7 +86,7 @@ def test_depthwise_kernel_is_centred(kernel: int, reach: int) -> None:
     assert is_changed.nonzero().flatten().tolist() == list(range(10 - reach, 10 + reach + 1))
 
 
-def test_use_bias_concerns_feed_forward_attention_and_convolution_only() -> None:
+def test_use_bias_false_removes_biases_of_feed_forward_attention_and_convolution_only() -> None:
     with_bias = {name for name, _ in build().named_parameters()}
     without = {name for name, _ in build(use_bias=False).named_parameters()}
     dropped = {name.removeprefix("layers.0.") for name in with_bias - without if name.startswith("layers.0.")}
@@ -109,14 +109,14 @@ def test_xscaling_multiplies_the_input_of_the_first_block() -> None:
 
 
 @pytest.mark.parametrize("name", ["dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb"])
-def test_each_dropout_is_for_training_and_has_its_own_setting(name: str) -> None:
+def test_each_dropout_setting_acts_in_training_only(name: str) -> None:
     none = dict.fromkeys(("dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb"), 0.0)
     feats, feat_lens = torch.randn(1, 20, 32), torch.tensor([32])
-    still, lively = build(**none).train(), build(**{**none, name: 0.5}).train()
-    assert torch.equal(still(feats, feat_lens)[0], still(feats, feat_lens)[0])
-    assert not torch.equal(lively(feats, feat_lens)[0], lively(feats, feat_lens)[0])
-    lively.eval()
-    assert torch.equal(lively(feats, feat_lens)[0], lively(feats, feat_lens)[0])
+    without, dropping = build(**none).train(), build(**{**none, name: 0.5}).train()
+    assert torch.equal(without(feats, feat_lens)[0], without(feats, feat_lens)[0])
+    assert not torch.equal(dropping(feats, feat_lens)[0], dropping(feats, feat_lens)[0])
+    dropping.eval()
+    assert torch.equal(dropping(feats, feat_lens)[0], dropping(feats, feat_lens)[0])
 
 
 def test_every_parameter_receives_a_gradient() -> None:
@@ -138,7 +138,7 @@ def test_encoder_runs_in_bfloat16() -> None:
 
 
 @pytest.mark.parametrize(("name", "millions"), [("small", 12.6), ("medium", 26.1), ("large", 108.8), ("xlarge", 607.3)])
-def test_encoder_of_a_preset_has_its_number_of_parameters(name: str, millions: float) -> None:
+def test_encoder_of_a_preset_has_the_expected_number_of_parameters(name: str, millions: float) -> None:
     with torch.device("meta"):
         encoder = ConformerEncoder(NestConfig.preset(name).encoder, num_mels=80)
     assert sum(parameter.numel() for parameter in encoder.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
@@ -171,7 +171,7 @@ def test_gradients_of_every_parameter_agree_with_finite_differences() -> None:
         assert (above - below) / (2 * step) == pytest.approx(expected, rel=1e-4, abs=1e-7), name
 
 
-def test_hidden_states_are_what_goes_from_block_to_block() -> None:
+def test_hidden_states_are_the_inputs_of_the_blocks_and_the_last_output() -> None:
     encoder, feats, feat_lens = build(num_layers=3), torch.randn(2, 20, 48), torch.tensor([48, 30])
     inputs: list[Tensor] = []
     for layer in encoder.layers:
@@ -185,7 +185,7 @@ def test_hidden_states_are_what_goes_from_block_to_block() -> None:
 
 
 @pytest.mark.parametrize("conv_norm", ["batch_norm", "layer_norm"])
-def test_checkpointed_activations_change_no_bit(conv_norm: str) -> None:
+def test_checkpointed_activations_give_equal_results_bit_for_bit(conv_norm: str) -> None:
     feats, feat_lens = torch.randn(2, 20, 48), torch.tensor([48, 30])
     seen = []
     for checkpoint_activations in (False, True):
@@ -198,7 +198,7 @@ def test_checkpointed_activations_change_no_bit(conv_norm: str) -> None:
     assert all(torch.equal(plain, saved) for plain, saved in zip(*seen, strict=True))
 
 
-def test_checkpointed_activations_are_not_kept() -> None:
+def test_checkpointed_activations_use_less_memory() -> None:
     kept = []
     for checkpoint_activations in (False, True):
         encoder = build(num_layers=4, checkpoint_activations=checkpoint_activations).train()
@@ -214,7 +214,7 @@ def test_checkpointed_activations_are_not_kept() -> None:
     assert kept[1] < 0.5 * kept[0]
 
 
-def test_layer_norm_in_the_convolution_looks_at_each_frame_by_itself() -> None:
+def test_layer_norm_in_the_convolution_normalises_each_frame_independently() -> None:
     module, x = ConvModule(replace(TINY, conv_norm="layer_norm", conv_kernel_size=1)).train(), torch.randn(3, 7, 16)
     whole = module(x, no_padding(x))
     alone = module(x[1:2, 4:5], no_padding(x[1:2, 4:5]))
@@ -252,8 +252,8 @@ print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
 
 @pytest.mark.slow
 def test_compiled_blocks_give_the_same_output_and_gradients() -> None:
-    # In a process of its own, since the compiler cannot see through the checks of annotations that tests switch on.
+    # In a separate process, because the compiler cannot trace the annotation checks that tests enable.
     run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr
-    # One graph for each of two lengths, whichever the block; none of them in pieces.
+    # One graph per length, shared by the blocks, and no graph breaks.
     assert run.stdout.split() == ["2", "0"]

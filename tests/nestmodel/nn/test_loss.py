@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nestmodel.nn.loss import masked_nll
 
 
-def test_sum_by_hand() -> None:
+def test_nll_sum_by_hand() -> None:
     probs = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]).unsqueeze(-1)
     nll_sum, num_tokens = masked_nll(probs.log(), torch.tensor([[1], [2]]))
     assert float(nll_sum) == pytest.approx(-math.log(0.25) - math.log(0.7), rel=1e-6)
@@ -22,13 +22,13 @@ def test_codebooks_are_averaged() -> None:
     assert num_tokens == 1
 
 
-def test_scores_need_not_be_normalised() -> None:
+def test_logits_need_not_be_normalised() -> None:
     logits, tokens = torch.tensor([[[3.0], [1.0]]]), torch.tensor([[0]])
     assert torch.equal(masked_nll(logits, tokens)[0], masked_nll(logits + 7.0, tokens)[0])
     assert torch.allclose(masked_nll(logits, tokens)[0], masked_nll(logits.log_softmax(1), tokens)[0])
 
 
-def test_no_token_gives_zero_with_zero_gradient() -> None:
+def test_no_scored_token_gives_zero_loss_and_zero_gradient() -> None:
     weight = torch.randn(4, 5, requires_grad=True)
     logits = (torch.empty(0, 4) @ weight).unsqueeze(-1)
     nll_sum, num_tokens = masked_nll(logits, torch.empty(0, 1, dtype=torch.int64))
@@ -38,7 +38,7 @@ def test_no_token_gives_zero_with_zero_gradient() -> None:
     assert torch.equal(weight.grad, torch.zeros(4, 5))
 
 
-def test_sum_is_float32_from_bfloat16_scores() -> None:
+def test_nll_sum_of_bfloat16_logits_is_float32() -> None:
     nll_sum, _ = masked_nll(torch.zeros(1000, 8, 1, dtype=torch.bfloat16), torch.zeros(1000, 1, dtype=torch.int64))
     assert nll_sum.dtype == torch.float32
     assert float(nll_sum) == pytest.approx(1000 * math.log(8), rel=1e-5)
@@ -46,7 +46,7 @@ def test_sum_is_float32_from_bfloat16_scores() -> None:
 
 @settings(deadline=None, max_examples=20, derandomize=True)
 @given(num_first=st.integers(0, 6), num_second=st.integers(0, 6), num_codebooks=st.integers(1, 3))
-def test_sums_of_microbatches_add_up(num_first: int, num_second: int, num_codebooks: int) -> None:
+def test_sums_over_microbatches_can_be_added(num_first: int, num_second: int, num_codebooks: int) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(num_first + num_second, 7, num_codebooks, generator=generator)
     tokens = torch.randint(7, (num_first + num_second, num_codebooks), generator=generator)

@@ -21,9 +21,9 @@ def masked_frames(row: list[bool]) -> list[int]:
     return [frame for frame, is_masked in enumerate(row) if is_masked]
 
 
-def test_every_frame_but_the_last_block_starts_one_when_the_probability_is_one() -> None:
+def test_probability_one_starts_a_block_at_every_frame_except_the_last_block_size() -> None:
     (row,) = draw([60], 64, prob=1.0)
-    assert masked_frames(row) == list(range(59))  # starts 0 to 19, so the last block ends before frame 59
+    assert masked_frames(row) == list(range(59))  # blocks start at frames 0 to 19, so the last one ends before frame 59
 
 
 def test_one_start_masks_one_block() -> None:
@@ -39,12 +39,12 @@ def test_probability_zero_masks_nothing_in_a_long_utterance() -> None:
 
 
 @pytest.mark.parametrize("prob", [0.0, 1.0])
-def test_short_utterance_has_its_first_eight_frames_masked(prob: float) -> None:
+def test_short_utterances_have_their_first_eight_frames_masked(prob: float) -> None:
     for row in draw([50, 8], 64, prob=prob):
         assert masked_frames(row) == list(range(8))
 
 
-def test_utterance_shorter_than_eight_frames_is_masked_to_its_end_only() -> None:
+def test_utterances_shorter_than_eight_frames_are_masked_completely() -> None:
     assert [masked_frames(row) for row in draw([5, 0], 16)] == [[0, 1, 2, 3, 4], []]
 
 
@@ -56,7 +56,7 @@ def test_utterance_shorter_than_eight_frames_is_masked_to_its_end_only() -> None
     block_size=st.integers(1, 60),
     seed=st.integers(0, 2**31),
 )
-def test_masks_stay_inside_utterances_and_come_in_whole_blocks(
+def test_masks_consist_of_whole_blocks_inside_utterances(
     lens: list[int], padding: int, prob: float, block_size: int, seed: int
 ) -> None:
     for length, row in zip(lens, draw(lens, max(lens) + padding, seed, prob=prob, block_size=block_size), strict=True):
@@ -67,25 +67,25 @@ def test_masks_stay_inside_utterances_and_come_in_whole_blocks(
             assert all(run >= block_size for run in runs)
 
 
-def test_share_of_masked_frames_is_the_expected_one() -> None:
+def test_share_of_masked_frames_has_its_expected_value() -> None:
     (row,) = draw([200_000], 200_000)
     share = sum(row) / len(row)
     assert share == pytest.approx(1 - 0.99**40, abs=0.01)
 
 
-def test_masks_depend_on_the_generator_alone() -> None:
+def test_masks_depend_on_the_generator_only() -> None:
     assert draw([400, 300], 400, seed=1) == draw([400, 300], 400, seed=1)
     assert draw([400, 300], 400, seed=1) != draw([400, 300], 400, seed=2)
 
 
-def test_drawing_leaves_the_global_generator_alone() -> None:
+def test_drawing_does_not_use_the_global_generator() -> None:
     masks, generator = BlockMask(MaskConfig(), dim=3), torch.Generator().manual_seed(0)
     before = torch.get_rng_state()
     masks.draw(torch.tensor([400, 300]), 400, generator)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_masked_frames_become_the_one_vector_in_a_new_tensor() -> None:
+def test_apply_mask_replaces_masked_frames_in_a_copy() -> None:
     masks = BlockMask(MaskConfig(), dim=2)
     masks.mask_embedding.copy_(torch.tensor([7.0, 8.0]))
     feats = torch.tensor([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
@@ -94,7 +94,7 @@ def test_masked_frames_become_the_one_vector_in_a_new_tensor() -> None:
     assert feats.tolist() == [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]
 
 
-def test_mask_vector_is_frozen_and_small() -> None:
+def test_mask_embedding_is_frozen_with_a_deviation_of_a_tenth() -> None:
     torch.manual_seed(0)
     masks = BlockMask(MaskConfig(), dim=4000)
     assert [name for name, _ in masks.named_parameters()] == ["mask_embedding"]
@@ -102,7 +102,7 @@ def test_mask_vector_is_frozen_and_small() -> None:
     assert float(masks.mask_embedding.std()) == pytest.approx(0.1, rel=0.05)
 
 
-def test_token_counts_from_seven_masked_frames_of_eight() -> None:
+def test_a_token_is_scored_from_seven_masked_frames_of_eight() -> None:
     is_masked = torch.tensor([[True] * 6 + [False] * 2 + [True] * 7 + [False] + [True] * 8])
     assert scored_token_mask(is_masked, 8, 0.8).tolist() == [[False, True, True]]
 
@@ -114,8 +114,8 @@ def test_threshold_must_be_exceeded() -> None:
     assert scored_token_mask(is_masked, 4, 0.4).tolist() == [[True]]
 
 
-def test_masks_over_encoder_frames_are_an_eighth_as_long() -> None:
+def test_blocks_over_encoder_frames_are_an_eighth_as_long() -> None:
     masks = BlockMask(MaskConfig(position="post_conv", prob=1.0), dim=3, subsampling_factor=8)
     drawn = masks.draw(torch.tensor([7, 6]), 8, torch.Generator().manual_seed(0)).tolist()
-    assert masked_frames(drawn[0]) == [0, 1, 2, 3, 4, 5]  # starts 0 and 1 of blocks of 5
-    assert masked_frames(drawn[1]) == [0]  # short: 5 would be 80 % of it or more
+    assert masked_frames(drawn[0]) == [0, 1, 2, 3, 4, 5]  # blocks of 5 start at 0 and 1
+    assert masked_frames(drawn[1]) == [0]  # short: a block of 5 would cover 80 % or more

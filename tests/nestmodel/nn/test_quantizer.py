@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nestmodel import quantizer as quantizer_module
 from nestmodel.config import QuantizerConfig
+from nestmodel.nn import quantizer as quantizer_module
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
 
 
@@ -24,7 +24,7 @@ def build(num_classes: int = 64, num_codebooks: int = 1, code_dim: int = 16) -> 
 
 
 def by_hand(codes: list[list[float]]) -> RandomProjectionQuantizer:
-    """A quantizer of 2 mel bins and 1 frame whose projection changes nothing."""
+    """A quantizer of 2 mel bins and 1 frame whose projection is the identity."""
     config = QuantizerConfig(num_classes=len(codes), code_dim=2)
     quantizer = RandomProjectionQuantizer(config, dim=2, num_stacked=1)
     quantizer.proj.weight.copy_(torch.eye(2))
@@ -33,7 +33,7 @@ def by_hand(codes: list[list[float]]) -> RandomProjectionQuantizer:
 
 
 def distances(quantizer: RandomProjectionQuantizer, feats: Tensor) -> Tensor:
-    """Distance of every stack to every code, by definition and in double precision."""
+    """Distance of every stack to every code, from the definition, in double precision."""
     batch, _, frames = feats.shape
     tokens = torch.empty(batch, frames // 2, *quantizer.codebooks.shape[:2], dtype=torch.double)
     for row in range(batch):
@@ -52,19 +52,19 @@ def test_nearest_code_by_hand() -> None:
     assert quantizer(feats).tolist() == [[[0], [1], [2], [1]]]
 
 
-def test_nearest_means_distance_also_for_codes_of_unequal_length() -> None:
-    # (2, 2) has the larger product with (1, 0) than (0.9, 0), and is further from it.
+def test_nearest_code_is_by_euclidean_distance_for_codes_of_unequal_norm() -> None:
+    # (2, 2) has a larger product with (1, 0) than (0.9, 0) has, but is further away.
     quantizer = by_hand([[2.0, 2.0], [0.9, 0.0]])
     assert quantizer(torch.tensor([[[1.0], [0.0]]])).tolist() == [[[1]]]
 
 
-def test_cosine_distance_looks_at_the_angle_alone() -> None:
+def test_cosine_distance_selects_the_largest_product() -> None:
     quantizer = by_hand([[2.0, 2.0], [0.9, 0.0]])
     quantizer.distance = "cosine"
-    assert quantizer(torch.tensor([[[1.0], [0.0]]])).tolist() == [[[0]]]  # the largest product, as in NeMo
+    assert quantizer(torch.tensor([[[1.0], [0.0]]])).tolist() == [[[0]]]  # as in NeMo
 
 
-def test_distances_give_the_same_tokens_for_codes_of_unit_length() -> None:
+def test_both_distances_give_the_same_tokens_for_codes_of_unit_norm() -> None:
     feats = torch.randn(2, 4, 40)
     by_distance = build(num_codebooks=3)
     tokens = by_distance(feats)
@@ -95,7 +95,7 @@ def test_no_code_is_nearer_than_the_token(seed: int, num_codebooks: int) -> None
     assert torch.all(chosen <= every.min(dim=-1).values + 1e-6)
 
 
-def test_searching_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searching_in_chunks_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     quantizer, feats = build(num_codebooks=2), torch.randn(3, 4, 20)
     expected = quantizer(feats)
     monkeypatch.setattr(quantizer_module, "MAX_SCORES_ON_CPU", 5 * 2 * 64)
@@ -109,27 +109,27 @@ def test_tokens_are_the_same_under_autocast() -> None:
         assert torch.equal(quantizer(feats), expected)
 
 
-def test_everything_is_a_frozen_parameter() -> None:
+def test_all_weights_are_frozen_parameters() -> None:
     quantizer = build()
     assert {name for name, _ in quantizer.named_parameters()} == {"proj.weight", "codebooks"}
     assert not any(parameter.requires_grad for parameter in quantizer.parameters())
     assert not list(quantizer.buffers())
 
 
-def test_codes_start_with_unit_length() -> None:
+def test_initial_codes_have_unit_norm() -> None:
     codebooks = build(num_classes=8192, num_codebooks=2).codebooks
     assert codebooks.shape == (2, 8192, 16)
     assert torch.allclose(codebooks.norm(dim=-1), torch.ones(2, 8192), atol=1e-6)
 
 
-def test_projection_starts_xavier_normal() -> None:
+def test_initial_projection_is_xavier_normal() -> None:
     config = QuantizerConfig(num_classes=2)
     weight = RandomProjectionQuantizer(config, dim=80, num_stacked=8).proj.weight
     assert weight.shape == (16, 640)
     assert float(weight.std()) == pytest.approx((2 / (640 + 16)) ** 0.5, rel=0.02)
 
 
-def test_float64_codebooks_of_a_nemo_checkpoint_load() -> None:
+def test_float64_codebooks_of_nemo_are_loaded_as_float32() -> None:
     quantizer = build()
     state = {name: value.double() for name, value in build().state_dict().items()}
     quantizer.load_state_dict(state)

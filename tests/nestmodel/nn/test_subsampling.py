@@ -21,7 +21,7 @@ def build(factor: int = 8, num_mels: int = 10) -> ConvSubsampling:
 
 
 def plain(module: ConvSubsampling, feats: Tensor) -> Tensor:
-    """The module without padding, in place of nothing: for utterances that are all of one length."""
+    """The output of the module for utterances of equal length, computed without masks or in-place operations."""
     x = module.conv(feats.transpose(1, 2).unsqueeze(1))
     out: Tensor = module.out(x.transpose(1, 2).flatten(2))
     return out
@@ -37,13 +37,13 @@ def test_lengths_are_divided_by_the_factor_and_rounded_up(factor: int) -> None:
 
 @pytest.mark.parametrize("frames", [16, 21])
 @pytest.mark.parametrize("num_mels", [10, 80])
-def test_without_padding_it_is_a_chain_of_convolutions(frames: int, num_mels: int) -> None:
+def test_without_padding_it_equals_a_chain_of_convolutions(frames: int, num_mels: int) -> None:
     module, feats = build(num_mels=num_mels), torch.randn(2, num_mels, frames)
     encoded, _ = module(feats, torch.tensor([frames, frames]))
     assert torch.allclose(encoded, plain(module, feats), atol=1e-6)
 
 
-def test_gradients_are_those_of_a_chain_of_convolutions() -> None:
+def test_gradients_equal_those_of_a_chain_of_convolutions() -> None:
     module, feats = build(), torch.randn(2, 10, 16)
     weights = torch.randn(2, 2, 5)
     expected = torch.autograd.grad((plain(module, feats) * weights).sum(), list(module.parameters()))
@@ -55,7 +55,7 @@ def test_gradients_are_those_of_a_chain_of_convolutions() -> None:
 
 @settings(deadline=None, max_examples=20, derandomize=True)
 @given(length=st.integers(1, 60), padding=st.integers(0, 30))
-def test_padding_reaches_no_valid_encoder_frame(length: int, padding: int) -> None:
+def test_padding_does_not_affect_valid_encoder_frames(length: int, padding: int) -> None:
     torch.manual_seed(0)
     module, feats = build(), torch.randn(1, 10, length + padding)
     alone, alone_lens = module(feats[..., :length], torch.tensor([length]))
@@ -72,14 +72,14 @@ def test_padded_encoder_frames_equal_the_bias() -> None:
     assert torch.equal(encoded[0, 3:], module.out.bias.expand(5, -1))
 
 
-def test_features_are_not_written_to() -> None:
+def test_features_are_not_modified() -> None:
     feats = torch.randn(1, 10, 32)
     before = feats.clone()
     build()(feats, torch.tensor([9]))
     assert torch.equal(feats, before)
 
 
-def test_layers_have_the_numbers_of_nemo() -> None:
+def test_layers_are_numbered_as_in_nemo() -> None:
     names = {name for name, _ in build().named_parameters()}
     convolutions = {f"conv.{number}.{kind}" for number in (0, 2, 3, 5, 6) for kind in ("weight", "bias")}
     assert names == convolutions | {"out.weight", "out.bias"}

@@ -28,7 +28,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_newest_ones_are_kept_and_whole_multiples_for_good(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_the_newest_checkpoints_and_the_chosen_multiples_are_kept(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = Checkpoints(every_n_steps=1, keep=2, keep_every_n_steps=3, directory=tmp_path / "saved")
     fit(messy_corpora, tmp_path, max_steps=5, callbacks=[saver], enable_checkpointing=True)
     kept = [f"step_{step:08d}.ckpt" for step in (3, 4, 5)]
@@ -36,13 +36,13 @@ def test_newest_ones_are_kept_and_whole_multiples_for_good(messy_corpora: MessyC
     assert (tmp_path / "saved" / "last.ckpt").resolve().name == kept[-1]
 
 
-def test_the_end_of_a_run_is_saved_once_whatever_the_interval(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_the_last_step_is_saved_once_for_any_interval(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = Checkpoints(every_n_steps=2, directory=tmp_path / "saved")
     fit(messy_corpora, tmp_path, max_steps=3, callbacks=[saver], enable_checkpointing=True)
     assert [found.step for found in find_checkpoints(tmp_path / "saved")] == [3, 2]
 
 
-def test_the_newest_that_is_whole_is_found_over_all_versions(tmp_path: Path) -> None:
+def test_the_newest_undamaged_checkpoint_of_all_versions_is_found(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     for version, step in ((0, 300), (1, 200), (2, 400)):
         write_checkpoint({"step": step}, tmp_path / f"version_{version}" / "checkpoints" / f"step_{step:08d}.ckpt")
@@ -53,12 +53,12 @@ def test_the_newest_that_is_whole_is_found_over_all_versions(tmp_path: Path) -> 
         assert newest_checkpoint(tmp_path) == tmp_path / "version_1" / "checkpoints" / "step_00000200.ckpt"
 
 
-def test_a_run_that_has_gone_back_keeps_its_own_and_is_the_one_that_goes_on(
+def test_a_run_resumed_from_an_earlier_step_keeps_its_own_checkpoints_and_resumes_from_them(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     saver = Checkpoints(every_n_steps=1, keep=1, directory=tmp_path / "checkpoints")
     for step in (900, 1000):
-        write_checkpoint({"of": "a run that went wrong"}, tmp_path / "checkpoints" / f"step_{step:08d}.ckpt")
+        write_checkpoint({"state": "of an abandoned run"}, tmp_path / "checkpoints" / f"step_{step:08d}.ckpt")
     fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True)
     assert [found.step for found in find_checkpoints(tmp_path / "checkpoints")] == [1000, 900, 2]
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_00000002.ckpt"
@@ -67,7 +67,7 @@ def test_a_run_that_has_gone_back_keeps_its_own_and_is_the_one_that_goes_on(
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
-def test_a_kill_while_writing_leaves_a_whole_one(tmp_path: Path) -> None:
+def test_a_kill_while_writing_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "step_00000001.ckpt"
     for delay in (0.05, 0.11, 0.17):
         with subprocess.Popen([sys.executable, "-c", WRITE_FOREVER, path], stdout=subprocess.PIPE) as writer:
@@ -83,11 +83,11 @@ def test_a_kill_while_writing_leaves_a_whole_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_costs_one_checkpoint_and_a_warning(
+def test_a_full_disk_skips_one_checkpoint_with_a_warning(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saver = Checkpoints(every_n_steps=1, keep=1, directory=tmp_path / "saved")
-    # What is written aside for step 2 lands on a device that is always full.
+    # The partial file of step 2 is a link to a device that is always full.
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "step_00000002.ckpt.partial").symlink_to("/dev/full")
     monkeypatch.setattr(saver, "on_train_start", lambda *_: None)
@@ -99,6 +99,6 @@ def test_a_full_disk_costs_one_checkpoint_and_a_warning(
 
 
 @pytest.mark.parametrize("setting", [{"every_n_steps": 0}, {"keep": 0}, {"keep_every_n_steps": 0}])
-def test_numbers_below_one_are_refused(setting: dict[str, int]) -> None:
+def test_numbers_below_one_are_rejected(setting: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=rf"Checkpoints\.{next(iter(setting))} is 0: give at least 1"):
         Checkpoints(**setting)

@@ -14,38 +14,38 @@ from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.training import Recorder, fit, messy_data, tiny_config, trainer
 
 
-def test_training_walks_through_the_plan_in_order_over_epochs(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_training_follows_the_order_of_the_plan_over_epochs(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     _, recorder = fit(messy_corpora, tmp_path, max_steps=8)
     assert [(key.step, key.microbatch) for key in recorder.keys] == [(s, m) for s in range(8) for m in range(2)]
     assert recorder.keys[-1].epoch == 1
 
 
-def test_loader_workers_change_nothing_about_a_run(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_run_does_not_depend_on_the_number_of_loader_workers(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     plain, expected = fit(messy_corpora, tmp_path, max_steps=3)
     same, with_workers = fit(messy_corpora, tmp_path, max_steps=3, num_workers=2)
     assert with_workers.keys == expected.keys
     assert all(torch.equal(a, b) for a, b in zip(same.parameters(), plain.parameters(), strict=True))
 
 
-def test_accumulation_follows_from_the_plan(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_accumulation_is_computed_from_the_plan(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     runner = trainer(tmp_path, max_steps=1)
     runner.fit(NestModel(tiny_config()), datamodule=messy_data(messy_corpora, microbatches_per_step=4))
     assert runner.accumulate_grad_batches == 4
 
 
-def test_accumulation_set_by_hand_is_refused(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_another_accumulation_is_rejected(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     runner = trainer(tmp_path, max_steps=1, accumulate_grad_batches=3)
     with pytest.raises(ConfigError, match=r"accumulate_grad_batches is 3.*Leave it out"):
         runner.fit(NestModel(tiny_config()), datamodule=messy_data(messy_corpora))
 
 
-def test_a_missing_corpus_is_named(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_an_error_names_the_missing_corpus(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     gone = replace(messy_corpora, speech=tmp_path / "gone.corpus")
     with pytest.raises(CorpusError, match=r"gone\.corpus: does not exist"):
         messy_data(gone)
 
 
-def test_several_corpora_are_weighted_and_transformed_in_training_and_not_in_validation(
+def test_corpora_are_weighted_and_augmented_in_training_only(
     messy_corpora: MessyCorpora,
 ) -> None:
     plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, weights=(1.0, 3.0))
@@ -59,14 +59,14 @@ def test_several_corpora_are_weighted_and_transformed_in_training_and_not_in_val
     assert data.val_dataset.augment == AugmentConfig()
 
 
-def test_a_transform_that_does_not_exist_ends_a_run_before_it_begins(messy_corpora: MessyCorpora) -> None:
+def test_an_unknown_transform_is_an_error_before_the_run_starts(messy_corpora: MessyCorpora) -> None:
     with pytest.raises(nestdata.ConfigError, match=r"augment\.mixture\[0\].*'Gian'.*nearest is 'Gain'"):
         NestDataModule(messy_corpora.speech, augment=AugmentConfig(mixture=["Gian"]))
 
 
-def test_a_run_trains_through_the_files_that_only_break_when_they_are_decoded(tmp_path: Path) -> None:
+def test_training_replaces_files_that_fail_only_when_decoded(tmp_path: Path) -> None:
     reasons = bad_files(tmp_path)
-    config = replace(BAD_FILES_CONFIG, probe="all")  # which sees what stands in headers alone
+    config = replace(BAD_FILES_CONFIG, probe="all")  # reads headers only
     report = prepare_corpus([tmp_path / "speech.json"], tmp_path / "speech.corpus", config)
     kept = {"silent", "not_finite-nan", "not_finite-inf", "truncated-flac", "truncated-mp3"}
     assert report.num_cuts == 2 + len(kept)

@@ -12,6 +12,7 @@ from nestdata import PlanConfig, PrepareConfig
 from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestModel, WeightsError
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder
+from nestmodel.nn.loss_stats import loss_stats
 from nestmodel.nn.masking import scored_token_mask
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, tone
@@ -24,7 +25,7 @@ def audio_batch(*seconds: float) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.nn.utils.rnn.pad_sequence(signals, batch_first=True), lens
 
 
-def test_equal_seeds_give_equal_weights_whatever_the_global_generator_holds() -> None:
+def test_weights_depend_on_the_seed_and_not_on_the_global_generator() -> None:
     torch.manual_seed(1)
     first = NestModel(tiny_config())
     torch.manual_seed(2)
@@ -34,7 +35,7 @@ def test_equal_seeds_give_equal_weights_whatever_the_global_generator_holds() ->
     assert not torch.equal(first.quantizer.codebooks, other.quantizer.codebooks)
 
 
-def test_building_a_model_leaves_the_global_generator_alone() -> None:
+def test_building_a_model_does_not_change_the_global_generator() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -42,7 +43,7 @@ def test_building_a_model_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_predict_gives_distributions_of_the_shape_promised() -> None:
+def test_predict_returns_distributions_of_the_documented_shape() -> None:
     model = NestModel(tiny_config()).eval()
     audio, lens = audio_batch(1.0, 0.6)
     feats, feat_lens = model.features(audio, lens)
@@ -61,14 +62,14 @@ def test_tally_scores_the_tokens_that_predict_would_give_their_log_probability()
     is_masked = torch.zeros(2, feats.shape[-1], dtype=torch.bool)
     is_masked[0, 40:80] = True
     is_masked[1, 3:43] = True
-    tally = model.tally(feats, feats, feat_lens, is_masked)
+    stats = loss_stats(model.forward_features(feats, feats, feat_lens, is_masked))
     log_probs, _ = model.predict(model.mask_processor.apply_mask(feats, is_masked), feat_lens)
     tokens = model.quantizer(feats)
     is_scored = scored_token_mask(is_masked, 8, 0.8)
     expected = -log_probs[is_scored][:, :, 0].gather(1, tokens[is_scored]).sum()
-    assert int(tally.num_tokens) == 9  # five whole blocks of eight, and of the shifted one four
-    torch.testing.assert_close(tally.nll_sum, expected)
-    assert int(tally.token_counts.sum()) == 9
+    assert int(stats.num_tokens) == 9  # five whole blocks of eight, and of the shifted one four
+    torch.testing.assert_close(stats.nll_sum, expected)
+    assert int(stats.token_counts.sum()) == 9
 
 
 def post_conv_model(**masking: float) -> NestModel:
@@ -82,16 +83,16 @@ def test_encoder_frames_can_be_masked_in_place_of_feature_frames() -> None:
     feats, feat_lens = model.features(audio, lens)
     is_masked = torch.zeros(2, feats.shape[-1] // 8, dtype=torch.bool)
     is_masked[0, 5:10] = is_masked[1, 3] = True
-    tally = model.tally(feats, feats, feat_lens, is_masked)
+    stats = loss_stats(model.forward_features(feats, feats, feat_lens, is_masked))
     subsampled, enc_lens = model.encoder.pre_encode(feats, feat_lens)
     tokens = model.quantizer(subsampled.transpose(1, 2))
     masked = torch.where(is_masked.unsqueeze(-1), model.mask_processor.mask_embedding, subsampled)
     log_probs = model.decoder(model.encoder.encode(masked, enc_lens))
     expected = -log_probs[is_masked][:, :, 0].gather(1, tokens[is_masked]).sum()
-    assert int(tally.num_tokens) == 6
+    assert int(stats.num_tokens) == 6
     assert model.mask_processor.mask_embedding.shape == (16,)
     assert tokens.shape == (2, is_masked.shape[1], 1)
-    torch.testing.assert_close(tally.nll_sum, expected)
+    torch.testing.assert_close(stats.nll_sum, expected)
 
 
 def test_the_subsampling_learns_where_encoder_frames_are_masked() -> None:
@@ -99,7 +100,7 @@ def test_the_subsampling_learns_where_encoder_frames_are_masked() -> None:
     feats, feat_lens = model.features(*audio_batch(2.0, 1.6))
     is_masked = torch.zeros(2, feats.shape[-1] // 8, dtype=torch.bool)
     is_masked[:, 5:10] = True
-    model.tally(feats, feats, feat_lens, is_masked).nll_sum.backward()
+    loss_stats(model.forward_features(feats, feats, feat_lens, is_masked)).nll_sum.backward()
     grads = {name: p.grad for name, p in model.encoder.pre_encode.named_parameters()}
     assert all(grad is not None and grad.abs().max() > 0 for grad in grads.values())
 
@@ -110,7 +111,7 @@ def test_masks_of_encoder_frames_are_blocks_of_as_much_time(messy_corpora: Messy
     model.mask_processor.draw = lambda *args: seen.append((args, draw(*args))) or seen[-1][1]  # type: ignore[method-assign, func-returns-value]
     data = messy_data(messy_corpora)
     for step in range(4):
-        model.tally_batch(data.train_dataset[step, 0], "mask")
+        model(data.train_dataset[step, 0])
     for (lens, num_frames, _), is_masked in seen:
         assert is_masked.shape == (len(lens), num_frames)
         for row, length in zip(is_masked.tolist(), lens.tolist(), strict=True):
@@ -120,9 +121,7 @@ def test_masks_of_encoder_frames_are_blocks_of_as_much_time(messy_corpora: Messy
     assert any(is_masked.any() for _, is_masked in seen)
 
 
-def test_a_step_without_scored_tokens_moves_no_weight_by_its_gradient(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
+def test_a_step_without_scored_tokens_has_zero_gradients(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     config = tiny_config()
     config = replace(
         config,
@@ -137,7 +136,7 @@ def test_a_step_without_scored_tokens_moves_no_weight_by_its_gradient(
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_gradients_are_those_of_the_mean_over_the_scored_tokens_of_the_whole_step(
+def test_gradients_are_of_the_mean_over_the_scored_tokens_of_the_whole_step(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     no_dropout = {"dropout": 0.0, "dropout_pre_encoder": 0.0, "dropout_att": 0.0}
@@ -146,28 +145,30 @@ def test_gradients_are_those_of_the_mean_over_the_scored_tokens_of_the_whole_ste
     reference = NestModel(config).train()
     data = messy_data(messy_corpora, microbatches_per_step=4)
     trainer(tmp_path, [seen], max_steps=2).fit(model, datamodule=data)
-    tallies = [reference.tally_batch(data.train_dataset[0, m], "mask") for m in range(4)]
+    tallies = [loss_stats(reference(data.train_dataset[0, m])) for m in range(4)]
     loss = torch.stack([t.nll_sum for t in tallies]).sum() / torch.stack([t.num_tokens for t in tallies]).sum()
     loss.backward()
     expected = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
-    assert len({int(t.num_tokens) for t in tallies}) > 1, "microbatches must differ for this to show"
+    assert len({int(t.num_tokens) for t in tallies}) > 1, "the test needs microbatches with different counts"
     assert seen.grads.keys() == expected.keys()
     for name, grad in expected.items():
         torch.testing.assert_close(seen.grads[name], grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_a_run_repeats_itself_bit_for_bit(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_equal_runs_give_equal_weights_bit_for_bit(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     first, _ = fit(messy_corpora, tmp_path, max_steps=3)
     second, _ = fit(messy_corpora, tmp_path, max_steps=3)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_run_that_was_stopped_goes_on_with_the_next_batch(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_the_next_batch_and_ends_with_equal_weights(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
     saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     whole, expected = fit(messy_corpora, tmp_path, max_steps=9, callbacks=[saver], enable_checkpointing=True)
     steps_per_epoch = len({key.step for key in expected.keys if key.epoch == 0})
-    assert 2 < steps_per_epoch < 8, "a run of nine steps must cross an epoch"
+    assert 2 < steps_per_epoch < 8, "the test needs a run of nine steps that crosses an epoch"
     for stopped_at in (1, steps_per_epoch, steps_per_epoch + 1):
         ckpt = tmp_path / f"step={stopped_at}.ckpt"
         again = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="again-{step}")
@@ -179,7 +180,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_batch(messy_corpora: Messy
             assert torch.equal(value, whole.state_dict()[name]), f"{name}, stopped at {stopped_at}"
 
 
-def test_a_checkpoint_rebuilds_its_model_by_itself(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_model_is_rebuilt_from_its_checkpoint_alone(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, filename="model")
     model, _ = fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
     rebuilt = NestModel.from_checkpoint(tmp_path / "model.ckpt")
@@ -187,7 +188,7 @@ def test_a_checkpoint_rebuilds_its_model_by_itself(messy_corpora: MessyCorpora, 
     assert all(torch.equal(a, b) for a, b in zip(rebuilt.parameters(), model.parameters(), strict=True))
 
 
-def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_error_names_the_file_that_is_not_a_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "not.ckpt"
     path.write_text("no checkpoint")
     with pytest.raises(WeightsError, match=r"not\.ckpt: neither .* a checkpoint of nestmodel"):
@@ -196,9 +197,7 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
         NestModel.from_checkpoint(tmp_path / "gone.ckpt")
 
 
-def test_validation_gives_the_same_figures_every_time_and_does_not_disturb_training(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
+def test_validation_is_repeatable_and_does_not_affect_training(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     class Validations(pl.Callback):
         def __init__(self) -> None:
             self.losses: list[float] = []
@@ -217,7 +216,7 @@ def test_validation_gives_the_same_figures_every_time_and_does_not_disturb_train
     assert 0 < again[0]["val_token_entropy"] <= math.log(32)
 
 
-def test_a_corpus_at_another_rate_is_refused(tmp_path: Path) -> None:
+def test_a_corpus_with_another_sampling_rate_is_rejected(tmp_path: Path) -> None:
     audio = {f"{i}.wav": tone(200, 1.0) for i in range(4)}
     corpus = folder_corpus(tmp_path / "speech", audio, PrepareConfig(sampling_rate=8000))
     data = NestDataModule(corpus.path, plan=PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1))
@@ -225,15 +224,15 @@ def test_a_corpus_at_another_rate_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, max_steps=1).fit(NestModel(tiny_config()), datamodule=data)
 
 
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch's own compiler
-def test_compiling_for_shapes_without_number_is_warned_of(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"compile_blocks without data\.plan\.num_shapes"):
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # from torch's compiler
+def test_compiling_without_a_limit_on_batch_shapes_warns(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"compile_blocks is on and data\.plan\.num_shapes is not set"):
         trainer(tmp_path, max_steps=0).fit(
             NestModel(tiny_config(), compile_blocks=True), datamodule=messy_data(messy_corpora)
         )
 
 
-def test_presets_are_of_the_sizes_of_the_paper() -> None:
+def test_presets_have_the_parameter_counts_of_the_paper() -> None:
     sizes = {}
     for name in ("small", "medium", "large", "xlarge"):
         config = NestConfig.preset(name)

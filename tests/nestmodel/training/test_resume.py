@@ -8,36 +8,53 @@ import pytorch_lightning as pl
 from nestdata import AudioNoiseBatch, MixConfig, PlanConfig
 from nestmodel import Checkpoints, ConfigError, NestDataModule, NestModel
 from nestmodel.training.checkpoints import find_checkpoints
-from nestmodel.training.resume import check_unchanged, flatten_settings
+from nestmodel.training.resume import changed_settings, check_unchanged, flatten_settings
 from tests.conftest import MessyCorpora
 from tests.training import fit, messy_data, tiny_config, trainer
 
 
-def test_nested_settings_become_dotted_names() -> None:
+def test_nested_settings_are_flattened_to_dotted_names() -> None:
     found = flatten_settings({"mix": MixConfig(prob=0.5), "names": ["a"]}, "data")
     assert found["data.mix.prob"] == "0.5"
     assert found["data.names"] == "['a']"
 
 
-def test_equal_settings_pass_and_others_are_named_with_both_values() -> None:
+def test_changed_settings_are_listed_with_both_values() -> None:
+    assert changed_settings({"a": "1"}, {"a": "1"}) == []
+    assert changed_settings({"a": "1", "b": "3", "same": "0"}, {"a": "2", "same": "0", "c": "4"}) == [
+        ("a", "1", "2"),
+        ("b", "3", "(absent)"),
+        ("c", "(absent)", "4"),
+    ]
+
+
+def test_equal_settings_pass_and_changed_ones_are_named_with_both_values() -> None:
     check_unchanged({"a": "1"}, {"a": "1"})
-    with pytest.raises(ConfigError, match=r"a: 1 -> 2; b: 3 -> \(not there\); c: \(not there\) -> 4"):
+    with pytest.raises(ConfigError, match=r"a: 1 -> 2; b: 3 -> \(absent\); c: \(absent\) -> 4"):
         check_unchanged({"a": "1", "b": "3", "same": "0"}, {"a": "2", "same": "0", "c": "4"})
 
 
+def test_at_most_eight_changed_settings_are_shown() -> None:
+    before = {str(i): "0" for i in range(10)}
+    with pytest.raises(ConfigError, match=r"7: 0 -> \(absent\); and 2 more\)"):
+        check_unchanged(before, {})
+
+
 class StopsAt(pl.Callback):
-    """Stops as a limit on time does: at the end of any microbatch."""
+    """Stops training at the end of a microbatch, as a time limit does."""
 
     def __init__(self, step: int, microbatch: int) -> None:
-        self.place = step, microbatch
+        self.index = step, microbatch
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, _module: object, _outputs: object, batch: AudioNoiseBatch, _index: int
     ) -> None:
-        trainer.should_stop |= (batch.key.step, batch.key.microbatch) == self.place
+        trainer.should_stop |= (batch.key.step, batch.key.microbatch) == self.index
 
 
-def test_a_run_that_is_stopped_within_a_step_goes_on_at_its_start(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_within_a_step_resumes_at_the_start_of_that_step(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
     _, plain = fit(messy_corpora, tmp_path, max_steps=4)
     saver = Checkpoints(every_n_steps=100, directory=tmp_path / "saved")
     callbacks = [StopsAt(2, 0), saver]
@@ -49,7 +66,7 @@ def test_a_run_that_is_stopped_within_a_step_goes_on_at_its_start(messy_corpora:
     assert rest.losses == plain.losses[2:]
 
 
-def test_continuing_within_an_epoch_is_no_reason_for_a_warning(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_resuming_within_an_epoch_gives_no_warning(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
     fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
     with warnings.catch_warnings(record=True) as seen:
@@ -58,7 +75,7 @@ def test_continuing_within_an_epoch_is_no_reason_for_a_warning(messy_corpora: Me
     assert not [warning for warning in seen if "resum" in str(warning.message)]
 
 
-def test_a_run_under_other_data_or_settings_is_refused_with_what_changed(
+def test_resuming_with_other_data_or_settings_is_refused_with_the_changes(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")

@@ -9,11 +9,12 @@ from nestmodel import Checkpoints, ConfigError, NestModel
 from tests.conftest import MessyCorpora
 from tests.training import Recorder, fit, messy_data, tiny_config, trainer
 
-SHARE, EPOCH = 4, 3  # microbatches of a step, all of them on one rank; steps of an epoch, in training and validation
+MICROBATCHES = 4  # of a step, all of them on one rank
+STEPS = 3  # of an epoch, in training and in validation
 
 
 class Validations(pl.Callback):
-    """Keeps after how many steps each validation came, and how many microbatches it took."""
+    """Records (optimizer steps made, number of microbatches) of every validation."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int]] = []
@@ -27,9 +28,9 @@ class Validations(pl.Callback):
         self.num = 0
 
 
-def steps_of_validation(corpora: MessyCorpora, directory: Path, **settings: Any) -> list[tuple[int, int]]:
-    seen, data = Validations(), messy_data(corpora, microbatches_per_step=SHARE)
-    assert data.train_dataset.plan.steps_per_epoch == EPOCH
+def validations_of(corpora: MessyCorpora, directory: Path, **settings: Any) -> list[tuple[int, int]]:
+    seen, data = Validations(), messy_data(corpora, microbatches_per_step=MICROBATCHES)
+    assert data.train_dataset.plan.steps_per_epoch == STEPS
     path = settings.pop("ckpt_path", None)
     runner = trainer(directory, [seen, *settings.pop("callbacks", [])], **{"limit_val_batches": 1.0, **settings})
     runner.fit(NestModel(tiny_config()), datamodule=data, ckpt_path=path)
@@ -45,55 +46,57 @@ def steps_of_validation(corpora: MessyCorpora, directory: Path, **settings: Any)
         ({"val_check_interval": 0.1, "limit_val_batches": 0.1}, [(step, 4) for step in range(1, 7)]),
         ({"limit_val_batches": 2}, [(3, 8), (6, 8)]),
         ({"limit_val_batches": 0.7, "limit_train_batches": 2}, [(2, 8), (4, 8), (6, 8)]),
-        ({"limit_train_batches": 0.7, "accumulate_grad_batches": SHARE}, [(2, 12), (4, 12), (6, 12)]),
+        ({"limit_train_batches": 0.7, "accumulate_grad_batches": MICROBATCHES}, [(2, 12), (4, 12), (6, 12)]),
         ({"limit_train_batches": 100, "val_check_interval": 0.7}, [(2, 12), (5, 12)]),
         ({"limit_val_batches": 0.0}, []),
         ({"fast_dev_run": True}, [(1, 4)]),
     ],
 )
-def test_limits_count_whole_steps(
+def test_limits_count_whole_optimizer_steps(
     messy_corpora: MessyCorpora, tmp_path: Path, settings: dict[str, Any], expected: list[tuple[int, int]]
 ) -> None:
-    assert steps_of_validation(messy_corpora, tmp_path, max_steps=6, **settings) == expected
+    assert validations_of(messy_corpora, tmp_path, max_steps=6, **settings) == expected
 
 
-def test_a_run_that_is_continued_validates_after_the_same_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_resumed_run_validates_after_the_same_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"limit_train_batches": 2, "limit_val_batches": 1}
-    plain = steps_of_validation(messy_corpora, tmp_path, max_steps=8, **settings)
+    plain = validations_of(messy_corpora, tmp_path, max_steps=8, **settings)
     saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved", keep=10)
-    steps_of_validation(messy_corpora, tmp_path, max_steps=6, callbacks=[saver], enable_checkpointing=True, **settings)
+    validations_of(messy_corpora, tmp_path, max_steps=6, callbacks=[saver], enable_checkpointing=True, **settings)
     path = tmp_path / "saved" / "step_00000005.ckpt"
-    assert steps_of_validation(messy_corpora, tmp_path, max_steps=8, ckpt_path=path, **settings) == plain[-2:]
+    assert validations_of(messy_corpora, tmp_path, max_steps=8, ckpt_path=path, **settings) == plain[-2:]
 
 
-def test_a_trainer_that_fits_twice_counts_in_steps_both_times(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_limits_are_converted_once_when_a_trainer_fits_twice(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     limits = {"val_check_interval": 3, "limit_train_batches": 5, "limit_val_batches": 2}
     runner = trainer(tmp_path, max_steps=1, check_val_every_n_epoch=None, **limits)
-    data = messy_data(messy_corpora, microbatches_per_step=SHARE)
+    data = messy_data(messy_corpora, microbatches_per_step=MICROBATCHES)
     for _ in range(2):
         runner.fit(NestModel(tiny_config()), datamodule=data)
-        assert {name: getattr(runner, name) for name in limits} == {n: SHARE * limit for n, limit in limits.items()}
+        assert {name: getattr(runner, name) for name in limits} == {
+            n: MICROBATCHES * limit for n, limit in limits.items()
+        }
     runner.limit_val_batches = 1
     runner.validate(NestModel(tiny_config()), datamodule=data, verbose=False)
-    assert runner.limit_val_batches == SHARE
+    assert runner.limit_val_batches == MICROBATCHES
 
 
-def test_validation_by_itself_counts_steps_too(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_validation_without_training_counts_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     seen = Validations()
     runner = trainer(tmp_path, [seen], limit_val_batches=2)
-    data = messy_data(messy_corpora, microbatches_per_step=SHARE)
+    data = messy_data(messy_corpora, microbatches_per_step=MICROBATCHES)
     runner.validate(NestModel(tiny_config()), datamodule=data, verbose=False)
-    assert seen.seen == [(0, 2 * SHARE)]
+    assert seen.seen == [(0, 2 * MICROBATCHES)]
 
 
-def test_epochs_that_are_cut_short_change_no_batch(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_shortened_epochs_give_the_same_batches(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     _, plain = fit(messy_corpora, tmp_path, max_steps=7)
-    _, cut_short = fit(messy_corpora, tmp_path, max_steps=7, limit_train_batches=2)
-    assert cut_short.keys == plain.keys
-    assert cut_short.losses == plain.losses
+    _, shortened = fit(messy_corpora, tmp_path, max_steps=7, limit_train_batches=2)
+    assert shortened.keys == plain.keys
+    assert shortened.losses == plain.losses
 
 
-def test_a_quick_try_is_one_whole_step_and_leaves_nothing_behind(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_fast_dev_run_makes_one_whole_step_and_writes_nothing(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     recorder, saver = Recorder(), Checkpoints()
     runner = trainer(tmp_path, [recorder, saver], fast_dev_run=True, enable_checkpointing=True)
     runner.fit(NestModel(tiny_config()), datamodule=messy_data(messy_corpora))
@@ -106,11 +109,11 @@ def test_a_quick_try_is_one_whole_step_and_leaves_nothing_behind(messy_corpora: 
     [
         ({"overfit_batches": 2}, r"overfit_batches is 2.*a corpus of a few utterances"),
         ({"val_check_interval": "00:00:01:00"}, r"val_check_interval is a time.*Give a number of optimizer steps"),
-        ({"val_check_interval": 4}, r"val_check_interval is 4 optimizer steps, and an epoch has 3\. Lower it"),
+        ({"val_check_interval": 4}, r"val_check_interval is 4 optimizer steps, but an epoch has 3\. Lower it"),
     ],
 )
-def test_limits_that_cannot_be_kept_are_refused(
+def test_unsupported_limits_are_rejected(
     messy_corpora: MessyCorpora, tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        steps_of_validation(messy_corpora, tmp_path, max_steps=1, **settings)
+        validations_of(messy_corpora, tmp_path, max_steps=1, **settings)

@@ -1,4 +1,4 @@
-"""Reads inputs as `prepare` does, and writes the small ones that the tests read."""
+"""Helpers that read inputs as `prepare` does, and write small inputs."""
 
 import json
 import pickle
@@ -10,16 +10,17 @@ import soundfile
 from numpy.typing import NDArray
 
 from nestdata import Corpus, InputFormat, PrepareConfig, prepare_corpus
-from nestdata.prepare.inputs import Entry, InputOptions, Source, common_root, open_source
+from nestdata.prepare.inputs import Entry, InputOptions, Source, open_sources
 from tests.synthesis import hiss, write_audio
 
 
 def source_of(path: Path, form: InputFormat | None = None, **options: Any) -> Source:
-    return open_source(path, InputOptions(**{"root": common_root([path]), **options}), form)
+    (source,) = open_sources([path], InputOptions(format=form, **options))
+    return source
 
 
 def entries_of(path: Path, form: InputFormat | None = None, **options: Any) -> list[Entry]:
-    """Gives all entries of an input, made by a copy of its source that has been to another process."""
+    """Returns all entries of an input, parsed by a pickled copy of its source as in another process."""
     source = source_of(path, form, **options)
     copy: Source = pickle.loads(pickle.dumps(source))
     items = pickle.loads(pickle.dumps(list(source.items())))
@@ -28,7 +29,11 @@ def entries_of(path: Path, form: InputFormat | None = None, **options: Any) -> l
 
 
 def prepared(path: Path, **config: Any) -> tuple[dict[str, dict[str, Any]], list[dict[str, str]]]:
-    """Prepares a corpus of one input; gives the cuts by id, as they are stored, and the rejects."""
+    """Prepares a corpus from one input.
+
+    Returns:
+        The cuts by id, as they are stored, and the rejects.
+    """
     output = path.with_name(path.name + ".corpus")
     prepare_corpus([path], output, PrepareConfig(**config))
     corpus = Corpus.open(output)

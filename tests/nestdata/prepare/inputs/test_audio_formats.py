@@ -1,4 +1,4 @@
-"""Audio of every format that inputs name, from the manifest to the samples."""
+"""Every audio format that inputs may name, tested from the manifest to the loaded samples."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -11,10 +11,10 @@ import torch
 import torchaudio
 
 from nestdata import Corpus, PrepareConfig, prepare_corpus
-from tests.nestdata.inputs.reading import decoded
+from tests.nestdata.prepare.inputs.reading import decoded
 from tests.synthesis import Samples, chirp, hiss, write_jsonl
 
-# By suffix: libsndfile's names of container and codec, the rates that the codec has, and the most channels.
+# By suffix: libsndfile's names of container and codec, the rates in Hz of the codec, and its number of channels.
 FORMATS = {
     "wav": ("WAV", "PCM_16", (8000, 11025, 16000, 22050, 24000, 44100, 48000, 96000), 3),
     "f32.wav": ("WAV", "FLOAT", (16000, 44100), 3),
@@ -29,14 +29,14 @@ Audio = Callable[[int], dict[str, Path]]
 
 
 def speech(rate: int, num_channels: int) -> Samples:
-    """Sweeps, of another pitch in each channel, with noise."""
+    """Returns sweeps with noise, shape (samples, channels); each channel has its own range of frequencies."""
     tracks = [chirp(150 * (i + 1), 1500 * (i + 1), SECONDS, rate) for i in range(num_channels)]
     return np.stack([track + hiss(len(track), i, level=0.02) for i, track in enumerate(tracks)], axis=1)
 
 
 @pytest.fixture(scope="module")
 def audio(tmp_path_factory: pytest.TempPathFactory) -> Audio:
-    """Writes what there is of one rate, in all formats and numbers of channels; gives the paths by id."""
+    """Returns a function that writes audio of one rate, in all formats and numbers of channels; returns paths by id."""
 
     @lru_cache
     def write(rate: int) -> dict[str, Path]:
@@ -60,7 +60,9 @@ def loaded(corpus: Corpus) -> dict[str, Samples]:
 
 
 @pytest.mark.parametrize(("rate", "channel"), CHANNELS)
-def test_every_format_is_read_sample_for_sample(tmp_path: Path, audio: Audio, rate: int, channel: int) -> None:
+def test_every_format_is_loaded_exactly_as_libsndfile_decodes_it(
+    tmp_path: Path, audio: Audio, rate: int, channel: int
+) -> None:
     paths = audio(rate)
     config = PrepareConfig(sampling_rate=rate, channel=channel, probe="decode")
     report = prepare_corpus([folder_of(paths)], tmp_path / "speech.corpus", config)
@@ -72,7 +74,7 @@ def test_every_format_is_read_sample_for_sample(tmp_path: Path, audio: Audio, ra
         whole = decoded(path)[:, channel]
         assert len(whole) == round(SECONDS * rate), name
         np.testing.assert_array_equal(samples[name], whole, err_msg=name)
-        # What was written comes back, as well as the codec can, and not what was in another channel.
+        # The samples resemble those of their own channel, as far as the codec allows, and no other channel.
         written = [np.corrcoef(whole, track)[0, 1] for track in speech(rate, 3).T]
         assert written[channel] > 0.7 > 3 * max(abs(written[i]) for i in range(3) if i != channel), name
 
@@ -90,13 +92,14 @@ def test_every_format_is_resampled_to_the_rate_of_the_corpus(tmp_path: Path, aud
         np.testing.assert_allclose(samples[name], expected, atol=3e-6, err_msg=name)
 
 
-# By codec, how far samples are off, and for how many seconds, where the decoder starts in the middle of a file and
-# lacks what came before: with Opus below 48 kHz, and with MP3 below 32 kHz, whose frames use bits of those before.
+# By codec: the largest error of a sample, and the number of seconds that have such errors, after a decoder starts in
+# the middle of a file without the state left by earlier frames. Opus has them below 48 kHz; MP3 has them below 32 kHz,
+# because its frames use bits of earlier frames.
 SEEK_ERRORS = {"opus": (0.003, 9.0), "mp3": (0.5, 0.05)}
 
 
 @pytest.mark.parametrize("rate", [8000, 16000, 22050, 24000, 48000])
-def test_a_span_inside_a_file_is_the_same_part_of_it(tmp_path: Path, audio: Audio, rate: int) -> None:
+def test_a_span_inside_a_file_equals_that_part_of_the_whole_file(tmp_path: Path, audio: Audio, rate: int) -> None:
     paths = audio(rate)
     spans = [(round(start * rate), round((0.3 + start / 3) * rate)) for start in (0.01, 0.15, 0.25, 0.5001, 0.6333)]
     rows = [

@@ -19,7 +19,7 @@ def lines_of(path: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("name", ["m.json", "m.json.gz"])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_lines_are_read_from_plain_and_compressed_files_without_a_byte_order_mark(
+def test_lines_of_plain_and_compressed_files_are_read_without_the_byte_order_mark(
     tmp_path: Path, name: str, mark: bytes
 ) -> None:
     content = mark + b"one\r\n\ntwo\n"
@@ -28,19 +28,19 @@ def test_lines_are_read_from_plain_and_compressed_files_without_a_byte_order_mar
 
 
 @pytest.mark.parametrize("content", [b"", b"a", b"\xef\xbb"])
-def test_a_file_shorter_than_a_byte_order_mark_is_read_whole(tmp_path: Path, content: bytes) -> None:
+def test_a_file_shorter_than_a_byte_order_mark_is_read_completely(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.json").write_bytes(content)
     assert b"".join(lines_of(tmp_path / "m.json")) == content
 
 
-def test_lines_are_counted(tmp_path: Path) -> None:
+def test_count_lines_counts_plain_and_compressed_lines(tmp_path: Path) -> None:
     (tmp_path / "m.json").write_bytes(_LINES)
     (tmp_path / "m.json.gz").write_bytes(gzip.compress(_LINES))
     assert [count_lines(tmp_path / name) for name in ("m.json", "m.json.gz")] == [500, 500]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "not compressed", "flipped"])
-def test_a_compressed_file_that_is_damaged_is_an_error(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_compressed_file_is_an_error(tmp_path: Path, damage: str) -> None:
     packed = gzip.compress(_LINES)
     middle = len(packed) // 2
     content = {
@@ -60,11 +60,11 @@ def test_a_compressed_file_that_is_damaged_is_an_error(tmp_path: Path, damage: s
     [
         ("gone.json", r"gone\.json: no such manifest\. Give a manifest, a Kaldi directory, or a folder of audio"),
         ("folder", "folder: a folder where a manifest was expected"),
-        ("m_{0..7}.json", "a pattern for the shards of a tarred data set.* Unpack its tars into one folder"),
+        ("m_{0..7}.json", "a pattern for the shards of a tarred data set.* Unpack them into one folder"),
         ("m__OP_0..7_CL_.json", "a pattern for the shards of a tarred data set"),
     ],
 )
-def test_what_is_no_file_is_an_error_that_says_what_it_is(tmp_path: Path, name: str, message: str) -> None:
+def test_opening_anything_but_a_file_is_an_error_that_says_what_it_is(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(ManifestError, match=message):
         lines_of(tmp_path / name)
@@ -82,7 +82,7 @@ def test_what_is_no_file_is_an_error_that_says_what_it_is(tmp_path: Path, name: 
         ("take_OP_1.wav", False),
     ],
 )
-def test_patterns_of_shards_are_told_from_names(name: str, is_pattern: bool) -> None:
+def test_shard_patterns_are_distinguished_from_file_names(name: str, is_pattern: bool) -> None:
     assert names_shards(name) == is_pattern
 
 
@@ -97,7 +97,7 @@ def test_patterns_of_shards_are_told_from_names(name: str, is_pattern: bool) -> 
         ("/data/.wav", "/data", ".wav"),
     ],
 )
-def test_an_id_is_the_path_below_the_root_without_its_ending(file: str, root: str, cut_id: str) -> None:
+def test_an_id_is_the_path_relative_to_the_root_without_its_suffix(file: str, root: str, cut_id: str) -> None:
     assert cut_id_of(file, root) == cut_id
 
 
@@ -105,7 +105,7 @@ _words = st.sampled_from(["a", "b c", ".", "..", ".hidden", "ü", "x.wav", "a..b
 
 
 @given(st.lists(_words, max_size=3), st.lists(_words, min_size=1, max_size=5), st.booleans(), st.booleans())
-def test_a_resolved_path_is_absolute_and_normal(
+def test_a_resolved_path_is_absolute_and_normalised(
     folders: list[str], words: list[str], is_absolute: bool, doubled: bool
 ) -> None:
     directory = os.path.normpath("/" + "/".join(folders))

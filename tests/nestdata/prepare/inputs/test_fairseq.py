@@ -5,11 +5,11 @@ import pytest
 
 from nestdata import Corpus, ManifestError, prepare_corpus
 from nestdata.prepare.inputs import Entry
-from tests.nestdata.inputs.reading import entries_of, prepared, some_audio
+from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio
 
 
-def test_a_line_is_a_path_below_the_folder_on_the_first_and_its_number_of_samples(tmp_path: Path) -> None:
+def test_a_line_is_a_path_relative_to_the_folder_on_the_first_line_and_a_number_of_samples(tmp_path: Path) -> None:
     manifest = tmp_path / "train.tsv"
     manifest.write_text("/data/wavs\nspk 1/a.wav\t16000\n./b.flac\t 8000 \n")
     assert entries_of(manifest) == [
@@ -25,7 +25,7 @@ def test_a_relative_folder_is_relative_to_the_manifest(tmp_path: Path, folder: s
     assert (entry.path, entry.cut_id) == (f"{tmp_path}/wavs/a.wav", "a")
 
 
-def test_places_are_lines_as_an_editor_counts_them(tmp_path: Path) -> None:
+def test_positions_are_line_numbers_as_in_an_editor(tmp_path: Path) -> None:
     manifest = tmp_path / "train.tsv"
     manifest.write_bytes(b"\xef\xbb\xbf/data\r\n\r\na.wav\t10\r\n \nb.wav\t10")
     assert [(entry.where, entry.path) for entry in entries_of(manifest)] == [
@@ -34,7 +34,7 @@ def test_places_are_lines_as_an_editor_counts_them(tmp_path: Path) -> None:
     ]
 
 
-def test_the_number_counts_samples_at_the_rate_of_the_file(tmp_path: Path) -> None:
+def test_the_number_of_samples_is_at_the_rate_of_the_file(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "wavs" / "a.wav", hiss(44100, 1), 44100)
     (tmp_path / "train.tsv").write_text("wavs\na.wav\t22050\n")
     cuts, _ = prepared(tmp_path / "train.tsv", sampling_rate=44100)
@@ -42,7 +42,7 @@ def test_the_number_counts_samples_at_the_rate_of_the_file(tmp_path: Path) -> No
     np.testing.assert_array_equal(Corpus.open(tmp_path / "train.tsv.corpus").load(0)[1], read_audio(path)[:22050])
 
 
-def test_a_manifest_that_counts_more_samples_than_there_are_is_not_believed(tmp_path: Path) -> None:
+def test_a_line_with_more_samples_than_its_file_is_rejected(tmp_path: Path) -> None:
     for name in ("a", "b"):
         some_audio(tmp_path / "wavs" / f"{name}.wav")
     (tmp_path / "train.tsv").write_text("wavs\na.wav\t8000\nb.wav\t9000\n")
@@ -50,7 +50,7 @@ def test_a_manifest_that_counts_more_samples_than_there_are_is_not_believed(tmp_
     assert (list(cuts), reject["cut_id"], reject["reason"]) == (["a"], "b", "wrong_duration")
 
 
-def test_manifests_of_the_same_layout_do_not_collide(tmp_path: Path) -> None:
+def test_ids_of_manifests_with_the_same_layout_do_not_collide(tmp_path: Path) -> None:
     manifests = []
     for language in ("en", "fr"):
         some_audio(tmp_path / "audio" / language / "0.wav")
@@ -61,7 +61,7 @@ def test_manifests_of_the_same_layout_do_not_collide(tmp_path: Path) -> None:
     assert [corpus[row].id for row in range(2)] == ["en/0", "fr/0"]
 
 
-def test_a_name_that_is_not_unicode_is_left_out_alone(tmp_path: Path) -> None:
+def test_only_the_file_with_a_name_that_is_not_unicode_is_rejected(tmp_path: Path) -> None:
     some_audio(tmp_path / "wavs" / "a.wav")
     some_audio(tmp_path / "wavs" / "b.wav").rename(tmp_path / "wavs" / "b\udcff.wav")
     (tmp_path / "train.tsv").write_bytes(b"wavs\na.wav\t8000\nb\xff.wav\t8000\n")
@@ -84,7 +84,7 @@ def test_a_name_that_is_not_unicode_is_left_out_alone(tmp_path: Path) -> None:
         b"a.wav\t" + b"9" * 16,
     ],
 )
-def test_a_line_that_is_not_a_path_and_a_number_is_an_error_that_names_it(tmp_path: Path, line: bytes) -> None:
+def test_a_line_that_is_not_a_path_and_a_number_is_an_error_that_names_the_line(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "train.tsv").write_bytes(b"/data\na.wav\t100\n\n" + line + b"\n")
     message = r"train\.tsv:4: b'.*' is not a path, a tab and a number of samples\. Fix or drop it"
     with pytest.raises(ManifestError, match=message):
@@ -92,7 +92,7 @@ def test_a_line_that_is_not_a_path_and_a_number_is_an_error_that_names_it(tmp_pa
 
 
 @pytest.mark.parametrize("first", ["", "\n", "a.wav\t100\n", "client_id\tpath\tsentence\n"])
-def test_a_manifest_that_does_not_begin_with_a_folder_is_an_error(tmp_path: Path, first: str) -> None:
+def test_a_forced_manifest_that_does_not_begin_with_a_folder_is_an_error(tmp_path: Path, first: str) -> None:
     (tmp_path / "train.tsv").write_text(first + ("a.wav\t100\n" if first else ""))
     with pytest.raises(ManifestError, match=r"train\.tsv:1: a fairseq manifest begins with the folder of its files"):
         entries_of(tmp_path / "train.tsv", "fairseq")

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, prepare_corpus
-from tests.nestdata.inputs.reading import decoded, entries_of, prepared, some_audio, source_of
+from tests.nestdata.prepare.inputs.reading import decoded, entries_of, prepared, some_audio, source_of
 from tests.synthesis import Samples, hiss
 
 
@@ -30,7 +30,7 @@ def embedded(content: bytes = _AUDIO, path: str | None = "a.wav") -> dict[str, A
 
 
 def data_set(columns: dict[str, list[Any]], *audio: str, **kinds: Any) -> Any:
-    """Makes a data set in memory, whose columns `audio` hold audio and whose others are of such kinds."""
+    """Returns a data set in memory; the columns `audio` hold audio, and `kinds` gives the types of others by name."""
     rows = datasets.Dataset.from_dict(columns)
     for name, kind in {**{name: datasets.Audio() for name in audio}, **kinds}.items():
         rows = rows.cast_column(name, kind)
@@ -38,10 +38,10 @@ def data_set(columns: dict[str, list[Any]], *audio: str, **kinds: Any) -> Any:
 
 
 def save(rows: Any, path: Path) -> Path:
-    """Saves a data set as it is: `save_to_disk` of today would put audio into it that lies in files."""
+    """Saves a data set without embedding its audio files, which recent versions of `save_to_disk` would do."""
     rows.select([0]).save_to_disk(path)
     (file,) = path.glob("*.arrow")
-    file.unlink()  # what is open stays what it was
+    file.unlink()  # the open data set keeps the removed file mapped
     table = rows.data.table
     with pyarrow.ipc.new_stream(str(file), table.schema) as writer:
         writer.write_table(table)
@@ -53,7 +53,7 @@ def _no_progress_bars() -> None:
     datasets.disable_progress_bars()
 
 
-def test_audio_in_the_data_set_is_written_beside_the_corpus(tmp_path: Path) -> None:
+def test_embedded_audio_is_written_to_files_in_the_corpus_directory(tmp_path: Path) -> None:
     noise = [hiss(8000 + 100 * i, i) for i in range(5)]
     audio = [
         embedded(encoded(noise[0]), "x/y.wav"),
@@ -76,8 +76,8 @@ def test_audio_in_the_data_set_is_written_beside_the_corpus(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("probe", ["missing", "all", "decode"])
-def test_audio_is_looked_at_before_it_is_in_place(tmp_path: Path, probe: Any) -> None:
-    """An existing corpus is not looked into, and of bad audio only its row is left out."""
+def test_embedded_audio_is_probed_before_the_corpus_is_in_place(tmp_path: Path, probe: Any) -> None:
+    """Files of the corpus being replaced are not read, and unusable audio rejects only its own row."""
     audio = [embedded(), embedded(b"no audio"), embedded(b""), embedded(encoded(0 * hiss(8000, 1)))]
     rows = data_set({"audio": audio, "text": list("abcd")}, "audio")
     rows.save_to_disk(tmp_path / "train")
@@ -90,7 +90,7 @@ def test_audio_is_looked_at_before_it_is_in_place(tmp_path: Path, probe: Any) ->
         assert len(corpus.load(0)[1]) == 8000
 
 
-def test_audio_that_lies_in_files_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audio_files_that_a_data_set_names_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = some_audio(tmp_path / "files" / "a.wav")
     audio = [{"bytes": None, "path": name} for name in (str(path), "files/a.wav", "files/gone.wav")]
     save(data_set({"audio": audio}, "audio"), tmp_path / "train")
@@ -101,7 +101,7 @@ def test_audio_that_lies_in_files_stays_there(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "train.corpus" / "audio").exists()
 
 
-def test_rows_without_audio_are_left_out_as_missing(tmp_path: Path) -> None:
+def test_rows_without_audio_are_rejected_as_missing(tmp_path: Path) -> None:
     audio = [None, embedded(), {"bytes": None, "path": None}]
     save(data_set({"audio": audio}, "audio"), tmp_path / "train")
     cuts, rejects = prepared(tmp_path / "train")
@@ -113,7 +113,7 @@ def test_rows_without_audio_are_left_out_as_missing(tmp_path: Path) -> None:
     assert "no audio in row 2" in rejects[1]["detail"]
 
 
-def test_plain_columns_survive_into_the_cut_and_classes_by_their_names(tmp_path: Path) -> None:
+def test_plain_columns_become_labels_and_classes_are_given_by_name(tmp_path: Path) -> None:
     columns: dict[str, list[Any]] = {
         "audio": [embedded()] * 3,
         "sentence": ["grüße", None, ""],
@@ -139,7 +139,7 @@ def test_plain_columns_survive_into_the_cut_and_classes_by_their_names(tmp_path:
     assert cut["custom"] == {"mood": "happy", "score": 0.5, "is_clean": True}
 
 
-def test_ids_are_rows_and_a_column_called_id_is_a_label(tmp_path: Path) -> None:
+def test_ids_are_row_numbers_and_a_column_called_id_is_a_label(tmp_path: Path) -> None:
     data_set({"audio": [embedded()] * 4, "id": [7, 7, 0, 1]}, "audio").save_to_disk(tmp_path / "train")
     cuts, rejects = prepared(tmp_path / "train")
     assert {cut_id: cut["custom"]["id"] for cut_id, cut in cuts.items()} == {
@@ -151,7 +151,7 @@ def test_ids_are_rows_and_a_column_called_id_is_a_label(tmp_path: Path) -> None:
     assert rejects == []
 
 
-def test_splits_of_the_same_name_do_not_collide(tmp_path: Path) -> None:
+def test_ids_of_splits_with_the_same_name_do_not_collide(tmp_path: Path) -> None:
     for language in ("en", "fr"):
         data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / language / "train")
     prepare_corpus([tmp_path / "en" / "train", tmp_path / "fr" / "train"], tmp_path / "speech.corpus")
@@ -172,7 +172,7 @@ def test_the_audio_column_may_have_any_name(tmp_path: Path, columns: list[str], 
     assert "custom" not in cut
 
 
-def test_a_format_that_was_saved_along_is_not_used(tmp_path: Path) -> None:
+def test_the_format_that_a_data_set_was_saved_with_is_ignored(tmp_path: Path) -> None:
     rows = data_set({"audio": [embedded()], "score": [3], "text": ["x"]}, "audio")
     rows.with_format("torch", columns=["score"]).save_to_disk(tmp_path / "train")
     (entry,) = entries_of(tmp_path / "train", extract_to=tmp_path / "out")
@@ -180,7 +180,7 @@ def test_a_format_that_was_saved_along_is_not_used(tmp_path: Path) -> None:
     assert type(entry.labels["score"]) is int
 
 
-def test_a_data_set_saved_again_is_read_again(tmp_path: Path) -> None:
+def test_a_data_set_that_is_saved_again_is_opened_again(tmp_path: Path) -> None:
     for texts in (["a"], ["b", "c"]):
         rows = data_set({"audio": [embedded()] * len(texts), "text": texts}, "audio")
         rows.save_to_disk(tmp_path / "train")
@@ -189,7 +189,7 @@ def test_a_data_set_saved_again_is_read_again(tmp_path: Path) -> None:
         assert [entry.labels for entry in entries] == [{"text": text} for text in texts]
 
 
-def test_rows_are_counted(tmp_path: Path) -> None:
+def test_count_returns_the_number_of_rows(tmp_path: Path) -> None:
     data_set({"audio": [embedded()] * 3}, "audio").save_to_disk(tmp_path / "train")
     assert source_of(tmp_path / "train").count() == 3
 
@@ -200,7 +200,9 @@ def test_a_data_set_without_rows_is_an_error(tmp_path: Path) -> None:
         entries_of(tmp_path / "train")
 
 
-def test_nothing_is_drawn_over_our_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bars_of_the_library_are_disabled_while_it_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / "train")
     load, seen = datasets.load_from_disk, []
 
@@ -214,7 +216,7 @@ def test_nothing_is_drawn_over_our_progress(tmp_path: Path, monkeypatch: pytest.
     assert (seen, datasets.are_progress_bars_disabled()) == ([True], False)
 
 
-def test_several_splits_in_one_folder_are_an_error_that_names_them(tmp_path: Path) -> None:
+def test_a_folder_with_several_splits_is_an_error_that_names_them(tmp_path: Path) -> None:
     rows = data_set({"audio": [embedded()]}, "audio")
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "both")
     for form in (None, "huggingface"):
@@ -229,7 +231,7 @@ def test_a_data_set_without_audio_is_an_error_that_names_its_columns(tmp_path: P
         entries_of(tmp_path / "train")
 
 
-def test_what_is_no_data_set_is_an_error_where_it_is_forced(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_data_set_is_an_error_if_the_format_is_huggingface(tmp_path: Path) -> None:
     some_audio(tmp_path / "a.wav")
     for name in ("", "a.wav", "gone"):
         with pytest.raises(ManifestError, match="not one split of a data set, as `save_to_disk` leaves it"):
@@ -237,7 +239,7 @@ def test_what_is_no_data_set_is_an_error_where_it_is_forced(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("file", ["state.json", "dataset_info.json", "data-00000-of-00001.arrow"])
-def test_a_damaged_data_set_is_an_error_of_one_line(tmp_path: Path, file: str) -> None:
+def test_a_damaged_data_set_is_an_error_with_a_message_of_one_line(tmp_path: Path, file: str) -> None:
     data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / "train")
     content = (tmp_path / "train" / file).read_bytes()
     (tmp_path / "train" / file).unlink()
@@ -247,7 +249,7 @@ def test_a_damaged_data_set_is_an_error_of_one_line(tmp_path: Path, file: str) -
     assert "\n" not in str(caught.value)
 
 
-def test_a_row_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_an_unreadable_row_is_an_error_that_names_it(tmp_path: Path) -> None:
     rows = data_set({"audio": [embedded()] * 2, "mood": [0, 0]}, "audio", mood=datasets.ClassLabel(names=["happy"]))
     unknown = pyarrow.array([0, 5])
     rows = datasets.Dataset(rows.data.set_column(1, "mood", unknown), info=rows.info)
@@ -258,9 +260,7 @@ def test_a_row_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> 
         entries_of(tmp_path / "train", extract_to=tmp_path / "out")
 
 
-def test_a_missing_package_is_an_error_that_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / "train")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"`datasets` is missing\. Install it with `pip install 'nest-pretrain\[hugg"):

@@ -7,9 +7,20 @@ from pathlib import Path
 import pytest
 
 from nestdata import InputFormat, ManifestError, prepare_corpus
-from nestdata.prepare.inputs import Entry, InputOptions, Source, common_root, detect_format, open_source
-from tests.nestdata.inputs.reading import entries_of, lhotse_cut, lhotse_recording, prepared, some_audio, source_of
+from nestdata.prepare.inputs import Entry, Source, common_root, detect_input
+from tests.nestdata.prepare.inputs.reading import (
+    entries_of,
+    lhotse_cut,
+    lhotse_recording,
+    prepared,
+    some_audio,
+    source_of,
+)
 from tests.synthesis import write_jsonl
+
+
+def format_of(path: Path) -> InputFormat:
+    return detect_input(path).format
 
 
 @pytest.mark.parametrize(
@@ -24,42 +35,42 @@ from tests.synthesis import write_jsonl
     ],
 )
 @pytest.mark.parametrize("before", [b"", b"\n \r\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
-def test_json_lines_are_told_apart_by_the_first_that_is_not_blank(
+def test_the_first_line_that_is_not_blank_decides_between_json_formats(
     tmp_path: Path, row: dict[str, object], form: str, before: bytes
 ) -> None:
     content = before + write_jsonl(tmp_path / "plain", [row]).read_bytes()
     (tmp_path / "m.any").write_bytes(content)
     (tmp_path / "m.gz").write_bytes(gzip.compress(content))
-    assert [detect_format(tmp_path / name) for name in ("m.any", "m.gz")] == [form, form]
+    assert [format_of(tmp_path / name) for name in ("m.any", "m.gz")] == [form, form]
 
 
 @pytest.mark.parametrize("content", ["/nowhere\na.wav\t100\n", "/nowhere\r\n", "\ufeff/nowhere\n"])
-def test_a_tsv_is_fairseqs(tmp_path: Path, content: str) -> None:
+def test_a_tsv_is_a_fairseq_manifest(tmp_path: Path, content: str) -> None:
     (tmp_path / "train.tsv").write_text(content)
     (tmp_path / "train.tsv.gz").write_bytes(gzip.compress(content.encode()))
-    assert [detect_format(tmp_path / name) for name in ("train.tsv", "train.tsv.gz")] == ["fairseq", "fairseq"]
+    assert [format_of(tmp_path / name) for name in ("train.tsv", "train.tsv.gz")] == ["fairseq", "fairseq"]
 
 
-def test_a_file_that_begins_with_a_folder_is_fairseqs_whatever_its_name(tmp_path: Path) -> None:
+def test_a_file_that_begins_with_an_existing_folder_is_a_fairseq_manifest(tmp_path: Path) -> None:
     (tmp_path / "wavs").mkdir()
     (tmp_path / "train.txt").write_text("wavs\na.wav\t100\n")
-    assert detect_format(tmp_path / "train.txt") == "fairseq"
+    assert format_of(tmp_path / "train.txt") == "fairseq"
 
 
-def test_json_lines_in_a_tsv_are_json_lines(tmp_path: Path) -> None:
-    assert detect_format(write_jsonl(tmp_path / "m.tsv", [{"audio_filepath": "a.wav"}])) == "nemo"
+def test_a_tsv_with_json_lines_is_not_a_fairseq_manifest(tmp_path: Path) -> None:
+    assert format_of(write_jsonl(tmp_path / "m.tsv", [{"audio_filepath": "a.wav"}])) == "nemo"
 
 
-def test_directories_are_told_apart_by_the_files_in_them(tmp_path: Path) -> None:
+def test_the_files_in_a_directory_decide_its_format(tmp_path: Path) -> None:
     files = {"kaldi": ["wav.scp", "a.wav"], "huggingface": ["dataset_info.json", "state.json"], "folder": ["a.wav"]}
     for directory, names in files.items():
         (tmp_path / directory).mkdir()
         for name in names:
             (tmp_path / directory / name).touch()
-    assert {name: detect_format(tmp_path / name) for name in files} == {name: name for name in files}
+    assert {name: format_of(tmp_path / name) for name in files} == {name: name for name in files}
 
 
-def test_a_format_that_is_forced_is_not_looked_for(tmp_path: Path) -> None:
+def test_a_forced_format_is_not_detected(tmp_path: Path) -> None:
     some_audio(tmp_path / "data" / "a.wav")
     (tmp_path / "data" / "wav.scp").write_text("utterance a.wav\n")
     assert [entry.cut_id for entry in entries_of(tmp_path / "data")] == ["utterance"]
@@ -82,12 +93,12 @@ def test_a_format_that_is_forced_is_not_looked_for(tmp_path: Path) -> None:
         ("m.FLAC", b"", r"m\.FLAC: one audio file"),
     ],
 )
-def test_what_cannot_be_told_is_an_error_that_says_what_was_found(
+def test_an_unknown_format_is_an_error_that_says_what_was_found(
     tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ManifestError, match=message):
-        detect_format(tmp_path / name)
+        format_of(tmp_path / name)
 
 
 def test_an_input_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
@@ -98,7 +109,7 @@ def test_an_input_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["nemo", "lhotse", "fairseq", "kaldi"])
-def test_a_folder_forced_to_be_a_manifest_is_an_error(tmp_path: Path, form: InputFormat) -> None:
+def test_a_folder_is_an_error_if_a_manifest_format_is_forced(tmp_path: Path, form: InputFormat) -> None:
     message = "no such manifest" if form == "kaldi" else "a folder where a manifest was expected"
     some_audio(tmp_path / "a.wav")
     with pytest.raises(ManifestError, match=message):
@@ -111,19 +122,62 @@ def test_the_root_of_several_inputs_is_the_folder_that_holds_them_all(
     for name in ("en/wavs", "fr/deep", "lists"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "lists" / "fr.tsv").write_text("../fr/deep\n")
-    (tmp_path / "en" / "m.json").touch()
+    write_jsonl(tmp_path / "en" / "m.json", [{"audio_filepath": "a.wav"}])
+    write_jsonl(tmp_path / "fr" / "cuts.jsonl", [lhotse_cut()])
     monkeypatch.chdir(tmp_path)
-    assert common_root([Path("en/m.json")]) == tmp_path / "en"
-    assert common_root([Path("en/wavs")]) == tmp_path / "en" / "wavs"
-    assert common_root([Path("en/m.json"), tmp_path / "en" / "wavs"]) == tmp_path / "en"
-    assert common_root([Path("en/m.json"), Path("fr/deep")]) == tmp_path
-    assert common_root([Path("lists/fr.tsv")]) == tmp_path / "fr" / "deep"
-    assert common_root([Path("fr"), Path("lists/fr.tsv")]) == tmp_path / "fr"
-    assert common_root([Path("fr/gone.json")]) == tmp_path / "fr"
+
+    def root_of(*paths: str | Path) -> Path:
+        return common_root([detect_input(Path(path)) for path in paths])
+
+    assert root_of("en/m.json") == tmp_path / "en"
+    assert root_of("en/wavs") == tmp_path / "en" / "wavs"
+    assert root_of("en/m.json", tmp_path / "en" / "wavs") == tmp_path / "en"
+    assert root_of("en/m.json", "fr/deep") == tmp_path
+    assert root_of("lists/fr.tsv") == tmp_path / "fr" / "deep"
+    assert root_of("fr", "lists/fr.tsv") == tmp_path / "fr"
+    assert root_of("fr/cuts.jsonl") == tmp_path / "fr"
+
+
+# Opens the inputs of the command line as `prepare` does, reads all their items, and prints how often each file below
+# the first argument was opened.
+COUNT_OPENS = """
+import sys
+from collections import Counter
+from pathlib import Path
+from nestdata.prepare.inputs import InputOptions, open_sources
+
+opens = Counter()
+directory = sys.argv[1] + "/"
+sys.addaudithook(lambda event, args: opens.update([str(args[0])]) if event == "open" else None)
+for source in open_sources([Path(name) for name in sys.argv[2:]], InputOptions()):
+    for number, item in enumerate(source.items(), start=1):
+        source.entry(number, item)
+for name, number in sorted(opens.items()):
+    if name.startswith(directory):
+        print(name.removeprefix(directory), number)
+"""
+
+
+def test_a_manifest_is_opened_once_to_detect_its_format_and_once_to_read_it(tmp_path: Path) -> None:
+    every_source(tmp_path)
+    (tmp_path / "segmented").mkdir()
+    (tmp_path / "segmented" / "wav.scp").write_text("r1 a.wav\n")
+    (tmp_path / "segmented" / "segments").write_text("u1 r1 0 1\n")
+    inputs = [tmp_path / name for name in ("nemo.json", "cuts.jsonl", "train.tsv", "kaldi", "segmented", "audio")]
+    command = [sys.executable, "-c", COUNT_OPENS, str(tmp_path), *map(str, inputs)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert dict(line.rsplit(" ", 1) for line in printed.splitlines()) == {
+        "cuts.jsonl": "2",
+        "kaldi/wav.scp": "2",
+        "nemo.json": "2",
+        "segmented/segments": "1",
+        "segmented/wav.scp": "2",
+        "train.tsv": "2",
+    }
 
 
 def every_source(directory: Path) -> list[Source]:
-    """One source of each kind but Hugging Face's, each with many items."""
+    """Returns one source of each format except Hugging Face, each with 200 items."""
     names = [f"{i:03d}.wav" for i in range(200)]
     (directory / "kaldi").mkdir()
     (directory / "audio").mkdir()
@@ -138,22 +192,24 @@ def every_source(directory: Path) -> list[Source]:
     ]
 
 
-def test_a_source_stays_small_whatever_it_has_read(tmp_path: Path) -> None:
+def test_a_source_is_small_when_pickled_after_it_was_read(tmp_path: Path) -> None:
     for source in every_source(tmp_path):
         assert isinstance(source, Source)
         assert len(list(source.items())) == 200
         assert len(pickle.dumps(source)) < 1500
 
 
-def test_items_are_counted_where_that_is_cheap(tmp_path: Path) -> None:
+def test_items_of_manifests_are_counted_and_those_of_folders_are_not(tmp_path: Path) -> None:
     assert [source.count() for source in every_source(tmp_path)] == [200, 200, 200, 200, None]
 
 
-def test_paths_are_those_of_where_the_source_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process elsewhere, such as a worker of Dask, may work in another directory."""
+def test_relative_paths_do_not_depend_on_the_current_directory_of_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of Dask may run in another directory."""
     sources = every_source(tmp_path)
     monkeypatch.chdir(tmp_path)
-    relative = [open_source(Path(source.path.name), InputOptions(root=tmp_path)) for source in sources]
+    relative = [source_of(Path(source.path.name)) for source in sources]
     items = [list(source.items())[:1] for source in relative]
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -167,7 +223,7 @@ def path_of(entry: Entry) -> str:
     return entry.path if entry.cut is None else str(entry.cut["recording"]["sources"][0]["source"])
 
 
-def test_nothing_but_a_hugging_face_data_set_needs_its_package(tmp_path: Path) -> None:
+def test_a_folder_is_prepared_without_the_packages_for_hugging_face_data_sets(tmp_path: Path) -> None:
     some_audio(tmp_path / "audio" / "a.wav")
     program = (
         "import sys\n"

@@ -8,7 +8,7 @@ import pytest
 
 from nestdata import Corpus, ManifestError, prepare_corpus
 from nestdata.prepare.inputs import Entry
-from tests.nestdata.inputs.reading import entries_of, lhotse_cut, lhotse_recording, prepared, some_audio
+from tests.nestdata.prepare.inputs.reading import entries_of, lhotse_cut, lhotse_recording, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio, write_jsonl
 
 
@@ -38,7 +38,7 @@ def test_a_nemo_line_becomes_an_entry(tmp_path: Path) -> None:
         ({"offset": None, "duration": None}, "a"),
     ],
 )
-def test_the_id_of_a_nemo_line_tells_its_span(tmp_path: Path, span: dict[str, Any], cut_id: str) -> None:
+def test_the_id_of_a_nemo_line_with_an_offset_gives_its_span(tmp_path: Path, span: dict[str, Any], cut_id: str) -> None:
     (entry,) = entries_of(write_jsonl(tmp_path / "m.json", [{"audio_filepath": "a.wav", **span}]))
     assert entry.cut_id == cut_id
 
@@ -54,7 +54,7 @@ def test_the_id_of_a_nemo_line_tells_its_span(tmp_path: Path, span: dict[str, An
     ],
 )
 @pytest.mark.parametrize("key", ["audio_filepath", "audio_filename"])
-def test_paths_are_relative_to_the_nemo_manifest_and_so_are_ids(
+def test_paths_and_ids_are_relative_to_the_folder_of_the_nemo_manifest(
     tmp_path: Path, key: str, name: str, path: str, cut_id: str
 ) -> None:
     manifest = write_jsonl(tmp_path / "lists" / "m.json", [{key: name.format(tmp_path)}])
@@ -62,7 +62,7 @@ def test_paths_are_relative_to_the_nemo_manifest_and_so_are_ids(
     assert (entry.path, entry.cut_id) == (path.format(tmp_path), cut_id.format(tmp_path))
 
 
-def test_places_are_lines_as_an_editor_counts_them(tmp_path: Path) -> None:
+def test_positions_are_line_numbers_as_in_an_editor(tmp_path: Path) -> None:
     manifest = tmp_path / "m.json"
     manifest.write_text('\ufeff\n{"audio_filepath": "a.wav"}\r\n\r\n \n{"audio_filepath": "b.wav"}')
     assert [(entry.where, entry.cut_id) for entry in entries_of(manifest)] == [
@@ -71,7 +71,7 @@ def test_places_are_lines_as_an_editor_counts_them(tmp_path: Path) -> None:
     ]
 
 
-def test_labels_of_a_nemo_line_survive_into_the_cut(tmp_path: Path) -> None:
+def test_labels_of_a_nemo_line_are_kept_in_the_cut(tmp_path: Path) -> None:
     some_audio(tmp_path / "a.wav")
     row = {"text": "grüße 你好", "lang": "de", "speaker": 17, "emotion": None, "score": 0.5, "words": [{"w": "grüße"}]}
     cuts, rejects = prepared(write_jsonl(tmp_path / "m.json", [{"audio_filepath": "a.wav", **row}]))
@@ -85,14 +85,14 @@ def test_labels_of_a_nemo_line_survive_into_the_cut(tmp_path: Path) -> None:
     assert rejects == []
 
 
-def test_a_score_that_is_no_number_does_not_stop_the_work(tmp_path: Path) -> None:
-    """Python writes NaN into JSON, which other readers do not know."""
+def test_a_label_that_is_nan_is_stored_as_null(tmp_path: Path) -> None:
+    """Python writes NaN into JSON, which strict parsers such as orjson do not accept."""
     some_audio(tmp_path / "a.wav")
     (tmp_path / "m.json").write_text('{"audio_filepath": "a.wav", "wer": NaN}\n')
     assert prepared(tmp_path / "m.json")[0]["a"]["custom"] == {"wer": None}
 
 
-def test_a_name_that_is_not_unicode_is_left_out_alone(tmp_path: Path) -> None:
+def test_only_the_line_with_text_that_is_not_unicode_is_rejected(tmp_path: Path) -> None:
     some_audio(tmp_path / "a.wav")
     (tmp_path / "m.json").write_text('{"audio_filepath": "a.wav"}\n{"audio_filepath": "a.wav", "text": "\\ud800"}\n')
     (tmp_path / "n.json").write_text('{"audio_filepath": "a.wav"}\n{"audio_filepath": "\\ud800/a.wav"}\n')
@@ -145,7 +145,7 @@ def test_a_bad_line_of_a_nemo_manifest_is_an_error_that_names_the_line(tmp_path:
         entries_of(manifest)
 
 
-def test_several_nemo_manifests_make_one_corpus_with_ids_below_their_common_folder(tmp_path: Path) -> None:
+def test_ids_of_several_nemo_manifests_are_relative_to_their_common_folder(tmp_path: Path) -> None:
     manifests = []
     for language in ("en", "fr"):
         some_audio(tmp_path / language / "wavs" / "0.wav")
@@ -155,7 +155,7 @@ def test_several_nemo_manifests_make_one_corpus_with_ids_below_their_common_fold
     assert [corpus[row].id for row in range(2)] == ["en/wavs/0", "fr/wavs/0"]
 
 
-def test_lhotse_cuts_are_read_plain_and_compressed(tmp_path: Path) -> None:
+def test_plain_and_compressed_lhotse_manifests_give_the_same_entries(tmp_path: Path) -> None:
     plain = write_jsonl(tmp_path / "cuts.jsonl", [lhotse_cut("c1", "/a.wav"), lhotse_cut("c2", "/a.wav")])
     packed = tmp_path / "cuts.jsonl.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -178,7 +178,7 @@ def test_paths_in_lhotse_manifests_are_relative_to_the_current_directory(
 
 
 @pytest.mark.parametrize("channel", [0, 1])
-def test_a_lhotse_recording_is_a_cut_of_the_channel_asked_for(tmp_path: Path, channel: int) -> None:
+def test_a_lhotse_recording_becomes_a_cut_of_the_requested_channel(tmp_path: Path, channel: int) -> None:
     stereo = np.stack([hiss(8000, 1), hiss(8000, 2)], axis=1)
     path = write_audio(tmp_path / "a.wav", stereo)
     recordings = [
@@ -194,7 +194,7 @@ def test_a_lhotse_recording_is_a_cut_of_the_channel_asked_for(tmp_path: Path, ch
     np.testing.assert_array_equal(loaded, read_audio(path)[:, channel])
 
 
-def test_everything_that_a_lhotse_cut_says_survives(tmp_path: Path) -> None:
+def test_all_fields_of_a_lhotse_cut_are_kept(tmp_path: Path) -> None:
     path = str(some_audio(tmp_path / "a.wav"))
     supervision = {
         "id": "s1",
@@ -214,7 +214,7 @@ def test_everything_that_a_lhotse_cut_says_survives(tmp_path: Path) -> None:
     assert (cuts, rejects) == ({"c1": cut}, [])
 
 
-def test_speakers_that_are_numbers_in_lhotse_become_names(tmp_path: Path) -> None:
+def test_speakers_that_are_numbers_in_lhotse_become_strings(tmp_path: Path) -> None:
     supervision = {"id": "s", "recording_id": "r1", "start": 0.0, "duration": 0.5, "channel": 0, "speaker": 17}
     cut = {**lhotse_cut("c1", str(some_audio(tmp_path / "a.wav"))), "supervisions": [supervision]}
     cuts, _ = prepared(write_jsonl(tmp_path / "cuts.jsonl", [cut]))
@@ -259,7 +259,7 @@ def changed(changes: dict[str, Any], recording: dict[str, Any], source: dict[str
         (changed({}, {}, {"source": None}), "audio of type 'file', which this line does not hold"),
         (changed({}, {}, {"type": "shar"}), "audio of type 'shar', .* Write it to files in Lhotse first"),
         (changed({}, {}, {"type": "memory"}), "audio of type 'memory'"),
-        (changed({}, {}, {"type": "command", "source": "cat a"}), "a command in place of a file, .*: 'cat a'. If you"),
+        (changed({}, {}, {"type": "command", "source": "cat a"}), "a command instead of a file, .*: 'cat a'. If you"),
         ({"sources": []}, "the id is None"),
         ({"id": "r", "sources": [], "type": "Recording"}, "the cut has no duration"),
         ({"id": "r", "sources": 1, "duration": 1.0}, r"not a Lhotse cut or recording \(TypeError"),
@@ -274,7 +274,7 @@ def test_a_bad_line_of_a_lhotse_manifest_is_an_error_that_names_the_line(
 
 
 @pytest.mark.filterwarnings("ignore:You requested a subset of a recording")  # Lhotse's advice on commands
-def test_a_command_of_a_lhotse_cut_is_run_where_that_is_allowed(tmp_path: Path) -> None:
+def test_a_command_of_a_lhotse_cut_is_run_if_commands_are_allowed(tmp_path: Path) -> None:
     samples = read_audio(some_audio(tmp_path / "a.wav"))
     cut = lhotse_cut("c1")
     cut["recording"]["sources"] = [{"type": "command", "channels": [0], "source": f"cat '{tmp_path}/a.wav'"}]

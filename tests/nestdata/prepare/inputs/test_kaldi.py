@@ -6,12 +6,12 @@ import pytest
 
 from nestdata import Corpus, ManifestError
 from nestdata.prepare.inputs import Entry
-from tests.nestdata.inputs.reading import entries_of, prepared, some_audio
+from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio
 
 
 def kaldi(directory: Path, **files: str | bytes) -> Path:
-    """Writes a data directory; `wav` stands for wav.scp."""
+    """Writes a data directory; `wav` is the content of wav.scp."""
     directory.mkdir(exist_ok=True)
     for name, content in files.items():
         content = content if isinstance(content, bytes) else content.encode()
@@ -38,7 +38,7 @@ def test_without_segments_recordings_are_utterances(tmp_path: Path) -> None:
     ]
 
 
-def test_segments_are_utterances_with_labels_of_their_own(tmp_path: Path) -> None:
+def test_segments_are_utterances_with_their_own_labels(tmp_path: Path) -> None:
     directory = kaldi(
         tmp_path / "data",
         wav="r1 /audio/a.wav\n",
@@ -54,7 +54,7 @@ def test_segments_are_utterances_with_labels_of_their_own(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("gap", ["\t", "  ", " \t "])
 @pytest.mark.parametrize("end", ["\n", "\r\n", " \n"])
-def test_fields_stand_apart_by_any_blanks(tmp_path: Path, gap: str, end: str) -> None:
+def test_fields_may_be_separated_by_any_spaces_and_tabs(tmp_path: Path, gap: str, end: str) -> None:
     directory = kaldi(
         tmp_path / "data",
         wav=f"\ufeffr1{gap}/audio/a b.wav{end}",
@@ -67,7 +67,7 @@ def test_fields_stand_apart_by_any_blanks(tmp_path: Path, gap: str, end: str) ->
     assert entry.labels == {"text": f"three\u3000words\u00a0here {gap} now", "speaker": "s1"}
 
 
-def test_places_are_lines_as_an_editor_counts_them(tmp_path: Path) -> None:
+def test_positions_are_line_numbers_as_in_an_editor(tmp_path: Path) -> None:
     wav = "u1 /a.wav\n\n \r\nu2 /a.wav\n"
     directory = kaldi(tmp_path / "data", wav=wav)
     assert [entry.where for entry in entries_of(directory)] == [f"{directory}/wav.scp:{line}" for line in (1, 4)]
@@ -89,7 +89,7 @@ def test_places_are_lines_as_an_editor_counts_them(tmp_path: Path) -> None:
         ({"utt2dur": "r 2.5\n", "reco2dur": "r 3\n"}, ("r", 0.0, 2.5)),
     ],
 )
-def test_durations_are_taken_from_the_closest_file_that_has_them(
+def test_durations_come_from_the_most_specific_file_that_has_them(
     tmp_path: Path, files: dict[str, Any], span: tuple[str, float, float | None]
 ) -> None:
     assert spans_of(kaldi(tmp_path / "data", wav="r /a.wav\n", **files)) == [span]
@@ -115,21 +115,21 @@ def test_segments_are_prepared_and_loaded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded["u2"], read_audio(path)[20000:])
 
 
-@pytest.mark.parametrize("place", ["recipe", "recipe/data"])
+@pytest.mark.parametrize("folder", ["recipe", "recipe/data"])
 @pytest.mark.parametrize("before", ["", "u0 gone.wav\n", "u0 /gone.wav\n", "u0 cat x |\n"])
-def test_relative_paths_are_those_of_the_recipe_or_of_the_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, before: str
+def test_relative_paths_start_from_the_current_or_the_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, before: str
 ) -> None:
     (tmp_path / "recipe").mkdir()
     monkeypatch.chdir(tmp_path / "recipe")
     directory = kaldi(tmp_path / "recipe" / "data", wav=f"{before}u1 audio/a.wav\nu2 ./audio/b.wav\n")
-    some_audio(tmp_path / place / "audio" / "a.wav")
+    some_audio(tmp_path / folder / "audio" / "a.wav")
     paths = [entry.path for entry in entries_of(Path("data"), allow_commands=True)][-2:]
-    assert paths == [f"{tmp_path}/{place}/audio/a.wav", f"{tmp_path}/{place}/audio/b.wav"]
-    assert (directory / "audio").exists() == (place == "recipe/data")
+    assert paths == [f"{tmp_path}/{folder}/audio/a.wav", f"{tmp_path}/{folder}/audio/b.wav"]
+    assert (directory / "audio").exists() == (folder == "recipe/data")
 
 
-def test_paths_are_relative_to_the_directory_where_none_is_there(tmp_path: Path) -> None:
+def test_relative_paths_start_from_the_data_directory_if_no_file_exists(tmp_path: Path) -> None:
     directory = kaldi(tmp_path / "data", wav="u1 gone.wav\n")
     assert [entry.path for entry in entries_of(directory)] == [f"{directory}/gone.wav"]
 
@@ -137,7 +137,7 @@ def test_paths_are_relative_to_the_directory_where_none_is_there(tmp_path: Path)
 def test_a_command_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
     directory = kaldi(tmp_path / "data", wav="u1 sph2pipe -f wav a.sph |\n")
     message = (
-        r"wav\.scp:1: a command in place of a file, which would be run: 'sph2pipe -f wav a\.sph \|'.*--allow-commands"
+        r"wav\.scp:1: a command instead of a file, which would be run: 'sph2pipe -f wav a\.sph \|'.*--allow-commands"
     )
     with pytest.raises(ManifestError, match=message):
         entries_of(directory)
@@ -149,7 +149,7 @@ def test_a_command_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
 def test_a_refused_command_is_not_run(tmp_path: Path) -> None:
     some_audio(tmp_path / "a.wav")
     directory = kaldi(tmp_path / "data", wav=f"u0 {tmp_path}/a.wav\nu1 touch {tmp_path}/was-run; false |\n")
-    with pytest.raises(ManifestError, match="a command in place of a file"):
+    with pytest.raises(ManifestError, match="a command instead of a file"):
         prepared(directory, probe="decode")
     assert not (tmp_path / "was-run").exists()
     assert list(prepared(directory, probe="decode", allow_commands=True)[0]) == ["u0"]
@@ -166,7 +166,7 @@ def test_an_allowed_command_is_prepared_and_loaded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(Corpus.open(tmp_path / "data.corpus").load(0)[1], samples[2000:6000])
 
 
-def test_of_two_utterances_of_one_id_the_second_is_left_out_by_its_line(tmp_path: Path) -> None:
+def test_the_second_utterance_with_an_id_is_rejected_with_its_line(tmp_path: Path) -> None:
     path = some_audio(tmp_path / "a.wav")
     directory = kaldi(tmp_path / "data", wav=f"u1 {path}\n\nu2 {path}\nu1 {path}\n")
     cuts, (reject,) = prepared(directory)
@@ -174,7 +174,7 @@ def test_of_two_utterances_of_one_id_the_second_is_left_out_by_its_line(tmp_path
     assert (reject["reason"], reject["where"]) == ("duplicate_id", f"{directory}/wav.scp:4")
 
 
-def test_a_text_that_is_not_unicode_is_left_out_alone(tmp_path: Path) -> None:
+def test_only_the_utterance_whose_text_is_not_unicode_is_rejected(tmp_path: Path) -> None:
     path = some_audio(tmp_path / "a.wav")
     directory = kaldi(tmp_path / "data", wav=f"u1 {path}\nu2 {path}\n", text="u1 grüße\nu2 grüße\n".encode("latin-1"))
     kaldi(directory, text=b"u1 gr\xfc\xdfe\nu2 hello\n")
@@ -187,7 +187,7 @@ def test_a_text_that_is_not_unicode_is_left_out_alone(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"wav": "u0 /a.wav\nu1\n"}, r"wav\.scp:2: not a recording and its file or command: b'u1"),
-        ({"wav": "u1 foo.ark:1234\n"}, r"wav\.scp:1: 'foo.ark:1234' lies in a Kaldi archive. Write it to audio files"),
+        ({"wav": "u1 foo.ark:1234\n"}, r"wav\.scp:1: 'foo.ark:1234' is in a Kaldi archive. Write it to audio files"),
         ({"segments": "u1 r1 0 1\n\nu2 r2 0 1\n"}, r"segments:3: recording 'r2' is not in wav\.scp\. Add it there"),
         (
             {"segments": "\nu1 r1 0\n"},
@@ -204,7 +204,7 @@ def test_a_text_that_is_not_unicode_is_left_out_alone(tmp_path: Path) -> None:
         ({"reco2dur": "r1\n"}, r"reco2dur, r1: '' is not a number of seconds"),
     ],
 )
-def test_a_bad_line_is_an_error_that_names_it(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+def test_a_bad_line_is_an_error_that_names_the_line(tmp_path: Path, files: dict[str, Any], message: str) -> None:
     directory = kaldi(tmp_path / "data", **{"wav": "r1 /a.wav\n", **files})
     with pytest.raises(ManifestError, match=message):
         entries_of(directory)

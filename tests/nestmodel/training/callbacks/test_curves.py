@@ -8,41 +8,41 @@ from pytorch_lightning.loggers import CSVLogger
 
 from nestdata import AudioNoiseBatch
 from nestmodel import Checkpoints, Curves, NestModel, Preempted, PreemptionHandler
-from nestmodel.training.callbacks.curves import draw_curves, read_metrics, smooth, take_over
+from nestmodel.training.callbacks.curves import copy_earlier_metrics, draw_curves, read_metrics, smooth
 from tests.conftest import MessyCorpora
 from tests.training import fit
 
 
-def test_smoothing_takes_the_mean_over_neighbours_and_keeps_constants() -> None:
+def test_smoothing_averages_neighbours_and_keeps_constants() -> None:
     values = np.zeros(80)
     values[40] = 5.0
     assert smooth(values)[37:44].tolist() == [0.0, *[pytest.approx(1.0)] * 5, 0.0]
     assert smooth(np.ones(7)) == pytest.approx(np.ones(7))
 
 
-def test_metrics_are_read_by_name_with_their_steps(tmp_path: Path) -> None:
+def test_metrics_are_read_as_steps_and_values_by_name(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("epoch,step,train_loss,val_loss\n0,4,2.5,\n0,9,2.25,\n0,9,,3.5\n")
     assert read_metrics(tmp_path) == {"train_loss": ([4, 9], [2.5, 2.25]), "val_loss": ([9], [3.5])}
 
 
-def test_rows_that_were_cut_off_and_files_of_others_are_passed_over(tmp_path: Path) -> None:
+def test_truncated_rows_and_files_of_other_programs_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("lr,step,train_loss\n0.1,4,2.5\n0.1,9\n0.1,14,2.125,1\n0.1,19,2.0\n0.1,24,2.")
     assert read_metrics(tmp_path)["train_loss"] == ([4, 19], [2.5, 2.0])
-    take_over(tmp_path, tmp_path / "next", 9)
+    copy_earlier_metrics(tmp_path, tmp_path / "next", 9)
     assert (tmp_path / "next" / "earlier_metrics.csv").read_text() == "lr,step,train_loss\n0.1,4,2.5\n"
     (tmp_path / "metrics.csv").write_text("name,value\nx,y\n")
     assert read_metrics(tmp_path) == {}
 
 
-def test_curves_are_drawn_from_whatever_metrics_there_are(tmp_path: Path) -> None:
+def test_curves_are_drawn_when_some_metrics_are_missing(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("step,train_loss,lr\n4,2.5,0.1\n9,2.25,0.2\n")
     draw_curves(tmp_path, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_run_that_was_continued_twice_has_the_curves_of_one_that_was_not(
+def test_a_run_that_was_resumed_twice_has_the_metrics_of_an_uninterrupted_run(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     def train(name: str, max_steps: int, after: str | None = None) -> Path:
@@ -55,7 +55,7 @@ def test_a_run_that_was_continued_twice_has_the_curves_of_one_that_was_not(
         fit(
             messy_corpora,
             tmp_path,
-            # Each start gets further than the next one goes on from, as a run that is killed does.
+            # Each start makes one step more than the checkpoint that the next start resumes from, as a killed run does.
             max_steps=max_steps + 1,
             ckpt_path=path,
             callbacks=[Checkpoints(every_n_steps=1, keep=3, directory=saved), Curves()],
@@ -78,16 +78,16 @@ def test_a_run_that_was_continued_twice_has_the_curves_of_one_that_was_not(
     assert plain["train_loss"][0] == list(range(7))
 
 
-class AskedToLeave(pl.Callback):
-    """As a signal does, in the midst of a step."""
+class RequestPreemption(pl.Callback):
+    """Sets the flag that SIGTERM sets, at the first microbatch of a step."""
 
     def on_train_batch_start(self, _trainer: object, module: NestModel, batch: AudioNoiseBatch, _index: int) -> None:  # type: ignore[override]
         module.stop_requests.preempted_here |= batch.key.step == 2
 
 
-def test_the_step_at_which_a_run_leaves_is_logged(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_the_last_step_of_a_preempted_run_is_logged(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="", version="run")
-    callbacks = [AskedToLeave(), Checkpoints(), PreemptionHandler(), Curves()]
+    callbacks = [RequestPreemption(), Checkpoints(), PreemptionHandler(), Curves()]
     settings: dict[str, Any] = {"callbacks": callbacks, "logger": logger, "log_every_n_steps": 1}
     with pytest.raises(Preempted):
         fit(messy_corpora, tmp_path, max_steps=9, enable_checkpointing=True, **settings)

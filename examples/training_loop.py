@@ -1,0 +1,47 @@
+"""Pretrains the demo model without Lightning: a corpus, a plan, a network, and a loop."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from nestdata import (
+    AudioNoiseDataset,
+    BatchPlan,
+    Corpus,
+    NoiseSampler,
+    PlanConfig,
+    SpeakerNoiseMixer,
+    microbatches,
+    prepare_corpus,
+)
+from nestmodel import NestConfig, NestNetwork, loss_stats
+
+DEMO = Path(__file__).parents[1] / "manifests" / "demo"
+
+
+def main(num_steps: int = 20) -> list[float]:
+    """Trains for some steps; returns the loss of each, in nats per token."""
+    with tempfile.TemporaryDirectory() as directory:
+        for name in ("speech", "noise"):
+            prepare_corpus([DEMO / f"{name}.json"], Path(directory, name))
+        speech, noise = Corpus.open(Path(directory, "speech")), Corpus.open(Path(directory, "noise"))
+        plan = BatchPlan.of(speech, PlanConfig(max_batch_seconds=40, microbatches_per_step=1))
+        dataset = AudioNoiseDataset(speech, plan, NoiseSampler(noise), SpeakerNoiseMixer())
+        network = NestNetwork(NestConfig.preset("demo")).train()
+        optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, betas=(0.9, 0.98))
+        losses = []
+        for batch in dataset.loader(microbatches(plan, num_steps=num_steps)):
+            loss = loss_stats(network(batch)).loss
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+            sys.stdout.write(f"step {batch.key.step}: {losses[-1]:.3f} nats\n")
+    return losses
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Settings of `prepare_corpus`. The module imports no heavy package, so that `nestdata prepare --help` starts fast."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nestdata.config_checks import require, require_at_least
+from nestdata.errors import ConfigError
+from nestdata.prepare.inputs.entry import InputFormat
+
+ProbeMode = Literal["missing", "all", "decode"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareConfig:
+    """Which audio a corpus takes in, and at which rate it will be loaded."""
+
+    sampling_rate: int = 16000
+    """Rate in Hz at which cuts are loaded; files of another rate are resampled when they are read."""
+
+    channel: int = 0
+    """Channel that is read from files with several, counted from 0. Lhotse cuts name their own."""
+
+    min_seconds: float = 0.1
+    """Shorter cuts are left out."""
+
+    max_seconds: float | None = None
+    """Longer cuts are left out; None keeps all."""
+
+    window_seconds: float | None = None
+    """Longer recordings are cut into windows no longer than this: as few as possible, all of the same length. None
+    keeps recordings whole. With windows, `min_seconds` and `max_seconds` apply to each window."""
+
+    min_rate: int = 0
+    """Files of a lower rate, in Hz, are left out."""
+
+    probe: ProbeMode = "all"
+    """How audio is checked. `missing`: only files without a duration in the manifest are opened; other durations are
+    trusted, and so is that their files have the rate of the corpus. `all`: the header of every file is read.
+    `decode`: every sample is decoded."""
+
+    format: InputFormat | None = None
+    """Format of every input; None detects it."""
+
+    allow_commands: bool = False
+    """Whether commands that a Kaldi wav.scp or a Lhotse manifest gives instead of files are run."""
+
+    strict: bool = False
+    """Whether a rejected entry is an error."""
+
+    pcm: bool = False
+    """Whether all audio is also decoded into one file of 16-bit samples at the rate of the corpus. Useful for noise,
+    which is read many times."""
+
+    def __post_init__(self) -> None:
+        require(self.sampling_rate >= 1, "sampling_rate", self.sampling_rate, "a rate in Hz, such as 16000")
+        require(self.channel >= 0, "channel", self.channel, "a channel counted from 0")
+        require_at_least(0, "", self, "min_seconds", "min_rate")
+        if self.max_seconds is not None and self.max_seconds < self.min_seconds:
+            raise ConfigError(
+                f"max_seconds ({self.max_seconds:g}) is below min_seconds ({self.min_seconds:g}): no cut would be left."
+            )
+        if self.window_seconds is not None and self.window_seconds < max(self.min_seconds, 1 / self.sampling_rate):
+            raise ConfigError(
+                f"window_seconds ({self.window_seconds:g}) is below min_seconds ({self.min_seconds:g}): "
+                "every window would be left out."
+            )

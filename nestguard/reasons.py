@@ -1,0 +1,83 @@
+"""Texts that explain a diagnosis to the operator."""
+
+from collections.abc import Collection, Sequence
+
+from nestguard.limits import StallLimits
+from nestguard.process import ProcessState
+from nestguard.record import Phase
+from nestguard.view import ProcessView
+
+
+def ranks_text(ranks: Collection[int]) -> str:
+    """Returns ranks in short form: `rank 3`, `ranks 1, 3`, `ranks 0-5, 7`."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    return ("rank " if len(set(ranks)) == 1 else "ranks ") + text
+
+
+def cuts_suffix(view: ProcessView) -> str:
+    """Returns which cuts a process is loading, with a leading comma; empty unless it is loading."""
+    cuts = view.reading.cuts
+    if not cuts or view.reading.phase is not Phase.LOADING:
+        return ""
+    return f", at cut {cuts[0]}" if len(cuts) == 1 else f", at one of {len(cuts)} cuts (first: {cuts[0]})"
+
+
+def absent_ranks_suffix(ranks: Sequence[ProcessView]) -> str:
+    """Returns which ranks no longer take part, for which others may be waiting; empty if there are none."""
+    done = [view.rank for view in ranks if view.reading.phase is Phase.DONE]
+    leaving = [view.rank for view in ranks if view.reading.phase is Phase.LEAVING]
+    text = f"; already done: {ranks_text(done)}" if done else ""
+    return text + (f"; asked to stop: {ranks_text(leaving)}" if leaving else "")
+
+
+def silence_reason(view: ProcessView, limits: StallLimits) -> str:
+    """Explains a process that is silent: phase, duration, limit, and the cuts that it is loading."""
+    if view.state is ProcessState.NOT_STARTED:
+        return f"no heartbeat within {view.age_s:.0f} s"
+    limit = limits.limit_of(view.reading)
+    blocked = ", blocked in the kernel (disk or network file system)" if view.state is ProcessState.BLOCKED else ""
+    return f"in {view.reading.phase.name} for {view.age_s:.0f} s (limit {limit:g} s){blocked}{cuts_suffix(view)}"
+
+
+def stopped_reason(view: ProcessView) -> str:
+    """Explains a process in the operating system's state "stopped"."""
+    return f"by SIGSTOP, a terminal or a debugger, in {view.reading.phase.name}; silent for {view.age_s:.0f} s"
+
+
+def behind_reason(view: ProcessView, waited_s: float) -> str:
+    """Explains a rank that is behind although it sends heartbeats."""
+    return f"sends heartbeats in {view.reading.phase.name} but is behind: other ranks have waited {waited_s:.0f} s"
+
+
+def same_collective_reason(view: ProcessView, num_known: int) -> str:
+    """Explains a stall in which all known ranks are in the same collective or backward pass."""
+    where = "collective" if view.reading.phase is Phase.COLLECTIVE else "backward pass"
+    causes = "the network, or a rank that called a collective with another operation or shape"
+    if num_known < view.reading.identity.world_size:
+        return f"all known ranks are in the same {where}; possible causes: a rank that is not known, {causes}"
+    return f"all ranks are in the same {where}; possible causes: {causes}"
+
+
+def contact_reason(view: ProcessView) -> str:
+    """Explains why nothing is known about a process."""
+    if not view.ended_s:
+        return "no heartbeat was ever received"
+    return f"no contact between the monitors of the nodes for {view.ended_s:.0f} s"
+
+
+def end_reason(view: ProcessView) -> str:
+    """Explains the end of a process that died or failed."""
+    if view.is_dead:
+        return (
+            f"ended in {view.reading.phase.name} without reporting an error (SIGKILL, out of memory or a crash)"
+            f"{cuts_suffix(view)}"
+        )
+    if view.reading.detail:
+        return view.reading.detail
+    return "before its first step" if view.reading.step is None else f"in step {view.reading.step}"

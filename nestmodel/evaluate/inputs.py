@@ -1,0 +1,83 @@
+"""The corpus that features are computed from, and the labels and audio files of its cuts."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nestdata import Corpus, PrepareConfig, prepare_corpus
+from nestmodel.errors import ConfigError
+from nestmodel.evaluate.rejects import RejectLog
+
+OnProgress = Callable[[int, int | None], None]
+"""Called with the number of finished items and their total; the total is None while it is unknown."""
+
+_NOT_LABELS = frozenset({"id", "recording_id", "start", "duration", "channel", "custom", "alignment"})
+
+
+@contextmanager
+def open_inputs(
+    inputs: Corpus | Sequence[str | Path],
+    sampling_rate: int,
+    directory: Path,
+    rejects: RejectLog,
+    on_progress: OnProgress | None = None,
+) -> Iterator[Corpus]:
+    """Yields a corpus of the inputs at a sampling rate.
+
+    Args:
+        inputs: A corpus, which is used as it is; or paths of manifests, folders and corpora. Paths are prepared into a
+            temporary corpus, which finds broken files. Cuts of any length are accepted.
+        sampling_rate: Sampling rate of the model, in Hz.
+        directory: Where the temporary corpus is written. It is removed when the context ends.
+        rejects: Receives the inputs that the preparation rejects.
+        on_progress: Called with the number of prepared entries and their total.
+
+    Raises:
+        ConfigError: A corpus was given and its sampling rate is another one.
+        NestDataError: An input cannot be read, or none of its audio can be used.
+    """
+    if isinstance(inputs, Corpus):
+        if inputs.sampling_rate != sampling_rate:
+            raise ConfigError(
+                f"{inputs.path} is at {inputs.sampling_rate} Hz and the model at {sampling_rate} Hz. "
+                f"Prepare it with --sampling-rate {sampling_rate}."
+            )
+        yield inputs
+        return
+    temporary = directory / "corpus"
+    config = PrepareConfig(sampling_rate=sampling_rate, min_seconds=0.0, probe="all")
+    prepare_corpus([_manifest_path(Path(path)) for path in inputs], temporary, config, on_progress=on_progress)
+    try:
+        corpus = Corpus.open(temporary)
+        rejects.copy_from(corpus)
+        yield corpus
+    finally:
+        shutil.rmtree(temporary)
+
+
+def cut_labels(cut: dict[str, Any]) -> dict[str, Any]:
+    """Returns the labels of a cut: its custom fields, and each field that has one value in all its supervisions."""
+    labels = dict(cut.get("custom") or {})
+    supervisions = [
+        {**(one.get("custom") or {}), **{name: value for name, value in one.items() if name not in _NOT_LABELS}}
+        for one in cut.get("supervisions") or []
+    ]
+    for name in dict.fromkeys(name for one in supervisions for name in one):
+        values = [one.get(name) for one in supervisions]
+        if all(value == values[0] for value in values):
+            labels[name] = values[0]
+    return labels
+
+
+def audio_path(cut: dict[str, Any]) -> str | None:
+    """Returns the path of the file with the audio of a cut; None if the audio comes from another kind of source."""
+    sources = cut["recording"]["sources"]
+    source = next((source for source in sources if cut["channel"] in source["channels"]), sources[0])
+    return str(source["source"]) if source["type"] == "file" else None
+
+
+def _manifest_path(path: Path) -> Path:
+    """Returns the cut manifest of a corpus directory; any other path is returned unchanged."""
+    return path / "cuts.jsonl" if (path / "index.npy").is_file() else path

@@ -1,0 +1,164 @@
+"""Reading model files: NeMo archives, checkpoints of `nestmodel fit`, and safetensors.
+
+The kind of a file is detected once, from its content and not from its name. Configuration and weights are then read
+from the open file. No file can run code while it is read, and a damaged file raises an error that names it.
+"""
+
+import json
+import lzma
+import pickle
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import torch
+import yaml
+from torch import Tensor
+
+from nestmodel.config import NestConfig
+from nestmodel.errors import NestModelError, WeightsError
+from nestmodel.formats.nemo_archive import read_nemo_config, read_nemo_state
+from nestmodel.formats.safetensors import TensorFile, open_tensors
+
+ModelFileKind = Literal["nemo", "checkpoint", "safetensors"]
+CONFIG_KEY = "nest_config"
+"""Key of our configuration in a checkpoint and in the metadata of a safetensors file, where it is JSON."""
+
+# Errors that torch, tarfile, zlib and yaml raise for a file that is damaged or of another kind.
+_READ_ERRORS = (
+    *(OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile),
+    *(tarfile.TarError, zlib.error, lzma.LZMAError, yaml.YAMLError),
+    # Torch's pickle reader raises these for some damaged files.
+    *(AssertionError, AttributeError, IndexError, TypeError),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """An open model file."""
+
+    path: Path
+    kind: ModelFileKind
+    _read_config: Callable[[], NestConfig]
+    _read_state: Callable[[], dict[str, Tensor]]
+
+    def read_config(self) -> NestConfig:
+        """Returns the configuration of the model, or of the model whose encoder the file holds.
+
+        Raises:
+            WeightsError: The file is damaged, holds no configuration, or asks for something that is not implemented.
+        """
+        with _as_weights_error(self.path):
+            return self._read_config()
+
+    def read_state(self) -> dict[str, Tensor]:
+        """Returns the weights under our names, on the CPU, in the precision they are stored in.
+
+        Raises:
+            WeightsError: The file is damaged, or holds no weights.
+        """
+        with _as_weights_error(self.path):
+            return self._read_state()
+
+
+@contextmanager
+def open_model_file(path: str | Path) -> Iterator[ModelFile]:
+    """Opens a model file. Configuration and weights are read only on request.
+
+    Raises:
+        WeightsError: The file does not exist, is of no known kind, or is damaged.
+    """
+    path = Path(path)
+    with ExitStack() as stack:
+        file, kind = _open(path, stack)
+        with _as_weights_error(path):
+            if kind == "nemo":
+                tar = stack.enter_context(tarfile.open(fileobj=file))
+                readers: Any = partial(read_nemo_config, tar, path), partial(read_nemo_state, tar, path)
+            elif kind == "checkpoint":
+                checkpoint = _load_checkpoint(path)
+                readers = partial(_config_of, checkpoint), partial(_state_of, checkpoint, path)
+            else:
+                tensors = stack.enter_context(open_tensors(path))
+                readers = partial(_config_of_tensors, tensors), tensors.tensors
+        yield ModelFile(path, kind, *readers)
+
+
+def read_config(path: str | Path) -> NestConfig:
+    """Returns the configuration of the model that a file holds, or whose encoder it holds.
+
+    Raises:
+        WeightsError: The file cannot be read, holds no configuration, or asks for something that is not implemented.
+    """
+    with open_model_file(path) as file:
+        return file.read_config()
+
+
+def _open(path: Path, stack: ExitStack) -> tuple[BinaryIO, ModelFileKind]:
+    """Opens a file and detects its kind from its content."""
+    try:
+        file = stack.enter_context(path.open("rb"))
+        # Tar first: a NeMo archive ends with a zip file, which `is_zipfile` would find.
+        if tarfile.is_tarfile(file):
+            return _rewound(file), "nemo"
+        start = _rewound(file).read(9)
+        if start.endswith(b"{") and int.from_bytes(start[:8], "little") <= path.stat().st_size:
+            return file, "safetensors"
+        if zipfile.is_zipfile(file):
+            return file, "checkpoint"
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read ({error.strerror}). Give a file that exists.") from error
+    raise WeightsError(
+        f"{path}: neither a .nemo file, a checkpoint of nestmodel nor safetensors, or damaged. "
+        "Give one of these, and check that it was copied completely."
+    )
+
+
+def _rewound(file: BinaryIO) -> BinaryIO:
+    file.seek(0)
+    return file
+
+
+@contextmanager
+def _as_weights_error(path: Path) -> Iterator[None]:
+    """Turns every error that a damaged or foreign file can cause into a WeightsError that names the file."""
+    try:
+        yield
+    except WeightsError:
+        raise
+    except NestModelError as error:
+        raise WeightsError(f"{path}: {error}") from error
+    except KeyError as error:
+        raise WeightsError(f"{path}: holds no {error.args[0]}. Give a file of a whole NEST model.") from error
+    except _READ_ERRORS as error:
+        kind = type(error).__name__
+        raise WeightsError(f"{path}: cannot be read ({kind}). Export or copy the file again.") from error
+
+
+def _load_checkpoint(path: Path) -> dict[str, Any]:
+    # Memory-mapped, so that the state of the optimizer, which is twice as large as the weights, is not read.
+    checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    if not isinstance(checkpoint, dict):
+        raise WeightsError(f"{path}: not a checkpoint of nestmodel. Give one of `nestmodel fit`.")
+    return checkpoint
+
+
+def _config_of(checkpoint: Mapping[str, Any]) -> NestConfig:
+    return NestConfig.from_dict(checkpoint[CONFIG_KEY])
+
+
+def _state_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    state = checkpoint["state_dict"]
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise WeightsError(f"{path}: its state_dict is not a mapping of names to tensors. Give a file of a NEST model.")
+    return dict(state)
+
+
+def _config_of_tensors(tensors: TensorFile) -> NestConfig:
+    return NestConfig.from_dict(json.loads(tensors.metadata()[CONFIG_KEY]))

@@ -1,0 +1,98 @@
+"""The check of settings: collects everything that must be equal on all ranks, and finds the ranks that differ."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+
+from nestdata import last_error_line
+from nestmodel.preflight.report import CheckResult
+from nestmodel.training.data import NestDataModule
+from nestmodel.training.module import NestModel
+from nestmodel.training.resume import Settings, flatten_settings
+
+ERROR = "error"
+"""The only key of the settings of a rank that failed to collect its settings; the value is the error."""
+
+_PACKAGES = ("nestdata", "nestguard", "nestmodel")
+_ABSENT = "(absent)"
+_MAX_SHOWN = 5
+
+
+def rank_settings(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> Settings:
+    """Returns the settings that must be equal on all ranks: code, versions, data, model and trainer."""
+    val = data.val_dataset
+    return {
+        **{f"code of {package}": _code_digest(package) for package in _PACKAGES},
+        "version of torch": torch.__version__,
+        "version of pytorch-lightning": importlib.metadata.version("pytorch-lightning"),
+        "version of lhotse": importlib.metadata.version("lhotse"),
+        **flatten_settings(model.config, "model.config"),
+        **data.settings,
+        "data.val_corpus": repr(val.plan.fingerprint if val else None),
+        **{f"trainer.{name}": repr(getattr(trainer, name)) for name in ("precision", "gradient_clip_val", "max_steps")},
+        "trainer.val_check_interval": repr(trainer.val_check_interval),
+    }
+
+
+def rank_settings_or_error(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> Settings:
+    """Returns `rank_settings`, or the error under the key `ERROR` if they cannot be collected."""
+    try:
+        return rank_settings(model, data, trainer)
+    except Exception as error:
+        return {ERROR: last_error_line(error)}
+
+
+def compare_settings(settings_of_ranks: Sequence[Settings]) -> list[CheckResult]:
+    """Returns one result per rank.
+
+    A rank fails if it differs from the most frequent values. If two values are equally frequent, the value of the
+    lowest rank counts.
+    """
+    expected = _most_frequent([settings for settings in settings_of_ranks if ERROR not in settings])
+    return [_compare_rank(settings, expected) for settings in settings_of_ranks]
+
+
+def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, str]]:
+    """Returns the name, the value before and the value now of every setting that differs."""
+    changes = [(name, before.get(name, _ABSENT), now.get(name, _ABSENT)) for name in {**before, **now}]
+    return [change for change in changes if change[1] != change[2]]
+
+
+def _most_frequent(settings_of_ranks: Sequence[Settings]) -> Settings:
+    """Returns the most frequent value of each setting; a setting that most ranks lack is left out."""
+    names = dict.fromkeys(name for settings in settings_of_ranks for name in settings)
+    values = {
+        name: Counter(settings.get(name) for settings in settings_of_ranks).most_common(1)[0][0] for name in names
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _compare_rank(settings: Settings, expected: Settings) -> CheckResult:
+    if ERROR in settings:
+        return CheckResult(status="failed", value="not known", advice=settings[ERROR])
+    changes = changed_settings(expected, settings)
+    if not changes:
+        plan = settings.get("data.plan.fingerprint", _ABSENT).strip("'")[:12]
+        return CheckResult(status="ok", value=f"{len(settings)} settings, plan {plan}")
+    differences = [f"{name}: {here} here, {elsewhere} elsewhere" for name, elsewhere, here in changes[:_MAX_SHOWN]]
+    if len(changes) > _MAX_SHOWN:
+        differences.append(f"and {len(changes) - _MAX_SHOWN} more")
+    advice = f"{'; '.join(differences)}. Give every rank the same flags, files and installed packages."
+    return CheckResult(status="failed", value=f"{len(changes)} differ", advice=advice)
+
+
+def _code_digest(package: str) -> str:
+    """Returns a hash of the paths and contents of all Python files of an installed package."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    digest = hashlib.blake2b(digest_size=6)
+    for root in map(Path, spec.submodule_search_locations or ()):
+        for path in sorted(root.rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,125 @@
+"""Signals in every second of a start of two ranks: nothing is left behind, and the exit code is a documented one."""
+
+import os
+import signal
+import subprocess
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from nestguard import EXIT_STALLED
+from nestmodel.training.startup import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from tests.conftest import MessyCorpora
+from tests.distributed.test_command_line import start
+
+LONGEST_START_S = 120
+LEFT_BEHIND_S = 30
+"""Processes end within ten seconds of a signal on an idle machine; a busy one gets longer."""
+
+MARKER = "NESTMODEL_TEST_START"
+FAILED_RANK = 1
+
+# Ctrl-C after training has begun is Lightning's to handle, which exits with 1.
+EXIT_CODES = {
+    ("main", signal.SIGTERM): {EXIT_PREEMPTED},
+    ("main", signal.SIGINT): {EXIT_INTERRUPTED, 1},
+    ("main", signal.SIGKILL): {-signal.SIGKILL},
+    ("other", signal.SIGTERM): {EXIT_PREEMPTED},
+    ("other", signal.SIGINT): {EXIT_INTERRUPTED, EXIT_STALLED, 1},
+    ("other", signal.SIGKILL): {FAILED_RANK, EXIT_STALLED},
+    ("all", signal.SIGTERM): {EXIT_PREEMPTED},
+    ("all", signal.SIGINT): {EXIT_INTERRUPTED, 1},
+    ("all", signal.SIGKILL): {-signal.SIGKILL},
+}
+
+
+def processes_of(name: str) -> list[int]:
+    """Returns all processes that inherited a marker from the start of a run, zombies excluded."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            state = (path / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and f"{MARKER}={name}\0".encode() in (path / "environ").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+def ranks_of(pids: list[int]) -> list[int]:
+    """Returns the ranks among some processes: without monitors and helpers of Python's."""
+    ranks = []
+    for pid in pids:
+        try:
+            if b"nestmodel\0fit\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                ranks.append(pid)
+        except OSError:
+            continue
+    return ranks
+
+
+def has_trained(directory: Path) -> bool:
+    metrics = directory / "run" / "version_0" / "metrics.csv"
+    return metrics.exists() and len(metrics.read_text().splitlines()) > 1
+
+
+def signal_ranks(run: "subprocess.Popen[bytes]", name: str, target: str, number: signal.Signals) -> bool:
+    """Sends a signal to the chosen ranks; False where the other rank does not exist yet."""
+    ranks = ranks_of(processes_of(name))
+    chosen = {"main": [run.pid], "other": [pid for pid in ranks if pid != run.pid], "all": ranks or [run.pid]}[target]
+    for pid in chosen:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+    return bool(chosen)
+
+
+def wait_until_gone(run: "subprocess.Popen[bytes]", name: str, log: Path) -> int:
+    deadline = time.monotonic() + LEFT_BEHIND_S
+    while time.monotonic() < deadline:
+        code = run.poll()
+        if code is not None and not processes_of(name):
+            return code
+        time.sleep(0.1)
+    raise AssertionError(f"left behind: {processes_of(name)}, exit code {run.poll()}\n{log.read_text()}")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("target", ["main", "other", "all"])
+def test_a_signal_in_any_second_of_a_start_leaves_no_process_behind(
+    messy_corpora: MessyCorpora,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    number: signal.Signals,
+) -> None:
+    num_signalled = 0
+    for second in count(1):
+        assert second < LONGEST_START_S
+        directory = tmp_path / str(second)
+        directory.mkdir()
+        name = str(directory)
+        monkeypatch.setenv(MARKER, name)
+        # The trainer would end by itself at the last step, and the guard names a rank that was killed.
+        run = start(messy_corpora, directory, "--trainer.max_steps", "1000000", "--trainer.log_every_n_steps", "1")
+        try:
+            time.sleep(second)
+            is_training = has_trained(directory)
+            if signal_ranks(run, name, target, number):
+                num_signalled += 1
+                code = wait_until_gone(run, name, directory / "log")
+                assert code in EXIT_CODES[target, number], (second, (directory / "log").read_text())
+        finally:
+            for pid in processes_of(name):
+                os.kill(pid, signal.SIGKILL)
+            run.wait()
+        if is_training:
+            break
+    assert num_signalled > 0

@@ -1,0 +1,86 @@
+from dataclasses import replace
+
+from nestguard import Phase
+from nestguard.diagnosis import Diagnosis, DiagnosisKind
+from nestguard.process import ProcessState
+from nestguard.run_diagnosis import diagnose
+from tests.nestguard.diagnoses import LIMITS, continuing, culprits, diagnoses_of, kinds, unseen
+from tests.nestguard.views import view
+
+
+def test_a_death_stops_the_run_after_half_a_second() -> None:
+    gone = view(1, state=ProcessState.GONE, ended_s=0.1)
+    assert continuing(view(0, Phase.COLLECTIVE), gone) == ["waiting", "dead"]
+    diagnoses = diagnoses_of(view(0, Phase.COLLECTIVE), view(1, state=ProcessState.ZOMBIE, ended_s=0.6))
+    assert kinds(diagnoses) == ["waiting", "dead"]
+    assert culprits(diagnoses) == [1]
+    assert diagnoses[1].reason == "ended in FORWARD without reporting an error (SIGKILL, out of memory or a crash)"
+
+
+def test_a_failed_rank_has_two_seconds_to_exit() -> None:
+    assert continuing(view(0), view(1, Phase.FAILED, age_s=1.9)) == ["running", "failed"]
+    diagnoses = diagnoses_of(view(0), view(1, Phase.FAILED, age_s=2.1, detail="ValueError: no"))
+    assert diagnoses[1] == Diagnosis(DiagnosisKind.FAILED, "ValueError: no", True)
+
+
+def test_an_error_that_is_reported_just_before_a_death_is_detected_is_a_consequence() -> None:
+    diagnoses = diagnoses_of(
+        view(0, Phase.FAILED, age_s=0.65, detail="connection reset"), view(1, state=ProcessState.GONE, ended_s=0.6)
+    )
+    assert kinds(diagnoses) == ["failed", "dead"]
+    assert culprits(diagnoses) == [1]
+    assert diagnoses[0].reason == "after rank 1: connection reset"
+
+
+def test_a_death_after_a_failure_is_a_consequence() -> None:
+    diagnoses = diagnoses_of(
+        view(0, Phase.FAILED, age_s=1.2, state=ProcessState.GONE, ended_s=0.8, detail="ValueError: no"),
+        view(1, state=ProcessState.GONE, ended_s=0.6),
+    )
+    assert culprits(diagnoses) == [0]
+    assert diagnoses[1].reason == "after rank 0"
+
+
+def test_a_rank_that_skipped_a_collective_is_the_culprit_for_ranks_that_break_in_it() -> None:
+    broken = view(0, Phase.COLLECTIVE, 5, state=ProcessState.GONE, ended_s=0.6)
+    skipper = view(1, Phase.BACKWARD, 6, collectives=5)
+    diagnoses = diagnoses_of(broken, skipper)
+    assert kinds(diagnoses) == ["dead", "stuck"]
+    assert culprits(diagnoses) == [1]
+    assert diagnoses[0].reason == "after rank 1"
+    failed = view(1, Phase.FAILED, 6, age_s=0.5, last_phase=Phase.BACKWARD, collectives=5, detail="connection reset")
+    diagnoses = diagnoses_of(broken, failed)
+    assert kinds(diagnoses) == ["dead", "failed"]
+    assert culprits(diagnoses) == [1]
+    assert diagnoses[1].reason.startswith("skipped a collective: it has entered 5")
+    assert diagnoses[1].reason.endswith("; then failed: connection reset")
+    alone = diagnoses_of(view(0, Phase.COLLECTIVE, 5), replace(failed, age_s=2.1))
+    assert culprits(alone) == [1]
+    assert alone[1].reason.endswith("; then failed: connection reset")
+
+
+def test_a_rank_that_fails_before_a_collective_has_not_skipped_it() -> None:
+    failed = view(1, Phase.FAILED, 5, age_s=2.1, last_phase=Phase.FORWARD, collectives=5, detail="ValueError: no")
+    assert diagnoses_of(view(0, Phase.COLLECTIVE, 5), failed)[1] == Diagnosis(
+        DiagnosisKind.FAILED, "ValueError: no", True
+    )
+
+
+def test_a_node_whose_contact_was_lost_shortly_before_a_failure_is_a_culprit_as_well() -> None:
+    failed = view(0, Phase.FAILED, 5, age_s=2.1, last_phase=Phase.COLLECTIVE, detail="connection closed")
+    run = diagnose([failed, unseen(1, ended_s=3)], LIMITS)
+    assert culprits(run.diagnoses) == [0, 1]
+    assert run.cause == "no contact with rank 1; rank 0 has failed, step 5"
+    assert run.diagnoses[1].reason == "no contact between the monitors of the nodes for 3 s"
+    assert culprits(diagnose([failed, unseen(1, ended_s=500)], LIMITS).diagnoses) == [0]
+
+
+def test_a_run_whose_ranks_are_all_gone_is_stopped_at_once() -> None:
+    gone = [view(rank, state=ProcessState.GONE, ended_s=0.1 * rank) for rank in (0, 1)]
+    assert culprits(diagnoses_of(*gone)) == [1]
+
+
+def test_ranks_that_are_done_or_leaving_may_exit() -> None:
+    done = view(0, Phase.DONE, age_s=5000, state=ProcessState.GONE, ended_s=5000)
+    leaving = view(1, Phase.LEAVING, age_s=5000, state=ProcessState.ZOMBIE, ended_s=5000)
+    assert continuing(done, leaving, view(2)) == ["done", "leaving", "running"]

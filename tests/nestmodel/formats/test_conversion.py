@@ -1,0 +1,105 @@
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from nestdata import OutputError, output_file
+from nestmodel import (
+    ConfigError,
+    NestConfig,
+    NestModel,
+    WeightsError,
+    export_model,
+    import_model,
+    load_network,
+)
+from tests.conftest import MessyCorpora
+from tests.nestdata.full_disk import files_up_to
+from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint
+from tests.training import messy_data, trainer
+
+
+def test_safetensors_keep_a_whole_model_bit_for_bit(tmp_path: Path) -> None:
+    network, path = checkpoint(tmp_path)
+    exported = export_model(path, "safetensors", tmp_path / "whole.safetensors", parts="all")
+    loaded = load_network(exported)
+    assert loaded.config == network.config
+    assert_equal_states(loaded, network)
+
+
+def test_lightning_accepts_an_imported_checkpoint(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    network, path = checkpoint(tmp_path)
+    nemo = export_model(path, "nemo", tmp_path / "model.nemo")
+    imported = import_model(nemo, tmp_path / "imported.ckpt")
+    assert set(torch.load(imported, weights_only=True)) >= {"nest_config", "state_dict"}
+    assert_equal_states(load_network(imported), network)
+    validated = NestModel(CONFIG)
+    runner = trainer(tmp_path, limit_val_batches=1)
+    runner.validate(validated, datamodule=messy_data(messy_corpora), ckpt_path=imported, verbose=False)
+    assert_equal_states(validated, network)
+
+
+def test_a_missing_safetensors_package_raises_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, path = checkpoint(tmp_path)
+    encoder = export_model(path, "safetensors", tmp_path / "encoder.safetensors")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(WeightsError, match=r"encoder\.safetensors: .*pip install 'nest-pretrain\[safetensors\]'"):
+        NestModel(CONFIG, encoder, "encoder")
+    with pytest.raises(ConfigError, match="safetensors is not installed"):
+        export_model(path, "safetensors", tmp_path / "more.safetensors")
+    assert not (tmp_path / "more.safetensors").exists()
+
+
+def test_existing_files_are_kept_and_no_partial_file_remains(tmp_path: Path) -> None:
+    _, path = checkpoint(tmp_path)
+    target = tmp_path / "there.nemo"
+    target.write_text("mine")
+    with pytest.raises(OutputError, match=r"there\.nemo: exists already"):
+        export_model(path, "nemo", target)
+    with pytest.raises(ConfigError, match="nemo holds all of a model"):
+        export_model(path, "nemo", target, parts="encoder", overwrite=True)
+    assert target.read_text() == "mine"
+    export_model(path, "nemo", target, overwrite=True)
+    assert load_network(target).config.encoder == CONFIG.encoder
+    with pytest.raises(ConfigError, match="is a directory"):
+        export_model(path, "nemo", tmp_path, overwrite=True)
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["model.ckpt", "there.nemo"]
+
+
+@pytest.mark.parametrize("to", ["nemo", "huggingface", "safetensors", "checkpoint"])
+def test_a_full_disk_raises_an_error_that_names_the_target_and_leaves_nothing(to: str, tmp_path: Path) -> None:
+    _, path = checkpoint(tmp_path)
+    target = tmp_path / "target"
+    write = partial(import_model, path) if to == "checkpoint" else partial(export_model, path, to)
+    with files_up_to(20000), pytest.raises((OutputError, WeightsError), match="target: cannot be written"):
+        write(target)
+    assert [child.name for child in tmp_path.iterdir()] == ["model.ckpt"]
+
+
+@pytest.mark.parametrize("to", ["nemo", "safetensors"])
+def test_exported_files_have_default_permissions(to: str, tmp_path: Path) -> None:
+    _, path = checkpoint(tmp_path)
+    (tmp_path / "plain").touch()
+    exported = export_model(path, to, tmp_path / "target")  # type: ignore[arg-type]  # a literal
+    assert exported.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_all_files_of_an_output_are_moved_to_the_target_directory(tmp_path: Path) -> None:
+    with output_file(tmp_path / "graph.onnx", overwrite=False) as path:
+        path.write_text("graph")
+        path.with_name("graph.onnx.data").write_text("weights")
+        assert not (tmp_path / "graph.onnx.data").exists()
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["graph.onnx", "graph.onnx.data"]
+
+
+def test_safetensors_hold_the_configuration_as_json(tmp_path: Path) -> None:
+    _, path = checkpoint(tmp_path)
+    exported = export_model(path, "safetensors", tmp_path / "encoder.safetensors")
+    raw = exported.read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    assert NestConfig.from_dict(json.loads(header["__metadata__"]["nest_config"])) == CONFIG

@@ -1,0 +1,106 @@
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nestmodel import NestModel, WeightsError, export_model, load_network
+from nestmodel.formats.conversion import write_safetensors
+from nestmodel.formats.model_file import open_model_file
+from tests.nestmodel.formats.models import CONFIG, checkpoint
+
+
+def kind_of(path: Path) -> str:
+    with open_model_file(path) as file:
+        return file.kind
+
+
+def test_kind_of_a_file_is_detected_from_its_content(tmp_path: Path) -> None:
+    _, path = checkpoint(tmp_path)
+    renamed = tmp_path / "what.bin"
+    for to, kind in (("nemo", "nemo"), ("safetensors", "safetensors")):
+        export_model(path, to, renamed, overwrite=True)  # type: ignore[arg-type]  # a literal
+        assert kind_of(renamed) == kind
+    assert kind_of(path) == "checkpoint"
+    # A tar file whose last member is a zip file ends like a zip file.
+    with tarfile.open(renamed, "w") as tar:
+        tar.add(path, "model_weights.ckpt")
+    assert kind_of(renamed) == "nemo"
+
+
+def test_broken_and_foreign_files_raise_one_line_that_names_the_file(tmp_path: Path) -> None:
+    network, path = checkpoint(tmp_path)
+    whole = path.read_bytes()
+    write_safetensors(tmp_path / "whole.safetensors", network.config, network.state_dict(), "all")
+    tensors = (tmp_path / "whole.safetensors").read_bytes()
+    save_file({"a": torch.zeros(1)}, tmp_path / "bare.safetensors")
+    torch.save({"state_dict": {"a": 1}, "nest_config": asdict(CONFIG)}, tmp_path / "numbers.ckpt")
+    torch.save({"state_dict": network.state_dict()}, tmp_path / "foreign.ckpt")
+    torch.save({"state_dict": {}, "nest_config": {"encoder": {"width": 3}}}, tmp_path / "newer.ckpt")
+    torch.save([1, 2], tmp_path / "list.ckpt")
+    torch.save({"state_dict": {}, "path": tmp_path}, tmp_path / "code.ckpt")
+    for name, content in {
+        "text.ckpt": b"no checkpoint",
+        "empty.ckpt": b"",
+        "cut.ckpt": whole[: len(whole) // 2],
+        "cut.safetensors": tensors[: len(tensors) // 2],
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    expected = {
+        "text.ckpt": "neither a .nemo file",
+        "empty.ckpt": "neither a .nemo file",
+        "cut.ckpt": "neither a .nemo file",
+        "cut.safetensors": "cannot be read",
+        "bare.safetensors": "holds no nest_config",
+        "numbers.ckpt": "state_dict is not a mapping of names to tensors",
+        "foreign.ckpt": "holds no nest_config",
+        "newer.ckpt": "width is unknown",
+        "list.ckpt": "not a checkpoint of nestmodel",
+        "code.ckpt": "cannot be read",
+        "gone.ckpt": "cannot be read",
+        ".": "cannot be read",
+    }
+    for name, message in expected.items():
+        with pytest.raises(WeightsError, match=message) as caught:
+            load_network(tmp_path / name)
+        assert str(tmp_path / name) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "num_opened"), [("nemo", 1), ("checkpoint", 2), ("safetensors", 1)])
+def test_starting_from_a_file_does_not_reopen_it(kind: str, num_opened: int, tmp_path: Path) -> None:
+    """Counts calls of `open`. Torch opens a checkpoint by its path to map it; safetensors opens files in Rust."""
+    _, path = checkpoint(tmp_path)
+    if kind != "checkpoint":
+        path = export_model(path, kind, tmp_path / "model", parts="all")  # type: ignore[arg-type]  # a literal
+    opened: Counter[str] = Counter()
+
+    def count(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and active:
+            opened[str(arguments[0])] += 1
+
+    active = True
+    sys.addaudithook(count)
+    try:
+        NestModel(CONFIG, path)
+    finally:
+        active = False
+    assert opened[str(path)] == num_opened
+
+
+def test_loading_a_network_needs_no_trainer(tmp_path: Path) -> None:
+    _, path = checkpoint(tmp_path)
+    program = """
+import sys
+from nestmodel import load_network
+print(load_network(sys.argv[1]).config.encoder.d_model)
+assert not [name for name in sys.modules if name.startswith(("pytorch_lightning", "lightning", "nestmodel.training"))]
+"""
+    run = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "16\n"

@@ -1,0 +1,144 @@
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nestmodel import (
+    ConfigError,
+    EncoderConfig,
+    FeatureConfig,
+    MaskConfig,
+    OptimizerConfig,
+    QuantizerConfig,
+    config_from_nemo,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "nemo_tiny.npz"
+
+
+@pytest.fixture(scope="module")
+def nemo_section() -> Mapping[str, Any]:
+    with np.load(GOLDEN) as arrays:
+        section: Mapping[str, Any] = json.loads(str(arrays["config"]))
+    return section
+
+
+def changed(section: Mapping[str, Any], path: str, value: object) -> dict[str, Any]:
+    """Returns a copy of a NeMo section with one field changed, such as encoder.d_model."""
+    copied = copy.deepcopy(dict(section))
+    *parents, key = path.split(".")
+    target = copied
+    for parent in parents:
+        target = target[parent]
+    target[key] = value
+    return copied
+
+
+def test_section_is_translated_to_a_config(nemo_section: Mapping[str, Any]) -> None:
+    config = config_from_nemo(nemo_section)
+    assert config.features == FeatureConfig(dither=0.0)
+    assert config.quantizer == QuantizerConfig(num_classes=128)
+    assert config.masking == MaskConfig()
+    assert config.encoder == EncoderConfig(d_model=64, num_heads=4, num_layers=2, subsampling_channels=32)
+    assert config.optimizer == OptimizerConfig()
+
+
+def test_variants_are_translated_to_settings(nemo_section: Mapping[str, Any]) -> None:
+    section = changed(nemo_section, "quantizer.dist_fn", "cosine")
+    section = changed(section, "encoder.conv_norm_type", "layer_norm")
+    config = config_from_nemo(section)
+    assert (config.quantizer.distance, config.encoder.conv_norm) == ("cosine", "layer_norm")
+
+
+@pytest.mark.parametrize(("feat_in", "steps_combined"), [(80, 8), (64, 1)])
+def test_fields_that_nemo_overwrites_after_the_subsampling_may_have_either_value(
+    nemo_section: Mapping[str, Any], feat_in: int, steps_combined: int
+) -> None:
+    section = changed(nemo_section, "mask_position", "post_conv")
+    section = changed(section, "loss.combine_time_steps", steps_combined)
+    section = changed(section, "quantizer.feat_in", feat_in)
+    with pytest.raises(ConfigError, match=r"model\.quantizer\.combine_time_steps is 8, .* only 1 is"):
+        config_from_nemo(section)
+    config = config_from_nemo(changed(section, "quantizer.combine_time_steps", 1))
+    assert config.masking == MaskConfig(position="post_conv")
+
+
+def test_section_without_optimizer_gives_the_default_one(nemo_section: Mapping[str, Any]) -> None:
+    section = {key: value for key, value in nemo_section.items() if key != "optim"}
+    assert config_from_nemo(section).optimizer == OptimizerConfig()
+
+
+def test_n_fft_of_null_is_the_next_power_of_two(nemo_section: Mapping[str, Any]) -> None:
+    assert config_from_nemo(changed(nemo_section, "preprocessor.n_fft", None)).features.n_fft == 512
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("mask_position", "post_norm"),
+        ("preprocessor.normalize", "all_features"),
+        ("preprocessor.window", "hamming"),
+        ("preprocessor.log", False),
+        ("preprocessor.exact_pad", True),
+        ("preprocessor.highfreq", 4000),
+        ("preprocessor.new_field", 1),
+        ("masking.allow_overlap", False),
+        ("masking.freeze", False),
+        ("masking.mask_value", 0.0),
+        ("masking.max_mask_ratio", 0.5),
+        ("quantizer.dist_fn", "manhattan"),
+        ("quantizer.freeze", False),
+        ("quantizer.combine_time_steps", 4),
+        ("quantizer.feat_in", 40),
+        ("encoder.subsampling", "striding"),
+        ("encoder.causal_downsampling", True),
+        ("encoder.feat_out", 32),
+        ("encoder.self_attention_model", "abs_pos"),
+        ("encoder.att_context_size", [70, 13]),
+        ("encoder.att_context_style", "chunked_limited"),
+        ("encoder.untie_biases", False),
+        ("encoder.conv_norm_type", "group_norm8"),
+        ("encoder.conv_context_size", "causal"),
+        ("encoder.conv_context_size", [8, 0]),
+        ("encoder.stochastic_depth_drop_prob", 0.1),
+        ("encoder.reduction", "pooling"),
+        ("decoder.num_classes", 64),
+        ("decoder.num_decoders", 2),
+        ("decoder.use_bias", False),
+        ("loss.combine_time_steps", 1),
+        ("optim.name", "novograd"),
+        ("optim.sched.name", "CosineAnnealing"),
+        ("optim.sched.d_model", 512),
+        ("optim.sched.warmup_ratio", 0.1),
+    ],
+)
+def test_field_that_is_not_implemented_is_rejected_by_name(
+    nemo_section: Mapping[str, Any], path: str, value: object
+) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.{path}"):
+        config_from_nemo(changed(nemo_section, path, value))
+
+
+@pytest.mark.parametrize("path", ["encoder.d_model", "encoder.n_layers", "preprocessor.features", "quantizer.code_dim"])
+def test_missing_field_is_named(nemo_section: Mapping[str, Any], path: str) -> None:
+    section = changed(nemo_section, path, 0)
+    parent, key = path.split(".")
+    del section[parent][key]
+    with pytest.raises(ConfigError, match=rf"model\.{path} is missing"):
+        config_from_nemo(section)
+
+
+def test_unresolved_interpolation_is_rejected(nemo_section: Mapping[str, Any]) -> None:
+    section = changed(nemo_section, "quantizer.num_books", "${model.num_books}")
+    with pytest.raises(ConfigError, match=r"model\.quantizer\.num_books is '\$\{model\.num_books\}'"):
+        config_from_nemo(section)
+
+
+def test_missing_section_is_named(nemo_section: Mapping[str, Any]) -> None:
+    section = {key: value for key, value in nemo_section.items() if key != "encoder"}
+    with pytest.raises(ConfigError, match=r"model\.encoder is None: expected a section"):
+        config_from_nemo(section)

@@ -1,0 +1,299 @@
+"""Tests that fail when Lightning renames or changes something that `lightning_private` depends on.
+
+They use a model of one weight, so that only Lightning is tested. Where a function turns something off, the test also
+shows that it is on without the call.
+"""
+
+import csv
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.strategies import DDPStrategy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from nestmodel.training.lightning_private import (
+    allow_clipping,
+    disable_signal_handling,
+    dump_checkpoint,
+    fix_gradient_buckets,
+    launched_processes,
+    log_by_global_step,
+    process_group_timeout_s,
+    scale_loop_progress,
+    set_process_group_timeout,
+    update_logged_metrics,
+    uses_distributed_sampler,
+)
+from tests.training import trainer
+
+Hook = Callable[[pl.Trainer], Any]
+
+
+class OneWeight(pl.LightningModule):
+    """Multiplies a weight with every batch, and logs the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1, bias=False)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:  # noqa: ARG002
+        loss: torch.Tensor = self.layer(batch).sum()
+        self.log("loss", loss)
+        return loss
+
+    def train_dataloader(self) -> "DataLoader[torch.Tensor]":
+        return DataLoader(torch.arange(1.0, 13.0).unsqueeze(1), batch_size=1)  # type: ignore[arg-type]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.125)
+
+
+class TwoStepsPerBatch(OneWeight):
+    """Makes two optimizer steps per batch, so that the number of steps differs from that of batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        loss.backward()
+        for _ in range(2):
+            self.optimizers().step()  # type: ignore[union-attr]
+        return loss
+
+
+class Hooks(pl.Callback):
+    """Calls functions with the trainer."""
+
+    def __init__(self, **functions: Hook) -> None:
+        self.functions = functions
+
+    def _call(self, name: str, trainer: pl.Trainer) -> None:
+        self.functions.get(name, lambda _: None)(trainer)
+
+    def setup(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        self._call("setup", trainer)
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._call("on_train_start", trainer)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._call("on_train_batch_start", trainer)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._call("on_train_batch_end", trainer)
+
+
+class Stop(Exception):
+    """Ends a run at the end of a batch, as preemption does."""
+
+
+@pytest.fixture
+def clean_environment() -> Iterator[None]:
+    """Restores the environment variables that Lightning sets when it starts ranks, and ends the process group."""
+    before = dict(os.environ)
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def logged_steps(directory: Path, model: pl.LightningModule, **hooks: Hook) -> list[int]:
+    logger = CSVLogger(directory, name="", version="run")
+    runner = trainer(directory, [Hooks(**hooks)], max_steps=4, logger=logger, log_every_n_steps=1)
+    try:
+        runner.fit(model)
+    except Stop:
+        logger.save()
+    with (directory / "run" / "metrics.csv").open() as file:
+        return [int(row["step"]) for row in csv.DictReader(file)]
+
+
+def test_metrics_are_numbered_by_optimizer_step(tmp_path: Path) -> None:
+    assert logged_steps(tmp_path / "plain", TwoStepsPerBatch()) == [0, 1]
+    by_step = logged_steps(tmp_path / "by_step", TwoStepsPerBatch(), on_train_batch_start=log_by_global_step)
+    assert by_step == [0, 2]
+
+
+def test_metrics_of_the_last_step_are_logged_before_an_exit(tmp_path: Path) -> None:
+    def stop(runner: pl.Trainer) -> None:
+        if runner.global_step == 2:
+            raise Stop
+
+    def log_and_stop(runner: pl.Trainer) -> None:
+        if runner.global_step == 2:
+            update_logged_metrics(runner)
+            raise Stop
+
+    assert logged_steps(tmp_path / "plain", OneWeight(), on_train_batch_end=stop) == [0]
+    assert logged_steps(tmp_path / "logged", OneWeight(), on_train_batch_end=log_and_stop) == [0, 1]
+
+
+def plain(value: Any) -> Any:
+    """Returns tensors as lists, so that nested values can be compared."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def test_a_dumped_checkpoint_equals_the_one_that_lightning_writes(tmp_path: Path) -> None:
+    dumped = []
+
+    def dump(runner: pl.Trainer) -> None:
+        if runner.global_step == 2:
+            dumped.append(plain(dump_checkpoint(runner)))
+            runner.save_checkpoint(tmp_path / "model.ckpt")
+
+    trainer(tmp_path, [Hooks(on_train_batch_end=dump)], max_steps=3).fit(OneWeight())
+    written = plain(torch.load(tmp_path / "model.ckpt", weights_only=False))
+    assert dumped == [written]
+    assert written["global_step"] == 2
+    assert written["optimizer_states"]
+
+
+def checkpoint_after_two_steps(directory: Path, microbatches: int) -> dict[str, Any]:
+    found = []
+
+    def dump(runner: pl.Trainer) -> None:
+        if runner.global_step == 2 and not found:
+            found.append(dump_checkpoint(runner))
+
+    settings = {"max_steps": 3, "accumulate_grad_batches": microbatches}
+    trainer(directory, [Hooks(on_train_batch_end=dump)], **settings).fit(OneWeight())
+    return found[0]
+
+
+@pytest.mark.parametrize(("before", "now"), [(4, 2), (1, 4), (2, 2)])
+def test_scaled_progress_equals_that_of_a_run_with_the_other_number_of_microbatches(
+    tmp_path: Path, before: int, now: int
+) -> None:
+    scaled = checkpoint_after_two_steps(tmp_path, before)
+    scale_loop_progress(scaled, now)
+    expected = checkpoint_after_two_steps(tmp_path, now)["loops"]["fit_loop"]
+    assert expected["epoch_loop.batch_progress"]["total"]["ready"] == 2 * now
+    assert scaled["loops"]["fit_loop"] == expected
+
+
+def test_signals_are_not_handled_by_lightning(tmp_path: Path) -> None:
+    handlers: list[Any] = []
+    ours: Any = lambda *_: None  # noqa: E731
+    before = signal.signal(signal.SIGTERM, ours)
+    try:
+        for setup in (lambda _: None, disable_signal_handling):
+            note = Hooks(setup=setup, on_train_start=lambda _: handlers.append(signal.getsignal(signal.SIGTERM)))
+            trainer(tmp_path, [note], max_steps=1).fit(OneWeight())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert handlers[0] is not ours, "Lightning no longer handles SIGTERM"
+    assert handlers[1] is ours
+
+
+def test_no_signal_is_broadcast_before_every_microbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning sees two ranks that are connected; their collectives are only counted."""
+    monkeypatch.setattr(pl.Trainer, "world_size", 2)
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda *_, **__: broadcasts.append(1))
+    for setup, expected in ((lambda _: None, 3), (disable_signal_handling, 0)):
+        broadcasts: list[int] = []
+        with monkeypatch.context() as connected:
+            start = Hooks(
+                setup=setup,
+                on_train_start=lambda _, c=connected: c.setattr(torch.distributed, "is_initialized", lambda: True),  # type: ignore[misc]
+            )
+            trainer(tmp_path, [start], max_steps=3, use_distributed_sampler=False).fit(OneWeight())
+        assert len(broadcasts) == expected
+
+
+class Clipped(OneWeight):
+    """Uses a fused optimizer."""
+
+    def __init__(self, prepare: Callable[[torch.optim.Optimizer], None]) -> None:
+        super().__init__()
+        self.prepare = prepare
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        optimizer = torch.optim.AdamW(self.parameters(), fused=True)
+        self.prepare(optimizer)
+        return optimizer
+
+
+def test_gradients_of_a_fused_optimizer_can_be_clipped(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_steps": 1, "precision": "bf16-mixed", "gradient_clip_val": 1.0}
+    with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
+        trainer(tmp_path, **settings).fit(Clipped(lambda _: None))
+    runner = trainer(tmp_path, **settings)
+    runner.fit(Clipped(allow_clipping))
+    assert runner.global_step == 1
+
+
+@pytest.mark.usefixtures("clean_environment")
+def test_ddp_receives_fixed_buckets_and_the_group_its_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, Any]] = []
+    models: list[Any] = []
+    start = torch.distributed.init_process_group
+
+    def noting_start(*arguments: Any, **options: Any) -> None:
+        started.append(options)
+        start(*arguments, **options)
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", noting_start)
+    strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=66))
+    hooks = Hooks(setup=fix_gradient_buckets, on_train_start=lambda runner: models.append(runner.strategy.model))
+    runner = trainer(tmp_path, [hooks], max_steps=1, strategy=strategy)
+    assert process_group_timeout_s(runner) == 66.0
+    set_process_group_timeout(runner, 77.0)
+    assert process_group_timeout_s(runner) == 77.0
+    runner.fit(OneWeight())
+    assert [options["timeout"] for options in started] == [timedelta(seconds=77)]
+    (model,) = models
+    assert isinstance(model, DistributedDataParallel)
+    assert (model.find_unused_parameters, model.broadcast_buffers) == (True, False)
+
+
+def test_a_run_on_one_device_has_no_process_group_timeout(tmp_path: Path) -> None:
+    runner = trainer(tmp_path)
+    set_process_group_timeout(runner, 77.0)
+    assert process_group_timeout_s(runner) is None
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_the_setting_of_the_distributed_sampler_is_read(tmp_path: Path, is_used: bool) -> None:
+    assert uses_distributed_sampler(trainer(tmp_path, use_distributed_sampler=is_used)) == is_used
+
+
+class Started:
+    """Stands for a process that has ended successfully."""
+
+    pid, returncode = 1, 0
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+@pytest.mark.usefixtures("clean_environment")
+def test_the_processes_that_lightning_starts_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = trainer(tmp_path, devices=2, strategy="ddp")
+    rank = Started()  # without `send_signal`, so that it cannot be killed
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: rank)
+    launcher = runner.strategy.launcher
+    assert launcher is not None
+    assert launcher.launch(lambda: list(launched_processes(runner))) == [rank]
+    launched_processes(runner).clear()
+    launcher.kill(signal.SIGTERM)
+
+
+def test_a_run_on_one_device_starts_no_processes(tmp_path: Path) -> None:
+    assert launched_processes(trainer(tmp_path)) == []

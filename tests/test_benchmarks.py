@@ -1,0 +1,63 @@
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peer import run_peer
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+# The record runs commands of older checkouts, and depends on nothing but the standard library.
+STARTS_PROCESSES = {"peer.py", "run_record.py"}
+
+
+def python(program: str) -> list[str | Path]:
+    return [sys.executable, "-c", program]
+
+
+def test_the_output_of_a_peer_is_returned(tmp_path: Path) -> None:
+    program = "import os, sys; print(os.getcwd(), os.environ['A']); print('a warning', file=sys.stderr)"
+    assert run_peer(python(program), cwd=tmp_path, env={"A": "b"}) == f"{tmp_path.resolve()} b\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("raise ValueError('no such model')", "exit code 1: ValueError: no such model"),
+        ("import sys; print('first\\nlast\\n\\n ', file=sys.stderr); sys.exit(3)", "exit code 3: last"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "exit code -9: no message on standard error"),
+    ],
+)
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_failed_peer_ends_the_benchmark_with_its_exit_code_and_last_line(
+    program: str, message: str, echo: bool
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run_peer(python(program), echo=echo)
+    assert str(caught.value) == f"{Path(sys.executable).name} -c: {message}"
+
+
+def test_much_output_on_both_streams_does_not_block() -> None:
+    program = "import sys; print('o' * 10**6); print('e' * 10**6, file=sys.stderr); print('o' * 10**6)"
+    assert len(run_peer(python(program))) == 2 * 10**6 + 2
+
+
+def test_the_errors_of_a_peer_are_passed_on_while_it_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_peer(python("import sys; print('out'); print('err', file=sys.stderr)"), echo=True) == ""
+    assert capfd.readouterr() == ("out\n", "err\n")
+
+
+def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"gone -c: cannot be started \(No such file or directory: .*gone\)"):
+        run_peer([tmp_path / "gone", "-c"])
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.name)
+def test_benchmarks_start_processes_through_run_peer_only(path: Path) -> None:
+    imported = {
+        alias.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert ("subprocess" in imported) == (path.name in STARTS_PROCESSES)

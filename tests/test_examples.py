@@ -1,0 +1,48 @@
+"""Runs the programs in examples/."""
+
+import ast
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+def load(name: str) -> ModuleType:
+    path = Path(__file__).parents[1] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_use_public_names_alone(path: Path) -> None:
+    imported = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    modules = {node.module for node in imported if str(node.module).startswith("nest")}
+    assert modules <= {"nestdata", "nestmodel", "nestguard"}
+
+
+@pytest.mark.slow
+def test_the_training_loop_lowers_the_loss() -> None:
+    torch.manual_seed(0)
+    losses = load("training_loop").main(num_steps=12)
+    assert len(losses) == 12
+    assert sum(losses[-3:]) < sum(losses[:3])
+
+
+def test_audio_of_ones_own_becomes_batches() -> None:
+    batch = load("own_corpus").main()
+    assert batch.audio.shape == batch.noisy_audio.shape
+    torch.testing.assert_close(batch.noisy_audio, batch.audio + batch.noise)
+    assert {mix.mode for mix in batch.mixes} == {"noise"}
+
+
+@pytest.mark.slow
+def test_features_train_a_classifier() -> None:
+    assert load("features_to_classifier").main() > 0.9
