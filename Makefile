@@ -6,13 +6,21 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := demo
 
-.PHONY: demo test test-faults soak check format clean
+# One worker for each core this process may use, up to eight; a worker needs about 1 GB of memory.
+PYTEST := -m pytest --numprocesses auto --maxprocesses 8
+
+# Old and new releases of other packages warn of things that are not ours to change.
+WARNINGS_PASS := --override-ini filterwarnings=default
+
+PIP_INSTALL := pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test test-isa test-faults test-lowest test-newest soak check format wheel test-wheel clean
 
 # One install for every target: the packages in place, with the pinned versions of what they need.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/$(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 # Prepares the demo corpus, shows its plan and one batch of it, and trains the demo model.
@@ -31,13 +39,33 @@ demo: $(READY)
 	@echo "curves:      $(DEMO)/run/version_0/curves.png"
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python $(PYTEST)
 
-# The whole matrix of faults: real ranks that are killed, stopped and stuck. Up to half an hour.
+# The numerical and the bit-for-bit tests under each instruction set that this CPU has.
+test-isa: $(READY)
+	$(BIN)/python -m tests.isa
+
+# The whole fault matrix: real ranks that are killed, stopped and stuck. Its time limits need the cores to themselves,
+# so it runs in one process. Up to half an hour.
 test-faults: $(READY)
 	$(BIN)/python -m pytest -m 'faults or multiprocess' tests/distributed tests/nestmodel
 
-# Twenty minutes of training under the stall guard, which must not say a word.
+# The lowest versions that pyproject.toml allows. The export extra needs a later torch, and transformers later packages.
+test-lowest:
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/$(PIP_INSTALL) --constraint constraints-lowest.txt \
+		--editable '.[dask,huggingface,probe,safetensors,test]'
+	.venv-lowest/bin/python $(PYTEST) $(WARNINGS_PASS)
+
+# The newest release of everything that pyproject.toml allows.
+test-newest:
+	rm -rf .venv-newest
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/$(PIP_INSTALL) --upgrade --editable '.[dev]'
+	.venv-newest/bin/pip freeze --exclude-editable
+	.venv-newest/bin/python $(PYTEST) $(WARNINGS_PASS)
+
+# Twenty minutes of training under the stall guard, which must not raise an alarm.
 soak: $(READY)
 	$(BIN)/python -m tests.distributed.soak --minutes 20
 
@@ -51,5 +79,14 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# A source archive, and the wheel that is built from it, in dist/.
+wheel: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build
+
+# Installs the wheel without extras into a new environment and runs the commands there, in an empty directory.
+test-wheel: wheel
+	$(PYTHON) tests/wheel_smoke.py dist/*.whl
+
 clean:
-	rm -rf $(VENV) $(DEMO) build *.egg-info
+	rm -rf $(VENV) .venv-lowest .venv-newest $(DEMO) build dist *.egg-info

@@ -1,32 +1,76 @@
+"""Settings of every test run, the corpora that many tests share, and how parallel workers divide the tests.
+
+Imports neither package at the top: jaxtyping must be asked to check them before they are imported.
+"""
+
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
 
-from tests.synthesis import banked_noise, messy_noise, messy_speech, windowed_speech
-
 # The same examples in every run, however slow the machine; `--hypothesis-profile default` searches for new ones.
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("steady")
 
-# A run in the background of a shell ignores Ctrl-C, and so would every process that it starts.
+# A shell starts background jobs with SIGINT ignored, and every process that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # With more threads than free cores, an operation on a small tensor waits longer for its threads than it computes.
 torch.set_num_threads(1)
 
+RUNS_OF_PROCESSES = ("tests/nestguard/", "tests/distributed/", "tests/cli/test_preflight.py")
+"""Tests that start several processes with time limits: one worker takes them all, so no two run at a time."""
+
+NUMERICS = (
+    "tests/golden/",
+    "tests/distributed/test_exact.py",
+    "tests/distributed/test_fit.py",
+    "tests/distributed/test_world_sizes.py",
+    "tests/nestdata/batch/",
+    "tests/nestdata/corpus/test_audio.py",
+    "tests/nestdata/corpus/test_bank.py",
+    "tests/nestdata/plan/",
+    "tests/nestdata/test_stateless_rng.py",
+    "tests/nestmodel/evaluate/test_extract.py",
+    "tests/nestmodel/formats/test_huggingface.py",
+    "tests/nestmodel/formats/test_nemo_archive.py",
+    "tests/nestmodel/nn/",
+    "tests/nestmodel/training/test_module.py",
+    "tests/nestmodel/training/test_resume.py",
+)
+"""Tests that compare numbers or bytes that an instruction set could change: all of them are marked `numerics`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(NUMERICS):
+            item.add_marker(pytest.mark.numerics)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives whole modules to the workers of `pytest -n`, so that each module's fixtures are made once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::", 1)[0]
+            return "runs of processes" if path.startswith(RUNS_OF_PROCESSES) else path
+
+    return Scheduling(config, log)
+
 
 @dataclass(frozen=True)
 class MessyCorpora:
-    """Where the corpora of `tests.synthesis` lie: as many ways of loading as there are, in one speech corpus."""
+    """Paths of the corpora of `tests.synthesis`, whose cuts need every way of loading there is."""
 
     speech: Path
     noise: Path
     windows: Path
-    """More speech: windows of long recordings, one of which has broken."""
+    """More speech: windows of long recordings, one of which is broken."""
 
     banked: Path
     """The noise, as a sample bank."""
@@ -34,6 +78,8 @@ class MessyCorpora:
 
 @pytest.fixture(scope="session")
 def messy_corpora(tmp_path_factory: pytest.TempPathFactory) -> MessyCorpora:
+    from tests.synthesis import banked_noise, messy_noise, messy_speech, windowed_speech
+
     directory = tmp_path_factory.mktemp("messy")
     return MessyCorpora(
         speech=messy_speech(directory).path,

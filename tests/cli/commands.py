@@ -18,7 +18,7 @@ class Outcome:
         return [line for line in self.err.splitlines() if line.startswith("error: ")]
 
 
-def run(command: str, *arguments: object, cwd: Path, timeout_s: float = 120) -> Outcome:
+def run(command: str, *arguments: object, cwd: Path, timeout_s: float = 400) -> Outcome:
     """Runs `nestdata` or `nestmodel`; both live beside this Python."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     done = subprocess.run(

@@ -11,7 +11,7 @@ from nestcli.nestmodel import main
 from tests.cli.commands import run
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
-from tests.distributed.runs import free_port
+from tests.ports import free_port
 from tests.synthesis import folder_corpus, hiss
 
 
@@ -96,7 +96,7 @@ def test_a_rank_with_another_seed_is_named_and_every_rank_ends_with_1(
         for rank in range(2)
     ]
     try:
-        (out, _), (nothing, _) = [rank.communicate(timeout=100) for rank in ranks]
+        (out, _), (nothing, _) = [rank.communicate(timeout=300) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

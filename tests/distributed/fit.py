@@ -11,7 +11,7 @@ import torch
 
 from nestmodel import NestModel
 from tests.conftest import MessyCorpora
-from tests.training import FirstGradients, Recorder, messy_data, tiny_config, trainer
+from tests.training import FirstGradients, ProportionalSteps, Recorder, messy_data, tiny_config, trainer
 
 
 def main(argv: list[str]) -> None:
@@ -19,7 +19,12 @@ def main(argv: list[str]) -> None:
     world_size, directory = int(argv[2]), Path(argv[3])
     model, recorder, first = NestModel(tiny_config()), Recorder(), FirstGradients()
     runner = trainer(
-        directory, [recorder, first], max_steps=5, devices=world_size, strategy="ddp", limit_val_batches=1.0
+        directory,
+        [recorder, first, ProportionalSteps()],
+        max_steps=5,
+        devices=world_size,
+        strategy="ddp",
+        limit_val_batches=1.0,
     )
     runner.fit(model, datamodule=messy_data(corpora, microbatches_per_step=4))
     seen = {"keys": recorder.keys, "losses": recorder.losses}

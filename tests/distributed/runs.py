@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import torch
 from nestmodel.training.checkpoints import find_checkpoints
 from nestmodel.training.startup import STARTER
 from tests.conftest import MessyCorpora
+from tests.ports import free_port
 from tests.training import messy_data
 
 MICROBATCHES_PER_STEP = 4
@@ -46,6 +46,9 @@ class Run:
 
     blind_rank: int | None = None
     """A rank that finds no checkpoint."""
+
+    proportional_steps: bool = False
+    """Trains with `ProportionalSteps`, for a comparison with a run that adds up in another order."""
 
     max_minutes: float | None = None
     limit_val_batches: int = 0
@@ -137,6 +140,7 @@ class Run:
             "limits": self.limits,
             "num_nodes": len(self.hosts) or 1,
             "blind_rank": self.blind_rank,
+            "proportional_steps": self.proportional_steps,
             "max_minutes": self.max_minutes,
             "limit_val_batches": self.limit_val_batches,
             "val_check_interval": self.val_check_interval,
@@ -209,13 +213,6 @@ def monitors() -> dict[int, str]:
             if "\0nestguard\0" in words:
                 found[int(path.parent.name)] = words
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-        return port
 
 
 def _wait(processes: list["subprocess.Popen[bytes]"], patience_s: float) -> list[int]:

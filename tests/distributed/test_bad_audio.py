@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,16 +20,17 @@ def test_unreadable_audio_is_replaced_equally_on_any_number_of_ranks(tmp_path: P
     truncated.write_bytes(truncated.read_bytes()[: truncated.stat().st_size // 2])
     vanished.unlink()
     empty.write_bytes(b"")
-    one = Run(corpora=corpora, directory=tmp_path / "one", max_steps=STEPS)
+    settings: dict[str, Any] = {"corpora": corpora, "max_steps": STEPS, "proportional_steps": True}
+    one = Run(directory=tmp_path / "one", **settings)
     assert one.start() == [0], one.log(0)
-    two = Run(corpora=corpora, directory=tmp_path / "two", max_steps=STEPS, world_size=2, num_workers=num_workers)
+    two = Run(directory=tmp_path / "two", world_size=2, num_workers=num_workers, **settings)
     assert two.start() == [0, 0], two.log(0) + two.log(1)
     all_microbatches = {(step, microbatch) for step in range(STEPS) for microbatch in range(MICROBATCHES_PER_STEP)}
     assert one.seen().keys() == two.seen().keys() == all_microbatches
     assert two.seen() == one.seen()
     assert two.replaced() == one.replaced()
     assert {reason for _, reason in two.replaced()} == {"truncated", "missing", "empty"}
-    assert two.losses() == pytest.approx(one.losses(), rel=1e-4)
+    assert two.losses() == pytest.approx(one.losses(), rel=1e-5)  # float32 sums over other ranks
     log = two.log(0) + two.log(1)
     for reason in ("truncated", "missing", "empty"):
         assert f"speech replaced, {reason}: cut" in log

@@ -73,7 +73,7 @@ def test_fit_has_one_stall_guard_with_the_given_limits(messy_corpora: MessyCorpo
         wait_for_steps(run, tmp_path)
         assert sum(str(tmp_path) in words for words in monitors().values()) == 1
         os.kill(child_of(run.pid), signal.SIGSTOP)
-        assert run.wait(timeout=30) == EXIT_STALLED
+        assert run.wait(timeout=90) == EXIT_STALLED
     finally:
         run.kill()
         run.wait()
@@ -93,14 +93,14 @@ def test_a_preset_on_two_ranks_exits_on_sigterm_and_resumes_from_there(
     try:
         wait_for_steps(run, tmp_path)
         os.kill(child_of(run.pid), signal.SIGTERM)
-        assert run.wait(timeout=60) == EXIT_PREEMPTED, (tmp_path / "log").read_text()
+        assert run.wait(timeout=120) == EXIT_PREEMPTED, (tmp_path / "log").read_text()
     finally:
         run.kill()
         run.wait()
     (left,) = find_checkpoints(tmp_path / "run" / "version_0" / "checkpoints")
     assert f"preempted after step {left.step}" in (tmp_path / "log").read_text()
     again = start(messy_corpora, tmp_path, "--trainer.max_steps", str(left.step + 1))
-    assert again.wait(timeout=90) == 0, (tmp_path / "log").read_text()
+    assert again.wait(timeout=200) == 0, (tmp_path / "log").read_text()
     assert newest_checkpoint(tmp_path / "run") == (
         tmp_path / "run" / "version_1" / "checkpoints" / f"step_{left.step + 1:08d}.ckpt"
     )

@@ -95,25 +95,24 @@ def test_a_run_resumes_from_the_previous_checkpoint_when_writing_one_fails(
 @pytest.mark.slow
 @pytest.mark.faults
 def test_a_run_resumes_with_another_number_of_ranks(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    validation: dict[str, Any] = {"val_check_interval": 2, "limit_val_batches": 1}
-    plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", max_steps=STEPS, world_size=2, **validation)
+    settings: dict[str, Any] = {"val_check_interval": 2, "limit_val_batches": 1, "proportional_steps": True}
+    plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", max_steps=STEPS, world_size=2, **settings)
     assert plain.start() == [0, 0], plain.log(0)
-    moved = Run(corpora=messy_corpora, directory=tmp_path / "moved", max_steps=STEPS, **validation)
+    moved = Run(corpora=messy_corpora, directory=tmp_path / "moved", max_steps=STEPS, **settings)
     assert moved.start(faults={0: ("kill", 1, 2)}) == [-signal.SIGKILL]
     moved.max_steps = 3
     assert moved.start(world_size=4) == [0] * 4, moved.log(0)
     moved.max_steps = STEPS
     assert moved.start(world_size=2) == [0, 0], moved.log(0)
     assert moved.seen() == plain.seen()
-    assert moved.losses() == pytest.approx(plain.losses(), rel=1e-4)
+    # A sum over other ranks has another order: float32 rounds it by some 1e-7 of its largest term.
+    assert moved.losses() == pytest.approx(plain.losses(), rel=1e-5)
     assert list(plain.validations()) == [2, 4]
-    assert moved.validations() == pytest.approx(plain.validations(), rel=1e-4)
+    assert moved.validations() == pytest.approx(plain.validations(), rel=1e-5)
     assert moved.checkpoint()["epoch"] == plain.checkpoint()["epoch"] == 1
-    # Some weights have no influence on the loss. Their gradients are rounding errors, which AdamW scales up like any
-    # other gradient, so that these weights are not compared.
     ours, theirs = (run.checkpoint()["state_dict"] for run in (moved, plain))
-    for name in (name for name in theirs if name.startswith("decoder") or "running_var" in name or "tracked" in name):
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-5, msg=name)
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-5, msg=name)
 
 
 @pytest.mark.multiprocess

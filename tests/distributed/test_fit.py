@@ -19,7 +19,7 @@ def fit_with(corpora: MessyCorpora, directory: Path, world_size: int) -> dict[st
     command = [sys.executable, "-m", "tests.distributed.fit", corpora.speech, corpora.noise, world_size, directory]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [str(word) for word in command], cwd=REPOSITORY, env=environment, timeout=200, capture_output=True, text=True
+        [str(word) for word in command], cwd=REPOSITORY, env=environment, timeout=400, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in range(world_size)]
@@ -34,6 +34,7 @@ def test_one_rank_and_two_ranks_make_equal_optimizer_steps(messy_corpora: MessyC
     assert keys[0] == keys[1]
     assert len(two["ranks"][0]["keys"]) == len(two["ranks"][1]["keys"])
     assert two["ranks"][0]["losses"] == two["ranks"][1]["losses"]
+    # Float32 sums over other ranks have another order, which rounds them by some 1e-7 of their largest term.
     assert one["ranks"][0]["losses"] == pytest.approx(two["ranks"][0]["losses"], rel=1e-5)
     for name, grad in one["grads"].items():
         difference = (two["grads"][name] - grad).norm()

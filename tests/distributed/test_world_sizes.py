@@ -26,7 +26,7 @@ def run_ranks(
             arguments = [*paths, rank, world_size, num_workers, num_threads, num_steps, output]
             command = [sys.executable, "-m", "tests.distributed.rank", *map(str, arguments)]
             processes.append(subprocess.Popen(command, cwd=REPOSITORY))
-        assert [process.wait(timeout=120) for process in processes] == [0] * world_size
+        assert [process.wait(timeout=400) for process in processes] == [0] * world_size
     finally:
         for process in processes:
             process.kill()
@@ -45,7 +45,10 @@ def expected(messy_corpora: MessyCorpora) -> dict[tuple[int, int], dict[str, Any
 # torchrun sets one thread per process if it starts several ranks, so the number of threads varies with the world size.
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "num_workers", "num_threads"), [(1, 0, 4), (2, 1, 2), (4, 0, 1)])
+@pytest.mark.parametrize(
+    ("world_size", "num_workers", "num_threads"),
+    [(1, 0, 4), (2, 1, 2), pytest.param(4, 0, 1, marks=pytest.mark.faults)],
+)
 def test_steps_are_equal_byte_for_byte_for_any_world_size(
     messy_corpora: MessyCorpora,
     expected: dict[tuple[int, int], dict[str, Any]],

@@ -21,7 +21,7 @@ from nestmodel.training.step_limits import ends_step
 from tests.conftest import MessyCorpora
 from tests.distributed.faults import Fault
 from tests.distributed.runs import MICROBATCHES_PER_STEP
-from tests.training import messy_data, tiny_config, trainer
+from tests.training import ProportionalSteps, messy_data, tiny_config, trainer
 
 
 class Seen(pl.Callback):
@@ -58,9 +58,10 @@ def main(argv: list[str]) -> None:
     checkpoints = Checkpoints(every_n_steps=run["every_n_steps"], keep=100)
     guard = StallGuard(StallLimits(**(run["limits"] or {})), enabled=run["limits"] is not None)
     strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=run["group_timeout_s"]))
+    steps = [ProportionalSteps()] if run["proportional_steps"] else []
     runner = trainer(
         directory,
-        [Seen(directory / f"seen-{rank}.jsonl"), guard, *faults, PreemptionHandler(), checkpoints],
+        [Seen(directory / f"seen-{rank}.jsonl"), guard, *steps, *faults, PreemptionHandler(), checkpoints],
         max_steps=run["max_steps"],
         devices=world_size // run["num_nodes"],
         num_nodes=run["num_nodes"],

@@ -47,4 +47,4 @@ for name in nestdata.__all__:
 assert (random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist()) == states
 assert "pytorch_lightning" not in sys.modules and "nestmodel" not in sys.modules and "nestcli" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)

@@ -1,16 +1,16 @@
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from nestguard import EXIT_STALLED
-from tests.nestguard.runs import LONG_LIMITS, Run, is_connected, run, wait_until
+from tests.nestguard.runs import LONG_LIMITS, PATIENCE_S, Run, is_connected, run, wait_until
+from tests.ports import free_port
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]
 
 
 def wait_for_monitor(started: Run) -> None:
@@ -122,11 +122,6 @@ def test_suspending_the_monitor_together_with_its_ranks_is_not_a_stall(tmp_path:
         assert not started.reports
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def test_two_nodes_print_the_same_table_of_all_ranks_and_both_end(tmp_path: Path) -> None:
     peers = {"host": "127.0.0.1", "port": free_port(), "run_id": "a"}
     limits = {"step_s": 4.0}  # long enough for the monitors to connect first
@@ -155,10 +150,10 @@ def test_a_frozen_node_is_reported_by_the_other_node(tmp_path: Path) -> None:
     limits = {"step_s": 60.0, "first_step_s": 60.0, "node_silence_s": 2.0}
     with run(tmp_path, world_size=2, nodes=2, peers=peers, limits=limits) as started:
         frozen = [started.pid("monitor-1"), started.ranks[1].pid]
-        wait_until(lambda: is_connected(port) and (tmp_path / "barrier-20-1").exists(), 20)
+        wait_until(lambda: is_connected(port) and (tmp_path / "barrier-20-1").exists(), PATIENCE_S)
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
-        assert started.ranks[0].wait(12) == EXIT_STALLED
+        assert started.ranks[0].wait(PATIENCE_S) == EXIT_STALLED
         started.wait_for_end_of(started.pid("monitor-0"))
         assert "no message from node 1 (host host-1) for" in started.output
         assert started.diagnoses() == {"0": "waiting", "1": "silent"}
@@ -169,7 +164,7 @@ def test_losing_the_connection_to_a_monitor_is_a_warning_and_does_not_stop_the_r
     peers = {"host": "127.0.0.1", "port": port}
     with run(tmp_path, world_size=2, nodes=2, peers=peers, steps=100, limits=LONG_LIMITS) as started:
         monitor = started.pid("monitor-1")
-        wait_until(lambda: is_connected(port) and (tmp_path / "barrier-30-1").exists(), 20)
+        wait_until(lambda: is_connected(port) and (tmp_path / "barrier-30-1").exists(), PATIENCE_S)
         os.kill(monitor, signal.SIGKILL)
         assert started.exit_codes() == [0, 0]
         assert "node 1 (host host-1): lost the connection to its monitor" in started.output

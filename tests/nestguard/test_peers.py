@@ -16,15 +16,16 @@ from nestguard.peers import LocalOnly, StopDecision
 from nestguard.process import ProcessState
 from nestguard.rendezvous import connect_peers
 from nestguard.wire import view_from_json, view_to_json
+from tests.nestguard.runs import PATIENCE_S
 from tests.nestguard.views import view
+from tests.ports import free_port
 
 STOP = StopDecision({"cause": "rank 1 is stuck", "processes": [{"name": "rank-1", "is_culprit": True}]}, "a table")
 
 
 @pytest.fixture
 def config() -> PeerConfig:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return PeerConfig(host="127.0.0.1", port=server.getsockname()[1], run_id="this run")
+    return PeerConfig(host="127.0.0.1", port=free_port(), run_id="this run")
 
 
 @contextlib.contextmanager
@@ -36,7 +37,7 @@ def closing(peers: LocalOnly) -> Iterator[LocalOnly]:
 
 
 def soon(condition: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return bool(condition())
@@ -59,7 +60,7 @@ def test_views_of_a_follower_age_until_the_coordinator_uses_them(config: PeerCon
         (first,) = coordinator.views()
         time.sleep(0.05)
         (later,) = coordinator.views()
-        assert 100 <= first.age_s < later.age_s < 105
+        assert 100 <= first.age_s < later.age_s < 160
         assert first.reading.identity.host == "host-1"
 
 
@@ -71,7 +72,7 @@ def test_the_coordinator_decides_for_all_nodes_and_receives_their_stacks(config:
         assert follower.decision() == STOP
         assert STOP.culprits() == {"rank-1"}
         follower.send_dumps({"rank-2.stack.txt": "here"})
-        assert coordinator.receive_dumps(5) == {"rank-2.stack.txt": "here"}
+        assert coordinator.receive_dumps(PATIENCE_S) == {"rank-2.stack.txt": "here"}
 
 
 def test_silence_counts_from_the_last_message_on_both_sides(config: PeerConfig) -> None:
@@ -82,9 +83,13 @@ def test_silence_counts_from_the_last_message_on_both_sides(config: PeerConfig) 
         assert coordinator.silences()[1].host == "host-1"
         assert coordinator.silences()[1].seconds > 0.9
         assert follower.silences()[0].seconds > 0.9
-        coordinator.send_views([])
-        follower.send_views([])
-        assert soon(lambda: coordinator.silences()[1].seconds < 0.9 and follower.silences()[0].seconds < 0.9)
+
+        def silence_ends() -> bool:
+            coordinator.send_views([])
+            follower.send_views([])
+            return coordinator.silences()[1].seconds < 0.9 and follower.silences()[0].seconds < 0.9
+
+        assert soon(silence_ends)
 
 
 def test_a_follower_that_says_goodbye_is_not_silent_and_keeps_its_last_views(
@@ -122,7 +127,7 @@ def test_ranks_behind_a_lost_connection_are_unseen_and_a_warning_is_logged(
 )
 def test_a_connection_from_outside_the_run_is_closed(config: PeerConfig, data: bytes) -> None:
     with closing(Coordinator(config)) as coordinator, socket.create_connection((config.host, config.port)) as stranger:
-        stranger.settimeout(5)
+        stranger.settimeout(PATIENCE_S)
         stranger.sendall(data)
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""

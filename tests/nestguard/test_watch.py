@@ -12,6 +12,7 @@ import pytest
 from nestguard import Heartbeat, Identity, Phase
 from nestguard.process import ProcessState, process_state, start_ticks, started_ns
 from nestguard.watch import NodeWatch
+from tests.nestguard.runs import PATIENCE_S
 
 ME = Identity(rank=2, local_rank=0, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")
 
@@ -28,7 +29,7 @@ def state_of(process: subprocess.Popen[bytes], started: int) -> ProcessState:
 
 
 def reaches(process: subprocess.Popen[bytes], started: int, state: ProcessState) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while state_of(process, started) is not state and time.monotonic() < deadline:
         time.sleep(0.01)
     return state_of(process, started) is state
@@ -109,7 +110,7 @@ from nestguard import Heartbeat, Identity
 Heartbeat(Path({str(tmp_path)!r}), Identity(
     rank=2, local_rank=0, node_rank=1, world_size=4, local_world_size=1, host="gpu-b"))
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
     one = replace(ME, local_world_size=1)
     (view,) = NodeWatch(tmp_path, one).scan()
     assert view.is_dead  # it started after this process, so it belongs to this run

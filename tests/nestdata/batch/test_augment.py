@@ -101,7 +101,7 @@ chain = pickle.load(open(sys.argv[1] + "/chain", "rb"))
 speech = numpy.load(sys.argv[1] + "/speech.npy")
 print([hashlib.sha256(chain(speech, 5, step).tobytes()).hexdigest() for step in range(6)])
 """
-    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, check=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, check=True, timeout=300)
     assert run.stdout.decode().strip() == str([digest(varied(SPEECH, 5, step)) for step in range(6)])
 
 
@@ -114,7 +114,7 @@ assert "audiomentations" not in sys.modules
 Chain(["Gain"], 16000, name="augment.noise")
 assert "audiomentations" in sys.modules
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 @pytest.mark.parametrize(

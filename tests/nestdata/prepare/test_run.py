@@ -487,7 +487,7 @@ def test_a_killed_prepare_leaves_nothing_that_opens_and_the_next_run_works(
         partial = tmp_path / "speech.corpus.partial"
         assert partial.is_dir()
         process.send_signal(signal.SIGKILL)
-        assert process.wait(timeout=30) == -signal.SIGKILL
+        assert process.wait(timeout=300) == -signal.SIGKILL
     for path in (output, partial):
         with pytest.raises(CorpusError):
             Corpus.open(path)
@@ -536,7 +536,7 @@ def test_the_worker_processes_of_a_killed_prepare_end_by_themselves(manifest: Pa
     with busy_prepare(manifest, output) as (process, pipe):
         assert not has_no_reader(pipe, 0)
         process.kill()
-        assert process.wait(timeout=30) == -signal.SIGKILL
+        assert process.wait(timeout=300) == -signal.SIGKILL
         assert has_no_reader(pipe)
     for path in (output, tmp_path / "speech.corpus.partial"):
         with pytest.raises(CorpusError):
@@ -563,7 +563,7 @@ prepare_corpus([sys.argv[1]], sys.argv[2], jobs=2)
         assert process.stdout is not None
         assert process.stdout.readline() == "starting\n"
         os.killpg(process.pid, signal.SIGINT)
-        errors = process.communicate(timeout=60)[1]
+        errors = process.communicate(timeout=300)[1]
     assert process.returncode == -signal.SIGINT
     assert_one_interruption(errors)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
@@ -582,7 +582,7 @@ def test_ctrl_c_ends_all_processes_with_one_traceback_and_leaves_nothing_behind(
         os.killpg(process.pid, signal.SIGINT)  # a terminal signals the whole process group
         assert process.stderr is not None
         errors = process.stderr.read().decode()
-        assert process.wait(timeout=30) == -signal.SIGINT
+        assert process.wait(timeout=300) == -signal.SIGINT
         assert has_no_reader(pipe)
     assert_one_interruption(errors)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
@@ -603,7 +603,7 @@ def test_a_killed_replacement_leaves_the_old_corpus(manifest: Path, tmp_path: Pa
     before = tree(output)
     with paused_prepare(manifest, output) as process:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=300)
     assert (tmp_path / "speech.corpus.partial").is_dir()
     assert tree(output) == before
     prepare_corpus([manifest], output, PrepareConfig(sampling_rate=8000), overwrite=True)
@@ -622,7 +622,7 @@ def test_a_second_prepare_into_the_same_target_is_refused_while_the_first_one_ru
             prepare_corpus([manifest], output)
         assert tree(tmp_path) == before
         prepare_corpus([manifest], tmp_path / "other.corpus")
-        process.communicate(timeout=30)  # closes its standard input, which ends its wait
+        process.communicate(timeout=300)  # closes its standard input, which ends its wait
         assert process.returncode == 0
     assert len(Corpus.open(output)) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "other.corpus", "speech.corpus"]
@@ -669,7 +669,7 @@ for kilobytes in (4, 16, 64, 200, 400, 600, 700, 1000, 3000, 20000):
 """
     (tmp_path / "disk").mkdir()
     command = ["unshare", "-rm", sys.executable, "-c", program, long_manifest, tmp_path / "disk"]
-    words = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=120).stdout.split()
+    words = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout.split()
     assert words == sorted(words)
     assert words.count("full") > 5
     assert words.count("ok") > 0

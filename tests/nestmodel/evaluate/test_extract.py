@@ -276,7 +276,7 @@ extract_features(NestModel(tiny_config()), Corpus.open({str(corpus.path)!r}), {s
     ExtractConfig(device="cpu", max_batch_seconds=0.1),
     on_progress=lambda done, _: os.kill(os.getpid(), signal.SIGKILL) if done == 3 else None)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[3], timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[3], timeout=300)
     assert done.returncode == -9
     assert not (tmp_path / "f").exists()
     extract_features(model, corpus, tmp_path / "f", ExtractConfig(device="cpu"))

@@ -28,7 +28,7 @@ from nestmodel.preflight.checks import SHARED_MEMORY, check_restarts
 from nestmodel.preflight.hardware import largest_shapes
 from nestmodel.preflight.settings import ERROR, changed_settings, compare_settings
 from tests.conftest import MessyCorpora
-from tests.distributed.runs import free_port
+from tests.ports import free_port
 from tests.synthesis import folder_corpus, hiss
 from tests.training import tiny_config, trainer
 

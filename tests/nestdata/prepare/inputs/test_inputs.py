@@ -233,4 +233,4 @@ def test_a_folder_is_prepared_without_the_packages_for_hugging_face_data_sets(tm
         "print(sorted({'datasets', 'pandas', 'pyarrow'} & set(sys.modules)))\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "audio"), str(tmp_path / "speech.corpus")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout == "[]\n"
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout == "[]\n"

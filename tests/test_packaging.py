@@ -1,0 +1,62 @@
+"""What the installed packages and the declared versions promise."""
+
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from tests.conftest import NUMERICS, RUNS_OF_PROCESSES
+
+REPOSITORY = Path(__file__).parents[1]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+FOLDERS = {"nestcli": "cli", "nestdata": "nestdata", "nestguard": "nestguard", "nestmodel": "nestmodel"}
+
+
+def test_the_tests_that_conftest_names_exist() -> None:
+    assert [path for path in (*NUMERICS, *RUNS_OF_PROCESSES) if not (REPOSITORY / path).exists()] == []
+
+
+def pins(name: str) -> dict[str, str]:
+    """Versions by normalised package name, of a file of `name==version` lines."""
+    lines = (REPOSITORY / name).read_text().splitlines()
+    rows = [line.partition("==") for line in lines if "==" in line and not line.startswith("#")]
+    return {package.lower().replace("_", "-"): version for package, _, version in rows}
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    optional = PROJECT["project"]["optional-dependencies"]
+    return [
+        Requirement(line) for line in sum((optional[extra] for extra in extras), PROJECT["project"]["dependencies"])
+    ]
+
+
+def test_every_directory_with_code_is_in_the_wheel() -> None:
+    found = set()
+    for package, folder in FOLDERS.items():
+        for path in (REPOSITORY / folder).rglob("__init__.py"):
+            found.add(".".join([package, *path.parent.relative_to(REPOSITORY / folder).parts]))
+    assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == sorted(found)
+
+
+def test_every_file_that_is_no_code_is_in_the_wheel() -> None:
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    for package, folder in FOLDERS.items():
+        root = REPOSITORY / folder
+        files = {path for path in root.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+        assert files == {path for pattern in data.get(package, []) for path in root.glob(pattern)}
+
+
+def test_the_lowest_version_of_each_dependency_is_the_one_that_was_tested() -> None:
+    lowest = pins("constraints-lowest.txt")
+    for requirement in requirements("dask", "huggingface", "probe", "safetensors", "test"):
+        bounds = [one.version for one in requirement.specifier if one.operator == ">="]
+        assert bounds, requirement
+        assert Version(lowest[requirement.name.lower()]) == Version(bounds[0]), requirement
+
+
+def test_the_pinned_versions_are_within_the_declared_ranges() -> None:
+    pinned = pins("constraints.txt")
+    for requirement in requirements("dask", "export", "huggingface", "probe", "safetensors", "test"):
+        if requirement.name != "nest-pretrain":
+            assert requirement.specifier.contains(pinned[requirement.name.lower()]), requirement
