@@ -300,7 +300,7 @@ def _check_fits(corpora: Sequence[Lengths], rate: int, budget: Budget, min_sampl
         raise PlanError(
             f"{too_long} of {num_cuts} cuts are longer than plan.max_batch_seconds allows "
             f"({fits / rate:g} s{counted}), the longest lasts {longest / rate:.1f} s. Raise max_batch_seconds, "
-            f"or prepare the corpus with --max-seconds {fits / rate:g} or --window {fits / rate:g}."
+            f"or prepare the corpus with --max-seconds {fits / rate:g} or --window-seconds {fits / rate:g}."
         )
     if min_samples > fits:
         raise PlanError(

@@ -34,7 +34,7 @@ _ADVICE: dict[str, str] = {
     "not_finite": "Convert the files again: they hold NaN or Inf.",
     "silent": "See that the right channel is read (--channel).",
     "too_short": "Lower --min-seconds to keep them.",
-    "too_long": "Raise --max-seconds, or cut them with --window.",
+    "too_long": "Raise --max-seconds, or cut them with --window-seconds.",
     "duplicate_id": "Drop one of the two, or give the span of each line an offset.",
     "rate_too_low": "Lower --min-rate to keep them.",
     "no_such_channel": "Give another --channel.",

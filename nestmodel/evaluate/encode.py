@@ -306,7 +306,7 @@ def _computed(
                 f"a batch of {len(loaded)} utterances, {seconds:.0f} s with padding, does not fit into memory. "
                 "Lower --max-batch-seconds."
             ) from error
-        detail = f"its {seconds:.0f} s do not fit into memory: prepare it with --window, and give that corpus"
+        detail = f"its {seconds:.0f} s do not fit into memory: prepare it with --window-seconds, and give that corpus"
         leave_out(RejectedUtterance(path_of(lines[0]) or "", lines[0]["id"], "out_of_memory", detail))
         return
     for place, (row, samples) in enumerate(loaded):
