@@ -27,6 +27,9 @@ class Parser(LightningArgumentParser):
             UsageError: Always.
         """
         line = " ".join(str(message).split())
+        if line.startswith("the following arguments are required"):
+            line = line.replace(f" {self.command}.", " ")
+            raise UsageError(f"{line}. See `nestmodel {self.command} --help`.")
         options = {option.lstrip("-") for parser in self._all_parsers() for option in parser._option_string_actions}
         known = options.difference(SEEDS)
         for name in re.findall(r"[\w.]*\.\w+", line):

@@ -22,6 +22,8 @@ from .output import console, print_json
 if TYPE_CHECKING:
     from nestdata import PlanSummary
 
+_PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
+
 
 def plan_command(
     corpora: CorpusArguments = None,
@@ -54,6 +56,8 @@ def plan_command(
 
     from .run_config import RunData
 
+    if picture and picture.suffix not in _PICTURE_SUFFIXES:
+        raise ConfigError(f"--picture is {str(picture)!r}: expected a name that ends in .png, .svg or .pdf.")
     run = RunData.read(config)
     plan_config = run.plan_config(
         microbatches_per_step=microbatches_per_step,

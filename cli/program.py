@@ -75,6 +75,8 @@ class Program:
         except _TyperUsageError as error:
             return _fail(self._usage_line(error), EXIT_USAGE)
         except Exception as error:
+            if isinstance(error, OSError) and error.filename is not None and not (called and called.is_lightning):
+                return _fail(f"{error.filename}: {error.strerror}. Check the path and its permissions.", EXIT_ERROR)
             if not _is_explained(error):
                 raise
             return _fail(_message(error), EXIT_ERROR)

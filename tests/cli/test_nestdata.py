@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -181,3 +183,28 @@ def test_preview_rejects_a_step_without_microbatches(
 ) -> None:
     assert main(["sample-batch", "preview", str(messy_corpora.speech), "--microbatches-per-step", "0"]) == 1
     assert "microbatches_per_step is 0" in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("blocked", "option", "extra"),
+    [("distributed", "--dask=tcp://host:1", "dask"), ("datasets", "--jobs=1", "huggingface")],
+)
+def test_a_missing_extra_is_one_line_with_the_pip_command(
+    blocked: str, option: str, extra: str, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"  # recognised as a Hugging Face data set by the names of its files
+    saved.mkdir()
+    for name in ("dataset_info.json", "state.json"):
+        (saved / name).write_text("{}")
+    source = f"""
+import sys
+sys.modules[{blocked!r}] = None
+from nestcli.nestdata import main
+sys.exit(main(["prepare", {str(saved)!r}, "-o", "a.corpus", {option!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert f"pip install 'nest-pretrain[{extra}]'" in line
+    assert not (tmp_path / "a.corpus").exists()

@@ -69,6 +69,8 @@ def test_json_is_the_summary_of_the_requested_plan(
         (["--weights", "1,2"], "plan.weights has 2 numbers for 1 corpora"),
         (["--world-size", "3"], "3 ranks cannot share evenly"),
         (["--num-shapes", "0"], "plan.num_shapes is 0"),
+        (["--picture", "plan.xyz"], "--picture is 'plan.xyz': expected a name that ends in .png, .svg or .pdf."),
+        (["--picture", "/gone/plan.png", *MICROBATCHES], "/gone/plan.png: No such file or directory. Check the path"),
     ],
 )
 def test_an_invalid_setting_is_one_line(
