@@ -28,8 +28,8 @@ demo: $(READY)
 	rm -rf $(DEMO)
 	$(BIN)/nestdata prepare manifests/demo/speech.json -o $(DEMO)/speech.corpus
 	$(BIN)/nestdata prepare manifests/demo/noise.json -o $(DEMO)/noise.corpus --pcm
-	$(BIN)/nestdata plan $(DEMO)/speech.corpus --world-size 2 --max-batch-seconds 40
-	$(BIN)/nestdata sample-batch preview $(DEMO)/speech.corpus --noise $(DEMO)/noise.corpus --max-batch-seconds 40 -o $(DEMO)/preview
+	$(BIN)/nestdata plan $(DEMO)/speech.corpus --config demo
+	$(BIN)/nestdata sample-batch preview $(DEMO)/speech.corpus --noise $(DEMO)/noise.corpus --config demo -o $(DEMO)/preview
 	$(BIN)/nestmodel fit --config demo --data.corpus $(DEMO)/speech.corpus --data.noise $(DEMO)/noise.corpus \
 		--trainer.default_root_dir $(DEMO)/run
 	@echo

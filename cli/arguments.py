@@ -1,42 +1,40 @@
-"""What Lightning's command line reads: its arguments, presets by name, and one line where they are wrong."""
+"""Arguments of the commands that Lightning's command line parses: presets by name, and one-line usage errors."""
 
-import difflib
 import re
-from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from pytorch_lightning.cli import LightningArgumentParser
 
-from nestmodel import preset_path
+from .program import UsageError
+from .run_config import config_path, nearest_hint, read_config
 
-# Both follow from --seed_everything.
 SEEDS = ("data.plan.seed", "model.config.seed")
+"""Settings that follow from `--seed_everything`."""
+
 _CONFIG_FLAGS = ("--config", "-c")
 
 
-class UsageError(Exception):
-    """The command line or a configuration file asks for something that does not exist."""
-
-
 class Parser(LightningArgumentParser):
-    """Reports wrong usage in one line, and leaves the exit to the command."""
+    """Reports wrong usage as an exception with a one-line message."""
 
     command = ""
-    """What of `nestmodel` is being parsed."""
+    """The command of `nestmodel` that is being parsed."""
 
     def error(self, message: str, *_: Any) -> NoReturn:
-        """Raises what is wrong, with the nearest option where one is unknown.
+        """Raises the error of jsonargparse, with the nearest option for an unknown one.
 
         Raises:
             UsageError: Always.
         """
         line = " ".join(str(message).split())
+        if line.startswith("the following arguments are required"):
+            line = line.replace(f" {self.command}.", " ")
+            raise UsageError(f"{line}. See `nestmodel {self.command} --help`.")
         options = {option.lstrip("-") for parser in self._all_parsers() for option in parser._option_string_actions}
         known = options.difference(SEEDS)
         for name in re.findall(r"[\w.]*\.\w+", line):
-            if name not in known and (near := difflib.get_close_matches(name, sorted(known), n=1)):
-                line += f"; the nearest is '{near[0]}'"
+            if name not in known:
+                line += nearest_hint(name, known)
         raise UsageError(f"{line.removesuffix('.')}. See `nestmodel {self.command} --help`.")
 
     def _all_parsers(self) -> list[Any]:
@@ -45,23 +43,34 @@ class Parser(LightningArgumentParser):
 
 
 def with_preset_paths(arguments: list[str]) -> list[str]:
-    """Lets `--config demo` name a preset that ships with the package, and checks that each file is YAML."""
+    """Returns the arguments with preset names after `--config` replaced by paths.
+
+    Raises:
+        ConfigError: A name is neither a file nor a preset.
+        UsageError: A file is not a YAML mapping.
+    """
     resolved = []
     for before, argument in zip(["", *arguments], arguments, strict=False):
         flag, equals, value = argument.partition("=")
         if before in _CONFIG_FLAGS:
-            resolved.append(_config_path(argument))
+            resolved.append(_checked_path(argument))
         elif equals and flag in _CONFIG_FLAGS:
-            resolved.append(f"{flag}={_config_path(value)}")
+            resolved.append(f"{flag}={_checked_path(value)}")
         else:
             resolved.append(argument)
     return resolved
 
 
-def _config_path(name: str) -> str:
-    path = Path(name) if Path(name).is_file() else preset_path(name)
-    try:
-        yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not YAML ({' '.join(str(error).split())}). Fix the file.") from error
+def with_explicit_booleans(arguments: list[str]) -> list[str]:
+    """Returns the arguments with `--json` as `--json=true`: jsonargparse expects a value, other commands take none."""
+    followers = [*arguments[1:], ""]
+    return [
+        "--json=true" if argument == "--json" and follower.lower() not in ("true", "false") else argument
+        for argument, follower in zip(arguments, followers, strict=True)
+    ]
+
+
+def _checked_path(name: str) -> str:
+    path = config_path(name)
+    read_config(path)
     return str(path)

@@ -1,25 +1,33 @@
-"""`nestmodel export`: a model in, a file or directory for another tool out."""
+"""`nestmodel export`: writes a model in the format of another tool."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nestmodel import ExportFormat, WeightParts, export_model
+from nestmodel import ExportFormat, WeightParts
+
+from .options import ModelArgument, Overwrite
 
 
 def export_command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A checkpoint of `nestmodel fit`, or another model.")],
+    model: ModelArgument,
     to: Annotated[
-        ExportFormat, typer.Option("--to", help="NeMo and safetensors can hold all, the others the encoder.")
+        ExportFormat,
+        typer.Option(
+            help="Format to write. nemo holds the whole model, huggingface and onnx the encoder, safetensors either."
+        ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="What to make; NAME with the ending of the format.")
+        Path | None,
+        typer.Option("--output", "-o", help="File or directory to write. [default: MODEL's name with a new suffix]"),
     ] = None,
     parts: Annotated[
-        WeightParts | None, typer.Option(help="Of safetensors: all, or the encoder. [default: encoder]")
+        WeightParts | None, typer.Option(help="Parts of the model in a safetensors file. [default: encoder]")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there at the end.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Write a model for NeMo, Hugging Face or ONNX, or its weights as safetensors."""
+    """Export a model to NeMo, Hugging Face, safetensors or ONNX."""
+    from nestmodel import export_model
+
     print(export_model(model, to, output, parts=parts, overwrite=overwrite))

@@ -1,4 +1,4 @@
-"""`nestmodel fit`, `validate` and `preflight`: Lightning's command line around our model and data."""
+"""`nestmodel fit`, `validate` and `preflight`: Lightning's command line with our model and data module."""
 
 import logging
 import sys
@@ -25,8 +25,9 @@ from nestmodel import (
 from nestmodel.training.lightning_private import launched_processes
 from nestmodel.training.startup import watch_ranks
 
-from .arguments import SEEDS, Parser, UsageError, with_preset_paths
+from .arguments import SEEDS, Parser, with_explicit_booleans, with_preset_paths
 from .preflight import PreflightTrainer
+from .program import UsageError
 
 
 class _Cli(LightningCLI):
@@ -47,12 +48,12 @@ class _Cli(LightningCLI):
         super().parse_arguments(parser, args)
         settings = self.config[self.config.subcommand]
         if settings.get("ckpt_path") == "last":
-            # None where there is none yet, so that the command that starts a run also goes on with it.
+            # None before the first checkpoint, so the same command starts a run and resumes it.
             newest = newest_checkpoint(Path(settings.trainer.default_root_dir or "."))
             settings.ckpt_path = None if newest is None else str(newest)
         path = settings.get("ckpt_path")
         if path is not None and not zipfile.is_zipfile(path):
-            found = "is no checkpoint, or a damaged one" if Path(path).exists() else "does not exist"
+            found = "not a checkpoint, or a damaged one" if Path(path).exists() else "does not exist"
             raise UsageError(
                 f"--ckpt_path {path}: {found}. Give a file that `nestmodel fit` wrote to checkpoints/, or `last`."
             )
@@ -62,7 +63,7 @@ class _Cli(LightningCLI):
         watch_ranks(lambda: launched_processes(trainer))
         settings = self.config_init[self.subcommand]["trainer"]
         if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
-            return trainer  # the user's own, or none
+            return trainer  # The user chose loggers, or none.
         csv_logger = CSVLogger(trainer.default_root_dir, name="")
         version = f"version_{csv_logger.version}"
         board = TensorBoardLogger(trainer.default_root_dir, name="", version=version, sub_dir="tensorboard")
@@ -72,7 +73,7 @@ class _Cli(LightningCLI):
     def before_fit(self) -> None:
         for callback in cast(Any, self.trainer).callbacks:
             if isinstance(callback, StallGuard):
-                callback.start(self.trainer)  # before the ranks look for each other
+                callback.start(self.trainer)  # before the ranks connect to each other
 
     def after_fit(self) -> None:
         run_dir = self.trainer.log_dir
@@ -85,11 +86,11 @@ def run(arguments: list[str]) -> int:
     """Parses the command line and runs it; returns the exit code."""
     Parser.command = arguments[0]
     on_terminal = sys.stderr.isatty()
-    # Presets are resolved in what the user typed, which is not the mistake that this warns about.
+    # The warning is meant for programs that ignore sys.argv; these are the user's arguments with presets resolved.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
-    # Nothing that a user could change.
+    # Lightning causes this one; users cannot avoid it.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
-    # Lightning advertises its maker's services at every start.
+    # Lightning prints advertisements at every start.
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda r: "Tip:" not in r.getMessage())
     cli = _Cli(
         NestModel,
@@ -97,7 +98,7 @@ def run(arguments: list[str]) -> int:
         trainer_class=PreflightTrainer,
         parser_class=Parser,
         auto_configure_optimizers=False,
-        args=with_preset_paths(arguments),
+        args=with_explicit_booleans(with_preset_paths(arguments)),
         seed_everything_default=0,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={

@@ -1,19 +1,21 @@
-"""`nestmodel import`: another tool's model in, a checkpoint out."""
+"""`nestmodel import`: converts a model of another tool to a checkpoint."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nestmodel import import_model
+from .options import Overwrite
 
 
 def import_command(
-    source: Annotated[Path, typer.Argument(metavar="MODEL", help="A .nemo file, or safetensors of a whole model.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A .nemo file, or safetensors of a whole model.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The checkpoint; NAME.ckpt for NAME.nemo.")
+        Path | None, typer.Option("--output", "-o", help="Checkpoint to write. [default: NAME.ckpt for NAME.nemo]")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file at the end.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Turn a model of NeMo into a checkpoint."""
-    print(import_model(source, output, overwrite=overwrite))
+    """Convert a NeMo or safetensors model to a checkpoint."""
+    from nestmodel import import_model
+
+    print(import_model(model, output, overwrite=overwrite))

@@ -1,36 +1,67 @@
-"""`nestdata plan`: what an epoch will look like, without reading audio."""
+"""`nestdata plan`: summarises an epoch without reading audio."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from nestdata import BatchPlan, ConfigError, Corpora, PlanConfig, PlanSummary, draw_plan, summarise_plan
+from nestdata import ConfigError
+
+from .options import (
+    AsJson,
+    ConfigFiles,
+    CorpusArguments,
+    MicrobatchesPerStep,
+    MicrobatchSeconds,
+    PlanSeed,
+    WorldSize,
+)
+from .output import console, print_json
+
+if TYPE_CHECKING:
+    from nestdata import PlanSummary
+
+_PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def plan_command(
-    corpora: Annotated[list[Path], typer.Argument(metavar="CORPUS...", help="As `nestdata prepare` writes them.")],
-    world_size: Annotated[int, typer.Option(min=1, help="Number of ranks that share a step.")] = 1,
-    microbatches: Annotated[int | None, typer.Option(help="Microbatches in a step. [default: the world size]")] = None,
-    max_batch_seconds: Annotated[float, typer.Option(help="Most audio in a microbatch.")] = 240.0,
-    min_audio_seconds: Annotated[float, typer.Option(help="Shorter cuts are lengthened to it.")] = 1.0,
-    quadratic_seconds: Annotated[float | None, typer.Option(help="q of the cost d + d²/q.")] = None,
-    max_cuts: Annotated[int | None, typer.Option(help="Most cuts in a microbatch.")] = None,
-    num_shapes: Annotated[int | None, typer.Option(help="Round lengths up to so many.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Share of hours of each corpus, as in 0.7,0.3.")] = None,
-    temperature: Annotated[float, typer.Option(help="Above 1, small corpora are seen more often.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the order.")] = 0,
-    picture: Annotated[Path | None, typer.Option(help="Where a picture (PNG, SVG or PDF) goes.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    corpora: CorpusArguments = None,
+    config: ConfigFiles = None,
+    world_size: WorldSize = 1,
+    microbatches_per_step: MicrobatchesPerStep = None,
+    max_batch_seconds: MicrobatchSeconds = None,
+    min_audio_seconds: Annotated[
+        float | None, typer.Option(help="Lengthen shorter cuts to this. [default: from the configuration, else 1]")
+    ] = None,
+    quadratic_seconds: Annotated[
+        float | None, typer.Option(help="Count a cut of d seconds as d + d²/q against the maximum; gives q.")
+    ] = None,
+    max_cuts: Annotated[int | None, typer.Option(help="Maximum number of cuts per microbatch.")] = None,
+    num_shapes: Annotated[int | None, typer.Option(help="Round padded lengths up to this many different ones.")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBERS", help="Share of each corpus in the hours of an epoch, such as 0.7,0.3."),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Above 1, small corpora are repeated more often. [default: from the configuration, else 1]"),
+    ] = None,
+    seed: PlanSeed = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the plan to this PNG, SVG or PDF file.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show steps, padding, use of the budget and what each bucket holds."""
-    config = PlanConfig(
+    """Show the steps, padding and buckets of an epoch without reading audio."""
+    from nestdata import BatchPlan, Corpora, draw_plan, summarise_plan
+
+    from .run_config import RunData
+
+    if picture and picture.suffix not in _PICTURE_SUFFIXES:
+        raise ConfigError(f"--picture is {str(picture)!r}: expected a name that ends in .png, .svg or .pdf.")
+    run = RunData.read(config)
+    plan_config = run.plan_config(
+        microbatches_per_step=microbatches_per_step,
         max_batch_seconds=max_batch_seconds,
-        microbatches_per_step=world_size if microbatches is None else microbatches,
         min_audio_seconds=min_audio_seconds,
         quadratic_seconds=quadratic_seconds,
         max_cuts=max_cuts,
@@ -39,35 +70,38 @@ def plan_command(
         temperature=temperature,
         seed=seed,
     )
-    opened = Corpora.open(corpora)
-    summary = summarise_plan(BatchPlan.of(opened, config), opened.num_samples, world_size)
+    paths = run.corpus_paths(corpora)
+    opened = Corpora.open(paths)
+    summary = summarise_plan(BatchPlan.of(opened, plan_config), opened.num_samples, world_size)
     if picture:
         draw_plan(summary, picture)
     if as_json:
-        print(json.dumps(asdict(summary), indent=2))
+        print_json(asdict(summary))
     else:
-        _print(summary, corpora)
+        _print_summary(summary, paths)
 
 
 def _numbers(text: str | None) -> tuple[float, ...] | None:
     try:
         return tuple(float(number) for number in text.split(",")) if text is not None else None
     except ValueError:
-        raise ConfigError(f"--weights is {text!r}: give one number for each corpus, with commas between.") from None
+        raise ConfigError(f"--weights is {text!r}: give one number per corpus, separated by commas.") from None
 
 
-def _print(summary: PlanSummary, paths: list[Path]) -> None:
-    out = Console(highlight=False, soft_wrap=True)
-    out.print(f"{summary.steps_per_epoch:,} steps an epoch, {summary.num_positions:,} cuts, {summary.hours:,.2f} h")
-    out.print(f"padding {100 * summary.padding:.2f} %, budget used {100 * summary.budget_used:.1f} %, ", end="")
-    out.print(f"slowest rank over mean {summary.cost_spread:g}")
-    out.print(f"{summary.num_shapes} shapes, {summary.num_repeats} cuts repeated to fill up the last step")
+def _print_summary(summary: "PlanSummary", paths: list[Path]) -> None:
+    from rich.table import Table
+
+    out = console()
+    out.print(f"{summary.steps_per_epoch:,} steps per epoch, {summary.num_positions:,} cuts, {summary.hours:,.2f} h")
+    out.print(
+        f"padding {100 * summary.padding:.2f} %, budget used {100 * summary.budget_used:.1f} %, "
+        f"slowest rank over mean {summary.cost_spread:g}"
+    )
+    out.print(f"{summary.num_shapes} shapes, {summary.num_repeats} cuts repeated to fill the last step")
     if len(summary.corpora) > 1:
         for path, corpus in zip(paths, summary.corpora, strict=True):
-            out.print(
-                f"  {path}: {100 * corpus.share:.1f} % of the hours, each cut seen {corpus.repeats_per_epoch:g} times"
-            )
-    table = Table("from, s", "to, s", "cuts in a microbatch", "steps", "hours", "padding")
+            out.print(f"  {path}: {100 * corpus.share:.1f} % of the hours, each cut {corpus.repeats_per_epoch:g} times")
+    table = Table("from, s", "to, s", "cuts per microbatch", "steps", "hours", "padding")
     for column in table.columns:
         column.justify = "right"
     for bucket in summary.buckets:

@@ -1,21 +1,25 @@
-"""`nestmodel preflight`: what one runs before the expensive run, with the flags of `nestmodel fit`."""
+"""`nestmodel preflight`: checks a distributed run before it starts, with the flags of `nestmodel fit`."""
 
-import json as json_format
 from collections.abc import Callable
 
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from nestmodel import NestDataModule, NestModel, PreflightConfig, PreflightReport, run_preflight
 
+from .output import print_json
+
 _STYLES = {"ok": "green", "skipped": "dim", "warning": "yellow", "failed": "bold red"}
-_LEAST_WIDTH = 100
+_MIN_WIDTH = 100
+"""Columns of the table where stdout is not a terminal."""
+
 _DEFAULTS = PreflightConfig()
 
 
 class PreflightTrainer(Trainer):
-    """A trainer with one more thing to do, from whose signature Lightning's command line takes the flags."""
+    """A trainer with the additional method `preflight`, whose parameters become flags of the command."""
 
     exit_code = 0
 
@@ -26,19 +30,19 @@ class PreflightTrainer(Trainer):
         num_batches: int = _DEFAULTS.num_batches,
         timeout_s: float = _DEFAULTS.timeout_s,
         json: bool = False,
-        ckpt_path: str | None = None,  # noqa: ARG002 - taken, so that the flags and files of fit can be
+        ckpt_path: str | None = None,  # noqa: ARG002 - accepted because the files and flags of fit may set it
         weights_only: bool | None = None,  # noqa: ARG002
     ) -> None:
         """Check ranks, disks, audio, memory and network before a run.
 
         Args:
-            model: What is to be trained.
-            datamodule: What it is to be trained on.
-            num_batches: Batches that each rank reads.
-            timeout_s: How long ranks wait for each other, in each check.
-            json: Whether the report is printed as JSON.
-            ckpt_path: As for fit; only looked at for whether it is there.
-            weights_only: As for fit; not used.
+            model: The model to train.
+            datamodule: The data to train on.
+            num_batches: Number of batches that each rank reads.
+            timeout_s: Seconds that ranks wait for each other in each check.
+            json: Print the result as JSON.
+            ckpt_path: As for fit. Preflight only checks that the file exists.
+            weights_only: As for fit. Preflight does not use it.
         """
         assert isinstance(model, NestModel)
         assert isinstance(datamodule, NestDataModule)
@@ -48,7 +52,7 @@ class PreflightTrainer(Trainer):
 
 
 def _print_json(report: PreflightReport) -> None:
-    print(json_format.dumps(report.as_dict(), indent=2))
+    print_json(report.as_dict())
 
 
 def _print_table(report: PreflightReport) -> None:
@@ -58,10 +62,10 @@ def _print_table(report: PreflightReport) -> None:
     table.add_column("", no_wrap=True)
     table.add_column("found", overflow="fold")
     for check in report.checks:
-        table.add_row(check.name, f"[{_STYLES[check.status]}]{check.status}[/]", check.summary)
-    console = Console(highlight=False)
+        table.add_row(check.name, Text(check.status, _STYLES[check.status]), check.summary)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console.width = max(console.width, _LEAST_WIDTH)
+        console.width = max(console.width, _MIN_WIDTH)
     console.print(table)
     for line in report.problems():
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)

@@ -1,45 +1,55 @@
-"""`nestmodel probe`: a model and labelled inputs in, accuracy of a linear probe out."""
+"""`nestmodel probe`: scores a linear probe on the encoder layers of a model, from labelled inputs."""
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from nestmodel import ProbeConfig, ProbeReport, ProbeScore, load_network, run_probe
-
+from .options import AsJson, BatchSeconds, Device, InputArguments, ModelArgument, Overwrite
+from .output import console, print_json, rejected_text
 from .progress import progress
+
+if TYPE_CHECKING:
+    from nestmodel import ProbeReport, ProbeScore
 
 
 def probe_command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A checkpoint of `nestmodel fit`, or another model.")],
-    inputs: Annotated[
-        list[Path],
-        typer.Argument(metavar="INPUT...", help="What `nestdata prepare` reads: manifests, folders; or corpora."),
+    model: ModelArgument,
+    inputs: InputArguments,
+    label: Annotated[
+        str, typer.Option(help="Label to predict: language, speaker, or any other field of the manifest.")
     ],
-    label: Annotated[str, typer.Option(help="What is predicted: language, speaker, or any field of the manifest.")],
-    held_out: Annotated[float, typer.Option(help="Share of each class that is scored.")] = 0.25,
+    held_out: Annotated[float, typer.Option(help="Share of each class that is held out for scoring.")] = 0.25,
     held_out_where: Annotated[
-        str | None, typer.Option(help="A field and its value, such as split=test: what is scored instead of a share.")
+        str | None,
+        typer.Option(
+            metavar="FIELD=VALUE", help="Hold out the utterances with this value instead, such as split=test."
+        ),
     ] = None,
     group_by: Annotated[
-        str | None, typer.Option(help="A field, such as speaker, each value of which stays on one side of the split.")
+        str | None,
+        typer.Option(
+            metavar="FIELD", help="Keep utterances with the same value of this field, such as speaker, on one side."
+        ),
     ] = None,
     train_per_class: Annotated[
-        int | None, typer.Option(help="At most so many utterances of a class to train on. [default: all]")
+        int | None, typer.Option(help="Maximum number of training utterances per class. [default: all]")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split and of the untrained encoder.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split and of the untrained encoder.")] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Directory for probe.json, probe.png and rejected.jsonl.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Directory for probe.json, probe.png and rejected.jsonl. [default: only print]"
+        ),
     ] = None,
-    max_batch_seconds: Annotated[float, typer.Option(help="Audio in a batch, padding included.")] = 120.0,
-    device: Annotated[str, typer.Option(help="Such as cpu or cuda:1; auto takes a GPU where there is one.")] = "auto",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier probe at the end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    max_batch_seconds: BatchSeconds = 120.0,
+    device: Device = "auto",
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Tell how well a line reads a label off the encoder's layers, trained and not."""
+    """Evaluate a linear probe per encoder layer, beside an untrained encoder."""
+    from nestmodel import ProbeConfig, load_network, run_probe
+
     config = ProbeConfig(
         label=label,
         held_out=held_out,
@@ -61,35 +71,34 @@ def probe_command(
             on_progress=on_progress,
         )
     if as_json:
-        print(json.dumps(report.to_dict(), indent=2))
+        print_json(report.to_dict())
     else:
         _print_summary(report, output)
 
 
-def _print_summary(report: ProbeReport, output: Path | None) -> None:
-    out = Console(highlight=False, markup=False)
+def _print_summary(report: "ProbeReport", output: Path | None) -> None:
+    from rich.table import Table
+
+    out = console()
     table = Table("layer", "trained, %", "untrained, %")
     for layer, (trained, untrained) in enumerate(zip(report.trained, report.untrained, strict=True)):
         table.add_row(str(layer), _percent(trained), _percent(untrained))
     table.add_row("all together", _percent(report.trained_together), _percent(report.untrained_together))
     out.print(table)
-    lines = [
-        f"log-mel statistics: {_percent(report.log_mel)}   chance: {_percent(report.chance)}   (95 % intervals)",
-        f"{report.config.label}: {len(report.classes)} classes, {report.num_train} utterances to train on, "
-        f"{report.num_held_out} held out",
-    ]
+    out.print(f"log-mel statistics: {_percent(report.log_mel)}   chance: {_percent(report.chance)}   (95 % intervals)")
+    out.print(
+        f"{report.config.label}: {len(report.classes)} classes, {report.num_train} training utterances, "
+        f"{report.num_held_out} held out"
+    )
     if report.num_unlabelled:
-        lines.append(f"without the label or its group: {report.num_unlabelled} utterances")
-    for name, why in report.excluded_classes.items():
-        lines.append(f"class left out: {name}: {why}")
+        out.print(f"without the label or its group: {report.num_unlabelled} utterances")
+    for name, reason in report.excluded_classes.items():
+        out.print(f"excluded class: {name}: {reason}")
     if report.left_out:
-        reasons = ", ".join(f"{number} {reason}" for reason, number in report.left_out.items())
-        lines.append(f"left out: {reasons}" + ("" if output is None else f"; see {output / 'rejected.jsonl'}"))
+        out.print(rejected_text(report.left_out, output))
     if output is not None:
-        lines.append(f"picture: {output / 'probe.png'}")
-    for line in lines:
-        out.print(line, soft_wrap=True)
+        out.print(f"picture: {output / 'probe.png'}")
 
 
-def _percent(score: ProbeScore) -> str:
+def _percent(score: "ProbeScore") -> str:
     return f"{100 * score.accuracy:.1f} ({100 * score.low:.1f} to {100 * score.high:.1f})"

@@ -1,79 +1,96 @@
-"""`nestdata sample-batch preview`: one batch, as a table, pictures and sound."""
+"""`nestdata sample-batch preview`: shows one training batch as a table, pictures and sound."""
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from nestdata import (
-    AudioNoiseDataset,
-    BatchPlan,
-    Corpus,
-    MixConfig,
-    NoiseSampler,
-    PlanConfig,
-    PreviewRow,
-    SpeakerNoiseMixer,
-    batch_digest,
-    preview_rows,
-    write_preview,
+from .options import (
+    AsJson,
+    ConfigFiles,
+    CorpusArguments,
+    MicrobatchesPerStep,
+    MicrobatchSeconds,
+    PlanSeed,
+    WorldSize,
 )
+from .output import console, print_json
 
-sample_batch = typer.Typer(help="Look at single batches.", rich_markup_mode=None)
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from nestdata import PreviewRow
+
+sample_batch = typer.Typer(rich_markup_mode=None)
 
 
 @sample_batch.callback()
 def _group() -> None:
-    """Look at single batches."""
+    """Inspect single training batches."""
 
 
-@sample_batch.command()
+@sample_batch.command(short_help="Show the first microbatch of a step and rank, as a run trains on it.")
 def preview(
-    corpus: Annotated[Path, typer.Argument(help="Speech, as `nestdata prepare` writes it.")],
-    noise: Annotated[Path | None, typer.Option(help="Noise corpus; without one, only speech is mixed in.")] = None,
-    step: Annotated[int, typer.Option(min=0, help="Optimizer step, counted from the start of training.")] = 0,
-    rank: Annotated[int, typer.Option(min=0, help="The rank whose first microbatch of the step is shown.")] = 0,
-    world_size: Annotated[int, typer.Option(min=1, help="Number of ranks that share a step.")] = 1,
-    microbatches: Annotated[int | None, typer.Option(help="Microbatches in a step. [default: the world size]")] = None,
-    max_batch_seconds: Annotated[float, typer.Option(help="Most audio in a microbatch.")] = 240.0,
-    seed: Annotated[int, typer.Option(help="Seed of the plan and of every draw.")] = 0,
-    prob: Annotated[float, typer.Option(help="Share of cuts that something is mixed into.")] = 0.5,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where pictures and sound go.")] = Path("preview"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print ids and SHA-256 of every tensor instead.")] = False,
+    corpora: CorpusArguments = None,
+    config: ConfigFiles = None,
+    noise: Annotated[
+        Path | None,
+        typer.Option(help="Noise corpus. [default: data.noise; without one, only other speech is mixed in]"),
+    ] = None,
+    step: Annotated[int, typer.Option(min=0, help="Optimizer step, counted from 0 at the start of training.")] = 0,
+    rank: Annotated[int, typer.Option(min=0, help="Rank whose first microbatch of the step is shown.")] = 0,
+    world_size: WorldSize = 1,
+    microbatches_per_step: MicrobatchesPerStep = None,
+    max_batch_seconds: MicrobatchSeconds = None,
+    mix_prob: Annotated[
+        float | None,
+        typer.Option(help="Share of cuts that receive interference. [default: from the configuration, else 0.5]"),
+    ] = None,
+    seed: PlanSeed = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the page, pictures and sound.")] = Path(
+        "preview"
+    ),
+    as_json: AsJson = False,
 ) -> None:
-    """Show the batch of one step and rank as it will be trained on."""
-    speech = Corpus.open(corpus)
-    config = PlanConfig(
-        max_batch_seconds=max_batch_seconds,
-        microbatches_per_step=world_size if microbatches is None else microbatches,
-        seed=seed,
+    """Show the first microbatch of a step and rank, as a run trains on it.
+
+    With --json, the ids of its cuts and the SHA-256 digest of every tensor are printed.
+    """
+    from nestdata import batch_digest, preview_rows, write_preview
+
+    from .run_config import RunData
+
+    run = RunData.read(config)
+    dataset = run.training_dataset(
+        run.corpus_paths(corpora),
+        noise,
+        run.plan_config(microbatches_per_step=microbatches_per_step, max_batch_seconds=max_batch_seconds, seed=seed),
+        mix_prob,
     )
-    plan = BatchPlan.of(speech, config)
-    sampler = NoiseSampler(Corpus.open(noise) if noise else None)
-    dataset = AudioNoiseDataset(speech, plan, sampler, SpeakerNoiseMixer(MixConfig(prob=prob)))
+    plan, sampling_rate = dataset.plan, dataset.corpus.sampling_rate
     batch = dataset[step, plan.microbatches_of(rank, world_size)[0]]
-    page = write_preview(batch, speech.sampling_rate, output)
+    page = write_preview(batch, sampling_rate, output)
     if as_json:
-        print(json.dumps(batch_digest(batch), indent=2))
+        print_json(batch_digest(batch))
         return
-    out = Console(highlight=False, soft_wrap=True)
+    out = console()
     out.print(
-        f"step {step} (epoch {batch.key.epoch}) of {plan.steps_per_epoch} an epoch, microbatch {batch.key.microbatch}"
+        f"step {step} (epoch {batch.key.epoch}, {plan.steps_per_epoch} steps per epoch), "
+        f"microbatch {batch.key.microbatch} of {plan.config.microbatches_per_step}"
     )
-    out.print(_table(preview_rows(batch, speech.sampling_rate)))
+    out.print(_table(preview_rows(batch, sampling_rate)))
     out.print(f"pictures and sound: {page}")
 
 
-def _table(rows: list[PreviewRow]) -> Table:
+def _table(rows: list["PreviewRow"]) -> "Table":
+    from rich.table import Table
+
     table = Table()
     for name in ("cut", "noise"):
         table.add_column(name, overflow="fold")
-    for name in ("mode", "seconds", "ratio, dB", "padding"):
+    for name in ("mode", "seconds", "SNR, dB", "padding"):
         table.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
     for row in rows:
-        ratio = "" if row.snr_db is None else f"{row.snr_db:.1f}"
-        table.add_row(row.cut, row.noise, row.mode, f"{row.seconds:.2f}", ratio, f"{100 * row.padding:.1f} %")
+        snr_db = "" if row.snr_db is None else f"{row.snr_db:.1f}"
+        table.add_row(row.cut, row.noise, row.mode, f"{row.seconds:.2f}", snr_db, f"{100 * row.padding:.1f} %")
     return table

@@ -318,7 +318,7 @@ def _check_fits(corpora: Sequence[Lengths], rate: int, budget: Budget, min_sampl
         raise PlanError(
             f"{num_cuts - num_fitting} of {num_cuts} cuts are longer than plan.max_batch_seconds allows "
             f"({seconds} s{counted}), the longest lasts {longest / rate:.1f} s. Raise max_batch_seconds, "
-            f"or prepare the corpus with --max-seconds {seconds} or --window {seconds}."
+            f"or prepare the corpus with --max-seconds {seconds} or --window-seconds {seconds}."
         )
     if min_samples > longest_allowed:
         raise PlanError(

@@ -298,7 +298,9 @@ class CorpusWriter:
         keys = records.column("num_samples")
         bits = len(keys).bit_length()
         if int(keys.max()).bit_length() + bits > 63:
-            raise ManifestError(f"a cut of {int(keys.max())} samples is too long to be sorted. Cut it with --window.")
+            raise ManifestError(
+                f"a cut of {int(keys.max())} samples is too long to be sorted. Cut it with --window-seconds."
+            )
         # Length and position share one number, so that the sort is in place and takes 8 bytes per cut.
         keys <<= bits
         for start in range(0, len(keys), _BLOCK):

@@ -35,7 +35,7 @@ _ADVICE: dict[RejectReason, str] = {
     "not_finite": "Convert the files again: they hold NaN or Inf.",
     "silent": "Check that --channel names the channel with speech.",
     "too_short": "Lower --min-seconds to keep them.",
-    "too_long": "Raise --max-seconds, or cut them with --window.",
+    "too_long": "Raise --max-seconds, or cut them with --window-seconds.",
     "duplicate_id": "Drop one of the two entries, or give each line of the same file its own offset.",
     "rate_too_low": "Lower --min-rate to keep them.",
     "no_such_channel": "Give another --channel.",

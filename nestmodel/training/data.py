@@ -56,7 +56,8 @@ class NestDataModule(pl.LightningDataModule):
 
     def __init__(
         self,
-        corpus: Path | list[Path],
+        # The list comes first: jsonargparse would otherwise save a list of paths as the repr of one path.
+        corpus: list[Path] | Path,
         noise: Path | None = None,
         val_corpus: Path | None = None,
         plan: PlanConfig = PlanConfig(),

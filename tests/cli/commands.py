@@ -1,4 +1,4 @@
-"""Runs the installed commands as a user does, in processes of their own."""
+"""Runs the installed commands in separate processes, as a user does."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ class Outcome:
 
 
 def run(command: str, *arguments: object, cwd: Path, timeout_s: float = 400) -> Outcome:
-    """Runs `nestdata` or `nestmodel`; both live beside this Python."""
+    """Runs `nestdata` or `nestmodel`, which are installed in the same environment as this Python."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     done = subprocess.run(
         [str(Path(sys.executable).parent / command), *map(str, arguments)],

@@ -18,7 +18,7 @@ CONFIG = tiny_config()
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint as `fit` writes it, in the working directory."""
+    """Returns a checkpoint as `fit` writes it, in the working directory."""
     monkeypatch.chdir(tmp_path)
     return write_checkpoint(tmp_path / "last.ckpt", CONFIG)
 
@@ -33,14 +33,14 @@ def states_are_equal(first: Path, second: Path) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def test_a_model_goes_to_nemo_and_comes_back(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_to_nemo_and_import_keep_the_weights(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "last.ckpt", "--to", "nemo"]) == 0
     assert main(["import", "last.nemo", "-o", "back.ckpt"]) == 0
     assert capsys.readouterr().out.splitlines() == ["last.nemo", "back.ckpt"]
     assert states_are_equal(checkpoint, Path("back.ckpt"))
 
 
-def test_results_are_called_like_the_model(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outputs_are_named_after_the_model(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for to in ("safetensors", "huggingface"):
         assert main(["export", str(checkpoint), "--to", to]) == 0
     assert main(["export", "last.ckpt", "--to", "safetensors", "--parts", "all", "-o", "whole.safetensors"]) == 0
@@ -56,7 +56,7 @@ def test_results_are_called_like_the_model(checkpoint: Path, capsys: pytest.Capt
 
 
 @pytest.mark.slow
-def test_an_onnx_graph_is_written(tmp_path: Path) -> None:
+def test_export_writes_an_onnx_graph(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     # One layer: most of the time goes into tracing, and tests of the format export two.
     checkpoint = write_checkpoint(tmp_path / "last.ckpt", tiny_config(num_layers=1))
@@ -67,7 +67,7 @@ def test_an_onnx_graph_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "out.onnx").is_file()
 
 
-def test_without_the_extra_onnx_says_what_to_install(
+def test_export_to_onnx_without_its_extra_names_the_extra(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
@@ -89,7 +89,7 @@ def test_without_the_extra_onnx_says_what_to_install(
         (["export", "last.ckpt", "--to", "nemo", "-o", "text.nemo"], 1, "text.nemo: exists already"),
     ],
 )
-def test_bad_input_is_one_line_that_says_what_to_do(
+def test_invalid_input_is_one_line_with_the_remedy(
     arguments: list[str], code: int, message: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("text.nemo").write_text("text")
@@ -104,7 +104,7 @@ def test_bad_input_is_one_line_that_says_what_to_do(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", ["all", "encoder"])
-def test_fit_starts_from_a_nemo_file_and_says_what_it_took(
+def test_fit_starts_from_a_nemo_file_and_reports_the_loaded_weights(
     parts: str, messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     other = NestModel(tiny_config(num_layers=3))
@@ -128,8 +128,8 @@ def test_fit_starts_from_a_nemo_file_and_says_what_it_took(
     (last,) = (tmp_path / "run").rglob("*.ckpt")
     trained = NestModel.from_checkpoint(last)
     assert set(torch.load(last, weights_only=True)) >= {"nest_config", "state_dict", "optimizer_states"}
-    near = {name: value for name, value in trained.state_dict().items() if "running" not in name}
-    for name, value in near.items():
+    trained_state = {name: value for name, value in trained.state_dict().items() if "running" not in name}
+    for name, value in trained_state.items():
         if name.startswith("encoder.") and value.is_floating_point():
             torch.testing.assert_close(value, other.state_dict()[name], rtol=0, atol=1e-6)
     same_decoder = torch.allclose(
@@ -149,7 +149,7 @@ def test_fit_refuses_a_weight_file_that_does_not_exist(
 
 
 def _plain(value: object) -> object:
-    """Tuples as lists, for YAML."""
+    """Returns the value with tuples as lists, for YAML."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

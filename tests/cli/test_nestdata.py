@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ def manifest_of(directory: Path, num_cuts: int = 3) -> Path:
     return write_jsonl(directory / "speech.json", [{"audio_filepath": f"{i}.wav"} for i in range(num_cuts)])
 
 
-def test_prepare_names_the_corpus_after_the_manifest_and_tells_what_it_left_out(tmp_path: Path) -> None:
+def test_prepare_names_the_corpus_after_the_manifest_and_reports_rejects(tmp_path: Path) -> None:
     manifest = manifest_of(tmp_path)
     with manifest.open("a") as file:
         file.write('{"audio_filepath": "gone.wav", "duration": 2.0}\n')
@@ -47,23 +49,12 @@ def test_prepare_prints_its_summary_as_json(tmp_path: Path, capsys: pytest.Captu
     assert summary["path"] == str(tmp_path / "a.corpus")
 
 
-def test_prepare_takes_what_it_is_told_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_passes_its_options_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(3):
         write_audio(tmp_path / "calls" / f"{i}.wav", chirp(100, 900, 2.5, 8000), 8000)
     write_audio(tmp_path / "calls" / "silent.wav", 0 * chirp(100, 900, 2.5))
-    options = [
-        "--format",
-        "folder",
-        "--probe",
-        "decode",
-        "--window",
-        "1",
-        "--sampling-rate",
-        "8000",
-        "--pcm",
-        "-j",
-        "2",
-    ]
+    options = ["--format", "folder", "--probe", "decode", "--window-seconds", "1", "--sampling-rate", "8000"]
+    options += ["--pcm", "-j", "2"]
     assert main(["prepare", str(tmp_path / "calls"), "-o", str(tmp_path / "a.corpus"), *options, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["num_cuts"], summary["rejected"]) == (9, {"silent": 3})
@@ -86,7 +77,7 @@ def test_prepare_takes_what_it_is_told_to(tmp_path: Path, capsys: pytest.Capture
         ('{"audio_filepath": "1.wav", "offset": -1}', r"speech.json:7: offset is -1"),
     ],
 )
-def test_prepare_names_the_line_that_it_cannot_read_and_writes_nothing(
+def test_prepare_names_an_unreadable_line_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
     manifest = manifest_of(tmp_path, 6)
@@ -98,13 +89,13 @@ def test_prepare_names_the_line_that_it_cannot_read_and_writes_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_prepare_refuses_a_manifest_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_rejects_a_missing_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prepare", str(tmp_path / "gone.json"), "-o", str(tmp_path / "a.corpus")]) == 1
     assert "gone.json: no such manifest" in error_of(capsys)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_prepare_without_a_usable_cut_gives_the_first_reason(
+def test_prepare_without_a_usable_cut_reports_the_first_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = write_jsonl(tmp_path / "speech.json", [{"audio_filepath": "gone.wav"}])
@@ -119,7 +110,7 @@ def test_prepare_without_a_usable_cut_gives_the_first_reason(
     ("arguments", "message"),
     [
         ([], "Missing command"),
-        (["prepare"], "Missing argument 'INPUT...'"),
+        (["prepare"], "Missing argument 'INPUT'"),
         (["prepare", "a.json", "--sampling-rat", "3"], "No such option: --sampling-rat"),
         (["prepare", "a.json", "--probe", "some"], "Invalid value for '--probe'"),
         (["prepare", "a.json", "--format", "csv"], "Invalid value for '--format'"),
@@ -135,17 +126,18 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert message in error_of(capsys)
 
 
-def test_several_manifests_need_a_name_for_the_corpus(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_inputs_need_a_name_for_the_corpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prepare", "a.json", "b.json"]) == 1
-    assert "-o NAME.corpus" in error_of(capsys)
+    assert "--output NAME.corpus" in error_of(capsys)
 
 
-def test_preview_shows_up_to_eight_cuts_with_pictures_sound_and_a_page(
+def test_preview_writes_pictures_sound_and_a_page_for_up_to_eight_cuts(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     outcome = run(
         *("nestdata", "sample-batch", "preview", messy_corpora.speech, "--noise", messy_corpora.noise),
-        *("--step", 2, "--max-batch-seconds", 20, "--prob", 1.0, "-o", "preview"),
+        *("--step", 2, "--max-batch-seconds", 20, "--mix-prob", 1.0, "-o", "preview"),
+        *("--microbatches-per-step", 1),
         cwd=tmp_path,
     )
     assert outcome.code == 0, outcome.err
@@ -168,7 +160,8 @@ def test_preview_shows_up_to_eight_cuts_with_pictures_sound_and_a_page(
 def test_preview_prints_the_same_digests_in_every_process_and_for_every_world_size(
     messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ["--noise", messy_corpora.noise, "--step", 3, "--max-batch-seconds", 20, "--microbatches", 4, "--json"]
+    settings = ["--noise", messy_corpora.noise, "--step", 3, "--max-batch-seconds", 20, "--json"]
+    settings += ["--microbatches-per-step", 4]
     arguments = ["sample-batch", "preview", messy_corpora.speech, *settings, "-o", tmp_path / "a"]
     in_process = run("nestdata", *arguments, "--rank", 1, "--world-size", 2, cwd=tmp_path)
     assert in_process.code == 0, in_process.err
@@ -178,39 +171,40 @@ def test_preview_prints_the_same_digests_in_every_process_and_for_every_world_si
     assert json.loads(in_process.out) == here
 
 
-def test_preview_refuses_a_rank_that_does_not_exist(
+def test_preview_rejects_a_rank_outside_of_the_world_size(
     messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sample-batch", "preview", str(messy_corpora.speech), "--rank", "2", "--world-size", "2"]) == 1
     assert "rank 2 does not exist among 2 ranks" in error_of(capsys)
 
 
-def test_preview_refuses_a_step_without_microbatches(
+def test_preview_rejects_a_step_without_microbatches(
     messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sample-batch", "preview", str(messy_corpora.speech), "--microbatches", "0"]) == 1
+    assert main(["sample-batch", "preview", str(messy_corpora.speech), "--microbatches-per-step", "0"]) == 1
     assert "microbatches_per_step is 0" in error_of(capsys)
 
 
-def test_the_options_are_deliberate(capsys: pytest.CaptureFixture[str]) -> None:
-    options = {}
-    for command in (["prepare"], ["plan"], ["sample-batch", "preview"]):
-        assert main([*command, "--help"]) == 0
-        words = capsys.readouterr().out.replace(",", " ").split()
-        options[command[-1]] = sorted({word for word in words if word.startswith("--")})
-    assert options == {
-        "prepare": [
-            *("--allow-commands", "--channel", "--dask", "--format", "--help", "--jobs", "--json", "--max-seconds"),
-            *("--min-rate", "--min-seconds", "--output", "--overwrite", "--pcm", "--probe", "--sampling-rate"),
-            *("--strict", "--window"),
-        ],
-        "plan": [
-            *("--help", "--json", "--max-batch-seconds", "--max-cuts", "--microbatches", "--min-audio-seconds"),
-            *("--num-shapes", "--picture", "--quadratic-seconds", "--seed", "--temperature", "--weights"),
-            "--world-size",
-        ],
-        "preview": [
-            *("--help", "--json", "--max-batch-seconds", "--microbatches", "--noise", "--output", "--prob"),
-            *("--rank", "--seed", "--step", "--world-size"),
-        ],
-    }
+@pytest.mark.parametrize(
+    ("blocked", "option", "extra"),
+    [("distributed", "--dask=tcp://host:1", "dask"), ("datasets", "--jobs=1", "huggingface")],
+)
+def test_a_missing_extra_is_one_line_with_the_pip_command(
+    blocked: str, option: str, extra: str, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"  # recognised as a Hugging Face data set by the names of its files
+    saved.mkdir()
+    for name in ("dataset_info.json", "state.json"):
+        (saved / name).write_text("{}")
+    source = f"""
+import sys
+sys.modules[{blocked!r}] = None
+from nestcli.nestdata import main
+sys.exit(main(["prepare", {str(saved)!r}, "-o", "a.corpus", {option!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert f"pip install 'nest-pretrain[{extra}]'" in line
+    assert not (tmp_path / "a.corpus").exists()

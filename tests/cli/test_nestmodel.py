@@ -31,7 +31,9 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.slow
-def test_fit_leaves_checkpoints_metrics_and_curves_and_says_where(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_fit_writes_checkpoints_metrics_and_curves_and_prints_their_paths(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
     data = {
         **TINY["data"],
         "corpus": [str(messy_corpora.speech), str(messy_corpora.windows)],
@@ -67,7 +69,7 @@ def test_fit_leaves_checkpoints_metrics_and_curves_and_says_where(messy_corpora:
     stored = yaml.safe_load((directory / "config.yaml").read_text())
     assert stored["model"]["config"]["encoder"]["num_heads"] == 2
     assert stored["data"]["augment"]["speech"] == ["PolarityInversion", {"Gain": {"p": 1.0}}]
-    assert max(metrics["cuts_replaced"][1]) > 0  # one of the windows has broken since it was prepared
+    assert max(metrics["cuts_replaced"][1]) > 0  # one of the windows was damaged after the corpus was prepared
     assert "speech replaced, truncated" in outcome.err
     assert "Tip" not in outcome.err
 
@@ -78,6 +80,7 @@ def test_fit_leaves_checkpoints_metrics_and_curves_and_says_where(messy_corpora:
         ([], 2, "Missing command"),
         (["nonsense"], 2, "nonsense"),
         (["fit", "--config", "demo"], 2, "data.corpus"),
+        (["fit"], 2, "model.config.encoder.num_layers, data.corpus. See `nestmodel fit --help`."),
         (["fit", "--config", "nonsense"], 1, "The presets are demo, large, medium, small, xlarge"),
         (
             ["fit", "--config", "demo", "--data.corpus", "a", "--data.plan.max_batch_secs", "3"],
@@ -95,7 +98,7 @@ def test_fit_leaves_checkpoints_metrics_and_curves_and_says_where(messy_corpora:
         (["fit", "--config", "demo", "--data.corpus", "a", "--guard.x", "1"], 2, "See `nestmodel fit --help`"),
     ],
 )
-def test_bad_input_is_one_line_that_says_what_to_do(
+def test_invalid_input_is_one_line_with_the_remedy(
     arguments: list[str],
     code: int,
     message: str,
@@ -110,7 +113,7 @@ def test_bad_input_is_one_line_that_says_what_to_do(
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_files_that_break_all_at_once_end_the_run_with_their_names(
+def test_a_run_whose_files_are_all_broken_ends_with_their_names(
     num_workers: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     corpus = folder_corpus(tmp_path / "speech", {f"{i}.flac": hiss(16000 * 3, i) for i in range(4)})
@@ -122,7 +125,7 @@ def test_files_that_break_all_at_once_end_the_run_with_their_names(
     assert re.match(r"error: step 0, microbatch 0: none of 21 cuts .* cut '\d': .*/\d\.flac", error_of(capsys))
 
 
-def test_a_checkpoint_that_cannot_be_continued_from_is_named(
+def test_an_unusable_checkpoint_is_named(
     messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "broken.ckpt").write_bytes(b"half a file")
@@ -141,9 +144,11 @@ def test_a_checkpoint_that_cannot_be_continued_from_is_named(
         ("data:\n  plan: {seeds: 3}\n", "data.plan.seeds"),
         ("model:\n  config:\n    encoder: {d_modl: 8}\n", "the nearest is 'model.config.encoder.d_model'"),
         ("trainer:\n  - [}", "bad.yaml: not YAML"),
+        ("", "bad.yaml: expected sections"),
+        ("- trainer", "bad.yaml: expected sections"),
     ],
 )
-def test_an_unknown_key_in_a_file_is_named_with_the_nearest_one(
+def test_an_invalid_configuration_file_is_one_line(
     content: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "bad.yaml").write_text(content)

@@ -7,25 +7,38 @@ from nestcli.nestdata import main
 from nestdata import BatchPlan, Corpora, PlanConfig, summarise_plan
 from tests.conftest import MessyCorpora
 
+MICROBATCHES = ("--microbatches-per-step", "2")
 
-def test_a_plan_is_shown_as_a_table(
+
+def test_the_plan_is_printed_as_a_table(
     messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    assert main(["plan", str(messy_corpora.speech), "--world-size", "2", "--max-batch-seconds", "12"]) == 0
+    assert (
+        main(["plan", str(messy_corpora.speech), "--world-size", "2", "--max-batch-seconds", "12", *MICROBATCHES]) == 0
+    )
     shown = capsys.readouterr().out
     assert "slowest rank over mean 1\n" in shown
     corpora = Corpora.open([messy_corpora.speech])
     plan = BatchPlan.of(corpora, PlanConfig(max_batch_seconds=12.0, microbatches_per_step=2))
-    assert f"{plan.steps_per_epoch} steps an epoch" in shown
+    assert f"{plan.steps_per_epoch} steps per epoch" in shown
     assert sum(line.count("│") == 7 for line in shown.splitlines()) == len(plan.buckets)
 
 
-def test_json_is_the_summary_of_the_plan_that_was_asked_for(
+def test_json_is_the_summary_of_the_requested_plan(
     messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [str(messy_corpora.speech), str(messy_corpora.windows)]
-    options = ["--world-size", "2", "--microbatches", "4", "--max-batch-seconds", "20", "--min-audio-seconds", "0.5"]
+    options = [
+        "--world-size",
+        "2",
+        "--microbatches-per-step",
+        "4",
+        "--max-batch-seconds",
+        "20",
+        "--min-audio-seconds",
+        "0.5",
+    ]
     options += ["--quadratic-seconds", "30", "--max-cuts", "6", "--num-shapes", "3", "--weights", "0.6,0.4"]
     options += ["--temperature", "2", "--seed", "5", "--picture", str(tmp_path / "plan.svg"), "--json"]
     assert main(["plan", *paths, *options]) == 0
@@ -52,13 +65,15 @@ def test_json_is_the_summary_of_the_plan_that_was_asked_for(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--weights", "a,b"], "--weights is 'a,b': give one number for each corpus"),
+        (["--weights", "a,b"], "--weights is 'a,b': give one number per corpus"),
         (["--weights", "1,2"], "plan.weights has 2 numbers for 1 corpora"),
-        (["--world-size", "3", "--microbatches", "4"], "3 ranks cannot share evenly"),
+        (["--world-size", "3"], "3 ranks cannot share evenly"),
         (["--num-shapes", "0"], "plan.num_shapes is 0"),
+        (["--picture", "plan.xyz"], "--picture is 'plan.xyz': expected a name that ends in .png, .svg or .pdf."),
+        (["--picture", "/gone/plan.png", *MICROBATCHES], "/gone/plan.png: No such file or directory. Check the path"),
     ],
 )
-def test_settings_that_cannot_be_are_one_line(
+def test_an_invalid_setting_is_one_line(
     messy_corpora: MessyCorpora, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(messy_corpora.speech), *options]) == 1

@@ -21,7 +21,7 @@ def arguments(directory: Path, corpus: Path) -> list[str]:
     return [str(flag) for flag in (*flags, "--trainer.default_root_dir", directory / "run")]
 
 
-def test_preflight_prints_a_table_and_leaves_nothing(
+def test_preflight_prints_a_table_and_leaves_no_files(
     messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(arguments(tmp_path, messy_corpora.speech)) == 0
@@ -32,11 +32,13 @@ def test_preflight_prints_a_table_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
-def test_a_failed_check_is_an_exit_code_and_json_says_which(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_failed_check_sets_the_exit_code_and_is_named_in_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     corpus = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000, i) for i in range(4)})
     for path in (tmp_path / "speech").glob("*.wav"):
         path.unlink()
-    assert main([*arguments(tmp_path, corpus.path), "--json", "true", "--num_batches", "1"]) == 1
+    assert main([*arguments(tmp_path, corpus.path), "--json", "--num_batches", "1"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is False
     status = {check["name"]: check["ranks"][0]["status"] for check in report["checks"]}
@@ -44,7 +46,7 @@ def test_a_failed_check_is_an_exit_code_and_json_says_which(capsys: pytest.Captu
     assert status["training step"] == "ok"
 
 
-def test_the_file_of_a_run_is_taken(
+def test_preflight_accepts_the_configuration_of_a_run(
     messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     flags = arguments(tmp_path, messy_corpora.speech)
@@ -64,7 +66,7 @@ def test_the_file_of_a_run_is_taken(
         (["--ckpt_path", "gone.ckpt"], 2, "gone.ckpt: does not exist"),
     ],
 )
-def test_wrong_usage_is_told_as_by_fit(
+def test_wrong_usage_is_reported_as_by_fit(
     flags: list[str],
     code: int,
     message: str,
@@ -79,7 +81,7 @@ def test_wrong_usage_is_told_as_by_fit(
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-def test_a_rank_with_another_seed_is_named_and_every_rank_ends_with_1(
+def test_a_rank_with_another_seed_is_named_and_all_ranks_exit_with_1(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
@@ -113,7 +115,7 @@ def test_a_rank_with_another_seed_is_named_and_every_rank_ends_with_1(
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-def test_ranks_that_lightning_starts_print_once_and_fail_with_1(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_ranks_started_by_lightning_print_once_and_exit_with_1(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     flags = ["--trainer.strategy", "ddp", "--trainer.devices", "2", "--trainer.accelerator", "cpu"]
     flags += ["--data.plan.microbatches_per_step", "1"]
     outcome = run("nestmodel", *arguments(tmp_path, messy_corpora.speech), *flags, cwd=tmp_path)

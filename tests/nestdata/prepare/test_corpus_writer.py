@@ -118,7 +118,7 @@ def test_the_index_does_not_depend_on_the_block_size(tmp_path: Path, monkeypatch
 
 
 def test_a_cut_that_is_too_long_to_be_sorted_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"a cut of 4611686018427387904 samples .* --window"):
+    with pytest.raises(ManifestError, match=r"a cut of 4611686018427387904 samples .* --window-seconds"):
         write(tmp_path, [Item("a", 2**62), Item("b")])
 
 

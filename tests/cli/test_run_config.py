@@ -1,0 +1,230 @@
+import json
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pytorch_lightning import Trainer
+
+from nestcli import nestdata, nestmodel
+from nestcli.run_config import DATA_KEYS, RunData
+from nestdata import (
+    AudioNoiseBatch,
+    AugmentConfig,
+    BadAudioConfig,
+    Corpora,
+    MixConfig,
+    NoiseConfig,
+    PlanConfig,
+    batch_digest,
+)
+from nestmodel import NestDataModule
+from tests.conftest import MessyCorpora
+
+DATA: dict[str, Any] = {
+    "plan": {
+        "max_batch_seconds": 20,
+        "microbatches_per_step": 4,
+        "min_audio_seconds": 1.5,
+        "weights": [0.5, 0.5],
+        "num_shapes": 3,
+    },
+    "mix": {"prob": 0.9, "noise_ratio": 0.7, "noise_snr_db": [0, 10], "mix_rate": [0.2, 0.6], "num_segments": [1, 2]},
+    "noise_sampler": {"max_crops": 3, "silence_db": -60.0},
+    "short_audio": "pad",
+    "augment": {"speech": ["PolarityInversion", {"Gain": {"p": 1.0}}], "speech_on": "both"},
+    "bad_audio": {"max_share": 0.5},
+    "num_workers": 0,
+}
+
+
+def digest(batch: AudioNoiseBatch) -> Any:
+    """Returns the digest of a batch with lists in place of tuples, as JSON holds it."""
+    return json.loads(json.dumps(batch_digest(batch)))
+
+
+def data_module(corpora: MessyCorpora, seed: int) -> NestDataModule:
+    """Returns the data module of `DATA`, built by hand."""
+    return NestDataModule(
+        [corpora.speech, corpora.windows],
+        corpora.noise,
+        plan=PlanConfig(
+            max_batch_seconds=20.0,
+            microbatches_per_step=4,
+            min_audio_seconds=1.5,
+            weights=(0.5, 0.5),
+            num_shapes=3,
+            seed=seed,
+        ),
+        mix=MixConfig(prob=0.9, noise_ratio=0.7, noise_snr_db=(0.0, 10.0), mix_rate=(0.2, 0.6), num_segments=(1, 2)),
+        noise_sampler=NoiseConfig(max_crops=3, silence_db=-60.0),
+        short_audio="pad",
+        augment=AugmentConfig(speech=["PolarityInversion", {"Gain": {"p": 1.0}}], speech_on="both"),
+        bad_audio=BadAudioConfig(max_share=0.5),
+        num_workers=0,
+    )
+
+
+@pytest.fixture
+def run_yaml(messy_corpora: MessyCorpora, tmp_path: Path) -> Path:
+    data = {
+        **DATA,
+        "corpus": [str(messy_corpora.speech), str(messy_corpora.windows)],
+        "noise": str(messy_corpora.noise),
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({"seed_everything": 7, "data": data}))
+    return path
+
+
+def preview(tmp_path: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+    command = ["sample-batch", "preview", *map(str, arguments), "-o", str(tmp_path / "preview"), "--json"]
+    assert nestdata.main(command) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_keys_are_the_arguments_of_the_data_module() -> None:
+    assert sorted(signature(NestDataModule).parameters) == sorted(DATA_KEYS)
+
+
+@pytest.mark.parametrize(("step", "rank", "world_size"), [(0, 0, 1), (3, 1, 2)])
+def test_preview_shows_the_batch_of_the_data_module_of_the_same_file(
+    step: int,
+    rank: int,
+    world_size: int,
+    run_yaml: Path,
+    messy_corpora: MessyCorpora,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ("--config", run_yaml, "--step", step, "--rank", rank, "--world-size", world_size)
+    shown = preview(tmp_path, capsys, *flags)
+    dataset = data_module(messy_corpora, seed=7).train_dataset
+    assert shown == digest(dataset[step, rank * 4 // world_size])
+    assert {mix["mode"] for mix in shown["mixes"]} > {"noise"}
+
+
+def test_preview_shows_the_batch_that_the_loader_of_a_run_yields(
+    run_yaml: Path, messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = preview(tmp_path, capsys, "--config", run_yaml)
+    data = data_module(messy_corpora, seed=7)
+    data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    assert shown == digest(next(iter(data.train_dataloader())))
+
+
+def test_the_saved_configuration_of_a_run_is_the_same_run(
+    run_yaml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = preview(tmp_path, capsys, "--config", run_yaml)
+    with pytest.raises(SystemExit):
+        nestmodel.main(["fit", "--config", "demo", "--config", str(run_yaml), "--print_config"])
+    saved = tmp_path / "config.yaml"
+    saved.write_text(capsys.readouterr().out)
+    assert preview(tmp_path, capsys, "--config", saved) == expected
+
+
+def test_flags_override_the_file(
+    run_yaml: Path, messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = yaml.safe_load(run_yaml.read_text())
+    del content["data"]["plan"]["weights"]
+    run_yaml.write_text(yaml.safe_dump(content))
+    by_flags = preview(
+        *(tmp_path, capsys, messy_corpora.speech, "--config", run_yaml, "--seed", 3, "--mix-prob", 0.25),
+        *("--max-batch-seconds", 30, "--microbatches-per-step", 2, "--noise", messy_corpora.speech),
+    )
+    content["seed_everything"] = 3
+    content["data"]["corpus"] = content["data"]["noise"] = str(messy_corpora.speech)
+    content["data"]["mix"]["prob"] = 0.25
+    content["data"]["plan"].update(max_batch_seconds=30, microbatches_per_step=2)
+    run_yaml.write_text(yaml.safe_dump(content))
+    assert preview(tmp_path, capsys, "--config", run_yaml) == by_flags
+
+
+def test_a_later_file_overrides_single_keys_of_an_earlier_one(tmp_path: Path) -> None:
+    override = tmp_path / "override.yaml"
+    override.write_text("data: {plan: {max_batch_seconds: 1e2, seed: 9}, corpus: a.corpus}\n")
+    run = RunData.read(["demo", str(override)])
+    assert run.plan_config() == PlanConfig(max_batch_seconds=100.0, microbatches_per_step=1, seed=0)
+    assert run.corpus_paths(None) == [Path("a.corpus")]
+
+
+def test_without_a_file_the_settings_are_the_defaults() -> None:
+    run = RunData.read(None)
+    assert run.plan_config() == PlanConfig()
+    assert run.get("mix", MixConfig) == MixConfig()
+
+
+def test_plan_reads_the_same_file(
+    run_yaml: Path, messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert nestdata.main(["plan", "--config", str(run_yaml), "--world-size", "2", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    plan = data_module(messy_corpora, seed=7).train_dataset.plan
+    assert shown["fingerprint"] == plan.fingerprint
+    assert len(shown["corpora"]) == len(Corpora.open([messy_corpora.speech, messy_corpora.windows]).corpora)
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        ("data: {nois: a}", 2, "the key 'data.nois' is unknown; the nearest is 'noise'. Known keys are corpus, noise,"),
+        ("data: {mix: {pro: 1}}", 2, "the key 'data.mix.pro' is unknown; the nearest is 'prob'."),
+        ("data: {mix: {prob: lots}}", 2, "data.mix.prob is 'lots': expected float."),
+        ("data: {mix: {prob: 2}}", 1, "mix.prob is 2.0"),
+        ("data: {mix: }", 2, "data.mix is None: expected a mapping with the keys prob,"),
+        ("data: {short_audio: stretch}", 2, "data.short_audio is 'stretch': expected Literal['repeat', 'pad']."),
+        ("data: {noise: gone.corpus}", 1, "gone.corpus: does not exist"),
+        ("data: 3", 2, "data is 3: expected a mapping"),
+        ("dat: {noise: a}", 2, "run.yaml: the section 'dat' is unknown; the nearest is 'data'."),
+        ("seed_everything: x", 2, "seed_everything is 'x': give a whole number."),
+        ("", 2, "run.yaml: expected sections such as `data:` at the top level."),
+        ("data: [}", 2, "run.yaml: not YAML"),
+    ],
+)
+def test_an_invalid_file_is_one_line(
+    content: str,
+    code: int,
+    message: str,
+    messy_corpora: MessyCorpora,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(content)
+    command = ["sample-batch", "preview", str(messy_corpora.speech), "--config", str(path), "-o", str(tmp_path / "p")]
+    assert nestdata.main([*command, "--microbatches-per-step", "1"]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["plan"], 2, "no corpus: give CORPUS, or a configuration with data.corpus."),
+        (["plan", "--config", "demo"], 2, "no corpus"),
+        (["plan", "--config", "dem"], 1, "'dem' is neither a file nor a preset. The presets are demo,"),
+        (["plan", "gone.corpus"], 1, "gone.corpus: does not exist"),
+        (["sample-batch", "preview"], 2, "no corpus"),
+    ],
+)
+def test_a_missing_corpus_or_file_is_one_line(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert nestdata.main(arguments) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_a_world_size_that_does_not_divide_the_microbatches_is_one_line(
+    run_yaml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["plan"], ["sample-batch", "preview"]):
+        assert nestdata.main([*command, "--config", str(run_yaml), "--world-size", "3"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "3 ranks cannot share evenly" in line
