@@ -14,7 +14,7 @@ WARNINGS_PASS := --override-ini filterwarnings=default
 
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-isa test-faults test-lowest test-newest soak check format wheel test-wheel clean
+.PHONY: demo test test-isa test-faults test-lowest test-newest soak check format docs wheel test-wheel clean
 
 # One install for every target: the packages in place, with the pinned versions of what they need.
 $(READY): pyproject.toml constraints.txt
@@ -74,6 +74,11 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The documentation site in build/site; a broken link is an error.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "site:        build/site/index.html"
 
 format: $(READY)
 	$(BIN)/ruff format .

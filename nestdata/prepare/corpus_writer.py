@@ -299,7 +299,7 @@ class CorpusWriter:
         bits = len(keys).bit_length()
         if int(keys.max()).bit_length() + bits > 63:
             raise ManifestError(
-                f"a cut of {int(keys.max())} samples is too long to be sorted. Cut it with --window-seconds."
+                f"a cut of {int(keys.max())} samples is too long to be sorted. Divide it with --window-seconds."
             )
         # Length and position share one number, so that the sort is in place and takes 8 bytes per cut.
         keys <<= bits

@@ -242,7 +242,7 @@ def _compute_batch(
                 f"a batch of {len(loaded)} utterances, {seconds:.0f} s with padding, does not fit into memory. "
                 "Lower --max-batch-seconds."
             ) from error
-        detail = f"{seconds:.0f} s of audio do not fit into memory: prepare a corpus with --window-seconds, and use it as the input"
+        detail = f"{seconds:.0f} s of audio do not fit into memory: use a corpus prepared with --window-seconds"
         reject(_rejected(cuts[0], "out_of_memory", detail))
         return
     for i, (row, samples) in enumerate(loaded):
