@@ -22,7 +22,7 @@ DEMO = Path(__file__).parents[1] / "manifests" / "demo"
 
 
 def main(num_steps: int = 20) -> list[float]:
-    """Trains for some steps; returns the loss of each, in nats per token."""
+    """Trains for some steps and returns the loss of each step, in nats per token."""
     with tempfile.TemporaryDirectory() as directory:
         for name in ("speech", "noise"):
             prepare_corpus([DEMO / f"{name}.json"], Path(directory, name))
