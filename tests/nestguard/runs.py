@@ -15,10 +15,7 @@ from typing import Any
 from nestguard.process import process_state, start_ticks
 
 REPOSITORY = Path(__file__).parents[2]
-LONG_PATIENCE_S = 45.0
-"""Time for an event that a test waits for: more than a busy machine needs, less than the limits that it rules out."""
-
-LIMITS = {"step_s": 20.0, "first_step_s": 20.0}
+LONG_LIMITS = {"step_s": 20.0, "first_step_s": 20.0}
 PATIENCE_S = 45.0
 """Time for an event that a test waits for: more than a busy machine needs, less than the limits that it rules out."""
 
