@@ -9,7 +9,6 @@ arrays of NeMo.
 
 import json
 import platform
-import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.peer import run_peer
 from nestmodel import NestNetwork, config_from_nemo
 from nestmodel.nn.features import LogMelFeatures
 from nestmodel.nn.loss_stats import loss_stats
@@ -87,10 +87,7 @@ def main() -> None:
     print("|---|" + "---|" * len(HEADINGS))
     for lane in lanes_of_this_cpu():
         command = [sys.executable, "-m", "benchmarks.check_cpu_settings", "--one"]
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env=environment_of(lane), stdout=subprocess.PIPE, text=True, check=True
-        )
-        found = json.loads(done.stdout)
+        found = json.loads(run_peer(command, cwd=REPOSITORY, env=environment_of(lane)))
         cells = [f"{found[name]:.1e}" if isinstance(found[name], float) else str(found[name]) for name in HEADINGS]
         print("|", " | ".join([lane, *cells]), "|")
     print("\nEnvironment of the lanes:\n")
