@@ -27,7 +27,7 @@ def main(num_steps: int = 20) -> list[float]:
         for name in ("speech", "noise"):
             prepare_corpus([DEMO / f"{name}.json"], Path(directory, name))
         speech, noise = Corpus.open(Path(directory, "speech")), Corpus.open(Path(directory, "noise"))
-        plan = BatchPlan.of(speech, PlanConfig(max_batch_seconds=40, microbatches_per_step=1))
+        plan = BatchPlan.of(speech, PlanConfig(max_batch_seconds=40.0, microbatches_per_step=1))
         dataset = AudioNoiseDataset(speech, plan, NoiseSampler(noise), SpeakerNoiseMixer())
         network = NestNetwork(NestConfig.preset("demo")).train()
         optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, betas=(0.9, 0.98))
