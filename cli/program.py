@@ -140,7 +140,8 @@ def _is_explained(error: Exception) -> bool:
 def _message(error: Exception) -> str:
     from nestdata import last_error_line
 
-    return _one_line(last_error_line(error))
+    # Only an error of a loader worker has lines that are not part of its message: the traceback before it.
+    return _one_line(last_error_line(error) if "Traceback" in str(error) else str(error))
 
 
 def _one_line(text: str) -> str:

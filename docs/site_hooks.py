@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 REPOSITORY = Path(__file__).parents[1]
-ADDED = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "manifests/README.md")
+ADDED = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "examples/README.md", "manifests/README.md")
 ADDED_FOLDERS = ("benchmarks/results",)
 _LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 

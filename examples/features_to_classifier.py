@@ -1,4 +1,4 @@
-"""Trains a classifier of languages on the features of an encoder: here an untrained one, on the demo corpus."""
+"""Trains a language classifier on encoder features: here of an untrained encoder, on the demo corpus."""
 
 import sys
 import tempfile

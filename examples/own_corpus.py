@@ -24,7 +24,7 @@ RATE = 16000
 
 
 def write_recordings(folder: Path) -> None:
-    """Writes what stands for your recordings: tones of one to four seconds, in subfolders."""
+    """Writes placeholders for your recordings: tones of one to four seconds, in subfolders."""
     for number in range(12):
         seconds = 1.0 + number / 4
         time = np.arange(int(seconds * RATE)) / RATE
@@ -34,14 +34,14 @@ def write_recordings(folder: Path) -> None:
 
 
 def write_noise(folder: Path) -> None:
-    """Writes what stands for your noise: ten seconds of white noise."""
+    """Writes a placeholder for your noise: ten seconds of white noise."""
     folder.mkdir()
     noise = 0.05 * np.random.default_rng(0).standard_normal(10 * RATE)
     soundfile.write(folder / "white.wav", noise, RATE)
 
 
 def main() -> AudioNoiseBatch:
-    """Prepares both corpora, prints the plan of an epoch, and returns its first batch."""
+    """Prepares both corpora, prints the batch shape of every step of an epoch, and returns the first batch."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         write_recordings(directory / "audio")
@@ -51,7 +51,7 @@ def main() -> AudioNoiseBatch:
         sys.stdout.write(f"{report.num_cuts} cuts, {report.hours * 3600:.1f} s, rejected: {report.rejected}\n")
 
         speech = Corpus.open(directory / "speech.corpus")
-        plan = BatchPlan.of(speech, PlanConfig(max_batch_seconds=8, microbatches_per_step=2, seed=1))
+        plan = BatchPlan.of(speech, PlanConfig(max_batch_seconds=8.0, microbatches_per_step=2, seed=1))
         noise = NoiseSampler(Corpus.open(directory / "noise.corpus"))
         dataset = AudioNoiseDataset(speech, plan, noise, SpeakerNoiseMixer(MixConfig(prob=1.0, noise_ratio=1.0)))
         for step in range(plan.steps_per_epoch):

@@ -22,12 +22,12 @@ DEMO = Path(__file__).parents[1] / "manifests" / "demo"
 
 
 def main(num_steps: int = 20) -> list[float]:
-    """Trains for some steps; returns the loss of each, in nats per token."""
+    """Trains for some steps and returns the loss of each step, in nats per token."""
     with tempfile.TemporaryDirectory() as directory:
         for name in ("speech", "noise"):
             prepare_corpus([DEMO / f"{name}.json"], Path(directory, name))
         speech, noise = Corpus.open(Path(directory, "speech")), Corpus.open(Path(directory, "noise"))
-        plan = BatchPlan.of(speech, PlanConfig(max_batch_seconds=40, microbatches_per_step=1))
+        plan = BatchPlan.of(speech, PlanConfig(max_batch_seconds=40.0, microbatches_per_step=1))
         dataset = AudioNoiseDataset(speech, plan, NoiseSampler(noise), SpeakerNoiseMixer())
         network = NestNetwork(NestConfig.preset("demo")).train()
         optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, betas=(0.9, 0.98))

@@ -7,8 +7,8 @@ import pytest
 from benchmarks.peer import run_peer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-# The record runs commands of older checkouts, and depends on nothing but the standard library.
-STARTS_PROCESSES = {"peer.py", "run_record.py"}
+# Two scripts run commands of older checkouts with the standard library alone; one also measures the memory of each.
+STARTS_PROCESSES = {"bench_startup.py", "peer.py", "run_record.py"}
 
 
 def python(program: str) -> list[str | Path]:

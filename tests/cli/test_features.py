@@ -99,7 +99,7 @@ def test_probe_without_an_output_directory_only_prints(directory: Path, capsys: 
         (["features", "model.ckpt", "speech", "-o", "f", "--format", "mat"], 2, "'mat'"),
         (["features", "model.ckpt", "speech", "-o", "f", "--device", "abacus"], 1, "device is 'abacus'"),
         (["features", "model.ckpt", "speech", "-o", "speech"], 1, "exists already"),
-        (["features", "model.ckpt", "speech", "-o", "speech", "--overwrite"], 1, "something else than features"),
+        (["features", "model.ckpt", "speech", "-o", "speech", "--overwrite"], 1, "is not a directory of features"),
         (["features", "gone.ckpt", "speech", "-o", "f"], 1, "gone.ckpt"),
         (["features", "model.ckpt", "gone.json", "-o", "f"], 1, "gone.json"),
         (["probe", "model.ckpt", "speech.json"], 2, "--label"),

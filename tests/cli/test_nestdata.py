@@ -10,7 +10,7 @@ from nestcli.nestdata import main
 from nestdata import Corpus
 from tests.cli.commands import run
 from tests.conftest import MessyCorpora
-from tests.synthesis import chirp, write_audio, write_jsonl
+from tests.synthesis import chirp, tone, write_audio, write_jsonl
 
 
 def error_of(capsys: pytest.CaptureFixture[str]) -> str:
@@ -196,11 +196,12 @@ def test_a_missing_extra_is_one_line_with_the_pip_command(
     saved.mkdir()
     for name in ("dataset_info.json", "state.json"):
         (saved / name).write_text("{}")
+    given = saved if extra == "huggingface" else write_audio(tmp_path / "audio" / "a.wav", tone(300, 1.0)).parent
     source = f"""
 import sys
 sys.modules[{blocked!r}] = None
 from nestcli.nestdata import main
-sys.exit(main(["prepare", {str(saved)!r}, "-o", "a.corpus", {option!r}]))
+sys.exit(main(["prepare", {str(given)!r}, "-o", "a.corpus", {option!r}]))
 """
     done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Holds the table of rooms in docs/architecture.md against the imports in the sources."""
+"""Compares the table of packages in docs/architecture.md with the imports in the sources."""
 
 import ast
 import re
@@ -13,35 +13,35 @@ FOLDERS = {"nestguard": "nestguard", "nestdata": "nestdata", "nestmodel": "nestm
 
 
 def table() -> dict[str, set[str]]:
-    """Returns the rooms that each room may import, as documented."""
+    """Returns the packages that each package imports, as documented."""
     text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w.]+)` \|(.*)\|$", text, re.MULTILINE)
-    return {room: set(re.findall(r"`([\w.]+)`", imports)) for room, imports in rows}
+    return {package: set(re.findall(r"`([\w.]+)`", imports)) for package, imports in rows}
 
 
-def room_of(module: str, rooms: set[str]) -> str | None:
-    """Returns the innermost room that holds a module."""
-    found = [room for room in rooms if module == room or module.startswith(f"{room}.")]
+def package_of(module: str, packages: set[str]) -> str | None:
+    """Returns the innermost package that contains a module."""
+    found = [package for package in packages if module == package or module.startswith(f"{package}.")]
     return max(found, key=len, default=None)
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    for package, folder in FOLDERS.items():
+    for root, folder in FOLDERS.items():
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
             parts = path.relative_to(REPOSITORY / folder).with_suffix("").parts
-            yield ".".join([package, *(part for part in parts if part != "__init__")]), path
+            yield ".".join([root, *(part for part in parts if part != "__init__")]), path
 
 
 @cache
-def public_modules(package: str) -> dict[str, str]:
-    """Returns the module of every name that a package exports lazily."""
-    stub = REPOSITORY / FOLDERS[package] / "__init__.pyi"
+def public_modules(root: str) -> dict[str, str]:
+    """Returns the module of every name that a top-level package exports lazily."""
+    stub = REPOSITORY / FOLDERS[root] / "__init__.pyi"
     if not stub.exists():
         return {}
     found = {}
     for node in ast.walk(ast.parse(stub.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            found |= {alias.name: f"{package}.{node.module}" for alias in node.names}
+            found |= {alias.name: f"{root}.{node.module}" for alias in node.names}
     return found
 
 
@@ -56,21 +56,21 @@ def imports_of(module: str, path: Path) -> Iterator[str]:
                 parent = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
                 origin = ".".join([*parent[: len(parent) - node.level + 1], *([origin] if origin else [])])
             for alias in node.names:
-                # Inside a package a public name stands for the module that defines it.
+                # Inside a top-level package, a public name counts as an import of the module that defines it.
                 is_own = origin == module.split(".")[0]
                 yield public_modules(origin).get(alias.name, origin) if is_own and origin in FOLDERS else origin
 
 
 @cache
-def arrows() -> dict[str, set[str]]:
-    rooms = set(table())
-    found: dict[str, set[str]] = {room: set() for room in rooms}
+def package_imports() -> dict[str, set[str]]:
+    packages = set(table())
+    found: dict[str, set[str]] = {package: set() for package in packages}
     for module, path in modules():
-        here = room_of(module, rooms)
-        assert here is not None, f"{path} is in no room of docs/architecture.md"
+        here = package_of(module, packages)
+        assert here is not None, f"{path} is in no package of docs/architecture.md"
         for imported in imports_of(module, path):
-            there = room_of(imported, rooms)
-            # What a package imports of another is its public names, whichever room defines them.
+            there = package_of(imported, packages)
+            # From another top-level package, public names are imported, whichever of its packages defines them.
             if there is not None and there.split(".")[0] != here.split(".")[0] and "." in there:
                 there = there if "." in imported and imported != there.split(".")[0] else there.split(".")[0]
             if there is not None and there != here:
@@ -78,15 +78,15 @@ def arrows() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("room", sorted(table()))
-def test_the_documented_imports_of_a_room_are_the_ones_in_its_sources(room: str) -> None:
-    assert arrows()[room] == table()[room]
+@pytest.mark.parametrize("package", sorted(table()))
+def test_documented_imports_match_the_sources(package: str) -> None:
+    assert package_imports()[package] == table()[package]
 
 
-def test_imports_between_rooms_form_no_circle() -> None:
-    remaining = dict(arrows())
+def test_imports_between_packages_have_no_cycle() -> None:
+    remaining = dict(package_imports())
     while remaining:
-        free = [room for room, imports in remaining.items() if not imports & set(remaining)]
-        assert free, f"a circle among {sorted(remaining)}"
-        for room in free:
-            del remaining[room]
+        free = [package for package, imports in remaining.items() if not imports & set(remaining)]
+        assert free, f"a cycle among {sorted(remaining)}"
+        for package in free:
+            del remaining[package]

@@ -1,0 +1,74 @@
+"""Checks the documentation: the API pages against the public names, line lengths, and relative links."""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import nestguard
+
+REPOSITORY = Path(__file__).parents[1]
+PAGES = [
+    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
+]
+MAX_COLUMNS = 120
+# Made by docs/make_pictures.py after a training run.
+GENERATED = {"docs/pictures/preview.png", "docs/pictures/curve.png"}
+
+
+def page_id(page: Path) -> str:
+    return page.relative_to(REPOSITORY).as_posix()
+
+
+def public_names(package: str) -> list[str]:
+    """Returns `__all__` of a package, from its stub if its names are imported lazily."""
+    if package == "nestguard":
+        return list(nestguard.__all__)
+    stub = ast.parse((REPOSITORY / package / "__init__.pyi").read_text(encoding="utf-8"))
+    lists = [
+        node.value for node in stub.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    return list(ast.literal_eval(lists[0]))
+
+
+def prose(text: str) -> str:
+    """Returns a page without its code, in which brackets are no links."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"`[^`]*`", "", text)
+
+
+def link_targets(text: str) -> list[str]:
+    """Returns the targets of the links and pictures of a page that are not on the web, without anchors."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose(text))
+    return [path for target in targets if "://" not in target and (path := target.partition("#")[0])]
+
+
+@pytest.mark.parametrize("package", ["nestdata", "nestmodel", "nestguard"])
+def test_api_page_lists_every_public_name_once(package: str) -> None:
+    page = (REPOSITORY / "docs" / "api" / f"{package}.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^::: (\S+)$", page, re.MULTILINE)
+    assert Counter(listed) == Counter(f"{package}.{name}" for name in public_names(package))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_lines_are_short(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert [number for number, line in enumerate(lines, start=1) if len(line) > MAX_COLUMNS] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_relative_links_lead_to_files(page: Path) -> None:
+    targets = [(page.parent / target).resolve() for target in link_targets(page.read_text(encoding="utf-8"))]
+    missing = [
+        path for path in targets if not path.exists() and path.relative_to(REPOSITORY).as_posix() not in GENERATED
+    ]
+    assert missing == []
+
+
+def test_links_are_found_in_prose_only() -> None:
+    text = "[a](b.md#c) ![d](e.png) [web](https://f) `[g](h)`\n\n    [i](j)\n\n```\n[k](l)\n```\n[m](#n)\n"
+    assert link_targets(text) == ["b.md", "e.png"]
