@@ -27,7 +27,6 @@ RUNS_OF_PROCESSES = ("tests/nestguard/", "tests/distributed/", "tests/cli/test_p
 
 NUMERICS = (
     "tests/golden/",
-    "tests/distributed/test_exact.py",
     "tests/distributed/test_fit.py",
     "tests/distributed/test_world_sizes.py",
     "tests/nestdata/batch/",

@@ -154,6 +154,7 @@ def test_sigterm_within_a_collective_does_not_deadlock(messy_corpora: MessyCorpo
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@pytest.mark.faults
 def test_a_step_with_a_nonfinite_loss_on_one_rank_is_skipped_on_all(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
