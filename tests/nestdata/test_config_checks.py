@@ -2,7 +2,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from nestdata import ConfigError, nearest_name_hint, require, require_at_least, require_bounds, require_share
+from nestdata import ConfigError
+from nestdata.config_checks import nearest_name_hint, require, require_at_least, require_bounds, require_share
 
 
 @dataclass
