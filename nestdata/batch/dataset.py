@@ -242,13 +242,15 @@ class _StartWorker:
     After SIGTERM or SIGUSR1, the rank that owns the worker completes its step and still needs the batches for it.
     """
 
-    def __init__(self, num_workers: int, place: nestguard.HeartbeatSlot | None) -> None:
+    def __init__(self, num_workers: int, slot: nestguard.HeartbeatSlot | None) -> None:
         self.num_workers = num_workers
-        self.place = place
+        self.slot = slot
 
     def __call__(self, worker_id: int) -> None:
-        nestguard.start_worker(worker_id, self.num_workers, self.place)
+        nestguard.start_worker(worker_id, self.num_workers, self.slot)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        # A forked worker inherits the handler of its rank; the default action ends the process.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_TO_FINISH))
 
 
