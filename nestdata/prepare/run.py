@@ -107,7 +107,13 @@ def prepare_corpus(
 
 
 def _is_corpus(directory: Path) -> bool:
-    return (directory / "meta.json").is_file()
+    """Returns whether a directory holds a corpus of any format version; other outputs also have a `meta.json`."""
+    try:
+        meta = json.loads((directory / "meta.json").read_text())
+    except (OSError, ValueError):
+        return False
+    has_keys = isinstance(meta, dict) and {"format_version", "num_cuts"} <= meta.keys()
+    return has_keys and (directory / "index.npy").is_file()
 
 
 @dataclass(frozen=True, slots=True)
