@@ -1,4 +1,4 @@
-"""`AudioNoiseDataset`: the microbatch of any batch index as a pure function of its key, and a loader."""
+"""`AudioNoiseDataset`: loads the microbatch of any batch index as a pure function of its key."""
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,7 @@ from nestdata.stateless_rng import StatelessRng
 ShortAudio = Literal["repeat", "pad"]
 Samples = NDArray[np.float32]
 
-# Time that a loader worker may continue to work after SIGTERM before its alarm ends it.
+# Time after SIGTERM at which an alarm ends a loader worker that is still running.
 _SECONDS_TO_FINISH = 60
 
 # Number of cuts of the same bucket that are tried in place of an unusable cut.
@@ -237,7 +237,7 @@ class _CountingLoader(DataLoader[AudioNoiseBatch]):
 
 
 class _StartWorker:
-    """Initialises a loader worker: starts its heartbeat, and keeps it running after a signal to the whole job.
+    """Initialises a loader worker: starts its heartbeat, and lets it survive a signal to the whole job for a while.
 
     After SIGTERM or SIGUSR1, the rank that owns the worker completes its step and still needs the batches for it.
     """
