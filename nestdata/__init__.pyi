@@ -22,11 +22,6 @@ from .batch.preview import PreviewRow as PreviewRow
 from .batch.preview import batch_digest as batch_digest
 from .batch.preview import preview_rows as preview_rows
 from .batch.preview import write_preview as write_preview
-from .config_checks import nearest_name_hint as nearest_name_hint
-from .config_checks import require as require
-from .config_checks import require_at_least as require_at_least
-from .config_checks import require_bounds as require_bounds
-from .config_checks import require_share as require_share
 from .corpus.corpora import Corpora as Corpora
 from .corpus.corpus import Corpus as Corpus
 from .errors import AudioError as AudioError
@@ -37,8 +32,6 @@ from .errors import NestDataError as NestDataError
 from .errors import OutputError as OutputError
 from .errors import PlanError as PlanError
 from .errors import last_error_line as last_error_line
-from .output import flush_to_disk as flush_to_disk
-from .output import has_json_kind as has_json_kind
 from .output import output_directory as output_directory
 from .output import output_file as output_file
 from .plan.batch_plan import BatchPlan as BatchPlan
@@ -92,19 +85,12 @@ __all__ = [
     "batch_digest",
     "derive_key",
     "draw_plan",
-    "flush_to_disk",
-    "has_json_kind",
     "last_error_line",
     "microbatches",
-    "nearest_name_hint",
     "output_directory",
     "output_file",
     "prepare_corpus",
     "preview_rows",
-    "require",
-    "require_at_least",
-    "require_bounds",
-    "require_share",
     "summarise_plan",
     "write_preview",
 ]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nestdata.errors import OutputError
 
-# Error numbers of a disk that accepts no more data. Other errors inside the block may be about an input.
+# Error numbers of a disk that accepts no more data. Other system errors in the block may concern an input.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -63,7 +63,7 @@ def output_file(output: Path, *, overwrite: bool) -> Iterator[Path]:
     with _partial_directory(output) as partial:
         yield partial / output.name
         _check_file(output, overwrite)  # another run may have finished since the first check
-        # The named file is moved last: a reader who finds it also finds the others.
+        # The named file is moved last: once it exists, the others exist as well.
         for path in sorted(partial.iterdir(), key=lambda path: path.name == output.name):
             flush_to_disk(path)
             path.replace(output.with_name(path.name))
@@ -140,7 +140,7 @@ def _locked(directory: Path, output: Path) -> Iterator[None]:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another run may have renamed the directory to the target between the two calls.
+        # Another run may have renamed the directory to the target between `open` and `flock`.
         if not directory.exists() or not os.path.samestat(os.fstat(descriptor), directory.stat()):
             raise BlockingIOError
         yield

@@ -11,19 +11,27 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-_WORD = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+_MASK_64 = (1 << 64) - 1
+# Increment of the state of SplitMix64: 2^64 divided by the golden ratio, rounded to an odd number.
+_INCREMENT = 0x9E3779B97F4A7C15
+# Rounds of the Feistel network.
 _ROUNDS = 8
 
 
 def derive_key(seed: int, purpose: str, *counters: int) -> int:
-    """Returns the 64-bit key of one purpose, equal on every machine and in every version."""
+    """Returns a 64-bit hash of the arguments, equal on every machine and in every version.
+
+    Args:
+        seed: Seed of the run.
+        purpose: What is drawn, such as "noise". Different purposes get independent numbers.
+        counters: What it is drawn for, such as step, microbatch and position.
+    """
     text = "/".join([str(seed), purpose, *map(str, counters)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 class StatelessRng:
-    """A sequence of random numbers that is determined by one key."""
+    """A sequence of random numbers that is determined by one key; the arguments are those of `derive_key`."""
 
     def __init__(self, seed: int, purpose: str, *counters: int) -> None:
         self._key = derive_key(seed, purpose, *counters)
@@ -44,7 +52,8 @@ class StatelessRng:
     def distinct(self, count: int, bound: int) -> list[int]:
         """Returns `count` different integers from [0, bound), in random order.
 
-        The cost depends only on `count`: a sparse Fisher-Yates shuffle that stores only the moved positions.
+        `count` is at most `bound`. Time and memory depend only on `count`: a sparse Fisher-Yates shuffle, which stores
+        only the moved positions.
         """
         moved: dict[int, int] = {}
         chosen = []
@@ -60,8 +69,8 @@ class StatelessRng:
         return np.random.Generator(bits).standard_normal(num_samples, dtype=np.float32)
 
     def _word(self) -> int:
-        """Returns the next output of SplitMix64, which costs little to start; most keys are used for a few numbers."""
-        self._state += _GOLDEN
+        """Returns the next 64 bits of SplitMix64, which is cheap to seed: most keys are used for only a few numbers."""
+        self._state += _INCREMENT
         return _mix(self._state)
 
 
@@ -70,7 +79,7 @@ class Permutation:
 
     Positions are written as (left, right) on a grid of about sqrt(size) by sqrt(size) and pass through eight rounds of
     an alternating Feistel network. An image outside [0, size) is encrypted again until it is inside, which is rare
-    because the grid has few cells more than `size`.
+    because the grid has only slightly more than `size` cells.
 
     Source: Black and Rogaway, "Ciphers with arbitrary finite domains" (2002), generalised Feistel and cycle walking.
     """
@@ -81,10 +90,10 @@ class Permutation:
         self.size = size
         self._rows = math.isqrt(size - 1) + 1
         self._columns = -(-size // self._rows)
-        self._round_keys = [_mix(key + i * _GOLDEN) for i in range(1, _ROUNDS + 1)]
+        self._round_keys = [_mix(key + i * _INCREMENT) for i in range(1, _ROUNDS + 1)]
 
     def at(self, position: int) -> int:
-        """Returns the image of one position, at a tenth of the cost of an array of one position."""
+        """Returns the image of one position, ten times as fast as a call with an array of one position."""
         image = self._encrypt_one(position)
         while image >= self.size:
             image = self._encrypt_one(image)
@@ -120,15 +129,15 @@ class Permutation:
 
 
 def _mix(word: int) -> int:
-    """Returns the finaliser of SplitMix64 (Steele, Lea and Flood, 2014): each input bit flips half the output bits."""
-    word &= _WORD
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+    """Applies the finaliser of SplitMix64 (Steele, Lea and Flood, 2014): one input bit flips half the output bits."""
+    word &= _MASK_64
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return word ^ (word >> 31)
 
 
 def _mix_array(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Returns `_mix` of every element; the arithmetic wraps at 64 bits."""
+    """Applies `_mix` to every element; the arithmetic wraps at 64 bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
-from nestdata import nearest_name_hint, require, require_at_least, require_share
+from nestdata.config_checks import nearest_name_hint, require, require_at_least, require_share
 from nestmodel.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT")

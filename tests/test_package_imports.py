@@ -56,7 +56,8 @@ def imports_of(module: str, path: Path) -> Iterator[str]:
                 parent = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
                 origin = ".".join([*parent[: len(parent) - node.level + 1], *([origin] if origin else [])])
             for alias in node.names:
-                # Inside a top-level package, a public name counts as an import of the module that defines it.
+                # Inside a top-level package, a public name counts as an import of the module that defines it. Imported
+                # from another one, it belongs to the top, and the module that defines it does not matter.
                 is_own = origin == module.split(".")[0]
                 yield public_modules(origin).get(alias.name, origin) if is_own and origin in FOLDERS else origin
 
@@ -70,9 +71,6 @@ def package_imports() -> dict[str, set[str]]:
         assert here is not None, f"{path} is in no package of docs/architecture.md"
         for imported in imports_of(module, path):
             there = package_of(imported, packages)
-            # From another top-level package, public names are imported, whichever of its packages defines them.
-            if there is not None and there.split(".")[0] != here.split(".")[0] and "." in there:
-                there = there if "." in imported and imported != there.split(".")[0] else there.split(".")[0]
             if there is not None and there != here:
                 found[here].add(there)
     return found

@@ -1,7 +1,7 @@
-"""Audio that cannot be read during training: its replacement is recorded, counted and limited.
+"""Records, counts and limits the cuts whose audio cannot be used during training.
 
-The substitute of an unusable cut is a pure function of the batch key and the files. Counting is left to the loader,
-which receives the batches in order.
+The substitute of an unusable cut is a pure function of the batch key and the files. The loader does the counting,
+because it receives the batches in order.
 """
 
 import logging
@@ -23,6 +23,7 @@ class BadCut(NamedTuple):
     cut_id: str
     reason: AudioReason
     detail: str
+    """The message of the error."""
 
     @classmethod
     def of(cls, cut_id: str, error: AudioError) -> "BadCut":
@@ -41,7 +42,7 @@ class BadAudioConfig:
     """Largest share of noise reads that may fail."""
 
     min_count: int = 20
-    """Number of failures that is always tolerated, because the first few say nothing about shares."""
+    """Number of failures that is always tolerated, because a share of only a few reads means little."""
 
     def __post_init__(self) -> None:
         require_share("bad_audio", self, "max_share", "max_noise_share")

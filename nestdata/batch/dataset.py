@@ -1,4 +1,4 @@
-"""`AudioNoiseDataset`: the microbatch of any batch index as a pure function of its key, and a loader."""
+"""`AudioNoiseDataset`: loads the microbatch of any batch index as a pure function of its key."""
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,7 @@ from nestdata.stateless_rng import StatelessRng
 ShortAudio = Literal["repeat", "pad"]
 Samples = NDArray[np.float32]
 
-# Time that a loader worker may continue to work after SIGTERM before its alarm ends it.
+# Time after SIGTERM at which an alarm ends a loader worker that is still running.
 _SECONDS_TO_FINISH = 60
 
 # Number of cuts of the same bucket that are tried in place of an unusable cut.
@@ -237,18 +237,20 @@ class _CountingLoader(DataLoader[AudioNoiseBatch]):
 
 
 class _StartWorker:
-    """Initialises a loader worker: starts its heartbeat, and keeps it running after a signal to the whole job.
+    """Initialises a loader worker: starts its heartbeat, and lets it survive a signal to the whole job for a while.
 
     After SIGTERM or SIGUSR1, the rank that owns the worker completes its step and still needs the batches for it.
     """
 
-    def __init__(self, num_workers: int, place: nestguard.HeartbeatSlot | None) -> None:
+    def __init__(self, num_workers: int, slot: nestguard.HeartbeatSlot | None) -> None:
         self.num_workers = num_workers
-        self.place = place
+        self.slot = slot
 
     def __call__(self, worker_id: int) -> None:
-        nestguard.start_worker(worker_id, self.num_workers, self.place)
+        nestguard.start_worker(worker_id, self.num_workers, self.slot)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        # A forked worker inherits the handler of its rank; the default action ends the process.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_TO_FINISH))
 
 

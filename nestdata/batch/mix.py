@@ -1,7 +1,7 @@
 """Adds noise or other speakers to clean speech, and records what was added.
 
 Follows NeMo's MultiSpeakerNoiseAugmentation, with which NEST is trained, with two differences: a cut that is not
-selected keeps its clean audio, and the ratio of powers holds over the mixed samples.
+selected keeps its clean audio, and the SNR is measured over the mixed samples alone.
 """
 
 import math
@@ -119,7 +119,7 @@ class SpeakerNoiseMixer:
 
         Returns:
             A record of the interference. Nothing is written for a cut that was not selected, or if the clean speech or
-            the interference has no power in the mixed samples, because no gain then reaches the ratio.
+            the interference has no power in the mixed samples, because no gain would then reach the ratio.
         """
         config, clean = self.config, microbatch[position].samples
         if rng.uniform() >= config.prob:

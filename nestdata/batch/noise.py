@@ -1,6 +1,6 @@
 """Draws spans of noise from a noise corpus, with fallbacks for unreadable and silent noise.
 
-A noise that cannot be read is replaced by another one, a silent crop is drawn again, and white noise is the last
+A noise cut that cannot be read is replaced by another one, a silent crop is drawn again, and white noise is the last
 resort. Every fallback is counted.
 """
 
@@ -18,7 +18,7 @@ from nestdata.corpus.corpus import Corpus
 from nestdata.errors import AudioError
 from nestdata.stateless_rng import StatelessRng
 
-# Crops of one noise that are read one by one; after that many silent crops, the whole noise is read.
+# Crops of one noise cut that are read one by one; after that many silent crops, the whole cut is read.
 _CROPS_READ_SINGLY = 10
 
 
@@ -27,13 +27,13 @@ class NoiseConfig:
     """Limits of the noise sampler, and its white-noise fallback."""
 
     max_reads: int = 20
-    """Number of noises that may be unreadable before white noise is used instead."""
+    """Number of noise cuts that may be unreadable before white noise is used instead."""
 
     max_crops: int = 100
-    """Number of crops of one noise that may be silent before white noise is used instead."""
+    """Number of crops of one noise cut that may be silent before white noise is used instead."""
 
     silence_db: float = SILENCE_DB
-    """Mean power, in dB of full scale, below which a span counts as silent."""
+    """Mean power, in dB of full scale, below which a span is treated as silent."""
 
     white_db: tuple[float, float] = (-90.0, -46.0)
     """Level range of the white-noise fallback, in dB of full scale."""
@@ -48,7 +48,7 @@ class NoiseSpan:
     """A span of noise at its original level."""
 
     samples: NDArray[np.float32]
-    """Shape (samples,): the requested number of samples, or fewer if the noise is shorter."""
+    """Shape (samples,): the requested number of samples, or fewer if the noise cut is shorter."""
 
     kind: Literal["noise", "white", "none"]
     cut_id: str = ""
@@ -80,7 +80,7 @@ class NoiseSampler:
         self.config = config or NoiseConfig()
 
     def draw(self, num_samples: int, rng: StatelessRng, *, on_cut: Callable[[str], None] | None = None) -> NoiseSpan:
-        """Returns a span of noise of `num_samples` samples, or fewer if the noise is shorter.
+        """Returns a span of noise of `num_samples` samples, or fewer if the noise cut is shorter.
 
         Args:
             num_samples: Number of samples, at least 1.
@@ -130,7 +130,7 @@ class NoiseSampler:
             start = rng.below(num_starts)
             if num_silent < _CROPS_READ_SINGLY:
                 cut_id, samples = corpus.load(index, start=start, num_samples=num_samples, on_cut=on_cut)
-            else:  # mostly silence: reading the whole noise once is now cheaper
+            else:  # mostly silence: reading the whole cut once is now cheaper
                 whole = corpus.load(index, on_cut=on_cut)[1] if whole is None else whole
                 samples = whole[start : start + num_samples]
             if not self.is_silent(samples):

@@ -2,7 +2,7 @@
 
 Files that libsndfile reads, which is nearly all audio, are decoded directly into the output array. Other sources, and
 transforms other than one resampling, are read through Lhotse. Lhotse's own `load_audio` fills up to half a second of
-missing audio by reflection without a warning; here, a file that is shorter than its cut is an error. The samples are
+missing audio by reflection without a warning; here, a file that is shorter than its cut is an error. Decoding gives
 the same bits in every process.
 
 torch, torchaudio, Lhotse and soundfile are imported at first use, so that commands that decode no audio start quickly.
@@ -23,12 +23,13 @@ from nestdata.corpus.file_kind import check_regular_file, special_file_kind
 from nestdata.errors import AudioError, AudioReason
 
 SILENCE_DB = -90.0
-"""Mean power, in dB of full scale, below which audio counts as silent."""
+"""Mean power, in dB of full scale, below which audio is treated as silent."""
 
-# Tolerance for resampling and for decoders of lossy formats, which may differ slightly from the length in the header.
+# Tolerance for resampling and lossy formats: their number of samples may differ slightly from the header's.
 _LENGTH_TOLERANCE_S = 0.01
-# Lhotse reads a recording to its end if the cut is at most one millisecond shorter. This margin has the same effect.
-_TO_THE_END_S = 0.002
+# Added to the length of a cut that is at most one millisecond shorter than its recording, to read up to the end of the
+# recording, as Lhotse does.
+_END_MARGIN_S = 0.002
 
 
 def load_samples(
@@ -60,10 +61,10 @@ def load_samples(
         num_samples = num_samples_of_cut - start
     if out is None:
         out = np.empty(num_samples, np.float32)
-    is_to_the_end = start + num_samples == num_samples_of_cut
-    seconds = fields["duration"] - start / rate if is_to_the_end else num_samples / rate
+    reaches_end = start + num_samples == num_samples_of_cut
+    seconds = fields["duration"] - start / rate if reaches_end else num_samples / rate
     if start == 0 and math.isclose(seconds, fields["recording"]["duration"], abs_tol=1e-3):
-        seconds += _TO_THE_END_S
+        seconds += _END_MARGIN_S
     num_found = _read(fields, fields["start"] + start / rate, seconds, out)
     num_missing = num_samples - num_found
     if num_missing > _LENGTH_TOLERANCE_S * rate or not num_found:
@@ -97,8 +98,8 @@ def open_audio(path: str) -> Any:
         soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
     """
     check_regular_file(path)
-    # Opened by descriptor, because the wrapper's checks of a file name take 3 % of the time of a short file. libsndfile
-    # closes the descriptor, also if it does not know the format.
+    # Opened by descriptor, because soundfile's checks of a file name take 3 % of the time to read a short file.
+    # libsndfile closes the descriptor, even if it does not know the format.
     return _sound_file_class()(os.open(path, os.O_RDONLY))
 
 
@@ -107,7 +108,7 @@ def _sound_file_class() -> Any:
     import soundfile
 
     class SequentialSoundFile(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no annotations
-        """A file that is read once; reporting it as not seekable saves the wrapper one seek after each read."""
+        """A file that is read once; reported as not seekable, so that soundfile does not seek after each read."""
 
         def seekable(self) -> bool:
             return False
@@ -117,7 +118,7 @@ def _sound_file_class() -> Any:
 
 def energy(samples: NDArray[np.float32]) -> float:
     """Returns the sum of squares."""
-    # Computed in double precision: a gain in single precision then does not depend on the order of summation.
+    # In double precision, so that a gain rounded to single precision does not depend on the order of summation.
     exact = samples.astype(np.float64)
     return float(exact.dot(exact))
 
@@ -140,7 +141,7 @@ def _read(fields: Mapping[str, Any], offset_s: float, seconds: float, out: NDArr
             return _read_file(fields, source, offset_s, seconds, out)
         return _read_by_lhotse(fields, offset_s, seconds, out)
     except Exception as error:  # decoders raise many types, all of which mean that the audio cannot be read
-        # The text of libsndfile: its wrapper adds a file descriptor, which differs between processes.
+        # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.
         detail = " ".join(getattr(error, "error_string", str(error)).split())[:300].rstrip(".")
         raise AudioError.because(
             _reason(_path_of(fields), error),
@@ -152,7 +153,7 @@ def _read(fields: Mapping[str, Any], offset_s: float, seconds: float, out: NDArr
 def _read_file(
     fields: Mapping[str, Any], source: Mapping[str, Any], offset_s: float, seconds: float, out: NDArray[np.float32]
 ) -> int:
-    """Same as `_read` for a file of any sampling rate."""
+    """Does the work of `_read` for a file of any sampling rate."""
     import soundfile
 
     opened = False
@@ -163,7 +164,7 @@ def _read_file(
             return _decode(file, channel, fields["recording"]["sampling_rate"], offset_s, seconds, out)
     except soundfile.LibsndfileError:
         if not opened and os.path.getsize(source["source"]):
-            # Other decoders may know the format. If they fail as well, the error of libsndfile is the clearer one.
+            # Other decoders may know the format. If they fail as well, libsndfile's error is clearer than theirs.
             with suppress(Exception):
                 return _read_by_lhotse(fields, offset_s, seconds, out)
         raise
@@ -183,6 +184,7 @@ def _decode(file: Any, channel: int, rate: int, offset_s: float, seconds: float,
 
 
 def _fill(out: NDArray[np.float32], samples: NDArray[np.float32]) -> int:
+    """Copies samples to the start of `out`, as many as it holds, and returns their number."""
     num_found = min(len(samples), len(out))
     out[:num_found] = samples[:num_found]
     return num_found
@@ -230,14 +232,15 @@ def _resample(samples: NDArray[np.float32], source_rate: int, rate: int, num_wan
         return samples
     with _one_torch_thread():
         resampled: NDArray[np.float32] = _resampler(source_rate, rate)(torch.tensor(samples)).numpy()
-    # A span may start and end between two samples of the file; like Lhotse, complete the lost samples by reflection.
+    # A span may start and end between two samples of the file, which loses samples; as in Lhotse, they are filled in
+    # by reflection.
     num_lost = num_wanted - len(resampled)
     return np.pad(resampled, (0, num_lost), mode="reflect") if 0 < num_lost <= rate / source_rate + 1 else resampled
 
 
 @lru_cache(maxsize=32)
 def _resampler(source_rate: int, rate: int) -> Any:
-    """Returns torchaudio's resampler of a pair of rates; its kernel costs more than resampling a short cut."""
+    """Returns torchaudio's resampler; cached, because computing its kernel takes longer than resampling a short cut."""
     import torchaudio
 
     return torchaudio.transforms.Resample(source_rate, rate)

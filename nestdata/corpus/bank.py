@@ -1,7 +1,7 @@
 """The sample bank: all audio of a corpus, decoded once into one memory-mapped file, for noise that is read often.
 
     bank.pcm         16-bit samples of all cuts, one cut after the other, in the order of `index.npy`
-    bank.npy         for each cut, the position of its first sample and the gain; NaN if it could not be decoded
+    bank.npy         for each cut, the position of its first sample and the gain; NaN if the cut could not be decoded
 
 All processes share the memory pages. 16-bit audio at the sampling rate of the corpus is restored bit for bit. Audio
 that exceeds [-1, 1] is scaled, so that nothing is clipped.
@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from nestdata.errors import AudioError
 
 FULL_SCALE = 32768.0
+"""The 16-bit value of amplitude 1."""
+
 RECORD = np.dtype([("start", "<i8"), ("gain", "<f4")])
+"""One record of `bank.npy`. The amplitude of a sample is its 16-bit value multiplied by the gain."""
 
 
 class SampleBank:
@@ -54,6 +57,10 @@ class SampleBank:
         """
         first, gain = self._records[index]
         if np.isnan(gain):
-            raise AudioError.because("unreadable", f"cut {cut_id!r} could not be decoded when the bank was written.")
+            raise AudioError.because(
+                "unreadable",
+                f"cut {cut_id!r} could not be decoded when the bank was written. Restore its audio and prepare the "
+                "corpus again.",
+            )
         first = int(first) + start
         np.multiply(self._samples[first : first + len(out)], gain, out=out)

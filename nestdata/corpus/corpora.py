@@ -34,14 +34,14 @@ class Corpora:
         """Opens corpus directories.
 
         Raises:
-            CorpusError: A path has no corpus, or the corpus is damaged.
+            CorpusError: A path is not a corpus directory, or the corpus is damaged.
             ConfigError: The corpora have different sampling rates.
         """
         return cls([Corpus.open(path) for path in paths])
 
     @property
     def num_samples(self) -> list[NDArray[np.int64]]:
-        """Lengths of the cuts of each corpus, as `Corpus.num_samples`."""
+        """Lengths of the cuts of each corpus in samples; see `Corpus.num_samples`."""
         return [corpus.num_samples for corpus in self.corpora]
 
     @property
@@ -64,7 +64,7 @@ class Corpora:
         return corpus.line(own_index)
 
     def load(self, index: int, **options: Any) -> tuple[str, NDArray[np.float32]]:
-        """Returns the id and the samples of a cut; see `Corpus.load`, which takes the options."""
+        """Returns the id and the samples of a cut; options and errors are those of `Corpus.load`."""
         corpus, own_index = self._locate(index)
         return corpus.load(own_index, **options)
 

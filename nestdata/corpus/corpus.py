@@ -3,8 +3,8 @@
     meta.json        format version, sampling rate, counts, hours, settings, content fingerprint
     cuts.jsonl       Lhotse MonoCuts, one per line, in the order of the input
     index.npy        int64 (2, num_cuts), sorted by length: samples of each cut, and the byte at which its line starts
-    rejected.jsonl   every input that was rejected: its position in the input, and the reason
-    report.html      durations, hours by language and speaker, and rejects, as pictures
+    rejected.jsonl   every rejected entry: its position in the input, and the reason
+    report.html      durations, hours by language and speaker, and rejects, as charts
     bank.pcm, .npy   with `--pcm`, all samples (see `nestdata.corpus.bank`)
 
 The two large files are memory-mapped: opening takes the same time for every size, all processes share the memory
@@ -32,7 +32,10 @@ class Corpus:
     """Cuts indexed by length: `corpus[0]` is the shortest, `corpus[-1]` the longest."""
 
     path: Path
+    """The directory."""
+
     meta: dict[str, Any]
+    """The content of `meta.json`."""
 
     def __init__(
         self,
@@ -53,8 +56,8 @@ class Corpus:
         """Opens a corpus directory without reading its cuts.
 
         Raises:
-            CorpusError: The path has no corpus, the corpus has another format version, or a part of it is missing or
-                damaged.
+            CorpusError: The path is not a corpus directory, the corpus has another format version, or a part of it is
+                missing or damaged.
         """
         path = Path(path)
         if not (path / "meta.json").is_file():
@@ -64,10 +67,10 @@ class Corpus:
             meta = json.loads((path / "meta.json").read_text())
             if meta["format_version"] != FORMAT_VERSION:
                 raise CorpusError(
-                    f"{path}: written in format {meta['format_version']}, this version reads format {FORMAT_VERSION}. "
-                    "Prepare it again."
+                    f"{path}: written in format {meta['format_version']}, but this version reads format "
+                    f"{FORMAT_VERSION}. Prepare it again."
                 )
-            # As a plain array, whose elements are read faster than those of a memmap.
+            # A plain array on the same memory, because elements of a memmap are read more slowly.
             index = np.asarray(np.load(path / "index.npy", mmap_mode="r"))
             with (path / "cuts.jsonl").open("rb") as file:
                 lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -127,11 +130,11 @@ class Corpus:
         if self.sampling_rate != other.sampling_rate:
             raise ConfigError(
                 f"{self.path} is at {self.sampling_rate} Hz and {other.path} at {other.sampling_rate} Hz. "
-                f"Prepare it with --sampling-rate {other.sampling_rate}."
+                f"Prepare the first one again with --sampling-rate {other.sampling_rate}."
             )
 
     def line(self, index: int) -> dict[str, Any]:
-        """Returns the line of `cuts.jsonl` of a cut as a dict, in the form of Lhotse's `MonoCut.to_dict`.
+        """Returns a cut as the dict that Lhotse's `MonoCut.to_dict` would return, read from `cuts.jsonl`.
 
         Raises:
             IndexError: The corpus has no such cut.
@@ -156,10 +159,10 @@ class Corpus:
         out: NDArray[np.float32] | None = None,
         on_cut: Callable[[str], None] | None = None,
     ) -> tuple[str, NDArray[np.float32]]:
-        """Returns the id of a cut and its samples, or a span of them.
+        """Returns the id of a cut and its samples, or a span of them, shape (num_samples,).
 
         Args:
-            index: The cut, counted from the shortest.
+            index: Index of the cut, counted from the shortest.
             start: First sample to load, counted from the start of the cut.
             num_samples: Number of samples to load; by default, all up to the end of the cut.
             out: Array that receives the samples; a new array by default.
@@ -167,6 +170,8 @@ class Corpus:
 
         Raises:
             AudioError: The audio cannot be used; the message names the cut.
+            IndexError: The corpus has no such cut.
+            CorpusError: The line of the cut is damaged.
         """
         line = self.line(index)
         if on_cut is not None:

@@ -1,4 +1,4 @@
-"""Tells regular files from directories, pipes, sockets and devices without opening them.
+"""Distinguishes regular files from directories, pipes, sockets and devices without opening them.
 
 Opening a named pipe waits until another process writes to it, and opening a device can have side effects, so the check
 must come first.
@@ -17,7 +17,7 @@ _KINDS = {
 
 
 def special_file_kind(path: str | os.PathLike[str]) -> str | None:
-    """Returns what a path leads to if that is not a regular file, such as "a pipe".
+    """Returns the kind of a path that is not a regular file, such as "a pipe".
 
     Symbolic links are followed. The cost is one `stat` call, about 2 microseconds on a local disk.
 

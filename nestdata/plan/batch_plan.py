@@ -42,14 +42,14 @@ class PlanConfig:
     steps."""
 
     min_audio_seconds: float = 1.0
-    """Length in seconds to which shorter utterances are extended before anything else."""
+    """Shorter cuts are extended to this length, in seconds, before augmentation and mixing."""
 
     quadratic_seconds: float | None = None
-    """With q seconds, a cut of d seconds counts as d + d²/q seconds against the budget, because the cost of attention
-    grows faster than the length; None counts the length alone."""
+    """With q seconds, a cut of d seconds uses d + d²/q seconds of the budget, because the cost of attention grows
+    faster than the length; with None, it uses d seconds."""
 
     max_cuts: int | None = None
-    """Largest number of cuts in one microbatch; None sets no limit beside the budget."""
+    """Largest number of cuts in one microbatch; None sets no limit besides the budget."""
 
     num_shapes: int | None = None
     """Number of different lengths to which cuts are padded, chosen to minimise padding, so that a compiled model
@@ -57,8 +57,8 @@ class PlanConfig:
     repeated cuts."""
 
     weights: tuple[float, ...] | None = None
-    """Share of an epoch's hours for each of several corpora, up to a common factor; None uses the hours that each
-    corpus has."""
+    """Relative share of an epoch's hours for each of several corpora; None takes the hours of each corpus as its
+    share."""
 
     temperature: float = 1.0
     """Every share is raised to the power 1/temperature: above 1, small corpora are seen more often than large ones."""
@@ -84,13 +84,13 @@ class PlanConfig:
 
 
 class BatchPlan:
-    """The indices of the cuts of any (step, microbatch), in constant time.
+    """Computes the cut indices of any (step, microbatch) in constant time.
 
     Step numbers continue after the first epoch: `epoch = step // steps_per_epoch`, and every epoch has its own order.
     All microbatches of a step have the same number of cuts and the same padded length. In an epoch every cut is seen
-    once; in addition, fewer than `microbatches_per_step` short cuts are repeated to fill up one step, and which cuts
-    these are changes with the epoch. Cuts of weighted corpora are seen as often as `repeats_per_epoch` says, evenly:
-    within a bucket, no cut of a corpus is seen again before all other cuts of that corpus.
+    once; in addition, fewer than `microbatches_per_step` short cuts, drawn anew in each epoch, are repeated to fill up
+    one step. Cuts of weighted corpora are seen as often as `repeats_per_epoch` says, and equally often: within a
+    bucket, no cut of a corpus is seen again before all other cuts of that corpus have been seen.
 
     Args:
         num_samples: Length of every cut in samples, ascending, as an array or list of integers of any type; for several
@@ -184,7 +184,7 @@ class BatchPlan:
             step: As for `indices`.
             microbatch: As for `indices`.
             position: Position of the unusable cut within the microbatch.
-            attempt: Number of substitutes that were unusable as well.
+            attempt: Number of earlier substitutes that were unusable as well; 0 at first.
         """
         epoch, number = self.epoch(step), self._locate(step)[0]
         bucket = self.buckets[number]
@@ -241,7 +241,7 @@ class BatchPlan:
     def _make_fingerprint(self, content: str) -> str:
         # 240 and 240.0 seconds are the same setting but different text.
         settings = {name: float(v) if name.endswith("_seconds") and v else v for name, v in asdict(self.config).items()}
-        # Weights and temperature count only through the repeats that they lead to.
+        # Weights and temperature affect the plan only through the repeats that they lead to.
         settings |= {"weights": self.repeats_per_epoch, "temperature": 1.0}
         settings |= {"sampling_rate": self.sampling_rate, "version": ALGORITHM_VERSION, "content": content}
         return _digest(json.dumps(settings, sort_keys=True).encode())
@@ -249,7 +249,7 @@ class BatchPlan:
     def _indices_at(
         self, cut_ranges: Sequence[CutRange], positions: NDArray[np.int64], epoch: int, bucket: int
     ) -> NDArray[np.int64]:
-        """Returns the indices of the cuts that positions show in an epoch.
+        """Returns the indices of the cuts at given positions of an epoch.
 
         Args:
             cut_ranges: The cuts.
@@ -317,7 +317,7 @@ def _check_fits(corpora: Sequence[Lengths], rate: int, budget: Budget, min_sampl
         seconds = f"{longest_allowed / rate:g}"
         raise PlanError(
             f"{num_cuts - num_fitting} of {num_cuts} cuts are longer than plan.max_batch_seconds allows "
-            f"({seconds} s{counted}), the longest lasts {longest / rate:.1f} s. Raise max_batch_seconds, "
+            f"({seconds} s{counted}); the longest lasts {longest / rate:.1f} s. Raise max_batch_seconds, "
             f"or prepare the corpus with --max-seconds {seconds} or --window-seconds {seconds}."
         )
     if min_samples > longest_allowed:

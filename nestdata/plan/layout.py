@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from nestdata.plan.lengths import Lengths
 
-# A bucket spans lengths down to 1 - 1/32 of its longest cut, which keeps padding below about 1.6 % on average.
+# A bucket spans lengths down to 31/32 of its longest cut, which keeps padding below about 1.6 % on average.
 _NARROW = 32
-# If this gives a bucket fewer than four groups, it may span lengths down to 1 - 1/8 to reach four. With one group per
+# If a bucket would then have fewer than four groups, it may span lengths down to 7/8 to reach four. With one group per
 # bucket, the same cuts would be in the same step in every epoch.
 _WIDE = 8
 _WANTED_GROUPS = 4
@@ -144,7 +144,7 @@ class Positions:
 
 
 def lay_out(corpora: Sequence[Positions], budget: Budget, num_shapes: int | None) -> list[Bucket]:
-    """Returns the buckets of an epoch, longest cuts first, and moves every `end` to 0.
+    """Returns the buckets of an epoch, longest cuts first, and sets every `end` to 0.
 
     Every bucket is a whole number of groups of `budget.microbatches` microbatches each.
 
@@ -176,7 +176,7 @@ def lay_out(corpora: Sequence[Positions], budget: Budget, num_shapes: int | None
 
 
 def _num_groups(corpora: Sequence[Positions], longest: int, size: int, budget: Budget) -> int:
-    """Returns how many groups, of `size` cuts per microbatch, are similar enough in length for one bucket."""
+    """Returns the number of groups, of `size` cuts per microbatch, whose cuts are similar enough for one bucket."""
     remaining, group = _num_remaining(corpora), budget.microbatches * size
     # Cuts that are so short that one more fits into a microbatch belong to another bucket.
     shortest = max(longest - longest // _NARROW, budget.longest_of(size + 1))

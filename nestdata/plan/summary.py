@@ -57,15 +57,24 @@ class PlanSummary:
     """Positions that are filled with a cut that the epoch also shows elsewhere."""
 
     hours: float
+    """Hours of audio, without padding."""
+
     padding: float
+    """Padding as a share of all samples."""
+
     budget_used: float
     """Mean cost of a microbatch as a share of the budget."""
 
     cost_spread: float
-    """Cost of the most loaded rank divided by the mean over the ranks, in the worst step; 1 if no rank waits."""
+    """Cost of the most loaded rank divided by the mean over the ranks, in the worst of a hundred steps that are spread
+    over the epoch; 1 if no rank waits."""
 
     num_shapes: int
+    """Number of different batch shapes."""
+
     fingerprint: str
+    """`BatchPlan.fingerprint`."""
+
     corpora: tuple[CorpusSummary, ...]
     buckets: tuple[BucketSummary, ...]
 
@@ -115,7 +124,12 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike, world_size: int) -
 
 
 def draw_plan(summary: PlanSummary, path: str | Path) -> None:
-    """Writes a picture of hours and padding by cut length, and of the cuts per microbatch (PNG, SVG or PDF)."""
+    """Draws hours and padding by cut length, and the cuts per microbatch.
+
+    Args:
+        summary: The summary.
+        path: The picture; its suffix selects PNG, SVG or PDF.
+    """
     from matplotlib.figure import Figure  # not pyplot, which keeps global state and looks for a display
 
     figure = Figure(figsize=(9, 6.4), layout="constrained")
@@ -175,7 +189,7 @@ class _CorpusLengths:
 
 
 def _real_samples(bucket: Bucket, num_positions: int, lengths: _CorpusLengths) -> float:
-    """Returns the samples of a bucket without padding; repeated cuts count with the mean length of the fillers."""
+    """Returns the samples of a bucket without padding; for repeated cuts, the mean length of the fillers is used."""
     own = sum(cuts.num_positions * lengths.mean(cuts) for cuts in bucket.cut_ranges)
     if not bucket.fillers:
         return own

@@ -1,1 +1,1 @@
-"""From manifests to a corpus directory."""
+"""Prepares a corpus directory from manifests, data sets or folders of audio."""

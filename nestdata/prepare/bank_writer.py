@@ -1,4 +1,4 @@
-"""Decodes all audio of a corpus into its sample bank (see `nestdata.corpus.bank`), with any number of processes."""
+"""Decodes all audio of a corpus into its sample bank (see `nestdata.corpus.bank`), with one or more processes."""
 
 import logging
 from collections.abc import Iterator
@@ -40,12 +40,12 @@ def write_bank(directory: Path, stored_in: Path, pool: Pool) -> None:
 
     Args:
         directory: The directory that holds `cuts.jsonl` and `index.npy`.
-        stored_in: Path of the directory once the corpus is in place; paths of extracted audio in `cuts.jsonl` start
-            with it already.
+        stored_in: Path of the directory once the corpus is in place; paths of extracted audio in `cuts.jsonl`
+            already start with it.
         pool: The processes that decode the cuts and write their samples.
 
     Raises:
-        CorpusError: A process ended before its work did.
+        CorpusError: A worker process ended unexpectedly.
     """
     lengths, offsets = np.load(directory / "index.npy", mmap_mode="r")
     ends = np.cumsum(lengths)
@@ -54,7 +54,7 @@ def write_bank(directory: Path, stored_in: Path, pool: Pool) -> None:
     records = np.empty(len(ends), RECORD)
     records["start"] = ends - lengths
     tasks = _tasks(directory, stored_in, lengths, offsets)
-    records["gain"] = np.concatenate(list(pool.map(_write_lines, tasks)))
+    records["gain"] = np.concatenate(list(pool.map(_write_samples, tasks)))
     np.save(directory / "bank.npy", records)
     if num_bad := int(np.isnan(records["gain"]).sum()):
         _log.warning("%s: %d of %d cuts could not be decoded and will not be used", stored_in, num_bad, len(ends))
@@ -73,7 +73,7 @@ def _tasks(directory: Path, stored_in: Path, lengths: NDArray[np.int64], offsets
             start += sum(num_samples)
 
 
-def _write_lines(task: _Task) -> NDArray[np.float32]:
+def _write_samples(task: _Task) -> NDArray[np.float32]:
     """Writes the samples of the cuts of a task.
 
     Returns:

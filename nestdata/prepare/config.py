@@ -12,37 +12,37 @@ ProbeMode = Literal["missing", "all", "decode"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareConfig:
-    """Which audio a corpus takes in, and at which rate it will be loaded."""
+    """Which audio is accepted into a corpus, and the sampling rate at which it is loaded."""
 
     sampling_rate: int = 16000
     """Rate in Hz at which cuts are loaded; files of another rate are resampled when they are read."""
 
     channel: int = 0
-    """Channel that is read from files with several, counted from 0. Lhotse cuts name their own."""
+    """Channel to read, counted from 0. Lhotse cuts name their own."""
 
     min_seconds: float = 0.1
-    """Shorter cuts are left out."""
+    """Shortest duration of a cut, in seconds; shorter cuts are rejected."""
 
     max_seconds: float | None = None
-    """Longer cuts are left out; None keeps all."""
+    """Longest duration of a cut, in seconds; longer cuts are rejected. None sets no limit."""
 
     window_seconds: float | None = None
-    """Longer recordings are cut into windows no longer than this: as few as possible, all of the same length. None
-    keeps recordings whole. With windows, `min_seconds` and `max_seconds` apply to each window."""
+    """Longer recordings are cut into windows of at most this many seconds: as few as possible, all of the same length.
+    None keeps recordings whole. With windows, `min_seconds` and `max_seconds` apply to each window."""
 
     min_rate: int = 0
-    """Files of a lower rate, in Hz, are left out."""
+    """Lowest sampling rate of a file, in Hz; files below it are rejected."""
 
     probe: ProbeMode = "all"
     """How audio is checked. `missing`: only files without a duration in the manifest are opened; other durations are
-    trusted, and so is that their files have the rate of the corpus. `all`: the header of every file is read.
-    `decode`: every sample is decoded."""
+    trusted, and their files are assumed to have the sampling rate of the corpus. `all`: the header of every file is
+    read. `decode`: every sample is decoded."""
 
     format: InputFormat | None = None
     """Format of every input; None detects it."""
 
     allow_commands: bool = False
-    """Whether commands that a Kaldi wav.scp or a Lhotse manifest gives instead of files are run."""
+    """Whether to run commands that a Kaldi wav.scp or a Lhotse manifest gives instead of files."""
 
     strict: bool = False
     """Whether a rejected entry is an error."""
@@ -62,5 +62,5 @@ class PrepareConfig:
         if self.window_seconds is not None and self.window_seconds < max(self.min_seconds, 1 / self.sampling_rate):
             raise ConfigError(
                 f"window_seconds ({self.window_seconds:g}) is below min_seconds ({self.min_seconds:g}): "
-                "every window would be left out."
+                "every window would be rejected."
             )

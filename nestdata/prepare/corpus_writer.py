@@ -41,15 +41,15 @@ _MAX_NAMES = 100_000
 
 
 @runtime_checkable
-class _NamesItems(Protocol):
-    """The part of a source that `CorpusWriter` uses."""
+class _Source(Protocol):
+    """The part of `nestdata.prepare.inputs.Source` that `CorpusWriter` uses."""
 
     def where(self, number: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedItems:
-    """The cuts and rejects of consecutive items of one source: the message from a worker to the `CorpusWriter`."""
+    """The cuts and rejects of consecutive items of one source, sent by a worker to the `CorpusWriter`."""
 
     num_entries: int
     """Number of entries among the items; blank lines do not count."""
@@ -91,8 +91,8 @@ class CorpusStats:
     """Number of rejects by reason, most frequent first."""
 
     samples_by: dict[str, Counter[str]] = field(default_factory=dict)
-    """Number of samples by name, under `language` and `speaker`. A kind without names, or with more than a hundred
-    thousand, is left out."""
+    """Number of samples by name, under `language` and `speaker`. A key without names, or with more than a hundred
+    thousand, is omitted."""
 
 
 class ItemCollector:
@@ -111,7 +111,7 @@ class ItemCollector:
     def add(self, cut: Cut, number: int, where: str) -> None:
         """Adds a cut; `number` is the index of its item, counted from 1, and `where` its position in the input.
 
-        A cut that JSON cannot hold, such as one whose file name is not Unicode, becomes a reject.
+        A cut that cannot be written as JSON, such as one whose file name is not Unicode, becomes a reject.
         """
         row, num_samples = cut
         try:
@@ -183,7 +183,7 @@ class CorpusWriter:
                 self._samples_by[kind].update(counter)
         self._reject(probed.rejects)
 
-    def finish(self, sources: Sequence[_NamesItems], sampling_rate: int) -> CorpusStats | None:
+    def finish(self, sources: Sequence[_Source], sampling_rate: int) -> CorpusStats | None:
         """Rejects cuts that repeat the id of an earlier cut, sorts the rest by length, and writes the index.
 
         Args:
@@ -194,7 +194,7 @@ class CorpusWriter:
             The statistics of the corpus, or None if there is no cut and thus no index.
 
         Raises:
-            ManifestError: The length of a cut and its index do not fit a sort key of 63 bits.
+            ManifestError: A cut is so long that its length and index do not fit into a sort key of 63 bits.
         """
         for file in (self._cuts, self._records):
             file.flush()
@@ -202,7 +202,7 @@ class CorpusWriter:
             return None
         records = _Records(self._records.fileno())
         if len(repeated := self._repeated(records)):
-            self._leave_out(records, repeated, sources)
+            self._remove(records, repeated, sources)
         lengths = self._write_index(records)
         return CorpusStats(
             num_cuts=len(records),
@@ -247,8 +247,8 @@ class CorpusWriter:
                     colliding.add(cut_id)
         return repeated
 
-    def _leave_out(self, records: "_Records", repeated: "array[int]", sources: Sequence[_NamesItems]) -> None:
-        """Removes repeated cuts: moves later lines and records forward, in place."""
+    def _remove(self, records: "_Records", repeated: "array[int]", sources: Sequence[_Source]) -> None:
+        """Rejects repeated cuts, and moves the lines and records after them forward, in place."""
         for index in repeated:
             self._reject_repeated(records[index], sources)
         index_to, byte_to = repeated[0], int(records[repeated[0]]["offset"])
@@ -264,7 +264,7 @@ class CorpusWriter:
         self._cuts.truncate(byte_to)
         self._num_bytes = byte_to
 
-    def _reject_repeated(self, record: np.void, sources: Sequence[_NamesItems]) -> None:
+    def _reject_repeated(self, record: np.void, sources: Sequence[_Source]) -> None:
         cut = self._cut_at(record)
         detail = f"an earlier cut has the id {cut['id']!r}"
         where = sources[int(record["source"])].where(int(record["number"]))
@@ -301,7 +301,7 @@ class CorpusWriter:
             raise ManifestError(
                 f"a cut of {int(keys.max())} samples is too long to be sorted. Divide it with --window-seconds."
             )
-        # Length and position share one number, so that the sort is in place and takes 8 bytes per cut.
+        # Length and index share one number, so that the sort is in place and takes 8 bytes per cut.
         keys <<= bits
         for start in range(0, len(keys), _BLOCK):
             block = keys[start : start + _BLOCK]

@@ -1,4 +1,4 @@
-"""Worker processes for `prepare`: on this machine, or those of a running Dask cluster."""
+"""Worker processes of `prepare`, on this machine or in a running Dask cluster."""
 
 import logging
 import multiprocessing
@@ -28,7 +28,7 @@ class Pool:
 
     Args:
         executor: Runs the tasks; None to run them in this process.
-        max_submitted: Maximum number of tasks that are submitted and whose results are not yet taken: enough to keep
+        max_submitted: Maximum number of submitted tasks whose results have not been taken; must be large enough to keep
             every process busy.
     """
 
@@ -40,7 +40,7 @@ class Pool:
         """Yields the results in the order of the tasks, and takes tasks only as fast as they are processed.
 
         Raises:
-            CorpusError: A process ended before its work did.
+            CorpusError: A worker process ended unexpectedly.
         """
         if self._executor is None:
             yield from map(function, tasks)
@@ -56,8 +56,8 @@ class Pool:
                 yield submitted.popleft().result()
         except BrokenExecutor as error:
             raise CorpusError(
-                "a worker process ended before its work did: it was killed, perhaps because memory ran out, or a "
-                "decoder crashed. Use fewer --jobs; with --jobs 1 the crash of a decoder is visible."
+                "a worker process ended unexpectedly: it was killed, perhaps because memory ran out, or a decoder "
+                "crashed. Use fewer --jobs; with --jobs 1 the crash of a decoder is visible."
             ) from error
         finally:
             for future in submitted:
@@ -126,7 +126,7 @@ def _start_fork_server() -> None:
 def _delayed_ctrl_c() -> Iterator[None]:
     """Delays Ctrl-C until the end of the block, in which a process may be started.
 
-    An interrupt during the start would leave a process behind that nothing ends, and print a traceback of its own.
+    An interrupt during the start would leave an orphaned process, and print a second traceback.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -38,7 +38,7 @@ RejectReason = Literal[
     "rate_too_low",
     "no_such_channel",
 ]
-# libsndfile's number of frames for a stream whose header does not give one.
+# Number of frames that libsndfile reports for a stream whose header does not give one.
 _UNKNOWN_LENGTH = (1 << 63) - 1
 # Tolerance for durations that manifests have rounded up.
 _ROUNDING_S = 0.05
@@ -50,7 +50,7 @@ _STREAMED_BYTES = 0x7FFF0000
 
 
 class Reject(NamedTuple):
-    """An entry or window that is left out of the corpus."""
+    """An entry or window that is not taken into the corpus."""
 
     where: str
     """Position in the input, such as `speech.json:12`."""
@@ -105,7 +105,7 @@ class _AudioInfo(NamedTuple):
 
 
 def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
-    """Returns the cut of an entry, or its windows, at the rate of the corpus; a `Reject` for what cannot be used.
+    """Returns the cut of an entry, or its windows, at the rate of the corpus; unusable ones are a `Reject`.
 
     With `limits.mode` "missing", a file is opened only if the manifest gives no duration; "all" reads the header of
     every file; "decode" decodes every cut.
@@ -124,7 +124,7 @@ def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
 
 
 def _check_length(entry: Entry, cut: Cut, limits: Limits) -> Reject | None:
-    """Compares samples, not seconds: the duration that is left after an offset is inexact."""
+    """Checks the limits on duration, in samples, because a duration in seconds after an offset is inexact."""
     rate, seconds = limits.sampling_rate, cut.row["duration"]
     if cut.num_samples < samples_in(limits.min_seconds, rate):
         return _reject(entry, "too_short", f"{seconds:.6g} s, the minimum is {limits.min_seconds:g} s")
@@ -306,7 +306,7 @@ def _header(entry: Entry, path: str) -> _AudioInfo | Reject:
             return _reject(entry, "empty", f"{path} has no bytes")
         found = _header_by_lhotse(path)
         if found is None:
-            # libsndfile's own message; soundfile adds the file descriptor, which differs between processes.
+            # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.
             detail = getattr(error, "error_string", str(error))
             return _reject(entry, "unreadable", f"{path}: {' '.join(detail.split())}")
         info = found
@@ -349,7 +349,7 @@ def _header_of_command(entry: Entry) -> _AudioInfo | Reject:
 
 
 def _decoded(entry: Entry, cut: Cut) -> Cut | Reject:
-    """Decodes a cut from start to end; returns it, or why its audio cannot be used."""
+    """Decodes a cut from start to end; returns the cut, or a reject if its audio cannot be used."""
     row = cut.row
     if entry.stored_path:  # the corpus is not in place yet, and the file is still at `entry.path`
         recording = row["recording"]

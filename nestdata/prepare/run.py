@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter, ProbedItems
     from nestdata.prepare.probe import Limits
 
-# Items that are sent to a process at a time: fewer if each takes long, so that all processes finish at about the same
+# Items that are sent to a process at a time: fewer in a slower mode, so that all processes finish at about the same
 # time.
 _ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 25}
 
@@ -70,7 +70,7 @@ def prepare_corpus(
 
     Args:
         manifests: NeMo, Lhotse or fairseq manifests, Kaldi directories, Hugging Face data sets saved to disk, or
-            folders of audio, in any mixture.
+            folders of audio, in any combination.
         output: Path of the corpus directory.
         config: Limits and sampling rate; the defaults if None.
         overwrite: Whether an existing corpus at `output` is replaced. It is replaced in one step, after all work is
@@ -86,7 +86,7 @@ def prepare_corpus(
         ManifestError: An input cannot be read, no audio can be used, or an entry was rejected with `config.strict`.
             Nothing is left behind.
         OutputError: The target exists, cannot be written, or is being written by another run.
-        CorpusError: A worker process ended before its work did.
+        CorpusError: A worker process ended unexpectedly.
         ConfigError: A required package is not installed, or no Dask scheduler answers.
     """
     from nestdata.prepare.corpus_writer import CorpusWriter
@@ -107,7 +107,13 @@ def prepare_corpus(
 
 
 def _is_corpus(directory: Path) -> bool:
-    return (directory / "meta.json").is_file()
+    """Returns whether a directory holds a corpus of any format version; other outputs also have a `meta.json`."""
+    try:
+        meta = json.loads((directory / "meta.json").read_text())
+    except (OSError, ValueError):
+        return False
+    has_keys = isinstance(meta, dict) and {"format_version", "num_cuts"} <= meta.keys()
+    return has_keys and (directory / "index.npy").is_file()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +220,7 @@ def _check_rejects(
         reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
         raise ManifestError(
             f"{writer.rejected.total()} of {writer.num_entries} entries cannot be used ({reasons}), and --strict "
-            f"allows none{why}. Without --strict they are left out and listed."
+            f"allows none{why}. Without --strict they are skipped and listed."
         )
 
 

@@ -20,7 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata import Corpus, has_json_kind, output_directory
+from nestdata import Corpus, output_directory
+from nestdata.output import has_json_kind
 from nestmodel.errors import ConfigError, ExtractError
 from nestmodel.evaluate.encode import (
     Layers,

@@ -26,7 +26,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata import Corpus, has_json_kind, output_directory
+from nestdata import Corpus, output_directory
+from nestdata.output import has_json_kind
 from nestmodel.errors import ConfigError, ProbeError
 from nestmodel.evaluate.encode import Utterance, iterate_features, iterate_log_mels, resolve_device
 from nestmodel.evaluate.inputs import OnProgress, cut_labels, open_inputs

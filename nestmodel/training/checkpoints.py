@@ -18,7 +18,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.utilities import rank_zero_warn
 
 import nestguard
-from nestdata import flush_to_disk
+from nestdata.output import flush_to_disk
 from nestmodel.errors import ConfigError
 from nestmodel.training.lightning_private import dump_checkpoint
 from nestmodel.training.step_limits import ends_step

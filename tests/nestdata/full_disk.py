@@ -1,4 +1,4 @@
-"""A disk on which no file can grow beyond some size: the nearest that there is to a full one without mounting it."""
+"""Simulates a full disk by limiting the size of files, without mounting a file system."""
 
 import resource
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def files_up_to(num_bytes: int) -> Iterator[None]:
-    """Has every write beyond so many bytes of a file fail, in this process, with EFBIG."""
+    """Makes every write of this process beyond `num_bytes` bytes of a file fail with EFBIG."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:

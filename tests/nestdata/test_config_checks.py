@@ -2,7 +2,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from nestdata import ConfigError, nearest_name_hint, require, require_at_least, require_bounds, require_share
+from nestdata import ConfigError
+from nestdata.config_checks import nearest_name_hint, require, require_at_least, require_bounds, require_share
 
 
 @dataclass
@@ -35,7 +36,7 @@ def test_require_share_accepts_zero_to_one(share: float) -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_require_share_rejects_what_is_outside_of_zero_to_one(share: float) -> None:
+def test_require_share_rejects_values_outside_zero_to_one(share: float) -> None:
     with pytest.raises(ConfigError, match=r"^mix\.share is (-0\.1|1\.1|nan): expected a share in \[0, 1\]\.$"):
         require_share("mix", Config(share=share), "share")
 
@@ -45,7 +46,7 @@ def test_require_share_rejects_one_if_it_must_be_below_one() -> None:
         require_share("mix", Config(share=1.0), "share", below_one=True)
 
 
-def test_require_bounds_wants_the_lower_bound_first() -> None:
+def test_require_bounds_requires_the_lower_bound_first() -> None:
     require_bounds("mix", Config(bounds=(1.0, 1.0)), "bounds")
     with pytest.raises(ConfigError, match=r"^mix\.bounds is \(2\.0, 1\.0\): expected the lower bound first\.$"):
         require_bounds("mix", Config(bounds=(2.0, 1.0)), "bounds")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nestdata import OutputError, flush_to_disk, has_json_kind, output_directory, output_file
+from nestdata import OutputError, output_directory, output_file
+from nestdata.output import flush_to_disk, has_json_kind
 
 
 @pytest.fixture

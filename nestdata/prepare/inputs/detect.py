@@ -1,4 +1,4 @@
-"""Detects the format of an input by looking at it once."""
+"""Detects the format of an input from its name, its files or its first lines."""
 
 import os
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from nestdata.prepare.inputs.kaldi import base_directory, has_table
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DetectedInput:
-    """One input, its format, and what else its source needs to know from that first look."""
+    """One input, its format, and other properties that its source needs."""
 
     path: Path
     """The manifest or folder, as the caller gave it."""
@@ -74,7 +74,7 @@ def _detect_folder(path: Path, form: InputFormat | None) -> DetectedInput:
         if version is not None:
             return DetectedInput(path=path, format="huggingface", folder=folder, base=os.getcwd(), version=version)
         if form == "huggingface":
-            raise ManifestError(f"{path}: not one split of a data set, as `save_to_disk` leaves it. Save it again.")
+            raise ManifestError(f"{path}: not one split of a data set that `save_to_disk` wrote. Save it again.")
     check_folder(path)
     return DetectedInput(path=path, format="folder", folder=folder, base=folder)
 
@@ -95,7 +95,7 @@ def _detect_manifest(path: Path, form: InputFormat | None) -> DetectedInput:
 
 
 def _format_of_line(line: bytes, path: Path, number: int) -> InputFormat:
-    """Returns the format of a manifest with this first line that is not blank; empty at the end of the file."""
+    """Returns the format of a JSON manifest from its first non-blank line, which is empty if it has none."""
     if not line:
         raise ManifestError(f"{path}: the manifest is empty. Check the command that wrote it.")
     try:

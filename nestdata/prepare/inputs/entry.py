@@ -20,7 +20,7 @@ from nestdata.errors import ManifestError
 
 InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface"]
 
-# Offsets and durations in seconds from this value on, about four months, are taken for mistakes.
+# Offsets and durations of this many seconds, about four months, or more are treated as mistakes.
 MAX_SECONDS = 1e7
 
 AUDIO_SUFFIXES = (
@@ -69,7 +69,7 @@ class Entry(NamedTuple):
     """A shell command that writes the audio to its standard output."""
 
     cut: dict[str, Any] | None = None
-    """The cut as a dict, if the manifest is one of Lhotse's."""
+    """The cut as a dict, for Lhotse manifests."""
 
 
 @runtime_checkable
@@ -135,7 +135,7 @@ def count_lines(path: Path) -> int:
 
 def names_shards(name: str) -> bool:
     """Returns whether a path is a NeMo shard pattern, such as `audio_{0..7}.tar` or `audio__OP_0..7_CL_.tar`."""
-    # Most names hold no two dots in a row, and looking for these first takes a tenth of the time of the expression.
+    # Most names have no two dots in a row, and this test takes a tenth of the time of the regular expression.
     return ".." in name and re.search(r"(?:[\[({<]|_OP_)\d+\.\.\d+(?:[\])}>]|_CL_)", name) is not None
 
 
@@ -162,8 +162,8 @@ def check_command(command: str, where: str, *, allowed: bool) -> None:
     """Raises ManifestError if an input gives a command instead of a file and commands are not allowed."""
     if not allowed:
         raise ManifestError(
-            f"{where}: a command instead of a file, which would be run: {command[:120]!r}. If you trust it, allow it "
-            "with --allow-commands; or write the audio to files first."
+            f"{where}: a command instead of a file: {command[:120]!r}. Commands are not run by default. If "
+            "you trust it, allow it with --allow-commands; or write the audio to files first."
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import Entry, count_lines, cut_id_of, open_lines, resolve
 
-# Longer numbers of samples are mistakes: at any rate in use they would be centuries.
+# Numbers of samples with more digits are mistakes: such a file would last centuries.
 _MAX_DIGITS = 15
 
 
@@ -68,7 +68,7 @@ def fairseq_folder(path: Path, first_line: bytes) -> str:
     """
     if not first_line.strip() or b"\t" in first_line.strip():
         raise ManifestError(
-            f"{path}:1: a fairseq manifest begins with the folder of its files, and this one with "
+            f"{path}:1: a fairseq manifest begins with the folder of its files, but this one begins with "
             f"{first_line[:80]!r}. Add the folder; convert other tables to JSON lines with audio_filepath."
         )
     return _folder(path, first_line)

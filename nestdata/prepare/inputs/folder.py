@@ -68,7 +68,7 @@ def _audio_files(directory: str, seen: set[tuple[int, int]]) -> Iterator[str]:
             listed = sorted((entry.name, _is_folder(entry)) for entry in entries)
     except OSError as error:
         raise ManifestError(
-            f"{directory}: cannot be listed ({error.strerror}). Give permission, or move the folder away."
+            f"{directory}: cannot be listed ({error.strerror}). Grant read permission, or move the folder away."
         ) from error
     for name, is_folder in listed:
         if not is_folder and name.lower().endswith(AUDIO_SUFFIXES):

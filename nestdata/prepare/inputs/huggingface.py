@@ -124,7 +124,7 @@ class _Split(NamedTuple):
 def saved_version(path: Path) -> int | None:
     """Returns the modification time, in ns, of one split as `save_to_disk` writes it; None for any other folder.
 
-    The time tells a data set from another one that was saved at the same path before.
+    The time distinguishes a data set from an earlier one at the same path.
 
     Raises:
         ManifestError: The folder holds several splits.

@@ -26,6 +26,8 @@ _SPAN_KEYS = frozenset({*AUDIO_KEYS, "offset", "duration"})
 
 
 class _JsonLines:
+    """The methods of `Source` that NeMo and Lhotse manifests share."""
+
     path: Path
 
     def items(self) -> Iterator[bytes]:
@@ -134,10 +136,14 @@ class LhotseManifest(_JsonLines):
         kind, location = source.get("type"), source.get("source")
         if kind == "command":
             check_command(str(location), where, allowed=self.allow_commands)
-        elif kind not in ("file", "url") or not isinstance(location, str):
+        elif kind not in ("file", "url"):
             raise ManifestError(
-                f"{where}: audio of type {kind!r}, which this line does not hold. Write it to files in Lhotse first, "
-                "with `CutSet.save_audios`."
+                f"{where}: a source of type {kind!r}, which is not supported. Write the audio to files in Lhotse "
+                "first, with `CutSet.save_audios`."
+            )
+        elif not isinstance(location, str):
+            raise ManifestError(
+                f"{where}: a source of type {kind!r} at {location!r}. Give its path or URL as a string."
             )
 
 
@@ -168,7 +174,7 @@ def seconds(row: dict[str, Any], key: str, where: str) -> float | None:
     """Returns a value in seconds, or None if the key is missing or null.
 
     Raises:
-        ManifestError: It is not a number, negative, or too large.
+        ManifestError: The value is not a number, is negative, or is too large.
     """
     value = row.get(key)
     if value is None:

@@ -106,7 +106,9 @@ class KaldiDirectory:
                 raise ManifestError(f"{self.where(number)}: recording {recording!r} is not in wav.scp. Add it there.")
             start, end = (_seconds(time, self.where(number)) for time in times)
             if start < 0 or 0 <= end <= start:
-                raise ManifestError(f"{self.where(number)}: from {start:g} s to {end:g} s. Fix or drop this line.")
+                raise ManifestError(
+                    f"{self.where(number)}: a segment from {start:g} s to {end:g} s. Fix or drop this line."
+                )
             yield _Span(utterance, recording, audio[recording], start, end if end >= 0 else None)
 
     def _table(self, name: str) -> dict[str, str]:
@@ -139,9 +141,9 @@ def base_directory(path: Path) -> str:
 
 
 def has_table(directory: Path, name: str) -> bool:
-    """Returns whether a Kaldi directory holds a file of this name; a subfolder of the name does not count.
+    """Returns whether a Kaldi directory holds a file of this name; subfolders are ignored.
 
-    A pipe or device counts, so that opening it raises an error: otherwise its labels would be lost without notice.
+    True for a pipe or device as well, so that opening it raises an error: ignoring it would silently lose its labels.
     """
     return (directory / name).exists() and not (directory / name).is_dir()
 

@@ -24,7 +24,7 @@ class InputOptions:
     """Channel, counted from 0, of recordings whose manifest names none."""
 
     allow_commands: bool = False
-    """Whether commands that a manifest gives instead of files may be run."""
+    """Whether to run commands that a manifest gives instead of files."""
 
     extract_to: Path = Path("audio")
     """Folder that embedded audio is written to, in a subfolder for each input."""
@@ -36,8 +36,8 @@ class InputOptions:
 def open_sources(paths: Sequence[Path], options: InputOptions) -> list[Source]:
     """Detects and opens all inputs of one corpus.
 
-    Ids are relative to the deepest folder that holds all manifests and folders of audio. A fairseq manifest counts
-    with the folder that it names, wherever the manifest itself is.
+    Ids are relative to the deepest folder that holds all manifests and folders of audio. For a fairseq
+    manifest, this is the folder that it names, wherever the manifest itself is.
 
     Raises:
         ManifestError: An input does not exist, or is of no known format.

@@ -1,5 +1,9 @@
 import itertools
+import multiprocessing
+import os
 import pickle
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +30,7 @@ from nestdata import (
     SpeakerNoiseMixer,
     microbatches,
 )
+from nestdata.batch.dataset import _StartWorker
 from nestdata.corpus.audio import load_samples
 from tests.batches import digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
@@ -195,9 +200,9 @@ def test_batch_fields_hold_what_their_docstrings_say(
         assert torch.equal(batch.noisy_audio, batch.audio + batch.noise)
         assert torch.equal(batch.noisy_audio_len, batch.audio_len)
         is_padding = torch.arange(num_samples) >= batch.audio_len[:, None]
-        for signal in (batch.audio, batch.noise, batch.noisy_audio):
-            assert torch.isfinite(signal).all()
-            assert not signal[is_padding].any()
+        for tensor in (batch.audio, batch.noise, batch.noisy_audio):
+            assert torch.isfinite(tensor).all()
+            assert not tensor[is_padding].any()
         for position, mix in enumerate(batch.mixes):
             assert int(batch.noise_len[position]) == (0 if mix.mode == "none" else int(batch.audio_len[position]))
             assert bool(batch.noise[position].any()) == (mix.mode != "none")
@@ -249,6 +254,27 @@ def test_heartbeat_names_every_cut_that_is_loaded_and_none_at_the_end(
     assert set(heartbeat.noted[num_cuts:-1]) == {*noise, *bad_noise} - {"white noise"} | silent
     assert noise
     assert heartbeat.noted[-1] == ()
+
+
+def receive_sigterm_as_a_worker() -> None:
+    _StartWorker(1, None)(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+def test_worker_ends_after_sigterm_even_if_its_rank_handles_sigalrm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nestdata.batch.dataset._SECONDS_TO_FINISH", 1)
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        worker = multiprocessing.get_context("fork").Process(target=receive_sigterm_as_a_worker)
+        worker.start()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    worker.join(30)
+    worker.kill()
+    worker.join()
+    assert worker.exitcode == -signal.SIGALRM
 
 
 def test_short_audio_is_repeated_up_to_the_minimum(tmp_path: Path) -> None:

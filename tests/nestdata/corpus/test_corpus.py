@@ -142,7 +142,7 @@ def test_path_without_a_corpus_is_an_error_that_says_how_to_make_one(tmp_path: P
 def test_corpus_of_another_format_is_an_error_that_names_both(corpus: Corpus) -> None:
     meta = json.loads((corpus.path / "meta.json").read_text())
     (corpus.path / "meta.json").write_text(json.dumps({**meta, "format_version": 99}))
-    with pytest.raises(CorpusError, match=r"written in format 99, this version reads format 2\. Prepare it again"):
+    with pytest.raises(CorpusError, match=r"written in format 99, but this version reads format 2\. Prepare it again"):
         Corpus.open(corpus.path)
 
 

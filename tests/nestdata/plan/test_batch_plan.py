@@ -211,7 +211,7 @@ def test_step_far_beyond_the_first_epochs_is_computed_directly() -> None:
 
 
 def test_cut_longer_than_the_budget_is_an_error_that_says_what_to_raise() -> None:
-    with pytest.raises(PlanError, match=r"2 of 4 cuts .* the longest lasts 15\.0 s\. Raise max_batch_seconds"):
+    with pytest.raises(PlanError, match=r"2 of 4 cuts .*; the longest lasts 15\.0 s\. Raise max_batch_seconds"):
         plan_of([100, 1000, 1001, 1500], PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2))
 
 
@@ -473,7 +473,7 @@ def test_weights_for_another_number_of_corpora_are_rejected() -> None:
 
 
 def test_cut_above_the_budget_due_to_the_quadratic_cost_is_an_error_that_mentions_the_term() -> None:
-    with pytest.raises(PlanError, match=r"1 of 9 cuts .* \(20 s, quadratic term included\), the longest lasts 30\.0 s"):
+    with pytest.raises(PlanError, match=r"1 of 9 cuts .* \(20 s, quadratic term included\); the longest lasts 30\.0 s"):
         plan_of([100] * 8 + [3000], PlanConfig(max_batch_seconds=40.0, quadratic_seconds=20.0))
 
 

@@ -96,7 +96,7 @@ def test_an_error_in_a_worker_is_raised_in_the_caller_and_ends_all_workers() -> 
 
 @pytest.mark.multiprocess
 def test_a_killed_worker_is_an_error_that_says_so() -> None:
-    with pytest.raises(CorpusError, match=r"ended before its work did.*--jobs"), open_pool(2) as jobs:
+    with pytest.raises(CorpusError, match=r"ended unexpectedly.*--jobs"), open_pool(2) as jobs:
         list(jobs.map(end_process, range(10)))
 
 

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -400,6 +400,37 @@ def test_a_path_that_is_not_a_corpus_is_never_replaced(manifest: Path, tmp_path:
         with pytest.raises(OutputError, match="exists already"):
             prepare_corpus([manifest], tmp_path / name, overwrite=overwrite)
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: (path / "index.npy").unlink(),
+        lambda path: (path / "meta.json").unlink(),
+        lambda path: (path / "meta.json").write_text("{"),
+        lambda path: (path / "meta.json").write_text("[]"),
+        lambda path: (path / "meta.json").write_text('{"kind": "features", "num_cuts": 3}'),
+        lambda path: (path / "meta.json").write_text('{"kind": "features", "format_version": 2}'),
+    ],
+    ids=["no index", "no meta.json", "damaged", "not an object", "no version", "no number of cuts"],
+)
+def test_a_directory_that_is_not_recognized_as_a_corpus_is_never_replaced(
+    manifest: Path, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    prepare_corpus([manifest], tmp_path / "other")
+    change(tmp_path / "other")
+    before = tree(tmp_path)
+    with pytest.raises(OutputError, match="exists already and is not a corpus"):
+        prepare_corpus([manifest], tmp_path / "other", overwrite=True)
+    assert tree(tmp_path) == before
+
+
+def test_a_corpus_of_an_older_format_is_replaced_on_request(manifest: Path, tmp_path: Path) -> None:
+    prepare_corpus([manifest], tmp_path / "speech.corpus")
+    meta = tmp_path / "speech.corpus" / "meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "format_version": 1}))
+    prepare_corpus([manifest], tmp_path / "speech.corpus", overwrite=True)
+    assert len(Corpus.open(tmp_path / "speech.corpus")) == 3
 
 
 def test_a_corpus_that_another_run_finishes_in_the_meantime_is_not_replaced(manifest: Path, tmp_path: Path) -> None:

@@ -117,6 +117,6 @@ def test_a_folder_without_read_permission_is_an_error_that_names_it(
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(
-        ManifestError, match=r"a/secret: cannot be listed \(Permission denied\)\. Give permission, or move"
+        ManifestError, match=r"a/secret: cannot be listed \(Permission denied\)\. Grant read permission, or move"
     ):
         entries_of(tmp_path)

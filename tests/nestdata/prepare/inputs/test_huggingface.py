@@ -234,7 +234,7 @@ def test_a_data_set_without_audio_is_an_error_that_names_its_columns(tmp_path: P
 def test_a_path_that_is_not_a_data_set_is_an_error_if_the_format_is_huggingface(tmp_path: Path) -> None:
     some_audio(tmp_path / "a.wav")
     for name in ("", "a.wav", "gone"):
-        with pytest.raises(ManifestError, match="not one split of a data set, as `save_to_disk` leaves it"):
+        with pytest.raises(ManifestError, match="not one split of a data set that `save_to_disk` wrote"):
             entries_of(tmp_path / name, "huggingface")
 
 
