@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,7 @@ from nestmodel.evaluate.encode import (
 from nestmodel.evaluate.inputs import OnProgress, audio_path, cut_labels, open_inputs
 from nestmodel.evaluate.rejects import RejectedUtterance, RejectLog
 from nestmodel.nn.network import NestNetwork
-
-FileFormat = Literal["npy", "safetensors"]
-FeatureType = Literal["float32", "float16"]
+from nestmodel.options import FeatureType, FileFormat
 
 FORMAT_VERSION = 1
 _MAX_READABLE_CHARACTERS = 80

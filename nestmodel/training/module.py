@@ -21,10 +21,11 @@ from nestdata import AudioNoiseBatch
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.formats.model_file import CONFIG_KEY
-from nestmodel.formats.weights import WeightParts, build_network, load_weights
+from nestmodel.formats.weights import build_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.loss_stats import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
+from nestmodel.options import WeightParts
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import fix_gradient_buckets, log_by_global_step, scale_loop_progress
 from nestmodel.training.nonfinite import SkippedSteps
