@@ -100,7 +100,9 @@ def export_model(
     """
     parts = _PARTS[to][0] if parts is None else parts
     if parts not in _PARTS[to]:
-        raise ConfigError(f"{to} holds {_PARTS[to][0]} of a model, not {parts}. Leave that out, or use safetensors.")
+        raise ConfigError(
+            f"parts is {parts!r}: the format {to} can hold only {_PARTS[to][0]!r}. Leave it out, or use safetensors."
+        )
     output = output or Path(source.stem + _SUFFIXES[to])
     network = load_network(source)
     if to == "huggingface":
