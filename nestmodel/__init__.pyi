@@ -58,12 +58,6 @@ from .evaluate.extract import (
     ExtractReport as ExtractReport,
 )
 from .evaluate.extract import (
-    FeatureType as FeatureType,
-)
-from .evaluate.extract import (
-    FileFormat as FileFormat,
-)
-from .evaluate.extract import (
     extract_features as extract_features,
 )
 from .evaluate.linear_probe import ProbeScore as ProbeScore
@@ -76,9 +70,6 @@ from .evaluate.report import (
     ProbeReport as ProbeReport,
 )
 from .formats.conversion import (
-    ExportFormat as ExportFormat,
-)
-from .formats.conversion import (
     export_model as export_model,
 )
 from .formats.conversion import (
@@ -86,9 +77,6 @@ from .formats.conversion import (
 )
 from .formats.model_file import read_config as read_config
 from .formats.nemo_config import config_from_nemo as config_from_nemo
-from .formats.weights import (
-    WeightParts as WeightParts,
-)
 from .formats.weights import (
     WeightReport as WeightReport,
 )
@@ -118,6 +106,18 @@ from .nn.network import (
 )
 from .nn.network import (
     NestOutput as NestOutput,
+)
+from .options import (
+    ExportFormat as ExportFormat,
+)
+from .options import (
+    FeatureType as FeatureType,
+)
+from .options import (
+    FileFormat as FileFormat,
+)
+from .options import (
+    WeightParts as WeightParts,
 )
 from .preflight.report import (
     CheckReport as CheckReport,

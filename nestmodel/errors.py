@@ -4,7 +4,7 @@
     ├── ConfigError    invalid setting, preset or foreign configuration
     ├── ExtractError   features cannot be computed or written
     ├── ProbeError     the labels do not suffice for a probe
-    ├── TrainingError  training cannot continue
+    ├── TrainingError  training or a preflight cannot continue
     └── WeightsError   model file that cannot be read or does not fit the model
 
 Every constructor takes one string, so that an error can be pickled and sent from another process.
@@ -24,11 +24,11 @@ class ExtractError(NestModelError):
 
 
 class ProbeError(NestModelError):
-    """The labels of a corpus do not suffice for a probe: there are none, or too few of a class."""
+    """The labels of a corpus do not suffice for a probe: there are none, or too few per class."""
 
 
 class TrainingError(NestModelError):
-    """Training cannot continue: too many consecutive steps have a non-finite loss or gradient, or the data run out."""
+    """Training cannot continue, for example after too many consecutive steps with a non-finite loss or gradient."""
 
 
 class WeightsError(NestModelError):

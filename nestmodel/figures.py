@@ -24,7 +24,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def finish_axes(axes: Any, title: str, *, has_legend: bool) -> None:
-    """Adds a title, a grid and, if asked for, a legend to axes that are already drawn."""
+    """Adds a title, a grid and optionally a legend to axes that are already drawn."""
     axes.set_title(title, loc="left", fontsize=10)
     axes.grid(alpha=0.25)
     if has_legend:

@@ -1,8 +1,8 @@
 """Encoder outputs of the utterances of a corpus, each at its own length.
 
-Owns the iteration over a corpus in batches, longest utterance first. Writing files is left to `extract`, the linear
-probe to `probe`. The features of an utterance do not depend on the other utterances of its batch, except for rounding,
-and each utterance is either yielded or reported with a reason.
+This module iterates over a corpus in batches, longest utterance first. `extract` writes the features to files, and
+`probe` fits the linear probe. The features of an utterance do not depend on the other utterances of its batch, except
+for rounding. Each utterance is either yielded or reported with a reason.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,15 +59,15 @@ def iterate_features(
     Args:
         model: Its encoder is used, in eval mode, and moved to the device.
         corpus: A corpus at the sampling rate of the model.
-        layers: Outputs of the encoder.
+        layers: Numbers of the encoder outputs to return; see `Layers`.
         max_batch_seconds: Seconds of audio in a batch, padding included. A longer utterance is a batch by itself.
         device: A device of PyTorch, such as `cpu`; `auto` is a GPU if there is one, the CPU otherwise.
-        rows: Indices of utterances in the corpus; all by default.
-        on_reject: Called for each utterance without features. If it is missing, such an utterance raises an error.
+        rows: Indices of utterances in the corpus; None for all.
+        on_reject: Called for each utterance without features. If None, such an utterance raises an error.
 
     Raises:
         ConfigError: The layers or the device do not exist.
-        ExtractError: A batch does not fit into memory; or an utterance has no features and `on_reject` is missing.
+        ExtractError: A batch does not fit into memory; or an utterance has no features and `on_reject` is None.
     """
     selected = resolve_layers(layers, model.config.encoder.num_layers)
 
@@ -87,7 +87,7 @@ def iterate_log_mels(
     rows: Sequence[int] | None = None,
     on_reject: OnReject | None = None,
 ) -> Iterator[Utterance]:
-    """Yields log-mel frames before normalisation as one layer, shape (1, frames, mels); else like `iterate_features`.
+    """Yields log-mel frames before normalisation as one layer, shape (1, frames, mels).
 
     The arguments and errors are those of `iterate_features`.
     """
@@ -138,8 +138,8 @@ def resolve_layers(layers: Layers, num_layers: int) -> list[int]:
     selected = [layer for layer in layers if isinstance(layer, int)]
     if not selected or len(set(selected)) < len(layers) or not all(0 <= layer <= num_layers for layer in selected):
         raise ConfigError(
-            f"layers is {','.join(map(str, layers))!r}: give each of them once, from 0, the input of the first block, "
-            f"to {num_layers}, the output of the last."
+            f"layers is {','.join(map(str, layers))!r}: give each layer once, from 0 (the input of the first "
+            f"block) to {num_layers} (the output of the last block)."
         )
     return selected
 
@@ -197,7 +197,7 @@ def _iterate_corpus(
 
 
 def _batches(corpus: Corpus, rows: Sequence[int], max_samples: int) -> Iterator[list[int]]:
-    """Yields batches of rows, longest first, each of at most `max_samples` after padding to its first row."""
+    """Yields batches of utterance indices, longest first; each has at most `max_samples` samples after padding."""
     batch: list[int] = []
     for row in sorted(rows, reverse=True):  # a corpus is sorted by length
         if batch and (len(batch) + 1) * corpus.num_samples_of(batch[0]) > max_samples:

@@ -5,7 +5,8 @@
     features/        one file per utterance: (enc_frames, dim) for one layer, (layers, enc_frames, dim) for several
     rejected.jsonl   one line per input without features: its location and the reason
 
-The directory gets its name when it is complete. If the process is killed, the earlier content of the target remains.
+The directory is renamed to its target when it is complete. If the process is killed, the earlier content of
+the target remains.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +36,7 @@ from nestmodel.evaluate.encode import (
 from nestmodel.evaluate.inputs import OnProgress, audio_path, cut_labels, open_inputs
 from nestmodel.evaluate.rejects import RejectedUtterance, RejectLog
 from nestmodel.nn.network import NestNetwork
-
-FileFormat = Literal["npy", "safetensors"]
-FeatureType = Literal["float32", "float16"]
+from nestmodel.options import FeatureType, FileFormat
 
 FORMAT_VERSION = 1
 _MAX_READABLE_CHARACTERS = 80
@@ -48,7 +47,7 @@ class ExtractConfig:
     """Which encoder outputs are written, and how they are stored."""
 
     layers: Layers = "last"
-    """Outputs of the encoder."""
+    """Outputs of the encoder: `all`, `last`, or numbers from 0 (the input of the first block)."""
 
     format: FileFormat = "npy"
     """Format of the feature files."""
@@ -96,17 +95,17 @@ def extract_features(
     Args:
         model: Its encoder is used, in eval mode, and moved to the device.
         inputs: A corpus; or paths of manifests, folders and corpora, which are prepared with every file header read.
-        output: Directory that is created.
+        output: Directory to create.
         config: Layers and storage of the features.
         overwrite: Whether an existing directory of features is replaced. It is replaced in one step at the end.
         model_name: Name of the model in `meta.json`.
         on_progress: Called with the number of finished utterances and their total.
 
     Raises:
-        ConfigError: The layers or the device do not exist, the corpus has another sampling rate than the model, or
-            `output` exists and cannot be replaced.
+        ConfigError: The layers or the device do not exist, or the corpus has another sampling rate than the model.
         ExtractError: No utterance has features, or a batch does not fit into memory.
-        NestDataError: An input cannot be read, or `output` cannot be written. Nothing is left behind.
+        OutputError: `output` exists and may not be replaced, or cannot be written. Nothing is left behind.
+        NestDataError: An input cannot be read.
     """
     config = config or ExtractConfig()
     output = Path(output).resolve()

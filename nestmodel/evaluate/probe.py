@@ -1,4 +1,4 @@
-"""The run of a linear probe: predicts labels from frozen features of three extractors.
+"""Runs the linear probe: predicts labels from the frozen features of three extractors.
 
 The labels of a manifest, such as speaker or language, are predicted from each layer of the trained encoder, from each
 layer of the same encoder with its initial random weights (the baseline), and from log-mel statistics. Split, pooling
@@ -75,11 +75,12 @@ def run_probe(
             of the classifier counts as many units as there are utterances.
 
     Raises:
-        ConfigError: The device does not exist, the corpus has another sampling rate than the model, `output` exists
-            and cannot be replaced, or scikit-learn is not installed.
+        ConfigError: The device does not exist, the corpus has another sampling rate than the model, or scikit-learn is
+            not installed.
         ProbeError: No utterance has the label, or fewer than two classes have enough utterances.
         ExtractError: A batch does not fit into memory.
-        NestDataError: An input cannot be read, or `output` cannot be written.
+        OutputError: `output` exists and may not be replaced, or cannot be written.
+        NestDataError: An input cannot be read.
     """
     _check_sklearn()
     resolve_device(config.device)

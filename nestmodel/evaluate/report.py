@@ -12,7 +12,7 @@ from nestmodel.evaluate.linear_probe import ProbeScore
 from nestmodel.figures import BLUE, GREY, ORANGE, finish_axes, new_figure
 
 MIN_TRAIN_PER_CLASS = 2
-"""Smallest number of training utterances with which a class takes part."""
+"""Minimum number of training utterances of a class; smaller classes are excluded."""
 
 _SINGLE_SCORES = ("trained_together", "untrained_together", "log_mel", "chance")
 
@@ -35,8 +35,8 @@ class ProbeConfig:
     single utterances."""
 
     train_per_class: int | None = None
-    """Largest number of training utterances per class; None uses all. With many of them, an easy label can be
-    predicted from any features, and the scores of different encoders are equal."""
+    """Maximum number of training utterances per class; None uses all. With many utterances, an easy label can be
+    predicted from any features, so that all encoders have the same score."""
 
     seed: int = 0
     """Determines the split and the weights of the untrained encoder."""

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,10 +22,10 @@ from nestmodel.formats.model_file import CONFIG_KEY
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.onnx import write_onnx
 from nestmodel.formats.safetensors import write_tensors
-from nestmodel.formats.weights import ENCODER_PREFIX, WeightParts, load_network
+from nestmodel.formats.weights import ENCODER_PREFIX, load_network
 from nestmodel.nn.network import NestNetwork
+from nestmodel.options import ExportFormat, WeightParts
 
-ExportFormat = Literal["nemo", "huggingface", "safetensors", "onnx"]
 _SUFFIXES: Mapping[str, str] = {
     "nemo": ".nemo",
     "huggingface": ".huggingface",
@@ -101,7 +100,9 @@ def export_model(
     """
     parts = _PARTS[to][0] if parts is None else parts
     if parts not in _PARTS[to]:
-        raise ConfigError(f"{to} holds {_PARTS[to][0]} of a model, not {parts}. Leave that out, or use safetensors.")
+        raise ConfigError(
+            f"parts is {parts!r}: the format {to} can hold only {_PARTS[to][0]!r}. Leave it out, or use safetensors."
+        )
     output = output or Path(source.stem + _SUFFIXES[to])
     network = load_network(source)
     if to == "huggingface":

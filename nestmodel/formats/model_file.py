@@ -52,7 +52,7 @@ class ModelFile:
         """Returns the configuration of the model, or of the model whose encoder the file holds.
 
         Raises:
-            WeightsError: The file is damaged, holds no configuration, or asks for something that is not implemented.
+            WeightsError: The file is damaged, holds no configuration, or uses a setting that is not implemented.
         """
         with _as_weights_error(self.path):
             return self._read_config()
@@ -94,7 +94,7 @@ def read_config(path: str | Path) -> NestConfig:
     """Returns the configuration of the model that a file holds, or whose encoder it holds.
 
     Raises:
-        WeightsError: The file cannot be read, holds no configuration, or asks for something that is not implemented.
+        WeightsError: The file cannot be read, holds no configuration, or uses a setting that is not implemented.
     """
     with open_model_file(path) as file:
         return file.read_config()

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from nestmodel.config import NestConfig
 from nestmodel.errors import WeightsError
 from nestmodel.formats.model_file import ModelFile, open_model_file
 from nestmodel.nn.network import NestNetwork
+from nestmodel.options import WeightParts
 
 NetworkT = TypeVar("NetworkT", bound=NestNetwork)
-WeightParts = Literal["all", "encoder"]
 
 ENCODER_PREFIX = "encoder."
 _FRONT_END_PREFIX = "preprocessor."

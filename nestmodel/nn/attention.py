@@ -67,7 +67,7 @@ class RelPositionAttention(nn.Module):
         # (batch, enc_frames, dim) -> (batch, heads, enc_frames, head_dim)
         q, k, v = (self._split_heads(linear(x)) for linear in (self.linear_q, self.linear_k, self.linear_v))
         p = self._split_heads(self.linear_pos(positions))
-        # Queries are scaled instead of scores because the scores are far larger.
+        # The queries are scaled instead of the scores, which are far larger tensors.
         scale = 1.0 / math.sqrt(q.shape[-1])
         content_q, position_q = ((q + bias.unsqueeze(1)) * scale for bias in (self.pos_bias_u, self.pos_bias_v))
         position = shift_to_distances(position_q @ p.transpose(-2, -1))

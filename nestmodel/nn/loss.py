@@ -1,7 +1,7 @@
 """Loss of the scored tokens, as a sum and a count.
 
-The sum is over one microbatch. The caller divides, since only the caller knows the number of scored tokens in all
-microbatches and ranks of an optimizer step.
+The sum is over one microbatch. The caller divides, because the mean is over the scored tokens of all microbatches and
+ranks of an optimizer step.
 """
 
 import torch.nn.functional as F

@@ -117,7 +117,7 @@ class NestNetwork(nn.Module):
             is_masked: True where a frame is masked: an encoder frame if `masking.position` is post_conv, otherwise a
                 feature frame.
         """
-        # The scored rows are selected before the encoder runs, because counting them synchronises with the GPU.
+        # The scored tokens are selected before the encoder runs: `nonzero` makes the CPU wait for the GPU.
         is_scored = scored_token_mask(is_masked, self.num_stacked, self.config.masking.threshold)
         rows = is_scored.flatten().nonzero().squeeze(1)
         targets = self.tokens(clean, feat_lens).flatten(0, 1)[rows]

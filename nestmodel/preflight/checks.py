@@ -1,4 +1,4 @@
-"""The checks that each rank makes by itself: restarts, disk, shared memory and reading of audio."""
+"""The checks that each rank performs independently: restarts, disk, shared memory and reading of audio."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Where loader processes place the tensors of their batches."""
+"""Where loader processes store the tensors of their batches."""
 
 _BYTES_PER_PARAMETER = 12  # a weight and the two moments of AdamW in float32
 _BATCHES_PER_WORKER = 3  # two batches that torch prefetches, and the one in preparation
@@ -32,7 +32,7 @@ def gigabytes(number: int) -> str:
 
 
 def check_restarts(environment: Mapping[str, str]) -> CheckResult:
-    """Checks that ranks which torchrun restarts cannot read addresses that the previous attempt left in its store."""
+    """Checks that ranks restarted by torchrun cannot read outdated addresses from the store of the previous attempt."""
     if "TORCHELASTIC_RUN_ID" not in environment:
         return CheckResult(status="skipped", value="not under torchrun")
     max_restarts = int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0"))

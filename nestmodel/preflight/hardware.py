@@ -27,7 +27,7 @@ from nestmodel.training.module import NestModel
 Shape = tuple[int, int]
 """Number of cuts in a microbatch, and number of samples to which each cut is padded."""
 
-_HIGH_SHARE = 0.9  # of the memory; the rest is needed for what a run keeps besides the step
+_HIGH_SHARE = 0.9  # of the memory; a run needs some memory besides that of the step
 _POLL_S = 5e-5
 _NUM_SMALL_SUMS, _NUM_LARGE_SUMS = 20, 5
 
@@ -164,7 +164,7 @@ def _out_of_memory_result(
         memory.reset()
         return not isinstance(measure((cuts, samples)), str)
 
-    # The smallest number of cuts that does not fit, less one.
+    # One less than the smallest number of cuts that does not fit.
     fitting = [bisect_left(range(1, cuts + 1), True, key=lambda n: not fits(n, samples)) for cuts, samples in shapes]
     now, rate = plan.config.max_batch_seconds, plan.sampling_rate
     seconds = min(cuts * samples / rate for cuts, (_, samples) in zip(fitting, shapes, strict=True))
@@ -177,7 +177,7 @@ def _out_of_memory_result(
             f"data.plan.max_batch_seconds (now {now:g})"
         )
     advice = f"{remedy}; or set model.config.encoder.checkpoint_activations. The error: {error.splitlines()[0]}"
-    value = f"out of memory, {gigabytes(memory.total_bytes)} in all"
+    value = f"out of memory, {gigabytes(memory.total_bytes)} in total"
     return CheckResult(status="failed", value=value, advice=advice)
 
 
@@ -201,7 +201,7 @@ def _noise_batch(shape: Shape) -> AudioNoiseBatch:
 
 @contextmanager
 def _clean_up(device: torch.device) -> Iterator[None]:
-    """Restores torch's random state at the end, and frees the memory that is no longer used."""
+    """Restores torch's random state at the end, and frees unused memory."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
     gc.collect()
@@ -214,8 +214,8 @@ class _MemoryMeter:
 
     Attributes:
         name: Name of the memory in messages.
-        total_bytes: Bytes that a step may use. On a CPU, what this process uses already, and its share of the memory
-            that is available on the machine; 0 if it is unknown.
+        total_bytes: Bytes that a step may use. On a CPU, the sum of what this process already uses and its share of
+            the available memory of the machine; 0 if unknown.
     """
 
     def __init__(self, trainer: pl.Trainer, device: torch.device) -> None:

@@ -1,7 +1,8 @@
-"""The run of a preflight: do the ranks agree, is there enough space, can the audio be read, does a step fit?
+"""Runs the preflight: settings, disk space, reading of audio, memory of a step, and collectives, on all ranks.
 
-Owns the list of checks and their order. If a check raises an error on one rank, it has failed there and the other
-checks continue. If a rank does not answer in time, it is named and the preflight ends. Nothing is trained or written.
+This module holds the list of checks and their order. A check that raises an error on a rank has failed on that rank,
+and the other checks continue. If a rank does not answer in time, it is named and the preflight ends. Nothing is
+trained or written.
 
 To add a check, write a function that returns a `CheckResult` and add a line to `rank_checks`.
 """
@@ -53,7 +54,7 @@ class PreflightConfig:
 def rank_checks(
     model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: PreflightConfig
 ) -> list[tuple[str, Callable[[], CheckResult]]]:
-    """Returns names and functions of the checks that each rank makes by itself, in the order in which they run."""
+    """Returns names and functions of the checks that each rank performs independently, in the order they run."""
     return [
         ("restarts", lambda: check_restarts(os.environ)),
         ("disk", lambda: check_disk(model, trainer)),
@@ -160,7 +161,7 @@ def _check_collectives(
 ) -> RankResults:
     """Times collectives, unless a rank cannot allocate their buffers: the others would wait for it until the timeout.
 
-    `step_s` is the time that this rank computes for one microbatch, in seconds; None if unknown.
+    `step_s` is the measured time of an optimizer step of one microbatch on this rank, in seconds; None if unknown.
     """
     if trainer.world_size == 1:
         return [CheckResult(status="skipped", value="one rank")]
@@ -175,7 +176,7 @@ def _check_collectives(
         return allocated
     microbatches = max(1, data.train_dataset.plan.config.microbatches_per_step // trainer.world_size)
     compute_s = None if step_s is None else step_s * microbatches
-    # After the full timeout, NCCL would abort the process before it can report a result.
+    # NCCL aborts the process at the full timeout, before it could report a result.
     timeout_s = config.timeout_s / 2
     return _check_on_all_ranks(exchange, "collectives", lambda: check_collectives(buffers, timeout_s, compute_s))
 
@@ -202,7 +203,7 @@ def _process_group(trainer: pl.Trainer, timeout_s: float) -> Iterator[None]:
 
 def _finish(trainer: pl.Trainer, exchange: StoreExchange) -> None:
     """Waits for all ranks, and for the processes that Lightning's launcher started."""
-    # The launcher kills rank 0 as soon as another rank has exited with code 1, so it must not watch them any longer.
+    # The launcher kills rank 0 as soon as another rank has exited with code 1, so its list is emptied.
     launched = launched_processes(trainer)
     processes = list(launched)
     launched.clear()

@@ -1,4 +1,4 @@
-"""The check of settings: collects everything that must be equal on all ranks, and finds the ranks that differ."""
+"""The settings check: collects the settings that must be equal on all ranks, and finds the ranks that differ."""
 
 import hashlib
 import importlib.metadata

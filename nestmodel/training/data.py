@@ -44,7 +44,7 @@ class NestDataModule(pl.LightningDataModule):
         val_corpus: Speech to validate on. It is mixed with the same noise corpus, identically in every validation.
         plan: How cuts are grouped into microbatches and steps.
         mix: How interference is added.
-        noise_sampler: When the noise sampler draws again.
+        noise_sampler: Settings of the noise sampler.
         short_audio: How cuts shorter than `plan.min_audio_seconds` are lengthened.
         augment: Chains of audiomentations transforms, applied in training only.
         bad_audio: Tolerance for unreadable audio.

@@ -1,4 +1,4 @@
-"""Names of runs and nodes, and the end of the process group."""
+"""Id of a run on one node, and destruction of the process group at exit."""
 
 import atexit
 import os
@@ -16,8 +16,8 @@ from nestmodel.training.startup import local_run_id
 def destroy_process_group_at_exit() -> None:
     """Destroys the process group when the process exits; call it once all collectives of this rank are done.
 
-    Without it, a thread of gloo may outlive the interpreter, and a run that ended well exits with SIGABRT
-    (pytorch#179291). It would block in a collective that is still running, so it is not called on a rank that failed.
+    Without this call, a thread of gloo may outlive the interpreter, and a successful run ends with SIGABRT
+    (pytorch#179291). Destruction blocks while a collective is still running, so do not call it on a rank that failed.
     """
     atexit.register(_destroy_process_group)
 
@@ -28,16 +28,15 @@ def _destroy_process_group() -> None:
 
 
 def node_run_id(cluster_environment: Any) -> str:
-    """Returns a name that is shared by the ranks of a run on this node, and by no other run on it at the same time.
+    """Returns an id of this run that its ranks on this node share, and that no concurrent run on the node has.
 
     Args:
-        cluster_environment: Lightning's, or None without one.
+        cluster_environment: Lightning's cluster environment; None if the strategy has none.
     """
-    known = os.environ
     if isinstance(cluster_environment, TorchElasticEnvironment):
         return "-".join(
-            known.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+            os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
         )
     if isinstance(cluster_environment, SLURMEnvironment):
-        return "-".join(known.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+        return "-".join(os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
     return local_run_id()

@@ -1,8 +1,8 @@
 """Every use of Lightning's private names and undocumented formats, each with its reason.
 
-No other module of the project uses a private name of Lightning: `tests/test_architecture.py` reads the sources for
-them. `tests/nestmodel/training/test_lightning_private.py` has a test for every function here that fails when Lightning
-renames or changes what the function depends on. `pyproject.toml` limits the version of Lightning for the same reason.
+No other module of the project uses a private name of Lightning; `tests/test_architecture.py` checks this. Every
+function here has a test in `tests/nestmodel/training/test_lightning_private.py` that fails when Lightning renames or
+changes what the function depends on. `pyproject.toml` limits the version of Lightning for the same reason.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def log_by_global_step(trainer: pl.Trainer) -> None:
     """Numbers logged metrics by optimizer step.
 
     Lightning numbers metrics by a counter of its own, which is off by one after a resume from some checkpoints. The
-    public way, logging a metric named `step`, would drop the column `epoch`, and it rounds to float32.
+    public alternative, logging a metric named `step`, would drop the column `epoch` and round the step to float32.
     """
     trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
@@ -48,17 +48,17 @@ def scale_loop_progress(checkpoint: dict[str, Any], microbatches_per_rank: int) 
 
     Args:
         checkpoint: Checkpoint as Lightning wrote it.
-        microbatches_per_rank: Microbatches that each rank processes per step from now on.
+        microbatches_per_rank: Microbatches that each rank processes per step after the resume.
     """
     loop = checkpoint["loops"]["fit_loop"]
     made = loop["epoch_loop.batch_progress"]["total"]["ready"]
     steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
     if not steps or made == steps * microbatches_per_rank:
         return
-    before = made // steps
+    made_per_step = made // steps
     for counts in (loop["epoch_loop.batch_progress"]["total"], loop["epoch_loop.batch_progress"]["current"]):
         unfinished = counts["processed"] - counts["completed"]  # the last microbatch, while its hooks run
-        counts.update(dict.fromkeys(counts, counts["processed"] // before * microbatches_per_rank))
+        counts.update(dict.fromkeys(counts, counts["processed"] // made_per_step * microbatches_per_rank))
         counts["completed"] -= unfinished
 
 
@@ -87,7 +87,8 @@ def fix_gradient_buckets(trainer: pl.Trainer) -> None:
 
     DDP otherwise rearranges the buckets after the first backward pass of a process. This changes the order in which
     gradients of three or more ranks are summed, so that a resumed run would not be bit-for-bit equal. Buffers are
-    equal on all ranks already. The public way, arguments of `DDPStrategy`, is only open to who creates the strategy.
+    equal on all ranks already. The public alternative, arguments of `DDPStrategy`, is available only to the code that
+    creates the strategy.
     """
     if isinstance(trainer.strategy, DDPStrategy):
         trainer.strategy._ddp_kwargs.update(find_unused_parameters=True, broadcast_buffers=False)
@@ -111,6 +112,6 @@ def uses_distributed_sampler(trainer: pl.Trainer) -> bool:
 
 
 def launched_processes(trainer: pl.Trainer) -> list[Any]:
-    """Returns Lightning's list of the ranks that this process started; a caller that clears it has to end them."""
+    """Returns Lightning's own list of the ranks that this process started; a caller that clears it must end them."""
     processes: list[Any] = getattr(trainer.strategy.launcher, "procs", [])
     return processes

@@ -21,10 +21,11 @@ from nestdata import AudioNoiseBatch
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.formats.model_file import CONFIG_KEY
-from nestmodel.formats.weights import WeightParts, build_network, load_weights
+from nestmodel.formats.weights import build_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.loss_stats import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
+from nestmodel.options import WeightParts
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import fix_gradient_buckets, log_by_global_step, scale_loop_progress
 from nestmodel.training.nonfinite import SkippedSteps
@@ -81,11 +82,11 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._train_counts = DecayedCounts()
 
     def on_train_batch_start(self, batch: AudioNoiseBatch, batch_idx: int) -> None:  # noqa: ARG002
-        """Numbers logged metrics by optimizer step; Lightning's own count is off by one after some checkpoints."""
+        """Numbers logged metrics by optimizer step; see `log_by_global_step`."""
         log_by_global_step(self.trainer)
 
     def training_step(self, batch: AudioNoiseBatch, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
-        """Returns the summed loss of a microbatch; its gradients are divided before the optimizer steps."""
+        """Returns the summed loss of a microbatch; `on_before_optimizer_step` divides its gradients."""
         torch.manual_seed(self.seed_for("dropout", batch))
         stats = loss_stats(self(batch))
         if self._step is None:
@@ -138,7 +139,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             parameter.grad = None  # the optimizer ignores parameters without a gradient
 
     def on_train_epoch_end(self) -> None:
-        """Raises if the data ended within a step, which would deadlock the other ranks.
+        """Checks that the data did not end within a step: the other ranks would wait for the rest of it forever.
 
         Raises:
             TrainingError: The data of this rank ended within a step.
@@ -197,7 +198,10 @@ class NestModel(NestNetwork, pl.LightningModule):
             check_same_step(self.trainer.global_step, self.global_rank, self.device)
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
-        """Restores batch norm, and has the process group destroyed at exit. Not called after an error."""
+        """Ends the collection of batch-norm statistics, and registers the process group for destruction at exit.
+
+        Lightning does not call it after an error.
+        """
         destroy_process_group_at_exit()
         for norm in self._norms:
             norm.stop_collecting()
@@ -214,7 +218,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         self.encoder.compile_blocks(num_shapes)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the configuration of the model, the settings of the run, and the counts of its progress."""
+        """Adds the configuration of the model, the settings of the run, the skipped steps and the class counts."""
         checkpoint[CONFIG_KEY] = asdict(self.config)
         checkpoint[_SETTINGS_KEY] = run_settings(self.config, self.trainer)
         checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}

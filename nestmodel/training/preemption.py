@@ -1,9 +1,9 @@
-"""Preemption: one checkpoint, of the same optimizer step on every rank, then an exit with a documented code.
+"""Preemption: all ranks stop after the same optimizer step, write one checkpoint, and exit with a documented code.
 
-SIGTERM and SIGUSR1 (SLURM's warning before it ends a job) only set a flag on the rank that receives them. The flags
-travel with the sums that all ranks add up at every optimizer step, so that all ranks stop after the same step,
-whichever rank received the signal, and no rank waits in a collective of its own. A run whose `trainer.max_time` has
-passed ends in the same way, as a run that is complete. Signals before training begins are handled by `startup`.
+SIGTERM and SIGUSR1 (SLURM's warning before it ends a job) only set a flag on the rank that receives them. The flags are
+part of the vector that all ranks all-reduce at every optimizer step, so all ranks stop after the same step, whichever
+of them received the signal, and no additional collective is needed. `trainer.max_time` travels in the same way, but
+ends the run normally. Signals before training begins are handled by `startup`.
 """
 
 import signal
@@ -27,18 +27,21 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Preempted(SystemExit):
-    """The run has exited because it was asked to; its checkpoint is written."""
+    """The run exits because it was preempted; its checkpoint is written."""
 
 
 class PreemptionHandler(pl.Callback):
-    """Writes a checkpoint and ends training at the next optimizer step after SIGTERM, SIGUSR1 or `trainer.max_time`."""
+    """Writes a checkpoint and ends training after the optimizer step in which SIGTERM or SIGUSR1 arrives.
+
+    Also ends training after the step in which `trainer.max_time` passes.
+    """
 
     def __init__(self) -> None:
         record_launcher()
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Installs the signal handlers in place of Lightning's, which enter a collective from wherever a rank is."""
+        """Installs the signal handlers in place of Lightning's, which may start a collective at any point of a step."""
         if stage == "fit":
             model = cast(NestModel, pl_module)
             for callback in cast(Any, trainer).callbacks:
@@ -58,7 +61,7 @@ class PreemptionHandler(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
     ) -> None:
-        """Checkpoints and exits after a step at which any rank was asked to.
+        """Writes a checkpoint and exits if any rank was preempted by the end of this optimizer step.
 
         Raises:
             Preempted: With `EXIT_PREEMPTED`.
@@ -75,7 +78,7 @@ class PreemptionHandler(pl.Callback):
         callbacks = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, Checkpoints)]
         for callback in callbacks or [Checkpoints()]:
             callback.save(trainer)
-        # A launcher ends all ranks once the first has exited, and rank 0 may still be writing.
+        # Some launchers end all ranks as soon as one has exited, and rank 0 may still be writing the checkpoint.
         nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
         trainer.strategy.barrier("preemption")
         destroy_process_group_at_exit()
@@ -92,13 +95,13 @@ class PreemptionHandler(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, error: BaseException) -> None:
         """Restores the previous signal handlers, or ignores the signals when the run is exiting anyway."""
         if isinstance(error, Preempted):
-            # A launcher forwards signals as soon as one rank has exited; none would then have its documented code.
+            # Some launchers signal the other ranks as soon as one has exited, which would change their exit codes.
             self._previous_handlers = dict.fromkeys(self._previous_handlers, signal.SIG_IGN)
         self.teardown(trainer, pl_module, "fit")
 
 
 def _watch_time_locally(timer: Timer, model: NestModel) -> None:
-    """Replaces the hook of a timer, which broadcasts after every microbatch, by one that sets this rank's flag."""
+    """Replaces a timer's hook, which broadcasts after every microbatch, by one that only sets the flag of this rank."""
 
     def check(*_: Any) -> None:
         left_s = timer.time_remaining()

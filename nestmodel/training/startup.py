@@ -1,9 +1,10 @@
-"""Clean exits while a run starts: no process is left behind, and every exit code is a documented one.
+"""Clean exits during the start of a run: no process is left behind, and every exit code is a documented one.
 
-From the first line of `nestmodel fit` until training takes over the signals, a process imports torch, starts the other
-ranks and waits for them, much of it inside C++ code where Python's signal handlers do not run. A thread therefore
-reads the signals from a pipe, watches the ranks that Lightning has started from here, and watches the process that has
-started this one. It imports nothing outside the standard library except `nestguard`.
+Before training installs its own signal handlers, `nestmodel fit` imports torch, starts the other ranks and waits for
+them. Much of this happens in C++ code, during which Python cannot run signal handlers. A thread therefore reads the
+signals from a pipe. It also watches the ranks that Lightning started from this process, and the process that started
+this one. This module imports nothing outside the standard library except `nestguard`, so that the watch can begin
+before torch is imported.
 """
 
 import os
@@ -16,24 +17,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import nestguard
 
 EXIT_PREEMPTED = 75
-"""Exit code of a run that was asked to exit: start it again with `--ckpt_path last`."""
+"""Exit code of a preempted run: start it again with `--ckpt_path last`."""
 
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 STARTER = "NESTMODEL_STARTER"
-"""Environment variable with the pid of the process that starts ranks through Lightning. Remove it from the environment
-of ranks that are started from there in another way."""
+"""Environment variable with the process id of the launching process, which starts the other ranks through Lightning.
+Remove it from the environment of ranks that this process starts in any other way."""
 
 _POLL_S = 0.25
 _ORPHAN_GRACE_S = 5.0
-"""Once training has begun, a rank whose launcher has gone waits this long, so that the stall guard can report first."""
+"""After start-up, a rank whose launching process has ended exits after this delay, so that the stall guard can report
+first."""
 
 _EXIT_CODES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGUSR1: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
 
@@ -45,81 +48,103 @@ class _Origin(NamedTuple):
 
 @cache
 def _origin() -> _Origin:
-    """Cached, because Lightning sets LOCAL_RANK in the launching process as well."""
+    """Returns how this process was started. Cached at the first call, because Lightning later sets LOCAL_RANK here."""
     if "LOCAL_RANK" not in os.environ:
         os.environ[STARTER] = str(os.getpid())  # inherited by the ranks that Lightning starts from here
         return _Origin(str(os.getpid()), False)
     starter = os.environ.get(STARTER)
-    if starter is not None and (int(starter) == os.getppid() or not _exists(int(starter))):
+    if starter is not None and (int(starter) == os.getppid() or not _is_running(int(starter))):
         return _Origin(starter, True)
     return _Origin(f"{os.getppid()}-{os.environ.get('MASTER_PORT', '')}", False)
 
 
 def record_launcher() -> None:
-    """Records how this process was started; call it before any `fit`."""
+    """Records how this process was started. Must be called before any `fit`, which changes the environment."""
     _origin()
 
 
 def is_started_by_lightning() -> bool:
-    """Tells whether another rank of this machine has started this process through Lightning."""
+    """Returns whether another rank on this machine started this process through Lightning."""
     return _origin().is_started_by_lightning
 
 
 def local_run_id() -> str:
-    """Returns a name that is shared by the ranks that one process or launcher has started on this machine."""
+    """Returns a name shared by all ranks that the same process or launcher started on this machine."""
     return _origin().run_id
 
 
 class StartupWatch:
-    """Exits this process with a documented code when it is signalled, orphaned, or one of its ranks fails to start.
+    """Exits this process with a documented code on a signal, if it is orphaned, or if one of its ranks fails to start.
 
-    While it is active, SIGTERM and SIGUSR1 exit with `EXIT_PREEMPTED` and SIGINT with `EXIT_INTERRUPTED`, whatever the
-    main thread is doing. A rank that Lightning has started exits when its launcher is gone, also after `release`.
+    While the watch is active, SIGTERM and SIGUSR1 exit with `EXIT_PREEMPTED` and SIGINT with `EXIT_INTERRUPTED`,
+    whatever the main thread is doing. A rank that Lightning started exits when its launching process has ended, also
+    after `release`.
     """
 
     def __init__(self) -> None:
         record_launcher()
         self._started_ranks: Callable[[], Sequence[subprocess.Popen[Any]]] = list
-        self._previous: dict[signal.Signals, Any] = {}
+        self._previous_handlers: dict[signal.Signals, Any] = {}
+        self._previous_wakeup_fd = -1
         self._is_active = False
+        # Held while signals are acted on, so that `release` cannot return between the read of a signal and the exit.
+        self._lock = threading.Lock()
         self._read_fd = self._write_fd = -1
 
     def start(self) -> None:
-        """Takes over the signals; does nothing outside the main thread, where they cannot be handled."""
+        """Installs the signal handlers and starts the thread; does nothing outside the main thread.
+
+        Python allows signal handlers to be installed in the main thread only.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         os.set_blocking(self._write_fd, False)
-        for number in _EXIT_CODES:
-            # A signal that is ignored from outside, as under nohup, stays ignored.
+        # Before the handlers: a signal between the two would be lost.
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        # SIGCHLD wakes the thread as soon as a rank ends. Lightning polls the ranks too, and answers the failure of one
+        # with SIGKILL to all processes, this one included.
+        for number in (*_EXIT_CODES, signal.SIGCHLD):
+            # A signal that was ignored before, as under nohup, stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, _do_nothing)
-        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+                self._previous_handlers[number] = signal.signal(number, _do_nothing)
+        signal.siginterrupt(signal.SIGCHLD, False)  # C++ code need not expect that its system calls are interrupted
         self._is_active = True
         threading.Thread(target=self._run, name="startup-watch", daemon=True).start()
 
     def watch_ranks(self, started_ranks: Callable[[], Sequence[subprocess.Popen[Any]]]) -> None:
-        """Exits as soon as one of these processes ends with an error, until `release`."""
+        """Exits as soon as one of these processes fails, until `release`.
+
+        Args:
+            started_ranks: Returns the ranks that this process has started so far. Called in the thread.
+        """
         self._started_ranks = started_ranks
 
     def release(self) -> None:
-        """Gives the signals back, except those that have another handler by now."""
+        """Restores the previous signal handlers, except where another handler was installed in the meantime.
+
+        Exits if a signal has arrived that the thread has not read yet.
+        """
         if not self._is_active:
             return
-        self._is_active = False
-        for number, handler in self._previous.items():
+        for number, handler in self._previous_handlers.items():
             if signal.getsignal(number) is _do_nothing:
                 signal.signal(number, handler)
-        signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(self._previous_wakeup_fd)
+        with self._lock:
+            self._exit_on_signal()
+            self._is_active = False  # from here on the thread may close the pipe
 
     def _run(self) -> None:
         orphaned_at_s: float | None = None
         while self._is_active or is_started_by_lightning():
             if self._is_active:
                 select.select([self._read_fd], [], [], _POLL_S)
-                self._exit_on_signal()
-                self._exit_on_failed_rank()
+                with self._lock:
+                    if self._is_active:
+                        self._exit_on_signal()
+                        self._exit_on_failed_rank()
             else:
                 time.sleep(_POLL_S)
             if is_started_by_lightning() and os.getppid() != int(local_run_id()):
@@ -135,20 +160,19 @@ class StartupWatch:
         except BlockingIOError:
             return
         for number in numbers:
-            if self._is_active and number in _EXIT_CODES:
+            if number in _EXIT_CODES:
                 name = signal.Signals(number).name
-                self._end_ranks()
+                self._terminate_ranks()
                 _exit(_EXIT_CODES[signal.Signals(number)], f"{name} during start-up; nothing was trained")
 
     def _exit_on_failed_rank(self) -> None:
         for process in self._started_ranks():
             code = process.poll()
-            if code and self._is_active:
-                ended = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-                self._end_ranks()
-                _exit(max(code, 1), f"a rank that was started from here has ended {ended} during start-up")
+            if code:
+                self._terminate_ranks()
+                _exit(max(code, 1), f"a rank that this process started {_describe_exit(code)} during start-up")
 
-    def _end_ranks(self) -> None:
+    def _terminate_ranks(self) -> None:
         for process in self._started_ranks():
             process.terminate()
 
@@ -158,7 +182,7 @@ _watch: StartupWatch | None = None
 
 @contextmanager
 def watch_startup() -> Iterator[StartupWatch]:
-    """Watches the start of a run until `end_startup` is called, or the block is left."""
+    """Watches the start of a run until `end_startup` is called or the `with` block ends."""
     global _watch
     _watch = StartupWatch()
     _watch.start()
@@ -170,34 +194,44 @@ def watch_startup() -> Iterator[StartupWatch]:
 
 
 def watch_ranks(started_ranks: Callable[[], Sequence[subprocess.Popen[Any]]]) -> None:
-    """Ends the start of a run when one of these processes fails, if the start is being watched."""
+    """Makes the active watch, if there is one, exit when a started rank fails; see `StartupWatch.watch_ranks`."""
     if _watch is not None:
         _watch.watch_ranks(started_ranks)
 
 
 def end_startup() -> None:
-    """Ends the watch of the start, if there is one: from here on training handles signals."""
+    """Releases the active watch, if there is one: from here on training handles the signals."""
     if _watch is not None:
         _watch.release()
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:
-    """A handler in Python, without which the interpreter would not write signals to the pipe."""
+    """Handles a signal. Without a handler in Python, the interpreter would not write the signal to the pipe."""
 
 
-def _exists(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
+    """Returns whether a process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat").read_text()
     except ProcessLookupError:
         return False
-    except PermissionError:
-        pass
-    return True
+    except OSError:  # a process of another user, or a system without /proc
+        return True
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def _exit(code: int, reason: str) -> None:
-    """Ends the process from a thread. Nothing has been trained that an orderly exit would save."""
-    nestguard.current().finish(nestguard.Phase.LEAVING)
-    sys.stderr.write(f"error: {reason}.\n")
-    sys.stderr.flush()
-    os._exit(code)
+def _describe_exit(code: int) -> str:
+    """Describes the exit code of a `Popen`, which is negative after a signal."""
+    names = {int(number): number.name for number in signal.Signals}  # real-time signals have no name
+    return f"exited with code {code}" if code > 0 else f"was killed by {names.get(-code, f'signal {-code}')}"
+
+
+def _exit(code: int, reason: str) -> NoReturn:
+    """Ends the process from any thread. No cleanup is needed, because nothing has been trained."""
+    try:
+        nestguard.current().finish(nestguard.Phase.LEAVING)
+        sys.stderr.write(f"error: {reason}.\n")
+        sys.stderr.flush()
+    finally:  # the terminal that stderr is connected to may be gone, as the launching process is
+        os._exit(code)

@@ -29,10 +29,10 @@ class StepTotals:
     """Number of microbatches with a non-finite loss."""
 
     num_preempted: Float[Tensor, ""]
-    """Number of ranks that were asked to checkpoint and exit."""
+    """Number of ranks that received a signal to write a checkpoint and exit."""
 
     num_out_of_time: Float[Tensor, ""]
-    """Number of ranks on whose clock `trainer.max_time` has passed."""
+    """Number of ranks by whose clock `trainer.max_time` has passed."""
 
     norm_statistics: list[Float[Tensor, "2 features"]]
     """Mean and variance for every batch norm, averaged over the microbatches."""
@@ -104,10 +104,10 @@ class StepStats:
 
         Lists the microbatches with a non-finite loss, or all of them if every loss on this rank is finite.
         """
-        broken = [microbatch for microbatch in self._microbatches if not microbatch[2].isfinite()]
-        what = "the loss is not finite" if broken else "the gradients are not finite, although every loss here is"
+        nonfinite = [microbatch for microbatch in self._microbatches if not microbatch[2].isfinite()]
+        what = "the loss is not finite" if nonfinite else "the gradients are not finite, although every loss here is"
         listed = "; ".join(
-            f"microbatch {key.microbatch}: {', '.join(ids)}" for key, ids, _ in broken or self._microbatches
+            f"microbatch {key.microbatch}: {', '.join(ids)}" for key, ids, _ in nonfinite or self._microbatches
         )
         return f"{what} ({listed})"
 
@@ -115,7 +115,7 @@ class StepStats:
 class DecayedCounts:
     """Class counts of tokens and predictions, decayed exponentially over optimizer steps.
 
-    Perplexities of training are computed from them.
+    The training metrics of entropy, perplexity and codebook use are computed from them.
     """
 
     def __init__(self) -> None:

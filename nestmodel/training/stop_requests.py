@@ -1,7 +1,7 @@
-"""Requests to end a run early: what this rank was asked, and what all ranks have agreed on.
+"""Requests to end a run early: those that this rank received, and the decision that all ranks share.
 
-A rank may be asked at any moment, by a signal or by its clock. The requests travel with the sums that all ranks add up
-at every optimizer step, so that every rank decides after the same step.
+A request may arrive on any rank at any moment, by a signal or by the rank's clock. The requests are part of the vector
+that all ranks all-reduce at every optimizer step, so that all ranks make the same decision after the same step.
 """
 
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 @dataclass
 class StopRequests:
-    """The flags of one rank; `agree` sets those that are equal on all ranks."""
+    """The flags of one rank. `agree` sets `must_exit` and `must_finish`, which are equal on all ranks."""
 
     preempted_here: bool = False
-    """This rank was asked to checkpoint and exit."""
+    """This rank received a signal to write a checkpoint and exit."""
 
     out_of_time_here: bool = False
     """`trainer.max_time` has passed by the clock of this rank."""
 
     must_exit: bool = False
-    """Some rank was asked to checkpoint and exit, as of the last optimizer step."""
+    """At the last optimizer step, some rank had received a signal to write a checkpoint and exit."""
 
     must_finish: bool = False
-    """`trainer.max_time` has passed on some rank, as of the last optimizer step."""
+    """At the last optimizer step, `trainer.max_time` had passed by the clock of some rank."""
 
     def agree(self, num_preempted: float, num_out_of_time: float) -> None:
-        """Takes over the number of ranks with each request, summed over all ranks."""
+        """Sets the shared flags from the number of ranks with each request. Call it with equal values on all ranks."""
         self.must_exit, self.must_finish = num_preempted > 0, num_out_of_time > 0

@@ -85,7 +85,11 @@ def test_export_to_onnx_without_its_extra_names_the_extra(
         (["export", "last.ckpt"], 2, "Missing option '--to'"),
         (["export", "last.ckpt", "--to", "keras"], 2, "keras"),
         (["export", "text.nemo", "--to", "onnx"], 1, "text.nemo: neither a .nemo file"),
-        (["export", "last.ckpt", "--to", "nemo", "--parts", "encoder"], 1, "nemo holds all of a model, not encoder"),
+        (
+            ["export", "last.ckpt", "--to", "nemo", "--parts", "encoder"],
+            1,
+            "parts is 'encoder': the format nemo can hold only 'all'",
+        ),
         (["export", "last.ckpt", "--to", "nemo", "-o", "text.nemo"], 1, "text.nemo: exists already"),
     ],
 )

@@ -150,7 +150,18 @@ print([name for name in {HEAVY} if name in sys.modules])
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", ["nestdata plan", "nestdata sample-batch preview", "nestmodel probe"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "nestdata prepare",
+        "nestdata plan",
+        "nestdata sample-batch preview",
+        "nestmodel features",
+        "nestmodel probe",
+        "nestmodel import",
+        "nestmodel export",
+    ],
+)
 def test_the_help_of_a_command_does_not_import_torch(command: str) -> None:
     program, *arguments = command.split()
     source = f"""

@@ -35,7 +35,7 @@ class Curves(pl.Callback):
         checkpoint[_KEY] = [str(directory) for directory in _log_directories(trainer)]
 
     def on_load_checkpoint(self, trainer: pl.Trainer, _module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Notes where the metrics of the previous start may be: beside the checkpoint, or where they were written."""
+        """Stores where the metrics of the previous start may be: beside the checkpoint, or where they were written."""
         beside = [Path(trainer.ckpt_path).resolve().parent.parent] if trainer.ckpt_path else []
         self._earlier = beside + [Path(directory) for directory in checkpoint.get(_KEY, [])]
 
@@ -51,7 +51,7 @@ class Curves(pl.Callback):
                 rank_zero_warn(f"{earlier}: the metrics of the previous start are not copied: {error}.")
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Draws the curves at the regular end."""
+        """Draws the curves when the run ends normally."""
         self._draw(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:  # noqa: ARG002
@@ -74,7 +74,7 @@ def copy_earlier_metrics(earlier: Path, directory: Path, step: int) -> None:
 
     Args:
         earlier: Log directory of the previous start. If it holds no metrics, nothing is written.
-        directory: Log directory of this start.
+        directory: Log directory of this start; created if it is missing.
         step: First optimizer step of this start.
     """
     rows = [row for row in _complete_rows(earlier) if int(row["step"]) < step]

@@ -1,6 +1,6 @@
 """Training health checks, which warn once per incident: stuck loss, collapsed codebook, exploding gradients.
 
-The checks read metrics that are logged anyway, every `log_every_n_steps` steps, so that they cost nothing in between.
+The checks run every `log_every_n_steps` steps, on metrics that are logged anyway.
 """
 
 import math
@@ -19,7 +19,8 @@ _WINDOW = 20
 """Number of checks over which means are taken. Until then, only exploding gradients are reported."""
 
 _STUCK_MARGIN = 0.02
-"""A loss that is less than this share below the token entropy has learned no more than how frequent each token is."""
+"""A loss is stuck if it is less than this share below the token entropy, the loss of a model that knows only the
+frequency of each token."""
 
 _STUCK_AFTER = 2000
 """Minimum number of optimizer steps before a loss is reported as stuck, however short the warm-up is."""

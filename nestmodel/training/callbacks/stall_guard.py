@@ -28,19 +28,19 @@ from nestmodel.training.preemption import Preempted
 from nestmodel.training.startup import record_launcher
 
 _MONITOR_CHECK_S = 5.0
-"""Interval at which the rank that started the monitor checks whether it still runs."""
+"""Interval, in seconds, at which the rank that started the monitor checks that the monitor is alive."""
 
 _MONITOR_EXIT_S = 3.0
-"""How long a rank waits at the end of training for its monitor to exit, which may still be watching other ranks."""
+"""Seconds that a rank waits for its monitor at the end of training. The monitor may still watch other ranks."""
 
 _starts = itertools.count()
 
 
 class StallGuard(pl.Callback):
-    """Detects a stalled run, reports the rank that holds up the others with its stack, and ends it with exit code 44.
+    """Detects a stalled run, reports the stack of the rank that stalls the others, and ends the run with exit code 44.
 
     Args:
-        limits: How long a rank may be silent in each phase.
+        limits: Seconds that a rank may spend in each phase without a heartbeat.
         report_dir: Where reports are written; by default `stalls` in `trainer.default_root_dir`.
         port: Port of node 0 to which the monitors of the other nodes connect; by default MASTER_PORT + 1.
         enabled: Whether the stall guard is active.
@@ -125,7 +125,7 @@ class StallGuard(pl.Callback):
     ) -> None:
         """Writes a heartbeat: a microbatch is loaded.
 
-        Its index counts the microbatches of this rank within the step, so that the progress of ranks can be compared.
+        The heartbeat counts the microbatches of this rank within the step, so that ranks can be compared.
         """
         microbatch = index % trainer.accumulate_grad_batches
         self._heartbeat.beat(Phase.FORWARD, batch.key.step, microbatch, cut_ids=batch.sample_id)

@@ -61,7 +61,7 @@ def test_existing_files_are_kept_and_no_partial_file_remains(tmp_path: Path) -> 
     target.write_text("mine")
     with pytest.raises(OutputError, match=r"there\.nemo: exists already"):
         export_model(path, "nemo", target)
-    with pytest.raises(ConfigError, match="nemo holds all of a model"):
+    with pytest.raises(ConfigError, match="the format nemo can hold only 'all'"):
         export_model(path, "nemo", target, parts="encoder", overwrite=True)
     assert target.read_text() == "mine"
     export_model(path, "nemo", target, overwrite=True)

@@ -55,7 +55,7 @@ def test_predict_returns_distributions_of_the_documented_shape() -> None:
     torch.testing.assert_close(log_probs.exp().sum(2), torch.ones(2, 14, 1))
 
 
-def test_tally_scores_the_tokens_that_predict_would_give_their_log_probability() -> None:
+def test_loss_stats_are_the_log_probabilities_that_predict_returns() -> None:
     model = NestModel(tiny_config()).eval()
     audio, lens = audio_batch(2.0, 1.6)
     feats, feat_lens = model.features(audio, lens)
