@@ -52,7 +52,8 @@ def _origin() -> _Origin:
     if "LOCAL_RANK" not in os.environ:
         os.environ[STARTER] = str(os.getpid())  # inherited by the ranks that Lightning starts from here
         return _Origin(str(os.getpid()), False)
-    starter = os.environ.get(STARTER)
+    # torchrun may itself run under a process that once started ranks through Lightning.
+    starter = None if "TORCHELASTIC_RUN_ID" in os.environ else os.environ.get(STARTER)
     if starter is not None and (int(starter) == os.getppid() or not _is_running(int(starter))):
         return _Origin(starter, True)
     return _Origin(f"{os.getppid()}-{os.environ.get('MASTER_PORT', '')}", False)
