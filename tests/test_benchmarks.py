@@ -7,8 +7,9 @@ import pytest
 from benchmarks.peer import run_peer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-# The record runs commands of older checkouts, and depends on nothing but the standard library.
-STARTS_PROCESSES = {"peer.py", "run_record.py"}
+# `run_record.py` and `bench_startup.py` run older checkouts and use the standard library only. `bench_startup.py` also
+# needs the peak memory of each process.
+STARTS_PROCESSES = {"bench_startup.py", "peer.py", "run_record.py"}
 
 
 def python(program: str) -> list[str | Path]:
