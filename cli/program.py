@@ -138,9 +138,11 @@ def _is_explained(error: Exception) -> bool:
 
 
 def _message(error: Exception) -> str:
+    """Returns the whole message of an error in one line, without the traceback that a loader worker adds."""
     from nestdata import last_error_line
 
-    return _one_line(last_error_line(error))
+    text = str(error)
+    return _one_line(last_error_line(error) if "Traceback" in text or not text else text)
 
 
 def _one_line(text: str) -> str:
