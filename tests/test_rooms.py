@@ -1,4 +1,4 @@
-"""Holds the table of rooms in docs/architecture.md against the imports in the sources."""
+"""Compares the table of rooms in docs/architecture.md with the imports in the sources."""
 
 import ast
 import re
@@ -56,7 +56,7 @@ def imports_of(module: str, path: Path) -> Iterator[str]:
                 parent = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
                 origin = ".".join([*parent[: len(parent) - node.level + 1], *([origin] if origin else [])])
             for alias in node.names:
-                # Inside a package a public name stands for the module that defines it.
+                # Within a package, importing a public name means importing the module that defines it.
                 is_own = origin == module.split(".")[0]
                 yield public_modules(origin).get(alias.name, origin) if is_own and origin in FOLDERS else origin
 
@@ -70,7 +70,7 @@ def arrows() -> dict[str, set[str]]:
         assert here is not None, f"{path} is in no room of docs/architecture.md"
         for imported in imports_of(module, path):
             there = room_of(imported, rooms)
-            # What a package imports of another is its public names, whichever room defines them.
+            # Another package is imported through its public names, so the room that defines a name does not matter.
             if there is not None and there.split(".")[0] != here.split(".")[0] and "." in there:
                 there = there if "." in imported and imported != there.split(".")[0] else there.split(".")[0]
             if there is not None and there != here:
@@ -83,10 +83,10 @@ def test_the_documented_imports_of_a_room_are_the_ones_in_its_sources(room: str)
     assert arrows()[room] == table()[room]
 
 
-def test_imports_between_rooms_form_no_circle() -> None:
+def test_imports_between_rooms_form_no_cycle() -> None:
     remaining = dict(arrows())
     while remaining:
         free = [room for room, imports in remaining.items() if not imports & set(remaining)]
-        assert free, f"a circle among {sorted(remaining)}"
+        assert free, f"a cycle among {sorted(remaining)}"
         for room in free:
             del remaining[room]
