@@ -9,7 +9,7 @@ DEMO := demo
 # One worker for each core this process may use, up to eight; a worker needs about 1 GB of memory.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8
 
-# Old and new releases of other packages warn of things that are not ours to change.
+# Old and new releases of dependencies emit warnings that this project cannot avoid.
 WARNINGS_PASS := --override-ini filterwarnings=default
 
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
@@ -69,7 +69,7 @@ test-newest:
 soak: $(READY)
 	$(BIN)/python -m tests.distributed.soak --minutes 20
 
-# Format, lint and types: what CI holds a change to.
+# Format, lint and types, as CI checks them.
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -54,9 +54,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         contestants = _contestants(arguments, Path(directory))
         rounds = []
-        for number in range(
-            -1, 1 if arguments.quick else arguments.rounds
-        ):  # the first round fills caches and is discarded
+        num_rounds = 1 if arguments.quick else arguments.rounds
+        for number in range(-1, num_rounds):  # the first round fills caches and is discarded
             measured = {name: measure() for name, measure in contestants.items()}
             print(f"round {number}: {measured}", file=sys.stderr)
             rounds.append(measured)

@@ -170,7 +170,7 @@ def _resident_mb() -> float:
 
 
 def prepared_corpus(directory: Path, num_cuts: int, jobs: int) -> Path:
-    """Returns a synthetic corpus, which is prepared unless it exists; its audio files do not exist."""
+    """Returns the path of a synthetic corpus, prepared unless it exists. Its audio files do not exist."""
     path = directory / f"synthetic-{num_cuts}.corpus"
     if path.exists():
         return path

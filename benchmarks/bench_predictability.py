@@ -1,4 +1,4 @@
-"""How well the neighbours of a token predict it: an estimate of the lowest loss for a length of masked blocks.
+"""Measures how well neighbours predict a token, to estimate the lowest possible loss for a length of masked blocks.
 
     python benchmarks/bench_predictability.py TRAIN_CORPUS HELD_OUT_CORPUS
 
@@ -82,8 +82,8 @@ def measure(train: Pair, held_out: Pair) -> tuple[float, float, float]:
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     best = float("inf")
     for _ in range(EPOCHS):
-        for rows in torch.randperm(len(inputs)).split(BATCH):
-            loss = F.cross_entropy(net(inputs[rows]), targets[rows])
+        for indices in torch.randperm(len(inputs)).split(BATCH):
+            loss = F.cross_entropy(net(inputs[indices]), targets[indices])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

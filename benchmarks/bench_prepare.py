@@ -1,8 +1,8 @@
-"""What preparing costs: a million NeMo lines whose durations are trusted, and the headers of real files.
+"""Measures the speed and memory of preparing NeMo lines with trusted durations, and the headers of real files.
 
     python benchmarks/bench_prepare.py SPEECH.json [--lines 1000000] [--rounds 5] [--quick]
 
-Prints Markdown. Each run of `prepare` is a process of its own, timed inside, with its own peak of memory.
+Prints Markdown. Each run is a separate process that measures its own time and peak memory.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from nestdata import PrepareConfig, prepare_corpus
 
 
 def main() -> int:
-    """Measures and prints."""
+    """Runs the measurements and prints them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("speech", type=Path, nargs="?")
     parser.add_argument("--lines", type=int, default=1_000_000)
@@ -43,7 +43,7 @@ def main() -> int:
     peak_mb = max(run["peak_mb"] for run in runs)
     print("| what | figure |\n|---|---|")
     print(f"| {num_lines:,} NeMo lines with durations, `--probe missing`, one process | {rate:,.0f} lines/s |")
-    print(f"| its peak of resident memory | {peak_mb:.0f} MB, of which {imported_mb:.0f} MB is importing the package |")
+    print(f"| peak resident memory | {peak_mb:.0f} MB, including {imported_mb:.0f} MB for importing the package |")
     if arguments.speech:
         _compare_headers(arguments.speech, num_rounds)
     return 0
@@ -56,13 +56,13 @@ def _compare_headers(speech: Path, num_rounds: int) -> None:
         started = time.perf_counter()
         for path in paths:
             soundfile.info(path)
-        bare_s = time.perf_counter() - started
+        loop_s = time.perf_counter() - started
         ours_s = _run("all", speech)["seconds"]
-        ratios.append(bare_s / ours_s)
+        ratios.append(loop_s / ours_s)
         rates.append(len(paths) / ours_s)
-    ratio, rate = statistics.median(ratios[1:]), statistics.median(rates[1:])  # the first fills caches
+    ratio, rate = statistics.median(ratios[1:]), statistics.median(rates[1:])  # the first round fills caches
     print(f"| `--probe all`, {len(paths):,} real files, one process, report included | {rate:,.0f} files/s |")
-    print(f"| against a bare loop of `soundfile.info` over the same files | {ratio:.2f} of it |")
+    print(f"| speed relative to a plain loop of `soundfile.info` over the same files | {ratio:.2f} |")
 
 
 def _run(what: str, manifest: Path) -> dict[str, float]:

@@ -2,10 +2,10 @@
 
     python benchmarks/bench_resume.py [--cuts 36000000] [--step 1000000] [--rounds 7] [--keep DIR] [--quick]
 
-Prints Markdown. Every start is a process of its own that resumes from a checkpoint, alternately at the early and at the
+Prints Markdown. Every start is a separate process that resumes from a checkpoint, alternately at the early and at the
 late step. The late checkpoint is a copy of the early one with changed counters. The corpus is that of `bench_plan.py`;
-only the audio that is read is written. For comparison, Lhotse's sampler is restored from its state dict at a step that
-it can reach in a few minutes.
+audio is written only for the steps that are read. For comparison, Lhotse's sampler is restored from its state dict at a
+step that it can reach in a few minutes.
 """
 
 import argparse
@@ -108,8 +108,8 @@ def _write_audio(corpus: Corpus, plan: BatchPlan, steps: list[int]) -> None:
     noise = 0.1 * np.random.default_rng(0).standard_normal(16_000 * 60, dtype=np.float32)
     for step in steps:
         for microbatch in range(PLAN.microbatches_per_step):
-            for row in plan.indices(step, microbatch):
-                recording = corpus.line(int(row))["recording"]
+            for index in plan.indices(step, microbatch):
+                recording = corpus.line(int(index))["recording"]
                 path = Path(recording["sources"][0]["source"])
                 if not path.exists():
                     path.parent.mkdir(parents=True, exist_ok=True)

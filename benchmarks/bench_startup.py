@@ -1,12 +1,12 @@
-"""Time and memory of starting the commands, in whole processes, against `import torch` in the same run.
+"""Time and memory of starting the commands, as separate processes, beside `import torch` in the same run.
 
     python benchmarks/bench_startup.py [--checkout ../before] [--rounds 7] [--lines 200000] [--quick]
 
-Prints Markdown. Each figure is the median over rounds; a round runs every program of every checkout once, so that all
-of them meet the same load. One more round fills the caches first and is not counted. Memory is the peak of resident
-memory of the process. `nestdata prepare` trusts the durations of a NeMo manifest (`--probe missing`); its work is the
-same call of `prepare_corpus` in a process that has made it before. A checkout may be older than this
-script: a program that it lacks is shown as failed.
+Prints Markdown. Each time is the median over rounds; a round runs every program of every checkout once, so that all run
+under the same load. A first round fills the caches and is not counted. Memory is the peak resident memory of the
+process. `nestdata prepare` trusts the durations of a NeMo manifest (`--probe missing`). "Its work" is the same call of
+`prepare_corpus` without start-up, in a process that has made the call before. A checkout may be older than this script:
+a program that it lacks is shown as failed.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Nothing heavy is imported here: Linux counts the memory of a parent as that of a child until the child's exec.
+# Import nothing heavy here: until its exec, a child process is charged with the memory of its parent.
 
 _TORCH = 'python -c "import torch"'
 _PREPARE = "nestdata prepare"
@@ -42,7 +42,7 @@ for line in sys.stdin:
 
 @dataclass
 class Figures:
-    """What the rounds measured of one program."""
+    """Measurements of one program, one per round."""
 
     seconds: list[float] = field(default_factory=list)
     peak_mb: list[float] = field(default_factory=list)
@@ -101,18 +101,18 @@ class Checkout:
         try:
             self._warm.stdin.write("once\n")
             self._warm.stdin.flush()
-            answer = float(self._warm.stdout.readline())
+            seconds = float(self._warm.stdout.readline())
         except (BrokenPipeError, ValueError):
             sys.exit("the warm process has failed; its error is above")
         if is_counted:
-            self.figures[_WORK].seconds.append(answer)
+            self.figures[_WORK].seconds.append(seconds)
 
     def close(self) -> None:
         """Ends the warm process."""
         self._warm.communicate()
 
     def _run(self, source: str) -> tuple[float, float, int]:
-        """Returns seconds, the peak of memory in MB, and the exit code."""
+        """Runs a program; returns its time in seconds, its peak memory in MB, and its exit code."""
         started = time.perf_counter()
         process = subprocess.Popen(
             [sys.executable, "-c", source],
@@ -128,9 +128,9 @@ class Checkout:
 
 
 def main() -> int:
-    """Measures and prints."""
+    """Runs the measurements and prints them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkout", type=Path, help="another checkout, shown in columns `before`")
+    parser.add_argument("--checkout", type=Path, help="another checkout, shown in the columns `before`")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--lines", type=int, default=200_000)
     parser.add_argument("--quick", action="store_true", help="one round, few lines")
@@ -185,10 +185,10 @@ def _cells(figures: dict[str, Figures], name: str) -> str:
 
 
 def _write_manifest(path: Path, num_lines: int) -> Path:
-    draws = random.Random(0)
+    generator = random.Random(0)
     with path.open("w", encoding="utf-8") as file:
         for number in range(num_lines):
-            duration = min(40.0, max(1.0, draws.lognormvariate(2.2, 0.6)))
+            duration = min(40.0, max(1.0, generator.lognormvariate(2.2, 0.6)))
             name = f"speaker-{number // 1000:05d}/{number:08d}.flac"
             file.write(json.dumps({"audio_filepath": name, "duration": round(duration, 3), "lang": "en"}) + "\n")
     return path

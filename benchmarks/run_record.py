@@ -1,4 +1,4 @@
-"""Records what a checkout computes: losses of 50 demo steps and SHA-256 digests of 50 batches.
+"""Records the results of a checkout: losses of 50 demo steps and SHA-256 digests of 50 batches.
 
 A change that promises to keep results runs this in the old and in the new checkout, on one machine, and compares:
 
@@ -6,8 +6,8 @@ A change that promises to keep results runs this in the old and in the new check
     python -m benchmarks.run_record -o new.json
     python -m benchmarks.run_record --compare old.json new.json
 
-Only commands and files are used, so that a checkout may be older than this script. Losses are the ones that
-`metrics.csv` holds, with all digits of their float32 values; a digest covers every tensor of a batch.
+Only commands and files are used, so that a checkout may be older than this script. Losses are read from
+`metrics.csv`, with all digits of their float32 values; a digest covers every tensor of a batch.
 """
 
 import argparse
@@ -58,25 +58,13 @@ def record(checkout: Path) -> dict[str, object]:
                 sys.exit(f"{checkout}: {' '.join(map(str, arguments[2:]))} failed:\n{done.stderr[-2000:]}")
             return done.stdout
 
-        demo, data, model = (
-            checkout / "manifests/demo",
-            _COMMAND.format(name="nestdata"),
-            _COMMAND.format(name="nestmodel"),
-        )
+        demo = checkout / "manifests/demo"
+        data, model = (_COMMAND.format(name=program) for program in ("nestdata", "nestmodel"))
         run(data, commands, "prepare", demo / "speech.json", "-o", "speech.corpus")
         run(data, commands, "prepare", demo / "noise.json", "-o", "noise.corpus", "--pcm")
         run(
-            *(
-                model,
-                commands,
-                "fit",
-                "--config",
-                "demo",
-                "--data.corpus",
-                "speech.corpus",
-                "--data.noise",
-                "noise.corpus",
-            ),
+            *(model, commands, "fit", "--config", "demo"),
+            *("--data.corpus", "speech.corpus", "--data.noise", "noise.corpus"),
             *("--trainer.max_steps", STEPS, "--trainer.log_every_n_steps", 1, "--trainer.default_root_dir", "run"),
             *("--trainer.accelerator", "cpu"),
         )
@@ -88,7 +76,7 @@ def record(checkout: Path) -> dict[str, object]:
 
 
 def main() -> int:
-    """Records a checkout, or compares two records; 1 where they differ."""
+    """Records a checkout, or compares two records and returns 1 if they differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkout", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("-o", "--output", type=Path)

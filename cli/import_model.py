@@ -9,7 +9,9 @@ from .options import Overwrite
 
 
 def import_command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A .nemo file, or safetensors of a whole model.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A .nemo file, or a safetensors file with a whole model.")
+    ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Checkpoint to write. [default: NAME.ckpt for NAME.nemo]")
     ] = None,

@@ -11,7 +11,7 @@ import typer
 
 ModelArgument = Annotated[
     Path,
-    typer.Argument(metavar="MODEL", help="A checkpoint of `nestmodel fit`, a .nemo file or safetensors."),
+    typer.Argument(metavar="MODEL", help="A checkpoint from `nestmodel fit`, a .nemo file or a safetensors file."),
 ]
 InputArguments = Annotated[
     list[Path],

@@ -32,13 +32,16 @@ def plan_command(
     microbatches_per_step: MicrobatchesPerStep = None,
     max_batch_seconds: MicrobatchSeconds = None,
     min_audio_seconds: Annotated[
-        float | None, typer.Option(help="Lengthen shorter cuts to this. [default: from the configuration, else 1]")
+        float | None,
+        typer.Option(help="Lengthen shorter cuts to this many seconds. [default: from the configuration, else 1]"),
     ] = None,
     quadratic_seconds: Annotated[
-        float | None, typer.Option(help="Count a cut of d seconds as d + d²/q against the maximum; gives q.")
+        float | None, typer.Option(help="Value of q, where a cut of d seconds counts as d + d²/q against the maximum.")
     ] = None,
     max_cuts: Annotated[int | None, typer.Option(help="Maximum number of cuts per microbatch.")] = None,
-    num_shapes: Annotated[int | None, typer.Option(help="Round padded lengths up to this many different ones.")] = None,
+    num_shapes: Annotated[
+        int | None, typer.Option(help="Maximum number of distinct padded lengths; lengths are rounded up to them.")
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(metavar="NUMBERS", help="Share of each corpus in the hours of an epoch, such as 0.7,0.3."),

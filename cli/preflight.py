@@ -19,7 +19,10 @@ _DEFAULTS = PreflightConfig()
 
 
 class PreflightTrainer(Trainer):
-    """A trainer with the additional method `preflight`, whose parameters become flags of the command."""
+    """Lightning's `Trainer`, extended by preflight checks.
+
+    The parameters of the method `preflight` become flags of the command.
+    """
 
     exit_code = 0
 

@@ -39,24 +39,28 @@ def prepare_command(
             "every header, `decode` decodes every file."
         ),
     ] = "all",
-    strict: Annotated[bool, typer.Option("--strict", help="Fail instead of rejecting anything.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if any input would be rejected.")] = False,
     window_seconds: Annotated[
-        float | None, typer.Option(help="Split longer recordings into windows of at most this length.")
+        float | None, typer.Option(help="Split longer recordings into windows of at most this many seconds.")
     ] = None,
     sampling_rate: Annotated[int, typer.Option(help="Sampling rate in Hz at which cuts are loaded.")] = 16000,
     min_rate: Annotated[int, typer.Option(help="Reject files with a lower sampling rate in Hz.")] = 0,
     channel: Annotated[int, typer.Option(help="Channel to read from multi-channel files, counted from 0.")] = 0,
-    min_seconds: Annotated[float, typer.Option(help="Reject shorter cuts.")] = 0.1,
-    max_seconds: Annotated[float | None, typer.Option(help="Reject longer cuts. [default: no limit]")] = None,
+    min_seconds: Annotated[float, typer.Option(help="Reject cuts shorter than this many seconds.")] = 0.1,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Reject cuts longer than this many seconds. [default: no limit]")
+    ] = None,
     pcm: Annotated[
         bool, typer.Option("--pcm", help="Also decode all audio into one 16-bit file, which suits noise corpora.")
     ] = False,
     allow_commands: Annotated[
-        bool, typer.Option("--allow-commands", help="Run the shell commands that a manifest gives in place of files.")
+        bool,
+        typer.Option("--allow-commands", help="Run shell commands that a manifest contains instead of file names."),
     ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Number of processes that check audio.")] = 1,
     dask: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Check audio on the Dask cluster of this scheduler instead.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Check audio on a Dask cluster, given the address of its scheduler."),
     ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,

@@ -29,7 +29,8 @@ def probe_command(
     group_by: Annotated[
         str | None,
         typer.Option(
-            metavar="FIELD", help="Keep utterances with the same value of this field, such as speaker, on one side."
+            metavar="FIELD",
+            help="Keep utterances with the same value of this field, such as speaker, on one side of the split.",
         ),
     ] = None,
     train_per_class: Annotated[

@@ -1,7 +1,7 @@
-"""The frame that `nestdata` and `nestmodel` share: commands that load when called, `--version`, and exit codes.
+"""Runs the commands of `nestdata` and `nestmodel`: loads a command when it is called, and maps errors to exit codes.
 
 A command line imports only the module of the command that it names, so that `--help` and `--version` need neither
-torch nor Lhotse. Errors that a user can mend are printed as one line on stderr; all others keep their traceback.
+torch nor Lhotse. Errors that a user can fix are printed as one line on stderr; all others keep their traceback.
 """
 
 import importlib
@@ -24,7 +24,7 @@ _TyperUsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 class UsageError(Exception):
-    """The command line or a configuration file asks for something that does not exist."""
+    """The command line or a configuration file is invalid."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Command:
     """One command, as the program's help shows it and before its module is imported."""
 
     target: str
-    """`module:name` within this package: a function for Typer, a `typer.Typer` with subcommands, or, for a command
-    of Lightning, a function that takes the arguments and returns the exit code."""
+    """`module:name` within this package: a function for Typer, a `typer.Typer` with subcommands, or, if Lightning
+    parses the arguments, a function that takes them and returns the exit code."""
 
     help: str
     """One line for the program's help."""
@@ -98,8 +98,8 @@ class Program:
         return app
 
     def _options(self) -> Callable[..., None]:
-        def show_version(is_asked: bool) -> None:
-            if is_asked:
+        def show_version(is_set: bool) -> None:
+            if is_set:
                 print(f"{self.name} {importlib.metadata.version(DISTRIBUTION)}")
                 raise typer.Exit
 
@@ -117,7 +117,7 @@ class Program:
 
 
 def _run_lightning(command: Command, arguments: list[str]) -> int:
-    """Runs a command of Lightning; its start, of which importing torch is a part, is watched for signals."""
+    """Runs a command whose arguments Lightning parses. Signals are handled even while torch is being imported."""
     from nestmodel.training.startup import watch_startup
 
     with watch_startup():
@@ -125,7 +125,7 @@ def _run_lightning(command: Command, arguments: list[str]) -> int:
 
 
 def _no_command() -> None:
-    """Stands for a command that is not called."""
+    """Placeholder for a command that is not called."""
 
 
 def _is_explained(error: Exception) -> bool:
@@ -138,10 +138,11 @@ def _is_explained(error: Exception) -> bool:
 
 
 def _message(error: Exception) -> str:
+    """Returns the whole message of an error in one line, without the traceback that a loader worker adds."""
     from nestdata import last_error_line
 
-    # Only an error of a loader worker has lines that are not part of its message: the traceback before it.
-    return _one_line(last_error_line(error) if "Traceback" in str(error) else str(error))
+    text = str(error)
+    return _one_line(last_error_line(error) if "Traceback" in text or not text else text)
 
 
 def _one_line(text: str) -> str:

@@ -48,7 +48,7 @@ class RunData:
 
         Raises:
             ConfigError: A name is neither a file nor a preset.
-            UsageError: A file is no YAML mapping, or a key of `data` is unknown.
+            UsageError: A file is not a YAML mapping, or a key of `data` is unknown.
         """
         contents = [_read_sections(config_path(name)) for name in names or ()]
         content: dict[str, Any] = functools.reduce(_merged, contents, {})
@@ -71,7 +71,7 @@ class RunData:
         return paths if isinstance(paths, list) else [paths]
 
     def plan_config(self, *, seed: int | None = None, **overrides: Any) -> "PlanConfig":
-        """Returns the settings of the plan; overrides are fields of `PlanConfig`, of which None keeps the file's.
+        """Returns the settings of the plan; overrides are fields of `PlanConfig`; None keeps the value of the files.
 
         Raises:
             ConfigError: A value is out of range.
@@ -86,7 +86,7 @@ class RunData:
     def training_dataset(
         self, corpora: Sequence[Path], noise: Path | None, plan_config: "PlanConfig", mix_prob: float | None
     ) -> "AudioNoiseDataset":
-        """Opens what the run trains on, as `nestmodel.NestDataModule` does.
+        """Opens the dataset that the run trains on, as `nestmodel.NestDataModule` does.
 
         Args:
             corpora: Speech corpora.
@@ -130,7 +130,7 @@ class RunData:
         Args:
             key: One of `DATA_KEYS`.
             hint: The type; a dataclass takes its defaults for missing fields.
-            **overrides: Fields that replace those of a dataclass; None keeps what the files say.
+            **overrides: Fields that replace those of a dataclass; None keeps the value of the files.
 
         Raises:
             ConfigError: A value is out of range.
@@ -216,7 +216,7 @@ def _merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _type_message(error: str, key: str, hint: Any, value: Any) -> str:
-    """Returns which value has the wrong type. jsonargparse names the key, and every type that it tried."""
+    """Returns a message for a value of the wrong type; that of jsonargparse lists every type that it tried."""
     found = re.search(rf'"{re.escape(key)}\.(\w+)"', error)
     if found and is_dataclass(hint):
         field = found.group(1)

@@ -54,7 +54,7 @@ def preview(
 ) -> None:
     """Show the first microbatch of a step and rank, as a run trains on it.
 
-    With --json, the ids of its cuts and the SHA-256 digest of every tensor are printed.
+    With --json, print the cut ids and the SHA-256 digest of every tensor.
     """
     from nestdata import batch_digest, preview_rows, write_preview
 

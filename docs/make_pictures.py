@@ -1,4 +1,4 @@
-"""Makes the pictures of the README and the site: the data path, a preview, and a training curve.
+"""Draws the pictures of the README and the site: the data path, a preview, and a training curve.
 
     make demo
     .venv/bin/python docs/make_pictures.py
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 PICTURES = Path(__file__).parent / "pictures"
-MOST_BYTES = 300_000
+MAX_BYTES = 300_000
 
 INK, MUTED, BLUE, ORANGE, PAPER = "#22303a", "#5d6b75", "#2f6f9f", "#b5532a", "#f5f7f9"
 
@@ -106,9 +106,9 @@ def copy_preview(source: Path, path: Path) -> None:
 
 
 def main() -> int:
-    """Makes all pictures; 1 where they are too large."""
+    """Draws all pictures; returns 1 if they are too large."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--demo", type=Path, default=Path("demo"), help="what `make demo` has written")
+    parser.add_argument("--demo", type=Path, default=Path("demo"), help="output directory of `make demo`")
     parser.add_argument("--cut", default="02", help="number of the cut in the preview")
     arguments = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
@@ -117,7 +117,7 @@ def main() -> int:
     copy_preview(arguments.demo / "preview" / f"{arguments.cut}.png", PICTURES / "preview.png")
     sizes = {path.name: path.stat().st_size for path in sorted(PICTURES.iterdir())}
     sys.stdout.write("".join(f"{size:8} {name}\n" for name, size in sizes.items()))
-    return int(sum(sizes.values()) > MOST_BYTES)
+    return int(sum(sizes.values()) > MAX_BYTES)
 
 
 if __name__ == "__main__":

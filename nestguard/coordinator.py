@@ -11,14 +11,14 @@ from dataclasses import replace
 from nestguard.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.process import ProcessState
 from nestguard.view import NodeSilence, ProcessView
-from nestguard.wire import Connection, view_from_json
+from nestguard.wire import INVALID_MESSAGE_ERRORS, Connection, view_from_json
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
 
 
 class _FollowerState:
-    """Connection to a follower, and what it has sent."""
+    """Connection to a follower, and what the follower has sent."""
 
     def __init__(self, connection: Connection, node_rank: int, host: str) -> None:
         self.connection = connection
@@ -58,7 +58,7 @@ class Coordinator(LocalOnly):
         for follower in self._all():
             current = [_aged(view, now - follower.views_at) for view in follower.views]
             connection = follower.connection
-            if not connection.is_open and not connection.said_goodbye:
+            if not connection.is_open and not connection.received_goodbye:
                 lost_s = now - connection.closed_at
                 current = [replace(view, state=ProcessState.UNSEEN, ended_s=lost_s) for view in current if view.is_rank]
             views += current
@@ -79,14 +79,14 @@ class Coordinator(LocalOnly):
             follower.connection.send({"type": "stop", **decision._asdict()})
 
     def receive_dumps(self, timeout_s: float) -> dict[str, str]:
-        """Returns the stacks and tracebacks of the followers, for which it waits at most `timeout_s` seconds."""
+        """Returns the stacks and tracebacks of the followers; waits for them for at most `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
-        asked = [follower for follower in self._all() if follower.connection.is_open]
+        connected = [follower for follower in self._all() if follower.connection.is_open]
         while time.monotonic() < deadline and any(
-            follower.dumps is None and follower.connection.is_open for follower in asked
+            follower.dumps is None and follower.connection.is_open for follower in connected
         ):
             time.sleep(_POLL_S)
-        return {name: text for follower in asked for name, text in (follower.dumps or {}).items()}
+        return {name: text for follower in connected for name, text in (follower.dumps or {}).items()}
 
     def close(self) -> None:
         """Tells the followers that this monitor exits, and closes the connections."""
@@ -106,9 +106,12 @@ class Coordinator(LocalOnly):
         while True:
             try:
                 accepted, _ = self._listener.accept()
+            except OSError:
+                return  # the listener is closed
+            try:
                 connection = Connection(accepted)
             except OSError:
-                return
+                continue  # the peer has closed the connection already
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
@@ -117,13 +120,18 @@ class Coordinator(LocalOnly):
         if hello is None or hello.get("type") != "hello" or hello.get("run_id") != self._config.run_id:
             connection.close()
             return
-        follower = _FollowerState(connection, int(hello["node"]), str(hello["host"]))
+        try:
+            follower = _FollowerState(connection, int(hello["node"]), str(hello["host"]))
+        except INVALID_MESSAGE_ERRORS as error:
+            _log.warning("a monitor sent an invalid first message and was disconnected: %r", error)
+            connection.close()
+            return
         with self._lock:
             self._followers[follower.node_rank] = follower
         connection.send({"type": "keepalive"})
         try:
             self._receive_from(follower)
-        except (KeyError, TypeError, ValueError) as error:
+        except INVALID_MESSAGE_ERRORS as error:
             _log.warning(
                 "node %d (host %s): its monitor sent an invalid message and was disconnected: %r",
                 follower.node_rank,
@@ -139,11 +147,11 @@ class Coordinator(LocalOnly):
                 follower.views = [view_from_json(view) for view in message["views"]]
                 follower.views_at = connection.received_at
             elif message["type"] == "dumps":
-                follower.dumps = message["dumps"]
+                follower.dumps = {str(name): str(text) for name, text in message["dumps"].items()}
             elif message["type"] == "goodbye":
                 connection.close()
                 return
-        if not connection.said_goodbye:
+        if not connection.received_goodbye:
             _log.warning(
                 "node %d (host %s): lost the connection to its monitor; its ranks continue, but node 0 cannot see them",
                 follower.node_rank,
@@ -160,6 +168,6 @@ def _listen_on(port: int) -> socket.socket:
 
 
 def _aged(view: ProcessView, seconds: float) -> ProcessView:
-    """Returns a view as it is some seconds after it was taken."""
+    """Returns a view with its ages advanced by some seconds."""
     ended_s = view.ended_s + seconds if view.state.has_ended else 0.0
     return replace(view, age_s=view.age_s + seconds, ended_s=ended_s)

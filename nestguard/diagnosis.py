@@ -67,7 +67,7 @@ def own_diagnosis(view: ProcessView) -> Diagnosis:
 
 
 def culprit(view: ProcessView, reason: str) -> Diagnosis:
-    """Returns the diagnosis of a culprit. One with no problem of its own, such as a running process, is stuck."""
+    """Returns the diagnosis of a culprit: stuck, unless it has a problem of its own, such as being dead."""
     kind = own_diagnosis(view).kind
     return Diagnosis(DiagnosisKind.STUCK if kind is DiagnosisKind.RUNNING else kind, reason, True)
 

@@ -34,8 +34,8 @@ _CONTACT_LOSS_S = 10.0
 def diagnose_failures(ranks: Sequence[ProcessView]) -> tuple[Diagnoses, bool]:
     """Diagnoses the ranks if any of them has died or failed.
 
-    The culprit is the rank that ended first, unless a rank has skipped a collective: the others then break in it.
-    Ranks whose node lost contact shortly before are culprits as well.
+    The culprit is the rank that ended first, unless a rank has skipped a collective: the others then fail in
+    that collective. Ranks whose node lost contact shortly before are culprits as well.
 
     Returns:
         The diagnoses, empty if no rank has died or failed, and whether the run has to be stopped now.

@@ -1,4 +1,4 @@
-"""Role of the monitor of every node but node 0: it sends what it observes and obeys the coordinator."""
+"""Role of the monitor of every node but node 0: it sends what it observes and follows the decisions made there."""
 
 import logging
 import socket
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from nestguard.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.record import Identity
 from nestguard.view import NodeSilence, ProcessView
-from nestguard.wire import Connection, Message, view_to_json
+from nestguard.wire import INVALID_MESSAGE_ERRORS, Connection, Message, view_to_json
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
@@ -51,7 +51,7 @@ class Follower(LocalOnly):
     def disconnected_s(self) -> float:
         """Returns the seconds since the connection to the coordinator was lost; 0 if it never was."""
         connection = self._connection
-        if connection is None or connection.is_open or connection.said_goodbye:
+        if connection is None or connection.is_open or connection.received_goodbye:
             return 0.0
         return time.monotonic() - connection.closed_at
 
@@ -80,11 +80,23 @@ class Follower(LocalOnly):
         joined = self._join(deadline)
         if joined is None:
             return
-        connection, message = joined
-        self._connection = connection
+        self._connection, message = joined
+        try:
+            self._receive_from(self._connection, message)
+        except INVALID_MESSAGE_ERRORS as error:
+            _log.warning(
+                "node 0 (host %s): its monitor sent an invalid message and was disconnected: %r",
+                self._config.host,
+                error,
+            )
+            self._connection.close()
+
+    def _receive_from(self, connection: Connection, message: Message | None) -> None:
         while message is not None:
             if message["type"] == "stop":
-                self._decision = StopDecision(message["report"], message["table"])
+                decision = StopDecision(message["report"], str(message["table"]))
+                decision.culprits()  # raises here, not while ranks are ended, if the report is malformed
+                self._decision = decision
             elif message["type"] == "goodbye":
                 connection.close()
                 return

@@ -128,7 +128,7 @@ class Heartbeat:
         """Writes a heartbeat: sets the phase and the values that are given; the others keep their last value.
 
         Args:
-            phase: What the process does from now on.
+            phase: What the process does until the next heartbeat.
             step: Optimizer step, as in `trainer.global_step`.
             microbatch: Index of the microbatch within the step.
             cut_ids: Cuts that the process works on.

@@ -1,4 +1,4 @@
-"""Finds the loader workers because of which a rank is stuck in loading."""
+"""Finds the loader workers that keep a rank stuck in loading."""
 
 from collections.abc import Sequence
 

@@ -176,7 +176,10 @@ class Monitor:
 
 
 def _have_ended(views: Sequence[ProcessView]) -> bool:
-    """Returns whether all ranks have ended: after DONE, a rank's process may still run; after LEAVING, it must exit."""
+    """Returns whether all started ranks have ended.
+
+    A rank that is DONE counts although its process may still run; one that is LEAVING counts once it has exited.
+    """
     ranks = [view for view in views if view.is_rank and view.state is not ProcessState.NOT_STARTED]
     return bool(ranks) and all(
         view.reading.phase is Phase.DONE or (view.reading.phase is Phase.LEAVING and view.state.has_ended)

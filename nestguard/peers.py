@@ -85,7 +85,7 @@ class LocalOnly:
         """Sends stacks and tracebacks, by file name, to the coordinator."""
 
     def receive_dumps(self, timeout_s: float) -> dict[str, str]:  # noqa: ARG002
-        """Returns the stacks and tracebacks of the followers, for which it waits at most `timeout_s` seconds."""
+        """Returns the stacks and tracebacks of the followers; waits for them for at most `timeout_s` seconds."""
         return {}
 
     def close(self) -> None:

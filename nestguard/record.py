@@ -23,7 +23,7 @@ VERSION = 2
 HEADER = struct.Struct("=8sIIqqI")
 ARMED = struct.Struct("=I")
 ARMED_AT = 12
-# Native order and alignment: several times as fast to pack as a stated order.
+# Native byte order and alignment pack several times faster than an explicit byte order.
 RECORD = struct.Struct("@12q")
 RECORDS_AT = (8192, 8192 + 256)
 TEXT_SIZE = 4096

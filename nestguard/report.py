@@ -1,4 +1,4 @@
-"""The report on a run that is stopped: the table as plain text, and everything that is known as JSON."""
+"""The report on a run that is stopped: a plain-text table, and all details as JSON."""
 
 import textwrap
 import time

@@ -118,7 +118,7 @@ def _culprits(
     1. Ranks that are stopped.
     2. Ranks that have skipped a collective.
     3. Unseen ranks, if the ranks with the least progress wait for other ranks.
-    4. All ranks, if all wait in the same place.
+    4. All ranks, if all wait in the same collective or backward pass.
     5. Ranks with the least progress that have used more than half of their limit.
     6. Ranks with the least progress, although they send heartbeats, unless a rank is late in loading.
     """

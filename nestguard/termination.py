@@ -20,15 +20,15 @@ def request_stacks(directory: Path, views: Sequence[ProcessView]) -> None:
 
     Waits until the stack files no longer grow, for at most two seconds.
     """
-    asked = [view for view in views if view.reading.is_armed and not _has_ended(view)]
-    for view in asked:
+    armed = [view for view in views if view.reading.is_armed and not _has_ended(view)]
+    for view in armed:
         send_signal(view.reading.pid, view.reading.start_ticks, STACK_SIGNAL)
-    _continue_stopped(asked)
+    _continue_stopped(armed)
     deadline = time.monotonic() + _DUMP_S
     sizes: list[int] = []
-    while asked and time.monotonic() < deadline:
+    while armed and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        before, sizes = sizes, [_size(_path(directory, view, "stack")) for view in asked]
+        before, sizes = sizes, [_size(_path(directory, view, "stack")) for view in armed]
         if sizes == before and all(sizes):
             return
 

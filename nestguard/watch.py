@@ -21,7 +21,7 @@ class NodeWatch:
 
     Args:
         directory: Where the processes write their heartbeats.
-        identity: Identity of the rank that started this monitor. It tells how many ranks to expect.
+        identity: Identity of the rank that started this monitor. It determines which ranks are expected.
     """
 
     def __init__(self, directory: Path, identity: Identity) -> None:
@@ -94,7 +94,7 @@ class NodeWatch:
         return ProcessView(reading=reading, state=state, age_s=age_ns / _SECOND_NS, ended_s=ended_ns / _SECOND_NS)
 
     def _watch_exit(self, process: _Process) -> None:
-        """Lets `wait` return as soon as a process ends. Without permission for that, the next `scan` finds out."""
+        """Lets `wait` return as soon as a process ends. If that is not permitted, the next `scan` detects it."""
         try:
             descriptor = os.pidfd_open(process[0])
         except OSError:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 
 from nestguard.process import ProcessState
 from nestguard.record import Identity, Phase, Reading
@@ -16,9 +16,13 @@ from nestguard.view import ProcessView
 
 _MAX_LINE_BYTES = 32 << 20
 _SEND_TIMEOUT_S = 2
+_TYPES: Mapping[type, Mapping[str, Any]] = {kind: get_type_hints(kind) for kind in (Identity, Reading)}
 
 Message = dict[str, Any]
-"""A JSON object whose key `type` tells what it is."""
+"""A JSON object; its key `type` gives the kind of message."""
+
+INVALID_MESSAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading a message with missing keys or values of the wrong type can raise."""
 
 
 class Connection:
@@ -40,7 +44,7 @@ class Connection:
 
         self.closed_at = 0.0
         self.is_open = True
-        self.said_goodbye = False
+        self.received_goodbye = False
         """Whether the peer announced that it would close the connection."""
 
     def send(self, message: Message) -> None:
@@ -58,14 +62,14 @@ class Connection:
         try:
             line = self._file.readline(_MAX_LINE_BYTES)
             message = json.loads(line) if line.endswith(b"\n") else None
-        except (OSError, ValueError):
+        except (OSError, RecursionError, ValueError):  # RecursionError: brackets nested too deeply
             message = None
         if not isinstance(message, dict):
             self.close()
             return None
         self.received_at = time.monotonic()
         if message.get("type") == "goodbye":
-            self.said_goodbye = True
+            self.received_goodbye = True
         return message
 
     def close(self) -> None:
@@ -90,14 +94,38 @@ def view_to_json(view: ProcessView) -> dict[str, Any]:
 
 
 def view_from_json(data: Mapping[str, Any]) -> ProcessView:
-    """Returns the view that `view_to_json` converted, with `beat_ns` 0."""
+    """Returns the view that `view_to_json` converted, with `beat_ns` 0.
+
+    Raises one of `INVALID_MESSAGE_ERRORS` if a key is missing or a value has the wrong type.
+    """
     fields = data["reading"]
+    identity = Identity(**fields["identity"])
     reading = Reading(
         **{
             **fields,
-            "identity": Identity(**fields["identity"]),
+            "identity": identity,
             "phase": Phase[fields["phase"]],
+            "last_phase": Phase(fields["last_phase"]),
             "cuts": tuple(fields["cuts"]),
         }
     )
-    return ProcessView(reading=reading, state=ProcessState(data["state"]), age_s=data["age_s"], ended_s=data["ended_s"])
+    _check_types(identity)
+    _check_types(reading)
+    return ProcessView(
+        reading=reading,
+        state=ProcessState(data["state"]),
+        age_s=float(data["age_s"]),
+        ended_s=float(data["ended_s"]),
+    )
+
+
+def _check_types(record: Identity | Reading) -> None:
+    """Raises TypeError unless every field of a dataclass has its annotated type."""
+    for name, hint in _TYPES[type(record)].items():
+        value = getattr(record, name)
+        if get_origin(hint) is tuple:
+            is_valid = all(isinstance(item, get_args(hint)[0]) for item in value)
+        else:
+            is_valid = isinstance(value, hint)
+        if not is_valid:
+            raise TypeError(f"{name} is {value!r}")

@@ -1,6 +1,6 @@
 """Settings of every test run, the corpora that many tests share, and how parallel workers divide the tests.
 
-Imports neither package at the top: jaxtyping must be asked to check them before they are imported.
+Imports none of the packages at module level: jaxtyping has to install its import hook first.
 """
 
 import signal
@@ -22,8 +22,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # With more threads than free cores, an operation on a small tensor waits longer for its threads than it computes.
 torch.set_num_threads(1)
 
-RUNS_OF_PROCESSES = ("tests/nestguard/", "tests/distributed/", "tests/cli/test_preflight.py")
-"""Tests that start several processes with time limits: one worker takes them all, so no two run at a time."""
+SERIAL_TESTS = ("tests/nestguard/", "tests/distributed/", "tests/cli/test_preflight.py")
+"""Tests that start several processes with time limits: one worker runs all of them, so no two run at a time."""
 
 NUMERICS = (
     "tests/golden/",
@@ -57,14 +57,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.split("::", 1)[0]
-            return "runs of processes" if path.startswith(RUNS_OF_PROCESSES) else path
+            return "serial" if path.startswith(SERIAL_TESTS) else path
 
     return Scheduling(config, log)
 
 
 @dataclass(frozen=True)
 class MessyCorpora:
-    """Paths of the corpora of `tests.synthesis`, whose cuts need every way of loading there is."""
+    """Paths of the corpora of `tests.synthesis`, whose cuts exercise every way of loading."""
 
     speech: Path
     noise: Path

@@ -2,8 +2,8 @@
 
     python -m tests.isa [arguments of pytest]
 
-Environment variables limit the kernels of torch (ATen), oneDNN, MKL, numpy and OpenBLAS. They choose among the kernels
-that this CPU can run; they do not give the numbers of a CPU of another vendor, because MKL also looks at the vendor.
+A lane is a set of environment variables that limit the instruction set of torch (ATen), oneDNN, MKL, numpy and
+OpenBLAS. It does not reproduce the results of a CPU of another vendor, because MKL also chooses its kernels by vendor.
 """
 
 import os
@@ -40,7 +40,7 @@ LANES: Mapping[str, Mapping[str, str]] = {
 
 
 def lanes_of_this_cpu() -> list[str]:
-    """Returns the lanes that differ on this CPU: without AVX-512, AVX2 is the CPU as it is, or missing."""
+    """Returns the lanes that differ on this CPU: without AVX-512, AVX2 is no limit, or not available."""
     return [lane for lane in LANES if lane != "AVX2" or torch.backends.cpu.get_cpu_capability() == "AVX512"]
 
 

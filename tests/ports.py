@@ -1,4 +1,4 @@
-"""TCP ports for test processes that listen on one that their parent chose."""
+"""Chooses free TCP ports on which the processes of a test listen."""
 
 import itertools
 import os
@@ -7,7 +7,7 @@ import socket
 # Below Linux's ephemeral range, so the kernel gives none of these to an outgoing connection or to port 0.
 _FIRST, _NUM = 20_000, 10_000
 
-# Processes of a parallel test run have nearby ids; a stride apart, they try different ports.
+# Parallel test processes have nearby ids; the factor makes them try different ports.
 _candidates = itertools.count(os.getpid() * 101)
 
 

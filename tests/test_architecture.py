@@ -1,4 +1,4 @@
-"""Reads the sources with `ast`: private names of other objects, and the order of modules within a folder."""
+"""Checks the sources with `ast`: no private names of other objects, and no circular imports within a folder."""
 
 import ast
 import importlib

@@ -7,7 +7,8 @@ import pytest
 from benchmarks.peer import run_peer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-# Two scripts run commands of older checkouts with the standard library alone; one also measures the memory of each.
+# `run_record.py` and `bench_startup.py` run older checkouts and use the standard library only. `bench_startup.py` also
+# needs the peak memory of each process.
 STARTS_PROCESSES = {"bench_startup.py", "peer.py", "run_record.py"}
 
 

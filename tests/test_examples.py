@@ -22,21 +22,21 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_use_public_names_alone(path: Path) -> None:
+def test_examples_use_only_public_names(path: Path) -> None:
     imported = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
     modules = {node.module for node in imported if str(node.module).startswith("nest")}
     assert modules <= {"nestdata", "nestmodel", "nestguard"}
 
 
 @pytest.mark.slow
-def test_the_training_loop_lowers_the_loss() -> None:
+def test_the_training_loop_example_lowers_the_loss() -> None:
     torch.manual_seed(0)
     losses = load("training_loop").main(num_steps=12)
     assert len(losses) == 12
     assert sum(losses[-3:]) < sum(losses[:3])
 
 
-def test_audio_of_ones_own_becomes_batches() -> None:
+def test_the_own_corpus_example_yields_a_batch() -> None:
     batch = load("own_corpus").main()
     assert batch.audio.shape == batch.noisy_audio.shape
     torch.testing.assert_close(batch.noisy_audio, batch.audio + batch.noise)
@@ -44,5 +44,5 @@ def test_audio_of_ones_own_becomes_batches() -> None:
 
 
 @pytest.mark.slow
-def test_features_train_a_classifier() -> None:
+def test_the_classifier_example_reaches_a_high_accuracy() -> None:
     assert load("features_to_classifier").main() > 0.9

@@ -43,7 +43,7 @@ def test_the_packages_are_found() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES["nestguard"], ids=lambda path: path.name)
-def test_nestguard_imports_nothing_but_the_standard_library(path: Path) -> None:
+def test_nestguard_imports_only_the_standard_library(path: Path) -> None:
     assert packages_of(path) <= {*sys.stdlib_module_names, "nestguard"}
 
 
@@ -66,6 +66,6 @@ def test_only_public_names_and_shared_modules_of_nestdata_are_used_outside_of_it
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "benchmarks").rglob("*.py")), ids=lambda path: path.name)
-def test_every_name_that_benchmarks_import_exists(path: Path) -> None:
+def test_project_names_that_benchmarks_import_exist(path: Path) -> None:
     found = [(module, name) for module, name in imports_of(path) if module.split(".")[0] in MODULES and name]
     assert [(module, name) for module, name in found if not hasattr(importlib.import_module(module), str(name))] == []

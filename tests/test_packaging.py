@@ -1,4 +1,4 @@
-"""What the installed packages and the declared versions promise."""
+"""Checks the contents of the wheel, and the declared and pinned versions of dependencies."""
 
 import tomllib
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tests.conftest import NUMERICS, RUNS_OF_PROCESSES
+from tests.conftest import NUMERICS, SERIAL_TESTS
 
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
@@ -14,11 +14,11 @@ FOLDERS = {"nestcli": "cli", "nestdata": "nestdata", "nestguard": "nestguard", "
 
 
 def test_the_tests_that_conftest_names_exist() -> None:
-    assert [path for path in (*NUMERICS, *RUNS_OF_PROCESSES) if not (REPOSITORY / path).exists()] == []
+    assert [path for path in (*NUMERICS, *SERIAL_TESTS) if not (REPOSITORY / path).exists()] == []
 
 
 def pins(name: str) -> dict[str, str]:
-    """Versions by normalised package name, of a file of `name==version` lines."""
+    """Returns versions by normalised package name, from a file of `name==version` lines."""
     lines = (REPOSITORY / name).read_text().splitlines()
     rows = [line.partition("==") for line in lines if "==" in line and not line.startswith("#")]
     return {package.lower().replace("_", "-"): version for package, _, version in rows}
@@ -39,7 +39,7 @@ def test_every_directory_with_code_is_in_the_wheel() -> None:
     assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == sorted(found)
 
 
-def test_every_file_that_is_no_code_is_in_the_wheel() -> None:
+def test_every_data_file_is_in_the_wheel() -> None:
     data = PROJECT["tool"]["setuptools"]["package-data"]
     for package, folder in FOLDERS.items():
         root = REPOSITORY / folder

@@ -74,11 +74,11 @@ class FirstGradients(pl.Callback):
 
 
 class ProportionalSteps(pl.Callback):
-    """Gives AdamW an eps of 1, so that a step is about proportional to its gradient.
+    """Sets AdamW's eps to 1, so that updates are about proportional to gradients.
 
-    With the usual eps, a gradient that is nothing but rounding error makes as long a step as any other: after four
-    steps, one changed low bit is worth 1e-4 of the loss. Runs that add up in another order stay within rounding
-    errors of each other only without that.
+    With the usual eps, a gradient that is only rounding error causes as large an update as any other: after four steps,
+    one changed low bit changes the loss by 1e-4. With an eps of 1, runs that sum in a different order differ by
+    rounding errors only.
     """
 
     def on_train_start(self, trainer: pl.Trainer, _module: pl.LightningModule) -> None:

@@ -42,7 +42,7 @@ def main(wheel: Path) -> None:
         binaries, directory = Path(name, "venv", "bin"), Path(name, "empty")
         venv.create(binaries.parent, with_pip=True)
         directory.mkdir()
-        # A path of the working tree must not stand in for what the wheel lacks.
+        # PYTHONPATH may contain the working tree, which would hide that a file is missing from the wheel.
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
         def run(command: str, *arguments: str | Path, fails: bool = False) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""What both sides of bench_step.py have in common: the batch, the clock, and the memory. Needs torch alone."""
+"""Shared by both sides of bench_step.py: arguments, input batch, timing and memory. Needs only torch."""
 
 import argparse
 import hashlib
@@ -20,12 +20,12 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def sizes(what: str) -> dict[str, Any]:
-    """Returns the size of the model that is measured; the quantizer's is that of every preset."""
+    """Returns the sizes of the measured model. The quantizer has the same size in every preset."""
     return SIZES[what]
 
 
 def parse(description: str | None) -> argparse.Namespace:
-    """Reads what to measure."""
+    """Parses the arguments, and sets the number of threads."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("what", choices=list(SIZES))
     parser.add_argument("--batch", type=int, default=8)
@@ -38,7 +38,7 @@ def parse(description: str | None) -> argparse.Namespace:
 
 
 def batch(arguments: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns clean and noisy audio, shape (batch, samples), and lengths, the same on both sides."""
+    """Returns clean and noisy audio, shape (batch, samples), and lengths; equal on both sides."""
     generator = torch.Generator().manual_seed(0)
     samples = int(16000 * arguments.seconds)
     audio = 0.1 * torch.randn(arguments.batch, samples, generator=generator)
@@ -47,7 +47,7 @@ def batch(arguments: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def quantizer_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns weights for a quantizer of such a state dict, the same on both sides."""
+    """Returns random weights for a quantizer with this state dict; equal on both sides."""
     generator = torch.Generator().manual_seed(1)
     weights = {name: torch.randn(state[name].shape, generator=generator) for name in sorted(state)}
     weights["codebooks"] /= weights["codebooks"].norm(dim=-1, keepdim=True)
@@ -56,11 +56,11 @@ def quantizer_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Stopwatch:
-    """Runs something several times, the first two for warming up."""
+    """Measures a function over several calls; the first two are warm-up."""
 
     def __init__(self, run: Callable[[], Tensor], steps: int) -> None:
         self._before_mb = _resident_mb()
-        _forget_peak()
+        _reset_peak()
         times = []
         for _ in range(steps):
             started = time.perf_counter()
@@ -71,12 +71,12 @@ class Stopwatch:
         self._digest = hashlib.sha256(result.detach().numpy().tobytes()).hexdigest()[:16]
 
     def measured(self) -> dict[str, Any]:
-        """Returns the median time, the peak of memory of the whole process and above what was there before, in MB."""
+        """Returns the median time, the peak memory in MB, in total and in excess of the start, and a digest."""
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         return {"seconds": self._seconds, "peak_mb": peak_mb, "extra_mb": self._extra_mb, "digest": self._digest}
 
 
-def _forget_peak() -> None:
+def _reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 

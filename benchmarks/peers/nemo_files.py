@@ -1,6 +1,6 @@
-"""Opens `.nemo` files with NeMo, or makes models of sections, and stores outputs and what NeMo saves.
+"""Opens `.nemo` files in NeMo, or builds models from configurations; writes their outputs and saves them again.
 
-check_nemo_files.py runs it. Needs nemo_toolkit[asr] 3.0.0 and nothing of ours.
+check_nemo_files.py runs it. Needs nemo_toolkit[asr] 3.0.0, but not this package.
 """
 
 import argparse
@@ -11,13 +11,13 @@ import warnings
 from typing import Any
 
 import torch
-from nemo_model import _shake, build
+from nemo_model import build, perturb
 
 warnings.filterwarnings("ignore")
 
 
 def main() -> int:
-    """Goes through the cases: each opens `file` or builds `section`, writes `outputs` and `saved`."""
+    """Opens `file` or builds `section` for each case, and writes `outputs` and `saved`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", help="JSON: a list of {file or section, inputs, outputs, saved}")
     with open(parser.parse_args().cases) as file:
@@ -31,7 +31,7 @@ def main() -> int:
             model = EncDecDenoiseMaskedTokenPredModel.restore_from(case["file"], map_location="cpu")
         else:
             model = build(case["section"])
-            _shake(model)
+            perturb(model)
         torch.save(_outputs(model.eval(), torch.load(case["inputs"])), case["outputs"])
         model.save_to(case["saved"])
     return 0

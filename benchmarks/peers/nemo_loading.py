@@ -1,4 +1,4 @@
-"""Utterances a second through NeMo's AudioNoiseDataset with NEST's augmentation; bench_loading.py runs it."""
+"""Measures utterances per second of NeMo's AudioNoiseDataset with NEST's augmentation; bench_loading.py runs it."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ warnings.filterwarnings("ignore")
 
 
 def main() -> int:
-    """Loads for so many seconds and prints what came of it as JSON."""
+    """Loads batches for `--seconds` seconds; prints the speed and the share of padding as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("speech")
     parser.add_argument("noise")

@@ -1,7 +1,7 @@
-"""NEST models of NeMo for the benchmarks: the `model` section of a configuration, and what a pass of it gives.
+"""NeMo's NEST models for the benchmarks: their `model` configuration section, and their outputs and gradients.
 
-Run as a script, it makes a model of a section, lets it pass over given audio and masks, and stores weights, outputs and
-gradients; check_parity.py runs it so. Needs nemo_toolkit[asr] 3.0.0 and nothing of ours.
+As a script, which check_parity.py runs, it builds a model from a section, runs it on given audio and masks, and writes
+its weights, outputs and gradients. Needs nemo_toolkit[asr] 3.0.0, but not this package.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def section(
 
 
 def build(config: dict[str, Any], seed: int = 0) -> Any:
-    """Makes NeMo's model, in training mode."""
+    """Builds NeMo's model, in training mode."""
     from nemo.collections.asr.models import EncDecDenoiseMaskedTokenPredModel
     from nemo.utils import logging as nemo_logging
     from omegaconf import OmegaConf
@@ -144,7 +144,7 @@ def build(config: dict[str, Any], seed: int = 0) -> Any:
 
 
 def main() -> int:
-    """Passes over the audio of every case in eval mode and in training mode, with the gradients of the loss."""
+    """Runs the model of every case in eval and in training mode, and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", help="JSON: a list of {section, inputs, output}, paths of torch files")
     arguments = parser.parse_args()
@@ -157,19 +157,19 @@ def main() -> int:
 
 
 def _passes(config: dict[str, Any], inputs: dict[str, torch.Tensor]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields what it found part by part, since all of it would not fit into memory for the largest size."""
+    """Yields (name, results) part by part: for the largest model, all parts together would not fit into memory."""
     model = build(config)
     if config["quantizer"]["dist_fn"] == "cosine":
-        # As NeMo has it, a product of single and double precision, which raises.
+        # NeMo multiplies single- by double-precision tensors here, which raises an error.
         model.quantizer.codebooks.data = model.quantizer.codebooks.data.float()
-    _shake(model)
+    perturb(model)
     found: dict[str, Any] = {}
     lens = inputs["audio_lens"]
     for name in ("clean", "noisy"):
         feats, feat_lens = model.preprocessor(input_signal=inputs[name].clone(), length=lens.clone())
-        # Copies, since NeMo hangs objects of its own on its tensors.
+        # Copies, because NeMo attaches objects of its own to these tensors.
         found[name], found["feat_lens"] = feats.clone(), feat_lens.clone()
-    # In front of the training pass, which moves running statistics.
+    # Before the training pass, which updates the running statistics.
     yield "state", _state(model)
     for mode in ("eval", "train"):
         model.train(mode == "train")
@@ -188,7 +188,7 @@ def _passes(config: dict[str, Any], inputs: dict[str, torch.Tensor]) -> Iterator
     found["train"]["gradients"] = _gradients(model)
     yield "single", found
     del found["train"]["gradients"], loss, log_probs, encoded
-    # Once more in double precision, where no ReLU is so near to zero that rounding turns it around.
+    # Again in double precision, where no input of a ReLU is so near zero that rounding changes its sign.
     model.zero_grad()
     model.double()
     exact = {name: found[name].double() for name in ("clean", "noisy")} | {"feat_lens": found["feat_lens"]}
@@ -205,7 +205,7 @@ def _gradients(model: Any) -> dict[str, torch.Tensor]:
 def _encode(
     model: Any, config: dict[str, Any], feats: dict[str, torch.Tensor], is_masked: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """NeMo's forward pass with a given mask."""
+    """Runs NeMo's forward pass with a given mask; returns tokens, encoder frames, their lengths, and the mask."""
     embedding, lens = model.mask_processor.mask_embedding, feats["feat_lens"]
     if config["mask_position"] == "pre_conv":
         _, tokens = model.quantizer(input_signal=feats["clean"])
@@ -213,31 +213,33 @@ def _encode(
         masks = is_masked.unsqueeze(1).expand_as(masked).float()
         encoded, enc_lens = model.encoder(audio_signal=masked, length=lens)
         return tokens, encoded, enc_lens, masks
-    # NeMo's own pass does not run: it gives (batch, mels, frames) to a subsampling that wants (batch, frames, mels),
-    # and it detaches what it masked. Here the same modules do what was meant.
+    # NeMo's own forward pass fails: its subsampling expects (batch, frames, mels) but receives (batch, mels, frames).
+    # It also detaches the masked features. This calls the same modules as intended.
     subsampling, wrapper = model.pre_encoder.pre_encode, model.encoder.pre_encode
     with torch.no_grad():
         clean, _ = subsampling(x=feats["clean"].transpose(1, 2), lengths=lens)
         _, tokens = model.quantizer(input_signal=clean.transpose(1, 2))
     noisy, enc_lens = subsampling(x=feats["noisy"].transpose(1, 2), lengths=lens)
     masked = torch.where(is_masked.unsqueeze(2), embedding.view(1, 1, -1), noisy)
-    model.encoder.pre_encode = _Given(masked, enc_lens)
+    model.encoder.pre_encode = _FixedOutput(masked, enc_lens)
     encoded, enc_lens = model.encoder(audio_signal=feats["noisy"], length=lens)
     model.encoder.pre_encode = wrapper
     return tokens, encoded, enc_lens, is_masked.unsqueeze(1).expand(-1, masked.shape[2], -1).float()
 
 
-class _Given(torch.nn.Module):
+class _FixedOutput(torch.nn.Module):
+    """Returns given values instead of computing the subsampling."""
+
     def __init__(self, x: torch.Tensor, lens: torch.Tensor) -> None:
         super().__init__()
-        self.given = x, lens
+        self.output = x, lens
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
-        return self.given
+        return self.output
 
 
-def _shake(model: Any) -> None:
-    """Moves what starts at zero or one, so that no parameter goes unnoticed."""
+def perturb(model: Any) -> None:
+    """Changes weights that are initialised to zero or one, so that losing one of them is noticed."""
     generator = torch.Generator().manual_seed(1)
     for name, value in [*model.encoder.named_parameters(), *model.encoder.named_buffers()]:
         if value.ndim < 3 and value.is_floating_point() and not name.endswith(".weight"):
@@ -252,7 +254,7 @@ def _state(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _our_name(name: str) -> str:
-    """Takes the wrapper around the subsampling out of a name; empty for what stands there twice."""
+    """Removes the wrapper around the subsampling from a name; returns "" for duplicates of other parameters."""
     if name.startswith(("pre_encoder.", "encoder.pre_encode.masking.")):
         return ""
     return name.replace("encoder.pre_encode.pre_encode.", "encoder.pre_encode.")

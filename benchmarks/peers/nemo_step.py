@@ -1,4 +1,4 @@
-"""Seconds and memory of a training step of NeMo's NEST model, or of its quantizer alone; bench_step.py runs it."""
+"""Measures a training step of NeMo's NEST model, or of its quantizer alone; bench_step.py runs it."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ warnings.filterwarnings("ignore")
 
 
 def main() -> int:
-    """Measures, and prints JSON."""
+    """Measures, and prints the result as JSON."""
     arguments = parse(__doc__)
     model = build(section(**sizes(arguments.what)))
     audio, noisy, lens = batch(arguments)

@@ -1,4 +1,4 @@
-"""Seconds and memory of a training step of our NEST model, or of its quantizer alone; bench_step.py runs it."""
+"""Measures a training step of our NEST model, or of its quantizer alone; bench_step.py runs it."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from nestmodel import NestModel, config_from_nemo, loss_stats
 
 
 def main() -> int:
-    """Measures, and prints JSON."""
+    """Measures, and prints the result as JSON."""
     arguments = parse(__doc__)
     model = NestModel(config_from_nemo(section(**sizes(arguments.what)))).train()
     audio, noisy, lens = batch(arguments)
@@ -25,7 +25,7 @@ def main() -> int:
     generator = torch.Generator().manual_seed(0)
 
     def run() -> torch.Tensor:
-        # The same as `training_step`, without a trainer.
+        # Equal to `training_step`, but needs no trainer.
         feats, feat_lens = model.features(torch.cat([audio, noisy]), lens.repeat(2))
         clean, noisy_feats = feats.chunk(2)
         is_masked = model.mask_processor.draw(feat_lens[: len(audio)], feats.shape[-1], generator)

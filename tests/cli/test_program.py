@@ -20,6 +20,7 @@ from nestguard import GuardError
 from nestmodel import ExtractConfig, ProbeConfig, WeightsError
 
 PROGRAMS = {"nestdata": nestdata_program.PROGRAM, "nestmodel": nestmodel_program.PROGRAM}
+# Commands whose arguments Typer parses, not Lightning.
 OWN_COMMANDS = ["prepare", "plan", "sample-batch preview", "features", "probe", "import", "export"]
 HEAVY = ("torch", "lhotse", "pytorch_lightning", "numpy", "matplotlib", "sklearn", "rich", "jsonargparse")
 

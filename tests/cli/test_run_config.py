@@ -114,7 +114,7 @@ def test_preview_shows_the_batch_that_the_loader_of_a_run_yields(
     assert shown == digest(next(iter(data.train_dataloader())))
 
 
-def test_the_saved_configuration_of_a_run_is_the_same_run(
+def test_the_saved_configuration_of_a_run_gives_the_same_batches(
     run_yaml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = preview(tmp_path, capsys, "--config", run_yaml)

@@ -25,12 +25,12 @@ from nestdata import AudioNoiseBatch, AudioNoiseDataset
 from nestmodel import Checkpoints, NestModel
 from nestmodel.training.data import _EpochSampler
 
-FOREVER_S = 120
+HANG_S = 120
 
 
 def record_fault_time() -> None:
     """Writes the current time of the monotonic clock, which all processes of a machine share."""
-    Path(os.environ["FAULT_STRUCK"]).write_text(str(time.monotonic()))
+    Path(os.environ["FAULT_TIME_FILE"]).write_text(str(time.monotonic()))
 
 
 class Fault(pl.Callback):
@@ -101,7 +101,7 @@ def raise_for_one_rank(rank: int) -> None:
 
 
 def sleep_in_encoder(*_: object) -> None:
-    time.sleep(FOREVER_S)
+    time.sleep(HANG_S)
 
 
 def hold_the_gil() -> None:
@@ -110,7 +110,7 @@ def hold_the_gil() -> None:
 
 def sleep_in_loading() -> None:
     record_fault_time()
-    time.sleep(FOREVER_S)
+    time.sleep(HANG_S)
 
 
 def hang_loading_at(index: tuple[int, int]) -> None:
@@ -175,7 +175,7 @@ def delay_all_reduce_of(model: NestModel, step: int, *, is_signalled: bool) -> N
 
 
 def die_while_writing() -> None:
-    """Kills this process when half of the next checkpoint is written."""
+    """Makes this process kill itself when half of the next checkpoint is written."""
 
     def write_half(checkpoint: object, file: BinaryIO) -> None:
         complete = io.BytesIO()
@@ -188,7 +188,7 @@ def die_while_writing() -> None:
 
 
 def fill_the_disk() -> None:
-    """Limits the size of files of this process to less than that of a checkpoint."""
+    """Limits the size of the files that this process writes to less than that of a checkpoint."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
 
 

@@ -45,10 +45,10 @@ class Run:
     """A network namespace for each rank, which stands for a machine; the first one is at MASTER_ADDR."""
 
     blind_rank: int | None = None
-    """A rank that finds no checkpoint."""
+    """A rank that starts without looking for a checkpoint."""
 
     proportional_steps: bool = False
-    """Trains with `ProportionalSteps`, for a comparison with a run that adds up in another order."""
+    """Trains with `ProportionalSteps`, for a comparison with a run that sums in a different order."""
 
     max_minutes: float | None = None
     limit_val_batches: int = 0
@@ -66,13 +66,13 @@ class Run:
 
         Args:
             faults: (kind, step, microbatch) of a fault, by rank.
-            world_size: Number of ranks, if it is not that of the run.
+            world_size: Number of ranks; by default that of the run.
         """
         world_size = world_size or self.world_size
         self._write_settings(faults)
         shared = {name: value for name, value in os.environ.items() if name != STARTER}
         shared |= {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
-        shared |= {"MASTER_PORT": str(free_port()), "FAULT_STRUCK": str(self.directory / "struck")}
+        shared |= {"MASTER_PORT": str(free_port()), "FAULT_TIME_FILE": str(self.directory / "fault-time")}
         if self.clock_jumps_with is not None:
             shared |= {"PYTHONPATH": str(JUMPING_CLOCK), "CLOCK_JUMPS_WITH": str(self.clock_jumps_with)}
         processes: list[subprocess.Popen[bytes]] = []
@@ -107,7 +107,7 @@ class Run:
         command += ["--nproc-per-node", str(self.world_size // num_hosts), "--monitor-interval", "0.2"]
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", rendezvous]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        environment["FAULT_STRUCK"] = str(self.directory / "struck")
+        environment["FAULT_TIME_FILE"] = str(self.directory / "fault-time")
         if self.hosts:
             environment["GLOO_SOCKET_IFNAME"] = HOST_INTERFACE
         processes = []
@@ -150,7 +150,7 @@ class Run:
 
     def seconds_from_fault_to_end(self) -> float:
         """Returns the seconds from the fault to the exit of the last rank."""
-        return self._ended_s - float((self.directory / "struck").read_text())
+        return self._ended_s - float((self.directory / "fault-time").read_text())
 
     def log(self, rank: int) -> str:
         return (self.directory / f"rank-{rank}.log").read_text()
@@ -166,7 +166,7 @@ class Run:
         return [(cut_id, reason) for index in sorted(batches) for cut_id, reason in batches[index]]
 
     def planned(self, step: int, microbatch: int) -> list[str]:
-        """Returns the cut ids that the plan has for a microbatch, also if no rank reached it."""
+        """Returns the cut ids that the plan assigns to a microbatch, even if no rank reached it."""
         dataset = messy_data(self.corpora, microbatches_per_step=MICROBATCHES_PER_STEP).train_dataset
         return [dataset.corpus.line(int(row))["id"] for row in dataset.plan.indices(step, microbatch)]
 
@@ -183,7 +183,7 @@ class Run:
         return {line["validated"]: line["loss"] for line in self._lines() if "validated" in line}
 
     def ended_at(self) -> float:
-        """Returns the wall-clock time of the rank after the last step."""
+        """Returns the wall-clock time, as seen by the ranks, at the end of the last step."""
         return max(line["at"] for line in self._lines() if "made" in line)
 
     def checkpoint(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ LIMITS = {"first_step_s": 90, "step_s": 5}
 
 
 def child_of(pid: int) -> int:
-    """Returns the process id of the second rank, which Lightning has started from the first."""
+    """Returns the process id of the second rank, which the first rank has started."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])

@@ -65,9 +65,9 @@ def test_a_run_that_torchrun_restarts_equals_an_uninterrupted_one(
     plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", **sizes)
     assert plain.start() == [0, 0], plain.log(0)
     killed = Run(corpora=messy_corpora, directory=tmp_path / "killed", **sizes)
-    codes, said = killed.start_by_torchrun({rank: ("kill", 2, 2 * rank)})
-    assert codes == [0], said
-    assert f"stall guard: rank {rank} has died" in said
+    codes, output = killed.start_by_torchrun({rank: ("kill", 2, 2 * rank)})
+    assert codes == [0], output
+    assert f"stall guard: rank {rank} has died" in output
     assert killed.seen() == plain.seen()
     assert state_of(killed) == state_of(plain)
 
@@ -105,7 +105,7 @@ def test_a_run_resumes_with_another_number_of_ranks(messy_corpora: MessyCorpora,
     moved.max_steps = STEPS
     assert moved.start(world_size=2) == [0, 0], moved.log(0)
     assert moved.seen() == plain.seen()
-    # A sum over other ranks has another order: float32 rounds it by some 1e-7 of its largest term.
+    # Another number of ranks sums in a different order: in float32, rounding differs by about 1e-7 of the largest term.
     assert moved.losses() == pytest.approx(plain.losses(), rel=1e-5)
     assert list(plain.validations()) == [2, 4]
     assert moved.validations() == pytest.approx(plain.validations(), rel=1e-5)
@@ -118,12 +118,12 @@ def test_a_run_resumes_with_another_number_of_ranks(messy_corpora: MessyCorpora,
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize("asked", [[1], [0, 1]])
+@pytest.mark.parametrize("signalled", [[1], [0, 1]])
 def test_sigterm_to_any_rank_saves_one_checkpoint_and_exits_with_the_preemption_code(
-    messy_corpora: MessyCorpora, tmp_path: Path, asked: list[int]
+    messy_corpora: MessyCorpora, tmp_path: Path, signalled: list[int]
 ) -> None:
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=STEPS, world_size=2, every_n_steps=100)
-    faults = {rank: ("SIGTERM" if rank else "SIGUSR1", 1, 2 * rank) for rank in asked}
+    faults = {rank: ("SIGTERM" if rank else "SIGUSR1", 1, 2 * rank) for rank in signalled}
     assert run.start(faults=faults) == [75, 75], run.log(0) + run.log(1)
     assert [found.step for found in run.steps()] == [2]
     assert run.start() == [0, 0], run.log(0)

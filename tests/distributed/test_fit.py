@@ -34,7 +34,7 @@ def test_one_rank_and_two_ranks_make_equal_optimizer_steps(messy_corpora: MessyC
     assert keys[0] == keys[1]
     assert len(two["ranks"][0]["keys"]) == len(two["ranks"][1]["keys"])
     assert two["ranks"][0]["losses"] == two["ranks"][1]["losses"]
-    # Float32 sums over other ranks have another order, which rounds them by some 1e-7 of their largest term.
+    # Two ranks sum in a different order: in float32, rounding differs by about 1e-7 of the largest term.
     assert one["ranks"][0]["losses"] == pytest.approx(two["ranks"][0]["losses"], rel=1e-5)
     for name, grad in one["grads"].items():
         difference = (two["grads"][name] - grad).norm()

@@ -48,7 +48,7 @@ def hosts() -> Iterator[list[str]]:
 
 
 def signal_host(name: str, number: signal.Signals) -> None:
-    """Sends a signal to every process of a host, first to its monitor, so that it cannot report the others."""
+    """Sends a signal to every process of a host, first to its monitor, which would otherwise report the others."""
     found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
     first = monitors()
     for pid in sorted(map(int, found), key=lambda pid: pid not in first):
@@ -75,7 +75,7 @@ def disturb(run: Run, host: str, what: str) -> None:
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("what", ["cut off", "frozen", "killed"])
-def test_a_lost_host_is_named_and_both_sides_end(
+def test_a_lost_host_is_reported_and_both_hosts_end(
     messy_corpora: MessyCorpora, tmp_path: Path, hosts: list[str], what: str
 ) -> None:
     run = Run(
@@ -114,8 +114,8 @@ def test_a_run_that_torchrun_restarts_on_both_hosts_equals_an_uninterrupted_one(
     plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", max_steps=5, world_size=2)
     assert plain.start() == [0, 0], plain.log(0)
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=5, world_size=2, hosts=hosts, limits=LIMITS)
-    codes, said = run.start_by_torchrun({1: ("kill", 2, 2)})
-    assert codes == [0, 0], said
-    assert "rank 1 has died" in said
+    codes, output = run.start_by_torchrun({1: ("kill", 2, 2)})
+    assert codes == [0, 0], output
+    assert "rank 1 has died" in output
     assert run.seen() == plain.seen()
     assert state_of(run) == state_of(plain)

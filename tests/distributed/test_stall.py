@@ -12,8 +12,8 @@ from tests.conftest import MessyCorpora
 from tests.distributed.runs import Run
 
 LIMITS = {"step_s": 8.0, "first_step_s": 60.0, "validation_s": 30.0, "checkpoint_s": 30.0}
-AT_ONCE_S = 40.0
-"""As long as a busy machine may need to collect stacks, write the report and end; below the limits it rules out."""
+END_PATIENCE_S = 40.0
+"""Time that a busy machine may need to collect stacks, write the report and end; less than the limits it rules out."""
 
 faults = pytest.mark.faults
 
@@ -66,7 +66,7 @@ def started(corpora: MessyCorpora, tmp_path: Path, **settings: Any) -> Run:
 
 
 def gone_soon(run: Run) -> bool:
-    end = time.monotonic() + AT_ONCE_S
+    end = time.monotonic() + END_PATIENCE_S
     while left_running(run) and time.monotonic() < end:
         time.sleep(0.1)
     return not left_running(run)
@@ -85,23 +85,23 @@ def gone_soon(run: Run) -> bool:
         pytest.param("SIGSTOP of rank 0", 0, marks=faults),
     ],
 )
-def test_a_rank_that_stalls_the_others_is_named_with_its_stack(
+def test_a_rank_that_stalls_the_others_is_reported_with_its_stack(
     messy_corpora: MessyCorpora, tmp_path: Path, what: str, num_workers: int
 ) -> None:
-    rank, fault, phase, word, function = STALLS[what]
+    rank, fault, phase, verdict, function = STALLS[what]
     run = started(messy_corpora, tmp_path, num_workers=num_workers, max_minutes=60)
     codes = run.start(faults={rank: fault})
     log = run.log(0) + run.log(1)
     assert codes == [EXIT_STALLED] * 2, log
-    assert run.seconds_from_fault_to_end() < LIMITS["step_s"] + AT_ONCE_S
+    assert run.seconds_from_fault_to_end() < LIMITS["step_s"] + END_PATIENCE_S
     report = report_of(run)
-    ours = f"rank-{rank}"
+    name = f"rank-{rank}"
     (culprit,) = [one for one in report["processes"] if one["is_culprit"] and one["name"] in ("rank-0", "rank-1")]
-    assert (culprit["name"], culprit["verdict"]) == (ours, word), report
+    assert (culprit["name"], culprit["verdict"]) == (name, verdict), report
     assert culprit["phase"] == phase
-    if word == "stuck":
+    if verdict == "stuck":
         assert verdicts(report)[f"rank-{1 - rank}"] == "waiting"
-    stacks = "".join(path.read_text() for path in report["directory"].glob(f"{ours}*.stack.txt"))
+    stacks = "".join(path.read_text() for path in report["directory"].glob(f"{name}*.stack.txt"))
     assert function in stacks
     if phase == "LOADING":
         assert any(cut in culprit["reason"] for cut in run.planned(1, 2)), culprit
@@ -120,18 +120,18 @@ def test_a_rank_that_stalls_the_others_is_named_with_its_stack(
         pytest.param("data that end early", marks=faults),
     ],
 )
-def test_a_rank_that_ends_is_named_immediately_and_the_others_end_too(
+def test_a_rank_that_ends_is_reported_immediately_and_the_others_end_too(
     messy_corpora: MessyCorpora, tmp_path: Path, what: str
 ) -> None:
-    rank, fault, word = ENDS[what]
+    rank, fault, verdict = ENDS[what]
     run = started(messy_corpora, tmp_path, limits={**LIMITS, "step_s": 100.0})
     codes = run.start(faults={rank: fault})
     log = run.log(0) + run.log(1)
     # The other rank may have failed by itself because the connection was closed.
     assert codes[1 - rank] in (1, EXIT_STALLED), (codes, log)
-    assert codes[rank] in ((-signal.SIGKILL,) if word == "dead" else (1, EXIT_STALLED))
-    assert run.seconds_from_fault_to_end() < AT_ONCE_S
-    assert verdicts(report_of(run))[f"rank-{rank}"] == word
+    assert codes[rank] in ((-signal.SIGKILL,) if verdict == "dead" else (1, EXIT_STALLED))
+    assert run.seconds_from_fault_to_end() < END_PATIENCE_S
+    assert verdicts(report_of(run))[f"rank-{rank}"] == verdict
     if what == "an exception":
         assert "RuntimeError: an error on rank 1 only" in log
         assert "raise_for_one_rank" in log
@@ -143,13 +143,13 @@ def test_a_rank_that_ends_is_named_immediately_and_the_others_end_too(
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @faults
-def test_a_rank_that_skips_a_collective_is_named_although_another_rank_fails(
+def test_a_rank_that_skips_a_collective_is_reported_although_another_rank_fails(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     run = started(messy_corpora, tmp_path)
     # Gloo aborts the process that receives an unexpected message, which is not the one that skipped the collective.
     assert 0 not in run.start(faults={1: ("skip a collective", 1, 0)})
-    assert run.seconds_from_fault_to_end() < LIMITS["step_s"] + AT_ONCE_S
+    assert run.seconds_from_fault_to_end() < LIMITS["step_s"] + END_PATIENCE_S
     (culprit,) = [one for one in report_of(run)["processes"] if one["is_culprit"]]
     assert culprit["name"] == "rank-1"
     assert culprit["reason"].startswith("skipped a collective")
@@ -159,12 +159,12 @@ def test_a_rank_that_skips_a_collective_is_named_although_another_rank_fails(
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @faults
-def test_a_killed_loader_worker_is_named(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_killed_loader_worker_is_reported(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = started(messy_corpora, tmp_path, num_workers=2)
     codes = run.start(faults={1: ("kill a worker", 1, 2)})
     log = run.log(0) + run.log(1)
     assert codes[0] in (1, EXIT_STALLED), log
-    assert run.seconds_from_fault_to_end() < AT_ONCE_S
+    assert run.seconds_from_fault_to_end() < END_PATIENCE_S
     culprits = {one["name"]: one for one in report_of(run)["processes"] if one["is_culprit"]}
     rank = culprits.pop("rank-1")
     if rank["verdict"] == "failed":

@@ -1,4 +1,4 @@
-"""Signals in every second of a start of two ranks: nothing is left behind, and the exit code is a documented one."""
+"""Signals two ranks in every second of their start: no process may be left, and the exit code must be documented."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from tests.conftest import MessyCorpora
 from tests.distributed.test_command_line import start
 
 LONGEST_START_S = 120
-LEFT_BEHIND_S = 30
+END_PATIENCE_S = 30
 """Processes end within ten seconds of a signal on an idle machine; a busy one gets longer."""
 
 MARKER = "NESTMODEL_TEST_START"
@@ -49,7 +49,7 @@ def processes_of(name: str) -> list[int]:
 
 
 def ranks_of(pids: list[int]) -> list[int]:
-    """Returns the ranks among some processes: without monitors and helpers of Python's."""
+    """Returns the processes that are ranks, not monitors or helper processes of Python."""
     ranks = []
     for pid in pids:
         try:
@@ -66,7 +66,7 @@ def has_trained(directory: Path) -> bool:
 
 
 def signal_ranks(run: "subprocess.Popen[bytes]", name: str, target: str, number: signal.Signals) -> bool:
-    """Sends a signal to the chosen ranks; False where the other rank does not exist yet."""
+    """Sends a signal to the chosen ranks; returns False if the other rank does not exist yet."""
     ranks = ranks_of(processes_of(name))
     chosen = {"main": [run.pid], "other": [pid for pid in ranks if pid != run.pid], "all": ranks or [run.pid]}[target]
     for pid in chosen:
@@ -78,7 +78,7 @@ def signal_ranks(run: "subprocess.Popen[bytes]", name: str, target: str, number:
 
 
 def wait_until_gone(run: "subprocess.Popen[bytes]", name: str, log: Path) -> int:
-    deadline = time.monotonic() + LEFT_BEHIND_S
+    deadline = time.monotonic() + END_PATIENCE_S
     while time.monotonic() < deadline:
         code = run.poll()
         if code is not None and not processes_of(name):
@@ -107,7 +107,7 @@ def test_a_signal_in_any_second_of_a_start_leaves_no_process_behind(
         directory.mkdir()
         name = str(directory)
         monkeypatch.setenv(MARKER, name)
-        # The trainer would end by itself at the last step, and the guard names a rank that was killed.
+        # So many steps that the run does not end before the signal.
         run = start(messy_corpora, directory, "--trainer.max_steps", "1000000", "--trainer.log_every_n_steps", "1")
         try:
             time.sleep(second)

@@ -1,4 +1,4 @@
-"""A rank for tests: runs steps whose collective is a barrier of files, and injects one fault.
+"""A rank for tests: runs steps in which a barrier of files replaces the collective, and injects one fault.
 
 python -m tests.nestguard.rank OPTIONS, with OPTIONS as JSON: see `main`.
 """

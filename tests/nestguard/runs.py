@@ -1,4 +1,4 @@
-"""Starts runs of real processes for tests, and ends all of them afterwards."""
+"""Starts the ranks of a run as real processes for tests, and ends all of them afterwards."""
 
 import contextlib
 import json
@@ -15,15 +15,16 @@ from typing import Any
 from nestguard.process import process_state, start_ticks
 
 REPOSITORY = Path(__file__).parents[2]
-LONG_LIMITS = {"step_s": 20.0, "first_step_s": 20.0}
 PATIENCE_S = 45.0
 """Time for an event that a test waits for: more than a busy machine needs, less than the limits that it rules out."""
 
 LIMITS = {"step_s": 2.0, "first_step_s": 4.0, "node_silence_s": 20.0}
+LONG_LIMITS = {"step_s": 20.0, "first_step_s": 20.0}
+"""For runs in which nothing may be reported: a busy machine delays heartbeats by less than this."""
 
 
 class Run:
-    """A run whose ranks are processes of their own."""
+    """A run whose ranks are separate processes."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

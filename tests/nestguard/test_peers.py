@@ -123,7 +123,14 @@ def test_ranks_behind_a_lost_connection_are_unseen_and_a_warning_is_logged(
 
 
 @pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\n\r\n", b'{"type": "hello", "run_id": "another run", "node": 1}\n', b"[]\n"]
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b'{"type": "hello", "run_id": "another run", "node": 1}\n',
+        b"[]\n",
+        b"[" * 100_000 + b"\n",
+    ],
+    ids=["not JSON", "another run", "not an object", "nested too deeply"],
 )
 def test_a_connection_from_outside_the_run_is_closed(config: PeerConfig, data: bytes) -> None:
     with closing(Coordinator(config)) as coordinator, socket.create_connection((config.host, config.port)) as stranger:
@@ -145,15 +152,72 @@ def test_a_follower_waits_until_the_coordinator_of_its_own_run_listens(config: P
             assert soon(coordinator.silences)
 
 
-def test_a_follower_that_sends_an_invalid_message_is_disconnected(
-    config: PeerConfig, caplog: pytest.LogCaptureFixture
+def message(**fields: object) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
+
+
+HELLO = message(type="hello", run_id="this run", node=1, host="b")
+VIEW = view_to_json(view(2, node_rank=1))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"node": 1},
+        {"host": "b"},
+        {"node": "first", "host": "b"},
+        {"node": None, "host": "b"},
+        {"node": float("inf"), "host": "b"},
+    ],
+)
+def test_a_peer_with_an_invalid_first_message_is_disconnected(
+    config: PeerConfig, caplog: pytest.LogCaptureFixture, fields: dict[str, object]
 ) -> None:
     with closing(Coordinator(config)) as coordinator, socket.create_connection((config.host, config.port)) as other:
-        other.sendall(
-            b'{"type": "hello", "run_id": "this run", "node": 1, "host": "b"}\n{"type": "views", "views": [{}]}\n'
-        )
+        other.settimeout(PATIENCE_S)
+        other.sendall(message(type="hello", run_id="this run", **fields))
+        assert other.recv(1) == b""
+        assert "a monitor sent an invalid first message and was disconnected" in caplog.text
+        assert not coordinator.silences()
+        with closing(follower_of(config)) as follower:
+            assert soon(follower.has_coordinator)
+
+
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        message(type="views"),
+        message(type="views", views=[{}]),
+        message(type="views", views=[{**VIEW, "age_s": "long"}]),
+        message(type="views", views=[{**VIEW, "reading": {**VIEW["reading"], "step": "5"}}]),
+        message(type="views", views=[{**VIEW, "reading": {**VIEW["reading"], "cuts": [1]}}]),
+        message(type="dumps", dumps=["rank-2.stack.txt"]),
+        message(views=[VIEW]),
+    ],
+)
+def test_a_follower_that_sends_an_invalid_message_is_disconnected(
+    config: PeerConfig, caplog: pytest.LogCaptureFixture, invalid: bytes
+) -> None:
+    with closing(Coordinator(config)) as coordinator, socket.create_connection((config.host, config.port)) as other:
+        other.sendall(HELLO + invalid)
         assert soon(lambda: "its monitor sent an invalid message and was disconnected" in caplog.text)
         assert soon(lambda: not coordinator.silences())
+        assert coordinator.views() == []
+        assert coordinator.receive_dumps(0.0) == {}
+
+
+@pytest.mark.parametrize("invalid", [message(type="stop"), message(type="stop", report={}, table=""), message()])
+def test_a_coordinator_that_sends_an_invalid_message_is_disconnected(
+    config: PeerConfig, caplog: pytest.LogCaptureFixture, invalid: bytes
+) -> None:
+    with socket.create_server(("", config.port)) as listener, closing(follower_of(config)) as follower:
+        accepted, _ = listener.accept()
+        with accepted:
+            accepted.sendall(invalid)
+            assert soon(lambda: "its monitor sent an invalid message and was disconnected" in caplog.text)
+            assert not follower.has_coordinator()
+            assert follower.decision() is None
 
 
 def test_a_port_that_is_taken_leaves_node_0_without_followers(

@@ -1,4 +1,4 @@
-"""Imported by every Python that finds it: the wall clock jumps an hour ahead once a file is there."""
+"""Sets the wall clock one hour ahead once a file exists. Python imports this module at startup if it is on the path."""
 
 import os
 import time
