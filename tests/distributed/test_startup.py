@@ -1,12 +1,14 @@
 """Signals two ranks in every second of their start: no process may be left, and the exit code must be documented."""
 
+import contextlib
+import math
 import os
 import signal
 import subprocess
 import time
-from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nestguard import EXIT_STALLED
@@ -15,6 +17,7 @@ from tests.conftest import MessyCorpora
 from tests.distributed.test_command_line import start
 
 LONGEST_START_S = 120
+MOST_MOMENTS = 10
 END_PATIENCE_S = 30
 """Processes end within ten seconds of a signal on an idle machine; a busy one gets longer."""
 
@@ -87,6 +90,42 @@ def wait_until_gone(run: "subprocess.Popen[bytes]", name: str, log: Path) -> int
     raise AssertionError(f"left behind: {processes_of(name)}, exit code {run.poll()}\n{log.read_text()}")
 
 
+def begin(corpora: MessyCorpora, directory: Path) -> "subprocess.Popen[bytes]":
+    """Starts a run of so many steps that it does not end before it is signalled."""
+    directory.mkdir()
+    return start(corpora, directory, "--trainer.max_steps", "1000000", "--trainer.log_every_n_steps", "1")
+
+
+def wait_until_trained(run: "subprocess.Popen[bytes]", directory: Path) -> None:
+    deadline = time.monotonic() + LONGEST_START_S
+    while not has_trained(directory):
+        assert time.monotonic() < deadline, (directory / "log").read_text()
+        assert run.poll() is None, (directory / "log").read_text()
+        time.sleep(0.1)
+
+
+def kill_all(run: "subprocess.Popen[bytes]", name: str) -> None:
+    for pid in processes_of(name):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    run.wait()
+
+
+@pytest.fixture(scope="module")
+def start_s(messy_corpora: MessyCorpora, tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Seconds from the start of a run to its first optimizer step, on this machine."""
+    directory = tmp_path_factory.mktemp("undisturbed") / "run"
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(MARKER, str(directory))
+        began_s = time.monotonic()
+        run = begin(messy_corpora, directory)
+        try:
+            wait_until_trained(run, directory)
+            return time.monotonic() - began_s
+        finally:
+            kill_all(run, str(directory))
+
+
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
@@ -97,29 +136,26 @@ def test_a_signal_in_any_second_of_a_start_leaves_no_process_behind(
     messy_corpora: MessyCorpora,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    start_s: float,
     target: str,
     number: signal.Signals,
 ) -> None:
-    num_signalled = 0
-    for second in count(1):
-        assert second < LONGEST_START_S
-        directory = tmp_path / str(second)
-        directory.mkdir()
+    # Every second; on a slow machine, moments that are spread over the start. The last moment is the first step.
+    moments_s = np.linspace(0.5, start_s, min(math.ceil(start_s), MOST_MOMENTS))
+    for i, moment_s in enumerate([*moments_s.tolist(), None]):
+        directory = tmp_path / str(i)
         name = str(directory)
         monkeypatch.setenv(MARKER, name)
-        # So many steps that the run does not end before the signal.
-        run = start(messy_corpora, directory, "--trainer.max_steps", "1000000", "--trainer.log_every_n_steps", "1")
+        run = begin(messy_corpora, directory)
         try:
-            time.sleep(second)
-            is_training = has_trained(directory)
-            if signal_ranks(run, name, target, number):
-                num_signalled += 1
+            if moment_s is None:
+                wait_until_trained(run, directory)
+            else:
+                time.sleep(moment_s)
+            is_signalled = signal_ranks(run, name, target, number)
+            assert is_signalled or moment_s is not None, "there is no second rank"
+            if is_signalled:
                 code = wait_until_gone(run, name, directory / "log")
-                assert code in EXIT_CODES[target, number], (second, (directory / "log").read_text())
+                assert code in EXIT_CODES[target, number], (moment_s, (directory / "log").read_text())
         finally:
-            for pid in processes_of(name):
-                os.kill(pid, signal.SIGKILL)
-            run.wait()
-        if is_training:
-            break
-    assert num_signalled > 0
+            kill_all(run, name)
