@@ -24,14 +24,15 @@ END_PATIENCE_S = 30
 MARKER = "NESTMODEL_TEST_START"
 FAILED_RANK = 1
 
-# Ctrl-C after training has begun is Lightning's to handle, which exits with 1.
+# After training has begun, Lightning handles Ctrl-C and exits with 1. When another rank fails then, it polls the ranks
+# every five seconds and kills the main process, unless the stall guard has ended the run first.
 EXIT_CODES = {
     ("main", signal.SIGTERM): {EXIT_PREEMPTED},
     ("main", signal.SIGINT): {EXIT_INTERRUPTED, 1},
     ("main", signal.SIGKILL): {-signal.SIGKILL},
     ("other", signal.SIGTERM): {EXIT_PREEMPTED},
-    ("other", signal.SIGINT): {EXIT_INTERRUPTED, EXIT_STALLED, 1},
-    ("other", signal.SIGKILL): {FAILED_RANK, EXIT_STALLED},
+    ("other", signal.SIGINT): {EXIT_INTERRUPTED, EXIT_STALLED, 1, -signal.SIGKILL},
+    ("other", signal.SIGKILL): {FAILED_RANK, EXIT_STALLED, -signal.SIGKILL},
     ("all", signal.SIGTERM): {EXIT_PREEMPTED},
     ("all", signal.SIGINT): {EXIT_INTERRUPTED, 1},
     ("all", signal.SIGKILL): {-signal.SIGKILL},
