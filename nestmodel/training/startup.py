@@ -139,7 +139,7 @@ class StartupWatch:
 
     def _run(self) -> None:
         orphaned_at_s: float | None = None
-        while self._is_active or is_started_by_lightning():
+        while self._is_active or is_started_by_lightning() or self._started_ranks():
             if self._is_active:
                 select.select([self._read_fd], [], [], _POLL_S)
                 with self._lock:
@@ -148,6 +148,7 @@ class StartupWatch:
                         self._exit_on_failed_rank()
             else:
                 time.sleep(_POLL_S)
+                self._exit_on_rank_in_startup()
             if is_started_by_lightning() and os.getppid() != int(local_run_id()):
                 orphaned_at_s = orphaned_at_s or time.monotonic()
                 if self._is_active or time.monotonic() - orphaned_at_s > _ORPHAN_GRACE_S:
@@ -173,6 +174,16 @@ class StartupWatch:
                 self._terminate_ranks()
                 _exit(max(code, 1), f"a rank that this process started {_describe_exit(code)} during start-up")
 
+    def _exit_on_rank_in_startup(self) -> None:
+        """Exits if a rank was signalled before it released its own watch, which it does a moment after this process.
+
+        Once training has begun, ranks that Lightning started never exit with these codes.
+        """
+        for process in self._started_ranks():
+            if process.poll() in (EXIT_PREEMPTED, EXIT_INTERRUPTED):
+                self._terminate_ranks()
+                _exit(process.returncode, f"a rank that this process started {_describe_exit(process.returncode)}")
+
     def _terminate_ranks(self) -> None:
         for process in self._started_ranks():
             process.terminate()
@@ -191,6 +202,7 @@ def watch_startup() -> Iterator[StartupWatch]:
         yield _watch
     finally:
         end_startup()
+        _watch.watch_ranks(list)  # the thread need not outlive the command
         _watch = None
 
 

@@ -24,17 +24,18 @@ END_PATIENCE_S = 30
 MARKER = "NESTMODEL_TEST_START"
 FAILED_RANK = 1
 
-# After training has begun, Lightning handles Ctrl-C and exits with 1. When another rank fails then, it polls the ranks
-# every five seconds and kills the main process, unless the stall guard has ended the run first.
+# After training has begun, Lightning handles Ctrl-C: the main process kills the other ranks and exits with 1, unless
+# the stall guard sees a killed rank first and ends the run with its own code. When another rank fails, Lightning kills
+# the main process within five seconds, unless the stall guard is faster.
 EXIT_CODES = {
     ("main", signal.SIGTERM): {EXIT_PREEMPTED},
-    ("main", signal.SIGINT): {EXIT_INTERRUPTED, 1},
+    ("main", signal.SIGINT): {EXIT_INTERRUPTED, EXIT_STALLED, 1},
     ("main", signal.SIGKILL): {-signal.SIGKILL},
     ("other", signal.SIGTERM): {EXIT_PREEMPTED},
     ("other", signal.SIGINT): {EXIT_INTERRUPTED, EXIT_STALLED, 1, -signal.SIGKILL},
     ("other", signal.SIGKILL): {FAILED_RANK, EXIT_STALLED, -signal.SIGKILL},
     ("all", signal.SIGTERM): {EXIT_PREEMPTED},
-    ("all", signal.SIGINT): {EXIT_INTERRUPTED, 1},
+    ("all", signal.SIGINT): {EXIT_INTERRUPTED, EXIT_STALLED, 1},
     ("all", signal.SIGKILL): {-signal.SIGKILL},
 }
 
