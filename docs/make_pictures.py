@@ -109,7 +109,7 @@ def main() -> int:
     """Draws all pictures; returns 1 if they are too large."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--demo", type=Path, default=Path("demo"), help="output directory of `make demo`")
-    parser.add_argument("--cut", default="02", help="number of the cut in the preview")
+    parser.add_argument("--cut", default="05", help="number of the cut in the preview")
     arguments = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
     draw_data_path(PICTURES / "data_path.svg")
