@@ -10,18 +10,21 @@ from .batch.batch import AudioNoiseBatch as AudioNoiseBatch
 from .batch.batch import BatchIndex as BatchIndex
 from .batch.batch import MicrobatchKey as MicrobatchKey
 from .batch.dataset import AudioNoiseDataset as AudioNoiseDataset
-from .batch.dataset import ShortAudio as ShortAudio
-from .batch.dataset import microbatches as microbatches
+from .batch.loader import BatchLoader as BatchLoader
+from .batch.loader import StartMethod as StartMethod
+from .batch.loader import microbatches as microbatches
 from .batch.mix import Mix as Mix
 from .batch.mix import MixConfig as MixConfig
 from .batch.mix import SpeakerNoiseMixer as SpeakerNoiseMixer
 from .batch.noise import NoiseConfig as NoiseConfig
 from .batch.noise import NoiseSampler as NoiseSampler
 from .batch.noise import NoiseSpan as NoiseSpan
+from .batch.packed import PackedBatch as PackedBatch
 from .batch.preview import PreviewRow as PreviewRow
 from .batch.preview import batch_digest as batch_digest
 from .batch.preview import preview_rows as preview_rows
 from .batch.preview import write_preview as write_preview
+from .batch.rows import ShortAudio as ShortAudio
 from .corpus.corpora import Corpora as Corpora
 from .corpus.corpus import Corpus as Corpus
 from .errors import AudioError as AudioError
@@ -56,6 +59,7 @@ __all__ = [
     "BadAudioConfig",
     "BadCut",
     "BatchIndex",
+    "BatchLoader",
     "BatchPlan",
     "BucketSummary",
     "ConfigError",
@@ -73,6 +77,7 @@ __all__ = [
     "NoiseSampler",
     "NoiseSpan",
     "OutputError",
+    "PackedBatch",
     "PlanConfig",
     "PlanError",
     "PlanSummary",
@@ -82,6 +87,7 @@ __all__ = [
     "ProbeMode",
     "ShortAudio",
     "SpeakerNoiseMixer",
+    "StartMethod",
     "batch_digest",
     "derive_key",
     "draw_plan",

@@ -1,8 +1,9 @@
 """`AudioNoiseBatch`, one microbatch of clean and noisy speech, and the indices and keys that identify it."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -30,8 +31,53 @@ class MicrobatchKey(NamedTuple):
     microbatch: int
 
 
+Batch = TypeVar("Batch", bound="Microbatch")
+
+
 @dataclass(frozen=True, kw_only=True)
-class AudioNoiseBatch:
+class Microbatch:
+    """What is known about the cuts of a microbatch, and the operations on all of its tensors."""
+
+    sample_id: list[str]
+    """Ids of the cuts."""
+
+    mixes: list[Mix]
+    """Record of the interference of each cut."""
+
+    bad_cuts: list[BadCut]
+    """Cuts that were replaced because their audio could not be used."""
+
+    key: MicrobatchKey
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns the tensors by field name, in the order of the fields."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def to(self: Batch, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+        """Returns the batch with its tensors on a device.
+
+        Args:
+            device: The device.
+            non_blocking: Whether tensors in page-locked memory are copied to a GPU asynchronously. Their memory is then
+                kept until the copy has ended.
+        """
+        moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        if non_blocking and torch.device(device).type == "cuda":
+            _keep_until_copied(self, torch.device(device))
+        return moved
+
+    def pin_memory(self: Batch) -> Batch:
+        """Returns the batch in page-locked memory, which can be copied to a GPU asynchronously."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
+        values: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors().items()}
+        return replace(self, **values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioNoiseBatch(Microbatch):
     """One microbatch. Amplitudes are those of the files, usually in [-1, 1]; nothing is clipped.
 
     Lengths are in samples. The field names are those of NEST. Each signal is zero after its length.
@@ -55,30 +101,14 @@ class AudioNoiseBatch:
     noisy_audio_len: Int[Tensor, " batch"]
     """Always equal to `audio_len`."""
 
-    sample_id: list[str]
-    """Ids of the cuts."""
 
-    mixes: list[Mix]
-    """Record of the interference of each cut."""
+_being_copied: deque[tuple[torch.cuda.Event, Microbatch]] = deque()
 
-    bad_cuts: list[BadCut]
-    """Cuts that were replaced because their audio could not be used."""
 
-    key: MicrobatchKey
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Returns the tensors by field name, in the order of the fields."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "AudioNoiseBatch":
-        """Returns the batch with its tensors on a device."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> "AudioNoiseBatch":
-        """Returns the batch in page-locked memory, which can be copied to a GPU asynchronously."""
-        return self._map(Tensor.pin_memory)
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "AudioNoiseBatch":
-        values: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors().items()}
-        return replace(self, **values)
+def _keep_until_copied(batch: Microbatch, device: torch.device) -> None:
+    """Holds a batch until the copies from it have ended, because its memory is otherwise filled with another batch."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    _being_copied.append((event, batch))
+    while _being_copied and _being_copied[0][0].query():
+        _being_copied.popleft()

@@ -1,35 +1,31 @@
 """`AudioNoiseDataset`: loads the microbatch of any batch index as a pure function of its key."""
 
-import signal
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
+from torch import Tensor
+from torch.utils.data import Dataset
 
 import nestguard
 from nestdata.batch.augment import AugmentConfig, Chain
-from nestdata.batch.bad_audio import BadAudioConfig, BadAudioCounter, BadCut
+from nestdata.batch.bad_audio import BadAudioConfig
 from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, MicrobatchKey
-from nestdata.batch.mix import Mix, SpeakerNoiseMixer, Speech
+from nestdata.batch.loader import BatchLoader, StartMethod
+from nestdata.batch.memory import BatchMemory, aligned
+from nestdata.batch.mix import Mix, SpeakerNoiseMixer, Speech, as_float32
 from nestdata.batch.noise import NoiseSampler, NoiseSpan
+from nestdata.batch.packed import PackedBatch
+from nestdata.batch.rows import ShortAudio, SpeechRows
 from nestdata.corpus.corpora import Corpora
 from nestdata.corpus.corpus import Corpus
-from nestdata.errors import AudioError
+from nestdata.errors import ConfigError
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.stateless_rng import StatelessRng
-
-ShortAudio = Literal["repeat", "pad"]
-Samples = NDArray[np.float32]
-
-# Time after SIGTERM at which an alarm ends a loader worker that is still running.
-_SECONDS_TO_FINISH = 60
-
-# Number of cuts of the same bucket that are tried in place of an unusable cut.
-_MAX_SUBSTITUTES = 20
 
 
 class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
@@ -83,36 +79,121 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         Raises:
             AudioError: The audio of a cut cannot be used, and neither can that of its substitutes.
         """
-        step, microbatch = index
-        key = MicrobatchKey(self.plan.epoch(step), step, microbatch)
-        corpus_indices = self.plan.indices(step, microbatch)
+        return self.load(index)
+
+    def load(self, index: BatchIndex | tuple[int, int], memory: BatchMemory | None = None) -> AudioNoiseBatch:
+        """Does the work of `dataset[index]`, with the arrays of the batch in given memory."""
+        memory = memory or BatchMemory()
         heartbeat = nestguard.current()
-        shape = (len(corpus_indices), self.plan.padded_samples(step))
-        audio, noise, noisy = np.empty(shape, np.float32), np.zeros(shape, np.float32), np.empty(shape, np.float32)
-        bad_cuts: list[BadCut] = []
+        rows = self._rows(index, memory, heartbeat.note_cut, pcm16=False)
+        shape = rows.samples.shape
+        noise, noisy = memory.zeros(shape, np.float32), memory.empty(shape, np.float32)
         speech = []
-        for i, corpus_index in enumerate(corpus_indices):
-            # Samples are decoded into the batch, and copied while they are still in the processor's cache.
-            cut = self._load(key, i, int(corpus_index), audio[i], bad_cuts, heartbeat.note_cut)
-            audio[i, len(cut.samples) :] = 0.0
-            noisy[i] = audio[i]
-            speech.append(self._augmented(cut, key, i, audio[i], noisy[i]) if self._speech_chain else cut)
-        mixes = [self._mix(key, i, speech, noise[i], noisy[i], heartbeat.note_cut) for i in range(len(speech))]
+        for i in range(len(rows)):
+            cut = rows.load(i)
+            # Copied while the samples are still in the processor's cache.
+            noisy[i] = rows.samples[i]
+            speech.append(self._augmented(cut, rows.key, i, rows.samples[i], noisy[i]) if self._speech_chain else cut)
+        mixes = []
+        for i in range(len(rows)):
+            mix = self._mix(rows.key, i, speech, noise[i], heartbeat.note_cut)
+            for start, number in mix.segments:
+                noisy[i, start : start + number] += noise[i, start : start + number]
+            if self._mixture_chain:
+                number = len(speech[i].samples)
+                noisy[i, :number] = self._mixture_chain(noisy[i, :number], *self._seed_and_counters(rows.key, i))
+            mixes.append(mix)
         heartbeat.note_cuts(())  # no cut is being loaded
-        lengths = torch.tensor([len(cut.samples) for cut in speech])
-        is_mixed = torch.tensor([mix.mode != "none" for mix in mixes])
+        lengths, noise_lengths = _lengths(speech, mixes, memory)
         return AudioNoiseBatch(
-            audio=torch.from_numpy(audio),
+            audio=torch.from_numpy(rows.samples),
             audio_len=lengths,
             noise=torch.from_numpy(noise),
-            noise_len=lengths * is_mixed,
+            noise_len=noise_lengths,
             noisy_audio=torch.from_numpy(noisy),
-            noisy_audio_len=lengths.clone(),
+            noisy_audio_len=_tensor(lengths.numpy(), memory),
             sample_id=[cut.cut_id for cut in speech],
             mixes=mixes,
-            bad_cuts=bad_cuts,
-            key=key,
+            bad_cuts=rows.bad_cuts,
+            key=rows.key,
         )
+
+    def load_packed(self, index: BatchIndex | tuple[int, int], memory: BatchMemory | None = None) -> PackedBatch:
+        """Returns the batch of (step, microbatch) in compact form; `unpack` gives the same bits as `dataset[index]`.
+
+        Args:
+            index: As for `dataset[index]`.
+            memory: Memory for the arrays of the batch; new arrays by default.
+
+        Raises:
+            AudioError: The audio of a cut cannot be used, and neither can that of its substitutes.
+            ConfigError: Transforms change the noisy audio, so that it is not the sum of audio and noise.
+        """
+        self._check_packable()
+        memory = memory or BatchMemory()
+        heartbeat = nestguard.current()
+        rows = self._rows(index, memory, heartbeat.note_cut, pcm16=True)
+        speech = rows.load_all()
+        num_samples = rows.samples.shape[1]
+        packed = memory.empty(self._most_mixed_samples(sum(len(cut.samples) for cut in speech), len(rows)), np.float32)
+        noise, used = np.empty(num_samples, np.float32), 0
+        mixes, segments = [], []
+        for i in range(len(rows)):
+            mix = self._mix(rows.key, i, speech, noise, heartbeat.note_cut)
+            for start, number in mix.segments:
+                packed[used : used + number] = noise[start : start + number]
+                segments.append((i * num_samples + start, number))
+                used += number
+            mixes.append(mix)
+        heartbeat.note_cuts(())
+        lengths, noise_lengths = _lengths(speech, mixes, memory)
+        return PackedBatch(
+            audio=torch.from_numpy(rows.samples),
+            audio_len=lengths,
+            noise=torch.from_numpy(packed[:used]),
+            noise_len=noise_lengths,
+            segments=_tensor(np.array(segments, np.int64).reshape(-1, 2).T, memory),
+            sample_id=[cut.cut_id for cut in speech],
+            mixes=mixes,
+            bad_cuts=rows.bad_cuts,
+            key=rows.key,
+        )
+
+    @property
+    def is_packable(self) -> bool:
+        """Whether the noisy audio is the sum of audio and noise, that is, no transforms change it afterwards."""
+        return not self.augment.speech and not self.augment.mixture
+
+    def _check_packable(self) -> None:
+        if not self.is_packable:
+            name = "speech" if self.augment.speech else "mixture"
+            raise ConfigError(
+                f"augment.{name} changes the noisy audio, which a packed batch does not hold. Use packed=False."
+            )
+
+    @overload
+    def loader(
+        self,
+        batch_indices: Iterable[BatchIndex | tuple[int, int]],
+        *,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        packed: Literal[False] = False,
+        start_method: StartMethod | None = None,
+        num_slots: int | None = None,
+    ) -> BatchLoader[AudioNoiseBatch]: ...
+
+    @overload
+    def loader(
+        self,
+        batch_indices: Iterable[BatchIndex | tuple[int, int]],
+        *,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        packed: Literal[True],
+        start_method: StartMethod | None = None,
+        num_slots: int | None = None,
+    ) -> BatchLoader[PackedBatch]: ...
 
     def loader(
         self,
@@ -120,69 +201,63 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         *,
         num_workers: int = 0,
         pin_memory: bool = False,
-    ) -> "DataLoader[AudioNoiseBatch]":
+        packed: bool = False,
+        start_method: StartMethod | None = None,
+        num_slots: int | None = None,
+    ) -> BatchLoader[Any]:
         """Returns a loader of the batches at the given indices, in their order.
+
+        Workers fill batches in place in shared memory. A batch may be kept: its memory is used for another batch only
+        when none of its tensors exists any more. If a consumer keeps so many that no memory is free, further batches
+        are copied, and the loader warns once.
 
         The loader logs every unusable cut once, and raises AudioError if there are more than `bad_audio` allows.
 
         Args:
             batch_indices: The (step, microbatch) of every batch; `microbatches` returns those of one rank.
             num_workers: Number of loader processes; the batches do not depend on it.
-            pin_memory: Whether batches are copied to page-locked memory for a GPU.
+            pin_memory: Whether batches are in page-locked memory, for a GPU.
+            packed: Whether batches are `PackedBatch`es, to be unpacked on a GPU.
+            start_method: How workers are started: "fork", "forkserver" or "spawn"; by default, as Python does.
+            num_slots: Number of batches that the shared memory holds; by default, two for each worker and four for the
+                consumer. With 0, every batch is copied.
+
+        Raises:
+            ConfigError: Packed batches are requested, but transforms change the noisy audio.
         """
-        return _CountingLoader(
+        if packed:
+            self._check_packable()
+        return BatchLoader(
             self,
-            batch_size=None,
-            sampler=batch_indices,
+            batch_indices,
+            load=self.load_packed if packed else self.load,
+            slot_bytes=self._slot_bytes(packed),
+            limits=self.bad_audio,
             num_workers=num_workers,
-            collate_fn=_unchanged,
-            worker_init_fn=_StartWorker(num_workers, nestguard.current().slot),
             pin_memory=pin_memory,
+            start_method=start_method,
+            num_slots=num_slots,
         )
 
-    def _load(
+    def _rows(
+        self, index: tuple[int, int], memory: BatchMemory, on_cut: Callable[[str], None], *, pcm16: bool
+    ) -> SpeechRows:
+        step, microbatch = index
+        key = MicrobatchKey(self.plan.epoch(step), step, microbatch)
+        return SpeechRows(
+            self.corpus, self.plan, key, short_audio=self.short_audio, memory=memory, pcm16=pcm16, on_cut=on_cut
+        )
+
+    def _augmented(
         self,
+        cut: Speech,
         key: MicrobatchKey,
         position: int,
-        corpus_index: int,
-        out: Samples,
-        bad_cuts: list[BadCut],
-        on_cut: Callable[[str], None],
+        audio: NDArray[np.float32],
+        noisy: NDArray[np.float32],
     ) -> Speech:
-        """Decodes a cut, or a substitute from the same bucket if it cannot be used, into `out`.
-
-        Args:
-            key: The microbatch.
-            position: Position of the cut in the microbatch.
-            corpus_index: Index of the cut in the corpora.
-            out: Receives the samples.
-            bad_cuts: List to which unusable cuts are appended.
-            on_cut: Called with the id of each cut before it is decoded.
-        """
-        for attempt in range(_MAX_SUBSTITUTES + 1):
-            num_samples = self.corpus.num_samples_of(corpus_index)
-            try:
-                cut_id, samples = self.corpus.load(corpus_index, out=out[:num_samples], on_cut=on_cut)
-            except AudioError as error:
-                bad_cuts.append(BadCut.of(self.corpus.line(corpus_index)["id"], error))
-                corpus_index = self.plan.substitute(key.step, key.microbatch, position, attempt)
-                continue
-            if num_samples < self.plan.min_samples:
-                samples = out[: self.plan.min_samples]
-                repeated = self.short_audio == "repeat"
-                samples[num_samples:] = (
-                    np.resize(samples[:num_samples], len(samples))[num_samples:] if repeated else 0.0
-                )
-            return Speech(corpus_index, cut_id, samples)
-        tried = ", ".join(cut.cut_id for cut in bad_cuts[-_MAX_SUBSTITUTES - 1 :])
-        raise AudioError(
-            f"step {key.step}, microbatch {key.microbatch}: none of {_MAX_SUBSTITUTES + 1} cuts of similar length "
-            f"could be used ({tried}); the last: {bad_cuts[-1].detail}"
-        )
-
-    def _augmented(self, cut: Speech, key: MicrobatchKey, position: int, audio: Samples, noisy: Samples) -> Speech:
         """Applies the transforms of speech to the noisy or to both signals, and returns the cut used for mixing."""
-        changed = self._speech_chain(cut.samples, self.plan.config.seed, key.step, key.microbatch, position)
+        changed = self._speech_chain(as_float32(cut.samples), *self._seed_and_counters(key, position))
         noisy[: len(changed)] = changed
         if self.augment.speech_on == "both":
             audio[: len(changed)] = changed
@@ -193,12 +268,11 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         key: MicrobatchKey,
         position: int,
         speech: list[Speech],
-        noise: Samples,
-        noisy: Samples,
+        noise: NDArray[np.float32],
         on_cut: Callable[[str], None],
     ) -> Mix:
-        """Writes the interference of one cut to `noise`, adds it to `noisy`, and returns its record."""
-        seed, counters = self.plan.config.seed, (key.step, key.microbatch, position)
+        """Writes the interference of one cut to `noise`, and returns its record."""
+        seed, *counters = self._seed_and_counters(key, position)
 
         def draw_noise(num_samples: int) -> NoiseSpan:
             span = self.noise.draw(num_samples, StatelessRng(seed, "noise", *counters), on_cut=on_cut)
@@ -206,65 +280,46 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
                 return span
             return replace(span, samples=self._noise_chain(span.samples, seed, *counters))
 
-        mix = Mix(mode="none")
-        if self.mixer is not None:
-            mix = self.mixer(position, speech, StatelessRng(seed, "mix", *counters), draw_noise, noise)
-        for start, number in mix.segments:
-            noisy[start : start + number] += noise[start : start + number]
-        if self._mixture_chain:
-            number = len(speech[position].samples)
-            noisy[:number] = self._mixture_chain(noisy[:number], seed, *counters)
-        return mix
+        if self.mixer is None:
+            return Mix(mode="none")
+        return self.mixer(position, speech, StatelessRng(seed, "mix", *counters), draw_noise, noise)
+
+    def _seed_and_counters(self, key: MicrobatchKey, position: int) -> tuple[int, int, int, int]:
+        """Returns what the random numbers of a cut depend on."""
+        return self.plan.config.seed, key.step, key.microbatch, position
+
+    def _most_mixed_samples(self, num_samples: int, num_cuts: int) -> int:
+        """Returns the largest number of samples that can receive interference in cuts of `num_samples` together."""
+        if self.mixer is None:
+            return 0
+        return math.ceil(num_samples * self.mixer.config.mix_rate[1]) + num_cuts
+
+    def _slot_bytes(self, packed: bool) -> int:
+        """Returns the memory that the arrays of the largest batch take."""
+        most_segments = self.mixer.config.num_segments[1] if self.mixer else 0
+        sizes = []
+        for bucket in self.plan.buckets:
+            num_cuts = bucket.cuts_per_microbatch
+            num_samples = num_cuts * bucket.padded_samples
+            integers = 3 * aligned(8 * num_cuts) + aligned(16 * num_cuts * most_segments)
+            if packed:
+                sizes.append(
+                    aligned(4 * num_samples) + aligned(4 * self._most_mixed_samples(num_samples, num_cuts)) + integers
+                )
+            else:
+                sizes.append(3 * aligned(4 * num_samples) + integers)
+        return max(sizes)
 
 
-class _CountingLoader(DataLoader[AudioNoiseBatch]):
-    """Counts unusable audio as batches arrive, that is in one process and in the order of training."""
-
-    dataset: AudioNoiseDataset
-
-    def __init__(self, dataset: AudioNoiseDataset, **options: Any) -> None:
-        super().__init__(dataset, **options)
-        limits = dataset.bad_audio
-        self.bad_cuts = BadAudioCounter("speech", limits.max_share, limits.min_count)
-        self.bad_noise = BadAudioCounter("noise", limits.max_noise_share, limits.min_count)
-
-    def __iter__(self) -> Iterator[AudioNoiseBatch]:  # type: ignore[override]  # a generator is sufficient here
-        for batch in super().__iter__():
-            self.bad_cuts.add(len(batch.sample_id) + len(batch.bad_cuts), batch.bad_cuts)
-            for mix in batch.mixes:
-                self.bad_noise.add(mix.num_reads, mix.bad_noise)
-            yield batch
+def _lengths(speech: Sequence[Speech], mixes: Sequence[Mix], memory: BatchMemory) -> tuple[Tensor, Tensor]:
+    """Returns `audio_len` and `noise_len`."""
+    lengths = np.array([len(cut.samples) for cut in speech])
+    is_mixed = np.array([mix.mode != "none" for mix in mixes])
+    return _tensor(lengths, memory), _tensor(lengths * is_mixed, memory)
 
 
-class _StartWorker:
-    """Initialises a loader worker: starts its heartbeat, and lets it survive a signal to the whole job for a while.
-
-    After SIGTERM or SIGUSR1, the rank that owns the worker completes its step and still needs the batches for it.
-    """
-
-    def __init__(self, num_workers: int, slot: nestguard.HeartbeatSlot | None) -> None:
-        self.num_workers = num_workers
-        self.slot = slot
-
-    def __call__(self, worker_id: int) -> None:
-        nestguard.start_worker(worker_id, self.num_workers, self.slot)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        # A forked worker inherits the handler of its rank; the default action ends the process.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_TO_FINISH))
-
-
-def microbatches(
-    plan: BatchPlan, *, rank: int = 0, world_size: int = 1, start_step: int = 0, num_steps: int
-) -> list[BatchIndex]:
-    """Returns the batch indices of one rank, in order, from any step on.
-
-    Raises:
-        ConfigError: The world size does not divide the plan's microbatches per step, or the rank does not exist.
-    """
-    share = plan.microbatches_of(rank, world_size)
-    return [BatchIndex(step, microbatch) for step in range(start_step, start_step + num_steps) for microbatch in share]
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
+def _tensor(values: NDArray[np.int64], memory: BatchMemory) -> Tensor:
+    """Returns a copy of an array in the memory of a batch."""
+    array = memory.empty(values.shape, values.dtype)
+    array[...] = values
+    return torch.from_numpy(array)

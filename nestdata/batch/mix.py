@@ -7,7 +7,7 @@ selected keeps its clean audio, and the SNR is measured over the mixed samples a
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,13 @@ from nestdata.batch.bad_audio import BadCut
 from nestdata.batch.noise import NoiseSpan
 from nestdata.config_checks import require, require_bounds, require_share
 from nestdata.corpus.audio import energy
+from nestdata.corpus.bank import FULL_SCALE
 from nestdata.stateless_rng import StatelessRng
 
 MixMode = Literal["noise", "speech", "none"]
+Samples = NDArray[np.float32] | NDArray[np.int16]
+
+_PCM16_SCALE = np.float32(1.0 / FULL_SCALE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +94,8 @@ class Speech(NamedTuple):
 
     corpus_index: int
     cut_id: str
-    samples: NDArray[np.float32]
-    """Shape (samples,)."""
+    samples: Samples
+    """Shape (samples,); 16-bit integers stand for `samples / 32768`."""
 
 
 class SpeakerNoiseMixer:
@@ -141,7 +145,7 @@ class SpeakerNoiseMixer:
             snr_db = rng.uniform(*config.noise_snr_db)
             span = draw_noise(num_mixed)
             interference = _repeated(span.samples, num_mixed)
-        gain = gain_for_snr(_gather(clean, segments), interference, snr_db)
+        gain = gain_for_snr(as_float32(_gather(clean, segments)), interference, snr_db)
         if gain is not None:
             _scatter(interference, gain, segments, out)
         mode: MixMode = "none" if gain is None else "speech" if span is None else "noise"
@@ -186,12 +190,18 @@ def _draw_segments(length: int, num_mixed: int, num_segments: int, rng: Stateles
     return tuple((gap + start, end - start) for gap, start, end in zip(gaps, cuts[:-1], cuts[1:], strict=True))
 
 
-def _fit(samples: NDArray[np.float32], num_samples: int, rng: StatelessRng) -> NDArray[np.float32]:
+def as_float32(samples: Samples) -> NDArray[np.float32]:
+    """Returns the amplitudes of samples; the product of a 16-bit value and a power of two is exact."""
+    scaled: Any = samples if samples.dtype == np.float32 else samples * _PCM16_SCALE
+    return np.asarray(scaled, np.float32)
+
+
+def _fit(samples: Samples, num_samples: int, rng: StatelessRng) -> NDArray[np.float32]:
     """Crops samples at a random position, or repeats them, to `num_samples`."""
     if len(samples) <= num_samples:
-        return _repeated(samples, num_samples)
+        return _repeated(as_float32(samples), num_samples)
     start = rng.below(len(samples) - num_samples + 1)
-    return samples[start : start + num_samples]
+    return as_float32(samples[start : start + num_samples])
 
 
 def _repeated(samples: NDArray[np.float32], num_samples: int) -> NDArray[np.float32]:
@@ -203,10 +213,11 @@ def _sum_of(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     return parts[0] if len(parts) == 1 else np.sum(parts, axis=0, dtype=np.float32)
 
 
-def _gather(samples: NDArray[np.float32], segments: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
+def _gather(samples: Samples, segments: Sequence[tuple[int, int]]) -> Samples:
     """Concatenates the samples of segments."""
-    parts = [samples[start : start + number] for start, number in segments]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    parts: list[Any] = [samples[start : start + number] for start, number in segments]
+    gathered: Samples = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return gathered
 
 
 def _scatter(

@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytorch_lightning as pl
-from torch.utils.data import DataLoader, Sampler
+import torch
+from torch.utils.data import Sampler
 
 from nestdata import (
     AudioNoiseBatch,
     AudioNoiseDataset,
     AugmentConfig,
     BadAudioConfig,
+    BatchLoader,
     BatchPlan,
     Corpora,
     Corpus,
     MixConfig,
     NoiseConfig,
     NoiseSampler,
+    PackedBatch,
     PlanConfig,
     ShortAudio,
     SpeakerNoiseMixer,
@@ -120,20 +123,35 @@ class NestDataModule(pl.LightningDataModule):
             **flatten_settings(self.train_dataset.augment, "data.augment"),
         }
 
-    def train_dataloader(self) -> "DataLoader[AudioNoiseBatch]":
+    def train_dataloader(self) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch]":
         """Returns the training loader of this rank, which starts every epoch at the next optimizer step."""
         trainer = self._require_trainer()
         return self._loader(self.train_dataset, lambda: trainer.global_step)
 
-    def val_dataloader(self) -> "DataLoader[AudioNoiseBatch] | list[DataLoader[AudioNoiseBatch]]":
+    def val_dataloader(self) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch] | list[Any]":
         """Returns the validation loader of this rank, or an empty list without a validation corpus."""
         return [] if self.val_dataset is None else self._loader(self.val_dataset, lambda: 0)
 
-    def _loader(self, dataset: AudioNoiseDataset, next_step: Callable[[], int]) -> "DataLoader[AudioNoiseBatch]":
+    def transfer_batch_to_device(
+        self,
+        batch: AudioNoiseBatch | PackedBatch,
+        device: torch.device,
+        dataloader_idx: int,  # noqa: ARG002
+    ) -> AudioNoiseBatch:
+        """Copies a batch to the device while the device still computes, and unpacks it there."""
+        moved = batch.to(device, non_blocking=True)
+        return moved.unpack() if isinstance(moved, PackedBatch) else moved
+
+    def _loader(
+        self, dataset: AudioNoiseDataset, next_step: Callable[[], int]
+    ) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch]":
         trainer = self._require_trainer()
         sampler = _EpochSampler(dataset.plan, self._microbatches(dataset, trainer), next_step)
-        on_gpu = trainer.strategy.root_device.type == "cuda"
-        return dataset.loader(sampler, num_workers=self.num_workers, pin_memory=on_gpu)
+        if trainer.strategy.root_device.type != "cuda":
+            return dataset.loader(sampler, num_workers=self.num_workers)
+        if dataset.is_packable:
+            return dataset.loader(sampler, num_workers=self.num_workers, pin_memory=True, packed=True)
+        return dataset.loader(sampler, num_workers=self.num_workers, pin_memory=True)
 
     def _open(self, paths: list[Path], plan: PlanConfig, augment: AugmentConfig) -> AudioNoiseDataset:
         corpora = Corpora.open(paths)

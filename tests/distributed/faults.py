@@ -49,6 +49,8 @@ class Fault(pl.Callback):
         assert isinstance(pl_module, NestModel)
         if self.kind == "sleep in loading":
             hang_loading_at(self.index)
+        elif self.kind == "kill a worker that fills a slot":
+            die_in_loading_at(self.index)
         elif self.kind == "end early":
             end_data_at(self.index)
         elif self.kind == "skip a collective":
@@ -114,20 +116,37 @@ def sleep_in_loading() -> None:
 
 
 def hang_loading_at(index: tuple[int, int]) -> None:
-    get, load = AudioNoiseDataset.__getitem__, nestdata.corpus.corpus.load_samples
+    def sleep(_out: NDArray[np.float32]) -> None:
+        sleep_in_loading()
+
+    act_in_loading_at(index, sleep)
+
+
+def die_in_loading_at(index: tuple[int, int]) -> None:
+    def write_half_and_die(out: NDArray[np.float32]) -> None:
+        out[: len(out) // 2] = 1.0
+        record_fault_time()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    act_in_loading_at(index, write_half_and_die)
+
+
+def act_in_loading_at(index: tuple[int, int], act: Callable[[NDArray[np.float32]], None]) -> None:
+    """Calls `act` with the memory for the samples of every cut of one microbatch, before the cut is decoded."""
+    load_batch, load = AudioNoiseDataset.load, nestdata.corpus.corpus.load_samples
     is_loading = [False]
 
-    def get_and_note(self: AudioNoiseDataset, requested: tuple[int, int]) -> AudioNoiseBatch:
-        is_loading[0] = requested == index
-        return get(self, requested)
+    def load_and_note(self: AudioNoiseDataset, requested: tuple[int, int], *options: Any) -> AudioNoiseBatch:
+        is_loading[0] = tuple(requested) == index
+        return load_batch(self, requested, *options)
 
-    def load_or_sleep(*arguments: Any, **options: Any) -> NDArray[np.float32]:
+    def act_and_load(*arguments: Any, out: NDArray[np.float32], **options: Any) -> NDArray[np.float32]:
         if is_loading[0]:
-            sleep_in_loading()
-        return load(*arguments, **options)
+            act(out)
+        return load(*arguments, out=out, **options)
 
-    AudioNoiseDataset.__getitem__ = get_and_note  # type: ignore[method-assign]
-    nestdata.corpus.corpus.load_samples = load_or_sleep
+    AudioNoiseDataset.load = load_and_note  # type: ignore[method-assign]
+    nestdata.corpus.corpus.load_samples = act_and_load
 
 
 def end_data_at(index: tuple[int, int]) -> None:

@@ -159,9 +159,10 @@ def test_a_rank_that_skips_a_collective_is_reported_although_another_rank_fails(
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @faults
-def test_a_killed_loader_worker_is_reported(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["kill a worker", "kill a worker that fills a slot"])
+def test_a_killed_loader_worker_is_reported(messy_corpora: MessyCorpora, tmp_path: Path, fault: str) -> None:
     run = started(messy_corpora, tmp_path, num_workers=2)
-    codes = run.start(faults={1: ("kill a worker", 1, 2)})
+    codes = run.start(faults={1: (fault, 1, 2)})
     log = run.log(0) + run.log(1)
     assert codes[0] in (1, EXIT_STALLED), log
     assert run.seconds_from_fault_to_end() < END_PATIENCE_S

@@ -30,7 +30,7 @@ from nestdata import (
     SpeakerNoiseMixer,
     microbatches,
 )
-from nestdata.batch.dataset import _StartWorker
+from nestdata.batch.loader import _StartWorker
 from nestdata.corpus.audio import load_samples
 from tests.batches import digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
@@ -154,8 +154,7 @@ def test_pickled_dataset_gives_the_same_batches(messy: AudioNoiseDataset, messy_
 
 @pytest.mark.multiprocess
 def test_dataset_works_in_spawned_workers(messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]) -> None:
-    loader = messy.loader([(0, 0), (0, 1)], num_workers=1)
-    loader.multiprocessing_context = "spawn"
+    loader = messy.loader([(0, 0), (0, 1)], num_workers=1, start_method="spawn")
     assert [digest(batch) for batch in loader] == [digest(batch) for batch in messy_batches[:2]]
 
 
@@ -264,7 +263,7 @@ def receive_sigterm_as_a_worker() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 def test_worker_ends_after_sigterm_even_if_its_rank_handles_sigalrm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nestdata.batch.dataset._SECONDS_TO_FINISH", 1)
+    monkeypatch.setattr("nestdata.batch.loader._SECONDS_TO_FINISH", 1)
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     try:
         worker = multiprocessing.get_context("fork").Process(target=receive_sigterm_as_a_worker)

@@ -1,0 +1,200 @@
+"""Measures how batches reach the consumer: workers against none, against bare loops, and against another commit.
+
+    python benchmarks/bench_handover.py SPEECH.json NOISE.json [--before CHECKOUT] [--rounds 5] [--quick]
+
+Prints Markdown. Every round measures each contestant once, and ratios are computed within a round. Each contestant
+loads the same speech in microbatches of 240 s, with noise from a bank, one thread per process, and drops its batches.
+Bare loops decode the files of one process each with `soundfile.read`. CHECKOUT is a work tree of another commit, which
+is measured by the same code on the same corpora, in a process of its own.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import soundfile
+import torch
+
+from nestdata import (
+    AudioNoiseDataset,
+    BatchPlan,
+    Corpus,
+    NoiseSampler,
+    PlanConfig,
+    PrepareConfig,
+    SpeakerNoiseMixer,
+    microbatches,
+    prepare_corpus,
+)
+
+LIMITS = (1.0, 60.0)
+BATCH_SECONDS = 240.0
+
+
+def main() -> int:
+    """Runs the measurements and prints them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("speech", type=Path, help="manifest, or with --serve the prepared speech")
+    parser.add_argument("noise", type=Path, help="manifest, or with --serve the prepared noise")
+    parser.add_argument("--before", type=Path, help="work tree of the commit to compare with")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=12.0, help="shortest time of one measurement")
+    parser.add_argument("--quick", action="store_true", help="one round of two seconds each")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    torch.set_num_threads(1)
+    if arguments.serve:
+        return _serve(arguments)
+    rounds, seconds = (1, 2.0) if arguments.quick else (arguments.rounds, arguments.seconds)
+    with tempfile.TemporaryDirectory() as directory:
+        speech = {"FLAC": Path(directory) / "flac.corpus", "PCM": Path(directory) / "pcm.corpus"}
+        noise = Path(directory) / "noise.corpus"
+        for kind, path in speech.items():
+            limits = PrepareConfig(min_seconds=LIMITS[0], max_seconds=LIMITS[1], pcm=kind == "PCM")
+            prepare_corpus([arguments.speech], path, limits)
+        prepare_corpus([arguments.noise], noise, PrepareConfig(pcm=True))
+        contestants = _contestants(speech, noise, arguments.before, seconds)
+        measured: list[dict[str, dict[str, float]]] = []
+        for number in range(-1, rounds):  # the first round fills caches and is discarded
+            measured.append({name: measure() for name, measure in contestants.items()})
+            print(f"round {number}: {measured[-1]}", file=sys.stderr)
+    _print(measured[1:])
+    return 0
+
+
+def _contestants(
+    speech: dict[str, Path], noise: Path, before: Path | None, seconds: float
+) -> dict[str, Callable[[], dict[str, float]]]:
+    contestants: dict[str, Callable[[], dict[str, float]]] = {}
+    corpus = Corpus.open(speech["FLAC"])
+    paths = [str(corpus.line(index)["recording"]["sources"][0]["source"]) for index in range(len(corpus))]
+    total = corpus.hours * 3600
+    for processes in (1, 2):
+        contestants[f"bare loop of soundfile, {processes} processes"] = lambda n=processes: _loops(paths, total, n)
+    trees = {"ours": Path(__file__).parents[1]} | ({"before": before} if before else {})
+    for name, tree in trees.items():
+        for kind, path in speech.items():
+            for packed in (False, True) if name == "ours" else (False,):
+                server = _Server(tree, path, noise, seconds, packed=packed)
+                for workers in (0, 1, 2):
+                    label = f"{name}, {kind}{', packed' if packed else ''}, {workers} workers"
+                    contestants[label] = lambda server=server, workers=workers: server.measure(workers)
+    return contestants
+
+
+class _Server:
+    """A process that measures one dataset of one work tree on request."""
+
+    def __init__(self, tree: Path, speech: Path, noise: Path, seconds: float, *, packed: bool) -> None:
+        command = [sys.executable, str(Path(__file__).resolve()), str(speech), str(noise), "--serve"]
+        command += ["--seconds", str(seconds)]
+        self._packed = packed
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
+            cwd=tree,
+        )
+
+    def measure(self, workers: int) -> dict[str, float]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"workers": workers, "packed": self._packed}) + "\n")
+        self._process.stdin.flush()
+        found: dict[str, float] = json.loads(self._process.stdout.readline())
+        return found
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    corpus = Corpus.open(arguments.speech)
+    plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=BATCH_SECONDS, microbatches_per_step=1))
+    dataset = AudioNoiseDataset(corpus, plan, NoiseSampler(Corpus.open(arguments.noise)), SpeakerNoiseMixer())
+    for request in sys.stdin:
+        asked = json.loads(request)
+        options = {"packed": True} if asked["packed"] else {}
+        print(json.dumps(_deliver(dataset, asked["workers"], arguments.seconds, **options)), flush=True)
+    return 0
+
+
+def _deliver(dataset: AudioNoiseDataset, workers: int, seconds: float, **options: Any) -> dict[str, float]:
+    """Loads batches for a time, from the first batch on, so that the start of the workers does not count."""
+    batch_indices = microbatches(dataset.plan, num_steps=10**6)
+    loader = iter(dataset.loader(batch_indices, num_workers=workers, **options))
+    next(loader)
+    loaded, batches, started, cpu = 0, 0, time.perf_counter(), time.process_time()
+    while (elapsed := time.perf_counter() - started) < seconds:
+        loaded += int(next(loader).audio_len.sum())
+        batches += 1
+    cpu = time.process_time() - cpu
+    del loader
+    return {"speed": loaded / dataset.plan.sampling_rate / elapsed, "cpu_ms": 1000 * cpu / batches}
+
+
+def _loops(paths: list[str], seconds: float, processes: int) -> dict[str, float]:
+    """Decodes all files, divided over processes that start together."""
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(processes + 1)
+    children = [context.Process(target=_loop, args=(paths[rank::processes], barrier)) for rank in range(processes)]
+    for child in children:
+        child.start()
+    barrier.wait()
+    started = time.perf_counter()
+    for child in children:
+        child.join()
+    return {"speed": seconds / (time.perf_counter() - started)}
+
+
+def _loop(paths: list[str], barrier: Any) -> None:
+    barrier.wait()
+    for path in paths:
+        soundfile.read(path, dtype="float32")
+
+
+def _print(rounds: list[dict[str, dict[str, float]]]) -> None:
+    print(f"# Handing batches over\n\nMade by `benchmarks/bench_handover.py`, {len(rounds)} rounds, torch ", end="")
+    print(f"{torch.__version__}. Audio-seconds per second; microbatches of {BATCH_SECONDS:g} s.\n")
+    print("| contestant | speed, median | minimum | maximum | CPU of the consumer per batch, ms |")
+    print("|---|---|---|---|---|")
+    for name in rounds[0]:
+        speeds = [measured[name]["speed"] for measured in rounds]
+        cpu = [measured[name]["cpu_ms"] for measured in rounds if "cpu_ms" in measured[name]]
+        shown = f"{statistics.median(cpu):.2f}" if cpu else ""
+        print(f"| {name} | {statistics.median(speeds):.0f} | {min(speeds):.0f} | {max(speeds):.0f} | {shown} |")
+    print("\n| ratio | median | minimum | maximum |\n|---|---|---|---|")
+    for name, other in _pairs(list(rounds[0])):
+        ratios = [measured[name]["speed"] / measured[other]["speed"] for measured in rounds]
+        print(f"| {name} / {other} | {statistics.median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f} |")
+
+
+def _pairs(names: list[str]) -> list[tuple[str, str]]:
+    loop = "bare loop of soundfile, {} processes"
+    pairs = [(loop.format(2), loop.format(1))]
+    for name in names:
+        rest, _, last = name.rpartition(", ")
+        if last == "1 workers":
+            pairs.append((name, f"{rest}, 0 workers"))
+        if last == "2 workers":
+            pairs.append((name, f"{rest}, 1 workers"))
+        if rest.startswith("ours, FLAC") and last != "0 workers":
+            pairs.append((name, loop.format(last.split()[0])))
+        before = name.replace("ours", "before").replace(", packed", "")
+        if name.startswith("ours") and before in names:
+            pairs.append((name, before))
+    return pairs
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Loads the speech of a microbatch into the rows of one array, with substitutes for cuts that cannot be used."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from nestdata.batch.bad_audio import BadCut
+from nestdata.batch.batch import MicrobatchKey
+from nestdata.batch.memory import BatchMemory
+from nestdata.batch.mix import Samples, Speech, as_float32
+from nestdata.corpus.corpora import Corpora
+from nestdata.errors import AudioError
+from nestdata.plan.batch_plan import BatchPlan
+
+ShortAudio = Literal["repeat", "pad"]
+
+# Number of cuts of the same bucket that are tried in place of an unusable cut.
+_MAX_SUBSTITUTES = 20
+
+
+class SpeechRows:
+    """The speech of one microbatch, one cut in each row.
+
+    Args:
+        corpus: The speech.
+        plan: The batch plan of the same corpus.
+        key: The microbatch.
+        short_audio: How cuts shorter than the plan's `min_audio_seconds` are extended.
+        memory: Memory for the array, of which nothing may be in use yet.
+        pcm16: Whether rows are 16-bit integers for as long as all cuts allow it; otherwise float32.
+        on_cut: Called with the id of each cut before it is decoded.
+    """
+
+    samples: Samples
+    """Shape (cuts, samples), zero after the end of each cut."""
+
+    bad_cuts: list[BadCut]
+    """Cuts that could not be used."""
+
+    def __init__(
+        self,
+        corpus: Corpora,
+        plan: BatchPlan,
+        key: MicrobatchKey,
+        *,
+        short_audio: ShortAudio,
+        memory: BatchMemory,
+        pcm16: bool,
+        on_cut: Callable[[str], None],
+    ) -> None:
+        self.key = key
+        self.bad_cuts = []
+        self._corpus = corpus
+        self._plan = plan
+        self._short_audio = short_audio
+        self._memory = memory
+        self._on_cut = on_cut
+        self._corpus_indices = plan.indices(key.step, key.microbatch).tolist()
+        self.samples = memory.empty((len(self), plan.padded_samples(key.step)), np.int16 if pcm16 else np.float32)
+
+    def __len__(self) -> int:
+        return len(self._corpus_indices)
+
+    def load_all(self) -> list[Speech]:
+        """Loads all rows."""
+        speech = [self.load(row) for row in range(len(self))]
+        # The rows have moved if one of the cuts was not 16-bit audio.
+        return [cut._replace(samples=self.samples[row, : len(cut.samples)]) for row, cut in enumerate(speech)]
+
+    def load(self, row: int) -> Speech:
+        """Loads the cut of one row, or a substitute from the same bucket if it cannot be used.
+
+        Raises:
+            AudioError: None of the substitutes can be used either.
+        """
+        corpus_index = self._corpus_indices[row]
+        for attempt in range(_MAX_SUBSTITUTES + 1):
+            num_samples = self._corpus.num_samples_of(corpus_index)
+            try:
+                cut_id = self._decode(corpus_index, row, num_samples)
+            except AudioError as error:
+                self.bad_cuts.append(BadCut.of(self._corpus.line(corpus_index)["id"], error))
+                corpus_index = self._plan.substitute(self.key.step, self.key.microbatch, row, attempt)
+                continue
+            return Speech(corpus_index, cut_id, self._extend(self.samples[row], num_samples))
+        tried = ", ".join(cut.cut_id for cut in self.bad_cuts[-_MAX_SUBSTITUTES - 1 :])
+        raise AudioError(
+            f"step {self.key.step}, microbatch {self.key.microbatch}: none of {_MAX_SUBSTITUTES + 1} cuts of similar "
+            f"length could be used ({tried}); the last: {self.bad_cuts[-1].detail}"
+        )
+
+    def _decode(self, corpus_index: int, row: int, num_samples: int) -> str:
+        """Decodes a cut to the start of a row and returns its id."""
+        if self.samples.dtype == np.int16:
+            out = self.samples[row, :num_samples]
+            cut_id, is_loaded = self._corpus.load_pcm16(corpus_index, out=out, on_cut=self._on_cut)
+            if is_loaded:
+                return cut_id
+        # A cut that cannot be used raises here, so that 16-bit rows stay.
+        out = np.empty(num_samples, np.float32) if self.samples.dtype == np.int16 else self.samples[row, :num_samples]
+        cut_id, _ = self._corpus.load(corpus_index, out=out, on_cut=self._on_cut)
+        if self.samples.dtype == np.int16:
+            self._widen()
+            self.samples[row, :num_samples] = out
+        return cut_id
+
+    def _widen(self) -> None:
+        """Replaces 16-bit rows by float32 rows."""
+        narrow = self.samples.copy()
+        self._memory.reuse()
+        self.samples = self._memory.empty(narrow.shape, np.float32)
+        self.samples[:] = as_float32(narrow)
+
+    def _extend(self, samples: Samples, num_samples: int) -> Samples:
+        """Extends a cut that is too short, writes zeros after its end, and returns its samples."""
+        length = max(num_samples, self._plan.min_samples)
+        if num_samples < length:
+            repeated = self._short_audio == "repeat"
+            samples[num_samples:length] = np.resize(samples[:num_samples], length)[num_samples:] if repeated else 0
+        samples[length:] = 0
+        return samples[:length]

@@ -1,0 +1,154 @@
+import gc
+import itertools
+
+import pytest
+import torch
+
+from nestdata import AudioNoiseBatch, AudioNoiseDataset, BatchIndex, StartMethod, microbatches
+from tests.batches import digest, full_dataset, messy_dataset
+from tests.conftest import MessyCorpora
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    # Workers are started on any machine. PyTorch warns on machines with fewer cores; newer Pythons warn of forks.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded.*fork"),
+]
+
+WARNING = "slots of shared memory hold batches that are still in use"
+
+
+@pytest.fixture(scope="module")
+def messy(messy_corpora: MessyCorpora) -> AudioNoiseDataset:
+    return messy_dataset(messy_corpora.speech, messy_corpora.noise)
+
+
+@pytest.fixture(scope="module")
+def batch_indices(messy: AudioNoiseDataset) -> list[BatchIndex]:
+    return microbatches(messy.plan, num_steps=2 * messy.plan.steps_per_epoch)
+
+
+@pytest.fixture(scope="module")
+def digests(messy: AudioNoiseDataset, batch_indices: list[BatchIndex]) -> list[dict[str, str]]:
+    return [digest(messy[index]) for index in batch_indices]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_batches_are_the_same_with_every_start_method_and_both_ways_of_handing_over(
+    messy: AudioNoiseDataset,
+    batch_indices: list[BatchIndex],
+    digests: list[dict[str, str]],
+    start_method: StartMethod,
+    packed: bool,
+) -> None:
+    for num_slots in (None, 0):
+        loader = messy.loader(
+            batch_indices, num_workers=2, start_method=start_method, num_slots=num_slots, packed=packed
+        )
+        assert [digest(batch.unpack() if packed else batch) for batch in loader] == digests
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_a_consumer_that_drops_its_batches_gets_all_of_them_from_slots(
+    messy: AudioNoiseDataset,
+    batch_indices: list[BatchIndex],
+    digests: list[dict[str, str]],
+    num_workers: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loader = messy.loader(batch_indices, num_workers=num_workers)
+    for _ in range(2):  # the second time with the same memory
+        kept: list[AudioNoiseBatch] = []
+        for batch, expected in zip(loader, digests, strict=True):
+            kept = [*kept, batch][-3:]
+            assert digest(batch) == expected
+            assert not batch.audio.is_shared()  # the tensor was not sent by torch
+    assert WARNING not in caplog.text
+    ring = loader._ring
+    assert ring is not None
+    del batch, kept
+    gc.collect()
+    assert ring.num_free == ring.num_slots == 2 * num_workers + 4
+
+
+def test_batches_that_are_kept_are_not_overwritten_and_a_warning_says_so_once(
+    messy: AudioNoiseDataset,
+    batch_indices: list[BatchIndex],
+    digests: list[dict[str, str]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    batches = list(messy.loader(batch_indices, num_workers=2, num_slots=5))
+    assert [digest(batch) for batch in batches] == digests
+    assert len([record for record in caplog.records if WARNING in record.message]) == 1
+    assert sum(batch.audio.is_shared() for batch in batches) == len(batches) - 5
+
+
+def test_one_kept_row_protects_its_batch(messy: AudioNoiseDataset, batch_indices: list[BatchIndex]) -> None:
+    batches = iter(messy.loader(batch_indices, num_workers=1))
+    row = next(batches).noisy_audio[1, 10:]
+    expected = row.clone()
+    for batch in batches:
+        assert torch.equal(row, expected)
+        batch.noisy_audio.zero_()  # a consumer may write to its batch
+
+
+def test_an_iteration_that_is_given_up_does_not_disturb_the_next_one(
+    messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]]
+) -> None:
+    loader = messy.loader(batch_indices, num_workers=2)
+    for number in (1, 3, len(digests)):
+        loaded = [digest(batch) for batch in itertools.islice(loader, number)]
+        assert loaded == digests[:number]
+
+
+def test_two_iterations_of_one_loader_do_not_share_slots(
+    messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]]
+) -> None:
+    loader = messy.loader(batch_indices, num_workers=1)
+    for first, second, expected in zip(loader, loader, digests, strict=True):
+        assert digest(first) == digest(second) == expected
+
+
+def test_a_batch_that_does_not_fit_into_its_slot_is_still_exact(
+    messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]]
+) -> None:
+    loader = messy.loader(batch_indices, num_workers=1)
+    loader._slot_bytes = 100_000  # as if the plan had announced smaller batches
+    assert [digest(batch) for batch in loader] == digests
+
+
+def test_the_largest_batch_fills_its_slot(messy_corpora: MessyCorpora) -> None:
+    full = full_dataset(messy_corpora.speech, messy_corpora.windows, messy_corpora.banked)
+    batch_indices = microbatches(full.plan, num_steps=full.plan.steps_per_epoch)
+    loader = full.loader(batch_indices, num_workers=1)
+    sizes = [sum(-(-t.nbytes // 64) * 64 for t in batch.tensors().values()) for batch in loader]
+    assert all(not batch.audio.is_shared() for batch in loader)
+    assert loader.shared_bytes == loader.num_slots * loader._slot_bytes
+    assert max(sizes) <= loader._slot_bytes < max(sizes) * 1.01 + 1000
+
+
+def test_an_error_in_a_worker_reaches_the_consumer_by_name(messy: AudioNoiseDataset) -> None:
+    with pytest.raises(IndexError, match=r"step 0, microbatch 9"):
+        list(messy.loader([(0, 0), (0, 9)], num_workers=1))
+
+
+def test_without_workers_no_memory_is_shared(messy: AudioNoiseDataset, batch_indices: list[BatchIndex]) -> None:
+    loader = messy.loader(batch_indices)
+    assert loader.shared_bytes == 0
+    assert len(list(loader)) == len(loader) == len(batch_indices)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU")
+@pytest.mark.parametrize("packed", [False, True])
+def test_slots_are_page_locked_and_reach_the_gpu_unchanged(
+    messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]], packed: bool
+) -> None:
+    found = []
+    for batch in messy.loader(batch_indices, num_workers=2, pin_memory=True, packed=packed):
+        assert all(tensor.is_pinned() for tensor in batch.tensors().values())
+        moved = batch.to("cuda", non_blocking=True)
+        del batch
+        found.append(digest((moved.unpack() if packed else moved).to("cpu")))
+    assert found == digests
