@@ -30,6 +30,8 @@ _LENGTH_TOLERANCE_S = 0.01
 # Added to the length of a cut that is at most one millisecond shorter than its recording, to read up to the end of the
 # recording, as Lhotse does.
 _END_MARGIN_S = 0.002
+# Encodings of which libsndfile returns every sample as a 16-bit integer without loss.
+_EXACT_IN_16_BITS = frozenset({"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"})
 
 
 def load_samples(
@@ -83,6 +85,34 @@ def load_samples(
             f"cut {fields['id']!r}: {_path_of(fields)} holds NaN or Inf. Convert the file again, or remove it.",
         )
     return out
+
+
+def load_pcm16(cut: Any, *, start: int = 0, out: NDArray[np.int16]) -> bool:
+    """Loads a cut, or a span of it, as 16-bit integers if its file holds 16-bit audio at the rate of the cut.
+
+    The amplitude that `load_samples` returns for the same span is `out / 32768`, bit for bit.
+
+    Args:
+        cut: As for `load_samples`.
+        start: First sample to load, counted from the start of the cut.
+        out: Array that receives the samples, shape (num_samples,).
+
+    Returns:
+        Whether `out` was filled. If not, its content is undefined: the audio has another encoding, is resampled or
+        otherwise transformed, or cannot be used. `load_samples` then loads it, or raises the error that names it.
+    """
+    fields: Mapping[str, Any] = cut if isinstance(cut, Mapping) else cut.to_dict()
+    try:
+        source, rate = _source(fields), fields["recording"]["sampling_rate"]
+        if source["type"] != "file" or fields["recording"].get("transforms"):
+            return False
+        with open_audio(source["source"]) as file:
+            if file.subtype not in _EXACT_IN_16_BITS or file.samplerate != rate:
+                return False
+            channel = source["channels"].index(fields["channel"])
+            return _decode(file, channel, rate, fields["start"] + start / rate, len(out) / rate, out) == len(out)
+    except Exception:  # decoders raise many types; the reason is found by `load_samples`
+        return False
 
 
 def samples_in(duration: float, rate: int) -> int:
@@ -170,20 +200,23 @@ def _read_file(
         raise
 
 
-def _decode(file: Any, channel: int, rate: int, offset_s: float, seconds: float, out: NDArray[np.float32]) -> int:
+def _decode(
+    file: Any, channel: int, rate: int, offset_s: float, seconds: float, out: NDArray[np.float32] | NDArray[np.int16]
+) -> int:
+    """Fills `out` from its start, in its own type, and returns the number of samples found."""
     file_rate: int = file.samplerate
     if not file.frames:
         raise ValueError("it holds no samples")
     if offset_s:
         file.seek(min(samples_in(offset_s, file_rate), file.frames))
     if file_rate == rate and file.channels == 1 and channel == 0:
-        return int(file.buffer_read_into(out, "float32"))
+        return int(file.buffer_read_into(out, out.dtype.name))
     num_samples = len(out) if file_rate == rate else samples_in(seconds, file_rate)
-    samples = file.read(num_samples, dtype="float32", always_2d=True)[:, channel]
+    samples = file.read(num_samples, dtype=out.dtype.name, always_2d=True)[:, channel]
     return _fill(out, samples if file_rate == rate else _resample(samples, file_rate, rate, len(out)))
 
 
-def _fill(out: NDArray[np.float32], samples: NDArray[np.float32]) -> int:
+def _fill(out: NDArray[Any], samples: NDArray[Any]) -> int:
     """Copies samples to the start of `out`, as many as it holds, and returns their number."""
     num_found = min(len(samples), len(out))
     out[:num_found] = samples[:num_found]

@@ -68,6 +68,11 @@ class Corpora:
         corpus, own_index = self._locate(index)
         return corpus.load(own_index, **options)
 
+    def load_pcm16(self, index: int, **options: Any) -> tuple[str, bool]:
+        """Loads a cut as 16-bit integers if it can; options, result and errors are those of `Corpus.load_pcm16`."""
+        corpus, own_index = self._locate(index)
+        return corpus.load_pcm16(own_index, **options)
+
     def num_samples_of(self, index: int) -> int:
         """Returns the length of one cut in samples."""
         corpus, own_index = self._locate(index)

@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from nestdata.corpus.audio import load_samples
+from nestdata.corpus.audio import load_pcm16, load_samples
 from nestdata.corpus.bank import SampleBank
 from nestdata.errors import ConfigError, CorpusError
 
@@ -183,6 +183,37 @@ class Corpus:
         else:
             self._bank.read(index, line["id"], start, out)
         return line["id"], out
+
+    def load_pcm16(
+        self,
+        index: int,
+        *,
+        start: int = 0,
+        out: NDArray[np.int16],
+        on_cut: Callable[[str], None] | None = None,
+    ) -> tuple[str, bool]:
+        """Loads a cut, or a span of it, as 16-bit integers; the amplitudes that `load` returns are `out / 32768`.
+
+        Args:
+            index: Index of the cut, counted from the shortest.
+            start: First sample to load, counted from the start of the cut.
+            out: Array that receives the samples, shape (num_samples,).
+            on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
+
+        Returns:
+            The id of the cut, and whether `out` was filled. If not, the samples do not fit into 16 bits, or the audio
+            cannot be used: `load` then loads it, or raises the error.
+
+        Raises:
+            IndexError: The corpus has no such cut.
+            CorpusError: The line of the cut is damaged.
+        """
+        line = self.line(index)
+        if on_cut is not None:
+            on_cut(line["id"])
+        if self._bank is None:
+            return line["id"], load_pcm16(line, start=start, out=out)
+        return line["id"], self._bank.read_pcm16(index, start, out)
 
     def _damaged(self, index: int, error: Exception) -> CorpusError:
         return CorpusError(
