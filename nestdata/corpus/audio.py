@@ -1,11 +1,13 @@
 """Decoding of the samples of a cut, with resampling and checks.
 
-Files that libsndfile reads, which is nearly all audio, are decoded directly into the output array. Other sources, and
+Files that libsndfile reads, which is nearly all audio, are decoded directly into the output array. If a cut is most of
+a FLAC file that has nothing unusual, `nestdata.corpus.flac` decodes it faster, to the same samples. Other sources, and
 transforms other than one resampling, are read through Lhotse. Lhotse's own `load_audio` fills up to half a second of
 missing audio by reflection without a warning; here, a file that is shorter than its cut is an error. Decoding gives
 the same bits in every process.
 
-torch, torchaudio, Lhotse and soundfile are imported at first use, so that commands that decode no audio start quickly.
+torch, torchaudio, Lhotse, soundfile and miniaudio are imported at first use, so that commands that decode no audio
+start quickly.
 """
 
 import math
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.corpus import flac
 from nestdata.corpus.file_kind import check_regular_file, special_file_kind
 from nestdata.errors import AudioError, AudioReason
 
@@ -30,6 +33,9 @@ _LENGTH_TOLERANCE_S = 0.01
 # Added to the length of a cut that is at most one millisecond shorter than its recording, to read up to the end of the
 # recording, as Lhotse does.
 _END_MARGIN_S = 0.002
+# Shortest beginning of a FLAC file for which decoding the whole file with dr_flac is faster than libsndfile's decoding
+# of the beginning; see benchmarks/results/decoders_2cores_2026-11.md.
+_MIN_SHARE_OF_FLAC = 0.8
 # Encodings of which libsndfile returns every sample as a 16-bit integer without loss.
 _EXACT_IN_16_BITS = frozenset({"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"})
 
@@ -106,6 +112,8 @@ def load_pcm16(cut: Any, *, start: int = 0, out: NDArray[np.int16]) -> bool:
         source, rate = _source(fields), fields["recording"]["sampling_rate"]
         if source["type"] != "file" or fields["recording"].get("transforms"):
             return False
+        if _decode_flac(fields, source, fields["start"] + start / rate, len(out) / rate, out) == len(out):
+            return True
         with open_audio(source["source"]) as file:
             if file.subtype not in _EXACT_IN_16_BITS or file.samplerate != rate:
                 return False
@@ -186,6 +194,8 @@ def _read_file(
     """Does the work of `_read` for a file of any sampling rate."""
     import soundfile
 
+    if num_found := _decode_flac(fields, source, offset_s, seconds, out):
+        return num_found
     opened = False
     try:
         with open_audio(source["source"]) as file:
@@ -198,6 +208,35 @@ def _read_file(
             with suppress(Exception):
                 return _read_by_lhotse(fields, offset_s, seconds, out)
         raise
+
+
+def _decode_flac(
+    fields: Mapping[str, Any],
+    source: Mapping[str, Any],
+    offset_s: float,
+    seconds: float,
+    out: NDArray[np.float32] | NDArray[np.int16],
+) -> int:
+    """Does the work of `_decode` with dr_flac; returns 0 if libsndfile has to do it."""
+    # libsndfile seeks to a later start, which may fail in a file that can be decoded from its beginning.
+    if offset_s or seconds < _MIN_SHARE_OF_FLAC * fields["recording"]["duration"]:
+        return 0
+    file, rate = flac.read_flac(source["source"]), fields["recording"]["sampling_rate"]
+    channel = source["channels"].index(fields["channel"])
+    if file is None or channel >= file.num_channels:
+        return 0
+    if out.dtype == np.int16 and (file.bits > 16 or file.rate != rate):
+        return 0
+    num_samples = len(out) if file.rate == rate else samples_in(seconds, file.rate)
+    if num_samples < _MIN_SHARE_OF_FLAC * file.num_samples:  # the header may differ from the manifest
+        return 0
+    if file.rate == rate and file.num_channels == 1 and len(out) == file.num_samples:
+        return len(out) if file.decode(out) else 0
+    decoded = np.empty((file.num_samples, file.num_channels), out.dtype)
+    if not file.decode(decoded):
+        return 0
+    samples = decoded[:num_samples, channel]
+    return _fill(out, samples if file.rate == rate else _resample(samples, file.rate, rate, len(out)))
 
 
 def _decode(
