@@ -13,17 +13,18 @@ import json
 import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import soundfile
 import torch
+from peer import run_peer
 
 from nestdata import (
     AudioNoiseDataset,
@@ -44,18 +45,20 @@ BATCH_SECONDS = 240.0
 def main() -> int:
     """Runs the measurements and prints them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("speech", type=Path, help="manifest, or with --serve the prepared speech")
-    parser.add_argument("noise", type=Path, help="manifest, or with --serve the prepared noise")
+    parser.add_argument("speech", type=Path, help="manifest of the speech")
+    parser.add_argument("noise", type=Path, help="manifest of the noise")
     parser.add_argument("--before", type=Path, help="work tree of the commit to compare with")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=12.0, help="shortest time of one measurement")
     parser.add_argument("--quick", action="store_true", help="one round of two seconds each")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)  # measures one contestant, in a child
+    parser.add_argument("--packed", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     torch.set_num_threads(1)
-    if arguments.serve:
-        return _serve(arguments)
+    if arguments.workers is not None:
+        print(json.dumps(_measure_here(arguments)))
+        return 0
     rounds, seconds = (1, 2.0) if arguments.quick else (arguments.rounds, arguments.seconds)
     with tempfile.TemporaryDirectory() as directory:
         speech = {"FLAC": Path(directory) / "flac.corpus", "PCM": Path(directory) / "pcm.corpus"}
@@ -81,52 +84,32 @@ def _contestants(
     paths = [str(corpus.line(index)["recording"]["sources"][0]["source"]) for index in range(len(corpus))]
     total = corpus.hours * 3600
     for processes in (1, 2):
-        contestants[f"bare loop of soundfile, {processes} processes"] = lambda n=processes: _loops(paths, total, n)
+        contestants[f"bare loop of soundfile, {processes} processes"] = partial(_loops, paths, total, processes)
     trees = {"ours": Path(__file__).parents[1]} | ({"before": before} if before else {})
     for name, tree in trees.items():
         for kind, path in speech.items():
             for packed in (False, True) if name == "ours" else (False,):
-                server = _Server(tree, path, noise, seconds, packed=packed)
                 for workers in (0, 1, 2):
                     label = f"{name}, {kind}{', packed' if packed else ''}, {workers} workers"
-                    contestants[label] = lambda server=server, workers=workers: server.measure(workers)
+                    contestants[label] = partial(_measure, tree, path, noise, seconds, workers, packed=packed)
     return contestants
 
 
-class _Server:
-    """A process that measures one dataset of one work tree on request."""
-
-    def __init__(self, tree: Path, speech: Path, noise: Path, seconds: float, *, packed: bool) -> None:
-        command = [sys.executable, str(Path(__file__).resolve()), str(speech), str(noise), "--serve"]
-        command += ["--seconds", str(seconds)]
-        self._packed = packed
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
-            cwd=tree,
-        )
-
-    def measure(self, workers: int) -> dict[str, float]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"workers": workers, "packed": self._packed}) + "\n")
-        self._process.stdin.flush()
-        found: dict[str, float] = json.loads(self._process.stdout.readline())
-        return found
+def _measure(tree: Path, speech: Path, noise: Path, seconds: float, workers: int, *, packed: bool) -> dict[str, float]:
+    """Measures one dataset of one work tree in a process of its own."""
+    command = [sys.executable, Path(__file__).resolve(), speech, noise, "--workers", str(workers)]
+    command += ["--seconds", str(seconds)] + (["--packed"] if packed else [])
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    found: dict[str, float] = json.loads(run_peer(command, cwd=tree, env=environment))
+    return found
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _measure_here(arguments: argparse.Namespace) -> dict[str, float]:
     corpus = Corpus.open(arguments.speech)
     plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=BATCH_SECONDS, microbatches_per_step=1))
     dataset = AudioNoiseDataset(corpus, plan, NoiseSampler(Corpus.open(arguments.noise)), SpeakerNoiseMixer())
-    for request in sys.stdin:
-        asked = json.loads(request)
-        options = {"packed": True} if asked["packed"] else {}
-        print(json.dumps(_deliver(dataset, asked["workers"], arguments.seconds, **options)), flush=True)
-    return 0
+    options = {"packed": True} if arguments.packed else {}  # an earlier commit does not know the option
+    return _deliver(dataset, arguments.workers, arguments.seconds, **options)
 
 
 def _deliver(dataset: AudioNoiseDataset, workers: int, seconds: float, **options: Any) -> dict[str, float]:

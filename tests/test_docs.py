@@ -61,6 +61,11 @@ def test_lines_are_short(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_no_page_has_markers_of_a_merge_conflict(page: Path) -> None:
+    assert re.findall(r"<{7}|={7}|>{7}", page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_relative_links_lead_to_files(page: Path) -> None:
     targets = [(page.parent / target).resolve() for target in link_targets(page.read_text(encoding="utf-8"))]
     missing = [

@@ -128,21 +128,21 @@ class SlotRing:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled while a worker is started, which then receives a copy of the file descriptor.
-        return _attach, (DupFd(self._file), self.num_slots, self.slot_bytes)
+        return SlotRing._attach, (DupFd(self._file), self.num_slots, self.slot_bytes)
+
+    @classmethod
+    def _attach(cls, file: Any, num_slots: int, slot_bytes: int) -> "SlotRing":
+        """Maps the memory of a ring in a worker."""
+        self = cls.__new__(cls)
+        self.num_slots, self.slot_bytes = num_slots, slot_bytes
+        self._map(file.detach())
+        self._free = []
+        return self
 
     def _map(self, file: int) -> None:
         self._file = file
         weakref.finalize(self, os.close, file).atexit = False
         self._bytes = np.frombuffer(mmap.mmap(file, self.num_bytes), np.uint8)
-
-
-def _attach(file: Any, num_slots: int, slot_bytes: int) -> SlotRing:
-    """Maps the memory of a ring in a worker."""
-    ring = SlotRing.__new__(SlotRing)
-    ring.num_slots, ring.slot_bytes = num_slots, slot_bytes
-    ring._map(file.detach())
-    ring._free = []
-    return ring
 
 
 def _open_unnamed_file(num_bytes: int) -> int:

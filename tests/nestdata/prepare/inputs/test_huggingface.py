@@ -195,7 +195,8 @@ def test_count_returns_the_number_of_rows(tmp_path: Path) -> None:
 
 
 def test_a_data_set_without_rows_is_an_error(tmp_path: Path) -> None:
-    data_set({"audio": [embedded()]}, "audio").select([]).save_to_disk(tmp_path / "train")
+    # datasets 4.8 cannot save an empty data set of audio.
+    data_set({"audio": [b""]}).select([]).save_to_disk(tmp_path / "train")
     with pytest.raises(ManifestError, match="train: not a Hugging Face data set that can be opened"):
         entries_of(tmp_path / "train")
 
