@@ -74,13 +74,17 @@ class SlotRing:
     Args:
         num_slots: Number of slots.
         slot_bytes: Size of a slot; rounded up to whole pages.
+        file: Descriptor of the memory of a ring in another process, which alone decides which slots are free. By
+            default, the memory is new, and all slots are free.
     """
 
-    def __init__(self, num_slots: int, slot_bytes: int) -> None:
+    def __init__(self, num_slots: int, slot_bytes: int, *, file: int | None = None) -> None:
         self.num_slots = num_slots
         self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._map(_open_unnamed_file(self.num_bytes))
-        self._free = list(range(num_slots))
+        self._file = _open_unnamed_file(self.num_bytes) if file is None else file
+        weakref.finalize(self, os.close, self._file).atexit = False
+        self._bytes = np.frombuffer(mmap.mmap(self._file, self.num_bytes), np.uint8)
+        self._free = list(range(num_slots)) if file is None else []
 
     @property
     def num_bytes(self) -> int:
@@ -128,21 +132,12 @@ class SlotRing:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled while a worker is started, which then receives a copy of the file descriptor.
-        return SlotRing._attach, (DupFd(self._file), self.num_slots, self.slot_bytes)
+        return _attach, (DupFd(self._file), self.num_slots, self.slot_bytes)
 
-    @classmethod
-    def _attach(cls, file: Any, num_slots: int, slot_bytes: int) -> "SlotRing":
-        """Maps the memory of a ring in a worker."""
-        self = cls.__new__(cls)
-        self.num_slots, self.slot_bytes = num_slots, slot_bytes
-        self._map(file.detach())
-        self._free = []
-        return self
 
-    def _map(self, file: int) -> None:
-        self._file = file
-        weakref.finalize(self, os.close, file).atexit = False
-        self._bytes = np.frombuffer(mmap.mmap(file, self.num_bytes), np.uint8)
+def _attach(file: Any, num_slots: int, slot_bytes: int) -> SlotRing:
+    """Maps the memory of a ring in a worker."""
+    return SlotRing(num_slots, slot_bytes, file=file.detach())
 
 
 def _open_unnamed_file(num_bytes: int) -> int:
