@@ -112,6 +112,7 @@ def run(
     peers: dict[str, Any] | None = None,
     limits: dict[str, float] | None = None,
     error_files: bool = False,
+    token: str | None = "the token of the run",
 ) -> Iterator[Run]:
     """Starts a run; if a fault is given, it is injected into one rank in its third step."""
     started = Run(directory)
@@ -137,6 +138,8 @@ def run(
                 "peers": peers,
             }
             environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+            if token is not None:
+                environment["NESTGUARD_TOKEN"] = token
             if error_files:
                 environment["TORCHELASTIC_ERROR_FILE"] = str(directory / f"error-{rank}.json")
             command = [sys.executable, "-m", "tests.nestguard.rank", json.dumps(options)]
