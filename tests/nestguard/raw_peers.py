@@ -6,8 +6,8 @@ from typing import Any
 from nestguard import PeerConfig
 from nestguard.authentication import Handshake, Side
 from nestguard.wire import Connection
+from tests.nestguard.runs import TOKEN
 
-TOKEN = "the token of the run"
 NONCE = "a nonce"
 
 

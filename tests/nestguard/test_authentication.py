@@ -14,8 +14,8 @@ from nestguard.authentication import AuthenticationError, Handshake, Seal, Share
 from nestguard.coordinator import Coordinator
 from nestguard.follower import Follower
 from nestguard.wire import Connection
-from tests.nestguard.raw_peers import TOKEN, accept, authenticate, connect, hello, join
-from tests.nestguard.runs import PATIENCE_S
+from tests.nestguard.raw_peers import accept, authenticate, connect, hello, join
+from tests.nestguard.runs import PATIENCE_S, TOKEN
 from tests.nestguard.test_peers import closing, coordinator_of, follower_of, soon
 from tests.nestguard.views import view
 from tests.ports import free_port

@@ -18,8 +18,8 @@ from nestguard.peers import LocalOnly, StopDecision
 from nestguard.process import ProcessState
 from nestguard.rendezvous import connect_peers
 from nestguard.wire import Connection, view_from_json, view_to_json
-from tests.nestguard.raw_peers import TOKEN, accept, join
-from tests.nestguard.runs import PATIENCE_S
+from tests.nestguard.raw_peers import accept, join
+from tests.nestguard.runs import PATIENCE_S, TOKEN
 from tests.nestguard.views import view
 from tests.ports import free_port
 
