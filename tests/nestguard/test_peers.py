@@ -1,5 +1,6 @@
 import contextlib
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -231,6 +232,22 @@ def test_a_second_connection_of_a_node_replaces_the_first_one_without_a_warning(
             second.send_views([view(2, step=6, node_rank=1)])
             assert soon(lambda: [one.reading.step for one in coordinator.views()] == [6])
             assert "its ranks continue" not in caplog.text
+
+
+def test_a_follower_that_reads_slowly_does_not_delay_the_others(config: PeerConfig) -> None:
+    table = os.urandom(4_000_000).hex()  # cannot be compressed to the size of a socket's buffers
+    with closing(coordinator_of(config)) as coordinator, closing(join(config, PATIENCE_S)) as slow:
+        with closing(Follower(config, view(3, node_rank=2).reading.identity, 5.0, SharedToken(TOKEN))) as follower:
+            assert soon(lambda: len(coordinator.silences()) == 2)
+            started = time.monotonic()
+            coordinator.send_stop(StopDecision({"cause": "", "processes": []}, table))
+            coordinator.send_views([])
+            assert time.monotonic() - started < PATIENCE_S / 3
+            assert soon(follower.decision)
+        received: dict[str, Any] | None = {"type": "keepalive"}
+        while received is not None and received["type"] == "keepalive":
+            received = slow.receive()
+        assert received == {"type": "stop", "report": {"cause": "", "processes": []}, "table": table}
 
 
 def test_followers_get_a_report_of_all_ranks_and_of_those_workers_that_are_culprits(config: PeerConfig) -> None:
