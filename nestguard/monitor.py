@@ -97,23 +97,26 @@ class Monitor:
         if decision is not None:
             self._follow(decision, views)
             return True
+        return self._decide(views)
+
+    def _decide(self, views: list[ProcessView]) -> bool:
+        """Stops the run if its diagnosis demands it and this node may decide; returns whether it has done so."""
         if not self._may_have_to_stop(views):
             self._undecided_since = None
             return False
         known, diagnosis = self._diagnose(views, self._peers.views())
         if not diagnosis.must_stop:
             self._undecided_since = None
-        elif self._may_decide():
-            nodes = {
-                view.reading.identity.node_rank
-                for view, one in zip(known, diagnosis.diagnoses, strict=True)
-                if one.is_culprit
-            }
-            known, diagnosis = self._diagnose(views, self._peers.detailed_views(nodes, _DETAILS_TIMEOUT_S))
-            if diagnosis.must_stop:
-                self._stop(diagnosis, known, views)
-                return True
-        return False
+            return False
+        if not self._may_decide():
+            return False
+        # Reasons may name loader workers and cuts, which other nodes send only when they are asked.
+        culprits = [view for view, one in zip(known, diagnosis.diagnoses, strict=True) if one.is_culprit]
+        nodes = {view.reading.identity.node_rank for view in culprits}
+        known, diagnosis = self._diagnose(views, self._peers.detailed_views(nodes, _DETAILS_TIMEOUT_S))
+        if diagnosis.must_stop:
+            self._stop(diagnosis, known, views)
+        return diagnosis.must_stop
 
     def _may_have_to_stop(self, views: Sequence[ProcessView]) -> bool:
         """Returns whether any rank may be a reason to stop the run; if not, the run needs no diagnosis."""

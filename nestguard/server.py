@@ -40,7 +40,9 @@ class Peer:
 
         self.opened_at = self.received_at = time.monotonic()
         self.closed_at = 0.0
-        self._socket = connection
+        self.socket = connection
+        """For the server."""
+
         self._wake = wake
         self._sending = threading.Lock()
         self._unsent = bytearray()
@@ -96,13 +98,13 @@ class Peer:
             self.is_open = False
             # The socket itself is closed by the thread that waits for it.
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                self.socket.shutdown(socket.SHUT_RDWR)
 
     def _try_to_send(self, data: bytes | bytearray) -> int:
         """Returns how many bytes were sent; closes the connection if it is broken or if too much waits."""
         sent = 0
         try:
-            sent = self._socket.send(data)
+            sent = self.socket.send(data)
         except BlockingIOError:
             pass
         except OSError:
@@ -217,10 +219,10 @@ class Server:
         if events & selectors.EVENT_WRITE:
             peer.send_unsent()
             if not peer.has_unsent:
-                self._selector.modify(peer._socket, selectors.EVENT_READ)
+                self._selector.modify(peer.socket, selectors.EVENT_READ)
         if events & selectors.EVENT_READ:
             try:
-                data = peer._socket.recv(_RECEIVE_BYTES)
+                data = peer.socket.recv(_RECEIVE_BYTES)
                 frames = peer.frames(data)
             except BlockingIOError:
                 return
@@ -242,8 +244,8 @@ class Server:
         with self._lock:
             peers, self._with_unsent = self._with_unsent, set()
         for peer in peers:
-            if peer._socket in self._peers:
-                self._selector.modify(peer._socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            if peer.socket in self._peers:
+                self._selector.modify(peer.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def _close_overdue(self) -> None:
         """Disconnects peers that were not accepted in time, and the oldest if too many wait."""
@@ -256,9 +258,9 @@ class Server:
 
     def _forget(self, peer: Peer, reason: str) -> None:
         peer.close()
-        del self._peers[peer._socket]
-        self._selector.unregister(peer._socket)
-        peer._socket.close()
+        del self._peers[peer.socket]
+        self._selector.unregister(peer.socket)
+        peer.socket.close()
         self._handler.closed(peer, reason)
 
 
