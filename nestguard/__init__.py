@@ -1,5 +1,6 @@
 """Watches the processes of a training run and reports which one is responsible when the run stalls."""
 
+from nestguard.authentication import new_token
 from nestguard.current_heartbeat import current, set_current, start_worker
 from nestguard.errors import GuardError
 from nestguard.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat
@@ -22,6 +23,7 @@ __all__ = [
     "Reading",
     "StallLimits",
     "current",
+    "new_token",
     "read_heartbeat",
     "set_current",
     "start_monitor",

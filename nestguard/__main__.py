@@ -1,16 +1,23 @@
 """Entry point of the monitor process, which `start_monitor` launches. It is not meant to be called by hand.
 
 python -m nestguard DIRECTORY --report-dir DIRECTORY --limits JSON --identity JSON [--peers JSON]
+
+With `--peers`, the token of the run is that of the environment variable NESTGUARD_TOKEN, until a line with another one
+arrives on standard input.
 """
 
 import argparse
+import contextlib
 import json
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from nestguard.authentication import TOKEN_VARIABLE, SharedToken
 from nestguard.limits import StallLimits
 from nestguard.monitor import Monitor, MonitorConfig
 from nestguard.peers import PeerConfig
@@ -30,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="stall guard: %(message)s", level=logging.WARNING)
+    token = SharedToken(os.environ.get(TOKEN_VARIABLE, ""))
+    if args.peers is not None:
+        threading.Thread(target=_read_token, args=(token,), daemon=True).start()
     Monitor(
         MonitorConfig(
             directory=args.directory,
@@ -37,9 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             identity=Identity(**args.identity),
             limits=StallLimits(**args.limits),
             peers=None if args.peers is None else PeerConfig(**args.peers),
-        )
+        ),
+        token,
     ).run()
     return 0
+
+
+def _read_token(token: SharedToken) -> None:
+    """Reads the token from standard input, without Python's buffer, whose lock would block the exit of the process."""
+    data = b""
+    with contextlib.suppress(OSError):
+        while not data.endswith(b"\n") and (more := os.read(0, 4096)):
+            data += more
+    if text := data.decode(errors="replace").strip():
+        token.set(text)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Starts the monitor of a node from the node's first local rank."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -22,8 +23,9 @@ A monitor may run longer than its handle exists. `Popen` would warn when it is c
 class MonitorHandle:
     """The running monitor process of this node."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", token_fd: int | None) -> None:
         self._process = process
+        self._token_fd = token_fd
 
     @property
     def pid(self) -> int:
@@ -33,6 +35,19 @@ class MonitorHandle:
     def is_alive(self) -> bool:
         """Returns whether the monitor still runs. It exits by itself when the ranks of the node have ended."""
         return self._process.poll() is None
+
+    def set_token(self, token: str) -> None:
+        """Gives the monitor the token of the run, which is `new_token()` of rank 0 and equal on all nodes.
+
+        It takes precedence over the environment variable NESTGUARD_TOKEN. Only the first call has an effect, and none
+        does on a single node.
+        """
+        if self._token_fd is None:
+            return
+        with contextlib.suppress(OSError):  # the monitor has exited
+            os.write(self._token_fd, token.encode() + b"\n")
+        os.close(self._token_fd)
+        self._token_fd = None
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for at most `timeout_s` seconds until the monitor has exited; returns whether it has."""
@@ -59,7 +74,8 @@ def start_monitor(
         limits: How long a process may be silent.
         identity: Identity of the calling rank.
         report_dir: Where a report, `stall-TIME/`, is written.
-        peers: Where the monitors of several nodes connect to each other; None for a single node.
+        peers: Where the monitors of several nodes connect to each other; None for a single node. They connect once they
+            know the token of the run, from the environment variable NESTGUARD_TOKEN or from `MonitorHandle.set_token`.
 
     Raises:
         GuardError: The monitor process cannot be started.
@@ -72,11 +88,18 @@ def start_monitor(
     # The rank may have found this package in the folder of its script, which is not on the monitor's sys.path.
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    # The token travels through a pipe: arguments are visible to every user of the machine.
+    stdin, token_fd = (subprocess.DEVNULL, None) if peers is None else os.pipe()
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, env=environment
+            command, stdin=stdin, stdout=subprocess.DEVNULL, start_new_session=True, env=environment
         )
     except OSError as error:
+        if token_fd is not None:
+            os.close(token_fd)
         raise GuardError(f"The monitor process cannot be started: {error}.") from error
+    finally:
+        if stdin != subprocess.DEVNULL:
+            os.close(stdin)
     _started[:] = [process, *(other for other in _started if other.poll() is None)]
-    return MonitorHandle(process)
+    return MonitorHandle(process, token_fd)

@@ -56,7 +56,16 @@ class StallLimits:
 
     def limit_of(self, reading: Reading) -> float:
         """Returns the limit, in seconds, that applies in a process's current phase; infinity once it has ended."""
-        if reading.phase.is_final:
+        return self.limit_in(reading.phase, has_stepped=reading.has_stepped)
+
+    def limit_in(self, phase: Phase, *, has_stepped: bool) -> float:
+        """Returns the limit, in seconds, of a phase; infinity if the phase is final.
+
+        Args:
+            phase: What the process does.
+            has_stepped: Whether the process has finished a step since its start.
+        """
+        if phase.is_final:
             return math.inf
-        limit: float = getattr(self, _PHASE_LIMITS[reading.phase])
-        return limit if reading.has_stepped else max(limit, self.first_step_s)
+        limit: float = getattr(self, _PHASE_LIMITS[phase])
+        return limit if has_stepped else max(limit, self.first_step_s)

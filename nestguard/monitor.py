@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nestguard.authentication import SharedToken
 from nestguard.limits import StallLimits
 from nestguard.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.process import EXIT_STALLED, ProcessState
 from nestguard.record import Identity, Phase
 from nestguard.rendezvous import connect_peers
 from nestguard.report import Report, main_thread_stack, torchrun_error
-from nestguard.run_diagnosis import RunDiagnosis, diagnose
+from nestguard.run_diagnosis import RunDiagnosis, diagnose, quick_limits, view_may_stop_run
 from nestguard.termination import read_dumps, request_stacks, terminate
 from nestguard.view import ProcessView, missing_ranks
 from nestguard.watch import NodeWatch
@@ -29,6 +30,9 @@ _DECISION_TIMEOUT_S = 5.0
 
 _DUMPS_TIMEOUT_S = 3.0
 """How long the coordinator waits for the stacks of the other nodes."""
+
+_DETAILS_TIMEOUT_S = 2.0
+"""How long the coordinator waits for the loader workers of the nodes with culprits."""
 
 _MAX_REPORTS_PER_SECOND = 100
 
@@ -52,12 +56,17 @@ class MonitorConfig:
 
 
 class Monitor:
-    """Observes the ranks of a node until they have ended, or until it has terminated them."""
+    """Observes the ranks of a node until they have ended, or until it has terminated them.
 
-    def __init__(self, config: MonitorConfig) -> None:
+    Args:
+        config: What it observes.
+        token: Token of the run, without which monitors of several nodes do not connect to each other.
+    """
+
+    def __init__(self, config: MonitorConfig, token: SharedToken) -> None:
         self._config = config
         self._watch = NodeWatch(config.directory, config.identity)
-        self._peers: LocalOnly = connect_peers(config.peers, config.identity, config.limits.first_step_s)
+        self._peers: LocalOnly = connect_peers(config.peers, config.identity, config.limits.first_step_s, token)
         self._undecided_since: float | None = None
 
     def run(self) -> None:
@@ -66,7 +75,7 @@ class Monitor:
         try:
             while True:
                 views = self._watch.scan()
-                self._peers.send_views(views)
+                self._peers.send_views(views, self._watch.scanned_s)
                 if self._stop_if_needed(views) or _have_ended(views):
                     self._watch.remove_files()
                     return
@@ -88,15 +97,39 @@ class Monitor:
         if decision is not None:
             self._follow(decision, views)
             return True
-        known = views + self._peers.views()
-        known += missing_ranks(known, self._config.identity, self._peers.disconnected_s())
-        diagnosis = diagnose(known, limits, self._peers.silences())
+        return self._decide(views)
+
+    def _decide(self, views: list[ProcessView]) -> bool:
+        """Stops the run if its diagnosis demands it and this node may decide; returns whether it has done so."""
+        if not self._may_have_to_stop(views):
+            self._undecided_since = None
+            return False
+        known, diagnosis = self._diagnose(views, self._peers.views())
         if not diagnosis.must_stop:
             self._undecided_since = None
-        elif self._may_decide():
+            return False
+        if not self._may_decide():
+            return False
+        # Reasons may name loader workers and cuts, which other nodes send only when they are asked.
+        culprits = [view for view, one in zip(known, diagnosis.diagnoses, strict=True) if one.is_culprit]
+        nodes = {view.reading.identity.node_rank for view in culprits}
+        known, diagnosis = self._diagnose(views, self._peers.detailed_views(nodes, _DETAILS_TIMEOUT_S))
+        if diagnosis.must_stop:
             self._stop(diagnosis, known, views)
-            return True
-        return False
+        return diagnosis.must_stop
+
+    def _may_have_to_stop(self, views: Sequence[ProcessView]) -> bool:
+        """Returns whether any rank may be a reason to stop the run; if not, the run needs no diagnosis."""
+        limits = quick_limits(self._config.limits, self._peers.silences())
+        return any(view_may_stop_run(view, limits) for view in views) or self._peers.may_stop_run(self._config.limits)
+
+    def _diagnose(
+        self, own: Sequence[ProcessView], others: Sequence[ProcessView]
+    ) -> tuple[list[ProcessView], RunDiagnosis]:
+        """Returns all known processes, including ranks without contact, and the diagnosis of the run."""
+        known = [*own, *others]
+        known += missing_ranks(known, self._config.identity, self._peers.disconnected_s())
+        return known, diagnose(known, self._config.limits, self._peers.silences())
 
     def _may_decide(self) -> bool:
         """Returns whether this node decides itself: without a coordinator, or if the coordinator does not decide."""

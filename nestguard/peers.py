@@ -5,11 +5,12 @@ observe, and it decides for the whole run, so that there is one table of all ran
 decides for its own node. Losing a connection therefore makes a report less complete, but it never ends a run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nestguard.errors import GuardError
+from nestguard.limits import StallLimits
 from nestguard.view import NodeSilence, ProcessView
 
 
@@ -24,7 +25,7 @@ class PeerConfig:
     """Port on which the monitor of node 0 listens."""
 
     run_id: str = ""
-    """Identifies the run. A monitor with another id is rejected, for example one of an earlier attempt."""
+    """Identifies the run; no secret. A monitor with another id is rejected, for example one of an earlier attempt."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -55,12 +56,33 @@ class StopDecision(NamedTuple):
 class LocalOnly:
     """Role of a monitor without peers: it sends nothing and decides alone. `Coordinator` and `Follower` extend it."""
 
-    def send_views(self, views: Sequence[ProcessView]) -> None:
-        """Sends what this node observes; also tells the peers that this monitor is alive."""
+    def send_views(self, views: Sequence[ProcessView], at_s: float | None = None) -> None:
+        """Sends what this node observes; also tells the peers that this monitor is alive.
+
+        Args:
+            views: The processes of this node.
+            at_s: When the views were taken, in seconds of CLOCK_MONOTONIC; by default now.
+        """
+
+    def may_stop_run(self, limits: StallLimits) -> bool:  # noqa: ARG002
+        """Returns whether a rank of another node may be a reason to stop the run.
+
+        This is much cheaper than `views` and `diagnose`, which are needed only if the answer is yes.
+        """
+        return False
 
     def views(self) -> list[ProcessView]:
-        """Returns the processes of the other nodes."""
+        """Returns the ranks of the other nodes."""
         return []
+
+    def detailed_views(self, nodes: Collection[int], timeout_s: float) -> list[ProcessView]:  # noqa: ARG002
+        """Returns the ranks of the other nodes; for the given nodes, also their loader workers and cuts.
+
+        Args:
+            nodes: Node ranks.
+            timeout_s: For how long it waits for these details, in seconds.
+        """
+        return self.views()
 
     def silences(self) -> dict[int, NodeSilence]:
         """Returns, by node rank, how long each connected node has sent nothing."""

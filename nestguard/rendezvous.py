@@ -3,6 +3,7 @@
 import logging
 import time
 
+from nestguard.authentication import SharedToken
 from nestguard.coordinator import Coordinator
 from nestguard.follower import Follower
 from nestguard.peers import LocalOnly, PeerConfig
@@ -15,13 +16,16 @@ _BIND_TIMEOUT_S = 10.0
 _RETRY_S = 0.25
 
 
-def connect_peers(config: PeerConfig | None, identity: Identity, connect_timeout_s: float) -> LocalOnly:
+def connect_peers(
+    config: PeerConfig | None, identity: Identity, connect_timeout_s: float, token: SharedToken
+) -> LocalOnly:
     """Returns the role of this node's monitor.
 
     Args:
         config: Where the monitors connect to each other; None for a single node.
         identity: Identity of the rank that started this monitor.
         connect_timeout_s: For how long a follower tries to reach the coordinator.
+        token: The token of the run; the monitors connect once it is known.
 
     Returns:
         `Coordinator` on node 0 and `Follower` on the others. `LocalOnly` without `config`, and, with a warning, on a
@@ -30,11 +34,11 @@ def connect_peers(config: PeerConfig | None, identity: Identity, connect_timeout
     if config is None:
         return LocalOnly()
     if identity.node_rank > 0:
-        return Follower(config, identity, connect_timeout_s)
+        return Follower(config, identity, connect_timeout_s, token)
     deadline = time.monotonic() + _BIND_TIMEOUT_S
     while True:
         try:
-            return Coordinator(config)
+            return Coordinator(config, identity, token)
         except OSError as error:
             if time.monotonic() > deadline:
                 _log.warning(

@@ -16,7 +16,8 @@ from nestguard.limits import StallLimits
 from nestguard.loader_workers import add_worker_culprits
 from nestguard.process import ProcessState
 from nestguard.reasons import ranks_text
-from nestguard.stalls import diagnose_silent_nodes, diagnose_stall
+from nestguard.record import Phase
+from nestguard.stalls import diagnose_silent_nodes, diagnose_stall, limits_beside_silence
 from nestguard.view import NodeSilence, ProcessView
 
 
@@ -43,7 +44,7 @@ def diagnose(
         limits: How long a process may be silent.
         silences: By node rank, how long each connected node has sent nothing.
     """
-    silences = {node: silence for node, silence in (silences or {}).items() if silence.seconds > limits.node_silence_s}
+    silences = too_long(silences or {}, limits)
     views = _unseen_after_first_step(views)
     ranks = [view for view in views if view.is_rank]
     found, must_stop = diagnose_failures(ranks)
@@ -56,6 +57,41 @@ def diagnose(
     add_worker_culprits(found, views, limits)
     diagnoses = tuple(found.get(view.name, own_diagnosis(view)) for view in views)
     return RunDiagnosis(must_stop, _cause(views, diagnoses, causal_silences) if must_stop else "", diagnoses)
+
+
+def may_stop_run(phase: Phase, state: ProcessState, age_s: float, *, has_stepped: bool, limits: StallLimits) -> bool:
+    """Returns whether a rank may be a reason to stop the run. `diagnose` does not stop a run without such a rank.
+
+    Args:
+        phase: Current phase of the rank.
+        state: State of its process.
+        age_s: Seconds since its last heartbeat.
+        has_stepped: Whether it has finished a step since its start.
+        limits: Result of `quick_limits`.
+    """
+    if phase is Phase.FAILED:
+        return True
+    if phase.is_final or state is ProcessState.UNSEEN:
+        return False
+    return state.has_ended or age_s > limits.limit_in(phase, has_stepped=has_stepped)
+
+
+def view_may_stop_run(view: ProcessView, limits: StallLimits) -> bool:
+    """Returns `may_stop_run` of a view; False for a loader worker."""
+    reading = view.reading
+    return view.is_rank and may_stop_run(
+        reading.phase, view.state, view.age_s, has_stepped=reading.has_stepped, limits=limits
+    )
+
+
+def quick_limits(limits: StallLimits, silences: Mapping[int, NodeSilence]) -> StallLimits:
+    """Returns the limits for `may_stop_run`: lower ones if a node is silent."""
+    return limits_beside_silence(limits) if too_long(silences, limits) else limits
+
+
+def too_long(silences: Mapping[int, NodeSilence], limits: StallLimits) -> dict[int, NodeSilence]:
+    """Returns the nodes that have been silent for longer than the limit."""
+    return {node: silence for node, silence in silences.items() if silence.seconds > limits.node_silence_s}
 
 
 def _unseen_after_first_step(views: Sequence[ProcessView]) -> list[ProcessView]:

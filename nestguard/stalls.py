@@ -32,7 +32,7 @@ def diagnose_silent_nodes(
         The diagnoses; empty if no node is silent or the other ranks make progress.
     """
     others = [view for view in ranks if view.is_live and view.reading.identity.node_rank not in silences]
-    if not silences or not _late_ranks(others, replace(limits, step_s=min(limits.step_s, limits.node_silence_s))):
+    if not silences or not _late_ranks(others, limits_beside_silence(limits)):
         return {}
     nodes = ", ".join(f"node {node}" for node in sorted(silences))
     diagnoses: Diagnoses = {}
@@ -44,6 +44,11 @@ def diagnose_silent_nodes(
         elif view.is_live:
             diagnoses[view.name] = waiting(nodes)
     return diagnoses
+
+
+def limits_beside_silence(limits: StallLimits) -> StallLimits:
+    """Returns the limits that decide whether silent nodes hold up the others."""
+    return replace(limits, step_s=min(limits.step_s, limits.node_silence_s))
 
 
 def diagnose_stall(ranks: Sequence[ProcessView], limits: StallLimits, silences: Mapping[int, NodeSilence]) -> Diagnoses:
@@ -67,11 +72,12 @@ def diagnose_stall(ranks: Sequence[ProcessView], limits: StallLimits, silences: 
             reasons.setdefault(view.name, silence_reason(view, limits))
     absent = absent_ranks_suffix(ranks)
     culprit_ranks = ranks_text([view.rank for view in ranks if view.name in reasons])
+    late_names = {view.name for view in late}
     diagnoses: Diagnoses = {}
     for view in live + unseen:
         if view.name in reasons:
             diagnoses[view.name] = culprit(view, reasons[view.name] + absent)
-        elif view.reading.phase in WAITING_PHASES or view in late:
+        elif view.reading.phase in WAITING_PHASES or view.name in late_names:
             diagnoses[view.name] = waiting(culprit_ranks)
     return diagnoses
 

@@ -1,7 +1,6 @@
-"""Messages between two monitors: lines of JSON over a TCP connection, and the JSON form of a process view."""
+"""A follower's connection to the coordinator, and the JSON form of a process view."""
 
 import contextlib
-import json
 import socket
 import struct
 import threading
@@ -10,32 +9,31 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 
+from nestguard.authentication import AuthenticationError, Seal
+from nestguard.frames import SIZE, Codec, InvalidFrameError, Message, pack
 from nestguard.process import ProcessState
 from nestguard.record import Identity, Phase, Reading
 from nestguard.view import ProcessView
 
-_MAX_LINE_BYTES = 32 << 20
 _SEND_TIMEOUT_S = 2
 _TYPES: Mapping[type, Mapping[str, Any]] = {kind: get_type_hints(kind) for kind in (Identity, Reading)}
-
-Message = dict[str, Any]
-"""A JSON object; its key `type` gives the kind of message."""
 
 INVALID_MESSAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What reading a message with missing keys or values of the wrong type can raise."""
 
 
 class Connection:
-    """A connection to the monitor of another node.
+    """A follower's connection to the coordinator.
 
-    One thread receives; any thread may send. Times are seconds of `time.monotonic()`.
+    One thread receives; any thread may send. Until `authenticate` is called, waiting for a message is limited by the
+    timeout of the socket. Times are seconds of `time.monotonic()`.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(None)
         # A frozen peer stops reading, and sending to it must not block this monitor.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._codec = Codec()
         self._socket = connection
         self._file: BinaryIO = connection.makefile("rb")
         self._sending = threading.Lock()
@@ -47,30 +45,39 @@ class Connection:
         self.received_goodbye = False
         """Whether the peer announced that it would close the connection."""
 
+    def authenticate(self, sending: Seal, receiving: Seal) -> None:
+        """Requires that every further message is authentic. From now on, `receive` waits without a limit."""
+        self._codec.authenticate(sending, receiving)
+        self._socket.settimeout(None)
+
     def send(self, message: Message) -> None:
         """Sends a message; closes the connection if that fails or takes longer than two seconds."""
         if not self.is_open:
             return
         try:
             with self._sending:
-                self._socket.sendall(json.dumps(message).encode() + b"\n")
+                self._socket.sendall(self._codec.frame(pack(message)))
         except OSError:
             self.close()
 
     def receive(self) -> Message | None:
-        """Waits for the next message; returns None once the connection is closed or the peer sends no valid JSON."""
+        """Waits for the next message; returns None once the connection is closed or the peer sends no valid message."""
         try:
-            line = self._file.readline(_MAX_LINE_BYTES)
-            message = json.loads(line) if line.endswith(b"\n") else None
-        except (OSError, RecursionError, ValueError):  # RecursionError: brackets nested too deeply
+            message = self._receive()
+        except (OSError, InvalidFrameError, AuthenticationError):
             message = None
-        if not isinstance(message, dict):
+        if message is None:
             self.close()
             return None
         self.received_at = time.monotonic()
         if message.get("type") == "goodbye":
             self.received_goodbye = True
         return message
+
+    def _receive(self) -> Message | None:
+        size = self._codec.frame_size(self._file.read(SIZE.size))
+        frame = b"" if size is None else self._file.read(size)
+        return None if size is None or len(frame) < size else self._codec.message(frame)
 
     def close(self) -> None:
         """Closes the connection."""

@@ -104,6 +104,8 @@ def main(argv: list[str]) -> None:
         peers = None if options["peers"] is None else PeerConfig(**options["peers"])
         monitor = start_monitor(beats, StallLimits(**options["limits"]), identity, directory / "reports", peers)
         (directory / f"monitor-{identity.node_rank}.pid").write_text(str(monitor.pid))
+        if options["token"] is not None:
+            monitor.set_token(options["token"])
     try:
         train(options, identity, directory)
     except Exception as error:

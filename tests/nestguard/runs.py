@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 45.0
 """Time for an event that a test waits for: more than a busy machine needs, less than the limits that it rules out."""
 
+TOKEN = "the token of the run"
 LIMITS = {"step_s": 2.0, "first_step_s": 4.0, "node_silence_s": 20.0}
 LONG_LIMITS = {"step_s": 20.0, "first_step_s": 20.0}
 """For runs in which nothing may be reported: a busy machine delays heartbeats by less than this."""
@@ -112,8 +113,14 @@ def run(
     peers: dict[str, Any] | None = None,
     limits: dict[str, float] | None = None,
     error_files: bool = False,
+    passes_token: bool = False,
+    tokens: Sequence[str] = (),
 ) -> Iterator[Run]:
-    """Starts a run; if a fault is given, it is injected into one rank in its third step."""
+    """Starts a run; if a fault is given, it is injected into one rank in its third step.
+
+    The monitors have their token from the environment; with `passes_token`, from the ranks that start them. With
+    `tokens`, each node has another one.
+    """
     started = Run(directory)
     local_world_size = world_size // nodes
     with (directory / "stderr.txt").open("wb") as errors:
@@ -135,8 +142,11 @@ def run(
                 "steps": steps,
                 "step_s": step_s,
                 "peers": peers,
+                "token": TOKEN if passes_token else None,
             }
             environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+            if not passes_token:
+                environment["NESTGUARD_TOKEN"] = tokens[rank // local_world_size] if tokens else TOKEN
             if error_files:
                 environment["TORCHELASTIC_ERROR_FILE"] = str(directory / f"error-{rank}.json")
             command = [sys.executable, "-m", "tests.nestguard.rank", json.dumps(options)]

@@ -122,10 +122,20 @@ def test_suspending_the_monitor_together_with_its_ranks_is_not_a_stall(tmp_path:
         assert not started.reports
 
 
-def test_two_nodes_print_the_same_table_of_all_ranks_and_both_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("passes_token", [False, True], ids=["token in the environment", "token from the ranks"])
+def test_two_nodes_print_the_same_table_of_all_ranks_and_both_end(tmp_path: Path, passes_token: bool) -> None:
     peers = {"host": "127.0.0.1", "port": free_port(), "run_id": "a"}
     limits = {"step_s": 4.0}  # long enough for the monitors to connect first
-    with run(tmp_path, world_size=4, nodes=2, fault="sleep", faulty_rank=3, peers=peers, limits=limits) as started:
+    with run(
+        tmp_path,
+        world_size=4,
+        nodes=2,
+        fault="sleep",
+        faulty_rank=3,
+        peers=peers,
+        limits=limits,
+        passes_token=passes_token,
+    ) as started:
         assert started.exit_codes() == [EXIT_STALLED] * 4
         for node in (0, 1):
             started.wait_for_end_of(started.pid(f"monitor-{node}"))
@@ -157,6 +167,28 @@ def test_a_frozen_node_is_reported_by_the_other_node(tmp_path: Path) -> None:
         started.wait_for_end_of(started.pid("monitor-0"))
         assert "no message from node 1 (host host-1) for" in started.output
         assert started.diagnoses() == {"0": "waiting", "1": "silent"}
+
+
+def test_a_stuck_loader_worker_of_another_node_is_reported_with_its_cut(tmp_path: Path) -> None:
+    peers = {"host": "127.0.0.1", "port": free_port()}
+    limits = {"step_s": 4.0}
+    with run(tmp_path, nodes=2, fault="worker", faulty_rank=1, peers=peers, limits=limits) as started:
+        assert started.exit_codes() == [EXIT_STALLED] * 2
+        for node in (0, 1):
+            started.wait_for_end_of(started.pid(f"monitor-{node}"))
+        for report in started.reports:
+            processes = json.loads((report / "stall.json").read_text())["processes"]
+            verdicts = {process["name"]: process["verdict"] for process in processes}
+            assert verdicts == {"rank-0": "waiting", "rank-1": "stuck", "rank-1.worker-0": "stuck"}
+        assert "worker 0 is stuck, at cut cut-2" in " ".join(started.output.split())
+
+
+def test_monitors_without_the_token_of_the_run_cannot_end_it(tmp_path: Path) -> None:
+    peers = {"host": "127.0.0.1", "port": free_port()}
+    with run(tmp_path, nodes=2, peers=peers, steps=40, limits=LONG_LIMITS, tokens=["one", "another"]) as started:
+        assert started.exit_codes() == [0, 0]
+        assert "refused a connection from 127.0.0.1" in started.output
+        assert not started.reports
 
 
 def test_losing_the_connection_to_a_monitor_is_a_warning_and_does_not_stop_the_run(tmp_path: Path) -> None:

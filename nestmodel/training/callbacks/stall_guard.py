@@ -112,9 +112,15 @@ class StallGuard(pl.Callback):
         return nestguard.PeerConfig(host=environment.main_address, port=self.port or port + 1, run_id=run_id)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Starts the stall guard before training."""
-        if stage == "fit":
-            self.start(trainer)
+        """Starts the stall guard before training, and gives the monitors of several nodes their common token."""
+        if stage != "fit" or not self.enabled:
+            return
+        self.start(trainer)
+        if trainer.num_nodes > 1:
+            # The ranks have just connected to each other. Every rank takes part, also one without a monitor.
+            token = trainer.strategy.broadcast(nestguard.new_token())
+            if self._monitor is not None:
+                self._monitor.set_token(token)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Writes a heartbeat: the rank loads the first batch."""
