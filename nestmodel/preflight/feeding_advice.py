@@ -163,7 +163,8 @@ def _pcm_note(measured: FeedingMeasurement, figures: Mapping[str, Any]) -> str:
         f"data.num_workers {measured.num_workers} would deliver about {figures['pcm_delivered']:,.0f} audio-s/s, "
         f"{needed} worker{'' if needed == 1 else 's'} would feed the steps, and the speech would take {space} more"
     )
-    return f"preparing the speech with --pcm would{'' if figures['pcm_pays'] else ' not'} pay: {effect}"
+    verdict = "is not needed" if figures["is_fed"] else "would pay" if figures["pcm_pays"] else "would not pay"
+    return f"preparing the speech with --pcm {verdict}: {effect}"
 
 
 def _disk_note(measured: FeedingMeasurement) -> str:

@@ -14,7 +14,7 @@ from nestmodel.errors import ConfigError
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def gigabytes(number: float) -> str:
+def gigabytes(number: int | float) -> str:
     """Returns a number of bytes as text in GB, or in MB if it is below 1 GB."""
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 

@@ -78,7 +78,8 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
         "export": ["--output -o", "--overwrite", "--parts", "--to", "MODEL"],
     }
     assert list(signature(PreflightTrainer.preflight).parameters) == [
-        *("self", "model", "datamodule", "num_batches", "timeout_s", "json", "ckpt_path", "weights_only"),
+        *("self", "model", "datamodule", "num_batches", "timeout_s", "feeding_seconds", "find_budget"),
+        *("memory_limit", "memory_margin", "json", "ckpt_path", "weights_only"),
     ]
 
 
