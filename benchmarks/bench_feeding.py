@@ -22,7 +22,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +90,7 @@ def _contestants(
 ) -> tuple[dict[str, Callable[[], float]], Callable[[], Rates], dict[str, float]]:
     """Returns the contestants, the measurement of NeMo, and the bytes of a second of audio in each format."""
     manifests, bytes_per_s = _write_formats(arguments.speech, directory, arguments.max_hours)
-    with redirect_stdout(sys.stderr):
-        prepare_corpus([arguments.noise], directory / "noise.corpus", PrepareConfig(pcm=True))
+    prepare_corpus([arguments.noise], directory / "noise.corpus", PrepareConfig(pcm=True))
     noise = Corpus.open(directory / "noise.corpus")
     contestants: dict[str, Callable[[], float]] = {}
     for name in FORMATS:

@@ -64,7 +64,7 @@ def count(preset: str, seconds: float = 15.0) -> Demand:
     return Demand(preset, counter.get_total_flops() / seconds / 1e9)
 
 
-def _backward_of_convolution(grad_out: Any, _x: Any, weight: Any, *rest: Any, out_shape: Any = None, **_: Any) -> int:
+def _backward_of_convolution(grad_out: Any, _x: Any, weight: Any, *rest: Any, **_: Any) -> int:
     """Returns the operations of the gradients of a convolution, each as many as the forward pass has.
 
     Torch's own formula counts grouped convolutions as if they had one group.

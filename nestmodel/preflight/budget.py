@@ -269,7 +269,7 @@ class _Search:
         )
         start, highest = int(longest / self._rate / 2), math.ceil(longest / self._rate)
         fitting = largest_fitting(
-            lambda seconds: self._peak_of_one(seconds),
+            self._peak_of_one,
             lambda: self.allowed_bytes,
             start=start,
             lowest=1,

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from tests.training import tiny_config, trainer
 
 REPOSITORY = Path(__file__).parents[3]
 NAMES = ["settings", "restarts", "disk", "shared memory", "reading", "training step", "feeding", "collectives"]
+SHORT = PreflightConfig(feeding_seconds=0.1)
+WITHOUT_FEEDING = PreflightConfig(feeding_seconds=0.0)
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -53,7 +56,7 @@ def result(status: Any = "ok", value: str = "", **figures: float) -> CheckResult
 
 def test_every_check_passes_in_order_if_nothing_is_wrong(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     data, reports = readable_data(messy_corpora, num_workers=1), []
-    report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path), PreflightConfig(), reports.append)
+    report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path), SHORT, reports.append)
     assert reports == [report]
     assert [check.name for check in report.checks] == NAMES
     status = {check.name: check.status for check in report.checks}
@@ -72,8 +75,8 @@ def test_every_check_passes_in_order_if_nothing_is_wrong(messy_corpora: MessyCor
 
 
 def test_feeding_is_measured_on_the_corpus_and_explained(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    data, config = readable_data(messy_corpora, num_workers=1), PreflightConfig(feeding_seconds=0.1)
-    report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path), config)
+    data = readable_data(messy_corpora, num_workers=1)
+    report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path), SHORT)
     feeding = results_of(report)["feeding"]
     figures = feeding.figures
     assert figures["delivered_0_workers"] > 0
@@ -92,8 +95,8 @@ def test_feeding_is_measured_on_the_corpus_and_explained(messy_corpora: MessyCor
 
 
 def test_feeding_can_be_left_out(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    config = PreflightConfig(feeding_seconds=0.0)
-    report = run_preflight(NestModel(tiny_config()), readable_data(messy_corpora), trainer(tmp_path), config)
+    data = readable_data(messy_corpora)
+    report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path), WITHOUT_FEEDING)
     assert results_of(report)["feeding"].status == "skipped"
     assert report.notes() == []
 
@@ -103,7 +106,7 @@ def test_a_preflight_leaves_no_files_and_does_not_change_model_trainer_or_random
 ) -> None:
     model, runner, random = NestModel(tiny_config()).eval(), trainer(tmp_path), torch.get_rng_state()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    run_preflight(model, readable_data(messy_corpora), runner)
+    run_preflight(model, readable_data(messy_corpora), runner, SHORT)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.training
@@ -125,6 +128,7 @@ def test_a_full_disk_and_full_shared_memory_fail_with_their_sizes(
         NestModel(tiny_config()),
         readable_data(messy_corpora, num_workers=1),
         trainer(tmp_path, [Checkpoints(keep=3)], enable_checkpointing=True),
+        WITHOUT_FEEDING,
     )
     assert report.has_failed
     disk, shared = results_of(report)["disk"], results_of(report)["shared memory"]
@@ -154,7 +158,8 @@ def test_permanent_checkpoints_that_will_not_fit_are_a_warning(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 10**12 if path == SHARED_MEMORY else 10 * each))
     callback = Checkpoints(keep=2, keep_every_n_steps=10)
     runner = trainer(tmp_path / "new" / "run", [callback], enable_checkpointing=True, max_steps=100)
-    disk = results_of(run_preflight(NestModel(tiny_config()), readable_data(messy_corpora), runner))["disk"]
+    data = readable_data(messy_corpora)
+    disk = results_of(run_preflight(NestModel(tiny_config()), data, runner, WITHOUT_FEEDING))["disk"]
     assert disk.status == "warning"
     assert "keep_every_n_steps" in disk.advice
 
@@ -188,7 +193,7 @@ def test_an_unusable_cut_is_a_warning_with_its_id_and_reason(tmp_path: Path) -> 
     corpus = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000, i) for i in range(8)})
     (tmp_path / "speech" / "3.wav").unlink()
     data = NestDataModule(corpus.path, plan=PlanConfig(max_batch_seconds=4.0, microbatches_per_step=1), num_workers=0)
-    config = PreflightConfig(num_batches=data.train_dataset.plan.steps_per_epoch)
+    config = replace(WITHOUT_FEEDING, num_batches=data.train_dataset.plan.steps_per_epoch)
     report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path), config)
     reading = results_of(report)["reading"]
     assert reading.status == "warning"
