@@ -178,59 +178,84 @@ class _Search:
             TrainingError: Not even the smallest budget fits.
         """
         start = round(self._config.max_batch_seconds / _RESOLUTION_S)
-        found = self._largest_of(critical_shapes, start, self.highest)
-        if found is not None and self._peak(found, shapes_of) is None:
+        found = self._largest_of(self._peak_of_critical, start, self.highest)
+        if found is not None and self._peak_of_all(found) is None:
             # A shape that was thought to be uncritical does not fit, or memory is fragmented by the other shapes.
-            found = self._largest_of(shapes_of, int(_RETREAT * found), found - 1) if found > self.lowest else None
+            start, highest = int(_RETREAT * found), found - 1
+            found = self._largest_of(self._peak_of_all, start, highest) if highest >= self.lowest else None
         if found is None:
             raise self._nothing_fits()
         return found
 
     def best(self, largest: int) -> float:
-        """Measures the speed of the largest budget and of halves of it, and returns the best one in seconds."""
+        """Measures the speed of halves of the largest budget as long as they are as fast; returns the best in seconds.
+
+        Raises:
+            TrainingError: Half of the largest budget does not fit.
+        """
         rates: dict[float, float] = {}
         for number in range(_NUM_HALVINGS):
             units = largest >> number
             if units < self.lowest:
                 break
+            if number:
+                self._measure_rate(units)
             seconds = float(units * _RESOLUTION_S)
-            rates[seconds] = self._measure_rate(units)
+            rates[seconds] = self.trials[seconds].audio_s_per_s or 0.0
             if best_budget(rates) != seconds:  # smaller budgets are slower still
                 break
         return best_budget(rates)
 
-    def _largest_of(self, choose: Callable[[BatchPlan], list[Shape]], start: int, highest: int) -> int | None:
-        return largest_fitting(
-            lambda units: self._peak(units, choose),
-            lambda: self.allowed_bytes,
-            start=start,
-            lowest=self.lowest,
-            highest=highest,
-        )
+    def _largest_of(self, peak_of: Callable[[int], int | None], start: int, highest: int) -> int | None:
+        return largest_fitting(peak_of, lambda: self.allowed_bytes, start=start, lowest=self.lowest, highest=highest)
 
-    def _peak(self, units: int, choose: Callable[[BatchPlan], list[Shape]]) -> int | None:
-        """Runs a trial and returns its peak memory, or None if it does not fit."""
-        shapes = choose(self._plan(units))
-        result = self._try(f"{units * _RESOLUTION_S} s", shapes)
-        self._record(units, result)
-        return None if result.too_large else result.peak_bytes
+    def _peak_of_critical(self, units: int) -> int | None:
+        """Tries the shapes that may need the most memory; returns the peak, or None if one of them does not fit."""
+        return self._run(units, critical_shapes(self._plan(units)), num_timed=0)
 
-    def _measure_rate(self, units: int) -> float:
-        """Returns the audio-seconds a second of the typical shapes of a budget, measured after a warm-up."""
+    def _peak_of_all(self, units: int) -> int | None:
+        """Tries all shapes, and measures the speed of typical ones; returns the peak, or None if one does not fit."""
         plan = self._plan(units)
-        shapes = typical_shapes(plan)
-        result = self._try(f"{units * _RESOLUTION_S} s, speed", shapes * 2)
-        if result.too_large:
+        typical = typical_shapes(plan)
+        return self._run(units, [*shapes_of(plan), *typical], num_timed=len(typical))
+
+    def _measure_rate(self, units: int) -> None:
+        """Measures the speed of the typical shapes of a budget after a warm-up."""
+        shapes = typical_shapes(self._plan(units))
+        if self._run(units, shapes * 2, num_timed=len(shapes)) is None:
             raise TrainingError(
-                f"{units * _RESOLUTION_S} s fitted before and does not fit now: other processes use the memory of "
-                f"{self.settings.device}. Try again when nothing else runs there."
+                f"a batch of {units * _RESOLUTION_S} s does not fit, but a larger one did: other processes use the "
+                f"memory of {self.settings.device}. Try again when nothing else runs there."
             )
-        times = result.times[len(shapes) :]
-        each = self._config.microbatches_per_step
-        seconds = sum(time.seconds_per_microbatch(each) for time in times)
-        rate = sum(cuts * samples for cuts, samples in shapes) / self._rate / seconds
-        self._record(units, result, rate=rate)
-        return rate
+
+    def _run(self, units: int, shapes: list[Shape], *, num_timed: int) -> int | None:
+        """Runs and records a trial.
+
+        Args:
+            units: The budget.
+            shapes: The shapes of the steps, in order.
+            num_timed: Number of the last steps whose speed is measured.
+
+        Returns:
+            The peak memory in bytes, or None if a shape does not fit.
+        """
+        seconds = float(units * _RESOLUTION_S)
+        result = self._try(f"{seconds:g} s", shapes)
+        rate = None
+        if num_timed and not result.too_large:
+            each = self._config.microbatches_per_step
+            time_s = sum(time.seconds_per_microbatch(each) for time in result.times[-num_timed:])
+            rate = sum(cuts * samples for cuts, samples in shapes[-num_timed:]) / self._rate / time_s
+        known = self.trials.get(seconds)
+        peak = None if result.too_large else max(result.peak_bytes, (known.peak_bytes if known else None) or 0)
+        self.trials[seconds] = BudgetTrial(
+            max_batch_seconds=seconds,
+            fits=result.too_large is None,
+            peak_bytes=peak,
+            audio_s_per_s=rate,
+            too_large=describe_shapes([result.too_large], self._rate) if result.too_large else None,
+        )
+        return None if result.too_large else result.peak_bytes
 
     def _try(self, what: str, shapes: list[Shape]) -> TrialResult:
         longest = describe_shapes(shapes[:2], self._rate)
@@ -243,17 +268,6 @@ class _Search:
             outcome = f"fits, {gigabytes(result.peak_bytes)} of {gigabytes(result.allowed_bytes)}"
         self._on_trial(f"  {outcome}")
         return result
-
-    def _record(self, units: int, result: TrialResult, rate: float | None = None) -> None:
-        seconds = float(units * _RESOLUTION_S)
-        known = self.trials.get(seconds)
-        self.trials[seconds] = BudgetTrial(
-            max_batch_seconds=seconds,
-            fits=result.too_large is None,
-            peak_bytes=max(result.peak_bytes, known.peak_bytes or 0 if known else 0) if not result.too_large else None,
-            audio_s_per_s=rate,
-            too_large=describe_shapes([result.too_large], self._rate) if result.too_large else None,
-        )
 
     def _plan(self, units: int) -> BatchPlan:
         return BatchPlan.of(self._dataset.corpus, replace(self._config, max_batch_seconds=float(units * _RESOLUTION_S)))
