@@ -23,7 +23,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import soundfile
 import torch
@@ -207,14 +206,14 @@ def _print_rates(rounds: list[Rates], bytes_per_s: dict[str, float]) -> None:
 
 def _print_needs(gpu: str, demands: list[Demand], rates: Rates, bytes_per_s: dict[str, float]) -> None:
     share = UTILISATIONS[0]
-    print(f"\n## Cores and MB/s for one {gpu} at {100 * share:.0f} %\n")
-    print("| preset | " + " | ".join(rates) + " | " + " | ".join(f"MB/s, {name}" for name in FORMATS) + " |")
-    print("|---|" + "---|" * (len(rates) + len(FORMATS)))
-    for demand in demands:
-        needed = demand.audio_s_per_s(gpu, share)
-        cells: list[Any] = [f"{math.ceil(needed / rate):,}" for rate in rates.values()]
-        cells += [f"{needed * bytes_per_s[name] / 1e6:,.0f}" for name in FORMATS]
-        print(f"| {demand.preset} | " + " | ".join(cells) + " |")
+    needed = [demand.audio_s_per_s(gpu, share) for demand in demands]
+    print(f"\n### One {gpu} at {100 * share:.0f} %\n")
+    print("| | " + " | ".join(demand.preset for demand in demands) + " |")
+    print("|---|" + "---|" * len(demands))
+    for name, rate in rates.items():
+        print(f"| cores, {name} | " + " | ".join(f"{math.ceil(each / rate):,}" for each in needed) + " |")
+    for name in FORMATS:
+        print(f"| MB/s, {name} | " + " | ".join(f"{each * bytes_per_s[name] / 1e6:,.0f}" for each in needed) + " |")
 
 
 if __name__ == "__main__":

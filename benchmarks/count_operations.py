@@ -21,9 +21,9 @@ from nestmodel import NestConfig, NestNetwork, loss_stats
 
 PRESETS = ("small", "medium", "large", "xlarge")
 
-DENSE_BF16_TFLOPS = {"A100": 312, "H100": 989, "H200": 989, "B200": 2250}
+DENSE_BF16_TFLOPS = {"A100": 312, "H100/H200": 989, "B200": 2250}
 """Dense bf16 operations a second, in 10^12, of the SXM modules. Source: NVIDIA's data sheets of these GPUs, which list
-twice as much for the last three, with sparsity."""
+twice as much for the last two, with sparsity."""
 
 UTILISATIONS = (0.4, 0.2)
 """Shares of the peak that training reaches."""
@@ -44,6 +44,7 @@ class Demand:
 def main() -> int:
     """Counts and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    torch.set_num_threads(1)
     parser.add_argument("--seconds", type=float, default=15.0, help="length of the cut")
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=PRESETS)
     arguments = parser.parse_args()
