@@ -141,7 +141,7 @@ def test_the_budget_is_printed_as_yaml_that_a_run_accepts(
     flags += ["--find-budget", "--memory-limit", "6GB", "--memory-margin", "0.2"]
     assert main(flags) == 0
     shown = capfd.readouterr()
-    assert "trying 10 s: " in shown.err
+    assert "trying 5 s: " in shown.err
     assert "batch budgets on cpu, 4.80 GB a rank" in shown.out
     assert "A larger budget would not change the batches of this corpus." in shown.out
     text = shown.out[shown.out.index("data:\n") :]
