@@ -11,6 +11,11 @@ from .run_config import config_path, nearest_hint, read_config
 SEEDS = ("data.plan.seed", "model.config.seed")
 """Settings that follow from `--seed_everything`."""
 
+_SWITCHES = ("--json", "--find_budget")
+_HYPHENATED = {
+    f"--{name.replace('_', '-')}": f"--{name}"
+    for name in ("feeding_seconds", "find_budget", "memory_limit", "memory_margin")
+}
 _CONFIG_FLAGS = ("--config", "-c")
 
 
@@ -62,12 +67,21 @@ def with_preset_paths(arguments: list[str]) -> list[str]:
 
 
 def with_explicit_booleans(arguments: list[str]) -> list[str]:
-    """Returns the arguments with `--json` as `--json=true`: jsonargparse expects a value, other commands take none."""
-    followers = [*arguments[1:], ""]
+    """Returns the arguments with `--json` as `--json=true`: jsonargparse expects a value, other commands take none.
+
+    The same holds for the other switches of preflight, whose flags may also be written with hyphens.
+    """
+    spelled = [_with_underscores(argument) for argument in arguments]
+    followers = [*spelled[1:], ""]
     return [
-        "--json=true" if argument == "--json" and follower.lower() not in ("true", "false") else argument
-        for argument, follower in zip(arguments, followers, strict=True)
+        f"{argument}=true" if argument in _SWITCHES and follower.lower() not in ("true", "false") else argument
+        for argument, follower in zip(spelled, followers, strict=True)
     ]
+
+
+def _with_underscores(argument: str) -> str:
+    flag, equals, value = argument.partition("=")
+    return f"{_HYPHENATED[flag]}{equals}{value}" if flag in _HYPHENATED else argument
 
 
 def _checked_path(name: str) -> str:

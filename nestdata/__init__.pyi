@@ -27,6 +27,8 @@ from .batch.preview import write_preview as write_preview
 from .batch.rows import ShortAudio as ShortAudio
 from .corpus.corpora import Corpora as Corpora
 from .corpus.corpus import Corpus as Corpus
+from .corpus.decoding import DecodingTime as DecodingTime
+from .corpus.decoding import time_decoding as time_decoding
 from .errors import AudioError as AudioError
 from .errors import ConfigError as ConfigError
 from .errors import CorpusError as CorpusError
@@ -67,6 +69,7 @@ __all__ = [
     "Corpus",
     "CorpusError",
     "CorpusSummary",
+    "DecodingTime",
     "InputFormat",
     "ManifestError",
     "MicrobatchKey",
@@ -98,5 +101,6 @@ __all__ = [
     "prepare_corpus",
     "preview_rows",
     "summarise_plan",
+    "time_decoding",
     "write_preview",
 ]

@@ -119,6 +119,18 @@ from .options import (
 from .options import (
     WeightParts as WeightParts,
 )
+from .preflight.budget import (
+    BudgetConfig as BudgetConfig,
+)
+from .preflight.budget import (
+    BudgetReport as BudgetReport,
+)
+from .preflight.budget import (
+    BudgetTrial as BudgetTrial,
+)
+from .preflight.budget import (
+    find_budget as find_budget,
+)
 from .preflight.report import (
     CheckReport as CheckReport,
 )
@@ -161,6 +173,9 @@ from .training.preemption import (
 )
 
 __all__ = [
+    "BudgetConfig",
+    "BudgetReport",
+    "BudgetTrial",
     "CheckReport",
     "CheckResult",
     "Checkpoints",
@@ -210,6 +225,7 @@ __all__ = [
     "config_from_nemo",
     "export_model",
     "extract_features",
+    "find_budget",
     "import_model",
     "iterate_features",
     "load_network",

@@ -2,9 +2,10 @@
 
 import torch
 
+# cuBLAS and cuDNN report their own failed allocations, for instance CUBLAS_STATUS_ALLOC_FAILED.
 # PyTorch has a type of its own for GPUs only. The CPU allocator raises a RuntimeError, whose text depends on the
 # platform: "can't allocate memory" on Linux, "not enough memory" on Windows.
-_MESSAGES = ("out of memory", "allocate memory", "not enough memory")
+_MESSAGES = ("out of memory", "allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

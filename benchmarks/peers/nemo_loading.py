@@ -6,15 +6,17 @@ import logging
 import sys
 import time
 import warnings
+from typing import Any
 
 warnings.filterwarnings("ignore")
 
 
 def main() -> int:
-    """Loads batches for `--seconds` seconds; prints the speed and the share of padding as JSON."""
+    """Loads batches for `--seconds` seconds; prints speed and padding as JSON, one line for each manifest of speech."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("speech")
     parser.add_argument("noise")
+    parser.add_argument("--more-speech", nargs="*", default=[], help="further manifests, each measured as the first")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=30.0)
@@ -22,10 +24,7 @@ def main() -> int:
     parser.add_argument("--max-seconds", type=float, default=60.0)
     arguments = parser.parse_args()
 
-    from nemo.collections.asr.data.ssl_dataset import get_audio_noise_dataset_from_config
     from nemo.utils import logging as nemo_logging
-    from omegaconf import OmegaConf
-    from torch.utils.data import DataLoader
 
     nemo_logging.setLevel(logging.ERROR)
     mixing = {
@@ -43,9 +42,19 @@ def main() -> int:
         "min_num_speakers": 1,
         "max_num_speakers": 1,
     }
+    for speech in [arguments.speech, *arguments.more_speech]:
+        print(json.dumps(_measure(speech, mixing, arguments)), flush=True)
+    return 0
+
+
+def _measure(speech: str, mixing: dict[str, Any], arguments: argparse.Namespace) -> dict[str, float]:
+    from nemo.collections.asr.data.ssl_dataset import get_audio_noise_dataset_from_config
+    from omegaconf import OmegaConf
+    from torch.utils.data import DataLoader
+
     config = OmegaConf.create(
         {
-            "manifest_filepath": arguments.speech,
+            "manifest_filepath": speech,
             "noise_manifest": arguments.noise,
             "sample_rate": 16000,
             "batch_size": arguments.batch_size,
@@ -66,7 +75,7 @@ def main() -> int:
         drop_last=True,
     )
     num_utterances, real, padded = 0, 0, 0
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), time.process_time()
     while time.perf_counter() - started < arguments.seconds:
         for batch in loader:
             num_utterances += batch.audio.shape[0]
@@ -74,9 +83,12 @@ def main() -> int:
             padded += batch.audio.numel()
             if time.perf_counter() - started > arguments.seconds:
                 break
-    took = time.perf_counter() - started
-    print(json.dumps({"utterances_per_s": num_utterances / took, "padding": 1 - real / padded}))
-    return 0
+    took, took_cpu = time.perf_counter() - started, time.process_time() - started_cpu
+    return {
+        "utterances_per_s": num_utterances / took,
+        "padding": 1 - real / padded,
+        "audio_s_per_core_s": real / 16000 / took_cpu,
+    }
 
 
 if __name__ == "__main__":

@@ -78,6 +78,10 @@ class Corpora:
         corpus, own_index = self._locate(index)
         return corpus.num_samples_of(own_index)
 
+    def has_bank(self, index: int) -> bool:
+        """Returns whether a cut is read from a sample bank; see `Corpus.has_bank`."""
+        return self._locate(index)[0].has_bank
+
     def _locate(self, index: int) -> tuple[Corpus, int]:
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} of {len(self)} cuts")

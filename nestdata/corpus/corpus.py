@@ -102,6 +102,11 @@ class Corpus:
         """Total duration of all cuts in hours."""
         return float(self.meta["hours"])
 
+    @property
+    def has_bank(self) -> bool:
+        """Whether the corpus was prepared with `--pcm`, so that its cuts are read without decoding."""
+        return self._bank is not None
+
     def __len__(self) -> int:
         return int(self.meta["num_cuts"])
 

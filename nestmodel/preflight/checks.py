@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import BadCut, BatchPlan, microbatches
+from nestmodel.preflight.memory import gigabytes
 from nestmodel.preflight.report import CheckResult
 from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.data import NestDataModule
@@ -24,11 +25,6 @@ _BYTES_PER_PARAMETER = 12  # a weight and the two moments of AdamW in float32
 _BATCHES_PER_WORKER = 3  # two batches that torch prefetches, and the one in preparation
 _ARRAYS_PER_BATCH = 3  # clean, noise, noisy
 _MAX_SHOWN = 5
-
-
-def gigabytes(number: int) -> str:
-    """Returns a number of bytes as text in GB, or in MB if it is below 1 GB."""
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
 def check_restarts(environment: Mapping[str, str]) -> CheckResult:
@@ -111,8 +107,7 @@ def check_reading(data: NestDataModule, trainer: pl.Trainer, num_batches: int) -
     """
     plan = data.train_dataset.plan
     indices = microbatches(plan, rank=trainer.global_rank, world_size=trainer.world_size, num_steps=num_batches)
-    on_gpu = trainer.strategy.root_device.type == "cuda"
-    loader = data.train_dataset.loader(indices[:num_batches], num_workers=data.num_workers, pin_memory=on_gpu)
+    loader = data.train_dataset.loader(indices[:num_batches], num_workers=data.num_workers, pin_memory=on_gpu(trainer))
     bad: dict[str, BadCut] = {}
     seconds, before = [], time.perf_counter()
     with torch.random.fork_rng(devices=[]):  # torch's loader draws a seed from the global generator
@@ -135,6 +130,11 @@ def check_reading(data: NestDataModule, trainer: pl.Trainer, num_batches: int) -
 def local_world_size(trainer: pl.Trainer) -> int:
     """Returns the number of ranks on each node."""
     return max(1, trainer.world_size // trainer.num_nodes)
+
+
+def on_gpu(trainer: pl.Trainer) -> bool:
+    """Returns whether this rank trains on a GPU of NVIDIA, for which batches are copied to page-locked memory."""
+    return bool(trainer.strategy.root_device.type == "cuda")
 
 
 def _largest_batch_bytes(plan: BatchPlan) -> int:

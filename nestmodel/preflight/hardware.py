@@ -1,31 +1,26 @@
 """The checks of the hardware: time and memory of a training step of the largest shapes, and time of collectives."""
 
 import gc
-import resource
 import statistics
-import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import cast
+from contextlib import contextmanager
 
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nestdata import AudioNoiseBatch, BatchPlan, MicrobatchKey, Mix
+from nestdata import BatchPlan
 from nestmodel.errors import TrainingError
 from nestmodel.out_of_memory import is_out_of_memory
-from nestmodel.preflight.checks import gigabytes, local_world_size
+from nestmodel.preflight.checks import local_world_size
+from nestmodel.preflight.memory import PeakMemory, available_bytes, gigabytes, resident_bytes
 from nestmodel.preflight.report import CheckResult
+from nestmodel.preflight.trial_step import Shape, TrialStep, noise_batch
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
-
-Shape = tuple[int, int]
-"""Number of cuts in a microbatch, and number of samples to which each cut is padded."""
 
 _HIGH_SHARE = 0.9  # of the memory; a run needs some memory besides that of the step
 _POLL_S = 5e-5
@@ -54,7 +49,7 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
         return CheckResult(status="failed", value=f"{rate} Hz", advice=advice)
     plan, device = data.train_dataset.plan, trainer.strategy.root_device
     shapes = largest_shapes(plan)
-    with _clean_up(device):
+    with clean_up(device):
         memory = _MemoryMeter(trainer, device)
         measured = _measure_steps(model, data, trainer, shapes)
         if isinstance(measured, str):
@@ -111,44 +106,24 @@ def check_collectives(buffers: list[Tensor], timeout_s: float, compute_s: float 
     return CheckResult(status="warning", value=value, advice=advice, figures=figures)
 
 
+def make_trial_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> TrialStep:
+    """Returns a function that runs optimizer steps of a second model with the settings of a run."""
+    num_shapes = data.train_dataset.plan.config.num_shapes
+    return TrialStep(model.config, trainer, compile_blocks=model.compile_blocks, num_shapes=num_shapes)
+
+
 def _measure_steps(model: NestModel, data: NestDataModule, trainer: pl.Trainer, shapes: list[Shape]) -> float | str:
     """Runs two steps of each shape; returns the seconds of the slowest second step, or the out-of-memory message.
 
     The message is returned instead of the error, because the traceback of the error keeps all tensors alive.
     """
     try:
-        step = _make_step(model, data, trainer)
-        # The first step of a shape also allocates the moments of the optimizer, and compiles the blocks if asked to.
-        return max([step(shape) for shape in shapes for _ in range(2)][1::2])
+        step = make_trial_step(model, data, trainer)
+        return max([step(noise_batch(shape)).total_s for shape in shapes for _ in range(2)][1::2])
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         return str(error) or type(error).__name__
-
-
-def _make_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> Callable[[Shape], float]:
-    """Returns a function that runs an optimizer step of a shape on a second model, and returns its seconds."""
-    device, precision = trainer.strategy.root_device, trainer.precision_plugin
-    second = NestModel(model.config)
-    second = cast(NestModel, precision.convert_module(second)).to(device).train()
-    second.trainer = trainer
-    if model.compile_blocks:
-        second.encoder.compile_blocks(data.train_dataset.plan.config.num_shapes)
-    second.on_fit_start()
-    optimizer = second.configure_optimizers()["optimizer"]
-
-    def step(shape: Shape) -> float:
-        before = time.perf_counter()
-        with precision.train_step_context():
-            loss = second.training_step(_noise_batch(shape).to(device), 0)
-        loss.backward()
-        optimizer.step()
-        second.discard_step()
-        if not bool(loss.isfinite()):  # waits for the GPU
-            raise TrainingError("the loss on noise is not finite. Check trainer.precision.")
-        return time.perf_counter() - before
-
-    return step
 
 
 def _out_of_memory_result(
@@ -181,26 +156,8 @@ def _out_of_memory_result(
     return CheckResult(status="failed", value=value, advice=advice)
 
 
-def _noise_batch(shape: Shape) -> AudioNoiseBatch:
-    num_cuts, num_samples = shape
-    audio = 0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    lens = torch.full((num_cuts,), num_samples)
-    return AudioNoiseBatch(
-        audio=audio,
-        audio_len=lens,
-        noise=torch.zeros_like(audio),
-        noise_len=torch.zeros_like(lens),
-        noisy_audio=audio.clone(),
-        noisy_audio_len=lens.clone(),
-        sample_id=["noise"] * num_cuts,
-        mixes=[Mix(mode="none")] * num_cuts,
-        bad_cuts=[],
-        key=MicrobatchKey(0, 0, 0),
-    )
-
-
 @contextmanager
-def _clean_up(device: torch.device) -> Iterator[None]:
+def clean_up(device: torch.device) -> Iterator[None]:
     """Restores torch's random state at the end, and frees unused memory."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
@@ -209,7 +166,7 @@ def _clean_up(device: torch.device) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-class _MemoryMeter:
+class _MemoryMeter(PeakMemory):
     """Measures the peak memory of a step: of the GPU, or of this process if the device is a CPU.
 
     Attributes:
@@ -219,36 +176,12 @@ class _MemoryMeter:
     """
 
     def __init__(self, trainer: pl.Trainer, device: torch.device) -> None:
-        self._device = device
+        super().__init__(device)
         if device.type == "cuda":
             self.name, self.total_bytes = str(device), torch.cuda.get_device_properties(device).total_memory
         else:
-            used, available = _read_kib("/proc/self/status", "VmRSS"), _read_kib("/proc/meminfo", "MemAvailable")
-            self.name, self.total_bytes = "this machine", 1024 * (used + available // local_world_size(trainer))
-        self.reset()
-
-    def reset(self) -> None:
-        """Starts a new measurement."""
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self._device)
-        elif sys.platform == "linux":
-            # Hardened containers forbid it; the peak then counts from the start of the process.
-            with suppress(OSError):
-                Path("/proc/self/clear_refs").write_text("5")
-
-    def peak_bytes(self) -> int:
-        """Returns the peak since the last reset."""
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
-        return 1024 * (_read_kib("/proc/self/status", "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-
-
-def _read_kib(path: str, name: str) -> int:
-    """Returns a value in KiB from a file in Linux's /proc; 0 on other systems."""
-    lines = Path(path).read_text().splitlines() if Path(path).exists() else []
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
+            self.name = "this machine"
+            self.total_bytes = resident_bytes() + available_bytes() // local_world_size(trainer)
 
 
 def _time_all_reduce(buffer: Tensor, timeout_s: float) -> float:

@@ -25,6 +25,9 @@ class CheckResult:
     figures: dict[str, float] = field(default_factory=dict)
     """Numbers by name, in bytes and seconds. Ranks of equal status are compared by the first of them."""
 
+    notes: tuple[str, ...] = ()
+    """Lines of explanation, which are shown whatever the status."""
+
     def __post_init__(self) -> None:
         if self.status not in _SEVERITY:
             raise ConfigError(f"the status of a check is {self.status!r}: expected one of {', '.join(_SEVERITY)}.")
@@ -50,14 +53,19 @@ class CheckReport:
         return max((result.status for result in self.ranks), key=_SEVERITY.index)
 
     @property
-    def summary(self) -> str:
-        """The value of the worst rank: of the ranks with the worst status, the one with the largest first figure."""
+    def worst_rank(self) -> int:
+        """Of the ranks with the worst status, the one with the largest first figure."""
 
         def severity(rank: int) -> tuple[int, float, int]:
             result = self.ranks[rank]
             return _SEVERITY.index(result.status), next(iter(result.figures.values()), 0.0), -rank
 
-        worst = max(range(len(self.ranks)), key=severity)
+        return max(range(len(self.ranks)), key=severity)
+
+    @property
+    def summary(self) -> str:
+        """The value of the worst rank."""
+        worst = self.worst_rank
         is_same_on_all = len({result.value for result in self.ranks}) == 1
         return self.ranks[worst].value + ("" if is_same_on_all else f" (rank {worst})")
 
@@ -91,6 +99,10 @@ class PreflightReport:
             for rank, result in enumerate(check.ranks)
             if result.status in ("warning", "failed")
         ]
+
+    def notes(self) -> list[str]:
+        """Returns the explanations of the worst rank of each check, with the name of the check."""
+        return [f"{check.name}: {note}" for check in self.checks for note in check.ranks[check.worst_rank].notes]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as a dictionary of values that JSON can represent."""

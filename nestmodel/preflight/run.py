@@ -1,4 +1,4 @@
-"""Runs the preflight: settings, disk space, reading of audio, memory of a step, and collectives, on all ranks.
+"""Runs the preflight: settings, disk, reading of audio, memory of a step, feeding, and collectives, on all ranks.
 
 This module holds the list of checks and their order. A check that raises an error on a rank has failed on that rank,
 and the other checks continue. If a rank does not answer in time, it is named and the preflight ends. Nothing is
@@ -20,6 +20,7 @@ import torch
 from nestdata import last_error_line
 from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.preflight.checks import check_disk, check_reading, check_restarts, check_shared_memory
+from nestmodel.preflight.feeding import check_feeding, cores_of_rank, own_cores
 from nestmodel.preflight.hardware import allocate_buffers, check_collectives, check_step
 from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
 from nestmodel.preflight.settings import compare_settings, rank_settings_or_error
@@ -44,7 +45,14 @@ class PreflightConfig:
     timeout_s: float = 300.0
     """How long ranks wait for each other, at the start and in each check, in seconds."""
 
+    feeding_seconds: float = 2.0
+    """How long each number of loader workers is measured, in seconds; 0 skips the check of feeding."""
+
     def __post_init__(self) -> None:
+        if self.feeding_seconds < 0:
+            raise ConfigError(
+                f"preflight.feeding_seconds is {self.feeding_seconds:g}: give a number of seconds, or 0 for none."
+            )
         if self.num_batches < 1:
             raise ConfigError(f"preflight.num_batches is {self.num_batches}: give at least 1.")
         if self.timeout_s <= 0:
@@ -132,6 +140,12 @@ def _results_of_checks(
         own = results[trainer.global_rank]
         figures |= own.figures if own is not None else {}
         yield name, results
+    yield (
+        "feeding",
+        _check_feeding(
+            model, data, trainer, config, exchange, can_run={"step_seconds", "seconds_per_batch"} <= figures.keys()
+        ),
+    )
     yield "collectives", _check_collectives(model, data, trainer, config, exchange, figures.get("step_seconds"))
 
 
@@ -142,13 +156,38 @@ def _check_on_all_ranks(exchange: StoreExchange, topic: str, check: Callable[[],
     except Exception as error:
         result = CheckResult(status="failed", value=type(error).__name__, advice=last_error_line(error))
     gathered = exchange.all_gather(topic, asdict(result))
-    return [None if fields is None else CheckResult(**fields) for fields in gathered]
+    return [
+        None if fields is None else CheckResult(**{**fields, "notes": tuple(fields["notes"])}) for fields in gathered
+    ]
 
 
 def _check_settings(exchange: StoreExchange, settings: dict[str, str]) -> RankResults:
     gathered = exchange.all_gather("settings", settings)
     results = iter(compare_settings([one for one in gathered if one is not None]))
     return [None if one is None else next(results) for one in gathered]
+
+
+def _check_feeding(
+    model: NestModel,
+    data: NestDataModule,
+    trainer: pl.Trainer,
+    config: PreflightConfig,
+    exchange: StoreExchange,
+    *,
+    can_run: bool,
+) -> RankResults:
+    """Measures loader and step on all ranks at the same time, as they will compete for the cores of their node."""
+    cores = exchange.all_gather("cores", own_cores())
+
+    def check() -> CheckResult:
+        if not config.feeding_seconds:
+            return CheckResult(status="skipped", value="not asked for")
+        if not can_run:
+            return CheckResult(status="skipped", value="batches or steps could not be measured")
+        num_cores = cores_of_rank(cores, trainer.global_rank)
+        return check_feeding(model, data, trainer, num_cores, config.feeding_seconds)
+
+    return _check_on_all_ranks(exchange, "feeding", check)
 
 
 def _check_collectives(

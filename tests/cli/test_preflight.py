@@ -26,9 +26,11 @@ def test_preflight_prints_a_table_and_leaves_no_files(
 ) -> None:
     assert main(arguments(tmp_path, messy_corpora.speech)) == 0
     out = capsys.readouterr().out
-    for name in ("settings", "disk", "shared memory", "reading", "training step", "collectives"):
+    for name in ("settings", "disk", "shared memory", "reading", "training step", "feeding", "collectives"):
         assert name in out
     assert "failed" not in out
+    assert "feeding: steps take " in out
+    assert "feeding: preparing the speech with --pcm " in out
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
@@ -64,6 +66,10 @@ def test_preflight_accepts_the_configuration_of_a_run(
         (["--num_batches", "0"], 1, "num_batches is 0"),
         (["--num_batchs", "1"], 2, "See `nestmodel preflight --help`"),
         (["--ckpt_path", "gone.ckpt"], 2, "gone.ckpt: does not exist"),
+        (["--memory_limit", "8GiB"], 1, "--memory_limit has no effect without --find_budget"),
+        (["--find-budget", "--trainer.accelerator", "cpu"], 1, "say how much memory one rank may use"),
+        (["--find-budget", "--memory-limit", "8G"], 1, "memory_limit is '8G': give a size with one of the units"),
+        (["--find_budget", "--trainer.strategy", "ddp", "--trainer.devices", "2"], 1, "the trainer has 2 ranks"),
     ],
 )
 def test_wrong_usage_is_reported_as_by_fit(
@@ -109,6 +115,7 @@ def test_a_rank_with_another_seed_is_named_and_all_ranks_exit_with_1(
     assert [rank["status"] for rank in checks.pop("settings")] == ["ok", "failed"]
     assert "data.plan.seed: 1 here, 0 elsewhere" in out
     assert "model.config.seed: 1 here, 0 elsewhere" in out
+    assert {rank["status"] for rank in checks.pop("feeding")} <= {"ok", "warning"}  # depends on the machine's speed
     assert not [rank for ranks_of in checks.values() for rank in ranks_of if rank["status"] in ("warning", "failed")]
     assert all(rank["figures"]["latency_seconds"] > 0 for rank in checks["collectives"])
 
@@ -124,3 +131,23 @@ def test_ranks_started_by_lightning_print_once_and_exit_with_1(messy_corpora: Me
     for rank in range(2):
         assert f"failed: reading, rank {rank}: plan.microbatches_per_step is 1, which 2 ranks cannot" in outcome.out
     assert "collectives   │ ok" in outcome.out
+
+
+@pytest.mark.slow
+def test_the_budget_is_printed_as_yaml_that_a_run_accepts(
+    messy_corpora: MessyCorpora, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = [*arguments(tmp_path, messy_corpora.speech), "--trainer.accelerator", "cpu", "--data.plan.max_cuts", "1"]
+    flags += ["--find-budget", "--memory-limit", "6GB", "--memory-margin", "0.2"]
+    assert main(flags) == 0
+    shown = capfd.readouterr()
+    assert "trying 5 s: " in shown.err
+    assert "batch budgets on cpu, 4.80 GB a rank" in shown.out
+    assert "A larger budget would not change the batches of this corpus." in shown.out
+    text = shown.out[shown.out.index("data:\n") :]
+    (tmp_path / "budget.yaml").write_text(text)
+    seconds = yaml.safe_load(text)["data"]["plan"]["max_batch_seconds"]
+    with pytest.raises(SystemExit):
+        main(["fit", *flags[1:5], "--config", str(tmp_path / "budget.yaml"), "--print_config"])
+    printed = yaml.safe_load(capfd.readouterr().out)
+    assert printed["data"]["plan"]["max_batch_seconds"] == seconds

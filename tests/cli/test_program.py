@@ -78,7 +78,8 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
         "export": ["--output -o", "--overwrite", "--parts", "--to", "MODEL"],
     }
     assert list(signature(PreflightTrainer.preflight).parameters) == [
-        *("self", "model", "datamodule", "num_batches", "timeout_s", "json", "ckpt_path", "weights_only"),
+        *("self", "model", "datamodule", "num_batches", "timeout_s", "feeding_seconds", "find_budget"),
+        *("memory_limit", "memory_margin", "json", "ckpt_path", "weights_only"),
     ]
 
 
@@ -125,6 +126,7 @@ def test_the_help_of_mix_prob_gives_its_default() -> None:
 def test_messages_mention_only_flags_that_exist() -> None:
     known = {flag for command in OWN_COMMANDS for flags in all_flags(command) for flag in flags.split()}
     known |= {"--help", "--version", "--seed_everything", "--ckpt_path"}
+    known |= {f"--{name}" for name in signature(PreflightTrainer.preflight).parameters}
     known |= {"--rdzv-backend", "--shm-size"}  # of torchrun and of Docker
     unknown = []
     for package in ("nestdata", "nestmodel"):

@@ -1,0 +1,175 @@
+"""What measurements of a loader and of a step mean: the workers that feed the step, and what `--pcm` would change.
+
+Rates are audio-seconds a second, padding included, of one rank. This module only computes.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nestmodel.preflight.memory import gigabytes
+
+MARGIN = 1.2
+"""Workers feed a step if they deliver this many times what it takes, because lengths, noise and other load vary."""
+
+_FED_SHARE = 0.95
+"""Share of the speed of the step alone at which loading without workers is good enough."""
+
+_GAIN = 1.05
+"""Factor by which `--pcm` must make a run faster to be worth its space."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedingMeasurement:
+    """What one rank measured."""
+
+    delivered: Mapping[int, float]
+    """Rate of the loader by number of workers; one entry for the configured number at least."""
+
+    step_rate: float
+    """Rate at which steps of ready batches take audio."""
+
+    num_workers: int
+    """The configured number of workers."""
+
+    num_cores: int
+    """Cores of this rank."""
+
+    decode_s: float
+    """Processor time to load a second of speech as it is stored, in seconds."""
+
+    bank_s: float
+    """Processor time to load a second of speech from 16-bit samples, in seconds."""
+
+    stored_bytes: float
+    """Bytes of a second of speech as it is stored."""
+
+    bank_bytes: float
+    """Bytes of a second of speech as 16-bit samples."""
+
+    hours_without_bank: float
+    """Hours of speech in corpora that were prepared without `--pcm`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedingAdvice:
+    """What the measurement means for one rank."""
+
+    wait_share: float
+    """Share of the time in which the step waits for the loader, with the configured workers."""
+
+    is_fed: bool
+    """Whether the configured workers feed the step."""
+
+    workers_needed: int
+    """Workers that feed the step; an extrapolation if it is more than were measured."""
+
+    pcm_delivered: float
+    """Estimated rate of the configured workers if all speech were prepared with `--pcm`."""
+
+    pcm_workers_needed: int
+    """Estimated number of workers that would feed the step with `--pcm`."""
+
+    pcm_pays: bool
+    """Whether `--pcm` would make the run faster, or feed it with fewer workers."""
+
+    notes: tuple[str, ...]
+    """The advice as lines of text."""
+
+
+def advise(measured: FeedingMeasurement) -> FeedingAdvice:
+    """Returns the advice that follows from a measurement."""
+    with_pcm = {number: _with_pcm(measured, number) for number in measured.delivered}
+    run_rate = _run_rate(measured.num_workers, measured.delivered[measured.num_workers], measured.step_rate)
+    pcm_rate = _run_rate(measured.num_workers, with_pcm[measured.num_workers], measured.step_rate)
+    is_fed = _feeds(measured.num_workers, measured.delivered[measured.num_workers], measured.step_rate)
+    needed, pcm_needed = (_workers_needed(rates, measured.step_rate) for rates in (measured.delivered, with_pcm))
+    pays = not is_fed and measured.hours_without_bank > 0 and (pcm_rate >= _GAIN * run_rate or pcm_needed < needed)
+    figures: dict[str, Any] = {
+        "wait_share": 1 - run_rate / measured.step_rate,
+        "is_fed": is_fed,
+        "workers_needed": needed,
+        "pcm_delivered": with_pcm[measured.num_workers],
+        "pcm_workers_needed": pcm_needed,
+        "pcm_pays": pays,
+    }
+    notes = (
+        _rates_note(measured),
+        _verdict_note(measured, figures),
+        _pcm_note(measured, figures),
+        _disk_note(measured),
+    )
+    return FeedingAdvice(**figures, notes=notes)
+
+
+def _run_rate(num_workers: int, delivered: float, step_rate: float) -> float:
+    """Returns the rate of a run, in which loading without workers and steps take turns."""
+    return min(delivered, step_rate) if num_workers else 1 / (1 / delivered + 1 / step_rate)
+
+
+def _feeds(num_workers: int, delivered: float, step_rate: float) -> bool:
+    if num_workers:
+        return delivered >= MARGIN * step_rate
+    return _run_rate(0, delivered, step_rate) >= _FED_SHARE * step_rate
+
+
+def _workers_needed(delivered: Mapping[int, float], step_rate: float) -> int:
+    """Returns the smallest measured number of workers that feeds a step, or an extrapolation from the largest."""
+    for number in sorted(delivered):
+        if _feeds(number, delivered[number], step_rate):
+            return number
+    largest = max(delivered)
+    per_worker = delivered[largest] / max(1, largest)
+    return max(largest + 1, math.ceil(MARGIN * step_rate / per_worker))
+
+
+def _with_pcm(measured: FeedingMeasurement, num_workers: int) -> float:
+    """Estimates the rate of a number of workers if speech is read from 16-bit samples instead of decoded."""
+    processes = max(1, num_workers)
+    cost_s = processes / measured.delivered[num_workers]
+    return processes / max(cost_s - measured.decode_s + measured.bank_s, measured.bank_s)
+
+
+def _rates_note(measured: FeedingMeasurement) -> str:
+    rates = ", ".join(
+        f"{rate:,.0f} with {number} worker{'' if number == 1 else 's'}"
+        for number, rate in sorted(measured.delivered.items())
+    )
+    return (
+        f"steps take {measured.step_rate:,.0f} audio-s/s; the loader delivers {rates} "
+        f"({measured.num_cores} core{'' if measured.num_cores == 1 else 's'} for this rank)"
+    )
+
+
+def _verdict_note(measured: FeedingMeasurement, figures: Mapping[str, Any]) -> str:
+    configured, needed = measured.num_workers, figures["workers_needed"]
+    if figures["is_fed"]:
+        advice = f"; {needed} would do" if needed < configured else ""
+        return f"the loader is not the bottleneck: data.num_workers {configured} feeds the step{advice}"
+    wait = f"with data.num_workers {configured} steps wait {100 * figures['wait_share']:.0f} % of the time"
+    if not figures["wait_share"]:
+        wait = f"data.num_workers {configured} delivers less than {MARGIN:g} times what steps take"
+    enough = "" if needed <= measured.num_cores else f", more than the {measured.num_cores} cores of this rank"
+    return f"the loader is the bottleneck: {wait}; about {needed} workers would feed them{enough}"
+
+
+def _pcm_note(measured: FeedingMeasurement, figures: Mapping[str, Any]) -> str:
+    if not measured.hours_without_bank:
+        return "the speech was prepared with --pcm already"
+    space = gigabytes(3600 * measured.hours_without_bank * measured.bank_bytes)
+    needed = figures["pcm_workers_needed"]
+    effect = (
+        f"data.num_workers {measured.num_workers} would deliver about {figures['pcm_delivered']:,.0f} audio-s/s, "
+        f"{needed} worker{'' if needed == 1 else 's'} would feed the steps, and the speech would take {space} more"
+    )
+    verdict = "is not needed" if figures["is_fed"] else "would pay" if figures["pcm_pays"] else "would not pay"
+    return f"preparing the speech with --pcm {verdict}: {effect}"
+
+
+def _disk_note(measured: FeedingMeasurement) -> str:
+    stored, bank = (measured.step_rate * each for each in (measured.stored_bytes, measured.bank_bytes))
+    return (
+        f"steps take {gigabytes(stored)}/s of speech from the disk as it is stored, {gigabytes(bank)}/s with --pcm; "
+        "files that were read before may have come from the page cache"
+    )

@@ -1,0 +1,80 @@
+"""Peak memory of a GPU, or of this process, and memory sizes as text."""
+
+import gc
+import re
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from nestmodel.errors import ConfigError
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def gigabytes(number: int | float) -> str:
+    """Returns a number of bytes as text in GB, or in MB if it is below 1 GB."""
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """Returns the number of bytes of a size such as `8GiB` or `750 MB`.
+
+    Args:
+        text: The size, with a unit.
+        name: The setting, for the message.
+
+    Raises:
+        ConfigError: The text is not a positive number with a known unit.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", text)
+    number = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if number <= 0:
+        raise ConfigError(f"{name} is {text!r}: give a size with one of the units {', '.join(_UNITS)}, such as 8GiB.")
+    return number
+
+
+def available_bytes() -> int:
+    """Returns the memory that new allocations may use without swapping, in bytes; 0 if unknown."""
+    return 1024 * read_kib("/proc/meminfo", "MemAvailable")
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Returns the resident memory of a process in bytes; 0 if it has ended, or on systems without /proc."""
+    return 1024 * read_kib(f"/proc/{pid}/status", "VmRSS")
+
+
+def read_kib(path: str, name: str) -> int:
+    """Returns a value in KiB from a file in Linux's /proc; 0 on other systems."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
+
+
+class PeakMemory:
+    """Measures the peak memory that torch allocates on a GPU, or the peak resident memory of this process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts a new measurement."""
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+        elif sys.platform == "linux":
+            # Hardened containers forbid it; the peak then counts from the start of the process.
+            with suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")
+
+    def peak_bytes(self) -> int:
+        """Returns the peak since the last reset."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return 1024 * (read_kib("/proc/self/status", "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

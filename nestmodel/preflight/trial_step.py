@@ -1,0 +1,106 @@
+"""Optimizer steps of a second model, to measure their time and memory without changing the model of the run."""
+
+import time
+from dataclasses import dataclass
+from typing import cast
+
+import pytorch_lightning as pl
+import torch
+
+from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
+from nestmodel.config import NestConfig
+from nestmodel.errors import TrainingError
+from nestmodel.training.module import NestModel
+
+Shape = tuple[int, int]
+"""Number of cuts in a microbatch, and number of samples to which each cut is padded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """Seconds of one optimizer step of one microbatch."""
+
+    microbatch_s: float
+    """Transfer to the device, forward and backward pass."""
+
+    optimizer_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the whole step."""
+        return self.microbatch_s + self.optimizer_s
+
+    def seconds_per_microbatch(self, microbatches_per_rank: int) -> float:
+        """Returns the seconds of a microbatch in a step of several, which share one optimizer update."""
+        return self.microbatch_s + self.optimizer_s / microbatches_per_rank
+
+
+class TrialStep:
+    """Runs optimizer steps on a second model with the precision and the device of a trainer.
+
+    Gradients are kept from step to step, as a run keeps them from microbatch to microbatch. The first step of a shape
+    also allocates the moments of the optimizer, and compiles the blocks if asked to.
+
+    Args:
+        config: Sizes and settings of the model.
+        trainer: The trainer, configured as for the run.
+        compile_blocks: Whether to compile the blocks of the encoder.
+        num_shapes: Number of fixed shapes, for compiled blocks; None if there are hundreds.
+    """
+
+    def __init__(
+        self, config: NestConfig, trainer: pl.Trainer, *, compile_blocks: bool, num_shapes: int | None
+    ) -> None:
+        self._device, self._precision = trainer.strategy.root_device, trainer.precision_plugin
+        model = cast(NestModel, self._precision.convert_module(NestModel(config)))
+        self._model = model.to(self._device).train()
+        self._model.trainer = trainer
+        if compile_blocks:
+            self._model.encoder.compile_blocks(num_shapes)
+        self._model.on_fit_start()
+        self._optimizer = self._model.configure_optimizers()["optimizer"]
+        self.num_trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
+        """Number of trained parameters."""
+
+    def __call__(self, batch: AudioNoiseBatch) -> StepTime:
+        """Runs one step.
+
+        Raises:
+            TrainingError: The loss is not finite.
+        """
+        before = time.perf_counter()
+        with self._precision.train_step_context():
+            loss = self._model.training_step(batch.to(self._device), 0)
+        loss.backward()
+        is_finite = bool(loss.isfinite())
+        self._wait()
+        between = time.perf_counter()
+        self._optimizer.step()
+        self._model.discard_step()
+        self._wait()
+        if not is_finite:
+            raise TrainingError("the loss is not finite. Check trainer.precision.")
+        return StepTime(microbatch_s=between - before, optimizer_s=time.perf_counter() - between)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def noise_batch(shape: Shape) -> AudioNoiseBatch:
+    """Returns a microbatch of white noise without padding, the same for each call with the same shape."""
+    num_cuts, num_samples = shape
+    audio = 0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    lens = torch.full((num_cuts,), num_samples)
+    return AudioNoiseBatch(
+        audio=audio,
+        audio_len=lens,
+        noise=torch.zeros_like(audio),
+        noise_len=torch.zeros_like(lens),
+        noisy_audio=audio.clone(),
+        noisy_audio_len=lens.clone(),
+        sample_id=["noise"] * num_cuts,
+        mixes=[Mix(mode="none")] * num_cuts,
+        bad_cuts=[],
+        key=MicrobatchKey(0, 0, 0),
+    )
