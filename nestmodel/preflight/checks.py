@@ -11,19 +11,14 @@ from typing import cast
 import pytorch_lightning as pl
 import torch
 
-from nestdata import BadCut, BatchPlan, microbatches
-from nestmodel.preflight.memory import gigabytes
+from nestdata import BadCut, microbatches
+from nestmodel.preflight.memory import available_bytes, gigabytes
 from nestmodel.preflight.report import CheckResult
 from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 
-SHARED_MEMORY = Path("/dev/shm")
-"""Where loader processes store the tensors of their batches."""
-
 _BYTES_PER_PARAMETER = 12  # a weight and the two moments of AdamW in float32
-_BATCHES_PER_WORKER = 3  # two batches that torch prefetches, and the one in preparation
-_ARRAYS_PER_BATCH = 3  # clean, noise, noisy
 _MAX_SHOWN = 5
 
 
@@ -76,25 +71,24 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
 
 
 def check_shared_memory(data: NestDataModule, trainer: pl.Trainer) -> CheckResult:
-    """Checks that the batches of all loader processes of a node fit into its shared memory."""
+    """Checks that the memory that the ranks of a node share with their loader processes is available."""
     if not data.num_workers:
         return CheckResult(status="skipped", value="no loader processes")
     if trainer.local_rank:
         return CheckResult(status="skipped", value="the first rank of the node checks")
-    if not SHARED_MEMORY.is_dir():
-        return CheckResult(status="skipped", value=f"no {SHARED_MEMORY}")
+    if not (available := available_bytes()):
+        return CheckResult(status="skipped", value="the available memory is unknown")
     datasets = [data.train_dataset, *([data.val_dataset] if data.val_dataset else [])]
+    each = sum(data.loader_of(dataset, [], on_gpu=on_gpu(trainer)).shared_bytes for dataset in datasets)
+    needed = each * local_world_size(trainer)
     num_workers = data.num_workers * local_world_size(trainer)
-    batch_bytes = [_largest_batch_bytes(dataset.plan) for dataset in datasets]
-    needed = num_workers * _BATCHES_PER_WORKER * sum(batch_bytes)
-    free = shutil.disk_usage(SHARED_MEMORY).free
-    value = f"{gigabytes(free)} free, {gigabytes(needed)} for {num_workers} loader processes"
-    figures = {"needed_bytes": float(needed), "free_bytes": float(free), "batch_bytes": float(batch_bytes[0])}
-    if free >= needed:
+    value = f"{gigabytes(available)} available, {gigabytes(needed)} for {num_workers} loader processes"
+    figures = {"needed_bytes": float(needed), "available_bytes": float(available), "rank_bytes": float(each)}
+    if available >= needed:
         return CheckResult(status="ok", value=value, figures=figures)
     advice = (
-        f"{SHARED_MEMORY} may become full, which kills loader processes with a bus error. Enlarge it (docker: "
-        "--shm-size), or lower data.num_workers or data.plan.max_batch_seconds."
+        "the memory of the node may run out, and the system then ends a process. Lower data.num_workers or "
+        "data.plan.max_batch_seconds."
     )
     return CheckResult(status="failed", value=value, advice=advice, figures=figures)
 
@@ -107,7 +101,7 @@ def check_reading(data: NestDataModule, trainer: pl.Trainer, num_batches: int) -
     """
     plan = data.train_dataset.plan
     indices = microbatches(plan, rank=trainer.global_rank, world_size=trainer.world_size, num_steps=num_batches)
-    loader = data.train_dataset.loader(indices[:num_batches], num_workers=data.num_workers, pin_memory=on_gpu(trainer))
+    loader = data.loader_of(data.train_dataset, indices[:num_batches], on_gpu=on_gpu(trainer))
     bad: dict[str, BadCut] = {}
     seconds, before = [], time.perf_counter()
     with torch.random.fork_rng(devices=[]):  # torch's loader draws a seed from the global generator
@@ -135,8 +129,3 @@ def local_world_size(trainer: pl.Trainer) -> int:
 def on_gpu(trainer: pl.Trainer) -> bool:
     """Returns whether this rank trains on a GPU of NVIDIA, for which batches are copied to page-locked memory."""
     return bool(trainer.strategy.root_device.type == "cuda")
-
-
-def _largest_batch_bytes(plan: BatchPlan) -> int:
-    num_samples = max(bucket.padded_samples * bucket.cuts_per_microbatch for bucket in plan.buckets)
-    return _ARRAYS_PER_BATCH * torch.float32.itemsize * num_samples

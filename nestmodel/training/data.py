@@ -5,7 +5,7 @@ and yields the batches of the next one. There is therefore no loader state to sa
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -142,16 +142,20 @@ class NestDataModule(pl.LightningDataModule):
         moved = batch.to(device, non_blocking=True)
         return moved.unpack() if isinstance(moved, PackedBatch) else moved
 
+    def loader_of(
+        self, dataset: AudioNoiseDataset, batch_indices: Iterable[tuple[int, int]], *, on_gpu: bool
+    ) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch]":
+        """Returns a loader of batches at given (step, microbatch) indices, as training uses it on this device."""
+        if on_gpu and dataset.is_packable:
+            return dataset.loader(batch_indices, num_workers=self.num_workers, pin_memory=True, packed=True)
+        return dataset.loader(batch_indices, num_workers=self.num_workers, pin_memory=on_gpu)
+
     def _loader(
         self, dataset: AudioNoiseDataset, next_step: Callable[[], int]
     ) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch]":
         trainer = self._require_trainer()
         sampler = _EpochSampler(dataset.plan, self._microbatches(dataset, trainer), next_step)
-        if trainer.strategy.root_device.type != "cuda":
-            return dataset.loader(sampler, num_workers=self.num_workers)
-        if dataset.is_packable:
-            return dataset.loader(sampler, num_workers=self.num_workers, pin_memory=True, packed=True)
-        return dataset.loader(sampler, num_workers=self.num_workers, pin_memory=True)
+        return self.loader_of(dataset, sampler, on_gpu=trainer.strategy.root_device.type == "cuda")
 
     def _open(self, paths: list[Path], plan: PlanConfig, augment: AugmentConfig) -> AudioNoiseDataset:
         corpora = Corpora.open(paths)

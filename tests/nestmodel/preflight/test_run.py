@@ -25,7 +25,7 @@ from nestmodel import (
     PreflightReport,
     run_preflight,
 )
-from nestmodel.preflight.checks import SHARED_MEMORY, check_restarts
+from nestmodel.preflight.checks import check_restarts
 from nestmodel.preflight.hardware import largest_shapes
 from nestmodel.preflight.settings import ERROR, changed_settings, compare_settings
 from tests.conftest import MessyCorpora
@@ -120,13 +120,15 @@ def test_a_preflight_leaves_no_files_and_does_not_change_model_trainer_or_random
     assert runner.global_step == 1
 
 
-def test_a_full_disk_and_full_shared_memory_fail_with_their_sizes(
+def test_a_full_disk_and_too_little_memory_fail_with_their_sizes(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1000))
+    monkeypatch.setattr("nestmodel.preflight.checks.available_bytes", lambda: 1000)
+    data = readable_data(messy_corpora, num_workers=1)
     report = run_preflight(
         NestModel(tiny_config()),
-        readable_data(messy_corpora, num_workers=1),
+        data,
         trainer(tmp_path, [Checkpoints(keep=3)], enable_checkpointing=True),
         WITHOUT_FEEDING,
     )
@@ -134,8 +136,9 @@ def test_a_full_disk_and_full_shared_memory_fail_with_their_sizes(
     disk, shared = results_of(report)["disk"], results_of(report)["shared memory"]
     assert disk.value.startswith("0.0 MB free, 4 checkpoints of 0.")
     assert str(tmp_path) in disk.advice
-    assert shared.figures["needed_bytes"] == 3 * shared.figures["batch_bytes"]
-    assert "--shm-size" in shared.advice
+    loader = data.train_dataset.loader([], num_workers=1)
+    assert shared.figures["needed_bytes"] == loader.shared_bytes == 6 * loader.shared_bytes // loader.num_slots
+    assert "Lower data.num_workers" in shared.advice
     assert [check.status for check in report.checks if check.name not in ("restarts", "disk", "shared memory")][:3] == [
         "ok"
     ] * 3
@@ -155,7 +158,7 @@ def test_permanent_checkpoints_that_will_not_fit_are_a_warning(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = 12 * sum(parameter.numel() for parameter in NestModel(tiny_config()).parameters())
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 10**12 if path == SHARED_MEMORY else 10 * each))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 10 * each))
     callback = Checkpoints(keep=2, keep_every_n_steps=10)
     runner = trainer(tmp_path / "new" / "run", [callback], enable_checkpointing=True, max_steps=100)
     data = readable_data(messy_corpora)
