@@ -270,9 +270,9 @@ def imbalance(output: Path, model_name: str, rounds: int) -> dict[str, Any]:
     times: dict[int, list[float]] = {group: [] for group in steps}
     for _ in range(rounds + 1):
         for group, batch in batches.items():
-            started = time.perf_counter()
+            started = time.process_time()  # on one thread, and not affected by other processes as much as wall clock
             loss_stats(model(batch)).loss.backward()
-            times[group].append(time.perf_counter() - started)
+            times[group].append(time.process_time() - started)
     seconds = {group: statistics.median(found[1:]) for group, found in times.items()}  # the first round is warm-up
     table = np.array([seconds[plan.bucket(step).first_group] for step in range(plan.steps_per_epoch)])
     mixed = np.array(

@@ -1,7 +1,7 @@
 """Time until the loss on held-out speakers falls to given levels below the entropy, compared with NeMo 3.0.0.
 
     python benchmarks/bench_time_to_loss.py REAL_SPEECH OUTPUT --nemo-python PATH [--minutes-ours 12]
-        [--minutes-nemo 48] [--seeds 1] [--levels 0.05 0.10 0.15] [--quick] [--results benchmarks/results/NAME]
+        [--minutes-nemo 30] [--seeds 1] [--levels 0.05 0.10 0.15] [--quick] [--results benchmarks/results/NAME]
 
 REAL_SPEECH contains speech.json and noise.json (NeMo lines with `speaker`). Both sides train the demo preset on the
 same manifests, from the same weights, with the same optimizer and schedule, masks, noise settings and seconds of audio
@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("output", type=Path)
     parser.add_argument("--nemo-python", required=True, help="Python of an environment with NeMo")
     parser.add_argument("--minutes-ours", type=float, default=12.0)
-    parser.add_argument("--minutes-nemo", type=float, default=48.0)
+    parser.add_argument("--minutes-nemo", type=float, default=30.0)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--levels", type=float, nargs="+", default=[0.05, 0.10, 0.15], help="nats below the entropy")
     parser.add_argument("--saves", type=int, default=30, help="saved weights of each run, all of which are scored")
