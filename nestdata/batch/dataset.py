@@ -87,7 +87,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         key = MicrobatchKey(self.plan.epoch(step), step, microbatch)
         corpus_indices = self.plan.indices(step, microbatch)
         heartbeat = nestguard.current()
-        shape = (len(corpus_indices), self.plan.padded_samples(step))
+        shape = (len(corpus_indices), self.plan.padded_samples(step, microbatch))
         audio, noise, noisy = np.empty(shape, np.float32), np.zeros(shape, np.float32), np.empty(shape, np.float32)
         bad_cuts: list[BadCut] = []
         speech = []
