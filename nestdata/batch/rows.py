@@ -57,7 +57,9 @@ class SpeechRows:
         self._memory = memory
         self._on_cut = on_cut
         self._corpus_indices = plan.indices(key.step, key.microbatch).tolist()
-        self.samples = memory.empty((len(self), plan.padded_samples(key.step)), np.int16 if pcm16 else np.float32)
+        self.samples = memory.empty(
+            (len(self), plan.padded_samples(key.step, key.microbatch)), np.int16 if pcm16 else np.float32
+        )
 
     def __len__(self) -> int:
         return len(self._corpus_indices)

@@ -63,6 +63,10 @@ class PlanConfig:
     temperature: float = 1.0
     """Every share is raised to the power 1/temperature: above 1, small corpora are seen more often than large ones."""
 
+    mixed_lengths: bool = False
+    """Whether the microbatches of a step come from different buckets. They then have the same budget but not the same
+    shape, so that ranks wait for the slowest one (benchmarks/results/lengths_2cores_2026-11.md)."""
+
     seed: int = 0
     """Seed of the order of cuts, and of every random number that is keyed by this plan."""
 
@@ -87,10 +91,11 @@ class BatchPlan:
     """Computes the cut indices of any (step, microbatch) in constant time.
 
     Step numbers continue after the first epoch: `epoch = step // steps_per_epoch`, and every epoch has its own order.
-    All microbatches of a step have the same number of cuts and the same padded length. In an epoch every cut is seen
-    once; in addition, fewer than `microbatches_per_step` short cuts, drawn anew in each epoch, are repeated to fill up
-    one step. Cuts of weighted corpora are seen as often as `repeats_per_epoch` says, and equally often: within a
-    bucket, no cut of a corpus is seen again before all other cuts of that corpus have been seen.
+    All microbatches of a step have the same number of cuts and the same padded length, unless
+    `PlanConfig.mixed_lengths` is set. In an epoch every cut is seen once; in addition, fewer than
+    `microbatches_per_step` short cuts, drawn anew in each epoch, are repeated to fill up the last group. Cuts of
+    weighted corpora are seen as often as `repeats_per_epoch` says, and equally often: within a bucket, no cut of a
+    corpus is seen again before all other cuts of that corpus have been seen.
 
     Args:
         num_samples: Length of every cut in samples, ascending, as an array or list of integers of any type; for several
@@ -161,7 +166,7 @@ class BatchPlan:
                 f"step {step}, microbatch {microbatch}: steps start at 0 and microbatches are in "
                 f"[0, {self.config.microbatches_per_step})"
             )
-        epoch, (number, group) = self.epoch(step), self._locate(step)
+        epoch, (number, group) = self.epoch(step), self._locate(step, microbatch)
         bucket = self.buckets[number]
         size = bucket.cuts_per_microbatch
         start = (group * self.config.microbatches_per_step + microbatch) * size
@@ -186,7 +191,7 @@ class BatchPlan:
             position: Position of the unusable cut within the microbatch.
             attempt: Number of earlier substitutes that were unusable as well; 0 at first.
         """
-        epoch, number = self.epoch(step), self._locate(step)[0]
+        epoch, number = self.epoch(step), self._locate(step, microbatch)[0]
         bucket = self.buckets[number]
         rng = StatelessRng(self.config.seed, "substitute", step, microbatch, position, attempt)
         drawn = np.array([rng.below(bucket.num_cuts)])
@@ -196,13 +201,13 @@ class BatchPlan:
         """Returns the epoch that a step belongs to, counted from 0."""
         return step // self.steps_per_epoch
 
-    def bucket(self, step: int) -> Bucket:
-        """Returns the bucket that the cuts of a step come from."""
-        return self.buckets[self._locate(step)[0]]
+    def bucket(self, step: int, microbatch: int = 0) -> Bucket:
+        """Returns the bucket that the cuts of a microbatch come from: that of the whole step without mixed lengths."""
+        return self.buckets[self._locate(step, microbatch)[0]]
 
-    def padded_samples(self, step: int) -> int:
-        """Returns the length in samples to which every microbatch of a step is padded."""
-        return self.bucket(step).padded_samples
+    def padded_samples(self, step: int, microbatch: int = 0) -> int:
+        """Returns the length in samples to which a microbatch is padded: one for the step without mixed lengths."""
+        return self.bucket(step, microbatch).padded_samples
 
     def microbatches_of(self, rank: int, world_size: int) -> range:
         """Returns the microbatches that one rank takes of every step.
@@ -241,6 +246,8 @@ class BatchPlan:
     def _make_fingerprint(self, content: str) -> str:
         # 240 and 240.0 seconds are the same setting but different text.
         settings = {name: float(v) if name.endswith("_seconds") and v else v for name, v in asdict(self.config).items()}
+        if not self.config.mixed_lengths:
+            del settings["mixed_lengths"]  # plans without it keep the fingerprint that they had before it existed
         # Weights and temperature affect the plan only through the repeats that they lead to.
         settings |= {"weights": self.repeats_per_epoch, "temperature": 1.0}
         settings |= {"sampling_rate": self.sampling_rate, "version": ALGORITHM_VERSION, "content": content}
@@ -273,16 +280,18 @@ class BatchPlan:
             indices[is_here] = cut_range.first_index + own
         return indices
 
-    def _locate(self, step: int) -> tuple[int, int]:
-        """Returns the number of the bucket of a step, and the group within the bucket."""
-        epoch = self.epoch(step)
-        order = self._permutation("groups", epoch, 0, self.steps_per_epoch)
-        group = order.at(step % self.steps_per_epoch)
+    def _locate(self, step: int, microbatch: int) -> tuple[int, int]:
+        """Returns the number of the bucket of a microbatch, and the group within the bucket."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if self.config.mixed_lengths:
+            # Permutes the steps for each microbatch number, so that every (group, number) is taken once per epoch.
+            position = self._permutation("mixed lengths", epoch, microbatch, self.steps_per_epoch).at(position)
+        group = self._permutation("groups", epoch, 0, self.steps_per_epoch).at(position)
         number = bisect_right(self._first_groups, group) - 1
         return number, group - self._first_groups[number]
 
-    def _permutation(self, purpose: str, epoch: int, bucket: int, size: int) -> Permutation:
-        return Permutation(size, derive_key(self.config.seed, purpose, epoch, bucket))
+    def _permutation(self, purpose: str, epoch: int, counter: int, size: int) -> Permutation:
+        return Permutation(size, derive_key(self.config.seed, purpose, epoch, counter))
 
 
 def _repeats_per_epoch(corpora: Sequence[Lengths], config: PlanConfig) -> list[float]:

@@ -205,10 +205,13 @@ def _cost_spread(plan: BatchPlan, world_size: int) -> float:
     shares = [plan.microbatches_of(rank, world_size) for rank in range(world_size)]
     spreads = []
     for step in np.unique(np.linspace(0, plan.steps_per_epoch - 1, _STEPS_COMPARED, dtype=np.int64)).tolist():
-        cost = plan.budget.cost(plan.padded_samples(step))
-        costs = [sum(len(plan.indices(step, number)) * cost for number in share) for share in shares]
+        costs = [sum(_cost(plan, step, number) for number in share) for share in shares]
         spreads.append(max(costs) * world_size / sum(costs))
     return max(spreads)
+
+
+def _cost(plan: BatchPlan, step: int, microbatch: int) -> int:
+    return len(plan.indices(step, microbatch)) * plan.budget.cost(plan.padded_samples(step, microbatch))
 
 
 def _corpora(plan: BatchPlan, lengths: _CorpusLengths) -> tuple[CorpusSummary, ...]:

@@ -81,7 +81,7 @@ class NestDataModule(pl.LightningDataModule):
         self.train_dataset = self._open(corpus if isinstance(corpus, list) else [corpus], plan, augment)
         self.val_dataset = None
         if val_corpus:
-            unweighted = replace(plan, weights=None, temperature=1.0)
+            unweighted = replace(plan, weights=None, temperature=1.0, mixed_lengths=False)
             self.val_dataset = self._open([val_corpus], unweighted, AugmentConfig())
 
     def setup(self, stage: str) -> None:
@@ -112,12 +112,15 @@ class NestDataModule(pl.LightningDataModule):
     def settings(self) -> Settings:
         """Everything that decides which batches are trained on, by dotted name; stored in every checkpoint."""
         plan, noise = self.train_dataset.plan, self.noise.corpus
+        plan_settings = flatten_settings(plan.config, "data.plan")
+        if not plan.config.mixed_lengths:
+            del plan_settings["data.plan.mixed_lengths"]  # checkpoints from before the option can be resumed
         return {
             "data.plan.fingerprint": plan.fingerprint,
             "data.corpus": repr([corpus.fingerprint for corpus in self.train_dataset.corpus.corpora]),
             "data.noise": repr(noise.fingerprint if noise else None),
             "data.short_audio": repr(self.short_audio),
-            **flatten_settings(plan.config, "data.plan"),
+            **plan_settings,
             **flatten_settings(self.mixer.config, "data.mix"),
             **flatten_settings(self.noise.config, "data.noise_sampler"),
             **flatten_settings(self.train_dataset.augment, "data.augment"),

@@ -6,7 +6,12 @@ import pytest
 import nestdata
 import nestmodel
 
-TYPE_ALIASES = {"InputFormat", "ProbeMode", "ShortAudio"} | {"ExportFormat", "FeatureType", "FileFormat", "WeightParts"}
+TYPE_ALIASES = {"InputFormat", "ProbeMode", "ShortAudio", "StartMethod"} | {
+    "ExportFormat",
+    "FeatureType",
+    "FileFormat",
+    "WeightParts",
+}
 """Public names without a docstring of their own."""
 
 

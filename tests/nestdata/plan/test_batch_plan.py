@@ -88,6 +88,61 @@ def test_epoch_shows_every_cut_once_plus_fewer_repeats_than_microbatches_all_in_
     assert not repeated or set.intersection(*steps_with)
 
 
+@given(cases(), st.integers(0, 3))
+@settings(deadline=None, max_examples=40)
+def test_mixed_lengths_regroup_the_microbatches_of_an_epoch(case: Case, epoch: int) -> None:
+    lengths, config = case
+    plan, mixed = plan_of(lengths, config), plan_of(lengths, {**config, "mixed_lengths": True})
+    expected, found = microbatches_of_epoch(plan, epoch), microbatches_of_epoch(mixed, epoch)
+    assert mixed.steps_per_epoch == plan.steps_per_epoch
+    # A microbatch keeps its number, so that each rank gets the same microbatches in another order.
+    for number in range(plan.config.microbatches_per_step):
+        of_number = [sorted(indices for key, indices in part.items() if key[1] == number) for part in (expected, found)]
+        assert of_number[0] == of_number[1]
+    for (step, number), indices in found.items():
+        assert max(lengths[index] for index in indices) <= mixed.padded_samples(step, number)
+        assert len(indices) * mixed.padded_samples(step, number) <= round(plan.config.max_batch_seconds * RATE)
+
+
+def test_mixed_lengths_put_several_lengths_into_most_steps_and_change_with_the_epoch() -> None:
+    config = PlanConfig(max_batch_seconds=30.0, microbatches_per_step=4, mixed_lengths=True)
+    plan = plan_of(list(range(100, 1000)), config)
+    epochs = [
+        [
+            {plan.padded_samples(epoch * plan.steps_per_epoch + step, number) for number in range(4)}
+            for step in range(plan.steps_per_epoch)
+        ]
+        for epoch in (0, 1)
+    ]
+    assert sum(len(shapes) > 1 for shapes in epochs[0]) > plan.steps_per_epoch // 2
+    assert epochs[0] != epochs[1]
+
+
+def test_mixed_lengths_are_golden_and_reached_at_any_step() -> None:
+    plan = plan_of(
+        list(range(100, 140)), PlanConfig(max_batch_seconds=8.0, microbatches_per_step=2, mixed_lengths=True)
+    )
+    shapes = [(plan.padded_samples(step, 0), plan.padded_samples(step, 1)) for step in range(plan.steps_per_epoch)]
+    assert shapes == [(105, 139), (117, 129), (139, 105), (129, 117)]
+    assert plan.indices(10**9, 1).tolist() == [7, 15, 6, 12, 10, 17]
+    assert plan.fingerprint == "a3209259905a0baf46e323559aa3dee0"
+
+
+def test_plans_without_mixed_lengths_keep_their_fingerprint() -> None:
+    plan = plan_of(list(range(100, 140)), PlanConfig(max_batch_seconds=8.0, microbatches_per_step=2))
+    assert plan.fingerprint == "054df55f7dbdabaf31086b5b7eb48fa0"
+
+
+def test_substitutes_of_mixed_lengths_come_from_the_bucket_of_the_microbatch() -> None:
+    config = PlanConfig(max_batch_seconds=30.0, microbatches_per_step=4, mixed_lengths=True)
+    plan = plan_of(list(range(100, 1000)), config)
+    for step in range(plan.steps_per_epoch):
+        for number in range(4):
+            (cuts,) = plan.bucket(step, number).cut_ranges
+            index = plan.substitute(step, number, 0, 0)
+            assert cuts.first_index <= index < cuts.first_index + cuts.num_cuts
+
+
 @given(cases())
 @settings(deadline=None, max_examples=40)
 def test_ranks_of_any_world_size_share_each_step_evenly_and_completely(case: Case) -> None:
@@ -263,6 +318,7 @@ def test_fingerprint_changes_with_every_setting() -> None:
         "num_shapes": 1,
         "weights": (1.0, 3.0),
         "temperature": 2.0,
+        "mixed_lengths": True,
         "seed": 1,
     }
     assert set(changes) == set(PlanConfig.__dataclass_fields__)
