@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := demo
 
-# One worker for each core this process may use, up to eight; a worker needs about 1 GB of memory.
-PYTEST := -m pytest --numprocesses auto --maxprocesses 8
+# One worker more than there are cores, because workers often wait for processes that their tests have started; at most
+# eight, because a worker needs about 1 GB of memory.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 8))')
+PYTEST := -m pytest --numprocesses $(WORKERS)
 
 # Old and new releases of dependencies emit warnings that this project cannot avoid.
 WARNINGS_PASS := --override-ini filterwarnings=default
@@ -50,7 +52,8 @@ test-isa: $(READY)
 test-faults: $(READY)
 	$(BIN)/python -m pytest -m 'faults or multiprocess' tests/distributed tests/nestmodel
 
-# The lowest versions that pyproject.toml allows. The export extra needs a later torch, and transformers later packages.
+# The lowest versions that pyproject.toml allows, without the export extra, and without transformers, which needs later
+# packages.
 test-lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/$(PIP_INSTALL) --constraint constraints-lowest.txt \

@@ -89,7 +89,7 @@ def _contestants(
     for name, tree in trees.items():
         for kind, path in speech.items():
             for packed in (False, True) if name == "ours" else (False,):
-                for workers in (0, 1, 2):
+                for workers in (0, 1, 2) if name == "ours" else (2,):
                     label = f"{name}, {kind}{', packed' if packed else ''}, {workers} workers"
                     contestants[label] = partial(_measure, tree, path, noise, seconds, workers, packed=packed)
     return contestants

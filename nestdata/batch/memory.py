@@ -126,7 +126,7 @@ class SlotRing:
         """
         runtime = torch.cuda.cudart()
         address = self._bytes.ctypes.data
-        torch.cuda.check_error(int(runtime.cudaHostRegister(address, self.num_bytes, 0)))
+        torch.cuda.check_error(runtime.cudaHostRegister(address, self.num_bytes, 0))
         # The memory is unmapped when the last array on it is gone, which is after this.
         weakref.finalize(self._bytes, runtime.cudaHostUnregister, address).atexit = False
 
