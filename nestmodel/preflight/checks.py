@@ -127,5 +127,5 @@ def local_world_size(trainer: pl.Trainer) -> int:
 
 
 def on_gpu(trainer: pl.Trainer) -> bool:
-    """Returns whether this rank trains on a GPU of NVIDIA, for which batches are copied to page-locked memory."""
+    """Returns whether this rank trains on an NVIDIA GPU, for which batches are in page-locked memory."""
     return bool(trainer.strategy.root_device.type == "cuda")
