@@ -140,7 +140,7 @@ def report(results: dict[str, list[Result]], num_rounds: int) -> None:
     print(f"Made by `benchmarks/bench_guard_scale.py`, medians of {num_rounds} rounds with minimum and maximum. A node")
     print(f"has {NUM_RANKS} ranks and {NUM_WORKERS} loader workers.\n")
     print("| | CPU of node 0's monitor, share of a core | all nodes connected after | connections lost |", end="")
-    print(" verdict after the limit |\n|---|---|---|---|---|")
+    print(" diagnosis, after the limit |\n|---|---|---|---|---|")
     for name, runs in results.items():
         print(
             f"| {name} | {_spread([100 * run.load for run in runs])} % | {_spread([run.connected_s for run in runs])} s"

@@ -60,7 +60,7 @@ class PreflightTrainer(Trainer):
             num_batches: Number of batches that each rank reads.
             timeout_s: Seconds that ranks wait for each other in each check, and for one step with find_budget.
             feeding_seconds: Seconds for which each number of loader workers is measured; 0 skips this check.
-            find_budget: Instead of the checks, find the largest and the fastest data.plan.max_batch_seconds.
+            find_budget: Instead of the checks, find the largest data.plan.max_batch_seconds that fits, and the best.
             memory_limit: Memory of one rank with find_budget, such as 8GiB; required on a CPU.
             memory_margin: Share of the memory that find_budget leaves free.
             json: Print the result as JSON.

@@ -1,4 +1,4 @@
-"""Finds the largest `max_batch_seconds` whose optimizer steps fit the memory, and the one that is fastest, by trying.
+"""Finds, by trials, the largest `max_batch_seconds` whose optimizer steps fit into memory, and the best one.
 
 Nothing is trained or written. `budget_search` decides what to try, and `budget_trial` runs each trial in a process of
 its own.
@@ -39,7 +39,7 @@ class BudgetConfig:
     """Limits of a search for a batch budget."""
 
     memory_limit: str | None = None
-    """Memory of one rank with its unit, such as `8GiB`. Required on a CPU; on a GPU, None takes all that is free."""
+    """Memory of one rank with its unit, such as `8GiB`. Required on a CPU; on a GPU, None means all free memory."""
 
     memory_margin: float = 0.1
     """Share of the memory that stays free, in [0, 1): for fragmentation, buffers of NCCL, other processes."""
@@ -58,7 +58,7 @@ class BudgetConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetTrial:
-    """What was found out about one budget."""
+    """The result of the trials of one budget."""
 
     max_batch_seconds: float
     fits: bool
@@ -110,9 +110,9 @@ def find_budget(
 ) -> BudgetReport:
     """Finds the largest and the best batch budget for the memory of one rank.
 
-    A trial makes optimizer steps on noise with the sizes, precision and checkpointing of the run, and with DDP's copy
-    of the gradients. Smaller budgets are rejected or accepted by the shapes that need the most memory; the result is
-    accepted only if all shapes of an epoch fit in one process.
+    A trial runs optimizer steps on noise with the sizes, precision and checkpointing of the run, and with DDP's copy
+    of the gradients. The search tries only the shapes that may need the most memory; its result is accepted only if
+    all shapes of an epoch fit in one process.
 
     Args:
         model: The model of the run; it is not changed.
@@ -123,7 +123,7 @@ def find_budget(
 
     Raises:
         ConfigError: The trainer has several ranks, or the memory limit is missing or more than what is available.
-        TrainingError: Not even the smallest budget fits, or a trial failed for another reason than memory.
+        TrainingError: Not even the smallest budget fits, or a trial failed for a reason other than memory.
     """
     _check(model, data, trainer, config)
     search = _Search(model, data, trainer, config, on_trial or (lambda _: None))
@@ -188,7 +188,7 @@ class _Search:
         return found
 
     def best(self, largest: int) -> float:
-        """Measures the speed of halves of the largest budget as long as they are as fast; returns the best in seconds.
+        """Halves the largest budget as long as the speed remains about the same; returns the best budget in seconds.
 
         Raises:
             TrainingError: Half of the largest budget does not fit.
@@ -273,7 +273,7 @@ class _Search:
         return BatchPlan.of(self._dataset.corpus, replace(self._config, max_batch_seconds=float(units * _RESOLUTION_S)))
 
     def _nothing_fits(self) -> TrainingError:
-        """Finds out which length would fit, and returns the error that says so."""
+        """Finds the length that would fit, and returns an error that contains it."""
         plan = self._plan(self.lowest)
         longest = max(bucket.padded_samples for bucket in plan.buckets)
         remedies = (

@@ -8,7 +8,7 @@ from nestdata import BatchPlan
 from nestmodel.preflight.trial_step import Shape
 
 _MAX_GROWTH = 4
-"""A trial is at most this many times as large as the largest one that fitted."""
+"""A trial is at most this many times as large as the largest one that fits."""
 
 _RESOLUTION = 50
 """The search ends when it is exact to one unit, or to one part in this many."""
@@ -24,7 +24,7 @@ def largest_fitting(
     """Returns the largest number in [lowest, highest] that fits, to 1 or to 2 %, if every smaller number fits as well.
 
     The memory of a step grows nearly linearly with the budget, so the next number is predicted from the two largest
-    that fitted. When a prediction gains less than bisection would, the next number is the middle of those left.
+    that fit. If a prediction gains less than bisection would, the next number is the middle of the remaining ones.
 
     Args:
         peak_of: Returns the peak memory in bytes of a trial, or None if it does not fit.

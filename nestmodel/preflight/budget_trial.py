@@ -42,7 +42,7 @@ _MAX_DETAIL = 300
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSettings:
-    """What all trials of a search have in common."""
+    """Settings that are the same for all trials of a search."""
 
     model: NestConfig
     compile_blocks: bool
@@ -55,7 +55,7 @@ class TrialSettings:
 
     num_threads: int
     limit_bytes: int | None
-    """Memory that a trial may use. On a GPU, also limited to what is free when the trial starts, or None."""
+    """Memory of a trial, of which `margin` stays free. On a GPU, free memory is a limit as well; None sets no other."""
 
     margin: float
     """Share of the memory that a trial must leave free, in [0, 1)."""
@@ -77,10 +77,10 @@ class TrialResult:
     """The outcome of a trial."""
 
     too_large: Shape | None
-    """The shape whose step exceeded the memory; None if all steps fitted."""
+    """The shape whose step does not fit into memory; None if all steps fit."""
 
     peak_bytes: int
-    """Peak memory; of a trial that did not fit, 0."""
+    """Peak memory; 0 if the trial does not fit."""
 
     allowed_bytes: int
     """Memory that the steps were allowed to use: the limit without the margin."""
@@ -90,10 +90,10 @@ class TrialResult:
 
 
 def run_trial(settings: TrialSettings, shapes: list[Shape]) -> TrialResult:
-    """Runs one optimizer step of each shape in a child process, in order, and returns whether all of them fitted.
+    """Runs one optimizer step of each shape in a child process, in order, and returns whether all of them fit.
 
     Raises:
-        TrainingError: The child failed for another reason than memory, or made no progress in time.
+        TrainingError: The child failed for a reason other than memory, or made no progress in time.
     """
     command = [sys.executable, "-m", "nestmodel.preflight.budget_trial"]
     with (
@@ -139,7 +139,7 @@ class _Watch:
                 case "out_of_memory":
                     return self._out_of_memory()
                 case "end":
-                    # A peak between two looks of this process counts as well.
+                    # The peak may have been between two readings of this process.
                     if message["peak_bytes"] > self._allowed:
                         return self._out_of_memory()
                     return TrialResult(
@@ -168,7 +168,7 @@ class _Watch:
             return message
         code = self._child.wait()
         if code == -signal.SIGKILL and is_on_cpu:
-            return None  # by the kernel, which was out of memory
+            return None  # killed by the kernel, which ran out of memory
         raise TrainingError(f"a trial ended with exit code {code}: {self._last_error()}")
 
     def _read_lines(self) -> None:
@@ -185,7 +185,7 @@ class _Watch:
             return None
 
     def _out_of_memory(self) -> TrialResult:
-        # A child that was ended before its first step was loading the model for its first shape.
+        # Without a finished step, the first shape is reported, even if the model itself does not fit.
         shape = self._shapes[min(len(self._times), len(self._shapes) - 1)]
         return TrialResult(too_large=shape, peak_bytes=0, allowed_bytes=self._allowed, times=tuple(self._times))
 

@@ -71,7 +71,7 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
 
 
 def check_shared_memory(data: NestDataModule, trainer: pl.Trainer) -> CheckResult:
-    """Checks that the memory that the ranks of a node share with their loader processes is available."""
+    """Checks that the memory that the ranks of a node share with their loader workers is available."""
     if not data.num_workers:
         return CheckResult(status="skipped", value="no loader processes")
     if trainer.local_rank:
@@ -94,7 +94,7 @@ def check_shared_memory(data: NestDataModule, trainer: pl.Trainer) -> CheckResul
 
 
 def check_reading(data: NestDataModule, trainer: pl.Trainer, num_batches: int) -> CheckResult:
-    """Reads the first batches of this rank with the configured loader processes, from step 0.
+    """Reads the first batches of this rank with the configured loader workers, from step 0.
 
     Raises:
         NestDataError: Audio cannot be read, or the microbatches of a step cannot be divided among the ranks.
@@ -127,5 +127,5 @@ def local_world_size(trainer: pl.Trainer) -> int:
 
 
 def on_gpu(trainer: pl.Trainer) -> bool:
-    """Returns whether this rank trains on a GPU of NVIDIA, for which batches are copied to page-locked memory."""
+    """Returns whether this rank trains on an NVIDIA GPU, for which batches are in page-locked memory."""
     return bool(trainer.strategy.root_device.type == "cuda")

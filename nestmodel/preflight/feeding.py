@@ -1,4 +1,4 @@
-"""The check whether loader workers feed the training step: measures both, with the data and the settings of the run."""
+"""The check whether the loader feeds the training step: measures both, with the data and the settings of the run."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ from nestmodel.training.module import NestModel
 
 _NUM_STEP_BATCHES = 2
 _MIN_ROUNDS = 2
-"""Batches of each worker that are counted at least: they arrive in bursts of as many as there are workers."""
+"""Smallest number of batches per worker that are measured: batches arrive in bursts of one per worker."""
 
 
 def own_cores() -> tuple[str, list[int]]:
@@ -48,7 +48,7 @@ def cores_of_rank(cores_of_ranks: Sequence[Any], rank: int) -> int:
 def check_feeding(
     model: NestModel, data: NestDataModule, trainer: pl.Trainer, num_cores: int, measure_s: float
 ) -> CheckResult:
-    """Measures what the loader delivers by number of workers, and what steps take, and says what follows.
+    """Measures what the loader delivers with different numbers of workers, and what steps take; returns advice.
 
     Args:
         model: The model of the run; it is not changed.

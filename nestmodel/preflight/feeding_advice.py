@@ -1,6 +1,6 @@
-"""What measurements of a loader and of a step mean: the workers that feed the step, and what `--pcm` would change.
+"""Advice from measurements of a loader and of a step: how many workers feed the step, and whether `--pcm` pays.
 
-Rates are audio-seconds a second, padding included, of one rank. This module only computes.
+Rates are seconds of audio per second, padding included, of one rank. This module measures nothing.
 """
 
 import math
@@ -22,13 +22,13 @@ _GAIN = 1.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedingMeasurement:
-    """What one rank measured."""
+    """The measurements of one rank."""
 
     delivered: Mapping[int, float]
-    """Rate of the loader by number of workers; one entry for the configured number at least."""
+    """Rate of the loader by number of workers, with an entry for at least the configured number."""
 
     step_rate: float
-    """Rate at which steps of ready batches take audio."""
+    """Rate at which steps take audio if the batches are already loaded."""
 
     num_workers: int
     """The configured number of workers."""
@@ -54,7 +54,7 @@ class FeedingMeasurement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedingAdvice:
-    """What the measurement means for one rank."""
+    """Advice for one rank."""
 
     wait_share: float
     """Share of the time in which the step waits for the loader, with the configured workers."""

@@ -46,7 +46,7 @@ class PreflightConfig:
     """How long ranks wait for each other, at the start and in each check, in seconds."""
 
     feeding_seconds: float = 2.0
-    """How long each number of loader workers is measured, in seconds; 0 skips the check of feeding."""
+    """How long each number of loader workers is measured, in seconds; 0 skips the check `feeding`."""
 
     def __post_init__(self) -> None:
         if self.feeding_seconds < 0:
@@ -176,7 +176,7 @@ def _check_feeding(
     *,
     can_run: bool,
 ) -> RankResults:
-    """Measures loader and step on all ranks at the same time, as they will compete for the cores of their node."""
+    """Measures loader and step on all ranks at the same time, as they compete for the cores of their node in a run."""
     cores = exchange.all_gather("cores", own_cores())
 
     def check() -> CheckResult:
