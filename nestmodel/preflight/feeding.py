@@ -11,7 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from nestdata import BatchIndex, time_decoding
+from nestdata import BatchIndex, BatchLoader, time_decoding
 from nestmodel.preflight.checks import on_gpu
 from nestmodel.preflight.feeding_advice import MARGIN, FeedingAdvice, FeedingMeasurement, advise
 from nestmodel.preflight.hardware import clean_up, make_trial_step
@@ -169,7 +169,9 @@ def _delivered(
 ) -> float:
     """Returns the audio-seconds a second that arrive from a loader after the start of its workers."""
     deadline = _Deadline()
-    loader = data.train_dataset.loader(indices.until(deadline), num_workers=num_workers, pin_memory=on_gpu(trainer))
+    loader: BatchLoader[Any] = data.loader_of(
+        data.train_dataset, indices.until(deadline), on_gpu=on_gpu(trainer), num_workers=num_workers
+    )
     processes = max(1, num_workers)
     num_warm_up, num_samples, started, ended = 2 * processes, 0, 0.0, 0.0
     with torch.random.fork_rng(devices=[]):  # torch's loader draws a seed from the global generator
