@@ -50,6 +50,13 @@ def plan_command(
         float | None,
         typer.Option(help="Above 1, small corpora are repeated more often. [default: from the configuration, else 1]"),
     ] = None,
+    mixed_lengths: Annotated[
+        bool | None,
+        typer.Option(
+            "--mixed-lengths",
+            help="Take the microbatches of a step from different buckets. [default: from the configuration, else off]",
+        ),
+    ] = None,
     seed: PlanSeed = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw the plan to this PNG, SVG or PDF file.")] = None,
     as_json: AsJson = False,
@@ -71,6 +78,7 @@ def plan_command(
         num_shapes=num_shapes,
         weights=_numbers(weights),
         temperature=temperature,
+        mixed_lengths=mixed_lengths,
         seed=seed,
     )
     paths = run.corpus_paths(corpora)

@@ -38,6 +38,7 @@ def test_json_is_the_summary_of_the_requested_plan(
         "20",
         "--min-audio-seconds",
         "0.5",
+        "--mixed-lengths",
     ]
     options += ["--quadratic-seconds", "30", "--max-cuts", "6", "--num-shapes", "3", "--weights", "0.6,0.4"]
     options += ["--temperature", "2", "--seed", "5", "--picture", str(tmp_path / "plan.svg"), "--json"]
@@ -52,6 +53,7 @@ def test_json_is_the_summary_of_the_requested_plan(
         num_shapes=3,
         weights=(0.6, 0.4),
         temperature=2.0,
+        mixed_lengths=True,
         seed=5,
     )
     corpora = Corpora.open(paths)

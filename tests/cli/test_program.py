@@ -59,8 +59,8 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
         ],
         "plan": [
             *("--config -c", "--json", "--max-batch-seconds", "--max-cuts", "--microbatches-per-step"),
-            *("--min-audio-seconds", "--num-shapes", "--picture", "--quadratic-seconds", "--seed", "--temperature"),
-            *("--weights", "--world-size", "CORPUS"),
+            *("--min-audio-seconds", "--mixed-lengths", "--num-shapes", "--picture", "--quadratic-seconds", "--seed"),
+            *("--temperature", "--weights", "--world-size", "CORPUS"),
         ],
         "sample-batch preview": [
             *("--config -c", "--json", "--max-batch-seconds", "--microbatches-per-step", "--mix-prob", "--noise"),
@@ -114,7 +114,8 @@ def test_flags_and_configuration_fields_have_the_same_names_and_defaults(
             compared += 1
         elif field.default is not None:
             assert option.default is None, field.name
-            assert re.search(rf"else {field.default:g}\]$", option.help), field.name
+            default = "off" if field.default is False else f"{field.default:g}"
+            assert re.search(rf"else {default}\]$", option.help), field.name
             compared += 1
     assert compared >= 3
 
