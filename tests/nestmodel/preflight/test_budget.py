@@ -1,4 +1,6 @@
 import re
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,6 +155,15 @@ def test_a_trial_that_fails_or_hangs_is_an_error_and_not_a_lack_of_memory() -> N
         run_trial(replace(settings(6 * 10**9), precision="no such precision"), [(1, RATE)])
     with pytest.raises(TrainingError, match=r"no progress for 0\.1 s"):
         run_trial(settings(6 * 10**9, timeout_s=0.1), [(1, RATE)])
+
+
+def test_a_child_that_ends_before_it_has_read_its_task_is_an_error_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    too_many_for_a_pipe = [(1, RATE)] * 20_000
+    with pytest.raises(TrainingError, match="a trial ended with exit code 1"):
+        run_trial(settings(6 * 10**9), too_many_for_a_pipe)
 
 
 class FakeTrials:
