@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import count
 from typing import Any
 
@@ -42,7 +43,8 @@ def cores_of_rank(cores_of_ranks: Sequence[Any], rank: int) -> int:
     """
     node, own = cores_of_ranks[rank]
     on_node = [set(each[1]) for each in cores_of_ranks if each is not None and each[0] == node]
-    return max(1, int(sum(1 / sum(core in cores for cores in on_node) for core in own)))
+    # Exact fractions: six times a third is slightly less than 2 in floating point.
+    return max(1, int(sum(Fraction(1, sum(core in cores for cores in on_node)) for core in own)))
 
 
 def check_feeding(
@@ -169,7 +171,9 @@ def _delivered(
 ) -> float:
     """Returns the audio-seconds a second that arrive from a loader after the start of its workers."""
     deadline = _Deadline()
-    loader = data.train_dataset.loader(indices.until(deadline), num_workers=num_workers, pin_memory=on_gpu(trainer))
+    loader = data.loader_of(
+        data.train_dataset, indices.until(deadline), on_gpu=on_gpu(trainer), num_workers=num_workers
+    )
     processes = max(1, num_workers)
     num_warm_up, num_samples, started, ended = 2 * processes, 0, 0.0, 0.0
     with torch.random.fork_rng(devices=[]):  # torch's loader draws a seed from the global generator

@@ -146,12 +146,25 @@ class NestDataModule(pl.LightningDataModule):
         return moved.unpack() if isinstance(moved, PackedBatch) else moved
 
     def loader_of(
-        self, dataset: AudioNoiseDataset, batch_indices: Iterable[tuple[int, int]], *, on_gpu: bool
+        self,
+        dataset: AudioNoiseDataset,
+        batch_indices: Iterable[tuple[int, int]],
+        *,
+        on_gpu: bool,
+        num_workers: int | None = None,
     ) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch]":
-        """Returns a loader of batches at given (step, microbatch) indices, as training uses it on this device."""
+        """Returns a loader of batches as training uses it on this device.
+
+        Args:
+            dataset: The dataset.
+            batch_indices: The (step, microbatch) of every batch.
+            on_gpu: Whether batches are copied to a GPU.
+            num_workers: Number of loader processes; by default, that of this data module.
+        """
+        num_workers = self.num_workers if num_workers is None else num_workers
         if on_gpu and dataset.is_packable:
-            return dataset.loader(batch_indices, num_workers=self.num_workers, pin_memory=True, packed=True)
-        return dataset.loader(batch_indices, num_workers=self.num_workers, pin_memory=on_gpu)
+            return dataset.loader(batch_indices, num_workers=num_workers, pin_memory=True, packed=True)
+        return dataset.loader(batch_indices, num_workers=num_workers, pin_memory=on_gpu)
 
     def _loader(
         self, dataset: AudioNoiseDataset, next_step: Callable[[], int]
