@@ -90,7 +90,10 @@ class Handshake(NamedTuple):
 
     def is_proof(self, proof: object, token: bytes, side: Side) -> bool:
         """Returns whether this is the proof of the given side."""
-        return isinstance(proof, str) and hmac.compare_digest(proof.encode(), self.proof(token, side).encode())
+        if not isinstance(proof, str):
+            return False
+        # JSON may contain surrogates, which cannot be encoded.
+        return hmac.compare_digest(proof.encode(errors="replace"), self.proof(token, side).encode())
 
     def seal(self, token: bytes, side: Side) -> "Seal":
         """Returns the seal of the messages that one side sends."""

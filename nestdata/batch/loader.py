@@ -114,14 +114,18 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
             worker_init_fn=_StartWorker(self.num_workers, nestguard.current().slot),
             multiprocessing_context=self.multiprocessing_context,
         )
-        for handed_over in workers:
-            if ring is not None and isinstance(handed_over, _FilledSlot):
-                sampler.slots_of_workers.remove(handed_over.slot)
-                yield handed_over.open(ring)
-            else:
-                yield handed_over.pin_memory() if self.pin_memory else handed_over
-        # Only now, because a worker may still write to a slot when the iteration is given up.
-        self._ring = ring
+        try:
+            for handed_over in workers:
+                if ring is not None and isinstance(handed_over, _FilledSlot):
+                    sampler.slots_of_workers.remove(handed_over.slot)
+                    yield handed_over.open(ring)
+                else:
+                    yield handed_over.pin_memory() if self.pin_memory else handed_over
+        finally:
+            # Lightning takes the last batch and does not ask for another one, so the loop above does not end by itself.
+            # If the iteration is given up earlier, a worker may still write to a slot.
+            if not sampler.slots_of_workers:
+                self._ring = ring
 
     def _new_ring(self) -> SlotRing:
         ring = SlotRing(self.num_slots, self._slot_bytes)
@@ -135,6 +139,8 @@ class _SlotSampler(Sampler[tuple[int, int, int | None]]):
 
     def __init__(self, batch_indices: Any, ring: SlotRing | None) -> None:
         self.slots_of_workers: set[int] = set()
+        """Slots that a worker may still write to."""
+
         self._batch_indices = batch_indices
         self._ring = ring
 

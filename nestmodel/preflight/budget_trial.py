@@ -108,6 +108,8 @@ def run_trial(settings: TrialSettings, shapes: list[Shape]) -> TrialResult:
             return _Watch(child, settings, shapes, errors).result()
         finally:
             child.kill()
+            with suppress(BrokenPipeError):  # what the child has not read is written again when stdin is closed
+                child.stdin.close()
 
 
 class _Watch:

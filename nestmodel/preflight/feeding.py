@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import count
 from typing import Any
 
@@ -42,7 +43,8 @@ def cores_of_rank(cores_of_ranks: Sequence[Any], rank: int) -> int:
     """
     node, own = cores_of_ranks[rank]
     on_node = [set(each[1]) for each in cores_of_ranks if each is not None and each[0] == node]
-    return max(1, int(sum(1 / sum(core in cores for cores in on_node) for core in own)))
+    # Exact fractions: six times a third is slightly less than 2 in floating point.
+    return max(1, int(sum(Fraction(1, sum(core in cores for cores in on_node)) for core in own)))
 
 
 def check_feeding(

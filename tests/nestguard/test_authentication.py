@@ -63,7 +63,7 @@ def test_a_proof_depends_on_the_token_the_side_and_all_that_was_said(changed: di
     assert not HANDSHAKE._replace(**changed).is_proof(proof, b"token", Side.FOLLOWER)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("proof", [None, 5, "", "é", "00" * 32])
+@pytest.mark.parametrize("proof", [None, 5, "", "é", "\ud800", "00" * 32])
 def test_anything_else_is_not_a_proof(proof: object) -> None:
     assert not HANDSHAKE.is_proof(proof, b"token", Side.FOLLOWER)
 

@@ -103,6 +103,21 @@ def test_an_iteration_that_is_given_up_does_not_disturb_the_next_one(
         assert loaded == digests[:number]
 
 
+def test_memory_is_used_again_only_if_no_worker_may_still_write_to_it(
+    messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]]
+) -> None:
+    loader = messy.loader(batch_indices, num_workers=1)
+    for _ in range(2):
+        # Ends after the last batch without asking for another one, as Lightning does.
+        assert [digest(batch) for _, batch in zip(batch_indices, loader, strict=False)] == digests
+        ring = loader._ring
+        assert ring is not None
+        gc.collect()
+        assert ring.num_free == ring.num_slots
+    next(iter(loader))
+    assert loader._ring is None
+
+
 def test_two_iterations_of_one_loader_do_not_share_slots(
     messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]]
 ) -> None:

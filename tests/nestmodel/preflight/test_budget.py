@@ -1,6 +1,10 @@
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -153,6 +157,20 @@ def test_a_trial_that_fails_or_hangs_is_an_error_and_not_a_lack_of_memory() -> N
         run_trial(replace(settings(6 * 10**9), precision="no such precision"), [(1, RATE)])
     with pytest.raises(TrainingError, match=r"no progress for 0\.1 s"):
         run_trial(settings(6 * 10**9, timeout_s=0.1), [(1, RATE)])
+
+
+def test_a_child_that_ends_before_it_is_given_its_task_is_an_error_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class EndedChild(subprocess.Popen[str]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.wait()
+
+    monkeypatch.setattr(subprocess, "Popen", EndedChild)
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(TrainingError, match="a trial ended with exit code 1"):
+        run_trial(settings(6 * 10**9), [(1, RATE)])
 
 
 class FakeTrials:

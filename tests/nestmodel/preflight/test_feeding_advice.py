@@ -84,3 +84,5 @@ def test_ranks_of_a_node_share_the_cores_that_several_of_them_may_use() -> None:
     assert cores_of_rank([["a", [0, 1]], ["a", [2, 3]]], 1) == 2  # bound to cores of their own
     assert cores_of_rank([["a", [0, 1]], None], 0) == 2
     assert cores_of_rank([["a", [0]]] * 4, 3) == 1
+    assert cores_of_rank([["a", list(range(6))]] * 3, 0) == 2
+    assert cores_of_rank([["a", list(range(192))]] * 6, 0) == 32
