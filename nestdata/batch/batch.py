@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -103,12 +104,14 @@ class AudioNoiseBatch(Microbatch):
 
 
 _being_copied: deque[tuple[torch.cuda.Event, Microbatch]] = deque()
+_being_copied_lock = Lock()
 
 
 def _keep_until_copied(batch: Microbatch, device: torch.device) -> None:
     """Holds a batch until the copies from it have ended, because its memory is otherwise filled with another batch."""
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
-    _being_copied.append((event, batch))
-    while _being_copied and _being_copied[0][0].query():
-        _being_copied.popleft()
+    with _being_copied_lock:
+        _being_copied.append((event, batch))
+        while _being_copied and _being_copied[0][0].query():
+            _being_copied.popleft()
