@@ -208,9 +208,9 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         """Returns a loader of the batches at the given indices, in their order.
 
         Workers fill batches in place in shared memory. A batch may be kept: its memory is used for another batch only
-        when none of its tensors exists any more. If a consumer keeps so many that no memory is free, further batches
-        are copied, and the loader warns once. Copy page-locked batches to a GPU with `batch.to`, which keeps them until
-        an asynchronous copy has ended; copying a single tensor with `non_blocking=True` does not.
+        when none of its tensors exists any more. When the consumer keeps too many batches, no slot is free: further
+        batches are copied, and the loader warns once. Copy page-locked batches to a GPU with `batch.to`, which keeps
+        them until an asynchronous copy has ended; copying a single tensor with `non_blocking=True` does not.
 
         The loader logs every unusable cut once, and raises AudioError if there are more than `bad_audio` allows.
 
