@@ -9,7 +9,10 @@ DEMO := demo
 # One worker more than there are cores, because workers often wait for processes that their tests have started; at most
 # eight, because a worker needs about 1 GB of memory.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 8))')
-PYTEST := -m pytest --numprocesses $(WORKERS)
+PYTEST := -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+# Threads of several test processes would compete for the cores.
+ONE_THREAD := OMP_NUM_THREADS=1
 
 # Old and new releases of dependencies emit warnings that this project cannot avoid.
 WARNINGS_PASS := --override-ini filterwarnings=default
@@ -41,7 +44,7 @@ demo: $(READY)
 	@echo "curves:      $(DEMO)/run/version_0/curves.png"
 
 test: $(READY)
-	$(BIN)/python $(PYTEST)
+	$(ONE_THREAD) $(BIN)/python $(PYTEST)
 
 # The numerical and the bit-for-bit tests under each instruction set that this CPU has.
 test-isa: $(READY)
@@ -50,7 +53,7 @@ test-isa: $(READY)
 # The whole fault matrix: real ranks that are killed, stopped and stuck. Its time limits need the cores to themselves,
 # so it runs in one process. Up to half an hour.
 test-faults: $(READY)
-	$(BIN)/python -m pytest -m 'faults or multiprocess' tests/distributed tests/nestmodel
+	$(BIN)/python -m pytest -m 'faults or multiprocess' tests/distributed tests/nestmodel tests/cli
 
 # The lowest versions that pyproject.toml allows, without the export extra, and without transformers, which needs later
 # packages.
@@ -58,7 +61,7 @@ test-lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/$(PIP_INSTALL) --constraint constraints-lowest.txt \
 		--editable '.[dask,huggingface,probe,safetensors,test]'
-	.venv-lowest/bin/python $(PYTEST) $(WARNINGS_PASS)
+	$(ONE_THREAD) .venv-lowest/bin/python $(PYTEST) $(WARNINGS_PASS)
 
 # The newest release of everything that pyproject.toml allows.
 test-newest:
@@ -66,7 +69,7 @@ test-newest:
 	$(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/$(PIP_INSTALL) --upgrade --editable '.[dev]'
 	.venv-newest/bin/pip freeze --exclude-editable
-	.venv-newest/bin/python $(PYTEST) $(WARNINGS_PASS)
+	$(ONE_THREAD) .venv-newest/bin/python $(PYTEST) $(WARNINGS_PASS)
 
 # Twenty minutes of training under the stall guard, which must not raise an alarm.
 soak: $(READY)

@@ -85,6 +85,7 @@ def test_wrong_usage_is_reported_as_by_fit(
     assert message in line
 
 
+@pytest.mark.faults
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_a_rank_with_another_seed_is_named_and_all_ranks_exit_with_1(
@@ -120,6 +121,7 @@ def test_a_rank_with_another_seed_is_named_and_all_ranks_exit_with_1(
     assert all(rank["figures"]["latency_seconds"] > 0 for rank in checks["collectives"])
 
 
+@pytest.mark.faults
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_ranks_started_by_lightning_print_once_and_exit_with_1(messy_corpora: MessyCorpora, tmp_path: Path) -> None:

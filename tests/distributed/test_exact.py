@@ -27,16 +27,8 @@ def state_of(run: Run) -> Any:
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("world_size", "num_workers"),
-    [
-        pytest.param(1, 2, marks=pytest.mark.faults),
-        (2, 0),
-        pytest.param(2, 2, marks=pytest.mark.faults),
-        pytest.param(4, 0, marks=pytest.mark.faults),
-        pytest.param(4, 2, marks=pytest.mark.faults),
-    ],
-)
+@pytest.mark.faults
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 2), (2, 0), (2, 2), (4, 0), (4, 2)])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     messy_corpora: MessyCorpora, tmp_path: Path, world_size: int, num_workers: int
 ) -> None:

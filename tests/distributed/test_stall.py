@@ -78,7 +78,7 @@ def gone_soon(run: Run) -> bool:
     ("what", "num_workers"),
     [
         pytest.param("a cut that cannot be loaded", 0, marks=faults),
-        ("a cut that cannot be loaded", 2),
+        pytest.param("a cut that cannot be loaded", 2, marks=faults),
         pytest.param("an encoder that hangs", 0, marks=faults),
         pytest.param("a GIL that is held", 0, marks=faults),
         pytest.param("SIGSTOP", 0, marks=faults),
@@ -115,7 +115,7 @@ def test_a_rank_that_stalls_the_others_is_reported_with_its_stack(
     "what",
     [
         pytest.param("SIGKILL", marks=faults),
-        "SIGKILL of rank 0",
+        pytest.param("SIGKILL of rank 0", marks=faults),
         pytest.param("an exception", marks=faults),
         pytest.param("data that end early", marks=faults),
     ],

@@ -47,7 +47,7 @@ def expected(messy_corpora: MessyCorpora) -> dict[tuple[int, int], dict[str, Any
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "num_workers", "num_threads"),
-    [(1, 0, 4), (2, 1, 2), pytest.param(4, 0, 1, marks=pytest.mark.faults)],
+    [(1, 0, 4), *(pytest.param(*sizes, marks=pytest.mark.faults) for sizes in ((2, 1, 2), (4, 0, 1)))],
 )
 def test_steps_are_equal_byte_for_byte_for_any_world_size(
     messy_corpora: MessyCorpora,

@@ -89,7 +89,7 @@ def test_epoch_shows_every_cut_once_plus_fewer_repeats_than_microbatches_all_in_
 
 
 @given(cases(), st.integers(0, 3))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_mixed_lengths_regroup_the_microbatches_of_an_epoch(case: Case, epoch: int) -> None:
     lengths, config = case
     plan, mixed = plan_of(lengths, config), plan_of(lengths, {**config, "mixed_lengths": True})
@@ -373,7 +373,7 @@ def spread_lengths(number: int, seed: int) -> NDArray[np.int64]:
     temperature=st.sampled_from([1.0, 3.0]),
     seed=st.integers(0, 100),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_cuts_of_several_corpora_share_the_budget_and_are_repeated_as_often_as_their_corpus_requires(
     sizes: list[int],
     microbatches: int,

@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -12,6 +13,8 @@ import pytest
 from nestdata import ConfigError, CorpusError, ManifestError
 from nestdata.prepare import pool
 from nestdata.prepare.pool import open_pool
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 def new_children(before: Sequence[BaseProcess]) -> list[BaseProcess]:
@@ -60,13 +63,20 @@ def test_several_jobs_return_their_results_in_order() -> None:
     assert new_children(before) == []
 
 
-@pytest.mark.multiprocess
-def test_worker_processes_block_and_ignore_ctrl_c() -> None:
+def check_ctrl_c() -> None:
     before = signal.getsignal(signal.SIGINT)
     with open_pool(2) as jobs:
         assert list(jobs.map(ctrl_c_handling, range(3))) == [(True, True)] * 3
     assert signal.getsignal(signal.SIGINT) is before
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.multiprocess
+def test_worker_processes_block_and_ignore_ctrl_c() -> None:
+    # In a process of its own, because another test may have started the fork server of this one, without the block.
+    command = [sys.executable, "-c", f"from {__name__} import check_ctrl_c; check_ctrl_c()"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.multiprocess

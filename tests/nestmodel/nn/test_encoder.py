@@ -252,6 +252,7 @@ print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
 """
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_compiled_blocks_give_the_same_output_and_gradients(tmp_path: Path) -> None:
     # In a separate process, because the compiler cannot trace the annotation checks that tests enable; with a cache of

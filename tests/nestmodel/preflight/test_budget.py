@@ -245,6 +245,7 @@ def test_cuts_that_are_too_long_are_an_error_with_the_length_that_fits(
         search(FakeTrials(0), data, tmp_path, monkeypatch)
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_a_real_search_finds_a_budget_within_the_limit(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     data = data_of(messy_corpora, max_cuts=2)  # which bounds the number of trials

@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import torch
+from torch import Tensor
 
+from nestdata import AudioNoiseBatch
 from nestmodel import Checkpoints, ConfigError, NestModel
 from tests.conftest import MessyCorpora
 from tests.training import Recorder, fit, messy_data, tiny_config, trainer
@@ -28,12 +31,30 @@ class Validations(pl.Callback):
         self.num = 0
 
 
-def validations_of(corpora: MessyCorpora, directory: Path, **settings: Any) -> list[tuple[int, int]]:
+class OneWeight(pl.LightningModule):
+    """The cheapest model that makes optimizer steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def training_step(self, _batch: AudioNoiseBatch) -> Tensor:
+        return self.weight.square()
+
+    def validation_step(self, _batch: AudioNoiseBatch) -> None: ...
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def validations_of(
+    corpora: MessyCorpora, directory: Path, model: pl.LightningModule, **settings: Any
+) -> list[tuple[int, int]]:
     seen, data = Validations(), messy_data(corpora, microbatches_per_step=MICROBATCHES)
     assert data.train_dataset.plan.steps_per_epoch == STEPS
     path = settings.pop("ckpt_path", None)
     runner = trainer(directory, [seen, *settings.pop("callbacks", [])], **{"limit_val_batches": 1.0, **settings})
-    runner.fit(NestModel(tiny_config()), datamodule=data, ckpt_path=path)
+    runner.fit(model, datamodule=data, ckpt_path=path)
     return seen.seen
 
 
@@ -55,16 +76,18 @@ def validations_of(corpora: MessyCorpora, directory: Path, **settings: Any) -> l
 def test_limits_count_whole_optimizer_steps(
     messy_corpora: MessyCorpora, tmp_path: Path, settings: dict[str, Any], expected: list[tuple[int, int]]
 ) -> None:
-    assert validations_of(messy_corpora, tmp_path, max_steps=6, **settings) == expected
+    assert validations_of(messy_corpora, tmp_path, OneWeight(), max_steps=6, **settings) == expected
 
 
 def test_a_resumed_run_validates_after_the_same_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"limit_train_batches": 2, "limit_val_batches": 1}
-    plain = validations_of(messy_corpora, tmp_path, max_steps=8, **settings)
+    plain = validations_of(messy_corpora, tmp_path, OneWeight(), max_steps=8, **settings)
     saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved", keep=10)
-    validations_of(messy_corpora, tmp_path, max_steps=6, callbacks=[saver], enable_checkpointing=True, **settings)
+    saving = {"callbacks": [saver], "enable_checkpointing": True, **settings}
+    validations_of(messy_corpora, tmp_path, OneWeight(), max_steps=6, **saving)
     path = tmp_path / "saved" / "step_00000005.ckpt"
-    assert validations_of(messy_corpora, tmp_path, max_steps=8, ckpt_path=path, **settings) == plain[-2:]
+    resumed = validations_of(messy_corpora, tmp_path, OneWeight(), max_steps=8, ckpt_path=path, **settings)
+    assert resumed == plain[-2:]
 
 
 def test_limits_are_converted_once_when_a_trainer_fits_twice(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -116,4 +139,4 @@ def test_unsupported_limits_are_rejected(
     messy_corpora: MessyCorpora, tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        validations_of(messy_corpora, tmp_path, max_steps=1, **settings)
+        validations_of(messy_corpora, tmp_path, OneWeight(), max_steps=1, **settings)
