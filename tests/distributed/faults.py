@@ -79,10 +79,15 @@ class Fault(pl.Callback):
             module.encoder.register_forward_pre_hook(sleep_in_encoder)
         elif self.kind == "hold the GIL":
             hold_the_gil()
-        elif self.kind == "kill while writing":
-            die_while_writing()
-        elif self.kind == "full disk":
-            fill_the_disk()
+        elif self.kind in ("kill while writing", "full disk", "SIGTERM while writing"):
+            for callback in trainer.checkpoint_callbacks:
+                assert isinstance(callback, Checkpoints)
+                callback.wait(trainer)  # the fault concerns the next checkpoint
+            {
+                "kill while writing": lambda: die_while_writing(trainer),
+                "full disk": fill_the_disk,
+                "SIGTERM while writing": lambda: be_preempted_while_writing(trainer),
+            }[self.kind]()
         elif self.kind == "clock jump":
             Path(os.environ["CLOCK_JUMPS_WITH"]).touch()
             time.sleep(2)  # so that the monitor checks between two heartbeats of this rank
@@ -193,17 +198,35 @@ def delay_all_reduce_of(model: NestModel, step: int, *, is_signalled: bool) -> N
     model._sum_over_ranks = late_or_signalled  # type: ignore[method-assign]
 
 
-def die_while_writing() -> None:
-    """Makes this process kill itself when half of the next checkpoint is written."""
+def die_while_writing(trainer: pl.Trainer) -> None:
+    """Makes this process kill itself when half of the next checkpoint is written and one more step is made."""
 
-    def write_half(checkpoint: object, file: BinaryIO) -> None:
+    def write_half(checkpoint: dict[str, Any], file: BinaryIO) -> None:
         complete = io.BytesIO()
         save(checkpoint, complete)
         file.write(complete.getvalue()[: complete.tell() // 2])
-        file.flush()
+        wait_for_step_after(checkpoint, trainer)
         os.kill(os.getpid(), signal.SIGKILL)
 
     save, torch.save = torch.save, write_half
+
+
+def be_preempted_while_writing(trainer: pl.Trainer) -> None:
+    """Makes this process receive SIGTERM while the next checkpoint is written, which goes on for another step."""
+
+    def signal_and_save(checkpoint: dict[str, Any], file: BinaryIO) -> None:
+        torch.save = save
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for_step_after(checkpoint, trainer)
+        save(checkpoint, file)
+
+    save, torch.save = torch.save, signal_and_save
+
+
+def wait_for_step_after(checkpoint: dict[str, Any], trainer: pl.Trainer) -> None:
+    deadline = time.monotonic() + HANG_S
+    while trainer.global_step == checkpoint["global_step"] and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def fill_the_disk() -> None:
@@ -214,8 +237,8 @@ def fill_the_disk() -> None:
 def slow_down_checkpoints(seconds: float) -> None:
     write = Checkpoints._write
 
-    def write_slowly(self: Checkpoints, trainer: pl.Trainer, step: int) -> None:
+    def write_slowly(*arguments: Any) -> OSError | None:
         time.sleep(seconds)
-        write(self, trainer, step)
+        return write(*arguments)
 
     Checkpoints._write = write_slowly  # type: ignore[method-assign]
