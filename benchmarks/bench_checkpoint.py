@@ -28,7 +28,7 @@ import torch
 from peer import run_peer
 
 from nestdata import PlanConfig, PrepareConfig, prepare_corpus
-from nestmodel import Checkpoints, NestConfig, NestDataModule, NestModel
+from nestmodel import Checkpoints, ConformerEncoder, NestConfig, NestDataModule, NestModel
 from nestmodel.preflight.memory import available_bytes, gigabytes
 
 SECONDS = 4.0
@@ -72,7 +72,8 @@ def main() -> int:
 def _affordable(preset: str) -> str:
     """Returns the preset, or `large` if the memory does not suffice for its training and the copy of its state."""
     with torch.device("meta"):
-        num_parameters = sum(parameter.numel() for parameter in NestModel(NestConfig.preset(preset)).parameters())
+        encoder = ConformerEncoder(NestConfig.preset(preset).encoder, num_mels=80)
+    num_parameters = sum(parameter.numel() for parameter in encoder.parameters())
     needed = 28 * num_parameters + 2 * 10**9  # weights, gradients, two moments, and a copy of all but the gradients
     if needed <= available_bytes():
         return preset

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 from zipfile import is_zipfile
@@ -98,8 +99,8 @@ class Checkpoints(Checkpoint):
         """Removes partial files that an interrupted run left behind."""
         self._saved_step = trainer.global_step
         if trainer.is_global_zero and self._directory_of(trainer).is_dir():
-            for partial in self._directory_of(trainer).glob(f"*{_PARTIAL}"):
-                partial.unlink(missing_ok=True)
+            for unfinished in self._directory_of(trainer).glob(f"*{_PARTIAL}"):
+                unfinished.unlink(missing_ok=True)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
@@ -166,11 +167,10 @@ class Checkpoints(Checkpoint):
     def _start(self, trainer: pl.Trainer, step: int) -> None:
         path = self._directory_of(trainer) / f"step_{step:08d}.ckpt"
         checkpoint = dump_checkpoint(trainer)
-        copy = self._copy(checkpoint, step)
-        is_copied = copy is not None
-        copy = copy or StateCopy(checkpoint, ())
-        self._writing = _Writing(step, path, _run_in_thread(lambda: self._write(copy, path, step)))
-        if not is_copied:
+        copied = self._copy(checkpoint, step)
+        write = partial(self._write, copied or StateCopy(checkpoint, ()), path, step)
+        self._writing = _Writing(step, path, _run_in_thread(write))
+        if copied is None:
             self.wait(trainer)
 
     def _copy(self, checkpoint: dict[str, Any], step: int) -> StateCopy | None:
@@ -248,17 +248,17 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         OSError: The file could not be written; the partial file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + _PARTIAL)
+    unfinished = path.with_name(path.name + _PARTIAL)
     errors: list[OSError] = []
     try:
         # Without a buffer: a process that is forked in the meantime would write the buffer once more when it ends.
-        with partial.open("wb", buffering=0) as file:
+        with unfinished.open("wb", buffering=0) as file:
             torch.save(checkpoint, cast(IO[bytes], _ErrorRecordingFile(file, errors)))
             os.fsync(file.fileno())
-        partial.replace(path)
+        unfinished.replace(path)
         flush_to_disk(path.parent)
     except BaseException as error:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         if errors and isinstance(error, RuntimeError):  # torch's writer raises it instead of the file's error
             raise errors[0] from error
         raise

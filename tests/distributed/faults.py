@@ -59,6 +59,8 @@ class Fault(pl.Callback):
             delay_all_reduce_of(pl_module, self.index[0], is_signalled=self.kind.startswith("SIG"))
         elif self.kind == "slow checkpoint":
             slow_down_checkpoints(float(self.index[0]))
+        elif self.kind == "raise while writing":
+            slow_down_checkpoints(6.0)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, module: pl.LightningModule, batch: AudioNoiseBatch, _index: int
@@ -72,7 +74,7 @@ class Fault(pl.Callback):
             multiprocessing.active_children()[0].kill()
         elif self.kind == "nan":
             batch.noisy_audio.fill_(torch.nan)
-        elif self.kind == "raise":
+        elif self.kind in ("raise", "raise while writing"):
             raise_for_one_rank(trainer.global_rank)
         elif self.kind == "sleep in the encoder":
             assert isinstance(module, NestModel)
@@ -80,14 +82,7 @@ class Fault(pl.Callback):
         elif self.kind == "hold the GIL":
             hold_the_gil()
         elif self.kind in ("kill while writing", "full disk", "SIGTERM while writing"):
-            for callback in trainer.checkpoint_callbacks:
-                assert isinstance(callback, Checkpoints)
-                callback.wait(trainer)  # the fault concerns the next checkpoint
-            {
-                "kill while writing": lambda: die_while_writing(trainer),
-                "full disk": fill_the_disk,
-                "SIGTERM while writing": lambda: be_preempted_while_writing(trainer),
-            }[self.kind]()
+            disturb_next_checkpoint(self.kind, trainer)
         elif self.kind == "clock jump":
             Path(os.environ["CLOCK_JUMPS_WITH"]).touch()
             time.sleep(2)  # so that the monitor checks between two heartbeats of this rank
@@ -196,6 +191,18 @@ def delay_all_reduce_of(model: NestModel, step: int, *, is_signalled: bool) -> N
         return summed
 
     model._sum_over_ranks = late_or_signalled  # type: ignore[method-assign]
+
+
+def disturb_next_checkpoint(kind: str, trainer: pl.Trainer) -> None:
+    for callback in trainer.checkpoint_callbacks:
+        assert isinstance(callback, Checkpoints)
+        callback.wait(trainer)  # so that the one before is not disturbed
+    if kind == "kill while writing":
+        die_while_writing(trainer)
+    elif kind == "SIGTERM while writing":
+        be_preempted_while_writing(trainer)
+    else:
+        fill_the_disk()
 
 
 def die_while_writing(trainer: pl.Trainer) -> None:
