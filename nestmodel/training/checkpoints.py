@@ -1,31 +1,40 @@
 """Checkpoints: when and where they are written, which are kept, and how the newest one is found.
 
 A checkpoint holds the state after a whole optimizer step. It is written to a temporary file, flushed and renamed, so
-that a crash never damages an existing checkpoint. Only rank 0 writes. The other ranks do not wait for it until the
-next step, so that a slow disk delays training as little as possible.
+that a crash never damages an existing checkpoint. Only rank 0 writes: the training thread copies the state, and another
+thread writes the copy while training continues. The other ranks do not wait for it.
 """
 
 import io
 import os
 import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 from zipfile import is_zipfile
 
 import pytorch_lightning as pl
 import torch
+import torch.utils.serialization.config  # torch.save imports it: see `_run_in_thread`
 from pytorch_lightning.callbacks import Checkpoint
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 import nestguard
 from nestdata.output import flush_to_disk
 from nestmodel.errors import ConfigError
+from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.training.lightning_private import dump_checkpoint
+from nestmodel.training.state_copy import StateCopier, StateCopy
 from nestmodel.training.step_limits import ends_step
 
 _NAME = re.compile(r"step_(\d+)\.ckpt")
 _PARTIAL = ".partial"
 LAST = "last.ckpt"
+_SILENT_WAIT_S = 1.0
+"""Seconds that training waits for a checkpoint before it says so."""
 
 
 class FoundCheckpoint(NamedTuple):
@@ -35,8 +44,20 @@ class FoundCheckpoint(NamedTuple):
     path: Path
 
 
+class _Writing(NamedTuple):
+    """A checkpoint that a thread writes."""
+
+    step: int
+    path: Path
+    outcome: Future[OSError | None]
+    """The error because of which the checkpoint is missing, None once it is on disk, or any other exception."""
+
+
 class Checkpoints(Checkpoint):
     """Writes a checkpoint every `every_n_steps` optimizer steps and at the end of training.
+
+    Training stands still while the state is copied, not while the copy is written. One checkpoint is written at a time:
+    if the next one is due earlier, training waits. It also waits at its end, on preemption and after an error.
 
     If the disk is full or fails, this checkpoint is skipped with a warning and training continues. An older checkpoint
     is removed only after a newer one is written. `last.ckpt` is a link to the newest.
@@ -70,29 +91,48 @@ class Checkpoints(Checkpoint):
         self.keep_every_n_steps = keep_every_n_steps
         self.directory = directory
         self._saved_step = -1
+        self._copier = StateCopier()
+        self._writing: _Writing | None = None
+        self._warned_of: set[str] = set()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Removes partial files that an interrupted run left behind."""
         self._saved_step = trainer.global_step
         if trainer.is_global_zero and self._directory_of(trainer).is_dir():
-            for partial in self._directory_of(trainer).glob(f"*{_PARTIAL}"):
-                partial.unlink(missing_ok=True)
+            for unfinished in self._directory_of(trainer).glob(f"*{_PARTIAL}"):
+                unfinished.unlink(missing_ok=True)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
     ) -> None:
-        """Writes a checkpoint if one is due after this optimizer step."""
+        """Starts to write a checkpoint if one is due after this optimizer step, and reports the one before."""
+        if self._writing is not None and self._writing.outcome.done():
+            self._report()
         if ends_step(trainer, batch_idx) and trainer.global_step % self.every_n_steps == 0:
+            self._wait(trainer, self._warn_of_slow_disk)
             self.save(trainer)
             nestguard.current().beat(nestguard.Phase.LOADING, trainer.global_step, 0)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Writes the last checkpoint."""
+        """Writes the last checkpoint and waits for it."""
         self.save(trainer)
+        self.wait(trainer)
+        self._copier.release()
         nestguard.current().beat(nestguard.Phase.FINISHING)
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+        """Waits for the checkpoint that is being written. Its failure is a warning beside the exception."""
+        try:
+            self.wait(trainer)
+        except Exception as error:
+            rank_zero_warn(f"a checkpoint could not be written ({type(error).__name__}: {error}).")
+
     def save(self, trainer: pl.Trainer) -> None:
-        """Writes the state after the last optimizer step, unless it is already written."""
+        """Starts to write the state after the last optimizer step, unless it is already written; see `wait`.
+
+        Raises:
+            Exception: The checkpoint before could not be written, for another reason than the disk.
+        """
         step = trainer.global_step
         is_fast_dev_run = cast(Any, trainer).fast_dev_run
         if step == self._saved_step or trainer.sanity_checking or is_fast_dev_run:
@@ -101,23 +141,90 @@ class Checkpoints(Checkpoint):
         if not trainer.is_global_zero:
             return
         nestguard.current().beat(nestguard.Phase.CHECKPOINT, step - 1)
-        self._write(trainer, step)
+        self.wait(trainer)
+        self._start(trainer, step)
 
-    def _write(self, trainer: pl.Trainer, step: int) -> None:
-        directory = self._directory_of(trainer)
-        path = directory / f"step_{step:08d}.ckpt"
+    def wait(self, trainer: pl.Trainer) -> None:
+        """Waits until no checkpoint is being written; warns if the last one could not be written.
+
+        Raises:
+            Exception: The last one could not be written, for another reason than the disk.
+        """
+        self._wait(trainer, lambda writing: rank_zero_info(f"waiting until {writing.path} is written."))
+
+    def _wait(self, trainer: pl.Trainer, say_why: Callable[[_Writing], None]) -> None:
+        """Waits like `wait`; calls `say_why` if this takes longer than a moment."""
+        if self._writing is None:
+            return
+        outcome = self._writing.outcome
+        if not outcome.done():
+            nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
+            if not wait([outcome], _SILENT_WAIT_S).done:
+                say_why(self._writing)
+                wait([outcome])
+        self._report()
+
+    def _start(self, trainer: pl.Trainer, step: int) -> None:
+        path = self._directory_of(trainer) / f"step_{step:08d}.ckpt"
         checkpoint = dump_checkpoint(trainer)
+        copied = self._copy(checkpoint, step)
+        write = partial(self._write, copied or StateCopy(checkpoint, ()), path, step)
+        self._writing = _Writing(step, path, _run_in_thread(write))
+        if copied is None:
+            self.wait(trainer)
+
+    def _copy(self, checkpoint: dict[str, Any], step: int) -> StateCopy | None:
+        """Returns a copy of a checkpoint, or None if there is no memory for it."""
         try:
-            write_checkpoint(checkpoint, path)
+            return self._copier.copy(checkpoint)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._copier.release()
+        self._warn_once(
+            "memory",
+            f"step {step}: there is no memory for a copy of the model and the optimizer, so training waits while "
+            "checkpoints are written.",
+        )
+        return None
+
+    def _write(self, copy: StateCopy, path: Path, step: int) -> OSError | None:
+        """Writes a checkpoint and removes old ones; returns the error if it could not be written. Runs in the thread.
+
+        Nothing here writes a heartbeat or a log: both belong to the training thread.
+        """
+        copy.wait()
+        try:
+            write_checkpoint(copy.state, path)
             _link_last(path)
         except OSError as error:
+            return error
+        self._prune(path.parent, step)
+        return None
+
+    def _report(self) -> None:
+        """Warns if the checkpoint that was written last is missing; raises if this has another reason than the disk."""
+        assert self._writing is not None
+        (step, path, outcome), self._writing = self._writing, None
+        error = outcome.result()
+        if error is not None:
             rank_zero_warn(
                 f"step {step}: {path} could not be written ({error.strerror or error}). Training continues, and the "
                 f"previous checkpoint is intact. Free some space: the next checkpoint is due at step "
                 f"{step + self.every_n_steps}."
             )
-            return
-        self._prune(directory, step)
+
+    def _warn_of_slow_disk(self, writing: _Writing) -> None:
+        self._warn_once(
+            "disk",
+            f"training waits until {writing.path} is written: the disk is slower than training. Raise "
+            f"Checkpoints.every_n_steps (it is {self.every_n_steps}), or write to a faster disk.",
+        )
+
+    def _warn_once(self, topic: str, message: str) -> None:
+        if topic not in self._warned_of:
+            self._warned_of.add(topic)
+            rank_zero_warn(message)
 
     def _directory_of(self, trainer: pl.Trainer) -> Path:
         if self.directory is not None:
@@ -141,26 +248,26 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         OSError: The file could not be written; the partial file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + _PARTIAL)
+    unfinished = path.with_name(path.name + _PARTIAL)
     errors: list[OSError] = []
     try:
-        with partial.open("wb") as file:
+        # Without a buffer: a process that is forked in the meantime would write the buffer once more when it ends.
+        with unfinished.open("wb", buffering=0) as file:
             torch.save(checkpoint, cast(IO[bytes], _ErrorRecordingFile(file, errors)))
-            file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        unfinished.replace(path)
         flush_to_disk(path.parent)
     except BaseException as error:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         if errors and isinstance(error, RuntimeError):  # torch's writer raises it instead of the file's error
             raise errors[0] from error
         raise
 
 
 class _ErrorRecordingFile(io.RawIOBase):
-    """A writable file that appends the errors of its writes to a list."""
+    """A writable file that writes all of its data, and appends the errors of its writes to a list."""
 
-    def __init__(self, file: BinaryIO, errors: list[OSError]) -> None:
+    def __init__(self, file: io.FileIO, errors: list[OSError]) -> None:
         self._file = file
         self._errors = errors
 
@@ -168,11 +275,14 @@ class _ErrorRecordingFile(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
+        left = memoryview(data)
         try:
-            return self._file.write(data)
+            while left:
+                left = left[self._file.write(left) :]
         except OSError as error:
             self._errors.append(error)
             raise
+        return len(data)
 
 
 def find_checkpoints(directory: Path) -> list[FoundCheckpoint]:
@@ -214,3 +324,22 @@ def _link_last(path: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(path.name)
     link.replace(path.with_name(LAST))
+
+
+def _run_in_thread(write: Callable[[], OSError | None]) -> Future[OSError | None]:
+    """Runs a function in a thread, for which the interpreter waits before it exits.
+
+    Loader workers may be forked meanwhile, and inherit every lock as it is at that moment. The thread must hold none
+    that they need. The locks of Python, of its logging and of malloc are made for forks; those of imports are not, so
+    everything that the function imports has to be imported before.
+    """
+    future: Future[OSError | None] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(write())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="checkpoint").start()
+    return future

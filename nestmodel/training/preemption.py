@@ -78,6 +78,7 @@ class PreemptionHandler(pl.Callback):
         callbacks = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, Checkpoints)]
         for callback in callbacks or [Checkpoints()]:
             callback.save(trainer)
+            callback.wait(trainer)
         # Some launchers end all ranks as soon as one has exited, and rank 0 may still be writing the checkpoint.
         nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
         trainer.strategy.barrier("preemption")

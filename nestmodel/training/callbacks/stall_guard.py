@@ -22,6 +22,7 @@ import nestguard
 from nestdata import AudioNoiseBatch, last_error_line
 from nestguard import Phase
 from nestmodel.errors import ConfigError
+from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.launcher import node_run_id
 from nestmodel.training.lightning_private import process_group_timeout_s
 from nestmodel.training.preemption import Preempted
@@ -170,6 +171,9 @@ class StallGuard(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Records why this rank ends, so that the monitor ends the other ranks, which would wait for it."""
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, Checkpoints):
+                callback.on_exception(trainer, pl_module, exception)  # first: the monitor ends this rank as well
         if self._is_only_rank:
             self.teardown(trainer, pl_module, "fit")  # no other rank waits for it
             return

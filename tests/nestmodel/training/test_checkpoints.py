@@ -1,14 +1,19 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
+import nestmodel.training.checkpoints
 from nestmodel import Checkpoints, ConfigError, newest_checkpoint
 from nestmodel.training.checkpoints import find_checkpoints, write_checkpoint
+from nestmodel.training.state_copy import StateCopier
 from tests.conftest import MessyCorpora
 from tests.training import fit
 
@@ -96,6 +101,107 @@ def test_a_full_disk_skips_one_checkpoint_with_a_warning(
     assert names(tmp_path / "saved") == ["last.ckpt", "step_00000001.ckpt"]
     assert torch.load(tmp_path / "saved" / "last.ckpt", weights_only=False)["global_step"] == 1
     assert os.path.exists("/dev/full")
+
+
+class Weights(pl.Callback):
+    """Keeps the weights after every step."""
+
+    def __init__(self) -> None:
+        self.after: dict[int, dict[str, torch.Tensor]] = {}
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        self.after[trainer.global_step] = {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def test_training_waits_for_the_checkpoint_before_and_every_file_holds_its_own_step(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_warned, weights, seen = threading.Event(), Weights(), []
+    saver = Checkpoints(every_n_steps=1, keep=3, directory=tmp_path / "saved")
+    warn = saver._warn_of_slow_disk
+
+    def warn_and_continue(*writing: Any) -> None:
+        warn(*writing)
+        seen.append((max(weights.after), find_checkpoints(tmp_path / "saved")))
+        has_warned.set()
+
+    def write_slowly(checkpoint: dict[str, Any], path: Path) -> None:
+        assert has_warned.wait(60)
+        write_checkpoint(checkpoint, path)
+
+    monkeypatch.setattr(nestmodel.training.checkpoints, "_SILENT_WAIT_S", 0.0)
+    monkeypatch.setattr(nestmodel.training.checkpoints, "write_checkpoint", write_slowly)
+    monkeypatch.setattr(saver, "_warn_of_slow_disk", warn_and_continue)
+    with pytest.warns(UserWarning, match=r"step_00000001\.ckpt is written: the disk is slower than training") as warned:
+        fit(messy_corpora, tmp_path, max_steps=3, callbacks=[weights, saver], enable_checkpointing=True)
+    assert len([one for one in warned if "slower than training" in str(one.message)]) == 1
+    assert seen[0] == (2, [])  # step 2 was made while step 1 was not on disk
+    assert [found.step for found in find_checkpoints(tmp_path / "saved")] == [3, 2, 1]
+    for step, path in find_checkpoints(tmp_path / "saved"):
+        checkpoint = torch.load(path, weights_only=False)
+        assert checkpoint["global_step"] == step
+        for name, value in weights.after[step].items():
+            assert torch.equal(checkpoint["state_dict"][name], value), (step, name)
+
+
+class SameBytesAsTwoTypes(pl.Callback):
+    """Adds a state that `torch.save` refuses."""
+
+    def state_dict(self) -> dict[str, Any]:
+        value = torch.ones(3)
+        return {"float": value, "int": value.view(torch.int32)}
+
+
+def test_an_error_of_the_thread_that_is_not_of_the_disk_ends_training(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    callbacks = [SameBytesAsTwoTypes(), Checkpoints(every_n_steps=1, directory=tmp_path / "saved")]
+    with pytest.raises(RuntimeError, match="view the same data as different types"):
+        fit(messy_corpora, tmp_path, max_steps=2, callbacks=callbacks, enable_checkpointing=True)
+    assert names(tmp_path / "saved") == []
+
+
+class Fails(pl.Callback):
+    """Raises in the second step."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error, self.has_failed = error, threading.Event()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == 1:
+            self.has_failed.set()
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [ValueError("an error"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+def test_a_run_that_fails_completes_the_checkpoint_that_is_being_written(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    fails = Fails(error)
+
+    def write_late(checkpoint: dict[str, Any], path: Path) -> None:
+        assert fails.has_failed.wait(60)
+        time.sleep(0.2)  # a run that did not wait would have ended
+        write_checkpoint(checkpoint, path)
+
+    monkeypatch.setattr(nestmodel.training.checkpoints, "write_checkpoint", write_late)
+    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
+    with pytest.raises((ValueError, SystemExit)):  # Lightning turns a KeyboardInterrupt into exit code 1
+        fit(messy_corpora, tmp_path, max_steps=2, callbacks=[fails, saver], enable_checkpointing=True)
+    assert names(tmp_path / "saved") == ["last.ckpt", "step_00000001.ckpt"]
+
+
+def test_without_memory_for_a_copy_training_waits_for_each_checkpoint(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StateCopier, "copy", lambda *_: torch.empty(1 << 60, dtype=torch.uint8))
+    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
+    with pytest.warns(UserWarning, match="step 1: there is no memory for a copy of the model") as warned:
+        fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True)
+    assert len([one for one in warned if "no memory" in str(one.message)]) == 1
+    for step, path in find_checkpoints(tmp_path / "saved"):
+        assert torch.load(path, weights_only=False)["global_step"] == step
+    assert len(find_checkpoints(tmp_path / "saved")) == 2
 
 
 @pytest.mark.parametrize("setting", [{"every_n_steps": 0}, {"keep": 0}, {"keep_every_n_steps": 0}])
