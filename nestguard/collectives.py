@@ -8,7 +8,7 @@ trace is read as JSON. torch's default format is a pickle, which would have to b
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,13 @@ def parse_trace(text: str) -> list[GroupProgress]:
     for entry in trace.get("entries", ()):
         if not entry["is_p2p"]:
             entries.setdefault(str(entry["pg_id"]), []).append(entry)
-    groups = [_progress(entries.get(group, []), status, group) for group, status in trace["pg_status"].items()]
-    return sorted(groups, key=lambda group: group.group)
+    groups: dict[str, GroupProgress] = {}
+    for group_id, status in trace["pg_status"].items():
+        progress = _progress(entries.get(group_id, []), status, group_id)
+        # Groups may have the same name; their numbers are the same on all ranks.
+        name = progress.group if progress.group not in groups else f"{progress.group} ({group_id})"
+        groups[name] = replace(progress, group=name)
+    return sorted(groups.values(), key=lambda group: group.group)
 
 
 def _progress(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Any], group_id: str) -> GroupProgress:

@@ -71,6 +71,7 @@ def inject(fault: str, directory: Path) -> None:
         "hold_gil": hold_the_gil,
         "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "abort": os.abort,
         "fail": fail_on_purpose,
         "worker": lambda: wait_for_worker(directory),
     }[fault]()

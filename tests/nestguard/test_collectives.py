@@ -36,6 +36,13 @@ def test_a_state_that_the_watchdog_has_not_seen_yet_counts() -> None:
     assert parse_trace(json.dumps(trace)) == [group(32, 31, 31)]
 
 
+def test_process_groups_of_the_same_name_are_told_apart() -> None:
+    trace = json.loads(WAITING)
+    trace["pg_status"]["1"] = trace["pg_status"]["0"]
+    trace["entries"] += [{**entry, "pg_id": 1} for entry in trace["entries"]]
+    assert [found.group for found in parse_trace(json.dumps(trace))] == ["default_pg", "default_pg (1)"]
+
+
 def test_starts_are_unknown_without_timing() -> None:
     assert parse_trace(untimed(WAITING)) == [group(32, None, 30)]
 
