@@ -2,7 +2,6 @@
 
 from nestguard.authentication import new_token
 from nestguard.current_heartbeat import current, set_current, start_worker
-from nestguard.device import DeviceEvent
 from nestguard.errors import GuardError
 from nestguard.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat
 from nestguard.launch import MonitorHandle, start_monitor
@@ -13,7 +12,6 @@ from nestguard.record import Identity, Phase, Reading, read_heartbeat
 
 __all__ = [
     "EXIT_STALLED",
-    "DeviceEvent",
     "GuardError",
     "Heartbeat",
     "HeartbeatSlot",
