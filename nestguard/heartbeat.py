@@ -270,6 +270,7 @@ class Heartbeat:
 
         To be called after `finish` in a process that continues without a stall guard.
         """
+        global _dumps_crashes
         if self._device is not None:
             self._device.close()
             self._device = None
@@ -280,7 +281,7 @@ class Heartbeat:
         if self._crash is not None:
             faulthandler.disable()
             self._crash.close()
-            self._crash = None
+            self._crash, _dumps_crashes = None, False
 
     def _dump_crashes(self) -> None:
         """Makes fatal signals write the stacks to a file before they end the process."""

@@ -50,8 +50,8 @@ def device_text(view: ProcessView) -> str:
     return f"device in {device.phase.name}{step}{microbatch}"
 
 
-def is_device_behind(view: ProcessView) -> bool:
-    """Returns whether the device of a rank executes an earlier phase than the process launches."""
+def differs_from_device(view: ProcessView) -> bool:
+    """Returns whether the device of a rank executes another phase than that of the process."""
     reading = view.reading
     return reading.device is not None and reading.device != (reading.phase, reading.step, reading.microbatch)
 
@@ -60,7 +60,7 @@ def progress_text(view: ProcessView) -> str:
     """Returns where a rank is: the phase of its process and, if that is behind, of its device."""
     return (
         f"{device_text(view)}; host in {view.reading.phase.name}"
-        if is_device_behind(view)
+        if differs_from_device(view)
         else (f"in {view.reading.phase.name}")
     )
 
@@ -71,7 +71,7 @@ def silence_reason(view: ProcessView, limits: StallLimits) -> str:
         return f"no heartbeat within {view.age_s:.0f} s"
     limit = limits.limit_of(view.reading)
     blocked = ", blocked in the kernel (disk or network file system)" if view.state is ProcessState.BLOCKED else ""
-    where = f"{device_text(view)}; host waits in" if is_device_behind(view) else "in"
+    where = f"{device_text(view)}; host waits in" if differs_from_device(view) else "in"
     return f"{where} {view.reading.phase.name} for {view.age_s:.0f} s (limit {limit:g} s){blocked}{cuts_suffix(view)}"
 
 
@@ -82,7 +82,7 @@ def stopped_reason(view: ProcessView) -> str:
 
 def behind_reason(view: ProcessView, waited_s: float) -> str:
     """Explains a rank that is behind although it sends heartbeats."""
-    device = f" ({device_text(view)})" if is_device_behind(view) else ""
+    device = f" ({device_text(view)})" if differs_from_device(view) else ""
     return (
         f"sends heartbeats in {view.reading.phase.name} but is behind{device}: other ranks have waited {waited_s:.0f} s"
     )

@@ -203,6 +203,7 @@ def _process_json(view: ProcessView, diagnosis: Diagnosis, limits: StallLimits) 
         "age_s": round(view.age_s, 3),
         "limit_s": None if reading.phase.is_final else limit,
         "state": view.state.value,
+        "exit_signal": view.exit_signal,
         "cuts": list(reading.cuts),
         "detail": reading.detail,
         # The file format keeps the key "verdict", which users may parse.

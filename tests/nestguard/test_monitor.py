@@ -68,6 +68,7 @@ def test_a_rank_that_aborts_is_reported_with_its_signal_and_its_stack_at_that_mo
         wait_for_monitor(started)
         assert started.diagnoses() == {"0": "waiting", "1": "dead"}
         reason = {process["rank"]: process["reason"] for process in started.report()["processes"]}[1]
+        assert {process["exit_signal"] for process in started.report()["processes"]} == {None, signal.SIGABRT}
         assert reason.startswith("ended in FORWARD by SIGABRT, after ")
         assert "With NCCL, this is probably NCCL's watchdog" in reason
         assert "rank-1, main thread when it crashed, innermost call first:" in started.output

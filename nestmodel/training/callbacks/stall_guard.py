@@ -89,7 +89,7 @@ class StallGuard(pl.Callback):
         before the stall guard acts. A warning is shown for any other timeout that is too short.
 
         Raises:
-            ConfigError: The timeout of the process group is at most `limits.step_s`.
+            ConfigError: A chosen timeout of the process group is at most `limits.step_s`.
         """
         if self._monitor is not None or self._heartbeat.slot is not None or not self.enabled:
             return
@@ -103,17 +103,16 @@ class StallGuard(pl.Callback):
         if not isinstance(trainer.strategy, DDPStrategy):
             return
         limits, timeout_s = self.limits, process_group_timeout_s(trainer)
-        if timeout_s is not None and timeout_s <= limits.step_s:
+        needed_s = limits.longest_wait_s + _REPORT_S
+        default_s = default_pg_timeout.total_seconds()
+        if timeout_s in (None, default_s) and not torch.distributed.is_initialized():
+            set_process_group_timeout(trainer, max(needed_s, default_s))
+        elif timeout_s is not None and timeout_s <= limits.step_s:
             raise ConfigError(
                 f"the process group times out after {timeout_s:g} s, before the stall guard can report the cause "
                 f"(limits.step_s is {limits.step_s:g} s). Raise the strategy's timeout, or lower the limit."
             )
-        needed_s = limits.longest_wait_s + _REPORT_S
-        if timeout_s is not None and timeout_s >= needed_s:
-            return
-        if timeout_s in (None, default_pg_timeout.total_seconds()) and not torch.distributed.is_initialized():
-            set_process_group_timeout(trainer, needed_s)
-        elif timeout_s is not None:
+        elif timeout_s is not None and timeout_s < needed_s:
             rank_zero_warn(
                 f"the process group times out after {timeout_s:g} s, but a rank may wait in a collective for up to "
                 f"{needed_s:g} s before the stall guard reports the cause: for the largest limit "
@@ -153,9 +152,9 @@ class StallGuard(pl.Callback):
             if self._monitor is not None:
                 self._monitor.set_token(token)
         new_event = new_event_of(trainer)
+        self._marks_backward = new_event is not None and not self._is_only_rank
         if new_event is not None:
             self._heartbeat.watch_device(new_event, read_collectives)
-            self._marks_backward = not self._is_only_rank
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Writes a heartbeat: the rank loads the first batch."""

@@ -73,3 +73,20 @@ def test_an_event_on_a_gpu_is_done_when_the_kernels_before_it_are() -> None:
     assert not event.is_done()
     torch.cuda.synchronize()
     assert event.is_done()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_flight_recorder_of_nccl_is_on_by_default_and_its_trace_can_be_read(tmp_path: Path) -> None:
+    torch.cuda.set_device(0)
+    torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        torch.distributed.all_reduce(torch.ones(2, device="cuda"))
+        torch.cuda._sleep(2_000_000_000)
+        torch.distributed.all_reduce(torch.ones(2, device="cuda"))
+        groups = parse_trace(read_collectives())
+        torch.cuda.synchronize()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [group.scheduled for group in groups] == [2]
+    assert groups[0].next_name == "nccl:all_reduce"

@@ -116,7 +116,9 @@ def test_a_default_timeout_is_raised_above_the_longest_wait(tmp_path: Path) -> N
     assert timeout_after_check(tmp_path, StallLimits()) == 1860
     assert timeout_after_check(tmp_path, StallLimits(), None) == 1860
     assert timeout_after_check(tmp_path, StallLimits(checkpoint_s=2000)) == 4060
-    assert timeout_after_check(tmp_path, StallLimits(first_step_s=840, validation_s=900)) == 1860
+    assert timeout_after_check(tmp_path, StallLimits(step_s=2000)) == 2960
+    short = StallLimits(first_step_s=60, validation_s=60, checkpoint_s=60)
+    assert timeout_after_check(tmp_path, short) == timeout_after_check(tmp_path, short, None) == 1800
     assert timeout_after_check(tmp_path, StallLimits(first_step_s=840, validation_s=840, checkpoint_s=840)) == 1800
 
 
@@ -141,12 +143,17 @@ def test_a_run_without_a_process_group_has_no_timeout_to_check(tmp_path: Path) -
     StallGuard(StallLimits(step_s=10_000))._check_timeout(trainer(tmp_path))
 
 
+@pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_the_device_of_a_rank_is_observed_until_training_ends(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accelerator: str
 ) -> None:
-    device, seen = StandIn(), []
+    seen = []
     monkeypatch.setattr(nestguard.device, "POLL_S", 0.01)
-    monkeypatch.setattr(nestmodel.training.callbacks.stall_guard, "new_event_of", lambda _: device.new_event)
+    if accelerator == "cpu":
+        device = StandIn()
+        monkeypatch.setattr(nestmodel.training.callbacks.stall_guard, "new_event_of", lambda _: device.new_event)
+    elif not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
 
     def look() -> None:
         slot = nestguard.current().slot
@@ -155,7 +162,7 @@ def test_the_device_of_a_rank_is_observed_until_training_ends(
         wait_until(lambda: position(path) == DevicePosition(Phase.FORWARD, 1, 0), 60)
         seen.append(position(path))
 
-    fit(messy_corpora, tmp_path, max_steps=3, callbacks=[StallGuard(), AtStep(1, look)])
+    fit(messy_corpora, tmp_path, max_steps=3, callbacks=[StallGuard(), AtStep(1, look)], accelerator=accelerator)
     assert len(seen) == 1
     assert "nestguard-device" not in {thread.name for thread in threading.enumerate()}
 
