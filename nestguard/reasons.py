@@ -57,12 +57,9 @@ def differs_from_device(view: ProcessView) -> bool:
 
 
 def progress_text(view: ProcessView) -> str:
-    """Returns where a rank is: the phase of its process and, if that is behind, of its device."""
-    return (
-        f"{device_text(view)}; host in {view.reading.phase.name}"
-        if differs_from_device(view)
-        else (f"in {view.reading.phase.name}")
-    )
+    """Returns where a rank is: the phase of its process and, if that is another one, of its device."""
+    device = f"{device_text(view)}; host " if differs_from_device(view) else ""
+    return f"{device}in {view.reading.phase.name}"
 
 
 def silence_reason(view: ProcessView, limits: StallLimits) -> str:
