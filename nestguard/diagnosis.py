@@ -47,6 +47,12 @@ WAITING_PHASES = (Phase.BACKWARD, Phase.COLLECTIVE)
 """Phases in which a rank waits for other ranks. DDP starts its all-reduces during the backward pass."""
 
 
+def waits_for_ranks(view: ProcessView) -> bool:
+    """Returns whether a rank waits for other ranks. A device that is known does so only in the phase COLLECTIVE."""
+    device = view.reading.device
+    return view.reading.phase in WAITING_PHASES if device is None else device.phase is Phase.COLLECTIVE
+
+
 def own_diagnosis(view: ProcessView) -> Diagnosis:
     """Returns the diagnosis of a process without regard to the others; it is not a culprit."""
     if view.reading.phase is Phase.FAILED:

@@ -1,17 +1,19 @@
 """Diagnoses a run in which a rank has died or failed."""
 
+import signal
 from collections.abc import Mapping, Sequence
 
 from nestguard.diagnosis import (
-    WAITING_PHASES,
     Diagnoses,
     Diagnosis,
     culprit,
     own_diagnosis,
     waiting,
+    waits_for_ranks,
 )
-from nestguard.progress import skipped_collectives
-from nestguard.reasons import contact_reason, end_reason, ranks_text
+from nestguard.limits import StallLimits
+from nestguard.progress import progress_key, skipped_collectives
+from nestguard.reasons import WATCHDOG, contact_reason, end_reason, progress_text, ranks_text
 from nestguard.record import Phase
 from nestguard.view import ProcessView
 
@@ -31,11 +33,12 @@ _CONTACT_LOSS_S = 10.0
 """A failure within this time after contact with a node was lost may be a consequence of that loss."""
 
 
-def diagnose_failures(ranks: Sequence[ProcessView]) -> tuple[Diagnoses, bool]:
+def diagnose_failures(ranks: Sequence[ProcessView], limits: StallLimits) -> tuple[Diagnoses, bool]:
     """Diagnoses the ranks if any of them has died or failed.
 
     The culprit is the rank that ended first, unless a rank has skipped a collective: the others then fail in
-    that collective. Ranks whose node lost contact shortly before are culprits as well.
+    that collective. If the first rank was aborted after it had long waited for others, the culprits are those with the
+    least progress instead. Ranks whose node lost contact shortly before are culprits as well.
 
     Returns:
         The diagnoses, empty if no rank has died or failed, and whether the run has to be stopped now.
@@ -45,12 +48,30 @@ def diagnose_failures(ranks: Sequence[ProcessView]) -> tuple[Diagnoses, bool]:
         return {}, False
     first = max((view for view in ranks if view.name in ended), key=lambda view: (ended[view.name], -view.rank))
     skipped = skipped_collectives([view for view in ranks if view.is_live or view.name in ended])
-    reasons = dict(skipped) or {first.name: end_reason(first)}
+    reasons = dict(skipped) or _missing_in_collective(ranks, first, limits) or {first.name: end_reason(first)}
     for view in ranks:
         if view.is_unseen and 0 < view.ended_s <= ended[first.name] + _CONTACT_LOSS_S:
             reasons[view.name] = contact_reason(view)
     diagnoses = _diagnoses(ranks, ended, skipped, reasons)
     return diagnoses, must_stop or all(view.state.has_ended for view in ranks if not view.is_unseen)
+
+
+def _missing_in_collective(ranks: Sequence[ProcessView], first: ProcessView, limits: StallLimits) -> dict[str, str]:
+    """Returns the ranks for which a rank had waited that NCCL's watchdog then aborted, with the reason for each.
+
+    The watchdog aborts a rank in which a collective takes too long: nearly always one that waits for others. A rank
+    aborted after a shorter silence has another problem.
+    """
+    waited_s = first.age_s - first.ended_s
+    is_timeout = first.is_dead and first.exit_signal == signal.SIGABRT and waited_s > limits.step_s / 2
+    if not is_timeout or not waits_for_ranks(first):
+        return {}
+    others = [view for view in ranks if view.is_live or view.is_dead]
+    least_progress = min(progress_key(view) for view in others)
+    if least_progress == progress_key(first):
+        return {}
+    reason = f"rank {first.rank}, which had waited {waited_s:.0f} s for this rank, was ended by SIGABRT: {WATCHDOG}"
+    return {view.name: f"{progress_text(view)}; {reason}" for view in others if progress_key(view) == least_progress}
 
 
 def _ended(ranks: Sequence[ProcessView]) -> tuple[dict[str, float], bool]:
@@ -84,6 +105,6 @@ def _diagnoses(
         elif view.name in ended:
             reason = f"after {culprit_ranks}" + (f": {detail}" if detail else "")
             diagnoses[view.name] = Diagnosis(own_diagnosis(view).kind, reason)
-        elif view.is_live and view.reading.phase in WAITING_PHASES:
+        elif view.is_live and waits_for_ranks(view):
             diagnoses[view.name] = waiting(culprit_ranks)
     return diagnoses

@@ -11,22 +11,27 @@ import mmap
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from nestguard.collectives import Trace, TraceReader
+from nestguard.device import DeviceEvent, DeviceWatch
 from nestguard.errors import GuardError
-from nestguard.process import END_SIGNAL, STACK_SIGNAL, process_state, start_ticks
+from nestguard.process import CRASH_SUFFIX, END_SIGNAL, STACK_SIGNAL, process_state, start_ticks
 from nestguard.record import (
     ARMED,
     ARMED_AT,
     CUTS_AT,
     DETAIL_AT,
+    DEVICE_RECORD,
+    DEVICE_RECORDS_AT,
     FILE_SIZE,
     RECORD,
     RECORDS_AT,
     TEXT_SIZE,
     UNSET,
+    DevicePosition,
     Identity,
     Phase,
     Record,
@@ -53,6 +58,10 @@ _FIELDS = range(len(Record._fields))
     _DETAIL_SIZE,
     _SEQUENCE_AGAIN,
 ) = _FIELDS
+
+
+_dumps_crashes = False
+"""Whether a heartbeat of this process, or of the process that it was forked from, has enabled faulthandler."""
 
 
 class HeartbeatSlot(NamedTuple):
@@ -82,6 +91,12 @@ class NoHeartbeat:
         """Does nothing."""
 
     def refresh(self) -> None:
+        """Does nothing."""
+
+    def watch_device(self, new_event: Callable[[], DeviceEvent], read_trace: TraceReader | None = None) -> None:
+        """Does nothing."""
+
+    def mark_device(self, phase: Phase) -> None:
         """Does nothing."""
 
     def finish(self, phase: Phase, detail: str = "", traceback: str = "") -> None:
@@ -117,6 +132,9 @@ class Heartbeat:
         for field in (_END, _STEP, _MICROBATCH, _FIRST_STEP):
             self._record[field] = UNSET
         self._stacks: IO[str] | None = None
+        self._crash: IO[str] | None = None
+        self._device: DeviceWatch | None = None
+        self._device_sequence = 0
         try:
             self._map = self._create(identity)
         except OSError as error:
@@ -146,6 +164,8 @@ class Heartbeat:
         if cut_ids:
             self._put_cuts(_joined(cut_ids))
         self._write()
+        if self._device is not None:
+            self.mark_device(phase)
 
     def beat_collective(self, step: int | None = None) -> None:
         """Writes a heartbeat in phase COLLECTIVE and counts the collective, which every rank has to enter."""
@@ -174,6 +194,31 @@ class Heartbeat:
         if self._record[_END] == UNSET:
             self._write()
 
+    def watch_device(self, new_event: Callable[[], DeviceEvent], read_trace: TraceReader | None = None) -> None:
+        """Observes the device of this process from now on, in a thread that ends with `finish`.
+
+        Every heartbeat that changes phase, step or microbatch then marks this point in the work of the device. The
+        monitor compares the positions of devices instead of those of processes. Further calls do nothing.
+
+        Args:
+            new_event: Creates an event on the device; see `DeviceEvent`.
+            read_trace: Returns the trace of the flight recorder of torch.distributed as JSON. The monitor asks for it
+                before it ends the run.
+        """
+        if self._device is None and self._record[_END] == UNSET:
+            trace = None if read_trace is None else Trace(self._directory, self._name, read_trace)
+            self._device = DeviceWatch(new_event, self._write_device, (lambda: None) if trace is None else trace.serve)
+
+    def mark_device(self, phase: Phase) -> None:
+        """Marks where a phase begins in the work of the device, without a heartbeat; does nothing without a device.
+
+        Call it where a phase of the device ends and the process itself continues in its phase, for example where the
+        gradients of this rank are computed and the device waits for those of the other ranks.
+        """
+        device, record = self._device, self._record
+        if device is not None and record[_END] == UNSET:
+            device.mark(phase, record[_STEP], record[_MICROBATCH])
+
     def finish(self, phase: Phase, detail: str = "", traceback: str = "") -> None:
         """Records how the process ends. FAILED and LEAVING are permanent: a later call changes nothing.
 
@@ -196,11 +241,14 @@ class Heartbeat:
         self._record[_DETAIL_SIZE] = len(data)
         self._record[_END] = phase
         self._write()
+        if self._device is not None:
+            self._device.stop()
 
     def arm(self) -> None:
         """Lets the monitor dump the stacks of this process and end it with exit code 44, even while it holds the GIL.
 
-        Installs handlers for the signals 43 and 44, which are never removed.
+        Installs handlers for the signals 43 and 44, which are never removed. Unless faulthandler is in use already, the
+        stacks are also written if the process crashes or is aborted.
         """
         path = self._directory / f"{self._name}.stack.txt"
         self._stacks = path.open("w", encoding="utf-8")  # must stay open for the lifetime of the process
@@ -214,14 +262,34 @@ class Heartbeat:
         libc.signal.restype = ctypes.c_void_p
         # A handler written in Python would wait for the GIL, which a stuck thread may hold. `_exit` does not need it.
         libc.signal(END_SIGNAL, ctypes.cast(libc._exit, ctypes.c_void_p))
+        self._dump_crashes()
         ARMED.pack_into(self._map, ARMED_AT, 1)
 
     def close(self) -> None:
-        """Stops dumping stacks; to be called after `finish` in a process that continues without a stall guard."""
+        """Stops dumping stacks and observing the device.
+
+        To be called after `finish` in a process that continues without a stall guard.
+        """
+        global _dumps_crashes
+        if self._device is not None:
+            self._device.close()
+            self._device = None
         if self._stacks is not None:
             faulthandler.unregister(STACK_SIGNAL)
             self._stacks.close()
             self._stacks = None
+        if self._crash is not None:
+            faulthandler.disable()
+            self._crash.close()
+            self._crash, _dumps_crashes = None, False
+
+    def _dump_crashes(self) -> None:
+        """Makes fatal signals write the stacks to a file before they end the process."""
+        global _dumps_crashes
+        if _dumps_crashes or not faulthandler.is_enabled():
+            self._crash = (self._directory / f"{self._name}{CRASH_SUFFIX}").open("w", encoding="utf-8")
+            faulthandler.enable(self._crash, all_threads=True)
+            _dumps_crashes = True
 
     def _create(self, identity: Identity) -> mmap.mmap:
         pid = os.getpid()
@@ -258,6 +326,22 @@ class Heartbeat:
         record[_SEQUENCE] = record[_SEQUENCE_AGAIN] = sequence
         record[_BEAT_NS] = _now()
         _pack(self._map, RECORDS_AT[sequence & 1], *record)
+
+    def _write_device(self, position: DevicePosition | None) -> None:
+        """Writes what the device executes, and that it was observed now; called by the thread that observes it."""
+        self._device_sequence += 1
+        phase, step, microbatch = position or (UNSET, None, None)
+        sequence = self._device_sequence
+        DEVICE_RECORD.pack_into(
+            self._map,
+            DEVICE_RECORDS_AT[sequence & 1],
+            sequence,
+            _now(),
+            phase,
+            UNSET if step is None else step,
+            UNSET if microbatch is None else microbatch,
+            sequence,
+        )
 
 
 def _joined(cut_ids: Iterable[str]) -> str:

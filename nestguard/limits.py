@@ -54,6 +54,20 @@ class StallLimits:
         shortest: float = min(dataclasses.astuple(self))
         return shortest
 
+    @property
+    def longest_wait_s(self) -> float:
+        """The longest time that a rank can wait in a collective before a stall is reported.
+
+        The rank that it waits for may use up the largest limit, after a validation or a checkpoint within its limit.
+        """
+        largest = max(self.step_s, self.first_step_s, self.validation_s, self.checkpoint_s, self.finishing_s)
+        return largest + self.exempt_s
+
+    @property
+    def exempt_s(self) -> float:
+        """Time by which a rank may be late because others wait for its validation or checkpoint."""
+        return max(self.validation_s, self.checkpoint_s)
+
     def limit_of(self, reading: Reading) -> float:
         """Returns the limit, in seconds, that applies in a process's current phase; infinity once it has ended."""
         return self.limit_in(reading.phase, has_stepped=reading.has_stepped)

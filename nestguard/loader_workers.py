@@ -15,7 +15,7 @@ def add_worker_culprits(diagnoses: Diagnoses, views: Sequence[ProcessView], limi
     stuck_ranks = {
         view.rank: view
         for view in views
-        if view.is_rank and view.reading.phase is Phase.LOADING and _is_stuck(diagnoses.get(view.name))
+        if view.is_rank and view.reading.actual_phase is Phase.LOADING and _is_stuck(diagnoses.get(view.name))
     }
     for view in views:
         if view.is_rank or view.rank not in stuck_ranks:

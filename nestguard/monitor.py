@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nestguard.authentication import SharedToken
+from nestguard.collectives import describe, read_summaries
 from nestguard.limits import StallLimits
 from nestguard.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.process import EXIT_STALLED, ProcessState
@@ -20,7 +21,7 @@ from nestguard.record import Identity, Phase
 from nestguard.rendezvous import connect_peers
 from nestguard.report import Report, main_thread_stack, torchrun_error
 from nestguard.run_diagnosis import RunDiagnosis, diagnose, quick_limits, view_may_stop_run
-from nestguard.termination import read_dumps, request_stacks, terminate
+from nestguard.termination import read_dumps, request_dumps, terminate
 from nestguard.view import ProcessView, missing_ranks
 from nestguard.watch import NodeWatch
 
@@ -146,15 +147,16 @@ class Monitor:
         report = Report(views=known, diagnosis=diagnosis, limits=self._config.limits)
         decision = StopDecision(report.to_json(), report.table())
         self._peers.send_stop(decision)
-        request_stacks(self._config.directory, own)
+        request_dumps(self._config.directory, own)
         dumps = read_dumps(self._config.directory, own) | self._peers.receive_dumps(_DUMPS_TIMEOUT_S)
         directory = self._write_report(decision, dumps)
-        _print("\n".join([decision.table, *report.culprit_dumps(dumps), self._closing_line(directory)]))
+        lines = [*report.culprit_dumps(dumps), *describe(read_summaries(dumps))]
+        _print("\n".join([decision.table, *lines, self._closing_line(directory)]))
         self._terminate(own, decision, dumps)
 
     def _follow(self, decision: StopDecision, own: Sequence[ProcessView]) -> None:
         """Carries out the coordinator's decision on this node."""
-        request_stacks(self._config.directory, own)
+        request_dumps(self._config.directory, own)
         dumps = read_dumps(self._config.directory, own)
         self._peers.send_dumps(dumps)
         directory = self._write_report(decision, dumps)
@@ -182,7 +184,10 @@ class Monitor:
         name = f"stall-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}" + (f"-node-{node}" if node else "")
         try:
             directory = _new_directory(self._config.report_dir, name)
-            (directory / "stall.json").write_text(json.dumps(decision.report, indent=1), encoding="utf-8")
+            summaries = read_summaries(dumps)
+            collectives = {"collectives": describe(summaries)} if summaries else {}
+            text = json.dumps({**decision.report, **collectives}, indent=1)
+            (directory / "stall.json").write_text(text, encoding="utf-8")
             (directory / "table.txt").write_text(decision.table + "\n", encoding="utf-8")
             for file, text in dumps.items():
                 # A dump may come from another node: only the last part of its name is used as a path.

@@ -16,6 +16,9 @@ END_SIGNAL = 44
 STACK_SIGNAL = 43
 """Makes an armed process write the Python stacks of all its threads."""
 
+CRASH_SUFFIX = ".crash.txt"
+"""End of the name of the file to which an armed process writes its stacks when it crashes."""
+
 # `_exit` itself is installed as the C handler of END_SIGNAL. A handler receives the number of its signal as its
 # argument, so that number becomes the exit code.
 assert END_SIGNAL == EXIT_STALLED
@@ -59,6 +62,17 @@ _STATES = {
 }
 
 
+_FATAL = {
+    "Aborted": int(signal.SIGABRT),
+    "Bus error": int(signal.SIGBUS),
+    "Floating-point exception": int(signal.SIGFPE),
+    "Floating point exception": int(signal.SIGFPE),
+    "Illegal instruction": int(signal.SIGILL),
+    "Segmentation fault": int(signal.SIGSEGV),
+}
+"""First lines of the crash dumps that faulthandler writes, as it spells them in different versions of Python."""
+
+
 def start_ticks(pid: int) -> int | None:
     """Returns the start time of a process in clock ticks since boot, or None if there is no such process.
 
@@ -74,6 +88,21 @@ def process_state(pid: int, started: int) -> ProcessState:
     if stat is None or int(stat[19]) != started:
         return ProcessState.GONE
     return _STATES.get(stat[0], ProcessState.SLEEPING)
+
+
+def crash_signal(line: str) -> int | None:
+    """Returns the signal whose name begins a crash dump of Python's faulthandler; None for any other line."""
+    text = line.strip().removeprefix("Fatal Python error: ")
+    return next((number for name, number in _FATAL.items() if text == name), None)
+
+
+def exit_signal(pid: int, started: int) -> int | None:
+    """Returns the signal that ended a process; None if it still runs, exited by itself, or its parent has reaped it."""
+    stat = _stat(pid)
+    if stat is None or int(stat[19]) != started or not _STATES.get(stat[0], ProcessState.SLEEPING).has_ended:
+        return None
+    # Field 52, the status as `waitpid` reports it; 0 if this process may not read it.
+    return int(stat[49]) & 0x7F or None
 
 
 def started_ns(pid: int) -> int | None:

@@ -12,23 +12,34 @@ ProgressKey = tuple[int, int, int, int]
 
 
 def progress_key(view: ProcessView) -> ProgressKey:
-    """Returns how far a rank has progressed.
+    """Returns how far a rank has progressed: its device if that is known, which its process may be ahead of.
 
     The order is by step, then by phase. Loading, forward and backward repeat for each microbatch of a step, so they
     count as one phase that is ordered by microbatch first.
     """
+    device = view.reading.device
+    return process_progress_key(view) if device is None else _key(device.phase, device.step, device.microbatch)
+
+
+def process_progress_key(view: ProcessView) -> ProgressKey:
+    """Returns how far the process of a rank has progressed; see `progress_key`."""
     reading = view.reading
     if view.state is ProcessState.NOT_STARTED:
         return -2, 0, 0, 0
-    step = -1 if reading.step is None else reading.step
-    phase = reading.last_phase
+    return _key(reading.last_phase, reading.step, reading.microbatch)
+
+
+def _key(phase: Phase, step: int | None, microbatch: int | None) -> ProgressKey:
+    step = -1 if step is None else step
     if phase in _MICROBATCH_PHASES:
-        return step, int(Phase.LOADING), -1 if reading.microbatch is None else reading.microbatch, int(phase)
+        return step, int(Phase.LOADING), -1 if microbatch is None else microbatch, int(phase)
     return step, int(phase), 0, 0
 
 
 def skipped_collectives(views: Sequence[ProcessView]) -> dict[str, str]:
     """Finds ranks that have progressed at least as far as another rank but have entered too few collectives.
+
+    A process counts the collectives that it launches, so the progress of processes is compared, not that of devices.
 
     Returns:
         The explanation for each such rank, by process name.
@@ -36,11 +47,12 @@ def skipped_collectives(views: Sequence[ProcessView]) -> dict[str, str]:
     explanations = {}
     # Thousands of ranks share a few positions, so each rank is compared with one rank per position only.
     distinct = {
-        (progress_key(view), view.reading.collectives, view.reading.first_step): view for view in reversed(views)
+        (process_progress_key(view), view.reading.collectives, view.reading.first_step): view
+        for view in reversed(views)
     }
     for view in views:
         for other in distinct.values():
-            if progress_key(view) >= progress_key(other) and _has_skipped(view, other):
+            if process_progress_key(view) >= process_progress_key(other) and _has_skipped(view, other):
                 explanations[view.name] = (
                     f"skipped a collective: it has entered {view.reading.collectives} and is at step "
                     f"{view.reading.step}, but rank {other.rank} has entered {other.reading.collectives} and is at "

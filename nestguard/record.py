@@ -3,10 +3,12 @@
     offset  content
     0       magic, version, whether the process is armed, pid, start time in ticks, identity as JSON
     8192    the live record, two copies
+    8704    the position of the device, two copies
     12288   cut ids, two copies
     20480   final error or status text
 
-Processes write and the monitor reads, without a lock. The writer alternates between the two copies, so one of them is
+Processes write and the monitor reads, without a lock. The position of the device is written by another thread than the
+live record, so it has copies of its own. The writer alternates between the two copies, so one of them is
 always complete, even if the writer is stopped in the middle of a write. A record begins and ends with its sequence
 number; it is complete if both agree.
 """
@@ -19,13 +21,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAGIC = b"NESTBEAT"
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct("=8sIIqqI")
 ARMED = struct.Struct("=I")
 ARMED_AT = 12
 # Native byte order and alignment pack several times faster than an explicit byte order.
 RECORD = struct.Struct("@12q")
 RECORDS_AT = (8192, 8192 + 256)
+DEVICE_RECORD = struct.Struct("@6q")
+DEVICE_RECORDS_AT = (8192 + 512, 8192 + 768)
 TEXT_SIZE = 4096
 CUTS_AT = (12288, 12288 + TEXT_SIZE)
 DETAIL_AT = 20480
@@ -76,6 +80,14 @@ class Identity:
         return f"rank-{self.rank}" + ("" if self.worker is None else f".worker-{self.worker}")
 
 
+class DevicePosition(NamedTuple):
+    """What the device of a process executes: the phase that it has begun last, behind all earlier work."""
+
+    phase: Phase
+    step: int | None
+    microbatch: int | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """Content of a process's heartbeat file at one moment."""
@@ -115,6 +127,17 @@ class Reading:
     detail: str
     """How the process ended, in one line; empty while it runs."""
 
+    device: DevicePosition | None = None
+    """Position of the device; None without one."""
+
+    device_ns: int = 0
+    """When the device was last observed, in ns of this machine's CLOCK_MONOTONIC; 0 without a device."""
+
+    @property
+    def actual_phase(self) -> Phase:
+        """What is executed now: the phase of the device, which may be behind the process, or else of the process."""
+        return self.phase if self.device is None else self.device.phase
+
     @property
     def has_stepped(self) -> bool:
         """Whether the process has finished a step since its start."""
@@ -135,6 +158,17 @@ class Record(NamedTuple):
     cuts_version: int
     cuts_size: int
     detail_size: int
+    sequence_again: int
+
+
+class DeviceRecord(NamedTuple):
+    """The position of the device, in the order of its fields in the file."""
+
+    sequence: int
+    observed_ns: int
+    phase: int
+    step: int
+    microbatch: int
     sequence_again: int
 
 
@@ -182,6 +216,12 @@ def _newest(data: bytes) -> Record | None:
     return max(complete, default=None)
 
 
+def _newest_of_device(data: bytes) -> DeviceRecord | None:
+    records = [DeviceRecord(*DEVICE_RECORD.unpack_from(data, at)) for at in DEVICE_RECORDS_AT]
+    complete = [record for record in records if record.sequence > 0 and record.sequence == record.sequence_again]
+    return max(complete, default=None)
+
+
 def _optional(value: int) -> int | None:
     return None if value == UNSET else value
 
@@ -191,6 +231,7 @@ def _reading(data: bytes, record: Record) -> Reading | None:
     if version != VERSION:
         return None
     described = json.loads(data[HEADER.size : HEADER.size + size])
+    device = _newest_of_device(data)
     cuts_at = CUTS_AT[record.cuts_version & 1]
     cuts = data[cuts_at : cuts_at + record.cuts_size].decode("utf-8", errors="replace")
     return Reading(
@@ -209,4 +250,12 @@ def _reading(data: bytes, record: Record) -> Reading | None:
         first_step=_optional(record.first_step),
         cuts=tuple(cuts.split("\n")) if cuts else (),
         detail=data[DETAIL_AT : DETAIL_AT + record.detail_size].decode("utf-8", errors="replace"),
+        device=None if device is None else _device_position(device),
+        device_ns=0 if device is None else device.observed_ns,
     )
+
+
+def _device_position(record: DeviceRecord) -> DevicePosition | None:
+    if record.phase == UNSET:
+        return None
+    return DevicePosition(Phase(record.phase), _optional(record.step), _optional(record.microbatch))

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from nestguard.diagnosis import Diagnosis
 from nestguard.limits import StallLimits
-from nestguard.process import EXIT_STALLED
-from nestguard.record import Phase
+from nestguard.process import CRASH_SUFFIX, EXIT_STALLED
+from nestguard.record import DevicePosition, Phase
 from nestguard.run_diagnosis import RunDiagnosis
 from nestguard.view import ProcessView
 
@@ -63,7 +63,8 @@ class Report:
     def culprit_dumps(self, dumps: Mapping[str, str]) -> list[str]:
         """Returns what is printed below the table.
 
-        These are the tracebacks of all culprits that failed. If there are none, it is the stack of the first culprit.
+        These are the tracebacks of all culprits that failed. If there are none, it is the stack of the first culprit,
+        or its stack at the moment of a crash.
 
         Args:
             dumps: Stacks and tracebacks by file name.
@@ -77,6 +78,8 @@ class Report:
             return tracebacks
         # The stack of a loader worker is more specific than that of its rank, which waits for the worker.
         for view in sorted(self.culprits(), key=lambda view: view.is_rank):
+            if crash := _without_modules(dumps.get(f"{view.name}{CRASH_SUFFIX}", "")):
+                return [f"{view.name}, main thread when it crashed, innermost call first:\n{main_thread_stack(crash)}"]
             stacks = dumps.get(f"{view.name}.stack.txt")
             if stacks is not None:
                 return [f"{view.name}, main thread, innermost call first:\n{main_thread_stack(stacks)}"]
@@ -92,6 +95,11 @@ def main_thread_stack(stacks: str) -> str:
     lines = blocks[-1].splitlines() if blocks else []
     more = [f"  ... {len(lines) - _MAX_STACK_LINES} more"] if len(lines) > _MAX_STACK_LINES else []
     return "\n".join(lines[:_MAX_STACK_LINES] + more)
+
+
+def _without_modules(crash: str) -> str:
+    """Returns a crash dump of faulthandler without its last paragraph, a list of extension modules."""
+    return crash.partition("\n\nExtension modules:")[0]
 
 
 def torchrun_error(message: str, stack: str, unix_s: float) -> Mapping[str, Any]:
@@ -191,9 +199,11 @@ def _process_json(view: ProcessView, diagnosis: Diagnosis, limits: StallLimits) 
         "step": reading.step,
         "microbatch": reading.microbatch,
         "collectives": reading.collectives,
+        "device": None if reading.device is None else _device_json(reading.device),
         "age_s": round(view.age_s, 3),
         "limit_s": None if reading.phase.is_final else limit,
         "state": view.state.value,
+        "exit_signal": view.exit_signal,
         "cuts": list(reading.cuts),
         "detail": reading.detail,
         # The file format keeps the key "verdict", which users may parse.
@@ -201,3 +211,7 @@ def _process_json(view: ProcessView, diagnosis: Diagnosis, limits: StallLimits) 
         "reason": diagnosis.reason,
         "is_culprit": diagnosis.is_culprit,
     }
+
+
+def _device_json(device: DevicePosition) -> dict[str, Any]:
+    return {"phase": device.phase.name, "step": device.step, "microbatch": device.microbatch}

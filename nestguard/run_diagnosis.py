@@ -47,7 +47,7 @@ def diagnose(
     silences = too_long(silences or {}, limits)
     views = _unseen_after_first_step(views)
     ranks = [view for view in views if view.is_rank]
-    found, must_stop = diagnose_failures(ranks)
+    found, must_stop = diagnose_failures(ranks, limits)
     causal_silences: Mapping[int, NodeSilence] = {}
     if not found:
         found = diagnose_silent_nodes(ranks, limits, silences)
@@ -135,5 +135,12 @@ def _culprits_text(kind: DiagnosisKind, views: Sequence[ProcessView]) -> str:
     verb = verbs.get(kind, f"{are} {kind}")
     if not is_one or kind is DiagnosisKind.NOT_STARTED:
         return f"{ranks} {verb}"
-    phase = f" in {view.reading.phase.name}" if not view.reading.phase.is_final else ""
-    return f"{ranks} {verb}{phase}" + (f", step {view.reading.step}" if view.reading.step is not None else "")
+    reading = view.reading
+    if kind is DiagnosisKind.STUCK and reading.device is not None:
+        return f"{ranks} {verb} in {reading.device.phase.name}" + _step_text(reading.device.step)
+    phase = f" in {reading.phase.name}" if not reading.phase.is_final else ""
+    return f"{ranks} {verb}{phase}" + _step_text(reading.step)
+
+
+def _step_text(step: int | None) -> str:
+    return "" if step is None else f", step {step}"

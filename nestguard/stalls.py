@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from nestguard.diagnosis import WAITING_PHASES, Diagnoses, Diagnosis, DiagnosisKind, culprit, waiting
+from nestguard.diagnosis import Diagnoses, Diagnosis, DiagnosisKind, culprit, waiting, waits_for_ranks
 from nestguard.limits import StallLimits
 from nestguard.process import ProcessState
 from nestguard.progress import ProgressKey, progress_key, skipped_collectives
@@ -68,7 +68,7 @@ def diagnose_stall(ranks: Sequence[ProcessView], limits: StallLimits, silences: 
     reasons = _culprits(live, late, unseen, limits)
     # Loading does not wait for other ranks, so a rank that is late in loading is itself a cause.
     for view in late:
-        if view.reading.phase is Phase.LOADING:
+        if view.reading.actual_phase is Phase.LOADING:
             reasons.setdefault(view.name, silence_reason(view, limits))
     absent = absent_ranks_suffix(ranks)
     culprit_ranks = ranks_text([view.rank for view in ranks if view.name in reasons])
@@ -77,7 +77,7 @@ def diagnose_stall(ranks: Sequence[ProcessView], limits: StallLimits, silences: 
     for view in live + unseen:
         if view.name in reasons:
             diagnoses[view.name] = culprit(view, reasons[view.name] + absent)
-        elif view.reading.phase in WAITING_PHASES or view.name in late_names:
+        elif waits_for_ranks(view) or view.name in late_names:
             diagnoses[view.name] = waiting(culprit_ranks)
     return diagnoses
 
@@ -96,11 +96,10 @@ def _late_ranks(live: Sequence[ProcessView], limits: StallLimits) -> list[Proces
     rank that is within its own limit may just have finished a validation or a checkpoint while others waited for it;
     that time is added to its limit. Loading waits for no other rank, so only a rank's own limit counts there.
     """
-    exempt_s = max(limits.validation_s, limits.checkpoint_s)
     limit_at: dict[ProgressKey, float] = {}
     for view in live:
         limit = limits.limit_of(view.reading)
-        allowed_s = limit if view.age_s > limit else limit + exempt_s
+        allowed_s = limit if view.age_s > limit else limit + limits.exempt_s
         key = progress_key(view)
         limit_at[key] = max(limit_at.get(key, 0.0), allowed_s)
     limit_behind = {}
@@ -112,7 +111,7 @@ def _late_ranks(live: Sequence[ProcessView], limits: StallLimits) -> list[Proces
         view
         for view in live
         if view.age_s > limits.limit_of(view.reading)
-        and (view.reading.phase is Phase.LOADING or view.age_s > limit_behind[progress_key(view)])
+        and (view.reading.actual_phase is Phase.LOADING or view.age_s > limit_behind[progress_key(view)])
     ]
 
 
@@ -134,14 +133,14 @@ def _culprits(
         return skipped
     least_progress = min(progress_key(view) for view in live)
     last = [view for view in live if progress_key(view) == least_progress]
-    is_waiting = last[0].reading.phase in WAITING_PHASES
+    is_waiting = all(waits_for_ranks(view) for view in last)
     if unseen and is_waiting:
         return {view.name: contact_reason(view) for view in unseen}
     if len(last) == len(live) > 1 and is_waiting:
         return {view.name: same_collective_reason(view, len(live)) for view in last}
     if slow := [view for view in last if view.age_s > limits.limit_of(view.reading) / 2]:
         return {view.name: silence_reason(view, limits) for view in slow}
-    if any(view.reading.phase is Phase.LOADING for view in late):
+    if any(view.reading.actual_phase is Phase.LOADING for view in late):
         return {}
     waited_s = max(view.age_s for view in late)
     return {view.name: behind_reason(view, waited_s) for view in last}

@@ -1,11 +1,13 @@
 """Ends the processes of one node: first they write their stacks, then they are terminated."""
 
+import contextlib
 import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nestguard.process import END_SIGNAL, STACK_SIGNAL, ProcessState, process_state, send_signal
+from nestguard.collectives import REQUEST, SUFFIX
+from nestguard.process import CRASH_SUFFIX, END_SIGNAL, STACK_SIGNAL, ProcessState, process_state, send_signal
 from nestguard.view import ProcessView
 
 _DUMP_S = 2.0
@@ -13,13 +15,20 @@ _EXIT_S = 3.0
 _KILL_S = 1.0
 _POLL_S = 0.05
 _MAX_DUMP_BYTES = 1 << 20
+_STACK_SUFFIX = ".stack.txt"
+DUMP_SUFFIXES = (_STACK_SUFFIX, CRASH_SUFFIX, ".traceback.txt", SUFFIX)
+"""Ends of the names of the files that a process writes before it ends."""
 
 
-def request_stacks(directory: Path, views: Sequence[ProcessView]) -> None:
-    """Makes every armed process write its stacks; a stopped process is continued so that it can.
+def request_dumps(directory: Path, views: Sequence[ProcessView]) -> None:
+    """Makes every armed process write its stacks, and every rank with a device a summary of its collectives.
 
-    Waits until the stack files no longer grow, for at most two seconds.
+    A stopped process is continued so that it can. Waits until the stack files no longer grow and the summaries exist,
+    for at most two seconds.
     """
+    with contextlib.suppress(OSError):
+        (directory / REQUEST).touch()
+    answers = [directory / f"{view.name}{SUFFIX}" for view in views if view.reading.device and not _has_ended(view)]
     armed = [view for view in views if view.reading.is_armed and not _has_ended(view)]
     for view in armed:
         send_signal(view.reading.pid, view.reading.start_ticks, STACK_SIGNAL)
@@ -28,17 +37,17 @@ def request_stacks(directory: Path, views: Sequence[ProcessView]) -> None:
     sizes: list[int] = []
     while armed and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        before, sizes = sizes, [_size(_path(directory, view, "stack")) for view in armed]
-        if sizes == before and all(sizes):
+        before, sizes = sizes, [_size(directory / f"{view.name}{_STACK_SUFFIX}") for view in armed]
+        if sizes == before and all(sizes) and all(answer.exists() for answer in answers):
             return
 
 
 def read_dumps(directory: Path, views: Sequence[ProcessView]) -> dict[str, str]:
-    """Returns the stacks and tracebacks that processes have written, by file name."""
+    """Returns the stacks, tracebacks and summaries that processes have written, by file name."""
     dumps = {}
     for view in views:
-        for kind in ("stack", "traceback"):
-            path = _path(directory, view, kind)
+        for suffix in DUMP_SUFFIXES:
+            path = directory / f"{view.name}{suffix}"
             try:
                 with path.open("rb") as file:
                     text = file.read(_MAX_DUMP_BYTES).decode("utf-8", errors="replace")
@@ -81,10 +90,6 @@ def _continue_stopped(views: Sequence[ProcessView]) -> None:
 
 def _has_ended(view: ProcessView) -> bool:
     return view.reading.pid <= 0 or process_state(view.reading.pid, view.reading.start_ticks).has_ended
-
-
-def _path(directory: Path, view: ProcessView, kind: str) -> Path:
-    return directory / f"{view.name}.{kind}.txt"
 
 
 def _size(path: Path) -> int:

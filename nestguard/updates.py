@@ -20,7 +20,7 @@ from nestguard.process import ProcessState
 from nestguard.record import Phase
 from nestguard.run_diagnosis import may_stop_run
 from nestguard.view import ProcessView
-from nestguard.wire import view_from_json, view_to_json
+from nestguard.wire import checked_position, view_from_json, view_to_json
 
 _STATES = tuple(ProcessState)
 _OPTIONAL = (int, type(None))
@@ -45,6 +45,8 @@ class Row(NamedTuple):
     step: int | None
     microbatch: int | None
     first_step: int | None
+    device: tuple[int, int | None, int | None] | None = None
+    """Position of the device. A row without one is sent without this field."""
 
 
 class UpdateEncoder:
@@ -62,7 +64,8 @@ class UpdateEncoder:
             at_s: When the views were taken, in seconds of CLOCK_MONOTONIC.
         """
         message: Message = {"type": "update", "at_ms": round(1000 * at_s)}
-        rows, full = [], []
+        rows: list[Sequence[Any]] = []
+        full = []
         for view in views:
             if not view.is_rank:
                 continue
@@ -74,7 +77,7 @@ class UpdateEncoder:
             elif row == self._rows.get(row.rank):
                 continue
             self._rows[row.rank] = row
-            rows.append(row)
+            rows.append(row if row.device is not None else row[:-1])
         return message | ({"rows": rows} if rows else {}) | ({"full": full} if full else {})
 
 
@@ -120,10 +123,17 @@ class NodeRanks:
                 step=row.step,
                 microbatch=row.microbatch,
                 first_step=row.first_step,
+                device=None if row.device is None else checked_position(row.device),
             )
             state = _STATES[row.state]
             ended_s = self._age_s(row.ended_ms, now) if state.has_ended else 0.0
-            yield ProcessView(reading=reading, state=state, age_s=self._age_s(row.since_ms, now), ended_s=ended_s)
+            yield ProcessView(
+                reading=reading,
+                state=state,
+                age_s=self._age_s(row.since_ms, now),
+                ended_s=ended_s,
+                exit_signal=view.exit_signal,
+            )
 
     def may_stop_run(self, limits: StallLimits, now: float, *, is_lost: bool) -> bool:
         """Returns whether one of the ranks may be a reason to stop the run; see `run_diagnosis.may_stop_run`.
@@ -173,6 +183,7 @@ def _row(view: ProcessView, at_s: float) -> Row:
         step=reading.step,
         microbatch=reading.microbatch,
         first_step=reading.first_step,
+        device=None if reading.device is None else (int(reading.device.phase), *reading.device[1:]),
     )
 
 
@@ -187,6 +198,7 @@ def _fixed(view: ProcessView) -> tuple[Any, ...]:
         reading.is_armed,
         reading.error_file,
         reading.detail,
+        view.exit_signal,
     )
 
 
@@ -197,8 +209,10 @@ def _without_cuts(view: ProcessView) -> ProcessView:
 def _checked_row(values: Sequence[Any]) -> Row:
     """Raises one of `INVALID_MESSAGE_ERRORS` unless the values are those of a row."""
     row = Row(*values)
-    if not all(type(value) is int for value in row[:7]) or not all(type(value) in _OPTIONAL for value in row[7:]):
+    if not all(type(value) is int for value in row[:7]) or not all(type(value) in _OPTIONAL for value in row[7:10]):
         raise TypeError(f"a row is {values!r}")
     if not (0 <= row.state < len(_STATES) and 0 <= row.phase < len(Phase) and 0 <= row.last_phase < len(Phase)):
         raise ValueError(f"a row is {values!r}")
+    if row.device is not None:
+        checked_position(row.device)
     return row

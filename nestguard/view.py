@@ -23,6 +23,9 @@ class ProcessView:
     0 while the process runs, and if there was never any contact with its node.
     """
 
+    exit_signal: int | None = None
+    """Signal that ended the process; None if it is not known, or if there was none."""
+
     @property
     def name(self) -> str:
         """Unique name of the process, for example `rank-3.worker-0`."""

@@ -7,12 +7,21 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from nestguard.process import ProcessState, process_state, started_ns
+from nestguard.collectives import REQUEST
+from nestguard.process import CRASH_SUFFIX, ProcessState, crash_signal, exit_signal, process_state, started_ns
 from nestguard.record import Identity, Reading, read_heartbeat
+from nestguard.termination import DUMP_SUFFIXES
 from nestguard.view import ProcessView, never_seen
 
 _SECOND_NS = 1_000_000_000
 _SUSPENDED_NS = 5 * _SECOND_NS
+_UNOBSERVED_NS = 10 * _SECOND_NS
+"""If a device was not observed for longer, its position is not known: the process may have continued in the meantime.
+
+This happens if a call holds the GIL, or if the driver blocks the thread that observes the device.
+"""
+
+_MAX_CRASH_LINE = 200
 _Process = tuple[int, int]
 
 
@@ -34,6 +43,7 @@ class NodeWatch:
         self._processes: set[_Process] = set()
         self._stale: set[_Process] = set()
         self._ended_ns: dict[_Process, int] = {}
+        self._exit_signals: dict[_Process, int] = {}
         self._exits: dict[int, _Process] = {}
         self._poll = select.poll()
 
@@ -75,8 +85,9 @@ class NodeWatch:
         for path in self._directory.glob("rank-*.beat"):
             reading = read_heartbeat(path)
             if reading is not None and (reading.pid, reading.start_ticks) in self._processes:
-                for suffix in (".beat", ".stack.txt", ".traceback.txt"):
+                for suffix in (".beat", *DUMP_SUFFIXES):
                     path.with_name(path.name.removesuffix(".beat") + suffix).unlink(missing_ok=True)
+        (self._directory / REQUEST).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._directory.rmdir()
 
@@ -94,9 +105,27 @@ class NodeWatch:
             return None
         if state.has_ended:
             self._ended_ns.setdefault(process, now)
+            if process not in self._exit_signals and (number := self._exit_signal(reading)):
+                self._exit_signals[process] = number
+        elif reading.device is not None and now - reading.device_ns > _UNOBSERVED_NS:
+            reading = replace(reading, device=None)
         age_ns = max(0, now - max(reading.beat_ns, self._not_before_ns))
         ended_ns = now - self._ended_ns[process] if state.has_ended else 0
-        return ProcessView(reading=reading, state=state, age_s=age_ns / _SECOND_NS, ended_s=ended_ns / _SECOND_NS)
+        return ProcessView(
+            reading=reading,
+            state=state,
+            age_s=age_ns / _SECOND_NS,
+            ended_s=ended_ns / _SECOND_NS,
+            exit_signal=self._exit_signals.get(process),
+        )
+
+    def _exit_signal(self, reading: Reading) -> int | None:
+        """Returns the signal that ended a process: from /proc while it is a zombie, or from its own crash dump."""
+        number = exit_signal(reading.pid, reading.start_ticks)
+        if number is None:
+            with contextlib.suppress(OSError), (self._directory / f"{reading.name}{CRASH_SUFFIX}").open("rb") as file:
+                number = crash_signal(file.readline(_MAX_CRASH_LINE).decode("utf-8", errors="replace"))
+        return number
 
     def _watch_exit(self, process: _Process) -> None:
         """Lets `wait` return as soon as a process ends. If that is not permitted, the next `scan` detects it."""

@@ -5,14 +5,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 
 from nestguard.authentication import AuthenticationError, Seal
 from nestguard.frames import SIZE, Codec, InvalidFrameError, Message, pack
 from nestguard.process import ProcessState
-from nestguard.record import Identity, Phase, Reading
+from nestguard.record import DevicePosition, Identity, Phase, Reading
 from nestguard.view import ProcessView
 
 _SEND_TIMEOUT_S = 2
@@ -93,15 +93,16 @@ def view_to_json(view: ProcessView) -> dict[str, Any]:
     """Returns the JSON form of a view. It holds ages, not times, because the clocks of nodes are not synchronised."""
     reading = asdict(view.reading)
     return {
-        "reading": {**reading, "beat_ns": 0, "phase": view.reading.phase.name},
+        "reading": {**reading, "beat_ns": 0, "device_ns": 0, "phase": view.reading.phase.name},
         "state": view.state.value,
         "age_s": view.age_s,
         "ended_s": view.ended_s,
+        "exit_signal": view.exit_signal,
     }
 
 
 def view_from_json(data: Mapping[str, Any]) -> ProcessView:
-    """Returns the view that `view_to_json` converted, with `beat_ns` 0.
+    """Returns the view that `view_to_json` converted, with `beat_ns` and `device_ns` 0.
 
     Raises one of `INVALID_MESSAGE_ERRORS` if a key is missing or a value has the wrong type.
     """
@@ -114,6 +115,7 @@ def view_from_json(data: Mapping[str, Any]) -> ProcessView:
             "phase": Phase[fields["phase"]],
             "last_phase": Phase(fields["last_phase"]),
             "cuts": tuple(fields["cuts"]),
+            "device": None if fields["device"] is None else checked_position(fields["device"]),
         }
     )
     _check_types(identity)
@@ -123,7 +125,16 @@ def view_from_json(data: Mapping[str, Any]) -> ProcessView:
         state=ProcessState(data["state"]),
         age_s=float(data["age_s"]),
         ended_s=float(data["ended_s"]),
+        exit_signal=None if data["exit_signal"] is None else int(data["exit_signal"]),
     )
+
+
+def checked_position(values: Sequence[Any]) -> DevicePosition:
+    """Returns the position of a device; raises one of `INVALID_MESSAGE_ERRORS` if the values are not one."""
+    phase, step, microbatch = values
+    if not all(value is None or type(value) is int for value in (step, microbatch)):
+        raise TypeError(f"the position of a device is {values!r}")
+    return DevicePosition(Phase(phase), step, microbatch)
 
 
 def _check_types(record: Identity | Reading) -> None:

@@ -24,8 +24,12 @@ import nestdata.corpus.corpus
 from nestdata import AudioNoiseBatch, AudioNoiseDataset
 from nestmodel import Checkpoints, NestModel
 from nestmodel.training.data import _EpochSampler
+from tests.nestguard.devices import StandIn
 
 HANG_S = 120
+
+DEVICE = StandIn()
+"""Stands for the GPU of this rank in a run with `has_device`; its kernels are only those of a fault."""
 
 
 def record_fault_time() -> None:
@@ -44,6 +48,7 @@ class Fault(pl.Callback):
 
     def __init__(self, kind: str, step: int, microbatch: int) -> None:
         self.kind, self.index = kind, (step, microbatch)
+        self.hangs_in_backward = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         assert isinstance(pl_module, NestModel)
@@ -57,6 +62,8 @@ class Fault(pl.Callback):
             skip_all_reduce_of(pl_module, self.index[0])
         elif self.kind in ("SIGTERM in a collective", "late for a collective"):
             delay_all_reduce_of(pl_module, self.index[0], is_signalled=self.kind.startswith("SIG"))
+        elif self.kind.startswith("kernel hangs"):
+            wait_for_device_in_all_reduce()
         elif self.kind == "slow checkpoint":
             slow_down_checkpoints(float(self.index[0]))
         elif self.kind == "raise while writing":
@@ -88,6 +95,14 @@ class Fault(pl.Callback):
             time.sleep(2)  # so that the monitor checks between two heartbeats of this rank
         elif self.kind in signal.Signals.__members__:
             os.kill(os.getpid(), getattr(signal, self.kind))
+
+        if self.kind == "kernel hangs in FORWARD":
+            DEVICE.launch(hang=True)
+        self.hangs_in_backward = self.kind == "kernel hangs in BACKWARD"
+
+    def on_before_backward(self, *_: Any) -> None:
+        if self.hangs_in_backward:
+            DEVICE.launch(hang=True)
 
     def on_validation_batch_start(self, *_: Any) -> None:
         if self.kind == "slow validation":
@@ -203,6 +218,17 @@ def disturb_next_checkpoint(kind: str, trainer: pl.Trainer) -> None:
         be_preempted_while_writing(trainer)
     else:
         fill_the_disk()
+
+
+def wait_for_device_in_all_reduce() -> None:
+    """Makes the host wait for the stand-in device where it would wait for a GPU: for the sums of the step."""
+    all_reduce = torch.distributed.all_reduce
+
+    def wait_and_all_reduce(*arguments: Any, **options: Any) -> Any:
+        DEVICE.wait()
+        return all_reduce(*arguments, **options)
+
+    torch.distributed.all_reduce = wait_and_all_reduce
 
 
 def die_while_writing(trainer: pl.Trainer) -> None:

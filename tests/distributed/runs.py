@@ -50,6 +50,9 @@ class Run:
     proportional_steps: bool = False
     """Trains with `ProportionalSteps`, for a comparison with a run that sums in a different order."""
 
+    has_device: bool = False
+    """Gives every rank a stand-in for a GPU, which the stall guard observes."""
+
     max_minutes: float | None = None
     limit_val_batches: int = 0
     val_check_interval: int = 2
@@ -140,6 +143,7 @@ class Run:
             "limits": self.limits,
             "num_nodes": len(self.hosts) or 1,
             "blind_rank": self.blind_rank,
+            "has_device": self.has_device,
             "proportional_steps": self.proportional_steps,
             "max_minutes": self.max_minutes,
             "limit_val_batches": self.limit_val_batches,

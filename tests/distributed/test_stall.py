@@ -111,6 +111,26 @@ def test_a_rank_that_stalls_the_others_is_reported_with_its_stack(
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@faults
+@pytest.mark.parametrize("phase", ["FORWARD", "BACKWARD"])
+def test_a_rank_whose_kernel_hangs_is_reported_although_all_hosts_wait_in_the_collective(
+    messy_corpora: MessyCorpora, tmp_path: Path, phase: str
+) -> None:
+    run = started(messy_corpora, tmp_path, has_device=True)
+    codes = run.start(faults={1: (f"kernel hangs in {phase}", 1, 2)})
+    assert codes == [EXIT_STALLED] * 2, run.log(0) + run.log(1)
+    report = report_of(run)
+    assert verdicts(report) == {"rank-0": "waiting", "rank-1": "stuck"}
+    ranks = {process["rank"]: process for process in report["processes"]}
+    assert [ranks[rank]["phase"] for rank in (0, 1)] == ["COLLECTIVE", "COLLECTIVE"]
+    assert ranks[1]["device"] == {"phase": phase, "step": 1, "microbatch": 0}
+    assert ranks[0]["device"]["phase"] == "COLLECTIVE"
+    # A stand-in runs on a CPU, so the collectives are those of gloo.
+    assert any("collectives of default_pg" in line for line in report["collectives"])
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     [

@@ -17,9 +17,10 @@ from pytorch_lightning.strategies import DDPStrategy
 from nestdata import AudioNoiseBatch
 from nestguard import StallLimits
 from nestmodel import Checkpoints, NestModel, PreemptionHandler, StallGuard, newest_checkpoint
+from nestmodel.training.callbacks import stall_guard
 from nestmodel.training.step_limits import ends_step
 from tests.conftest import MessyCorpora
-from tests.distributed.faults import Fault
+from tests.distributed.faults import DEVICE, Fault
 from tests.distributed.runs import MICROBATCHES_PER_STEP
 from tests.training import ProportionalSteps, messy_data, tiny_config, trainer
 
@@ -54,6 +55,8 @@ def main(argv: list[str]) -> None:
     run = json.loads(Path(argv[0]).read_text())
     rank, world_size, directory = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(run["directory"])
     is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    if run["has_device"]:
+        stall_guard.new_event_of = lambda _: DEVICE.new_event  # type: ignore[assignment, misc]
     faults = [Fault(*fault["what"]) for fault in run["faults"] if fault["rank"] == rank and is_first]
     checkpoints = Checkpoints(every_n_steps=run["every_n_steps"], keep=100)
     guard = StallGuard(StallLimits(**(run["limits"] or {})), enabled=run["limits"] is not None)

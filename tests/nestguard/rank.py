@@ -25,6 +25,7 @@ from nestguard import (
     start_monitor,
     start_worker,
 )
+from tests.nestguard.devices import CudaDevice, StandIn
 
 
 def sleep_in_forward() -> None:
@@ -70,9 +71,31 @@ def inject(fault: str, directory: Path) -> None:
         "hold_gil": hold_the_gil,
         "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "abort": os.abort,
         "fail": fail_on_purpose,
         "worker": lambda: wait_for_worker(directory),
     }[fault]()
+
+
+def train_on_device(options: dict[str, Any], identity: Identity, directory: Path) -> None:
+    """Runs steps on a device: the host only launches kernels, and waits for the device once in each step."""
+    heartbeat = current()
+    device = StandIn() if options["device"] == "stand-in" else CudaDevice()
+    heartbeat.watch_device(device.new_event, lambda: json.dumps(options["trace"]))
+    hung = options["fault"] if identity.rank == options["faulty_rank"] else None
+    for step in range(options["steps"]):
+        is_faulty = step == 2
+        heartbeat.beat(Phase.LOADING, step, 0)
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            heartbeat.beat(phase)
+            device.launch(hang=is_faulty and hung == phase.name)
+        heartbeat.mark_device(Phase.COLLECTIVE)
+        device.launch_collective(lambda step=step: barrier(directory, identity.rank, identity.world_size, step))
+        device.launch(hang=is_faulty and hung == Phase.COLLECTIVE.name)
+        heartbeat.beat_collective(step)
+        device.wait()
+        heartbeat.beat(Phase.OPTIMIZER)
+        time.sleep(options["step_s"])
 
 
 def train(options: dict[str, Any], identity: Identity, directory: Path) -> None:
@@ -107,7 +130,7 @@ def main(argv: list[str]) -> None:
         if options["token"] is not None:
             monitor.set_token(options["token"])
     try:
-        train(options, identity, directory)
+        (train if options["device"] is None else train_on_device)(options, identity, directory)
     except Exception as error:
         heartbeat.finish(Phase.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc())
         sys.exit(1)

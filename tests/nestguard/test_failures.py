@@ -1,9 +1,15 @@
+import signal
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from nestguard import Phase
 from nestguard.diagnosis import Diagnosis, DiagnosisKind
 from nestguard.process import ProcessState
+from nestguard.record import DevicePosition
 from nestguard.run_diagnosis import diagnose
+from nestguard.view import ProcessView
 from tests.nestguard.diagnoses import LIMITS, continuing, culprits, diagnoses_of, kinds, unseen
 from tests.nestguard.views import view
 
@@ -84,3 +90,61 @@ def test_ranks_that_are_done_or_leaving_may_exit() -> None:
     done = view(0, Phase.DONE, age_s=5000, state=ProcessState.GONE, ended_s=5000)
     leaving = view(1, Phase.LEAVING, age_s=5000, state=ProcessState.ZOMBIE, ended_s=5000)
     assert continuing(done, leaving, view(2)) == ["done", "leaving", "running"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (signal.SIGKILL, "by SIGKILL (out of memory, or another process sent it)"),
+        (signal.SIGSEGV, "by SIGSEGV (a crash in native code)"),
+        (signal.SIGTERM, "by SIGTERM"),
+        (60, "by signal 60"),
+    ],
+)
+def test_a_death_is_told_with_its_signal_if_that_is_known(number: int, text: str) -> None:
+    gone = view(1, state=ProcessState.ZOMBIE, ended_s=0.6, exit_signal=number)
+    assert diagnoses_of(view(0, Phase.COLLECTIVE), gone)[1].reason == f"ended in FORWARD {text}"
+
+
+def aborted(rank: int, phase: Phase, waited_s: float, **other: Any) -> ProcessView:
+    return view(
+        rank,
+        phase,
+        age_s=waited_s + 0.6,
+        state=ProcessState.GONE,
+        ended_s=0.6,
+        exit_signal=signal.SIGABRT,
+        **other,
+    )
+
+
+def test_an_abort_is_told_with_its_probable_cause_and_what_to_do() -> None:
+    assert diagnoses_of(view(0, Phase.COLLECTIVE), aborted(1, Phase.COLLECTIVE, 100))[1].reason == (
+        "ended in COLLECTIVE by SIGABRT, after 100 s without a heartbeat. With NCCL, this is probably NCCL's watchdog, "
+        "because a collective took longer than the timeout of the process group; its message on standard error names "
+        "the collective. Find out which rank was missing in it, or raise the timeout of the strategy"
+    )
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_rank_for_which_an_aborted_rank_had_long_waited_is_the_culprit(is_aborted: bool) -> None:
+    device = DevicePosition(Phase.BACKWARD, 5, 1)
+    behind = view(1, Phase.COLLECTIVE, age_s=251, device=device)
+    if is_aborted:
+        behind = replace(behind, state=ProcessState.GONE, ended_s=0.5, exit_signal=signal.SIGABRT)
+    waited = aborted(0, Phase.COLLECTIVE, 250, device=DevicePosition(Phase.COLLECTIVE, 5, 1))
+    diagnoses = diagnoses_of(waited, behind)
+    assert culprits(diagnoses) == [1]
+    assert diagnoses[1].kind is (DiagnosisKind.DEAD if is_aborted else DiagnosisKind.STUCK)
+    assert diagnoses[1].reason == (
+        "device in BACKWARD of step 5, microbatch 1; host in COLLECTIVE; rank 0, which had waited 250 s for this rank, "
+        "was ended by SIGABRT: probably NCCL's watchdog, because a collective took longer than the timeout of the "
+        "process group"
+    )
+    assert diagnoses[0].reason == "after rank 1"
+
+
+def test_an_abort_without_a_long_wait_for_others_is_the_cause_itself() -> None:
+    behind = view(1, Phase.FORWARD, age_s=251)
+    assert culprits(diagnoses_of(aborted(0, Phase.COLLECTIVE, 100), behind)) == [0]
+    assert culprits(diagnoses_of(aborted(0, Phase.FORWARD, 250, microbatch=1), behind)) == [0]

@@ -39,3 +39,9 @@ def test_every_limit_is_at_least_first_step_s_until_a_step_is_finished() -> None
 def test_a_limit_that_is_not_a_positive_number_is_rejected(seconds: float) -> None:
     with pytest.raises(GuardError, match=r"limits\.checkpoint_s is .*: expected a positive number of seconds"):
         StallLimits(checkpoint_s=seconds)
+
+
+def test_a_collective_may_wait_for_the_largest_limit_after_a_validation_or_checkpoint() -> None:
+    assert StallLimits().longest_wait_s == 1800
+    assert LIMITS.longest_wait_s == 5 + 4
+    assert StallLimits(step_s=60, first_step_s=600, validation_s=100, checkpoint_s=50).longest_wait_s == 700

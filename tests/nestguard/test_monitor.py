@@ -62,6 +62,21 @@ def test_a_killed_rank_is_reported_within_ten_seconds(tmp_path: Path, killed: in
         assert f"rank {killed} has died in FORWARD, step 2" in started.output
 
 
+def test_a_rank_that_aborts_is_reported_with_its_signal_and_its_stack_at_that_moment(tmp_path: Path) -> None:
+    with run(tmp_path, fault="abort", faulty_rank=1, limits={"step_s": 100.0, "first_step_s": 100.0}) as started:
+        assert started.exit_codes() == [EXIT_STALLED, -signal.SIGABRT]
+        wait_for_monitor(started)
+        assert started.diagnoses() == {"0": "waiting", "1": "dead"}
+        reason = {process["rank"]: process["reason"] for process in started.report()["processes"]}[1]
+        assert {process["exit_signal"] for process in started.report()["processes"]} == {None, signal.SIGABRT}
+        assert reason.startswith("ended in FORWARD by SIGABRT, after ")
+        assert "With NCCL, this is probably NCCL's watchdog" in reason
+        assert "rank-1, main thread when it crashed, innermost call first:" in started.output
+        (report,) = started.reports
+        assert (report / "rank-1.crash.txt").read_text().startswith("Fatal Python error: Aborted")
+        assert "in inject" in started.output
+
+
 def test_the_complete_traceback_of_a_failed_rank_is_printed(tmp_path: Path) -> None:
     with run(tmp_path, fault="fail", faulty_rank=1, limits={"step_s": 100.0, "first_step_s": 100.0}) as started:
         assert started.exit_codes() == [EXIT_STALLED, 1]

@@ -1,7 +1,13 @@
+from typing import Any
+
+import pytest
+
 from nestguard import Phase
 from nestguard.diagnosis import Diagnosis, DiagnosisKind
 from nestguard.process import ProcessState
+from nestguard.record import DevicePosition
 from nestguard.run_diagnosis import diagnose
+from nestguard.view import ProcessView
 from tests.nestguard.diagnoses import LIMITS, continuing, culprits, diagnoses_of, kinds, unseen
 from tests.nestguard.views import view
 
@@ -175,3 +181,56 @@ def test_the_reason_of_a_stall_lists_ranks_that_no_longer_take_part() -> None:
     diagnoses = diagnoses_of(view(0, Phase.COLLECTIVE, age_s=301), view(1, Phase.DONE, 9), view(2, Phase.LEAVING, 9))
     assert culprits(diagnoses) == [0]
     assert diagnoses[0].reason.endswith("; already done: rank 1; asked to stop: rank 2")
+
+
+def on_device(rank: int, phase: Phase, step: int = 5, microbatch: int = 0, **other: Any) -> ProcessView:
+    """Returns a rank whose process has launched the collective of step 5 and waits for its device."""
+    device = DevicePosition(phase, step, microbatch)
+    return view(rank, Phase.COLLECTIVE, age_s=301, device=device, **other)
+
+
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD])
+def test_a_rank_whose_device_is_behind_is_stuck_although_its_process_is_as_far_as_the_others(phase: Phase) -> None:
+    run = diagnose([on_device(0, Phase.COLLECTIVE), on_device(1, phase, microbatch=2)], LIMITS)
+    assert kinds(run.diagnoses) == ["waiting", "stuck"]
+    assert run.cause == f"rank 1 is stuck in {phase.name}, step 5"
+    assert run.diagnoses[1].reason == (
+        f"device in {phase.name} of step 5, microbatch 2; host waits in COLLECTIVE for 301 s (limit 300 s)"
+    )
+
+
+def test_a_device_that_does_not_complete_a_collective_is_stuck_if_the_others_do() -> None:
+    ahead = view(0, Phase.BACKWARD, 6, age_s=301, device=DevicePosition(Phase.COLLECTIVE, 6, 0))
+    diagnoses = diagnoses_of(ahead, on_device(1, Phase.COLLECTIVE))
+    assert kinds(diagnoses) == ["waiting", "stuck"]
+
+
+def test_devices_in_the_same_collective_are_all_stuck() -> None:
+    diagnoses = diagnoses_of(on_device(0, Phase.COLLECTIVE), on_device(1, Phase.COLLECTIVE))
+    assert kinds(diagnoses) == ["stuck", "stuck"]
+    assert diagnoses[0].reason.startswith("all ranks are in the same collective")
+
+
+def test_a_rank_whose_device_is_not_known_is_compared_by_its_process() -> None:
+    diagnoses = diagnoses_of(view(0, Phase.COLLECTIVE, age_s=301), on_device(1, Phase.FORWARD))
+    assert kinds(diagnoses) == ["waiting", "stuck"]
+    diagnoses = diagnoses_of(view(0, Phase.FORWARD, age_s=301), on_device(1, Phase.COLLECTIVE))
+    assert kinds(diagnoses) == ["stuck", "waiting"]
+
+
+def test_a_process_that_launches_less_because_its_device_is_slow_has_not_skipped_a_collective() -> None:
+    behind = view(0, Phase.COLLECTIVE, age_s=301, collectives=6, device=DevicePosition(Phase.FORWARD, 5, 0))
+    ahead = view(1, Phase.BACKWARD, age_s=301, collectives=5, device=DevicePosition(Phase.BACKWARD, 5, 0))
+    assert culprits(diagnoses_of(behind, ahead)) == [0]
+
+
+def test_a_device_that_hangs_while_its_process_loads_is_no_stall_in_loading() -> None:
+    loading = view(1, Phase.LOADING, 6, age_s=301, device=DevicePosition(Phase.FORWARD, 5, 1), cuts=("a",))
+    (waiting, stuck) = diagnoses_of(on_device(0, Phase.COLLECTIVE), loading)
+    assert (waiting.kind, stuck.kind) == (DiagnosisKind.WAITING, DiagnosisKind.STUCK)
+    assert stuck.reason.startswith("device in FORWARD of step 5, microbatch 1; host waits in LOADING for 301 s")
+
+
+def test_unseen_ranks_are_not_blamed_for_a_device_that_computes() -> None:
+    assert culprits(diagnoses_of(on_device(0, Phase.BACKWARD), unseen(1))) == [0]
+    assert culprits(diagnoses_of(on_device(0, Phase.COLLECTIVE), unseen(1))) == [1]

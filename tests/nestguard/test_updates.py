@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nestguard import Phase, StallLimits
 from nestguard.frames import pack
 from nestguard.process import ProcessState
+from nestguard.record import DevicePosition
 from nestguard.run_diagnosis import diagnose, quick_limits, view_may_stop_run
 from nestguard.updates import NodeRanks, UpdateEncoder, aged
 from nestguard.view import NodeSilence, ProcessView, missing_ranks
@@ -117,12 +118,15 @@ def sequence(draw: Callable[[st.SearchStrategy[int]], int], nodes: list[Node], n
             collectives=max(reading.collectives, step + draw(st.integers(0, 1))),
             first_step=0,
             cuts=("a", "b"),
+            device=DevicePosition(Phase(draw(st.integers(1, 4))), step, 0) if draw(st.integers(0, 1)) else None,
         )
         process.view = replace(process.view, reading=reading, state=ProcessState.SLEEPING)
     elif what == 3:  # a heartbeat without progress
         process.beat_s = now + node.offset_s
     elif what == 4:
-        process.view = replace(process.view, state=STATES[draw(st.integers(0, len(STATES) - 1))])
+        state = STATES[draw(st.integers(0, len(STATES) - 1))]
+        number = 6 if state.has_ended and draw(st.integers(0, 1)) else None
+        process.view = replace(process.view, state=state, exit_signal=number)
     elif what == 5:
         process.beat_s = now + node.offset_s
         final = Phase(draw(st.integers(Phase.DONE, Phase.LEAVING)))
@@ -220,3 +224,24 @@ def test_an_invalid_update_changes_nothing() -> None:
     with pytest.raises(ValueError, match="not described"):
         ranks.apply(invalid, 6.0)
     assert [(one.reading.step, one.age_s) for one in ranks.views(5.0)] == [(5, 1.0)]
+
+
+def test_only_the_row_of_a_rank_with_a_device_contains_its_position() -> None:
+    encoder, ranks = UpdateEncoder(), NodeRanks()
+    device = DevicePosition(Phase.FORWARD, 5, None)
+    message = encoder.encode([view(0), view(1, device=device)], 100.0)
+    assert [len(row) for row in message["rows"]] == [10, 11]
+    ranks.apply(json.loads(pack(message)), 5.0)
+    assert [one.reading.device for one in ranks.views(5.0)] == [None, device]
+
+
+@pytest.mark.parametrize("device", [1, [2], [2, 5, "a"], [99, 5, 0], ["a", 5, 0]])
+def test_an_invalid_position_of_a_device_is_rejected(device: object) -> None:
+    encoder, ranks = UpdateEncoder(), NodeRanks()
+    ranks.apply(encoder.encode([view(0)], 100.0), 5.0)
+    message = {"type": "update", "at_ms": 0, "rows": [[0, 0, 0, 1, 2, 2, 5, 6, 0, 0, device]]}
+    with pytest.raises((TypeError, ValueError)):
+        ranks.apply(message, 6.0)
+    full = {**view_to_json(view(0)), "reading": {**view_to_json(view(0))["reading"], "device": device}}
+    with pytest.raises((TypeError, ValueError)):
+        view_from_json(full)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nestguard import Heartbeat, Identity, Phase
-from nestguard.process import ProcessState, process_state, start_ticks, started_ns
+from nestguard.process import ProcessState, crash_signal, exit_signal, process_state, start_ticks, started_ns
 from nestguard.watch import NodeWatch
 from tests.nestguard.runs import PATIENCE_S
 
@@ -48,6 +48,41 @@ def test_process_state_reports_stopped_zombie_and_gone(sleeper: subprocess.Popen
     sleeper.wait()
     assert reaches(sleeper, started, ProcessState.GONE)
     assert start_ticks(sleeper.pid) is None
+
+
+@pytest.mark.multiprocess
+def test_the_signal_that_ended_a_process_is_known_until_its_parent_reaps_it(sleeper: subprocess.Popen[bytes]) -> None:
+    started = start_ticks(sleeper.pid)
+    assert started is not None
+    assert exit_signal(sleeper.pid, started) is None
+    sleeper.kill()
+    assert reaches(sleeper, started, ProcessState.ZOMBIE)
+    assert exit_signal(sleeper.pid, started) == signal.SIGKILL
+    assert exit_signal(sleeper.pid, started + 1) is None
+    sleeper.wait()
+    assert exit_signal(sleeper.pid, started) is None
+
+
+@pytest.mark.multiprocess
+def test_a_process_that_exits_by_itself_has_no_exit_signal() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(44)"]) as process:
+        started = start_ticks(process.pid)
+        assert started is not None
+        assert reaches(process, started, ProcessState.ZOMBIE)
+        assert exit_signal(process.pid, started) is None
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL])
+def test_a_crash_dump_names_its_signal(tmp_path: Path, number: int) -> None:
+    program = f"import faulthandler, os; faulthandler.enable(open('dump', 'w')); os.kill(os.getpid(), {number})"
+    assert subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path).returncode == -number
+    assert crash_signal((tmp_path / "dump").read_text().splitlines()[0]) == number
+
+
+def test_another_first_line_names_no_signal() -> None:
+    assert crash_signal("") is None
+    assert crash_signal("Fatal Python error: Unknown") is None
 
 
 def test_start_time_of_a_process_uses_the_clock_of_heartbeats() -> None:

@@ -24,6 +24,7 @@ def view(
     first_step: int | None = 0,
     node_rank: int = 0,
     last_phase: Phase | None = None,
+    exit_signal: int | None = None,
     **other: Any,
 ) -> ProcessView:
     """Returns a view of a process; by default, it has entered one collective in each step."""
@@ -56,4 +57,4 @@ def view(
         detail=detail,
         **other,
     )
-    return ProcessView(reading=reading, state=state, age_s=age_s, ended_s=ended_s)
+    return ProcessView(reading=reading, state=state, age_s=age_s, ended_s=ended_s, exit_signal=exit_signal)

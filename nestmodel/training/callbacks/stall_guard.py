@@ -15,16 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
 
 import nestguard
 from nestdata import AudioNoiseBatch, last_error_line
 from nestguard import Phase
 from nestmodel.errors import ConfigError
 from nestmodel.training.checkpoints import Checkpoints
+from nestmodel.training.device_events import mark_end_of_backward, new_event_of, read_collectives
 from nestmodel.training.launcher import node_run_id
-from nestmodel.training.lightning_private import process_group_timeout_s
+from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
 from nestmodel.training.preemption import Preempted
 from nestmodel.training.startup import record_launcher
 
@@ -33,6 +38,9 @@ _MONITOR_CHECK_S = 5.0
 
 _MONITOR_EXIT_S = 3.0
 """Seconds that a rank waits for its monitor at the end of training. The monitor may still watch other ranks."""
+
+_REPORT_S = 60.0
+"""Time between a limit and the end of the last rank, in seconds: more than a report takes on a slow machine."""
 
 _starts = itertools.count()
 
@@ -68,6 +76,8 @@ class StallGuard(pl.Callback):
         self._monitor: nestguard.MonitorHandle | None = None
         self._next_check_s = 0.0
         self._is_only_rank = True
+        self._marks_backward = False
+        self._ends_step = False
 
     def start(self, trainer: pl.Trainer) -> None:
         """Starts the heartbeat of this rank and, on the first local rank, the monitor. Further calls do nothing.
@@ -76,21 +86,41 @@ class StallGuard(pl.Callback):
         that never joins it is reported. If the stall guard cannot be set up, a warning is shown and training runs
         without it.
 
+        The timeout of a process group that does not exist yet is raised if it is Lightning's default and would pass
+        before the stall guard acts. A warning is shown for any other timeout that is too short.
+
         Raises:
-            ConfigError: The process group times out before the stall guard can report a stall.
+            ConfigError: A chosen timeout of the process group is at most `limits.step_s`.
         """
         if self._monitor is not None or self._heartbeat.slot is not None or not self.enabled:
             return
-        timeout_s = process_group_timeout_s(trainer)
-        if timeout_s is not None and timeout_s <= self.limits.step_s:
-            raise ConfigError(
-                f"the process group times out after {timeout_s:g} s, before the stall guard can report the cause "
-                f"(limits.step_s is {self.limits.step_s:g} s). Raise the strategy's timeout, or lower the limit."
-            )
+        self._check_timeout(trainer)
         try:
             self._start_watching(trainer, _identity(trainer))
         except nestguard.GuardError as error:
             warnings.warn(f"the stall guard cannot start, so the run is not watched: {error}", stacklevel=1)
+
+    def _check_timeout(self, trainer: pl.Trainer) -> None:
+        if not isinstance(trainer.strategy, DDPStrategy):
+            return
+        limits, timeout_s = self.limits, process_group_timeout_s(trainer)
+        needed_s = limits.longest_wait_s + _REPORT_S
+        default_s = default_pg_timeout.total_seconds()
+        if timeout_s in (None, default_s) and not torch.distributed.is_initialized():
+            set_process_group_timeout(trainer, max(needed_s, default_s))
+        elif timeout_s is not None and timeout_s <= limits.step_s:
+            raise ConfigError(
+                f"the process group times out after {timeout_s:g} s, before the stall guard can report the cause "
+                f"(limits.step_s is {limits.step_s:g} s). Raise the strategy's timeout, or lower the limit."
+            )
+        elif timeout_s is not None and timeout_s < needed_s:
+            rank_zero_warn(
+                f"the process group times out after {timeout_s:g} s, but a rank may wait in a collective for up to "
+                f"{needed_s:g} s before the stall guard reports the cause: for the largest limit "
+                f"({needed_s - _REPORT_S - limits.exempt_s:g} s), for a validation or checkpoint before it "
+                f"({limits.exempt_s:g} s), and for the report ({_REPORT_S:g} s). Give the strategy a timeout of at "
+                f"least {needed_s:g} s, or lower the limits."
+            )
 
     def _start_watching(self, trainer: pl.Trainer, identity: nestguard.Identity) -> None:
         self._is_only_rank = identity.world_size == 1
@@ -122,6 +152,10 @@ class StallGuard(pl.Callback):
             token = trainer.strategy.broadcast(nestguard.new_token())
             if self._monitor is not None:
                 self._monitor.set_token(token)
+        new_event = new_event_of(trainer)
+        self._marks_backward = new_event is not None and not self._is_only_rank
+        if new_event is not None:
+            self._heartbeat.watch_device(new_event, read_collectives)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Writes a heartbeat: the rank loads the first batch."""
@@ -135,11 +169,17 @@ class StallGuard(pl.Callback):
         The heartbeat counts the microbatches of this rank within the step, so that ranks can be compared.
         """
         microbatch = index % trainer.accumulate_grad_batches
+        self._ends_step = microbatch == trainer.accumulate_grad_batches - 1
         self._heartbeat.beat(Phase.FORWARD, batch.key.step, microbatch, cut_ids=batch.sample_id)
 
-    def on_before_backward(self, *_: Any) -> None:
-        """Writes a heartbeat: the backward pass begins, during which DDP waits for the other ranks."""
+    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:  # noqa: ARG002
+        """Writes a heartbeat: the backward pass begins, during which DDP waits for the other ranks.
+
+        In the last microbatch of a step, the device waits for them when it has computed its own gradients.
+        """
         self._heartbeat.beat(Phase.BACKWARD)
+        if self._marks_backward and self._ends_step:
+            mark_end_of_backward(loss, lambda: self._heartbeat.mark_device(Phase.COLLECTIVE))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, index: int

@@ -1,18 +1,26 @@
 import os
 import signal
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.strategies import DDPStrategy
+from torch.distributed.constants import default_pg_timeout
 
 import nestguard
+import nestguard.device
 import nestmodel.training.callbacks.stall_guard
-from nestguard import StallLimits
+from nestguard import Phase, StallLimits
+from nestguard.record import DevicePosition
 from nestmodel import ConfigError, StallGuard
+from nestmodel.training.lightning_private import process_group_timeout_s
 from tests.conftest import MessyCorpora
+from tests.nestguard.devices import StandIn
+from tests.nestguard.runs import wait_until
 from tests.training import fit, trainer
 
 SHARED = Path("/dev/shm")
@@ -91,6 +99,85 @@ def test_a_process_group_timeout_below_the_limit_is_rejected(tmp_path: Path) -> 
     runner = trainer(tmp_path, devices=2, strategy=strategy)
     with pytest.raises(ConfigError, match=r"times out after 60 s, before .*limits\.step_s is 90 s"):
         StallGuard(StallLimits(step_s=90)).start(runner)
+
+
+def timeout_after_check(
+    directory: Path, limits: StallLimits, timeout: timedelta | None = default_pg_timeout
+) -> float | None:
+    """Returns the timeout of the process group in seconds after the guard has checked it."""
+    strategy = DDPStrategy(process_group_backend="gloo", timeout=timeout)
+    runner = trainer(directory, devices=2, strategy=strategy)
+    StallGuard(limits)._check_timeout(runner)
+    return process_group_timeout_s(runner)
+
+
+def test_a_default_timeout_is_raised_above_the_longest_wait(tmp_path: Path) -> None:
+    # 900 s for the first step, 900 s for a validation or checkpoint before it, and 60 s for the report.
+    assert timeout_after_check(tmp_path, StallLimits()) == 1860
+    assert timeout_after_check(tmp_path, StallLimits(), None) == 1860
+    assert timeout_after_check(tmp_path, StallLimits(checkpoint_s=2000)) == 4060
+    assert timeout_after_check(tmp_path, StallLimits(step_s=2000)) == 2960
+    short = StallLimits(first_step_s=60, validation_s=60, checkpoint_s=60)
+    assert timeout_after_check(tmp_path, short) == timeout_after_check(tmp_path, short, None) == 1800
+    assert timeout_after_check(tmp_path, StallLimits(first_step_s=840, validation_s=840, checkpoint_s=840)) == 1800
+
+
+def test_a_chosen_timeout_below_the_longest_wait_is_kept_with_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="times out after 600 s, but a rank may wait .* for up to 1860 s") as warned:
+        assert timeout_after_check(tmp_path, StallLimits(), timedelta(seconds=600)) == 600
+    (warning,) = warned
+    for part in ("largest limit (900 s)", "checkpoint before it (900 s)", "report (60 s)", "at least 1860 s"):
+        assert part in str(warning.message)
+    assert timeout_after_check(tmp_path, StallLimits(), timedelta(seconds=1860)) == 1860
+
+
+def test_the_timeout_of_a_process_group_that_exists_is_kept_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.warns(UserWarning, match="times out after 1800 s, but a rank may wait"):
+        assert timeout_after_check(tmp_path, StallLimits()) == 1800
+
+
+def test_a_run_without_a_process_group_has_no_timeout_to_check(tmp_path: Path) -> None:
+    StallGuard(StallLimits(step_s=10_000))._check_timeout(trainer(tmp_path))
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_the_device_of_a_rank_is_observed_until_training_ends(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accelerator: str
+) -> None:
+    seen = []
+    monkeypatch.setattr(nestguard.device, "POLL_S", 0.01)
+    if accelerator == "cpu":
+        device = StandIn()
+        monkeypatch.setattr(nestmodel.training.callbacks.stall_guard, "new_event_of", lambda _: device.new_event)
+    elif not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+    def look() -> None:
+        slot = nestguard.current().slot
+        assert slot is not None
+        path = slot.directory / "rank-0.beat"
+        wait_until(lambda: position(path) == DevicePosition(Phase.FORWARD, 1, 0), 60)
+        seen.append(position(path))
+
+    fit(messy_corpora, tmp_path, max_steps=3, callbacks=[StallGuard(), AtStep(1, look)], accelerator=accelerator)
+    assert len(seen) == 1
+    assert "nestguard-device" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_without_a_gpu_there_is_no_device_to_observe(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    threads: list[str] = []
+    look = AtStep(1, lambda: threads.extend(thread.name for thread in threading.enumerate()))
+    fit(messy_corpora, tmp_path, max_steps=2, callbacks=[StallGuard(), look])
+    assert threads
+    assert "nestguard-device" not in threads
+
+
+def position(path: Path) -> DevicePosition | None:
+    reading = nestguard.read_heartbeat(path)
+    return None if reading is None else reading.device
 
 
 def test_an_invalid_port_is_rejected() -> None:

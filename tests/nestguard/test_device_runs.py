@@ -1,0 +1,79 @@
+"""Runs whose ranks launch kernels on a device that runs beside them: a stand-in or, in tests marked `gpu`, a real GPU.
+
+The host of every rank launches the whole step and then waits for the device, in the phase COLLECTIVE.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nestguard import EXIT_STALLED
+from tests.nestguard.runs import Run, run
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]
+
+TRACES = Path(__file__).parent / "traces"
+
+
+def processes(started: Run) -> dict[int, dict[str, Any]]:
+    started.wait_for_end_of(started.pid("monitor-0"))
+    return {process["rank"]: process for process in started.report()["processes"]}
+
+
+@pytest.mark.parametrize("phase", ["FORWARD", "BACKWARD", "COLLECTIVE"])
+def test_the_rank_whose_device_hangs_is_named_although_all_hosts_wait_in_the_collective(
+    tmp_path: Path, phase: str
+) -> None:
+    hung, waiting = (json.loads((TRACES / f"nccl_{name}.json").read_text()) for name in ("hung_kernel", "waiting"))
+    with run(tmp_path, fault=phase, faulty_rank=1, device="stand-in", trace={0: waiting, 1: hung}) as started:
+        assert started.exit_codes() == [EXIT_STALLED] * 2
+        ranks = processes(started)
+        assert [ranks[rank]["phase"] for rank in (0, 1)] == ["COLLECTIVE", "COLLECTIVE"]
+        assert [ranks[rank]["verdict"] for rank in (0, 1)] == ["waiting", "stuck"]
+        assert (ranks[1]["device"]["phase"], ranks[1]["device"]["step"]) == (phase, 2)
+        assert f"stall guard: rank 1 is stuck in {phase}, step 2" in started.output
+        if phase != "COLLECTIVE":
+            microbatch = ", microbatch 0"
+            reason = f"device in {phase} of step 2{microbatch}; host waits in COLLECTIVE for"
+            assert ranks[1]["reason"].startswith(reason)
+        assert ranks[0]["device"] == {"phase": "COLLECTIVE", "step": 3 if phase == "COLLECTIVE" else 2, "microbatch": 0}
+        assert "hang_on_device" in started.stack("rank-1")
+        # The ranks were asked for their collectives before they were ended.
+        assert "number 31 is scheduled but not started by rank 1" in started.output
+        assert started.report()["collectives"][0].endswith("number 31 is scheduled but not started by rank 1")
+
+
+def test_the_device_of_a_rank_on_another_node_is_known_to_node_0(tmp_path: Path) -> None:
+    from tests.ports import free_port
+
+    peers = {"host": "127.0.0.1", "port": free_port()}
+    limits = {"step_s": 4.0}  # long enough for the monitors to connect first
+    with run(
+        tmp_path, nodes=2, fault="BACKWARD", faulty_rank=1, device="stand-in", peers=peers, limits=limits
+    ) as started:
+        assert started.exit_codes() == [EXIT_STALLED] * 2
+        for node in (0, 1):
+            started.wait_for_end_of(started.pid(f"monitor-{node}"))
+        for report in started.reports:
+            found = json.loads((report / "stall.json").read_text())
+            assert found["cause"] == "rank 1 is stuck in BACKWARD, step 2"
+            verdicts = {process["rank"]: process["verdict"] for process in found["processes"]}
+            assert verdicts == {0: "waiting", 1: "stuck"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("phase", ["FORWARD", "BACKWARD"])
+def test_a_kernel_that_hangs_on_a_gpu_is_named(tmp_path: Path, phase: str) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    limits = {"step_s": 10.0, "first_step_s": 60.0}
+    with run(tmp_path, fault=phase, faulty_rank=1, device="cuda", limits=limits) as started:
+        assert started.exit_codes(150) == [EXIT_STALLED] * 2
+        ranks = processes(started)
+        assert [ranks[rank]["verdict"] for rank in (0, 1)] == ["waiting", "stuck"]
+        assert ranks[1]["device"] == {"phase": phase, "step": 2, "microbatch": 0}
+        assert ranks[1]["phase"] == "COLLECTIVE"

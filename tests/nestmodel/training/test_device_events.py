@@ -1,0 +1,92 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from nestguard.collectives import GroupProgress, parse_trace
+from nestmodel.training.device_events import CudaEvent, mark_end_of_backward, new_event_of, read_collectives
+from tests.training import trainer
+
+
+@pytest.fixture
+def gloo(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("gloo")
+def test_the_end_of_the_backward_pass_comes_before_ddp_waits_for_other_ranks() -> None:
+    def doubled_elsewhere(_: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[Tensor]:
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(2 * bucket.buffer())
+        return future
+
+    model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    model.register_comm_hook(None, doubled_elsewhere)
+    weight = model.module.weight
+    seen: list[float] = []
+    loss = model(torch.full((1, 1), 3.0)).sum()
+    mark_end_of_backward(loss, lambda: seen.append(weight.grad.item()))
+    loss.backward()
+    assert seen == [3.0]  # DDP has not yet replaced it by the result of the other ranks
+    assert weight.grad.item() == 6.0
+
+
+def test_a_loss_without_gradients_has_no_backward_pass() -> None:
+    mark_end_of_backward(torch.zeros(()), lambda: pytest.fail("there is no backward pass"))
+
+
+@pytest.mark.usefixtures("gloo")
+@pytest.mark.skipif(
+    not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"), reason="gloo has a recorder since PyTorch 2.8"
+)
+def test_the_flight_recorder_is_on_by_default_and_its_trace_can_be_read() -> None:
+    earlier = parse_trace(read_collectives())  # of other tests in this process
+    for _ in range(3):
+        torch.distributed.all_reduce(torch.ones(2))
+    (group,) = [group for group in parse_trace(read_collectives()) if group not in earlier]
+    assert group.group.startswith("default_pg")
+    assert replace(group, group="") == GroupProgress(group="", scheduled=3, started=None, completed=3)
+
+
+def test_without_a_process_group_there_is_no_trace() -> None:
+    assert read_collectives() == ""
+    assert parse_trace(read_collectives()) == []
+
+
+def test_a_cpu_has_no_events(tmp_path: Path) -> None:
+    assert new_event_of(trainer(tmp_path)) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_event_on_a_gpu_is_done_when_the_kernels_before_it_are() -> None:
+    event = CudaEvent()
+    torch.cuda._sleep(1_000_000_000)
+    event.record()
+    assert not event.is_done()
+    torch.cuda.synchronize()
+    assert event.is_done()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_flight_recorder_of_nccl_is_on_by_default_and_its_trace_can_be_read(tmp_path: Path) -> None:
+    torch.cuda.set_device(0)
+    torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        torch.distributed.all_reduce(torch.ones(2, device="cuda"))
+        torch.cuda._sleep(2_000_000_000)
+        torch.distributed.all_reduce(torch.ones(2, device="cuda"))
+        groups = parse_trace(read_collectives())
+        torch.cuda.synchronize()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [group.scheduled for group in groups] == [2]
+    assert groups[0].next_name == "nccl:all_reduce"
