@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nestmodel.config import EncoderConfig, NestConfig
+from nestmodel.nn import devices
 from nestmodel.nn.encoder import ConformerBlock, ConformerEncoder, ConvModule
+from nestmodel.nn.frames import Frames, describe_frames
 
 TINY = EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8)
 
@@ -37,8 +39,8 @@ def build(**settings: float | bool) -> ConformerEncoder:
     return encoder.eval()
 
 
-def no_padding(x: Tensor) -> Tensor:
-    return torch.zeros(x.shape[:2], dtype=torch.bool)
+def frames(x: Tensor, *lens: int) -> Frames:
+    return describe_frames(x, torch.tensor(lens or [x.shape[1]] * len(x)))
 
 
 @settings(deadline=None, max_examples=15, derandomize=True)
@@ -63,19 +65,18 @@ def test_batch_norm_in_training_includes_the_padding() -> None:
 
 def test_block_is_the_sum_of_its_residual_paths() -> None:
     block, x = ConformerBlock(TINY).eval(), torch.randn(2, 5, 16)
-    positions, is_padding = torch.randn(9, 16), no_padding(x)
+    whole = frames(x)
     y = x + block.feed_forward1(block.norm_feed_forward1(x)) / 2
-    y = y + block.self_attn(block.norm_self_att(y), positions, is_padding)
-    y = y + block.conv(block.norm_conv(y), is_padding)
+    y = y + block.self_attn(block.norm_self_att(y), whole)
+    y = y + block.conv(block.norm_conv(y), whole)
     y = y + block.feed_forward2(block.norm_feed_forward2(y)) / 2
-    assert torch.allclose(block(x, positions, is_padding), block.norm_out(y), atol=1e-6)
+    assert torch.allclose(block(x, whole), block.norm_out(y), atol=1e-6)
 
 
 def test_padding_is_zero_in_the_convolution() -> None:
     module, x = ConvModule(TINY).eval(), torch.randn(1, 12, 16)
-    is_padding = torch.arange(12).unsqueeze(0) >= 7
-    alone = module(x[:, :7], no_padding(x[:, :7]))
-    assert torch.allclose(module(x, is_padding)[:, :7], alone, atol=1e-6)
+    alone = module(x[:, :7], frames(x[:, :7]))
+    assert torch.allclose(module(x, frames(x, 7))[:, :7], alone, atol=1e-6)
 
 
 @pytest.mark.parametrize(("kernel", "reach"), [(1, 0), (5, 2), (9, 4)])
@@ -84,7 +85,7 @@ def test_depthwise_kernel_is_centred(kernel: int, reach: int) -> None:
     x = torch.randn(1, 21, 16)
     other = x.clone()
     other[0, 10] += 1.0
-    is_changed = (module(x, no_padding(x)) - module(other, no_padding(x))).abs().amax(-1)[0] > 1e-6
+    is_changed = (module(x, frames(x)) - module(other, frames(x))).abs().amax(-1)[0] > 1e-6
     assert is_changed.nonzero().flatten().tolist() == list(range(10 - reach, 10 + reach + 1))
 
 
@@ -218,11 +219,46 @@ def test_checkpointed_activations_use_less_memory() -> None:
 
 def test_layer_norm_in_the_convolution_normalises_each_frame_independently() -> None:
     module, x = ConvModule(replace(TINY, conv_norm="layer_norm", conv_kernel_size=1)).train(), torch.randn(3, 7, 16)
-    whole = module(x, no_padding(x))
-    alone = module(x[1:2, 4:5], no_padding(x[1:2, 4:5]))
+    whole = module(x, frames(x))
+    alone = module(x[1:2, 4:5], frames(x[1:2, 4:5]))
     assert torch.allclose(whole[1, 4], alone[0, 0], atol=1e-6)
     assert set(module.state_dict()) >= {"batch_norm.weight", "batch_norm.bias"}
     assert "batch_norm.running_mean" not in module.state_dict()
+
+
+@pytest.mark.parametrize("conv_norm", ["batch_norm", "layer_norm"])
+def test_the_code_for_gpus_gives_the_same_output_and_gradients(conv_norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    feats, feat_lens = torch.randn(2, 20, 100, dtype=torch.float64), torch.tensor([100, 30])
+    seen = []
+    for is_on_gpu in (False, True):
+        monkeypatch.setattr(devices, "is_on_gpu", lambda _, answer=is_on_gpu: answer)
+        encoder = build(conv_norm=conv_norm, dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0).double().train()
+        encoded, _ = encoder(feats, feat_lens)
+        (encoded * torch.linspace(-1, 1, encoded.numel(), dtype=torch.float64).view_as(encoded)).sum().backward()
+        seen.append([encoded.detach(), *(p.grad for p in encoder.parameters()), *encoder.buffers()])
+    for ours, theirs in zip(*seen, strict=True):
+        # Also where an utterance is padded, as batch norm computes its statistics over padding as well.
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_gradients_of_lowered_weights_are_float32_and_accumulate(
+    use_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feats, feat_lens, seen = torch.randn(2, 20, 64), torch.tensor([64, 50]), []
+    for is_on_gpu in (False, True):
+        monkeypatch.setattr(devices, "is_on_gpu", lambda _, answer=is_on_gpu: answer)
+        encoder = build(num_layers=1, use_bias=use_bias)
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                encoded, _ = encoder(feats, feat_lens)
+            encoded.square().sum().backward()
+        seen.append({name: p.grad for name, p in encoder.named_parameters()})
+    for name, expected in seen[0].items():
+        assert expected is not None
+        assert seen[1][name].dtype == torch.float32, name
+        # bfloat16 has 8 bits. Each path rounds about 20 times at other places.
+        assert (seen[1][name] - expected).norm() < 0.05 * expected.norm() + 1e-3, name
 
 
 COMPILED = """
