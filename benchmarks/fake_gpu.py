@@ -44,7 +44,9 @@ class OperationLog(TorchDispatchMode):
     Attributes:
         operations: The operations in their order; empty unless `keep` is set, because tensors are kept alive by it.
         counts: How often each operation ran, by name.
-        peak_bytes: Maximum of the bytes that were alive at a time, of results that did not exist before.
+        kept_bytes: Bytes of results that were alive when the recording ended: after a forward pass, what is kept for
+            the backward pass.
+        peak_bytes: Maximum of the bytes of results that were alive at a time.
     """
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -52,6 +54,7 @@ class OperationLog(TorchDispatchMode):
         self._keep = keep
         self.operations: list[Operation] = []
         self.counts: dict[str, int] = {}
+        self.kept_bytes = 0
         self.peak_bytes = 0
         self._live: dict[int, int] = {}
         self._live_bytes = 0
@@ -61,27 +64,34 @@ class OperationLog(TorchDispatchMode):
         """Number of operations that launch a kernel."""
         return sum(self.counts.values())
 
+    def __exit__(self, *error: Any) -> None:
+        """Ends the recording."""
+        super().__exit__(*error)
+        self.kept_bytes = self._live_bytes
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation and records it."""
+        inputs = tuple(each for each in _flat(args) if isinstance(each, Tensor))
+        for tensor in inputs:
+            self._track(tensor, is_result=False)
         result = func(*args, **(kwargs or {}))
         outputs = tuple(each for each in _flat(result) if isinstance(each, Tensor))
         for tensor in outputs:
-            self._track(tensor)
+            self._track(tensor, is_result=True)
         name = func._schema.name.split("::")[1]
         is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
         if not is_view and name not in WITHOUT_KERNEL and not func._schema.name.startswith("prim::"):
             self.counts[name] = self.counts.get(name, 0) + 1
             if self._keep:
-                inputs = tuple(each for each in _flat(args) if isinstance(each, Tensor))
                 self.operations.append(Operation(name, inputs, outputs))
         return result
 
-    def _track(self, tensor: Tensor) -> None:
+    def _track(self, tensor: Tensor, *, is_result: bool) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._live:
-            self._live[key] = storage.nbytes()
-            self._live_bytes += storage.nbytes()
+            self._live[key] = storage.nbytes() if is_result else 0
+            self._live_bytes += self._live[key]
             self.peak_bytes = max(self.peak_bytes, self._live_bytes)
             weakref.finalize(storage, self._forget, key)
 

@@ -6,6 +6,7 @@ of one block only, because data-parallel training sends the gradients of a block
 are computed.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -55,21 +56,21 @@ class _Lower(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, sizes: list[int], *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.sizes, ctx.like = sizes, [parameter.detach() for parameter in parameters]
-        buffer = torch.empty(sum(p.numel() for p in parameters), dtype=dtype, device=parameters[0].device)
-        copies = _views(buffer, parameters)
-        torch._foreach_copy_(copies, list(parameters))
-        num_values = [sum(p.numel() for p in group) for group in _in_groups(parameters, sizes)]
-        groups = zip(buffer.split(num_values), _in_groups(parameters, sizes), strict=True)
-        return tuple(joined.view(-1, *group[0].shape[1:]) for joined, group in groups)
+        first, shapes = parameters[0], [parameter.shape for parameter in parameters]
+        ctx.sizes, ctx.shapes, ctx.dtype = sizes, shapes, first.dtype
+        buffer = torch.empty(sum(map(math.prod, shapes)), dtype=dtype, device=first.device)
+        torch._foreach_copy_(_views(buffer, shapes), list(parameters))
+        return tuple(_views(buffer, [_joined_shape(group) for group in _in_groups(shapes, sizes)]))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        like: list[Tensor] = ctx.like
-        buffer = torch.empty(sum(p.numel() for p in like), dtype=like[0].dtype, device=like[0].device)
-        raised = _views(buffer, like)
-        groups = zip(grads, _in_groups(like, ctx.sizes), strict=True)
-        torch._foreach_copy_(raised, [part for grad, group in groups for part in grad.split([len(p) for p in group])])
+        shapes: list[torch.Size] = ctx.shapes
+        buffer = torch.empty(sum(map(math.prod, shapes)), dtype=ctx.dtype, device=grads[0].device)
+        raised = _views(buffer, shapes)
+        groups = zip(grads, _in_groups(shapes, ctx.sizes), strict=True)
+        torch._foreach_copy_(
+            raised, [part for grad, group in groups for part in grad.split([size[0] for size in group])]
+        )
         needed = ctx.needs_input_grad[2:]
         return None, None, *(grad if is_needed else None for grad, is_needed in zip(raised, needed, strict=True))
 
@@ -78,11 +79,15 @@ def _join(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _views(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    parts = buffer.split([tensor.numel() for tensor in like])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+def _joined_shape(shapes: list[torch.Size]) -> torch.Size:
+    return torch.Size([sum(shape[0] for shape in shapes), *shapes[0][1:]])
 
 
-def _in_groups(tensors: Sequence[Tensor], sizes: list[int]) -> Iterator[list[Tensor]]:
-    rest = iter(tensors)
+def _views(buffer: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
+    parts = buffer.split([math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _in_groups(shapes: list[torch.Size], sizes: list[int]) -> Iterator[list[torch.Size]]:
+    rest = iter(shapes)
     return (list(islice(rest, size)) for size in sizes)

@@ -262,9 +262,20 @@ def test_gradients_of_lowered_weights_are_float32_and_accumulate(
 
 
 COMPILED = """
+import sys
+from functools import partialmethod
 import torch
+from torch import nn
 from nestmodel.config import EncoderConfig
+from nestmodel.nn import devices
 from nestmodel.nn.encoder import ConformerEncoder
+
+torch.set_num_threads(1)
+lengths = (48, 80, 48)
+if sys.argv[1] == "gpu":
+    # Without generating code: all steps of the compiler before that, as for a GPU.
+    lengths, devices.is_on_gpu = (48,), lambda x: True
+    nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager_decomp_partition")
 
 no_dropout = dict(dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0)
 config = EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8, **no_dropout)
@@ -273,7 +284,7 @@ plain, compiled = (ConformerEncoder(config, num_mels=20).train() for _ in range(
 compiled.load_state_dict(plain.state_dict())
 compiled.compile_blocks(2)
 assert compiled.state_dict().keys() == plain.state_dict().keys()
-for num_frames in (48, 80, 48):
+for num_frames in lengths:
     feats, feat_lens = torch.randn(2, 20, num_frames), torch.tensor([num_frames, 30])
     seen = []
     for encoder in (plain, compiled):
@@ -289,12 +300,78 @@ print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
 
 
 @pytest.mark.slow
-def test_compiled_blocks_give_the_same_output_and_gradients(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("code", "num_graphs"), [("cpu", "2"), ("gpu", "1")])
+def test_compiled_blocks_give_the_same_output_and_gradients(code: str, num_graphs: str, tmp_path: Path) -> None:
     # In a separate process, because the compiler cannot trace the annotation checks that tests enable; with a cache of
     # its own, because torch reuses code that was generated for another instruction set.
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", COMPILED]
+    command = [sys.executable, "-c", COMPILED, code]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert run.returncode == 0, run.stderr
     # One graph per length, shared by the blocks, and no graph breaks.
-    assert run.stdout.split() == ["2", "0"]
+    assert run.stdout.split() == [num_graphs, "0"]
+
+
+GRAPHS = """
+import sys
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from nestmodel.config import EncoderConfig
+from nestmodel.nn import devices
+from nestmodel.nn.batch_norm import StepBatchNorm
+from nestmodel.nn.encoder import ConformerEncoder
+
+graphs = []
+
+
+def backend(graph, _):
+    graphs.append(graph)
+    return graph.forward
+
+
+def compile_whole(module, **settings):
+    original(module, backend=backend, fullgraph=True, **settings)
+
+
+def count(num_shapes, checkpoint_activations):
+    graphs.clear()
+    sizes = dict(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8)
+    encoder = ConformerEncoder(EncoderConfig(**sizes, checkpoint_activations=checkpoint_activations), num_mels=20)
+    encoder.compile_blocks(num_shapes)
+    for module in encoder.modules():
+        if isinstance(module, StepBatchNorm):
+            module.start_collecting()
+    model = DistributedDataParallel(encoder, bucket_cap_mb=0.001)  # a block is larger than a bucket
+    batches = [torch.randn(2, 20, 24 * (number + 1)) for number in range(num_shapes)]
+    for is_training in (True, False, True, False):
+        model.train(is_training)
+        for feats in batches:
+            lens = torch.full((2,), feats.shape[2])
+            with torch.set_grad_enabled(is_training), torch.autocast("cpu", torch.bfloat16):
+                encoded, _ = model(feats, lens)
+            if is_training:
+                encoded.square().sum().backward()
+    torch._dynamo.reset()
+    return len(graphs)
+
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+original, nn.Module.compile = nn.Module.compile, compile_whole
+devices.is_on_gpu = lambda x: True  # the code for a CPU cannot be traced as one graph: it draws dropout by itself
+print(count(4, True), count(1, False))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_block_is_one_graph_for_each_shape_and_mode_under_ddp(tmp_path: Path) -> None:
+    # Torch's backends are not needed: what they get is counted, and run as it is. A graph break raises an error.
+    command = [sys.executable, "-c", GRAPHS, tmp_path / "store"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    # With checkpointed activations training, recomputation and validation of 4 shapes, which are more graphs than torch
+    # compiles by default; without, training and validation of one shape.
+    assert run.stdout.split() == ["12", "2"]
