@@ -78,9 +78,8 @@ class OperationLog(TorchDispatchMode):
         outputs = tuple(each for each in _flat(result) if isinstance(each, Tensor))
         for tensor in outputs:
             self._track(tensor, is_result=True)
-        name = func._schema.name.split("::")[1]
-        is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
-        if not is_view and name not in WITHOUT_KERNEL and not func._schema.name.startswith("prim::"):
+        namespace, name = func.name().split(".")[0].split("::")
+        if not func.is_view and name not in WITHOUT_KERNEL and namespace != "prim":
             self.counts[name] = self.counts.get(name, 0) + 1
             if self._keep:
                 self.operations.append(Operation(name, inputs, outputs))
@@ -88,7 +87,7 @@ class OperationLog(TorchDispatchMode):
 
     def _track(self, tensor: Tensor, *, is_result: bool) -> None:
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = id(storage)  # torch keeps the object as long as the memory
         if key not in self._live:
             self._live[key] = storage.nbytes() if is_result else 0
             self._live_bytes += self._live[key]

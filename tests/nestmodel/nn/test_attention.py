@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nestmodel.nn import devices
 from nestmodel.nn.attention import RelPositionAttention, shift_to_distances
@@ -145,6 +146,17 @@ def test_output_and_gradients_on_a_gpu_equal_those_on_a_cpu() -> None:
         seen.append([out.detach().cpu(), *(p.grad.cpu() for p in module.parameters() if p.grad is not None)])
     for ours, theirs in zip(*seen, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dim", [88, 128])
+def test_memory_efficient_attention_takes_heads_of_any_size_on_a_gpu(dim: int) -> None:
+    module, x = build(dim=dim).cuda(), torch.randn(2, 37, dim, device="cuda")
+    # Torch raises an error if the only kernel that it may select does not take the arguments.
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION), torch.autocast("cuda", torch.bfloat16):
+        module(x, frames(x)).float().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
 def test_padded_frames_equal_the_bias_and_receive_no_gradient() -> None:
