@@ -82,7 +82,7 @@ def _count(presets: list[str], *, quick: bool) -> dict[str, str | int]:
         rows[f"{preset}: layers with fused attention"] = log.counts.get("_scaled_dot_product_efficient_attention", 0)
         kept = [log, _forward(preset, LONG, quick=quick), _forward(preset, LONG, quick=quick, is_checkpointed=True)]
         for name, each in zip(("16 x 15 s", "1 x 240 s", "1 x 240 s, checkpointed"), kept, strict=True):
-            rows[f"{preset}: GB kept for the backward pass, {name}"] = f"{each.kept_bytes / 1e9:.2f}"
+            rows[f"{preset}: GB held at the end of the pass, {name}"] = f"{each.kept_bytes / 1e9:.2f}"
     rows["graphs of one block of xlarge under DDP, compiled"] = _graphs_of_a_block()
     return rows
 

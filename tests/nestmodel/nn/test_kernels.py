@@ -103,7 +103,7 @@ def test_scores_are_written_twice_and_never_copied(one_block: OperationLog) -> N
     num_keys = 192  # 188, rounded up
     wide = (num_keys, 2 * num_keys)
     shapes = [(each.name, out.shape) for each in one_block.operations for out in each.outputs]
-    seen = [name for name, shape in shapes if shape and shape[-1] in wide]
+    seen = [name for name, shape in shapes if shape.numel() >= ROWS * 8 * num_keys**2 and shape[-1] in wide]
     assert seen == ["baddbmm", "add"]
 
 
@@ -125,5 +125,5 @@ def test_a_block_keeps_a_known_number_of_bytes_for_the_backward_pass() -> None:
         ]
         kept[checkpoint_activations] = (sizes[1] - sizes[0]) / 2**20
     # 240 s are 3000 encoder frames. Their scores are 8 heads of 3000 x 3000 values of two bytes: 137 MiB.
-    assert kept[False] <= 330
+    assert kept[False] <= 299
     assert kept[True] == pytest.approx(3000 * 512 * 4 / 2**20, rel=0.01)  # the input of the block, in float32
