@@ -1,33 +1,20 @@
 """Self-attention with relative positions, as in Transformer-XL.
 
-This module holds the position encodings and the attention of one layer. Valid frames attend to valid frames only.
+This module holds the attention of one layer. Valid frames attend to valid frames only.
 """
 
 import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from nestmodel.nn import devices
 from nestmodel.nn.dropout import Dropout
-
-MASKED_SCORE = -10000.0
-"""Score of a masked key. Its exponential is 0 in every floating-point format."""
-
-
-def relative_positions(num_frames: int, dim: int, device: torch.device) -> Float[Tensor, "positions dim"]:
-    """Returns sinusoidal encodings of the distances num_frames - 1 down to 1 - num_frames.
-
-    Sine and cosine are interleaved. The encodings are computed on each call: this costs less than projecting them in
-    one layer, and a cache would be state that grows.
-
-    Source: Transformer-XL, arXiv:1901.02860, appendix B.
-    """
-    distances = torch.arange(num_frames - 1, -num_frames, -1, dtype=torch.float32, device=device)
-    exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=device) * (-math.log(10000.0) / dim)
-    angles = distances.unsqueeze(1) * exponents.exp()
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+from nestmodel.nn.frames import MASKED_SCORE, Frames, GpuMasks
+from nestmodel.nn.fused_attention import fused_attention
+from nestmodel.nn.lowered_weights import JoinedLayers, Weights, joined_layers, lower_weights
 
 
 class RelPositionAttention(nn.Module):
@@ -49,40 +36,74 @@ class RelPositionAttention(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self,
-        x: Float[Tensor, "batch enc_frames dim"],
-        positions: Float[Tensor, "positions dim"],
-        is_padding: Bool[Tensor, "batch enc_frames"],
+        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames, weights: Weights | None = None
     ) -> Float[Tensor, "batch enc_frames dim"]:
         """Applies attention over the valid frames of each utterance.
 
         Args:
             x: Encoder frames.
-            positions: `relative_positions` for the same number of frames.
-            is_padding: True past the valid frames. Padded frames neither attend nor are attended to.
+            frames: Their positions and padding. Padded frames neither attend nor are attended to.
+            weights: On a GPU, replaces the parameters of `joined_layers`.
 
         Returns:
             The attended frames; padded ones equal the bias of the output projection.
         """
+        if devices.is_on_gpu(x):
+            assert frames.gpu is not None
+            if weights is None:
+                (weights,) = lower_weights([self.joined_layers()], devices.product_dtype(x))
+            return self._forward_on_gpu(x, frames.positions, frames.gpu, weights)
+        return self._forward_on_cpu(x, frames)
+
+    def joined_layers(self) -> list[JoinedLayers]:
+        """Returns the parameters that the code for GPUs reads: three projections and the position biases are joined."""
+        return [
+            joined_layers(self.linear_q, self.linear_k, self.linear_v),
+            joined_layers(self.linear_pos),
+            ((self.pos_bias_u, self.pos_bias_v), ()),
+            joined_layers(self.linear_out),
+        ]
+
+    def _forward_on_gpu(
+        self,
+        x: Float[Tensor, "batch enc_frames dim"],
+        positions: Float[Tensor, "positions dim"],
+        masks: GpuMasks,
+        weights: Weights,
+    ) -> Float[Tensor, "batch enc_frames dim"]:
+        (in_weight, in_bias), (pos_weight, _), (biases, _), (out_weight, out_bias) = weights
+        x = x.to(devices.product_dtype(x))
+        if num_padded := masks.key_scores.shape[-1] - x.shape[1]:
+            x = F.pad(x, (0, 0, 0, num_padded))
+        mixed = fused_attention(
+            F.linear(x, in_weight, in_bias).unflatten(2, (3, self.num_heads, -1)),
+            F.linear(positions, pos_weight).unflatten(1, (self.num_heads, -1)),
+            biases.unflatten(0, (2, -1)),
+            masks,
+            dropout_p=self.dropout.prob if self.training else 0.0,
+        )
+        return F.linear(mixed.flatten(2), out_weight, out_bias)
+
+    def _forward_on_cpu(
+        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames
+    ) -> Float[Tensor, "batch enc_frames dim"]:
         # (batch, enc_frames, dim) -> (batch, heads, enc_frames, head_dim)
         q, k, v = (self._split_heads(linear(x)) for linear in (self.linear_q, self.linear_k, self.linear_v))
-        p = self._split_heads(self.linear_pos(positions))
+        p = self._split_heads(self.linear_pos(frames.positions))
         # The queries are scaled instead of the scores, which are far larger tensors.
         scale = 1.0 / math.sqrt(q.shape[-1])
         content_q, position_q = ((q + bias.unsqueeze(1)) * scale for bias in (self.pos_bias_u, self.pos_bias_v))
         position = shift_to_distances(position_q @ p.transpose(-2, -1))
-        is_masked_key = is_padding[:, None, None, :]
-        if x.is_cuda or not (self.training or torch.is_grad_enabled()):
-            # Torch's fused kernels. On a CPU they are slower when gradients are needed.
-            dropout_p = self.dropout.prob if self.training else 0.0
-            position = position.masked_fill(is_masked_key, MASKED_SCORE)
-            mixed = F.scaled_dot_product_attention(content_q, k, v, position, dropout_p=dropout_p, scale=1.0)
-        else:
+        is_masked_key = frames.is_padding[:, None, None, :]
+        if self.training or torch.is_grad_enabled():
             scores = (content_q @ k.transpose(-2, -1)).add_(position).masked_fill_(is_masked_key, MASKED_SCORE)
             mixed = self.dropout(scores.softmax(dim=-1)) @ v
+        else:  # torch's fused kernel, which is slower when gradients are needed
+            position = position.masked_fill(is_masked_key, MASKED_SCORE)
+            mixed = F.scaled_dot_product_attention(content_q, k, v, position, scale=1.0)
         # Padded keys already have a weight of exactly 0. Zeroing the output of padded queries is equivalent to zeroing
         # their weights, and the tensor is smaller.
-        mixed = mixed.masked_fill(is_padding[:, None, :, None], 0.0)
+        mixed = mixed.masked_fill(frames.is_padding[:, None, :, None], 0.0)
         out: Tensor = self.linear_out(mixed.transpose(1, 2).flatten(2))
         return out
 

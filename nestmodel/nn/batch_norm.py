@@ -58,10 +58,11 @@ class StepBatchNorm(nn.BatchNorm1d):
         if not self.training or self._collected is None:
             return super().forward(input)
         # With a momentum of 1, the running statistics passed in become those of the microbatch.
-        mean, var = (torch.zeros_like(row) for row in self._collected)
+        statistics = torch.zeros_like(self._collected)
+        mean, var = statistics
         normalised = F.batch_norm(input, mean, var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
         if not self._is_frozen:
-            self._collected.add_(torch.stack([mean, var]))
+            self._collected.add_(statistics)
         return normalised
 
     @contextmanager

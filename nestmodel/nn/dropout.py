@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from nestmodel.nn import devices
+
 _LEVELS = 2**16
 """A value is dropped according to 16 random bits, so the probability is a multiple of 1 / 65536."""
 
@@ -29,7 +31,7 @@ class Dropout(nn.Module):
         """Drops values in training mode, drawing from torch's global generator of the device."""
         if not self.training or self.num_dropped == 0:
             return x
-        if x.is_cuda:
+        if devices.is_on_gpu(x):
             return F.dropout(x, self.prob)
         # This takes half the time of `masked_fill`. Both keep one byte per value for the backward pass.
         return (x * self._draw_kept(x)).mul_(1.0 / (1.0 - self.prob))

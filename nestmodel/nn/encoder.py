@@ -7,21 +7,25 @@ computes its statistics over the whole batch including padding, as in NeMo.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 import torch._dynamo as dynamo
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nestmodel.config import EncoderConfig
-from nestmodel.nn.attention import RelPositionAttention, relative_positions
+from nestmodel.errors import ConfigError
+from nestmodel.nn import devices
+from nestmodel.nn.attention import RelPositionAttention
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.dropout import Dropout
+from nestmodel.nn.frames import Frames, describe_frames
+from nestmodel.nn.lowered_weights import JoinedLayers, Weights, joined_layers, lower_weights, own_weights
 from nestmodel.nn.subsampling import ConvSubsampling
 
 
@@ -55,10 +59,16 @@ class FeedForward(nn.Module):
         self.linear2 = nn.Linear(hidden, config.d_model, bias=config.use_bias)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Float[Tensor, "batch enc_frames dim"]) -> Float[Tensor, "batch enc_frames dim"]:
-        """Transforms each frame independently."""
-        out: Tensor = self.linear2(self.dropout(F.silu(self.linear1(x))))
-        return out
+    def joined_layers(self) -> list[JoinedLayers]:
+        """Returns the layers, none of which are joined."""
+        return [joined_layers(self.linear1), joined_layers(self.linear2)]
+
+    def forward(
+        self, x: Float[Tensor, "batch enc_frames dim"], weights: Weights | None = None
+    ) -> Float[Tensor, "batch enc_frames dim"]:
+        """Transforms each frame independently; `weights` replaces the parameters of `joined_layers`."""
+        (weight1, bias1), (weight2, bias2) = weights or own_weights(self.joined_layers())
+        return F.linear(self.dropout(F.silu(F.linear(x, weight1, bias1))), weight2, bias2)
 
 
 class ConvModule(nn.Module):
@@ -73,25 +83,37 @@ class ConvModule(nn.Module):
         self.batch_norm = StepBatchNorm(dim) if config.conv_norm == "batch_norm" else nn.LayerNorm(dim)
         self.pointwise_conv2 = nn.Conv1d(dim, dim, 1, bias=use_bias)
 
-    def forward(
-        self, x: Float[Tensor, "batch enc_frames dim"], is_padding: Bool[Tensor, "batch enc_frames"]
-    ) -> Float[Tensor, "batch enc_frames dim"]:
-        """Convolves over time; padded frames are zero in the depthwise convolution."""
-        x = F.glu(F.linear(x, self.pointwise_conv1.weight.squeeze(2), self.pointwise_conv1.bias), dim=2)
-        x = self._mix_frames(x.masked_fill(is_padding.unsqueeze(2), 0.0))
-        x = self.batch_norm(x.flatten(0, 1)).view_as(x)
-        return F.linear(F.silu(x), self.pointwise_conv2.weight.squeeze(2), self.pointwise_conv2.bias)
+    def joined_layers(self) -> list[JoinedLayers]:
+        """Returns the convolutions, none of which are joined."""
+        return [joined_layers(conv) for conv in (self.pointwise_conv1, self.depthwise_conv, self.pointwise_conv2)]
 
-    def _mix_frames(self, x: Float[Tensor, "batch enc_frames dim"]) -> Float[Tensor, "batch enc_frames dim"]:
-        conv = self.depthwise_conv
-        if x.is_cuda:
-            mixed: Tensor = conv(x.transpose(1, 2))
-            return mixed.transpose(1, 2).contiguous()
+    def forward(
+        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames, weights: Weights | None = None
+    ) -> Float[Tensor, "batch enc_frames dim"]:
+        """Convolves over time; padded frames are zero in the depthwise convolution.
+
+        Args:
+            x: Encoder frames.
+            frames: Their padding.
+            weights: Replaces the parameters of `joined_layers`.
+        """
+        (weight1, bias1), depthwise, (weight2, bias2) = weights or own_weights(self.joined_layers())
+        x = F.glu(F.linear(x, weight1.squeeze(2), bias1), dim=2)
+        x = x.masked_fill(frames.is_padding.unsqueeze(2), 0.0) if frames.gpu is None else x * frames.gpu.is_valid
+        x = self._mix_frames(x, *depthwise)
+        x = self.batch_norm(x.flatten(0, 1)).view_as(x)
+        return F.linear(F.silu(x), weight2.squeeze(2), bias2)
+
+    def _mix_frames(
+        self, x: Float[Tensor, "batch enc_frames dim"], weight: Tensor, bias: Tensor | None
+    ) -> Float[Tensor, "batch enc_frames dim"]:
+        groups, pad = weight.shape[0], weight.shape[2] // 2
+        if devices.is_on_gpu(x):
+            return F.conv1d(x.transpose(1, 2), weight, bias, padding=pad, groups=groups).transpose(1, 2).contiguous()
         # A 2-d convolution of one row with channels last, which is already the memory layout, takes a quarter of the
         # time on a CPU.
-        padding = (0, conv.kernel_size[0] // 2)
         image = x.transpose(1, 2).unsqueeze(2)  # (batch, dim, 1, enc_frames)
-        image = F.conv2d(image, conv.weight.unsqueeze(2), conv.bias, padding=padding, groups=conv.groups)
+        image = F.conv2d(image, weight.unsqueeze(2), bias, padding=(0, pad), groups=groups)
         return image.squeeze(2).transpose(1, 2)
 
     def frozen_statistics(self) -> AbstractContextManager[None]:
@@ -122,18 +144,28 @@ class ConformerBlock(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(
-        self,
-        x: Float[Tensor, "batch enc_frames dim"],
-        positions: Float[Tensor, "positions dim"],
-        is_padding: Bool[Tensor, "batch enc_frames"],
+        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames
     ) -> Float[Tensor, "batch enc_frames dim"]:
-        """Applies the block; for `positions` and `is_padding` see `RelPositionAttention.forward`."""
-        x = torch.add(x, self.dropout(self.feed_forward1(self.norm_feed_forward1(x))), alpha=0.5)
-        x = x + self.dropout(self.self_attn(self.norm_self_att(x), positions, is_padding))
-        x = x + self.dropout(self.conv(self.norm_conv(x), is_padding))
-        x = torch.add(x, self.dropout(self.feed_forward2(self.norm_feed_forward2(x))), alpha=0.5)
+        """Applies the block.
+
+        Args:
+            x: Encoder frames.
+            frames: Their positions and padding, from `describe_frames`.
+        """
+        feed_forward1, self_attn, conv, feed_forward2 = self._weights(x)
+        x = torch.add(x, self.dropout(self.feed_forward1(self.norm_feed_forward1(x), feed_forward1)), alpha=0.5)
+        x = x + self.dropout(self.self_attn(self.norm_self_att(x), frames, self_attn))
+        x = x + self.dropout(self.conv(self.norm_conv(x), frames, conv))
+        x = torch.add(x, self.dropout(self.feed_forward2(self.norm_feed_forward2(x), feed_forward2)), alpha=0.5)
         out: Tensor = self.norm_out(x)
         return out
+
+    def _weights(self, x: Float[Tensor, "batch enc_frames dim"]) -> Sequence[Weights | None]:
+        """Returns the weights of the modules for a GPU; None on a CPU, where modules read their parameters."""
+        if not devices.is_on_gpu(x):
+            return [None] * 4
+        modules = (self.feed_forward1, self.self_attn, self.conv, self.feed_forward2)
+        return lower_weights([module.joined_layers() for module in modules], devices.product_dtype(x))
 
 
 class ConformerEncoder(nn.Module):
@@ -189,29 +221,42 @@ class ConformerEncoder(nn.Module):
 
         Args:
             num_shapes: Number of batch shapes to compile for; None compiles for varying shapes.
+
+        Raises:
+            ConfigError: Activations are checkpointed, and the number of shapes is None.
         """
+        if self.checkpoint_activations and num_shapes is None:
+            raise ConfigError(
+                "model.compile_blocks and model.config.encoder.checkpoint_activations are on, and data.plan.num_shapes "
+                "is not set. When torch stops compiling for more shapes, it can no longer recompute the activations of "
+                "compiled blocks. Set data.plan.num_shapes, for example to 8, or switch one of the two off."
+            )
+        # Torch would split the graph of a block where a gradient bucket of DDP ends, to overlap communication within
+        # the block. Blocks are compiled one by one, so communication overlaps with other blocks anyway.
+        dynamo.config.optimize_ddp = False
         if num_shapes is not None:
-            # Each shape is compiled twice: with and without gradients.
-            dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 2 * num_shapes + 2)
+            # Shapes of training are compiled for the forward pass and for its recomputation, those of validation once.
+            num_graphs = 3 * num_shapes + 2
+            dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, num_graphs)
+            dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, num_graphs)
         for layer in self.layers:
             layer.compile(dynamic=None if num_shapes is None else False)
 
     def _outputs(
         self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"]
     ) -> Iterator[Float[Tensor, "batch enc_frames dim"]]:
-        num_frames, dim = x.shape[1:]
         x = self.dropout_pre_encoder(x * self.input_scale)
+        if devices.is_autocast(x):
+            x = x.float()  # so that the sums of the residual paths are float32 in the first block as in the others
         yield x
-        positions = self.dropout_emb(relative_positions(num_frames, dim, x.device).to(x.dtype))
-        is_padding = torch.arange(num_frames, device=x.device) >= enc_lens.unsqueeze(1)
+        frames = describe_frames(x, enc_lens)
+        frames = frames._replace(positions=self.dropout_emb(frames.positions))
         for layer in self.layers:
             assert isinstance(layer, ConformerBlock)
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x = checkpoint(
-                    layer, x, positions, is_padding, use_reentrant=False, context_fn=_recompute_contexts(layer.conv)
-                )
+                x = checkpoint(layer, x, frames, use_reentrant=False, context_fn=_recompute_contexts(layer.conv))
             else:
-                x = layer(x, positions, is_padding)
+                x = layer(x, frames)
             yield x
 
 

@@ -170,7 +170,8 @@ class NestModel(NestNetwork, pl.LightningModule):
         """Checks the sampling rate of the corpus, fixes DDP's gradient buckets, and compiles the encoder on request.
 
         Raises:
-            ConfigError: The corpus has another sampling rate than the features.
+            ConfigError: The corpus has another sampling rate than the features, or blocks with checkpointed activations
+                would be compiled for any number of shapes.
         """
         rate = getattr(getattr(self.trainer, "datamodule", None), "sampling_rate", None)
         if rate not in (None, self.config.features.sampling_rate):
@@ -210,12 +211,12 @@ class NestModel(NestNetwork, pl.LightningModule):
     def _compile_encoder(self) -> None:
         dataset = getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None)
         num_shapes = None if dataset is None else dataset.plan.config.num_shapes
+        self.encoder.compile_blocks(num_shapes)
         if num_shapes is None:
             rank_zero_warn(
                 "compile_blocks is on and data.plan.num_shapes is not set: batches have hundreds of shapes, for which "
                 "compiled code is less efficient. Set data.plan.num_shapes, for example to 8."
             )
-        self.encoder.compile_blocks(num_shapes)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the configuration of the model, the settings of the run, the skipped steps and the class counts."""

@@ -4,8 +4,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nestmodel.nn.attention import RelPositionAttention, relative_positions, shift_to_distances
+from nestmodel.nn import devices
+from nestmodel.nn.attention import RelPositionAttention, shift_to_distances
+from nestmodel.nn.frames import Frames, describe_frames, relative_positions
 
 CPU = torch.device("cpu")
 
@@ -22,6 +25,10 @@ def build(*, dim: int = 8, num_heads: int = 2, dropout: float = 0.0, use_bias: b
     torch.nn.init.normal_(module.pos_bias_u)
     torch.nn.init.normal_(module.pos_bias_v)
     return module
+
+
+def frames(x: Tensor, *lens: int) -> Frames:
+    return describe_frames(x, torch.tensor(lens or [x.shape[1]] * len(x), device=x.device))
 
 
 def by_definition(module: RelPositionAttention, x: Tensor, num_valid: int) -> Tensor:
@@ -69,33 +76,92 @@ def test_shift_to_distances_selects_the_column_of_each_distance(num_frames: int)
 @pytest.mark.parametrize("with_gradients", [True, False])
 @pytest.mark.parametrize("num_valid", [1, 4, 6])
 def test_attention_equals_its_definition(num_valid: int, with_gradients: bool) -> None:
-    module, x = build().eval(), torch.randn(6, 8)
-    is_padding = (torch.arange(6) >= num_valid).unsqueeze(0)
+    module, x = build().eval(), torch.randn(1, 6, 8)
     with torch.set_grad_enabled(with_gradients):  # without gradients, a CPU uses torch's fused attention
-        actual = module(x.unsqueeze(0), relative_positions(6, 8, CPU), is_padding)[0]
+        actual = module(x, frames(x, num_valid))[0]
     assert actual.requires_grad == with_gradients
-    assert torch.allclose(actual, by_definition(module, x, num_valid), atol=1e-6)
+    assert torch.allclose(actual, by_definition(module, x[0], num_valid), atol=1e-6)
+
+
+def run(module: RelPositionAttention, x: Tensor, *lens: int) -> list[Tensor]:
+    """Returns output and gradients; no gradient is constant over frames or dimensions."""
+    module.zero_grad()
+    inputs = x.clone().requires_grad_()
+    out = module(inputs, frames(inputs, *lens))
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).sin()).sum().backward()
+    assert inputs.grad is not None
+    return [out.detach(), inputs.grad, *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize(("num_frames", "dim"), [(13, 8), (16, 16), (7, 44), (1, 10)])
+def test_the_code_for_gpus_gives_the_same_output_and_gradients(
+    num_frames: int, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It pads frames and dimensions of heads (4, 8, 22 and 5) to multiples of 8.
+    module, x = build(dim=dim).double(), torch.randn(2, num_frames, dim, dtype=torch.float64)
+    lens = (num_frames, (num_frames + 1) // 2)
+    expected = run(module, x, *lens)
+    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    for ours, theirs in zip(run(module, x, *lens), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)  # float64 has 16 digits
+
+
+def test_the_code_for_gpus_passes_what_fused_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Torch computes attention in several steps, or copies the mask, if head sizes or strides are not multiples of 8.
+    seen: list[tuple[Tensor, ...]] = []
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def note(*args: Tensor, **settings: float) -> Tensor:
+        seen.append(args)
+        return fused(*args, **settings)
+
+    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
+    module, x = build(dim=88), torch.randn(3, 13, 88)
+    module(x, frames(x))
+    ((*heads, mask),) = seen
+    assert [part.shape for part in heads] == [(3, 2, 16, 48)] * 3
+    for tensor in (*heads, mask):
+        assert tensor.stride(-1) == 1
+        assert all(stride % 8 == 0 for stride in tensor.stride()[:-1])
+
+
+def test_the_code_for_gpus_drops_attention_weights_in_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    module, x = build(dropout=0.5), torch.randn(1, 6, 8)
+    assert not torch.equal(module(x, frames(x)), module(x, frames(x)))
+    module.eval()
+    assert torch.equal(module(x, frames(x)), module(x, frames(x)))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_output_and_gradients_on_a_gpu_equal_those_on_a_cpu() -> None:
     module, x = build(dim=64), torch.randn(2, 37, 64)
-    is_padding = torch.arange(37) >= torch.tensor([[37], [20]])
     seen = []
     for device in ("cpu", "cuda"):
         module.to(device).zero_grad()
-        out = module(x.to(device), relative_positions(37, 64, torch.device(device)), is_padding.to(device))
+        out = module(x.to(device), frames(x.to(device), 37, 20))
         out.square().sum().backward()
         seen.append([out.detach().cpu(), *(p.grad.cpu() for p in module.parameters() if p.grad is not None)])
     for ours, theirs in zip(*seen, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dim", [88, 128])
+def test_memory_efficient_attention_takes_heads_of_any_size_on_a_gpu(dim: int) -> None:
+    module, x = build(dim=dim).cuda(), torch.randn(2, 37, dim, device="cuda")
+    # Torch raises an error if the only kernel that it may select does not take the arguments.
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION), torch.autocast("cuda", torch.bfloat16):
+        module(x, frames(x)).float().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in module.parameters())
+
+
 def test_padded_frames_equal_the_bias_and_receive_no_gradient() -> None:
     module, x = build(), torch.randn(1, 6, 8, requires_grad=True)
-    is_padding = torch.tensor([[False, False, False, True, True, True]])
-    out = module(x, relative_positions(6, 8, CPU), is_padding)
+    out = module(x, frames(x, 3))
     assert torch.equal(out[0, 3:], module.linear_out.bias.expand(3, -1))
     out.sum().backward()
     assert x.grad is not None
@@ -103,8 +169,8 @@ def test_padded_frames_equal_the_bias_and_receive_no_gradient() -> None:
 
 
 def test_an_utterance_without_valid_frames_gives_finite_output() -> None:
-    module = build()
-    out = module(torch.randn(1, 4, 8), relative_positions(4, 8, CPU), torch.ones(1, 4, dtype=torch.bool))
+    module, x = build(), torch.randn(1, 4, 8)
+    out = module(x, frames(x, 0))
     assert torch.equal(out[0], module.linear_out.bias.expand(4, -1))
 
 
@@ -123,17 +189,14 @@ def test_use_bias_false_removes_all_projection_biases() -> None:
 
 def test_attention_weights_are_dropped_in_training_only() -> None:
     module, x = build(dropout=0.5), torch.randn(1, 6, 8)
-    positions, is_padding = relative_positions(6, 8, CPU), torch.zeros(1, 6, dtype=torch.bool)
-    assert not torch.equal(module(x, positions, is_padding), module(x, positions, is_padding))
+    assert not torch.equal(module(x, frames(x)), module(x, frames(x)))
     module.eval()
-    assert torch.equal(module(x, positions, is_padding), module(x, positions, is_padding))
+    assert torch.equal(module(x, frames(x)), module(x, frames(x)))
 
 
 def test_padded_keys_have_zero_weight_under_autocast() -> None:
     module, x = build(), torch.randn(1, 6, 8)
-    is_padding = torch.tensor([[False, False, False, False, True, True]])
     other = x.clone()
     other[0, 4:] = 100.0
     with torch.autocast("cpu", torch.bfloat16):
-        positions = relative_positions(6, 8, CPU)
-        assert torch.equal(module(x, positions, is_padding)[0, :4], module(other, positions, is_padding)[0, :4])
+        assert torch.equal(module(x, frames(x, 4))[0, :4], module(other, frames(x, 4))[0, :4])

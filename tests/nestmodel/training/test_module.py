@@ -232,6 +232,14 @@ def test_compiling_without_a_limit_on_batch_shapes_warns(messy_corpora: MessyCor
         )
 
 
+def test_compiling_checkpointed_blocks_without_a_limit_on_batch_shapes_is_rejected(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    model = NestModel(tiny_config(checkpoint_activations=True), compile_blocks=True)
+    with pytest.raises(ConfigError, match=r"Set data\.plan\.num_shapes, for example to 8"):
+        trainer(tmp_path, max_steps=0).fit(model, datamodule=messy_data(messy_corpora))
+
+
 def test_presets_have_the_parameter_counts_of_the_paper() -> None:
     sizes = {}
     for name in ("small", "medium", "large", "xlarge"):

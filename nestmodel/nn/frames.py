@@ -1,0 +1,92 @@
+"""What all blocks of the encoder need to know about the frames of a batch, computed once for all of them."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nestmodel.nn import devices
+
+MASKED_SCORE = -10000.0
+"""Score of a masked key. Its exponential is 0 in every floating-point format."""
+
+KERNEL_MULTIPLE = 8
+"""Fused attention and matrix products on a GPU want sizes that are multiples of this, in 16-bit types."""
+
+
+class GpuMasks(NamedTuple):
+    """Masks in the form that takes one kernel to apply on a GPU, in the type of the matrix products."""
+
+    is_valid: Float[Tensor, "batch enc_frames 1"]
+    """1 for valid frames and 0 for padded ones."""
+
+    key_scores: Float[Tensor, "batch 1 1 keys"]
+    """Added to the scores of the keys: 0 for valid ones and `MASKED_SCORE` for padded ones."""
+
+
+class Frames(NamedTuple):
+    """Positions and padding of the frames of a batch.
+
+    On a GPU, attention pads the frames to a multiple of 8 (`keys`). The other modules see the frames as they are,
+    because batch norm computes its statistics over them.
+    """
+
+    positions: Float[Tensor, "positions dim"]
+    """`relative_positions` of as many frames as there are keys; on a GPU one more distance, -keys."""
+
+    is_padding: Bool[Tensor, "batch enc_frames"]
+    """True past the valid frames."""
+
+    gpu: GpuMasks | None
+    """The masks of a GPU; None on a CPU."""
+
+
+def describe_frames(x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"]) -> Frames:
+    """Returns positions and masks for the device and the precision of a batch.
+
+    Args:
+        x: Input of the first block.
+        enc_lens: Number of valid frames of each utterance.
+    """
+    (num_frames, dim), dtype = x.shape[1:], devices.product_dtype(x)
+    if not devices.is_on_gpu(x):
+        is_padding = torch.arange(num_frames, device=x.device) >= enc_lens.unsqueeze(1)
+        return Frames(relative_positions(num_frames, dim, x.device).to(dtype), is_padding, None)
+    num_keys = round_up(num_frames)
+    is_padded_key = torch.arange(num_keys, device=x.device) >= enc_lens.unsqueeze(1)
+    key_scores = is_padded_key.to(dtype) * MASKED_SCORE
+    is_padding = is_padded_key[:, :num_frames]
+    masks = GpuMasks((~is_padding).to(dtype).unsqueeze(2), key_scores[:, None, None, :])
+    # One more distance than needed, so that products with the encodings have a multiple of 8 columns.
+    positions = relative_positions(num_keys, dim, x.device, num_distances=2 * num_keys)
+    return Frames(positions.to(dtype), is_padding, masks)
+
+
+def round_up(size: int) -> int:
+    """Returns the smallest multiple of 8 that is not below `size`."""
+    return -(-size // KERNEL_MULTIPLE) * KERNEL_MULTIPLE
+
+
+def relative_positions(
+    num_frames: int, dim: int, device: torch.device, num_distances: int | None = None
+) -> Float[Tensor, "positions dim"]:
+    """Returns sinusoidal encodings of the distances num_frames - 1 down to 1 - num_frames.
+
+    Sine and cosine are interleaved. The encodings are computed for each batch: this costs less than projecting them in
+    one layer, and a cache would be state that grows.
+
+    Args:
+        num_frames: Number of encoder frames.
+        dim: Dimension of an encoding.
+        device: Device on which the encodings are computed.
+        num_distances: Number of distances, downwards from num_frames - 1; by default 2 * num_frames - 1.
+
+    Source: Transformer-XL, arXiv:1901.02860, appendix B.
+    """
+    last = -num_frames if num_distances is None else num_frames - 1 - num_distances
+    distances = torch.arange(num_frames - 1, last, -1, dtype=torch.float32, device=device)
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=device) * (-math.log(10000.0) / dim)
+    angles = distances.unsqueeze(1) * exponents.exp()
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)

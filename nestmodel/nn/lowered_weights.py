@@ -1,0 +1,93 @@
+"""Weights of a block in the type of its matrix products, converted together.
+
+Autocast converts every weight by an operation of its own: 23 for a block, each with a gradient that is converted back
+by another one. Here, one operation converts all weights of a block, and one converts all of their gradients. Weights
+of one block only, because data-parallel training sends the gradients of a block while those of the blocks before it
+are computed.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+JoinedLayers = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+"""Weights of one or several layers, and their biases if there are any: to be joined along their first dimension."""
+
+Weights = list[tuple[Tensor, Tensor | None]]
+"""Weight and bias of each entry of a module's `joined_layers`, in their order."""
+
+
+def lower_weights(modules: Sequence[Sequence[JoinedLayers]], dtype: torch.dtype) -> list[Weights]:
+    """Converts the parameters of several modules to a type, and joins those that belong together.
+
+    Args:
+        modules: The joined layers of each module.
+        dtype: Type of the matrix products.
+
+    Returns:
+        The weights of each module. Parameters that have the type already and need no joining are returned as they are.
+    """
+    groups = [group for layers in modules for layer in layers for group in layer if group]
+    parameters = [parameter for group in groups for parameter in group]
+    if all(parameter.dtype == dtype for parameter in parameters) or torch.compiler.is_compiling():
+        # A compiler fuses the conversions itself.
+        joined = [_join([parameter.to(dtype) for parameter in group]) for group in groups]
+    else:
+        joined = list(_Lower.apply(dtype, [len(group) for group in groups], *parameters))  # type: ignore[no-untyped-call]  # torch has no annotations for it
+    return [[(joined.pop(0), joined.pop(0) if biases else None) for _, biases in layers] for layers in modules]
+
+
+def joined_layers(*layers: nn.Linear | nn.Conv1d) -> JoinedLayers:
+    """Returns the weights and the biases of layers that read the same input."""
+    return tuple(layer.weight for layer in layers), tuple(layer.bias for layer in layers if layer.bias is not None)
+
+
+def own_weights(layers: Sequence[JoinedLayers]) -> Weights:
+    """Returns the parameters themselves, if none are joined with others."""
+    return [(weights[0], biases[0] if biases else None) for weights, biases in layers]
+
+
+class _Lower(torch.autograd.Function):
+    """Copies parameters into one buffer of another type, group by group, and their gradients back into another."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, sizes: list[int], *parameters: Tensor) -> tuple[Tensor, ...]:
+        first, shapes = parameters[0], [parameter.shape for parameter in parameters]
+        ctx.sizes, ctx.shapes, ctx.dtype = sizes, shapes, first.dtype
+        buffer = torch.empty(sum(map(math.prod, shapes)), dtype=dtype, device=first.device)
+        torch._foreach_copy_(_views(buffer, shapes), list(parameters))
+        return tuple(_views(buffer, [_joined_shape(group) for group in _in_groups(shapes, sizes)]))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        shapes: list[torch.Size] = ctx.shapes
+        buffer = torch.empty(sum(map(math.prod, shapes)), dtype=ctx.dtype, device=grads[0].device)
+        raised = _views(buffer, shapes)
+        groups = zip(grads, _in_groups(shapes, ctx.sizes), strict=True)
+        torch._foreach_copy_(
+            raised, [part for grad, group in groups for part in grad.split([size[0] for size in group])]
+        )
+        needed = ctx.needs_input_grad[2:]
+        return None, None, *(grad if is_needed else None for grad, is_needed in zip(raised, needed, strict=True))
+
+
+def _join(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def _joined_shape(shapes: list[torch.Size]) -> torch.Size:
+    return torch.Size([sum(shape[0] for shape in shapes), *shapes[0][1:]])
+
+
+def _views(buffer: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
+    parts = buffer.split([math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _in_groups(shapes: list[torch.Size], sizes: list[int]) -> Iterator[list[torch.Size]]:
+    rest = iter(shapes)
+    return (list(islice(rest, size)) for size in sizes)

@@ -1,0 +1,129 @@
+"""What a GPU would run, counted on tensors of a GPU that does not exist. Nothing is computed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.fake_gpu import OperationLog, fake_gpu
+from nestmodel.config import NestConfig
+from nestmodel.nn.decoder import MultiSoftmaxDecoder
+from nestmodel.nn.encoder import ConformerEncoder
+from nestmodel.nn.loss import masked_nll
+
+ROWS, FRAMES = 16, 1504
+"""A batch of 240 s: 16 cuts of 15 s. It has 188 encoder frames, which is no multiple of 8."""
+
+
+def encode(
+    preset: str = "large",
+    *,
+    shape: tuple[int, int] = (ROWS, FRAMES),
+    train: bool = True,
+    keep: bool = False,
+    **settings: int | bool,
+) -> OperationLog:
+    """Runs the forward pass of an encoder, the decoder and the loss under autocast."""
+    config = replace(NestConfig.preset(preset).encoder, **settings)
+    with fake_gpu(torch.bfloat16):
+        encoder = ConformerEncoder(config, num_mels=80).train(train)
+        decoder = MultiSoftmaxDecoder(dim=config.d_model, num_classes=8192, num_codebooks=1)
+        rows, num_frames = shape
+        feats, lens = torch.empty(rows, 80, num_frames), torch.empty(rows, dtype=torch.int64)
+        with OperationLog(keep=keep) as log, torch.set_grad_enabled(train):
+            encoded, _ = encoder(feats, lens)
+            if keep:
+                masked_nll(decoder.logits(encoded[:, 0]), torch.empty(rows, 1, dtype=torch.int64))
+    return log
+
+
+@pytest.fixture(scope="module")
+def one_block() -> OperationLog:
+    return encode(num_layers=1, keep=True)
+
+
+@pytest.fixture(scope="module")
+def block() -> dict[str, int]:
+    """The operations that a second block of large adds."""
+    one, two = (encode(num_layers=number).counts for number in (1, 2))
+    return {name: count - one.get(name, 0) for name, count in two.items() if count > one.get(name, 0)}
+
+
+def test_a_block_launches_a_known_number_of_kernels(block: dict[str, int]) -> None:
+    assert block == {
+        "_foreach_copy_": 1,  # all weights of the block
+        "native_layer_norm": 5,
+        "_to_copy": 4,  # outputs of norms
+        "addmm": 8,
+        "mm": 1,
+        "baddbmm": 1,
+        "_scaled_dot_product_efficient_attention": 1,
+        "constant_pad_nd": 1,  # frames to a multiple of 8
+        "convolution": 1,
+        "clone": 1,
+        "native_batch_norm": 1,
+        "glu": 1,
+        "silu": 3,
+        "native_dropout": 6,
+        "add": 6,
+        "add_": 1,  # batch norm counts its batches
+        "mul": 2,
+    }
+
+
+def test_the_encoder_of_large_launches_few_kernels(block: dict[str, int]) -> None:
+    # Positions, masks and the subsampling, besides 17 blocks.
+    one = encode(num_layers=1)
+    assert one.num_operations + 16 * sum(block.values()) <= 815
+    assert one.counts["_to_copy"] + 16 * block["_to_copy"] <= 89
+
+
+def test_matrix_products_run_in_bfloat16_and_norms_and_the_loss_in_float32(one_block: OperationLog) -> None:
+    seen: dict[str, set[torch.dtype]] = {}
+    for operation in one_block.operations:
+        seen.setdefault(operation.name, set()).update(operation.input_types)
+    half = ("addmm", "mm", "baddbmm", "_scaled_dot_product_efficient_attention", "convolution")
+    assert {name: seen[name] for name in half} == {name: {torch.bfloat16} for name in half}
+    assert seen["native_layer_norm"] == seen["_log_softmax"] == seen["nll_loss_forward"] == {torch.float32}
+    # The input is bfloat16, and weights and statistics are float32; sums are float32 in the kernel.
+    assert seen["native_batch_norm"] == {torch.bfloat16, torch.float32}
+    # What remains are sums into the residual path, products of masks and activations.
+    others = {name for name, types in seen.items() if torch.float32 in types} - {"_to_copy", "_foreach_copy_"}
+    assert not others & {"glu", "silu", "native_dropout", "clone", "bmm"}
+
+
+def test_nothing_is_computed_in_float32_that_could_be_lowered(one_block: OperationLog) -> None:
+    of_images = [each for each in one_block.operations if each.inputs and each.inputs[0].dim() >= 4]
+    raised = [each.name for each in of_images if torch.float32 in each.input_types]
+    # The features in front of the subsampling, and the weights of its five convolutions. Attention has nothing.
+    assert raised == ["mul", *["_to_copy"] * 6]
+
+
+def test_scores_are_written_twice_and_never_copied(one_block: OperationLog) -> None:
+    num_keys = 192  # 188, rounded up
+    wide = (num_keys, 2 * num_keys)
+    shapes = [(each.name, out.shape) for each in one_block.operations for out in each.outputs]
+    seen = [name for name, shape in shapes if shape.numel() >= ROWS * 8 * num_keys**2 and shape[-1] in wide]
+    assert seen == ["baddbmm", "add"]
+
+
+@pytest.mark.parametrize("num_frames", [1504, 1536])
+def test_attention_is_one_fused_kernel_for_heads_of_any_size(num_frames: int) -> None:
+    small = encode("small", shape=(4, num_frames), num_layers=1)  # heads of 44
+    assert small.counts["_scaled_dot_product_efficient_attention"] == 1
+    assert "_safe_softmax" not in small.counts
+    # Queries, keys and values in one, encodings, biases; and the frames, if they are not a multiple of 8.
+    assert small.counts["constant_pad_nd"] == 3 + (num_frames == 1504)
+
+
+def test_a_block_keeps_a_known_number_of_bytes_for_the_backward_pass() -> None:
+    kept = {}
+    for checkpoint_activations in (False, True):
+        sizes = [
+            encode(shape=(1, 24000), num_layers=number, checkpoint_activations=checkpoint_activations).kept_bytes
+            for number in (1, 2)
+        ]
+        kept[checkpoint_activations] = (sizes[1] - sizes[0]) / 2**20
+    # 240 s are 3000 encoder frames. Their scores are 8 heads of 3000 x 3000 values of two bytes: 137 MiB.
+    assert kept[False] <= 299
+    assert kept[True] == pytest.approx(3000 * 512 * 4 / 2**20, rel=0.01)  # the input of the block, in float32
