@@ -19,7 +19,7 @@ from lightning_fabric.plugins.environments.cluster_environment import ClusterEnv
 from pytorch_lightning.strategies import DDPStrategy
 
 import nestguard
-from nestdata import AudioNoiseBatch, last_error_line
+from nestdata import Microbatch, last_error_line
 from nestguard import Phase
 from nestmodel.errors import ConfigError
 from nestmodel.training.launcher import node_run_id
@@ -127,7 +127,7 @@ class StallGuard(pl.Callback):
         self._heartbeat.beat(Phase.LOADING, trainer.global_step, 0)
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, _module: pl.LightningModule, batch: AudioNoiseBatch, index: int
+        self, trainer: pl.Trainer, _module: pl.LightningModule, batch: Microbatch, index: int
     ) -> None:
         """Writes a heartbeat: a microbatch is loaded.
 
@@ -141,7 +141,7 @@ class StallGuard(pl.Callback):
         self._heartbeat.beat(Phase.BACKWARD)
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, index: int
+        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: Microbatch, index: int
     ) -> None:
         """Writes a heartbeat: the rank loads its next microbatch. Warns once if the monitor has died."""
         done = (index + 1) % trainer.accumulate_grad_batches
