@@ -6,6 +6,7 @@ by the number of tokens once, before the optimizer steps.
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -194,6 +195,8 @@ class NestModel(NestNetwork, pl.LightningModule):
                 f"the corpus is at {rate} Hz and model.config.features.sampling_rate is "
                 f"{self.config.features.sampling_rate}. Prepare the corpus with --sampling-rate, or change the model."
             )
+        # Lightning warns because the hook is one of this model and not of its data module, which is intended.
+        warnings.filterwarnings("ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`")
         fix_gradient_buckets(self.trainer)
         if self.compile_blocks and stage == "fit":
             self._compile_encoder()
