@@ -8,6 +8,7 @@ from .batch.bad_audio import BadAudioConfig as BadAudioConfig
 from .batch.bad_audio import BadCut as BadCut
 from .batch.batch import AudioNoiseBatch as AudioNoiseBatch
 from .batch.batch import BatchIndex as BatchIndex
+from .batch.batch import Microbatch as Microbatch
 from .batch.batch import MicrobatchKey as MicrobatchKey
 from .batch.dataset import AudioNoiseDataset as AudioNoiseDataset
 from .batch.loader import BatchLoader as BatchLoader
@@ -72,6 +73,7 @@ __all__ = [
     "DecodingTime",
     "InputFormat",
     "ManifestError",
+    "Microbatch",
     "MicrobatchKey",
     "Mix",
     "MixConfig",

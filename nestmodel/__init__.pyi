@@ -107,6 +107,15 @@ from .nn.network import (
 from .nn.network import (
     NestOutput as NestOutput,
 )
+from .nn.network_input import (
+    MaskedBatch as MaskedBatch,
+)
+from .nn.network_input import (
+    Masks as Masks,
+)
+from .nn.network_input import (
+    NetworkInput as NetworkInput,
+)
 from .options import (
     ExportFormat as ExportFormat,
 )
@@ -195,12 +204,15 @@ __all__ = [
     "HiddenStates",
     "LossStats",
     "MaskConfig",
+    "MaskedBatch",
+    "Masks",
     "NestConfig",
     "NestDataModule",
     "NestModel",
     "NestModelError",
     "NestNetwork",
     "NestOutput",
+    "NetworkInput",
     "OptimizerConfig",
     "PlainProgress",
     "Preempted",

@@ -65,7 +65,8 @@ class Microbatch:
         """
         moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
         if non_blocking and torch.device(device).type == "cuda":
-            _keep_until_copied(self, torch.device(device))
+            on_host = [tensor for tensor in self.tensors().values() if tensor.device.type == "cpu"]
+            _keep_until_copied(on_host, torch.device(device))
         return moved
 
     def pin_memory(self: Batch) -> Batch:
@@ -103,15 +104,15 @@ class AudioNoiseBatch(Microbatch):
     """Always equal to `audio_len`."""
 
 
-_being_copied: deque[tuple[torch.cuda.Event, Microbatch]] = deque()
+_being_copied: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
 _being_copied_lock = Lock()
 
 
-def _keep_until_copied(batch: Microbatch, device: torch.device) -> None:
-    """Holds a batch until the copies from it have ended, because its memory is otherwise filled with another batch."""
+def _keep_until_copied(tensors: list[Tensor], device: torch.device) -> None:
+    """Holds tensors until the copies from them have ended: their memory would be filled with another batch."""
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     with _being_copied_lock:
-        _being_copied.append((event, batch))
+        _being_copied.append((event, tensors))
         while _being_copied and _being_copied[0][0].query():
             _being_copied.popleft()

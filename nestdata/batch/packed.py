@@ -34,15 +34,10 @@ class PackedBatch(Microbatch):
 
     def unpack(self) -> AudioNoiseBatch:
         """Returns the batch with all of its signals as float32, on the device of this batch."""
-        audio = self.audio
-        if audio.dtype == torch.int16:
-            audio = audio.to(torch.float32).mul_(1.0 / FULL_SCALE)
-        noise, noisy = torch.zeros_like(audio), audio.clone()
+        audio, noisy = self.signals()
+        noise = torch.zeros_like(audio)
         if self.noise.numel():
-            positions = self._positions()
-            noise.view(-1).index_copy_(0, positions, self.noise)
-            samples = noisy.view(-1)
-            samples.index_copy_(0, positions, samples[positions] + self.noise)
+            noise.view(-1).index_copy_(0, self._positions(), self.noise)
         return AudioNoiseBatch(
             audio=audio,
             audio_len=self.audio_len,
@@ -55,6 +50,18 @@ class PackedBatch(Microbatch):
             bad_cuts=self.bad_cuts,
             key=self.key,
         )
+
+    def signals(self) -> tuple[Float[Tensor, "batch samples"], Float[Tensor, "batch samples"]]:
+        """Returns the clean and the noisy audio of `unpack`, without the noise, on the device of this batch."""
+        audio = self.audio
+        if audio.dtype == torch.int16:
+            audio = audio.to(torch.float32).mul_(1.0 / FULL_SCALE)
+        noisy = audio.clone()
+        if self.noise.numel():
+            positions = self._positions()
+            samples = noisy.view(-1)
+            samples.index_copy_(0, positions, samples[positions] + self.noise)
+        return audio, noisy
 
     def _positions(self) -> Int[Tensor, " mixed_samples"]:
         """Returns the position in the flattened audio of every sample of `noise`."""

@@ -74,7 +74,7 @@ def loss_stats(output: NestOutput) -> LossStats:
     predicted, num_classes = output.logits.detach().argmax(dim=1), output.logits.shape[1]
     return LossStats(
         nll_sum,
-        nll_sum.new_tensor(num_tokens),
+        nll_sum.new_full((), num_tokens),
         (predicted == output.targets).float().mean(dim=1).sum(),
         token_counts(output.targets, num_classes).float(),
         token_counts(predicted, num_classes).float(),

@@ -1,6 +1,7 @@
 """The NEST network: features, targets, masks, encoder and decoder. It needs no trainer, no ranks and no optimizer.
 
-Masks are drawn from a seed derived from (seed, step, microbatch), so there is no generator state to save.
+Masks are drawn from a seed derived from (seed, step, microbatch), so there is no generator state to save. They are
+drawn on the CPU and are the same on every device.
 """
 
 from dataclasses import dataclass
@@ -9,12 +10,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nestdata import AudioNoiseBatch, derive_key
-from nestmodel.config import NestConfig
+from nestdata import AudioNoiseBatch, Microbatch, PackedBatch, derive_key
+from nestmodel.config import FeatureConfig, NestConfig
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder, EncoderOutput
 from nestmodel.nn.features import Preprocessor
 from nestmodel.nn.masking import BlockMask, scored_token_mask
+from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
 
 
@@ -81,25 +83,39 @@ class NestNetwork(nn.Module):
     def forward(self, batch: AudioNoiseBatch, *, mask_purpose: str = "mask") -> NestOutput:
         """Predicts the masked tokens of a microbatch.
 
-        Dither and dropout of training mode are drawn from torch's global generator, masks from `seed_for`.
+        Dither and dropout of training mode are drawn from torch's global generator, masks from `seed_for`. If the batch
+        is on a GPU, the CPU waits for its lengths; `draw_masks` before the copy and `forward_masked` after it do not.
 
         Args:
             batch: Clean and noisy audio; its key selects the masks.
             mask_purpose: Second part of the key of the masks. Another purpose gives other masks.
         """
+        return self.forward_masked(self.draw_masks(batch, mask_purpose=mask_purpose).to(batch.audio.device))
+
+    def draw_masks(self, batch: AudioNoiseBatch | PackedBatch, *, mask_purpose: str = "mask") -> MaskedBatch:
+        """Draws the masks of a microbatch on the CPU, the same for every device.
+
+        Args:
+            batch: Audio, on the CPU; its key and its lengths determine the masks.
+            mask_purpose: Second part of the key of the masks. Another purpose gives other masks.
+        """
+        audio_lens = batch.audio_len.cpu()
+        lens = audio_lens // self.config.features.hop_length
+        num_frames = num_padded_frames(batch.audio.shape[1], self.config.features)
+        if self.config.masking.position == "post_conv":
+            lens = self.encoder.pre_encode.out_lens(lens)
+            num_frames //= self.config.encoder.subsampling_factor
+        generator = torch.Generator().manual_seed(self.seed_for(mask_purpose, batch))
+        masks = self._with_scored_rows(self.mask_processor.draw(lens, num_frames, generator))
+        return MaskedBatch(batch=batch, masks=masks, num_samples=int(audio_lens.sum()))
+
+    def forward_masked(self, batch: NetworkInput) -> NestOutput:
+        """Predicts the masked tokens of a microbatch whose masks are drawn; see `forward`."""
         # Features of clean and noisy audio are computed in one call. In training, each is dithered independently.
         both = torch.cat([batch.audio, batch.noisy_audio])
         feats, feat_lens = self.features(both, batch.audio_len.repeat(2))
         (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
-        generator = torch.Generator(device=feats.device).manual_seed(self.seed_for(mask_purpose, batch))
-        lens, num_frames = feat_lens, feats.shape[-1]
-        if self.config.masking.position == "post_conv":
-            lens, num_frames = (
-                self.encoder.pre_encode.out_lens(lens),
-                num_frames // self.config.encoder.subsampling_factor,
-            )
-        is_masked = self.mask_processor.draw(lens, num_frames, generator)
-        return self.forward_features(clean, noisy, feat_lens, is_masked)
+        return self._predict_scored(clean, noisy, feat_lens, batch.masks)
 
     def forward_features(
         self,
@@ -110,6 +126,8 @@ class NestNetwork(nn.Module):
     ) -> NestOutput:
         """Predicts masked tokens of clean features from noisy features.
 
+        On a GPU, the CPU waits for the number of scored tokens; `forward_masked` does not.
+
         Args:
             clean: Features of the clean speech, from which the tokens are computed.
             noisy: Features of the noisy speech, which the encoder reads where they are not masked.
@@ -117,13 +135,23 @@ class NestNetwork(nn.Module):
             is_masked: True where a frame is masked: an encoder frame if `masking.position` is post_conv, otherwise a
                 feature frame.
         """
-        # The scored tokens are selected before the encoder runs: `nonzero` makes the CPU wait for the GPU.
+        return self._predict_scored(clean, noisy, feat_lens, self._with_scored_rows(is_masked))
+
+    def _predict_scored(
+        self,
+        clean: Float[Tensor, "batch mels frames"],
+        noisy: Float[Tensor, "batch mels frames"],
+        feat_lens: Int[Tensor, " batch"],
+        masks: Masks,
+    ) -> NestOutput:
+        targets = self.tokens(clean, feat_lens).flatten(0, 1)[masks.scored_rows]
+        encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked)
+        logits = self.decoder.logits(encoded.flatten(0, 1)[masks.scored_rows])
+        return NestOutput(logits, targets, masks.is_scored, encoded, enc_lens)
+
+    def _with_scored_rows(self, is_masked: Bool[Tensor, "batch masked_frames"]) -> Masks:
         is_scored = scored_token_mask(is_masked, self.num_stacked, self.config.masking.threshold)
-        rows = is_scored.flatten().nonzero().squeeze(1)
-        targets = self.tokens(clean, feat_lens).flatten(0, 1)[rows]
-        encoded, enc_lens = self.encode_masked(noisy, feat_lens, is_masked)
-        logits = self.decoder.logits(encoded.flatten(0, 1)[rows])
-        return NestOutput(logits, targets, is_scored, encoded, enc_lens)
+        return Masks(is_masked, is_scored, is_scored.flatten().nonzero().squeeze(1))
 
     def predict(
         self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
@@ -161,6 +189,12 @@ class NestNetwork(nn.Module):
         masked = self.mask_processor.apply_mask(subsampled.transpose(1, 2), is_masked).transpose(1, 2)
         return EncoderOutput(self.encoder.encode(masked, enc_lens), enc_lens)
 
-    def seed_for(self, purpose: str, batch: AudioNoiseBatch) -> int:
+    def seed_for(self, purpose: str, batch: Microbatch) -> int:
         """Returns the 63-bit seed of the random numbers drawn for a purpose in a microbatch."""
         return derive_key(self.config.seed, purpose, batch.key.step, batch.key.microbatch) >> 1
+
+
+def num_padded_frames(num_samples: int, config: FeatureConfig) -> int:
+    """Returns the number of frames that `Preprocessor.forward` makes of padded audio, including padding."""
+    num_frames = (num_samples - config.n_fft % 2) // config.hop_length + 1
+    return num_frames + -num_frames % config.pad_to

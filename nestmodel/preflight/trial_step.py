@@ -69,8 +69,9 @@ class TrialStep:
             TrainingError: The loss is not finite.
         """
         before = time.perf_counter()
+        inputs = self._model.draw_masks(batch).to(self._device)
         with self._precision.train_step_context():
-            loss = self._model.training_step(batch.to(self._device), 0)
+            loss = self._model.training_step(inputs, 0)
         loss.backward()
         is_finite = bool(loss.isfinite())
         self._wait()

@@ -32,6 +32,7 @@ from nestdata import (
     SpeakerNoiseMixer,
 )
 from nestmodel.errors import ConfigError
+from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.training.lightning_private import uses_distributed_sampler
 from nestmodel.training.resume import Settings, flatten_settings
 from nestmodel.training.step_limits import convert_training_limits, convert_validation_limit
@@ -137,11 +138,15 @@ class NestDataModule(pl.LightningDataModule):
 
     def transfer_batch_to_device(
         self,
-        batch: AudioNoiseBatch | PackedBatch,
+        batch: MaskedBatch | AudioNoiseBatch | PackedBatch,
         device: torch.device,
         dataloader_idx: int,  # noqa: ARG002
-    ) -> AudioNoiseBatch:
-        """Copies a batch to the device while the device still computes, and unpacks it there."""
+    ) -> NetworkInput | AudioNoiseBatch:
+        """Copies a batch to the device while the device still computes, and unpacks it there.
+
+        A `NestModel` draws masks first, and what its network does not read stays on the CPU. Another model receives an
+        `AudioNoiseBatch`.
+        """
         moved = batch.to(device, non_blocking=True)
         return moved.unpack() if isinstance(moved, PackedBatch) else moved
 

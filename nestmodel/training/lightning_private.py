@@ -83,15 +83,20 @@ def allow_clipping(optimizer: torch.optim.Optimizer) -> None:
 
 
 def fix_gradient_buckets(trainer: pl.Trainer) -> None:
-    """Makes DDP keep its initial gradient buckets, and leave buffers unsynchronised.
+    """Makes DDP keep its initial gradient buckets, hold gradients in them, and leave buffers unsynchronised.
 
     DDP otherwise rearranges the buckets after the first backward pass of a process. This changes the order in which
-    gradients of three or more ranks are summed, so that a resumed run would not be bit-for-bit equal. Buffers are
-    equal on all ranks already. The public alternative, arguments of `DDPStrategy`, is available only to the code that
-    creates the strategy.
+    gradients of three or more ranks are summed, so that a resumed run would not be bit-for-bit equal. Only
+    `find_unused_parameters` turns this off. Gradients as views of the buckets need not be copied back, and with one
+    microbatch per rank and step they need no memory of their own. They have to be set to None before each step, as
+    Lightning does: DDP then copies new gradients into the buckets and computes the same bits as without views. Buffers
+    are equal on all ranks already. The public alternative, arguments of `DDPStrategy`, is available only to the code
+    that creates the strategy.
     """
     if isinstance(trainer.strategy, DDPStrategy):
-        trainer.strategy._ddp_kwargs.update(find_unused_parameters=True, broadcast_buffers=False)
+        trainer.strategy._ddp_kwargs.update(
+            find_unused_parameters=True, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
 
 
 def process_group_timeout_s(trainer: pl.Trainer) -> float | None:

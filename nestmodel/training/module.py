@@ -6,6 +6,8 @@ by the number of tokens once, before the optimizer steps.
 """
 
 import math
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 import nestguard
-from nestdata import AudioNoiseBatch
+from nestdata import AudioNoiseBatch, PackedBatch
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.formats.model_file import CONFIG_KEY
@@ -25,13 +27,14 @@ from nestmodel.formats.weights import build_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.loss_stats import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
+from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.options import WeightParts
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import fix_gradient_buckets, log_by_global_step, scale_loop_progress
 from nestmodel.training.nonfinite import SkippedSteps
 from nestmodel.training.resume import check_same_step, check_unchanged, run_settings
 from nestmodel.training.schedule import build_optimizer
-from nestmodel.training.step_stats import DecayedCounts, StepStats
+from nestmodel.training.step_stats import DecayedCounts, StepStats, fetch
 from nestmodel.training.stop_requests import StopRequests
 
 _SETTINGS_KEY = "nest_settings"
@@ -81,14 +84,19 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._val_stats: Tensor | None = None
         self._train_counts = DecayedCounts()
 
-    def on_train_batch_start(self, batch: AudioNoiseBatch, batch_idx: int) -> None:  # noqa: ARG002
+    def on_before_batch_transfer(self, batch: AudioNoiseBatch | PackedBatch, dataloader_idx: int) -> MaskedBatch:  # noqa: ARG002
+        """Draws the masks of a microbatch, the same ones in every validation, before it is copied to the device."""
+        masked = self.draw_masks(batch, mask_purpose="mask" if self.trainer.training else "validation mask")
+        return masked.pin_masks() if self.device.type == "cuda" else masked
+
+    def on_train_batch_start(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002
         """Numbers logged metrics by optimizer step; see `log_by_global_step`."""
         log_by_global_step(self.trainer)
 
-    def training_step(self, batch: AudioNoiseBatch, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
+    def training_step(self, batch: NetworkInput, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Returns the summed loss of a microbatch; `on_before_optimizer_step` divides its gradients."""
-        torch.manual_seed(self.seed_for("dropout", batch))
-        stats = loss_stats(self(batch))
+        _seed_generators(self.seed_for("dropout", batch), self.device)
+        stats = loss_stats(self.forward_masked(batch))
         if self._step is None:
             self._step = StepStats(self._norms, self.config.quantizer.num_codebooks)
         self._step.add(stats, batch)
@@ -111,13 +119,15 @@ class NestModel(NestNetwork, pl.LightningModule):
         step, self._step = self._step, None
         step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
         totals = step.unflatten(self._sum_over_ranks(step.flatten(self.stop_requests)))
+        class_counts = self._train_counts.plus(totals.stats)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         grads = [p.grad for p in parameters]
         torch._foreach_div_(grads, totals.stats.num_tokens.clamp(min=1))
-        norm = torch.nn.utils.get_total_norm(grads)
         # The only point of a step at which the CPU waits for the GPU.
-        counts = torch.stack([totals.num_nonfinite, totals.num_preempted, totals.num_out_of_time, norm])
-        num_nonfinite, num_preempted, num_out_of_time, grad_norm = counts.tolist()
+        norm = torch.nn.utils.get_total_norm(grads)
+        metrics = fetch({**totals.counts(), "grad_norm": norm, **totals.stats.metrics(class_counts)})
+        num_nonfinite, num_preempted, num_out_of_time = (float(metrics.pop(name)) for name in totals.counts())
+        grad_norm = metrics.pop("grad_norm")
         nestguard.current().beat(nestguard.Phase.OPTIMIZER)
         self.stop_requests.agree(num_preempted, num_out_of_time)
         if num_nonfinite > 0 or not math.isfinite(grad_norm):
@@ -126,10 +136,16 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._skipped.in_a_row = 0
             for module, statistics in zip(self._norms, totals.norm_statistics, strict=True):
                 module.update_running_stats(statistics)
-            self._log_stats("train", totals.stats, self._train_counts.update(totals.stats))
-            self.log("lr", optimizer.param_groups[0]["lr"], batch_size=1)
-            self.log("grad_norm", norm, batch_size=1)
-        self.log("steps_skipped", float(self._skipped.total), batch_size=1)
+            self._train_counts.counts = class_counts
+            self._log_metrics("train", metrics)
+            self.log_numbers({"lr": optimizer.param_groups[0]["lr"]})
+            self.log("grad_norm", grad_norm, batch_size=1)
+        self.log_numbers({"steps_skipped": self._skipped.total})
+
+    def log_numbers(self, numbers: Mapping[str, float | int]) -> None:
+        """Logs numbers from the CPU, on which they stay: `log` would copy each to the GPU and wait for it twice."""
+        values = {name: torch.tensor(number, dtype=torch.float32) for name, number in numbers.items()}
+        self.log_dict(values, batch_size=1)
 
     def _skip(self, step: StepStats, parameters: list[nn.Parameter]) -> None:
         what = f"step {self.trainer.global_step} is skipped on all ranks; on rank {self.global_rank}"
@@ -147,9 +163,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         if self._step is not None and not self.trainer.should_stop:
             self._step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
 
-    def validation_step(self, batch: AudioNoiseBatch, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
-        """Accumulates the statistics of a microbatch, with masks that are the same in every validation."""
-        values = loss_stats(self(batch, mask_purpose="validation mask")).flatten()
+    def validation_step(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
+        """Accumulates the statistics of a microbatch."""
+        values = loss_stats(self.forward_masked(batch)).flatten()
         self._val_stats = values if self._val_stats is None else self._val_stats + values
 
     def on_validation_epoch_end(self) -> None:
@@ -157,9 +173,10 @@ class NestModel(NestNetwork, pl.LightningModule):
         assert self._val_stats is not None
         stats = LossStats.unflatten(self._sum_over_ranks(self._val_stats), self.config.quantizer.num_codebooks)
         self._val_stats = None
-        stats.num_tokens.item()  # waits for the GPU, so that the heartbeat still reports the collective
+        # Waits for the GPU before the heartbeat, which until then reports the collective.
+        metrics = fetch(stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts])))
         nestguard.current().beat(nestguard.Phase.VALIDATION, self.trainer.global_step - 1)
-        self._log_stats("val", stats, torch.stack([stats.token_counts, stats.predicted_counts]), prog_bar=True)
+        self._log_metrics("val", metrics, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
         """Returns AdamW with the Noam schedule, which advances once per optimizer step."""
@@ -179,6 +196,8 @@ class NestModel(NestNetwork, pl.LightningModule):
                 f"the corpus is at {rate} Hz and model.config.features.sampling_rate is "
                 f"{self.config.features.sampling_rate}. Prepare the corpus with --sampling-rate, or change the model."
             )
+        # Lightning warns because the hook is one of this model and not of its data module, which is intended.
+        warnings.filterwarnings("ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`")
         fix_gradient_buckets(self.trainer)
         if self.compile_blocks and stage == "fit":
             self._compile_encoder()
@@ -261,8 +280,15 @@ class NestModel(NestNetwork, pl.LightningModule):
             torch.distributed.all_reduce(values)
         return values
 
-    def _log_stats(self, stage: str, stats: LossStats, counts: Tensor, *, prog_bar: bool = False) -> None:
-        figures = stats.metrics(counts)
-        self.log(f"{stage}_loss", figures.pop("loss"), prog_bar=True, batch_size=1)
-        self.log(f"{stage}_token_entropy", figures.pop("token_entropy"), prog_bar=prog_bar, batch_size=1)
-        self.log_dict({f"{stage}_{name}": value for name, value in figures.items()}, batch_size=1)
+    def _log_metrics(self, stage: str, metrics: dict[str, Tensor], *, prog_bar: bool = False) -> None:
+        """Logs metrics that are on the CPU, so that Lightning's reads of their values do not wait for the GPU."""
+        self.log(f"{stage}_loss", metrics.pop("loss"), prog_bar=True, batch_size=1)
+        self.log(f"{stage}_token_entropy", metrics.pop("token_entropy"), prog_bar=prog_bar, batch_size=1)
+        self.log_dict({f"{stage}_{name}": value for name, value in metrics.items()}, batch_size=1)
+
+
+def _seed_generators(seed: int, device: torch.device) -> None:
+    """Seeds the generators of the CPU and of the current GPU; `torch.manual_seed` seeds those of all visible GPUs."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)

@@ -1,13 +1,13 @@
 """Sums over the microbatches and ranks of an optimizer step, exchanged in one all-reduce."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nestdata import AudioNoiseBatch, MicrobatchKey
+from nestdata import Microbatch, MicrobatchKey
 from nestmodel.errors import TrainingError
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.loss_stats import LossStats
@@ -37,6 +37,11 @@ class StepTotals:
     norm_statistics: list[Float[Tensor, "2 features"]]
     """Mean and variance for every batch norm, averaged over the microbatches."""
 
+    def counts(self) -> dict[str, Float[Tensor, ""]]:
+        """Returns the numbers by which all ranks decide about the step, by name."""
+        names = ("num_nonfinite", "num_preempted", "num_out_of_time")
+        return {name: getattr(self, name) for name in names}
+
 
 class StepStats:
     """Accumulates the loss statistics of the microbatches of one optimizer step on this rank.
@@ -52,7 +57,7 @@ class StepStats:
         self._values: Tensor | None = None
         self._microbatches: list[tuple[MicrobatchKey, list[str], Tensor]] = []
 
-    def add(self, stats: LossStats, batch: AudioNoiseBatch) -> None:
+    def add(self, stats: LossStats, batch: Microbatch) -> None:
         """Adds the statistics of a microbatch."""
         values = stats.flatten()
         self._values = values if self._values is None else self._values + values
@@ -81,8 +86,10 @@ class StepStats:
         """Packs the sums of this rank into one vector, of the same length on every rank and at every step."""
         assert self._values is not None
         losses = torch.stack([nll_sum for _, _, nll_sum in self._microbatches])
-        flags = losses.new_tensor([requests.preempted_here, requests.out_of_time_here, len(losses)])
-        counts = torch.cat([(~losses.isfinite()).sum().to(losses.dtype).unsqueeze(0), flags])
+        numbers = (requests.preempted_here, requests.out_of_time_here, len(losses))
+        # Not `new_tensor`, which copies from the CPU and waits for the device.
+        flags = [losses.new_full((), float(number)) for number in numbers]
+        counts = torch.stack([(~losses.isfinite()).sum().to(losses.dtype), *flags])
         collected = [norm.pop_collected().flatten() for norm in self._norms]
         return torch.cat([counts, *collected, self._values])
 
@@ -122,9 +129,13 @@ class DecayedCounts:
         self.counts: Tensor | None = None
         """Decayed counts, tokens first and predictions second; None before the first step."""
 
-    def update(self, stats: LossStats) -> Tensor:
-        """Adds the counts of a step and returns the decayed counts."""
+    def plus(self, stats: LossStats) -> Tensor:
+        """Returns the decayed counts with those of a step added; `counts` is not changed."""
         new = torch.stack([stats.token_counts, stats.predicted_counts])
         decayed = 0.0 if self.counts is None else self.counts.to(new.device)
-        self.counts = _COUNT_DECAY * decayed + new
-        return self.counts
+        return _COUNT_DECAY * decayed + new
+
+
+def fetch(scalars: Mapping[str, Float[Tensor, ""]]) -> dict[str, Float[Tensor, ""]]:
+    """Returns scalars of a device as scalars on the CPU, which waits for the device once."""
+    return dict(zip(scalars, torch.stack(list(scalars.values())).cpu().unbind(), strict=True))

@@ -1,4 +1,6 @@
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from tests.conftest import MessyCorpora
 from tests.distributed.runs import Run
 
 STEPS = 5
+REPOSITORY = Path(__file__).parents[2]
 
 
 def comparable(value: Any) -> Any:
@@ -192,3 +195,17 @@ def test_a_time_limit_ends_all_ranks_after_the_same_whole_step(messy_corpora: Me
     last = run.steps()[0].step
     assert f"trainer.max_time has passed: step {last} was the last" in run.log(0)
     assert sorted(run.seen()) == [(step, microbatch) for step in range(last) for microbatch in range(4)]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.faults
+def test_gradients_are_equal_bit_for_bit_with_and_without_views_of_the_buckets() -> None:
+    command = [sys.executable, "-m", "tests.distributed.gradient_views"]
+    output = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=600).stdout
+    found = {(int(size), are_views): digests for size, are_views, *digests in map(str.split, output.splitlines())}
+    assert len(found) == 8
+    for size in (1, 2, 3, 4):
+        assert found[size, "True"] == found[size, "False"]
+        assert len(found[size, "True"]) == size
+        assert len(set(found[size, "True"])) == 1  # all ranks have the same sums

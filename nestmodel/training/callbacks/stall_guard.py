@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 import nestguard
-from nestdata import AudioNoiseBatch, last_error_line
+from nestdata import Microbatch, last_error_line
 from nestguard import Phase
 from nestmodel.errors import ConfigError
 from nestmodel.training.checkpoints import Checkpoints
@@ -162,7 +162,7 @@ class StallGuard(pl.Callback):
         self._heartbeat.beat(Phase.LOADING, trainer.global_step, 0)
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, _module: pl.LightningModule, batch: AudioNoiseBatch, index: int
+        self, trainer: pl.Trainer, _module: pl.LightningModule, batch: Microbatch, index: int
     ) -> None:
         """Writes a heartbeat: a microbatch is loaded.
 
@@ -182,7 +182,7 @@ class StallGuard(pl.Callback):
             mark_end_of_backward(loss, lambda: self._heartbeat.mark_device(Phase.COLLECTIVE))
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, index: int
+        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: Microbatch, index: int
     ) -> None:
         """Writes a heartbeat: the rank loads its next microbatch. Warns once if the monitor has died."""
         done = (index + 1) % trainer.accumulate_grad_batches

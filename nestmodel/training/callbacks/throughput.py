@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytorch_lightning as pl
 
-from nestdata import AudioNoiseBatch
+from nestmodel.nn.network_input import NetworkInput
 from nestmodel.training.module import NestModel
 from nestmodel.training.step_limits import ends_step
 
@@ -27,12 +27,12 @@ class Throughput(pl.Callback):
             self._waiting_s += self._batch_started - self._batch_ended
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _outputs: Any, batch: AudioNoiseBatch, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _outputs: Any, batch: NetworkInput, batch_idx: int
     ) -> None:
         """Counts a batch, and logs the rates every `log_every_n_steps` steps."""
         self._batch_ended = time.perf_counter()
         self._working_s += self._batch_ended - self._batch_started
-        self._samples += int(batch.audio_len.sum())
+        self._samples += batch.num_samples
         self._padded_samples += batch.audio.numel()
         self._replaced += len(batch.bad_cuts)
         self._failed_reads += sum(len(mix.bad_noise) for mix in batch.mixes)
@@ -41,17 +41,17 @@ class Throughput(pl.Callback):
         every: int = cast(Any, trainer).log_every_n_steps  # exists, but is missing in Lightning's annotations
         if is_step and trainer.global_step % max(1, every) == 0:
             total_s = self._working_s + self._waiting_s
-            rate = cast(NestModel, pl_module).config.features.sampling_rate
-            pl_module.log_dict(
+            model = cast(NestModel, pl_module)
+            rate = model.config.features.sampling_rate
+            model.log_numbers(
                 {
                     "audio_s_per_s": self._samples / rate / total_s * trainer.world_size,
                     "data_wait": self._waiting_s / total_s,
                     "padding": 1 - self._samples / self._padded_samples,
-                    "cuts_replaced": float(self._replaced),
-                    "noise_failed_reads": float(self._failed_reads),
-                    "noise_white": float(self._white),
-                },
-                batch_size=1,
+                    "cuts_replaced": self._replaced,
+                    "noise_failed_reads": self._failed_reads,
+                    "noise_white": self._white,
+                }
             )
             self._reset()
 

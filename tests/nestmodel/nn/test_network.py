@@ -4,8 +4,10 @@ from typing import Literal
 import pytest
 import torch
 
-from nestdata import AudioNoiseBatch, MicrobatchKey
-from nestmodel import MaskConfig, NestNetwork, loss_stats
+from nestdata import AudioNoiseBatch, MicrobatchKey, PackedBatch
+from nestmodel import MaskConfig, NestNetwork, NetworkInput, loss_stats
+from nestmodel.nn.features import Preprocessor
+from nestmodel.nn.network import num_padded_frames
 from tests.synthesis import chirp, hiss
 from tests.training import tiny_config
 
@@ -54,6 +56,70 @@ def test_masks_depend_on_the_batch_key_the_purpose_and_the_seed() -> None:
     assert not torch.equal(network(batch(step=3, microbatch=0)).is_scored, masks)
     assert not torch.equal(network(batch(step=3, microbatch=1), mask_purpose="validation mask").is_scored, masks)
     assert not torch.equal(NestNetwork(replace(CONFIG, seed=1)).eval()(batch(step=3, microbatch=1)).is_scored, masks)
+
+
+@pytest.mark.parametrize("position", ["pre_conv", "post_conv"])
+def test_masks_can_be_drawn_before_a_batch_is_copied(position: Literal["pre_conv", "post_conv"]) -> None:
+    network = NestNetwork(replace(CONFIG, masking=replace(CONFIG.masking, position=position, prob=0.2))).eval()
+    expected = network(batch(step=3))
+    inputs = network.draw_masks(batch(step=3)).to("cpu")
+    assert torch.equal(inputs.scored_rows, expected.is_scored.flatten().nonzero().squeeze(1))
+    assert inputs.num_samples == 56000
+    output = network.forward_masked(inputs)
+    assert torch.equal(output.logits, expected.logits)
+    assert torch.equal(output.targets, expected.targets)
+    feats, feat_lens = network.features(torch.cat([batch().audio, batch().noisy_audio]), batch().audio_len.repeat(2))
+    again = network.forward_features(*feats.chunk(2), feat_lens[:2], inputs.is_masked)
+    assert torch.equal(again.logits, expected.logits)
+
+
+def test_masks_are_drawn_by_the_generator_of_the_cpu() -> None:
+    network = NestNetwork(CONFIG)
+    generator = torch.Generator().manual_seed(network.seed_for("mask", batch()))
+    expected = network.mask_processor.draw(torch.tensor([200, 150]), 208, generator)
+    assert torch.equal(network.draw_masks(batch()).masks.is_masked, expected)
+
+
+def test_the_network_receives_what_it_reads_and_the_record_of_the_batch() -> None:
+    masked = NestNetwork(CONFIG).draw_masks(batch(step=2, microbatch=1))
+    inputs = masked.to("meta")
+    assert list(inputs.tensors()) == ["audio", "audio_len", "noisy_audio", "is_masked", "is_scored", "scored_rows"]
+    assert {tensor.device.type for tensor in inputs.tensors().values()} == {"meta"}
+    assert {tensor.device.type for tensor in masked.masks} == {"cpu"}
+    assert (inputs.key, inputs.sample_id) == (MicrobatchKey(0, 2, 1), ["a", "b"])
+    on_cpu = masked.to("cpu")
+    assert isinstance(on_cpu, NetworkInput)
+    assert torch.equal(on_cpu.noisy_audio, batch().noisy_audio)
+
+
+def test_a_packed_batch_is_unpacked_after_the_copy() -> None:
+    dense = batch()
+    noise = dense.noise[0, 100:300]
+    packed = PackedBatch(
+        audio=(dense.audio * 2**15).to(torch.int16),
+        audio_len=dense.audio_len,
+        noise=noise,
+        noise_len=dense.noise_len,
+        segments=torch.tensor([[100], [200]]),
+        sample_id=["a", "b"],
+        mixes=[],
+        bad_cuts=[],
+        key=dense.key,
+    )
+    network = NestNetwork(CONFIG).eval()
+    inputs, unpacked = network.draw_masks(packed).to("cpu"), packed.unpack()
+    assert torch.equal(inputs.audio, unpacked.audio)
+    assert torch.equal(inputs.noisy_audio, unpacked.noisy_audio)
+    assert torch.equal(network.forward_masked(inputs).logits, network(unpacked).logits)
+
+
+@pytest.mark.parametrize("options", [{}, {"pad_to": 24}, {"n_fft": 401, "hop_length": 100}])
+def test_the_number_of_padded_frames_is_that_of_the_features(options: dict[str, int]) -> None:
+    config = replace(CONFIG.features, **options)
+    features = Preprocessor(config)
+    for num_samples in (1, 159, 160, 2400, 2559, 2560, 4801):
+        feats, _ = features(torch.zeros(1, num_samples), torch.tensor([num_samples]))
+        assert feats.shape[2] == num_padded_frames(num_samples, config)
 
 
 def test_eval_mode_leaves_the_global_generator_unchanged() -> None:

@@ -260,7 +260,7 @@ def test_ddp_receives_fixed_buckets_and_the_group_its_timeout(tmp_path: Path, mo
     assert [options["timeout"] for options in started] == [timedelta(seconds=77)]
     (model,) = models
     assert isinstance(model, DistributedDataParallel)
-    assert (model.find_unused_parameters, model.broadcast_buffers) == (True, False)
+    assert (model.find_unused_parameters, model.gradient_as_bucket_view, model.broadcast_buffers) == (True, True, False)
 
 
 def test_a_run_on_one_device_has_no_process_group_timeout(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.loss_stats import loss_stats
 from nestmodel.nn.masking import scored_token_mask
+from nestmodel.training import module
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, tone
 from tests.training import FirstGradients, Recorder, fit, messy_data, tiny_config, trainer
@@ -153,6 +154,18 @@ def test_gradients_are_of_the_mean_over_the_scored_tokens_of_the_whole_step(
     assert seen.grads.keys() == expected.keys()
     for name, grad in expected.items():
         torch.testing.assert_close(seen.grads[name], grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_microbatch_seeds_the_cpu_and_the_current_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[object] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: seeded.append(("all", seed)))
+    module._seed_generators(7, torch.device("cpu"))
+    drawn = torch.rand(3)
+    assert seeded == []
+    module._seed_generators(8, torch.device("cuda", 1))
+    assert seeded == [8]
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
 
 
 def test_equal_runs_give_equal_weights_bit_for_bit(messy_corpora: MessyCorpora, tmp_path: Path) -> None:

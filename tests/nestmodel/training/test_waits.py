@@ -1,0 +1,97 @@
+"""Counts the waits of the CPU for the GPU in training steps, without a GPU and, where there is one, on it.
+
+A change that adds a wait fails here. `python -m benchmarks.count_waits` prints the functions that wait.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.count_waits import GPU, MB, Count, Wait, count_waits, dense_batch, fake_gpu, packed_batch
+from nestmodel import NestModel, Throughput
+from nestmodel.training import module
+from tests.conftest import MessyCorpora
+from tests.training import messy_data, tiny_config, trainer
+
+
+@pytest.fixture(scope="module")
+def counts() -> list[Count]:
+    """Counts of two steps of two microbatches, of which the second step is logged, with lines of progress."""
+    return count_waits(dense_batch(), num_steps=2, microbatches=2, seconds_between_lines=0.0)
+
+
+def test_the_cpu_waits_once_in_a_step_for_the_sums_of_the_step(counts: list[Count]) -> None:
+    sums = Wait("copy to the CPU", "step_stats.py:fetch")
+    assert [(count.step, count.microbatch, count.is_logged, count.waits) for count in counts] == [
+        (0, 0, False, []),
+        (0, 1, False, [sums]),
+        (1, 0, True, []),
+        (1, 1, True, [sums]),
+    ]
+
+
+def test_a_batch_of_240_s_sends_clean_and_noisy_audio_only(counts: list[Count]) -> None:
+    audio_bytes = 2 * 4 * 240 * 16000
+    assert audio_bytes < counts[-1].bytes_sent < 31 * MB
+
+
+def test_a_packed_batch_of_240_s_sends_16_bit_audio_and_is_unpacked_without_a_wait() -> None:
+    (count,) = count_waits(packed_batch(), num_steps=1)
+    assert len(count.waits) == 1
+    assert count.bytes_sent < 16 * MB
+
+
+@pytest.mark.parametrize(
+    ("expression", "operation"),
+    [
+        ("x.sum().item()", "read of a number"),
+        ("bool(x.sum() > 0)", "read of a number"),
+        ("x.tolist()", "read of numbers"),
+        ("x.cpu()", "copy to the CPU"),
+        ("torch.empty(3).copy_(x)", "copy to the CPU"),
+        ("x.nonzero()", "nonzero"),
+        ("x.new_tensor([1.0])", "blocking copy to the GPU"),
+        ("torch.tensor(1.0, device='cuda')", "blocking copy to the GPU"),
+        ("x.copy_(torch.ones(3))", "blocking copy to the GPU"),
+        ("torch.ones(3).pin_memory().to('cuda')", "blocking copy to the GPU"),
+        ("torch.ones(3).to('cuda', non_blocking=True)", "copy to the GPU from pageable memory"),
+        ("x[torch.tensor([0, 1])]", "aten.index.Tensor of tensors on both devices"),
+        ("torch.cuda.synchronize()", "synchronize"),
+        ("torch.ones(3).pin_memory().to('cuda', non_blocking=True)", None),
+        ("x.new_full((), 1.0) * 2 + torch.zeros(3, device='cuda')", None),
+        ("torch.ones(3).sum().item()", None),
+    ],
+)
+def test_the_fake_gpu_counts_every_kind_of_wait(expression: str, operation: str | None) -> None:
+    with fake_gpu() as gpu:
+        x = torch.zeros(3, device=GPU)
+        eval(expression, {"torch": torch, "x": x})
+    assert [wait.operation for wait in gpu.waits] == ([operation] if operation else [])
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_steps_on_a_gpu_wait_only_where_their_sums_are_read(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA raises an error at every other wait, from the second step on."""
+    fetch, num_fetched, num_steps = module.fetch, 0, 6
+
+    def allowed_fetch(scalars):  # type: ignore[no-untyped-def]
+        nonlocal num_fetched
+        torch.cuda.set_sync_debug_mode("default")
+        values = fetch(scalars)
+        num_fetched += 1
+        # After the last step, Lightning copies the model to the CPU.
+        torch.cuda.set_sync_debug_mode("default" if num_fetched == num_steps else "error")
+        return values
+
+    monkeypatch.setattr(module, "fetch", allowed_fetch)
+    runner = trainer(tmp_path, [Throughput()], accelerator="gpu", max_steps=num_steps, log_every_n_steps=2)
+    try:
+        runner.fit(NestModel(tiny_config()), datamodule=messy_data(messy_corpora))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert num_fetched == num_steps
