@@ -25,6 +25,8 @@ ALLOWED = {
     "_fields": "public part of named tuples",
     "_replace": "public part of named tuples",
     "_exit": "os._exit and the C library's _exit",
+    "_scaled_dot_product_efficient_attention": "one of torch's kernels of attention, without another name",
+    "_sleep": "torch's only kernel that runs for a given time",
     "_foreach_div_": "torch's division of many tensors in one call, which has no public name",
     "_option_string_actions": "argparse has no public list of its options",
     "_log_mels": "nestmodel's own features, for `nestmodel.evaluate`",
