@@ -72,4 +72,4 @@ def test_the_budget_of_a_preset_fits_80_gb(preset: str) -> None:
     stated = yaml.safe_load(preset_path(preset).read_text(encoding="utf-8"))["data"]["plan"]["max_batch_seconds"]
     demand = count_memory.count(preset, lengths=(1.0, 240.0))
     fitting = demand.budget(80, 240.0, 0.2, checkpointed=False)
-    assert 0.5 * fitting < stated <= fitting
+    assert 0.4 * fitting < stated <= fitting

@@ -28,12 +28,10 @@ def restored_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     fills = torch.utils.deterministic.fill_uninitialized_memory
-    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch")]
     levels = [logger.level for logger in loggers]
     yield
     torch.utils.deterministic.fill_uninitialized_memory = fills
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
 

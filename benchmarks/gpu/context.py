@@ -86,7 +86,7 @@ def full_extent(presets: Sequence[str], budgets: dict[str, float], *, compiles: 
         loop_model=NestConfig.preset("demo"),
         loop_steps=10,
         parity_seconds=5.0,
-        feed_seconds=5.0,
+        feed_seconds=3.0,
         stall_seconds=30.0,
         compiles=compiles,
     )

@@ -2,6 +2,8 @@
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +22,23 @@ _NUM_BLOCKS = 2
 
 def measure_parity(context: Context, section: Section) -> None:
     """Adds the largest relative differences from a CPU in float64 (of float32 results) and in float32 (of bf16)."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     for name, config in context.extent.models.items():
         if not context.has_time():
             section.notes.append(f"{name} and later models were not measured: the time was over.")
             return
-        for row in _parity_rows(context, name, config):
-            section.rows.append(row)
+        with _without_tf32():
+            section.rows += _parity_rows(context, name, config)
     section.notes.append(f"Models have at most {_NUM_BLOCKS} blocks, no dropout, and no dither; TF32 is off.")
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def _parity_rows(context: Context, name: str, config: NestConfig) -> list[Row]:
@@ -102,7 +113,6 @@ def relative(found: Any, expected: Any) -> float:
 
 def measure_golden(context: Context, section: Section) -> None:
     """Adds the differences from the outputs of NeMo in tests/golden, on the device in float32 and bf16."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     with np.load(GOLDEN) as arrays:
         golden = dict(arrays)
     model = NestNetwork(config_from_nemo(json.loads(str(golden["config"])))).eval()
@@ -115,7 +125,8 @@ def measure_golden(context: Context, section: Section) -> None:
     masked, masked_lens = (torch.from_numpy(golden[n]).to(context.device) for n in ("masked_features", "features_len"))
     stored = np.concatenate([golden["features_clean"], golden["features_noisy"]])
     for precision in ("float32", "bf16"):
-        with torch.no_grad(), torch.autocast(context.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        autocast = torch.autocast(context.device.type, torch.bfloat16, enabled=precision == "bf16")
+        with torch.no_grad(), _without_tf32(), autocast:
             feats, _ = model.preprocessor(audio, lens)
             encoded, enc_lens = model.encoder(masked, masked_lens)
             log_probs = model.decoder(encoded)

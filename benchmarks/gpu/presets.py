@@ -100,6 +100,7 @@ def _measure(context: Context, case: Case) -> Row | None:
 
 
 def _measured(context: Context, case: Case) -> Row:
+    torch.compiler.reset()  # torch compiles a function for a limited number of shapes, over all cases
     memory = PeakMemory(context.device)
     step = TrialStep(case.config, context.single_trainer(), compile_blocks=case.compiled, num_shapes=1)
     batch = noise_batch(case.shape)
