@@ -60,7 +60,7 @@ class Extent:
     """Whether compiled blocks are measured."""
 
 
-def tiny_extent(*, compiles: bool = False) -> Extent:
+def tiny_extent() -> Extent:
     """Returns the extent for a CPU: seconds."""
     return Extent(
         models={"tiny": tiny_config()},
@@ -72,11 +72,11 @@ def tiny_extent(*, compiles: bool = False) -> Extent:
         parity_seconds=1.0,
         feed_seconds=0.05,
         stall_seconds=4.0,
-        compiles=compiles,
+        compiles=False,
     )
 
 
-def full_extent(presets: Sequence[str], budgets: dict[str, float], *, compiles: bool = True) -> Extent:
+def full_extent(presets: Sequence[str], budgets: dict[str, float]) -> Extent:
     """Returns the extent for a GPU."""
     return Extent(
         models={name: NestConfig.preset(name) for name in presets},
@@ -88,7 +88,7 @@ def full_extent(presets: Sequence[str], budgets: dict[str, float], *, compiles: 
         parity_seconds=5.0,
         feed_seconds=3.0,
         stall_seconds=30.0,
-        compiles=compiles,
+        compiles=True,
     )
 
 

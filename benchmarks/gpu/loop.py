@@ -99,7 +99,11 @@ def measure_waits(context: Context, section: Section) -> None:
     )
     for place, number in counter.places.most_common():
         section.rows.append({"row": place, "value": number / steps})
-    kind = "implicit synchronisations that torch reports" if context.is_cuda else "operations that return a number"
+    kind = (
+        "implicit synchronisations that torch reports"
+        if context.is_cuda
+        else "operations whose result the CPU needs, including those on tensors that a GPU run keeps on the CPU"
+    )
     section.notes.append(f"Counted: {kind}, in steps {_FIRST} to {_LAST - 1}.")
 
 

@@ -75,6 +75,8 @@ def cases(context: Context) -> Iterator[Case]:
 
 def measure_presets(context: Context, section: Section) -> None:
     """Adds a row for each case; halves the number of cuts as long as memory runs out."""
+    if not context.extent.compiles:
+        section.notes.append("Compiled blocks are measured on a GPU only.")
     for case in cases(context):
         if not context.has_time():
             section.notes.append(f"`{case.row}` and later cases were not measured: the time was over.")
