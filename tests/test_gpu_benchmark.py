@@ -121,6 +121,19 @@ def test_a_table_has_the_columns_of_all_rows() -> None:
     assert "| row | x | y |\n|---|---|---|\n| a\\|b | 0.1235 |  |\n| c |  | yes |\n" in text
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_equal_and_resumed_runs_have_equal_bits_on_a_gpu_in_deterministic_mode(tmp_path: Path) -> None:
+    # A process of its own: cuBLAS reads its environment variable once.
+    command = [sys.executable, "-m", "benchmarks.gpu", "-o", str(tmp_path / "results.md"), "--only", "resume"]
+    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=600)
+    sections = json.loads((tmp_path / "results.json").read_text())["sections"]
+    row = rows(sections[0])["deterministic"]
+    assert row["equal runs have equal bits"]
+    assert row["a resumed run has equal bits"]
+
+
 @pytest.mark.faults
 @pytest.mark.multiprocess
 @pytest.mark.slow
