@@ -126,9 +126,9 @@ class Context:
         return values[0]
 
     def free_memory(self) -> None:
-        """Frees memory that nothing uses any more."""
-        gc.collect()
+        """Frees memory of the GPU that nothing uses any more."""
         if self.is_cuda:
+            gc.collect()
             torch.cuda.empty_cache()
 
     def single_trainer(self, precision: Any = None, **settings: Any) -> pl.Trainer:
@@ -157,7 +157,7 @@ class Context:
         }
         return pl.Trainer(**{**defaults, **settings}, callbacks=list(callbacks))
 
-    def demo_data(self, *, pcm: bool = False, num_workers: int = 0, seconds: float = 20.0) -> NestDataModule:
+    def demo_data(self, *, pcm: bool = False, num_workers: int = 0, seconds: float = 12.0) -> NestDataModule:
         """Returns the demo corpus, with or without a sample bank, as the data of a run."""
         speech = self.directory / ("pcm.corpus" if pcm else "speech.corpus")
         plan = PlanConfig(max_batch_seconds=seconds, microbatches_per_step=max(2, self.world_size))

@@ -7,7 +7,7 @@ from benchmarks.gpu.report import Section
 from nestmodel import NestModel
 from nestmodel.preflight.feeding import check_feeding, own_cores
 
-_LONGEST_S = 20.0
+_LONGEST_S = 12.0
 """More than the longest cut of the demo corpus lasts."""
 
 _MOST_S = 240.0
