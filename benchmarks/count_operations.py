@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
 from nestmodel import NestConfig, NestNetwork, loss_stats
+from nestmodel.preflight.trial_step import noise_batch
 
 PRESETS = ("small", "medium", "large", "xlarge")
 
@@ -65,9 +65,8 @@ def count(preset: str, seconds: float = 15.0) -> Demand:
 
 def _flops(config: NestConfig, seconds: float) -> int:
     network = NestNetwork(config).train()
-    custom = {torch.ops.aten.convolution_backward: _backward_of_convolution}
-    with FlopCounterMode(display=False, custom_mapping=custom) as counter:
-        loss_stats(network(_batch(round(16000 * seconds)))).nll_sum.backward()
+    with FlopCounterMode(display=False, custom_mapping=CUSTOM_FORMULAS) as counter:
+        loss_stats(network(noise_batch((1, round(16000 * seconds))))).nll_sum.backward()
     return counter.get_total_flops()
 
 
@@ -81,6 +80,10 @@ def _backward_of_convolution(grad_out: Any, _x: Any, weight: Any, *rest: Any, **
     return forward * sum(output_mask[:2])
 
 
+CUSTOM_FORMULAS = {torch.ops.aten.convolution_backward: _backward_of_convolution}
+"""Formulas of torch's flop counter that are replaced."""
+
+
 def print_demands(demands: list[Demand]) -> None:
     """Prints audio-seconds a second by preset, GPU and utilisation."""
     columns = [(gpu, share) for gpu in DENSE_BF16_TFLOPS for share in UTILISATIONS]
@@ -91,23 +94,6 @@ def print_demands(demands: list[Demand]) -> None:
     for demand in demands:
         rates = " | ".join(f"{demand.audio_s_per_s(gpu, share):,.0f}" for gpu, share in columns)
         print(f"| {demand.preset} | {demand.gflop_per_audio_s:.1f} | {rates} |")
-
-
-def _batch(num_samples: int) -> AudioNoiseBatch:
-    audio = 0.1 * torch.randn(1, num_samples, generator=torch.Generator().manual_seed(0))
-    lens = torch.tensor([num_samples])
-    return AudioNoiseBatch(
-        audio=audio,
-        audio_len=lens,
-        noise=torch.zeros_like(audio),
-        noise_len=torch.zeros_like(lens),
-        noisy_audio=audio.clone(),
-        noisy_audio_len=lens.clone(),
-        sample_id=["noise"],
-        mixes=[Mix(mode="none")],
-        bad_cuts=[],
-        key=MicrobatchKey(0, 0, 0),
-    )
 
 
 if __name__ == "__main__":

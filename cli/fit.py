@@ -21,6 +21,7 @@ from nestmodel import (
     StallGuard,
     Throughput,
     newest_checkpoint,
+    prepare_deterministic,
 )
 from nestmodel.training.lightning_private import launched_processes
 from nestmodel.training.startup import watch_ranks
@@ -28,6 +29,11 @@ from nestmodel.training.startup import watch_ranks
 from .arguments import SEEDS, Parser, with_explicit_booleans, with_preset_paths
 from .preflight import PreflightTrainer
 from .program import UsageError
+
+_ONLY_WARNS = (
+    "trainer.deterministic is 'warn': the backward pass of attention stays non-deterministic on a GPU. Set it to true "
+    "for equal bits."
+)
 
 
 class _Cli(LightningCLI):
@@ -59,9 +65,13 @@ class _Cli(LightningCLI):
             )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        settings = self.config_init[self.subcommand]["trainer"]
+        if settings["deterministic"] is True:
+            prepare_deterministic()
+        elif settings["deterministic"] == "warn":
+            warnings.warn(_ONLY_WARNS, stacklevel=1)
         trainer = super().instantiate_trainer(**kwargs)
         watch_ranks(lambda: launched_processes(trainer))
-        settings = self.config_init[self.subcommand]["trainer"]
         if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
             return trainer  # The user chose loggers, or none.
         csv_logger = CSVLogger(trainer.default_root_dir, name="")

@@ -172,6 +172,7 @@ from .training.checkpoints import (
     newest_checkpoint as newest_checkpoint,
 )
 from .training.data import NestDataModule as NestDataModule
+from .training.determinism import prepare_deterministic as prepare_deterministic
 from .training.module import NestModel as NestModel
 from .training.nonfinite import SkippedStepWarning as SkippedStepWarning
 from .training.preemption import (
@@ -245,6 +246,7 @@ __all__ = [
     "loss_stats",
     "newest_checkpoint",
     "parse_layers",
+    "prepare_deterministic",
     "preset_path",
     "read_config",
     "run_preflight",

@@ -112,7 +112,7 @@ def _measurement(
         bank_s=decoding.bank_s / decoding.audio_s,
         stored_bytes=decoding.stored_bytes / decoding.audio_s,
         bank_bytes=decoding.bank_bytes / decoding.audio_s,
-        hours_without_bank=sum(corpus.hours for corpus in dataset.corpus.corpora if not corpus.has_bank),
+        hours_without_bank=sum((corpus.hours for corpus in dataset.corpus.corpora if not corpus.has_bank), 0.0),
     )
 
 

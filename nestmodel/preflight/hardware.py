@@ -16,7 +16,7 @@ from nestdata import BatchPlan
 from nestmodel.errors import TrainingError
 from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.preflight.checks import local_world_size
-from nestmodel.preflight.memory import PeakMemory, available_bytes, gigabytes, resident_bytes
+from nestmodel.preflight.memory import PeakMemory, available_bytes, gigabytes, resident_bytes, usable_bytes
 from nestmodel.preflight.report import CheckResult
 from nestmodel.preflight.trial_step import Shape, TrialStep, noise_batch
 from nestmodel.training.data import NestDataModule
@@ -171,14 +171,14 @@ class _MemoryMeter(PeakMemory):
 
     Attributes:
         name: Name of the memory in messages.
-        total_bytes: Bytes that a step may use. On a CPU, the sum of what this process already uses and its share of
-            the available memory of the machine; 0 if unknown.
+        total_bytes: Bytes that a step may use. On a GPU, what torch may reserve. On a CPU, the sum of what this
+            process already uses and its share of the available memory of the machine; 0 if unknown.
     """
 
     def __init__(self, trainer: pl.Trainer, device: torch.device) -> None:
         super().__init__(device)
         if device.type == "cuda":
-            self.name, self.total_bytes = str(device), torch.cuda.get_device_properties(device).total_memory
+            self.name, self.total_bytes = str(device), usable_bytes(device)
         else:
             self.name = "this machine"
             self.total_bytes = resident_bytes() + available_bytes() // local_world_size(trainer)

@@ -56,7 +56,10 @@ def read_kib(path: str, name: str) -> int:
 
 
 class PeakMemory:
-    """Measures the peak memory that torch allocates on a GPU, or the peak resident memory of this process."""
+    """Measures the peak memory that torch reserves on a GPU, or the peak resident memory of this process.
+
+    Reserved memory includes what fragmentation makes unusable; the sum of all tensors would be too small a measure.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -76,5 +79,19 @@ class PeakMemory:
     def peak_bytes(self) -> int:
         """Returns the peak since the last reset."""
         if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
-        return 1024 * (read_kib("/proc/self/status", "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+            return torch.cuda.max_memory_reserved(self._device)
+        return 1024 * read_kib("/proc/self/status", "VmHWM") or _max_rss_bytes()
+
+
+def usable_bytes(device: torch.device) -> int:
+    """Returns the memory of a GPU that torch may reserve in this process, including what it has reserved already.
+
+    The CUDA context and the memory of other processes are not part of it.
+    """
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device)
+
+
+def _max_rss_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

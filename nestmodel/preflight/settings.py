@@ -13,6 +13,7 @@ import torch
 from nestdata import last_error_line
 from nestmodel.preflight.report import CheckResult
 from nestmodel.training.data import NestDataModule
+from nestmodel.training.determinism import determinism
 from nestmodel.training.module import NestModel
 from nestmodel.training.resume import ABSENT, Settings, changed_settings, flatten_settings
 
@@ -36,6 +37,8 @@ def rank_settings(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -
         "data.val_corpus": repr(val.plan.fingerprint if val else None),
         **{f"trainer.{name}": repr(getattr(trainer, name)) for name in ("precision", "gradient_clip_val", "max_steps")},
         "trainer.val_check_interval": repr(trainer.val_check_interval),
+        "trainer.deterministic": repr(determinism()),
+        "model.compile_blocks": repr(model.compile_blocks),
     }
 
 

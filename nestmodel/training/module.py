@@ -32,7 +32,7 @@ from nestmodel.options import WeightParts
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import fix_gradient_buckets, log_by_global_step, scale_loop_progress
 from nestmodel.training.nonfinite import SkippedSteps
-from nestmodel.training.resume import check_same_step, check_unchanged, run_settings
+from nestmodel.training.resume import Settings, check_same_step, check_unchanged, run_settings
 from nestmodel.training.schedule import build_optimizer
 from nestmodel.training.step_stats import DecayedCounts, StepStats, fetch
 from nestmodel.training.stop_requests import StopRequests
@@ -240,7 +240,7 @@ class NestModel(NestNetwork, pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the configuration of the model, the settings of the run, the skipped steps and the class counts."""
         checkpoint[CONFIG_KEY] = asdict(self.config)
-        checkpoint[_SETTINGS_KEY] = run_settings(self.config, self.trainer)
+        checkpoint[_SETTINGS_KEY] = self._run_settings()
         checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -252,11 +252,14 @@ class NestModel(NestNetwork, pl.LightningModule):
         if not self._is_fitting():
             return
         if _SETTINGS_KEY in checkpoint:
-            check_unchanged(checkpoint[_SETTINGS_KEY], run_settings(self.config, self.trainer))
+            check_unchanged(checkpoint[_SETTINGS_KEY], self._run_settings())
         scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)
         if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):
             self._train_counts.counts = progress.pop("faded_counts")
             self._skipped = SkippedSteps(**progress)
+
+    def _run_settings(self) -> Settings:
+        return run_settings(self.config, self.trainer, compile_blocks=self.compile_blocks)
 
     def _is_fitting(self) -> bool:
         try:

@@ -1,7 +1,8 @@
 """The settings of a run, and the checks before it is resumed from a checkpoint.
 
-A checkpoint stores the settings that decide what is learned: data, model, precision and gradient clipping. A run may
-be resumed only with equal settings. The numbers of ranks, loader processes and steps are not included and may change.
+A checkpoint stores the settings that decide what is learned: data, model, precision, gradient clipping, and whether
+kernels are compiled or deterministic. A run may be resumed only with equal settings. The numbers of ranks, loader
+processes and steps are not included and may change.
 """
 
 from collections.abc import Mapping
@@ -13,12 +14,16 @@ import torch
 
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
+from nestmodel.training.determinism import determinism
 
 Settings = dict[str, str]
 """Values by dotted name, both as text, so that a checkpoint can be read without this package."""
 
 ABSENT = "(absent)"
 _MAX_CHANGES_SHOWN = 8
+
+_ADDED = ("model.compile_blocks", "trainer.deterministic")
+"""Settings that checkpoints from before the setting was stored lack; such checkpoints can be resumed with any value."""
 
 
 @runtime_checkable
@@ -45,17 +50,20 @@ def flatten_settings(value: object, name: str) -> Settings:
     return {name: repr(value)}
 
 
-def run_settings(config: NestConfig, trainer: pl.Trainer) -> Settings:
-    """Returns the settings of a run that a checkpoint stores: model, data, gradient clipping and precision.
+def run_settings(config: NestConfig, trainer: pl.Trainer, *, compile_blocks: bool) -> Settings:
+    """Returns the settings of a run that a checkpoint stores: model, data, gradient clipping, precision and kernels.
 
     Args:
         config: Configuration of the model.
         trainer: The run's trainer. Data settings are included if its data module has them (`HasRunSettings`).
+        compile_blocks: Whether the blocks of the encoder are compiled.
     """
     data = getattr(trainer, "datamodule", None)
     return {
         **flatten_settings(config, "model.config"),
         **(data.settings if isinstance(data, HasRunSettings) else {}),
+        "model.compile_blocks": repr(compile_blocks),
+        "trainer.deterministic": repr(determinism()),
         "trainer.gradient_clip_val": repr(trainer.gradient_clip_val),
         "trainer.precision": repr(trainer.precision),
     }
@@ -75,12 +83,13 @@ def check_unchanged(before: Settings, now: Settings) -> None:
     """Checks that a run has the settings of the checkpoint that it is resumed from.
 
     Args:
-        before: Settings in the checkpoint.
+        before: Settings in the checkpoint. Settings that older versions did not store may be absent.
         now: Settings of the run.
 
     Raises:
         ConfigError: Some settings differ; the message names them with both values.
     """
+    now = {name: value for name, value in now.items() if name in before or name not in _ADDED}
     changed = changed_settings(before, now)
     if not changed:
         return

@@ -1,7 +1,9 @@
+import os
 import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from nestcli.nestmodel import main
@@ -154,3 +156,33 @@ def test_an_invalid_configuration_file_is_one_line(
     (tmp_path / "bad.yaml").write_text(content)
     assert main(["fit", "--config", "demo", "--config", str(tmp_path / "bad.yaml"), "--data.corpus", "a"]) == 2
     assert message in error_of(capsys)
+
+
+def test_a_deterministic_run_sets_what_cublas_and_nccl_need_and_refuses_other_values(
+    messy_corpora: MessyCorpora,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    arguments = ["fit", "--config", tmp_path / "tiny.yaml", "--data.corpus", messy_corpora.speech]
+    arguments += ["--trainer.default_root_dir", tmp_path / "run", "--trainer.accelerator", "cpu"]
+    arguments += ["--trainer.deterministic", "true", "--trainer.fast_dev_run", "true"]
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        assert main([str(argument) for argument in arguments]) == 1
+        assert "trainer.deterministic needs NCCL_ALGO=Ring, but the environment sets it to 'Tree'" in error_of(capsys)
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        monkeypatch.delenv("NCCL_ALGO")
+        assert main([str(argument) for argument in arguments]) == 0
+        assert torch.are_deterministic_algorithms_enabled()
+        assert (os.environ["CUBLAS_WORKSPACE_CONFIG"], os.environ["NCCL_ALGO"]) == (":4096:8", "Ring")
+        arguments[arguments.index("true")] = "warn"
+        with pytest.warns(UserWarning, match="attention stays non-deterministic on a GPU"):
+            assert main([str(argument) for argument in arguments]) == 0
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = fills

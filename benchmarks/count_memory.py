@@ -1,0 +1,259 @@
+"""Estimates the memory of a training step for each preset, and prints the `max_batch_seconds` that fit a GPU.
+
+    python benchmarks/count_memory.py [--presets medium large xlarge] [--margin 0.2]
+
+No GPU is needed, and nothing is computed: the blocks and the subsampling run forward and backward on fake tensors
+(`torch._subclasses.FakeTensorMode`), and the bytes of all live tensors are summed. The branches and the types are those
+of CUDA under bf16-mixed. The autograd engine cannot run on fake CUDA tensors without a driver, so the fakes are on the
+CPU, and three functions are replaced by what they do on CUDA; `tests/test_count_memory.py` compares the result of the
+forward pass with fake CUDA tensors. Prints the tables of docs/gpu.md. Takes a few minutes on one core.
+"""
+
+import argparse
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nestmodel import ConformerEncoder, NestConfig, NestNetwork
+from nestmodel.nn.decoder import MultiSoftmaxDecoder
+from nestmodel.nn.loss import masked_nll
+from nestmodel.nn.subsampling import MAX_VALUES
+
+PRESETS = ("small", "medium", "large", "xlarge")
+GPUS_GB = (24, 40, 80)
+LENGTHS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 240.0)
+LIMITS_S = (60.0, 240.0)
+"""Longest cut of a corpus; the first is that of the presets, as in NeMo's configuration of NEST."""
+
+SAMPLE_S = 240.0
+"""Seconds of audio of the batches that are counted. Activations are proportional to the number of cuts."""
+
+STATE_BYTES = 20
+"""Bytes per trained parameter: weight, gradient, two moments of AdamW, and DDP's buckets, each in float32."""
+
+SCORED_SHARE = 0.3
+"""Share of encoder frames that are scored with the masks of the presets, rounded up."""
+
+_ROUND_BYTES = 512  # torch's allocator rounds sizes up to this
+
+
+class LiveBytes(TorchDispatchMode):
+    """Sums the sizes of all tensors that are alive.
+
+    Attributes:
+        now: Bytes that are alive.
+        peak: Largest value of `now`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation and counts its results."""
+        out = func(*args, **(kwargs or {}))
+        for value in tree_leaves(out):
+            if isinstance(value, Tensor):
+                self._add(value.untyped_storage())
+        return out
+
+    def _add(self, storage: Any) -> None:
+        key = id(storage)
+        if key not in self._known:
+            size = -(-storage.nbytes() // _ROUND_BYTES) * _ROUND_BYTES
+            self._known.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+class CudaKernels(TorchFunctionMode):
+    """Replaces functions by what they do on CUDA under autocast: the same tensors are kept for the backward pass.
+
+    Args:
+        on_cpu: Whether the tensors are on the CPU, whose dropout and autocast differ from CUDA's.
+    """
+
+    def __init__(self, *, on_cpu: bool) -> None:
+        super().__init__()
+        self._on_cpu = on_cpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs a function or its replacement."""
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            dropout_p, scale = kwargs.get("dropout_p", 0.0), kwargs.get("scale")
+            attention = torch.ops.aten._scaled_dot_product_efficient_attention
+            return attention(*args, True, dropout_p, False, scale=scale)[0]
+        if self._on_cpu and func is F.dropout:
+            return torch.native_dropout(args[0], kwargs.get("p", args[1] if len(args) > 1 else 0.5), True)[0]
+        if self._on_cpu and func is F.layer_norm:
+            args = (args[0].float(), *args[1:])
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def fake_cuda_step() -> Iterator[None]:
+    """Within it, tensors are fakes on the CPU, and modules take their CUDA branches under bf16 autocast."""
+    with ExitStack() as stack:
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(CudaKernels(on_cpu=True))
+        stack.enter_context(patch.object(Tensor, "is_cuda", True))
+        yield
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes for one second of audio in a batch of cuts of one length."""
+
+    plain: float
+    checkpointed: float
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Memory of one preset."""
+
+    preset: str
+    state_bytes: int
+    chunk_bytes: int
+    """Peak of the subsampling, which processes at most one chunk of a batch at a time."""
+    activations: dict[float, Activations]
+    """By length of the cuts in seconds."""
+
+    def budget(self, gpu_gb: float, longest_s: float, margin: float, *, checkpointed: bool) -> int:
+        """Returns the largest `max_batch_seconds` that fits, rounded down to 20 s; 0 if nothing fits."""
+        free = 1e9 * gpu_gb * (1 - margin) - self.state_bytes - self.chunk_bytes
+        most = max(
+            each.checkpointed if checkpointed else each.plain
+            for length, each in self.activations.items()
+            if length <= longest_s
+        )
+        return max(0, int(free / most) // 20 * 20)
+
+
+def main() -> int:
+    """Counts and prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", nargs="+", choices=PRESETS, default=PRESETS)
+    parser.add_argument("--margin", type=float, default=0.2, help="share of the memory that stays free")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    demands = [count(preset) for preset in arguments.presets]
+    _print_activations(demands)
+    _print_budgets(demands, arguments.margin)
+    return 0
+
+
+def count(preset: str, lengths: tuple[float, ...] = LENGTHS_S) -> Demand:
+    """Counts the memory of a preset for batches of cuts of several lengths."""
+    config = NestConfig.preset(preset)
+    with torch.device("meta"), patch("nestmodel.nn.features.melscale_fbanks", lambda **_: torch.empty(257, 80)):
+        network = NestNetwork(config)
+    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    chunk_s = MAX_VALUES // (config.encoder.subsampling_channels * config.features.num_mels // 4) / 100
+    _, chunk_bytes = _peak_of_subsampling(config, 1, chunk_s)
+    activations = {length: _activations(config, length) for length in lengths}
+    return Demand(preset, STATE_BYTES * trained, chunk_bytes, activations)
+
+
+def _activations(config: NestConfig, length_s: float) -> Activations:
+    """Returns the bytes for a second of audio. The blocks are equal: networks of one and of two blocks are counted."""
+    num_cuts = round(SAMPLE_S / length_s)
+    one, two = (_peak_of_blocks(config, num_blocks, num_cuts, length_s) for num_blocks in (1, 2))
+    subsampling_kept, _ = _peak_of_subsampling(config, num_cuts, length_s)
+    num_more = config.encoder.num_layers - 1
+    kept_input = 4 * config.encoder.d_model * num_cuts * _num_frames(length_s) // 8  # float32 after the last norm
+    plain = one + num_more * (two - one) + subsampling_kept
+    checkpointed = one + num_more * kept_input + subsampling_kept
+    return Activations(plain / SAMPLE_S, checkpointed / SAMPLE_S)
+
+
+def _peak_of_blocks(config: NestConfig, num_blocks: int, num_cuts: int, length_s: float) -> int:
+    """Returns the peak of the blocks, the decoder and the loss, without weights and their gradients."""
+    num_frames = _num_frames(length_s) // 8
+    with fake_cuda_step():
+        encoder = make_encoder(config, num_blocks)
+        decoder = MultiSoftmaxDecoder(
+            dim=config.encoder.d_model,
+            num_classes=config.quantizer.num_classes,
+            num_codebooks=config.quantizer.num_codebooks,
+        )
+        for parameter in (*encoder.parameters(), *decoder.parameters()):
+            parameter.grad = torch.empty_like(parameter)
+        x = torch.empty(num_cuts, num_frames, config.encoder.d_model, dtype=torch.bfloat16, requires_grad=True)
+        rows = torch.empty(round(SCORED_SHARE * num_cuts * num_frames), dtype=torch.int64)
+        lens = torch.empty(num_cuts, dtype=torch.int64)
+        with LiveBytes() as live:
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = decoder.logits(encoder.encode(x, lens).flatten(0, 1)[rows])
+                tokens = rows.unsqueeze(1).expand(-1, config.quantizer.num_codebooks)
+                loss, _ = masked_nll(logits, tokens)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return live.peak
+
+
+def _peak_of_subsampling(config: NestConfig, num_cuts: int, length_s: float) -> tuple[int, int]:
+    """Returns the bytes that the subsampling keeps for the backward pass, and its peak."""
+    with fake_cuda_step():
+        encoder = make_encoder(config, 1)
+        feats = torch.empty(num_cuts, config.features.num_mels, _num_frames(length_s))
+        lens = torch.empty(num_cuts, dtype=torch.int64)
+        with LiveBytes() as live:
+            with torch.autocast("cpu", torch.bfloat16):
+                x, _ = encoder.pre_encode(feats, lens)
+            kept = live.now
+            x.sum().backward()
+        return kept, live.peak
+
+
+def make_encoder(config: NestConfig, num_blocks: int) -> ConformerEncoder:
+    """Returns an encoder in training mode with the sizes of a preset and a number of blocks."""
+    sizes = replace(config.encoder, num_layers=num_blocks, checkpoint_activations=False)
+    return ConformerEncoder(sizes, num_mels=config.features.num_mels).train()
+
+
+def _num_frames(length_s: float) -> int:
+    return -(-int(100 * length_s + 1) // 16) * 16
+
+
+def _print_activations(demands: list[Demand]) -> None:
+    print("Activations in MB for a second of audio, without / with checkpointing:\n")
+    print("| preset | states and subsampling, GB |", " | ".join(f"cuts of {length:g} s" for length in LENGTHS_S), "|")
+    print("|---|---|" + "---|" * len(LENGTHS_S))
+    for demand in demands:
+        cells = [f"{a.plain / 1e6:.1f} / {a.checkpointed / 1e6:.1f}" for a in demand.activations.values()]
+        print(f"| {demand.preset} | {(demand.state_bytes + demand.chunk_bytes) / 1e9:.1f} |", " | ".join(cells), "|")
+
+
+def _print_budgets(demands: list[Demand], margin: float) -> None:
+    columns: list[tuple[int, float]] = [(gpu, longest) for gpu in GPUS_GB for longest in LIMITS_S]
+    print(f"\nLargest `max_batch_seconds`, with {100 * margin:.0f} % of the memory left free:\n")
+    print("| preset | checkpointed |", " | ".join(f"{gpu} GB, cuts up to {s:g} s" for gpu, s in columns), "|")
+    print("|---|---|" + "---|" * len(columns))
+    for demand in demands:
+        for checkpointed in (False, True):
+            budget: Callable[..., int] = demand.budget
+            cells = [f"{budget(gpu, s, margin, checkpointed=checkpointed):,}" for gpu, s in columns]
+            print(f"| {demand.preset} | {'yes' if checkpointed else 'no'} |", " | ".join(cells), "|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
