@@ -53,7 +53,7 @@ test-isa: $(READY)
 # The whole fault matrix: real ranks that are killed, stopped and stuck. Its time limits need the cores to themselves,
 # so it runs in one process. Up to half an hour.
 test-faults: $(READY)
-	$(BIN)/python -m pytest -m 'faults or multiprocess' tests/distributed tests/nestmodel tests/cli
+	$(BIN)/python -m pytest -m 'faults or multiprocess' tests/distributed tests/nestmodel tests/cli tests/test_gpu_benchmark.py
 
 # The lowest versions that pyproject.toml allows, without the export extra, and without transformers, which needs later
 # packages.

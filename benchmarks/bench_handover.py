@@ -4,8 +4,9 @@
 
 Prints Markdown. Every round measures each contestant once, and ratios are computed within a round. Each contestant
 loads the same speech in microbatches of 240 s, with noise from a bank, one thread per process, and drops its batches.
-Bare loops decode the files of one process each with `soundfile.read`. CHECKOUT is a work tree of another commit, which
-is measured by the same code on the same corpora, in a process of its own.
+Bare loops decode the files of one process each with `soundfile.read`; bare sums write the three signals of a batch, so
+they show how far the memory lets two processes be faster than one. CHECKOUT is a work tree of another commit, which is
+measured by the same code on the same corpora, in a process of its own.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import soundfile
 import torch
 from peer import run_peer
@@ -40,6 +42,7 @@ from nestdata import (
 
 LIMITS = (1.0, 60.0)
 BATCH_SECONDS = 240.0
+LOOP, SUMS = "bare loop of soundfile", "bare sums of a batch"
 
 
 def main() -> int:
@@ -84,7 +87,8 @@ def _contestants(
     paths = [str(corpus.line(index)["recording"]["sources"][0]["source"]) for index in range(len(corpus))]
     total = corpus.hours * 3600
     for processes in (1, 2):
-        contestants[f"bare loop of soundfile, {processes} processes"] = partial(_loops, paths, total, processes)
+        contestants[f"{LOOP}, {processes} processes"] = partial(_loops, paths, total, processes)
+        contestants[f"{SUMS}, {processes} processes"] = partial(_sums, processes)
     trees = {"ours": Path(__file__).parents[1]} | ({"before": before} if before else {})
     for name, tree in trees.items():
         for kind, path in speech.items():
@@ -128,22 +132,46 @@ def _deliver(dataset: AudioNoiseDataset, workers: int, seconds: float, **options
 
 def _loops(paths: list[str], seconds: float, processes: int) -> dict[str, float]:
     """Decodes all files, divided over processes that start together."""
+    return {"speed": seconds / _time_of([partial(_loop, paths[rank::processes]) for rank in range(processes)])}
+
+
+def _loop(paths: list[str]) -> None:
+    for path in paths:
+        soundfile.read(path, dtype="float32")
+
+
+def _sums(processes: int, num_batches: int = 400) -> dict[str, float]:
+    """Writes the clean, the added and the noisy signal of batches, in processes that start together."""
+    seconds = _time_of([partial(_sum_batches, num_batches)] * processes)
+    return {"speed": processes * num_batches * BATCH_SECONDS / seconds}
+
+
+def _sum_batches(num_batches: int) -> None:
+    source = np.ones(int(BATCH_SECONDS * 16000), np.float32)
+    clean, added, noisy = (np.empty_like(source) for _ in range(3))
+    for _ in range(num_batches):
+        np.copyto(clean, source)
+        np.copyto(added, source)
+        np.add(clean, added, out=noisy)
+
+
+def _time_of(works: list[Callable[[], None]]) -> float:
+    """Returns the seconds until all works are done, each in a process of its own."""
     context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(processes + 1)
-    children = [context.Process(target=_loop, args=(paths[rank::processes], barrier)) for rank in range(processes)]
+    barrier = context.Barrier(len(works) + 1)
+    children = [context.Process(target=_run, args=(work, barrier)) for work in works]
     for child in children:
         child.start()
     barrier.wait()
     started = time.perf_counter()
     for child in children:
         child.join()
-    return {"speed": seconds / (time.perf_counter() - started)}
+    return time.perf_counter() - started
 
 
-def _loop(paths: list[str], barrier: Any) -> None:
+def _run(work: Callable[[], None], barrier: Any) -> None:
     barrier.wait()
-    for path in paths:
-        soundfile.read(path, dtype="float32")
+    work()
 
 
 def _print(rounds: list[dict[str, dict[str, float]]]) -> None:
@@ -163,8 +191,7 @@ def _print(rounds: list[dict[str, dict[str, float]]]) -> None:
 
 
 def _pairs(names: list[str]) -> list[tuple[str, str]]:
-    loop = "bare loop of soundfile, {} processes"
-    pairs = [(loop.format(2), loop.format(1))]
+    pairs = [(f"{what}, 2 processes", f"{what}, 1 processes") for what in (LOOP, SUMS)]
     for name in names:
         rest, _, last = name.rpartition(", ")
         if last == "1 workers":
@@ -172,7 +199,7 @@ def _pairs(names: list[str]) -> list[tuple[str, str]]:
         if last == "2 workers":
             pairs.append((name, f"{rest}, 1 workers"))
         if rest.startswith("ours, FLAC") and last != "0 workers":
-            pairs.append((name, loop.format(last.split()[0])))
+            pairs.append((name, f"{LOOP}, {last.split()[0]} processes"))
         before = name.replace("ours", "before").replace(", packed", "")
         if name.startswith("ours") and before in names:
             pairs.append((name, before))
