@@ -34,7 +34,7 @@ class StallLimits:
     """Limit during validation."""
 
     checkpoint_s: float = 900.0
-    """Limit while a checkpoint is written."""
+    """Limit while a state is copied for a checkpoint, or while training waits until one is written."""
 
     finishing_s: float = 300.0
     """Limit after the last step."""
