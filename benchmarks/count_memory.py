@@ -41,7 +41,9 @@ SAMPLE_S = 240.0
 """Seconds of audio of the batches that are counted. Activations are proportional to the number of cuts."""
 
 STATE_BYTES = 20
-"""Bytes per trained parameter: weight, gradient, two moments of AdamW, and DDP's buckets, each in float32."""
+"""Bytes per trained parameter in float32: weight, gradient, two moments of AdamW, and DDP's buckets.
+
+If each rank takes one microbatch of a step, the gradients are views of the buckets, and 16 bytes are enough."""
 
 SCORED_SHARE = 0.3
 """Share of encoder frames that are scored with the masks of the presets, rounded up."""
