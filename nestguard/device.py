@@ -80,8 +80,6 @@ class DeviceWatch:
         """Lets the thread end, and waits for at most a second until it has."""
         self.stop()
         self._thread.join(_JOIN_S)
-        self._pending.clear()
-        self._free.clear()
 
     def _run(self) -> None:
         while not self._stopped.wait(POLL_S):

@@ -27,13 +27,13 @@ class StallLimits:
     step_s: float = 300.0
     """Limit in each phase of a step: loading, forward, backward, collective, optimizer."""
 
-    first_step_s: float = 900.0
+    first_step_s: float = 870.0
     """Minimum of every limit until a rank has finished its first step, which compiles kernels and fills caches."""
 
-    validation_s: float = 900.0
+    validation_s: float = 870.0
     """Limit during validation."""
 
-    checkpoint_s: float = 900.0
+    checkpoint_s: float = 870.0
     """Limit while a state is copied for a checkpoint, or while training waits until one is written."""
 
     finishing_s: float = 300.0

@@ -162,3 +162,41 @@ def test_two_ranks_under_torchrun_write_one_report(tmp_path: Path) -> None:
     assert rows(sections["device"])["ranks"]["value"] == 2
     assert rows(sections["waits"])["waits a step"]["microbatches a rank"] == 1
     assert rows(sections["resume"])["deterministic"]["a resumed run has equal bits"]
+
+
+ONE_RANK_FAILS = """
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from benchmarks.gpu.__main__ import _run
+from benchmarks.gpu.context import Context, tiny_extent
+
+dist.init_process_group("gloo")
+context = Context(torch.device("cpu"), tiny_extent(), Path(sys.argv[1]), rank=dist.get_rank(), world_size=2)
+
+def fail_in_second_case(context, section):
+    for case in range(3):
+        if not context.has_time():
+            return
+        if case == context.rank == 1:
+            raise ValueError("an error")
+
+sections = [_run(context, "a", fail_in_second_case), _run(context, "b", lambda context, section: context.has_time())]
+assert [section.error for section in sections] == ["rank 1: ValueError: an error", None], sections
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_section_that_fails_on_one_rank_ends_on_all_and_the_next_one_runs(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ONE_RANK_FAILS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-addr", "localhost", "--master-port", str(free_port()), str(tmp_path / "script.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [*command, str(tmp_path)], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

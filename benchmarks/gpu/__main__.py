@@ -88,7 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(context: Context, name: str, run: Callable[[Context, Section], None]) -> Section:
-    """Runs a section; an error on any rank ends it. Returns the results of this rank with the error of all ranks."""
+    """Runs a section; an error on any rank ends it at the next case. Returns the results of this rank with all errors.
+
+    An error between the collectives of a training loop leaves the other ranks waiting until the process group times
+    out.
+    """
     section, started = Section(name), time.perf_counter()
     try:
         run(context, section)
@@ -97,11 +101,9 @@ def _run(context: Context, name: str, run: Callable[[Context, Section], None]) -
         section.error = f"{type(error).__name__}: {last_error_line(error)}"
     context.free_memory()
     section.seconds = time.perf_counter() - started
+    errors = context.end_section(section.error)
     if context.world_size > 1:
-        errors: list[str | None] = [None] * context.world_size
-        dist.all_gather_object(errors, section.error)
-        found = [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error]
-        section.error = "; ".join(found) or None
+        section.error = "; ".join(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error) or None
     return section
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -92,6 +92,14 @@ def full_extent(presets: Sequence[str], budgets: dict[str, float]) -> Extent:
     )
 
 
+class _State(NamedTuple):
+    """What a rank tells the others about the current section."""
+
+    has_ended: bool
+    has_time: bool
+    error: str | None = None
+
+
 @dataclass
 class Context:
     """Device, ranks and corpora of a run, and the time that the current section has left."""
@@ -114,8 +122,26 @@ class Context:
         return self.device.type == "cuda"
 
     def has_time(self) -> bool:
-        """Returns whether the current section has time left, equal on all ranks."""
-        return bool(self.from_first_rank(time.monotonic() < self.deadline_s))
+        """Returns whether the current section has time left and no rank has ended it, equal on all ranks."""
+        states = self._gather(_State(has_ended=False, has_time=time.monotonic() < self.deadline_s))
+        return states[0].has_time and not any(state.has_ended for state in states)
+
+    def end_section(self, error: str | None) -> list[str | None]:
+        """Waits until all ranks have ended the current section; returns the error of each rank.
+
+        A rank that fails ends early. It then takes part in the exchanges of `has_time` of the others.
+        """
+        while True:
+            states = self._gather(_State(has_ended=True, has_time=False, error=error))
+            if all(state.has_ended for state in states):
+                return [state.error for state in states]
+
+    def _gather(self, state: _State) -> list[_State]:
+        if self.world_size == 1:
+            return [state]
+        states: list[Any] = [None] * self.world_size
+        dist.all_gather_object(states, state)
+        return states
 
     def from_first_rank(self, value: Any) -> Any:
         """Returns the value of rank 0 on all ranks."""

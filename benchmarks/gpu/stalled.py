@@ -44,10 +44,9 @@ class Hang(pl.Callback):
 
 
 def hang(device: torch.device) -> None:
-    """Launches kernels that run for a quarter of an hour; on a CPU, sleeps as long."""
+    """Launches a kernel that runs for a quarter of an hour; on a CPU, sleeps as long."""
     if device.type == "cuda":
-        for _ in range(int(_HANG_S)):
-            torch.cuda._sleep(_CYCLES_A_S)
+        torch.cuda._sleep(_CYCLES_A_S * int(_HANG_S))
     else:
         time.sleep(_HANG_S)
 

@@ -1,6 +1,6 @@
 """Attention with relative positions on a GPU: scores by matrix products, then torch's fused kernel.
 
-Sizes are padded to what the kernels take. All padding is with zeros or is masked, so results are exact.
+Sizes are padded to what the kernels take. All padding is with zeros or is masked, so finite results are exact.
 """
 
 import math

@@ -23,6 +23,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 import nestguard
+from nestdata import last_error_line
 from nestdata.output import flush_to_disk
 from nestmodel.errors import ConfigError
 from nestmodel.out_of_memory import is_out_of_memory
@@ -36,6 +37,9 @@ LAST = "last.ckpt"
 _SILENT_WAIT_S = 1.0
 """Seconds that training waits for a checkpoint before it says so."""
 
+_EXCEPTION_WAIT_S = 300.0
+"""Seconds that a failed run waits for its last checkpoint, before the cause of the failure is reported."""
+
 
 class FoundCheckpoint(NamedTuple):
     """A checkpoint on disk."""
@@ -47,10 +51,9 @@ class FoundCheckpoint(NamedTuple):
 class _Writing(NamedTuple):
     """A checkpoint that a thread writes."""
 
-    step: int
     path: Path
-    outcome: Future[OSError | None]
-    """The error because of which the checkpoint is missing, None once it is on disk, or any other exception."""
+    outcome: Future[str | None]
+    """What the disk refused, None once the checkpoint is on disk, or any exception that has another reason."""
 
 
 class Checkpoints(Checkpoint):
@@ -98,8 +101,13 @@ class Checkpoints(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Removes partial files that an interrupted run left behind."""
         self._saved_step = trainer.global_step
-        if trainer.is_global_zero and self._directory_of(trainer).is_dir():
-            for unfinished in self._directory_of(trainer).glob(f"*{_PARTIAL}"):
+        if not trainer.is_global_zero:
+            return
+        directories = {self._directory_of(trainer).resolve()}
+        if trainer.ckpt_path and Path(trainer.ckpt_path).is_file():  # of the start before, in a directory of its own
+            directories.add(Path(trainer.ckpt_path).resolve().parent)
+        for directory in directories:
+            for unfinished in directory.glob(f"*.ckpt{_PARTIAL}"):
                 unfinished.unlink(missing_ok=True)
 
     def on_train_batch_end(
@@ -121,9 +129,18 @@ class Checkpoints(Checkpoint):
         nestguard.current().beat(nestguard.Phase.FINISHING)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:  # noqa: ARG002
-        """Waits for the checkpoint that is being written. Its failure is a warning beside the exception."""
+        """Waits up to five minutes for the checkpoint that is being written; its failure is a warning."""
+        if self._writing is None:
+            return
+        name = type(exception).__name__
+        if not self._writing.outcome.done():
+            rank_zero_info(f"{name}: {last_error_line(exception)}; waiting until {self._writing.path} is written.")
+            nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
+            if not wait([self._writing.outcome], _EXCEPTION_WAIT_S).done:
+                rank_zero_warn(f"{self._writing.path} is not written after {_EXCEPTION_WAIT_S:g} s and is given up.")
+                return
         try:
-            self.wait(trainer)
+            self._report()
         except Exception as error:
             rank_zero_warn(f"a checkpoint could not be written ({type(error).__name__}: {error}).")
 
@@ -169,12 +186,14 @@ class Checkpoints(Checkpoint):
         checkpoint = dump_checkpoint(trainer)
         copied = self._copy(checkpoint, step)
         write = partial(self._write, copied or StateCopy(checkpoint, ()), path, step)
-        self._writing = _Writing(step, path, _run_in_thread(write))
+        self._writing = _Writing(path, _run_in_thread(write))
         if copied is None:
             self.wait(trainer)
 
     def _copy(self, checkpoint: dict[str, Any], step: int) -> StateCopy | None:
-        """Returns a copy of a checkpoint, or None if there is no memory for it."""
+        """Returns a copy of a checkpoint, or None if there is no memory for it or was none before."""
+        if "memory" in self._warned_of:
+            return None
         try:
             return self._copier.copy(checkpoint)
         except (RuntimeError, MemoryError) as error:
@@ -188,8 +207,8 @@ class Checkpoints(Checkpoint):
         )
         return None
 
-    def _write(self, copy: StateCopy, path: Path, step: int) -> OSError | None:
-        """Writes a checkpoint and removes old ones; returns the error if it could not be written. Runs in the thread.
+    def _write(self, copy: StateCopy, path: Path, step: int) -> str | None:
+        """Writes a checkpoint and removes old ones; returns what the disk refused. Runs in the thread.
 
         Nothing here writes a heartbeat or a log: both belong to the training thread.
         """
@@ -198,21 +217,24 @@ class Checkpoints(Checkpoint):
             write_checkpoint(copy.state, path)
             _link_last(path)
         except OSError as error:
-            return error
-        self._prune(path.parent, step)
-        return None
-
-    def _report(self) -> None:
-        """Warns if the checkpoint that was written last is missing; raises if this has another reason than the disk."""
-        assert self._writing is not None
-        (step, path, outcome), self._writing = self._writing, None
-        error = outcome.result()
-        if error is not None:
-            rank_zero_warn(
+            return (
                 f"step {step}: {path} could not be written ({error.strerror or error}). Training continues, and the "
                 f"previous checkpoint is intact. Free some space: the next checkpoint is due at step "
                 f"{step + self.every_n_steps}."
             )
+        try:
+            self._prune(path.parent, step)
+        except OSError as error:
+            return f"step {step}: {path} is written, but an older checkpoint cannot be removed ({error})."
+        return None
+
+    def _report(self) -> None:
+        """Warns of what the disk refused in the last write; raises if it failed for another reason."""
+        assert self._writing is not None
+        outcome, self._writing = self._writing.outcome, None
+        warning = outcome.result()
+        if warning is not None:
+            rank_zero_warn(warning)
 
     def _warn_of_slow_disk(self, writing: _Writing) -> None:
         self._warn_once(
@@ -326,14 +348,14 @@ def _link_last(path: Path) -> None:
     link.replace(path.with_name(LAST))
 
 
-def _run_in_thread(write: Callable[[], OSError | None]) -> Future[OSError | None]:
+def _run_in_thread(write: Callable[[], str | None]) -> Future[str | None]:
     """Runs a function in a thread, for which the interpreter waits before it exits.
 
     Loader workers may be forked meanwhile, and inherit every lock as it is at that moment. The thread must hold none
     that they need. The locks of Python, of its logging and of malloc are made for forks; those of imports are not, so
     everything that the function imports has to be imported before.
     """
-    future: Future[OSError | None] = Future()
+    future: Future[str | None] = Future()
 
     def run() -> None:
         try:

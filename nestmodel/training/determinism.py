@@ -20,7 +20,7 @@ from nestmodel.errors import ConfigError
 _CUBLAS, _NCCL = "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"
 
 REQUIRED = {_CUBLAS: ":4096:8", _NCCL: "Ring"}
-"""Environment variables of the deterministic mode and their values.
+"""Environment variables of the deterministic mode and the values that Lightning and this module set.
 
 Sources: cuBLAS's documentation of reproducible results, and NCCL's of NCCL_ALGO. With several algorithms allowed, NCCL
 may reduce within switches (NVLS), in an order of its own."""
@@ -37,7 +37,7 @@ def prepare_deterministic(environment: MutableMapping[str, str] | None = None) -
         environment: The environment variables; by default, those of this process.
 
     Raises:
-        ConfigError: A variable has a value that does not give equal bits.
+        ConfigError: A variable has another value, which would be overwritten or might not give equal bits.
     """
     environment = os.environ if environment is None else environment
     for name, required in REQUIRED.items():

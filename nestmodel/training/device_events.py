@@ -12,10 +12,15 @@ from torch.autograd import Variable
 
 
 class CudaEvent:
-    """A point in the work of the current CUDA stream, as `nestguard` expects it."""
+    """A point in the work of the current CUDA stream, as `nestguard` expects it.
+
+    The GPU that is current at its creation becomes the current one of every thread that asks for it: otherwise that of
+    a new thread is the first GPU, on which the driver could reserve memory for this process.
+    """
 
     def __init__(self) -> None:
         self._event = torch.cuda.Event(enable_timing=False)
+        self._device = torch.cuda.current_device()
 
     def record(self) -> None:
         """Marks the end of the work that was launched on the current stream."""
@@ -23,6 +28,7 @@ class CudaEvent:
 
     def is_done(self) -> bool:
         """Returns whether the work before the mark is done; does not wait for it."""
+        torch.cuda.set_device(self._device)
         return bool(self._event.query())
 
 

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
@@ -22,7 +23,8 @@ Settings = dict[str, str]
 ABSENT = "(absent)"
 _MAX_CHANGES_SHOWN = 8
 
-_ADDED = ("model.compile_blocks", "trainer.deterministic")
+_COMPILED = "model.compile_blocks"
+_ADDED = (_COMPILED, "trainer.deterministic")
 """Settings that checkpoints from before the setting was stored lack; such checkpoints can be resumed with any value."""
 
 
@@ -62,7 +64,7 @@ def run_settings(config: NestConfig, trainer: pl.Trainer, *, compile_blocks: boo
     return {
         **flatten_settings(config, "model.config"),
         **(data.settings if isinstance(data, HasRunSettings) else {}),
-        "model.compile_blocks": repr(compile_blocks),
+        _COMPILED: repr(compile_blocks),
         "trainer.deterministic": repr(determinism()),
         "trainer.gradient_clip_val": repr(trainer.gradient_clip_val),
         "trainer.precision": repr(trainer.precision),
@@ -82,6 +84,9 @@ def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, st
 def check_unchanged(before: Settings, now: Settings) -> None:
     """Checks that a run has the settings of the checkpoint that it is resumed from.
 
+    Whether blocks are compiled may change with a warning, except in deterministic mode: a compiler that fails must not
+    end a run for good.
+
     Args:
         before: Settings in the checkpoint. Settings that older versions did not store may be absent.
         now: Settings of the run.
@@ -91,6 +96,9 @@ def check_unchanged(before: Settings, now: Settings) -> None:
     """
     now = {name: value for name, value in now.items() if name in before or name not in _ADDED}
     changed = changed_settings(before, now)
+    if now.get("trainer.deterministic") != "True" and _COMPILED in (names := [name for name, *_ in changed]):
+        rank_zero_warn(f"{_COMPILED} has changed since the checkpoint: the run goes on with other rounding.")
+        changed.pop(names.index(_COMPILED))
     if not changed:
         return
     changes = [f"{name}: {old} -> {new}" for name, old, new in changed[:_MAX_CHANGES_SHOWN]]

@@ -23,7 +23,9 @@ class StateCopy(NamedTuple):
     def wait(self) -> None:
         """Waits until all copies from GPUs have arrived; may be called in any thread."""
         for event in self.events:
-            event.synchronize()
+            # A new thread would use the first GPU, on which the driver could reserve memory for this process.
+            with torch.cuda.device(event.device):
+                event.synchronize()
 
 
 class StateCopier:
@@ -54,8 +56,10 @@ class StateCopier:
         return StateCopy(copied, tuple(torch.cuda.current_stream(device).record_event() for device in devices))
 
     def release(self) -> None:
-        """Frees the memory."""
+        """Frees the memory. torch keeps page-locked memory for later use unless it is told to return it."""
         self._buffers = []
+        if torch.cuda.is_initialized():
+            torch._C._host_emptyCache()
 
     def _filled(self, storages: list[torch.UntypedStorage]) -> Iterator[Tensor]:
         """Yields a buffer with the bytes of each storage."""

@@ -270,7 +270,7 @@ def fill_the_disk() -> None:
 def slow_down_checkpoints(seconds: float) -> None:
     write = Checkpoints._write
 
-    def write_slowly(*arguments: Any) -> OSError | None:
+    def write_slowly(*arguments: Any) -> str | None:
         time.sleep(seconds)
         return write(*arguments)
 

@@ -42,6 +42,6 @@ def test_a_limit_that_is_not_a_positive_number_is_rejected(seconds: float) -> No
 
 
 def test_a_collective_may_wait_for_the_largest_limit_after_a_validation_or_checkpoint() -> None:
-    assert StallLimits().longest_wait_s == 1800
+    assert StallLimits().longest_wait_s == 1740
     assert LIMITS.longest_wait_s == 5 + 4
     assert StallLimits(step_s=60, first_step_s=600, validation_s=100, checkpoint_s=50).longest_wait_s == 700

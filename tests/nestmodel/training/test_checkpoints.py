@@ -103,6 +103,33 @@ def test_a_full_disk_skips_one_checkpoint_with_a_warning(
     assert os.path.exists("/dev/full")
 
 
+def test_a_checkpoint_that_cannot_be_removed_is_a_warning(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "step_00000000.ckpt")
+
+    monkeypatch.setattr(Checkpoints, "_prune", refuse)
+    saver = Checkpoints(every_n_steps=1, keep=1, directory=tmp_path / "saved")
+    with pytest.warns(UserWarning, match=r"step 1: .*step_00000001.ckpt is written, but an older .* cannot be removed"):
+        fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
+    assert names(tmp_path / "saved") == ["last.ckpt", "step_00000001.ckpt"]
+
+
+def test_a_resumed_run_removes_partial_files_beside_its_checkpoint_and_no_others(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    before, now = (tmp_path / name for name in ("before", "now"))
+    saver = Checkpoints(every_n_steps=1, directory=before)
+    fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
+    for name in ("step_00000002.ckpt.partial", "download.partial"):
+        (before / name).write_bytes(b"half")
+    saver = Checkpoints(every_n_steps=1, directory=now)
+    path = before / "last.ckpt"
+    fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True, ckpt_path=path)
+    assert names(before) == ["download.partial", "last.ckpt", "step_00000001.ckpt"]
+
+
 class Weights(pl.Callback):
     """Keeps the weights after every step."""
 
@@ -189,6 +216,24 @@ def test_a_run_that_fails_completes_the_checkpoint_that_is_being_written(
     with pytest.raises((ValueError, SystemExit)):  # Lightning turns a KeyboardInterrupt into exit code 1
         fit(messy_corpora, tmp_path, max_steps=2, callbacks=[fails, saver], enable_checkpointing=True)
     assert names(tmp_path / "saved") == ["last.ckpt", "step_00000001.ckpt"]
+
+
+def test_a_run_that_fails_gives_up_a_checkpoint_that_the_disk_does_not_take(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, write = threading.Event(), nestmodel.training.checkpoints.write_checkpoint
+
+    def hang_and_write(checkpoint: dict[str, Any], path: Path) -> None:
+        hangs.wait(100)
+        write(checkpoint, path)
+
+    monkeypatch.setattr(nestmodel.training.checkpoints, "write_checkpoint", hang_and_write)
+    monkeypatch.setattr(nestmodel.training.checkpoints, "_EXCEPTION_WAIT_S", 0.1)
+    callbacks = [Fails(ValueError("an error")), Checkpoints(every_n_steps=1, directory=tmp_path / "saved")]
+    with pytest.warns(UserWarning, match=r"step_00000001.ckpt is not written after 0.1 s and is given up"):
+        with pytest.raises(ValueError, match="an error"):
+            fit(messy_corpora, tmp_path, max_steps=2, callbacks=callbacks, enable_checkpointing=True)
+    hangs.set()
 
 
 def test_without_memory_for_a_copy_training_waits_for_each_checkpoint(

@@ -12,6 +12,7 @@ from nestmodel.preflight.trial_step import noise_batch
 from nestmodel.training.checkpoints import find_checkpoints
 from nestmodel.training.determinism import determinism
 from nestmodel.training.module import _SETTINGS_KEY
+from nestmodel.training.resume import check_unchanged
 from tests.conftest import MessyCorpora
 from tests.training import fit, tiny_config
 
@@ -98,6 +99,12 @@ def test_a_run_is_resumed_in_its_own_mode_only_and_old_checkpoints_in_any(
     assert rest.losses == first.losses[1:]
     with pytest.raises(ConfigError, match=r"trainer\.deterministic: True -> False"):
         fit(messy_corpora, tmp_path, max_steps=2, ckpt_path=path, deterministic=False)
+    compiled = {"trainer.deterministic": "False", "model.compile_blocks": "True"}
+    with pytest.warns(UserWarning, match=r"model\.compile_blocks has changed"):
+        check_unchanged(compiled, {**compiled, "model.compile_blocks": "False"})
+    compiled["trainer.deterministic"] = "True"
+    with pytest.raises(ConfigError, match=r"model\.compile_blocks: True -> False"):
+        check_unchanged(compiled, {**compiled, "model.compile_blocks": "False"})
     checkpoint = torch.load(path, weights_only=False)
     for name in ("trainer.deterministic", "model.compile_blocks"):
         del checkpoint[_SETTINGS_KEY][name]
