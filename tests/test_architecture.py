@@ -29,6 +29,7 @@ ALLOWED = {
     "_distributed_c10d": "the part of `torch._C` with the flight recorder",
     "_execution_engine": "torch's autograd engine, which has no public way to run code at the end of a backward pass",
     "_foreach_copy_": "torch's copy of many tensors in one call, which has no public name",
+    "_host_emptyCache": "torch returns unused page-locked memory only by this function",
     "_sleep": "torch's only kernel that runs for a given time",
     "_foreach_div_": "torch's division of many tensors in one call, which has no public name",
     "_scaled_dot_product_efficient_attention": "the kernel behind torch's attention, for benchmarks/fake_gpu.py",

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nestmodel.nn import devices
+from nestmodel.nn.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters
 from nestmodel.nn.dropout import Dropout
 from nestmodel.nn.frames import MASKED_SCORE, Frames, GpuMasks
 from nestmodel.nn.fused_attention import fused_attention
-from nestmodel.nn.lowered_weights import JoinedLayers, Weights, joined_layers, lower_weights
 
 
 class RelPositionAttention(nn.Module):
@@ -43,7 +43,7 @@ class RelPositionAttention(nn.Module):
         Args:
             x: Encoder frames.
             frames: Their positions and padding. Padded frames neither attend nor are attended to.
-            weights: On a GPU, replaces the parameters of `joined_layers`.
+            weights: On a GPU, replaces the parameters of `fused_parameters`.
 
         Returns:
             The attended frames; padded ones equal the bias of the output projection.
@@ -51,17 +51,17 @@ class RelPositionAttention(nn.Module):
         if devices.is_on_gpu(x):
             assert frames.gpu is not None
             if weights is None:
-                (weights,) = lower_weights([self.joined_layers()], devices.product_dtype(x))
+                (weights,) = cast_weights([self.fused_parameters()], devices.product_dtype(x))
             return self._forward_on_gpu(x, frames.positions, frames.gpu, weights)
         return self._forward_on_cpu(x, frames)
 
-    def joined_layers(self) -> list[JoinedLayers]:
+    def fused_parameters(self) -> list[FusedParameters]:
         """Returns the parameters that the code for GPUs reads: three projections and the position biases are joined."""
         return [
-            joined_layers(self.linear_q, self.linear_k, self.linear_v),
-            joined_layers(self.linear_pos),
+            fused_parameters(self.linear_q, self.linear_k, self.linear_v),
+            fused_parameters(self.linear_pos),
             ((self.pos_bias_u, self.pos_bias_v), ()),
-            joined_layers(self.linear_out),
+            fused_parameters(self.linear_out),
         ]
 
     def _forward_on_gpu(

@@ -23,9 +23,9 @@ from nestmodel.errors import ConfigError
 from nestmodel.nn import devices
 from nestmodel.nn.attention import RelPositionAttention
 from nestmodel.nn.batch_norm import StepBatchNorm
+from nestmodel.nn.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters, uncast_weights
 from nestmodel.nn.dropout import Dropout
 from nestmodel.nn.frames import Frames, describe_frames
-from nestmodel.nn.lowered_weights import JoinedLayers, Weights, joined_layers, lower_weights, own_weights
 from nestmodel.nn.subsampling import ConvSubsampling
 
 
@@ -59,15 +59,15 @@ class FeedForward(nn.Module):
         self.linear2 = nn.Linear(hidden, config.d_model, bias=config.use_bias)
         self.dropout = Dropout(config.dropout)
 
-    def joined_layers(self) -> list[JoinedLayers]:
+    def fused_parameters(self) -> list[FusedParameters]:
         """Returns the layers, none of which are joined."""
-        return [joined_layers(self.linear1), joined_layers(self.linear2)]
+        return [fused_parameters(self.linear1), fused_parameters(self.linear2)]
 
     def forward(
         self, x: Float[Tensor, "batch enc_frames dim"], weights: Weights | None = None
     ) -> Float[Tensor, "batch enc_frames dim"]:
-        """Transforms each frame independently; `weights` replaces the parameters of `joined_layers`."""
-        (weight1, bias1), (weight2, bias2) = weights or own_weights(self.joined_layers())
+        """Transforms each frame independently; `weights` replaces the parameters of `fused_parameters`."""
+        (weight1, bias1), (weight2, bias2) = weights or uncast_weights(self.fused_parameters())
         return F.linear(self.dropout(F.silu(F.linear(x, weight1, bias1))), weight2, bias2)
 
 
@@ -83,9 +83,9 @@ class ConvModule(nn.Module):
         self.batch_norm = StepBatchNorm(dim) if config.conv_norm == "batch_norm" else nn.LayerNorm(dim)
         self.pointwise_conv2 = nn.Conv1d(dim, dim, 1, bias=use_bias)
 
-    def joined_layers(self) -> list[JoinedLayers]:
+    def fused_parameters(self) -> list[FusedParameters]:
         """Returns the convolutions, none of which are joined."""
-        return [joined_layers(conv) for conv in (self.pointwise_conv1, self.depthwise_conv, self.pointwise_conv2)]
+        return [fused_parameters(conv) for conv in (self.pointwise_conv1, self.depthwise_conv, self.pointwise_conv2)]
 
     def forward(
         self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames, weights: Weights | None = None
@@ -95,9 +95,9 @@ class ConvModule(nn.Module):
         Args:
             x: Encoder frames.
             frames: Their padding.
-            weights: Replaces the parameters of `joined_layers`.
+            weights: Replaces the parameters of `fused_parameters`.
         """
-        (weight1, bias1), depthwise, (weight2, bias2) = weights or own_weights(self.joined_layers())
+        (weight1, bias1), depthwise, (weight2, bias2) = weights or uncast_weights(self.fused_parameters())
         x = F.glu(F.linear(x, weight1.squeeze(2), bias1), dim=2)
         x = x.masked_fill(frames.is_padding.unsqueeze(2), 0.0) if frames.gpu is None else x * frames.gpu.is_valid
         x = self._mix_frames(x, *depthwise)
@@ -165,7 +165,7 @@ class ConformerBlock(nn.Module):
         if not devices.is_on_gpu(x):
             return [None] * 4
         modules = (self.feed_forward1, self.self_attn, self.conv, self.feed_forward2)
-        return lower_weights([module.joined_layers() for module in modules], devices.product_dtype(x))
+        return cast_weights([module.fused_parameters() for module in modules], devices.product_dtype(x))
 
 
 class ConformerEncoder(nn.Module):

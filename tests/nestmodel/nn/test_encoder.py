@@ -242,9 +242,7 @@ def test_the_code_for_gpus_gives_the_same_output_and_gradients(conv_norm: str, m
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
-def test_gradients_of_lowered_weights_are_float32_and_accumulate(
-    use_bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_of_cast_weights_are_float32_and_accumulate(use_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     feats, feat_lens, seen = torch.randn(2, 20, 64), torch.tensor([64, 50]), []
     for is_on_gpu in (False, True):
         monkeypatch.setattr(devices, "is_on_gpu", lambda _, answer=is_on_gpu: answer)

@@ -2,14 +2,14 @@ import pytest
 import torch
 from torch import nn
 
-from nestmodel.nn.lowered_weights import joined_layers, lower_weights, own_weights
+from nestmodel.nn.cast_weights import cast_weights, fused_parameters, uncast_weights
 
 
 def test_parameters_are_converted_and_joined_and_their_gradients_are_converted_back() -> None:
     torch.manual_seed(0)
     first, second, third = nn.Linear(4, 3), nn.Linear(4, 5), nn.Conv1d(4, 2, 3, bias=False)
-    modules = [[joined_layers(first, second)], [joined_layers(third)]]
-    [[(weight, bias)], [(kernel, none)]] = lower_weights(modules, torch.bfloat16)
+    modules = [[fused_parameters(first, second)], [fused_parameters(third)]]
+    [[(weight, bias)], [(kernel, none)]] = cast_weights(modules, torch.bfloat16)
     assert bias is not None
     assert none is None
     assert torch.equal(weight, torch.cat([first.weight, second.weight]).bfloat16())
@@ -17,7 +17,7 @@ def test_parameters_are_converted_and_joined_and_their_gradients_are_converted_b
     assert torch.equal(kernel, third.weight.bfloat16())
     factors = [torch.arange(tensor.numel(), dtype=torch.bfloat16).view_as(tensor) for tensor in (weight, bias, kernel)]
     for _ in range(2):  # the second backward pass adds to the gradients
-        tensors = zip(lower_weights(modules, torch.bfloat16)[0][0], factors[:2], strict=True)
+        tensors = zip(cast_weights(modules, torch.bfloat16)[0][0], factors[:2], strict=True)
         (sum((tensor * factor).sum() for tensor, factor in tensors if tensor is not None)).backward()
     assert third.weight.grad is None or not third.weight.grad.any()
     assert first.weight.grad is not None
@@ -32,7 +32,7 @@ def test_parameters_are_converted_and_joined_and_their_gradients_are_converted_b
 def test_a_frozen_parameter_gets_no_gradient() -> None:
     layer = nn.Linear(4, 3)
     layer.weight.requires_grad_(False)
-    [[(weight, bias)]] = lower_weights([[joined_layers(layer)]], torch.bfloat16)
+    [[(weight, bias)]] = cast_weights([[fused_parameters(layer)]], torch.bfloat16)
     assert bias is not None
     (weight.sum() + bias.sum()).backward()
     assert layer.weight.grad is None
@@ -42,8 +42,8 @@ def test_a_frozen_parameter_gets_no_gradient() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_parameters_of_the_wanted_type_are_not_copied_unless_joined(dtype: torch.dtype) -> None:
     layer, other = nn.Linear(4, 3, dtype=dtype), nn.Linear(4, 3, dtype=dtype)
-    [[(weight, bias), (joined, _)]] = lower_weights([[joined_layers(layer), joined_layers(layer, other)]], dtype)
+    [[(weight, bias), (joined, _)]] = cast_weights([[fused_parameters(layer), fused_parameters(layer, other)]], dtype)
     assert weight is layer.weight
     assert bias is layer.bias
     assert torch.equal(joined, torch.cat([layer.weight, other.weight]))
-    assert own_weights([joined_layers(layer)]) == [(layer.weight, layer.bias)]
+    assert uncast_weights([fused_parameters(layer)]) == [(layer.weight, layer.bias)]

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-JoinedLayers = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+FusedParameters = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """Weights of one or several layers, and their biases if there are any: to be joined along their first dimension."""
 
 Weights = list[tuple[Tensor, Tensor | None]]
-"""Weight and bias of each entry of a module's `joined_layers`, in their order."""
+"""Weight and bias of each entry of a module's `fused_parameters`, in their order."""
 
 
-def lower_weights(modules: Sequence[Sequence[JoinedLayers]], dtype: torch.dtype) -> list[Weights]:
-    """Converts the parameters of several modules to a type, and joins those that belong together.
+def cast_weights(modules: Sequence[Sequence[FusedParameters]], dtype: torch.dtype) -> list[Weights]:
+    """Casts the parameters of several modules to a type, and fuses those that belong together.
 
     Args:
         modules: The joined layers of each module.
@@ -37,21 +37,21 @@ def lower_weights(modules: Sequence[Sequence[JoinedLayers]], dtype: torch.dtype)
         # A compiler fuses the conversions itself.
         joined = [_join([parameter.to(dtype) for parameter in group]) for group in groups]
     else:
-        joined = list(_Lower.apply(dtype, [len(group) for group in groups], *parameters))  # type: ignore[no-untyped-call]  # torch has no annotations for it
+        joined = list(_CastTogether.apply(dtype, [len(group) for group in groups], *parameters))  # type: ignore[no-untyped-call]  # torch has no annotations for it
     return [[(joined.pop(0), joined.pop(0) if biases else None) for _, biases in layers] for layers in modules]
 
 
-def joined_layers(*layers: nn.Linear | nn.Conv1d) -> JoinedLayers:
+def fused_parameters(*layers: nn.Linear | nn.Conv1d) -> FusedParameters:
     """Returns the weights and the biases of layers that read the same input."""
     return tuple(layer.weight for layer in layers), tuple(layer.bias for layer in layers if layer.bias is not None)
 
 
-def own_weights(layers: Sequence[JoinedLayers]) -> Weights:
+def uncast_weights(layers: Sequence[FusedParameters]) -> Weights:
     """Returns the parameters themselves, if none are joined with others."""
     return [(weights[0], biases[0] if biases else None) for weights, biases in layers]
 
 
-class _Lower(torch.autograd.Function):
+class _CastTogether(torch.autograd.Function):
     """Copies parameters into one buffer of another type, group by group, and their gradients back into another."""
 
     @staticmethod
@@ -66,13 +66,13 @@ class _Lower(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         shapes: list[torch.Size] = ctx.shapes
         buffer = torch.empty(sum(map(math.prod, shapes)), dtype=ctx.dtype, device=grads[0].device)
-        raised = _views(buffer, shapes)
+        cast_grads = _views(buffer, shapes)
         groups = zip(grads, _in_groups(shapes, ctx.sizes), strict=True)
         torch._foreach_copy_(
-            raised, [part for grad, group in groups for part in grad.split([size[0] for size in group])]
+            cast_grads, [part for grad, group in groups for part in grad.split([size[0] for size in group])]
         )
         needed = ctx.needs_input_grad[2:]
-        return None, None, *(grad if is_needed else None for grad, is_needed in zip(raised, needed, strict=True))
+        return None, None, *(grad if is_needed else None for grad, is_needed in zip(cast_grads, needed, strict=True))
 
 
 def _join(tensors: list[Tensor]) -> Tensor:
