@@ -11,7 +11,6 @@ monitor sends what it observes once a second. Then one rank stops while it compu
 import argparse
 import contextlib
 import gc
-import importlib.util
 import itertools
 import json
 import math
@@ -34,7 +33,7 @@ from nestguard.process import ProcessState
 from nestguard.view import ProcessView
 from nestguard.wire import view_to_json
 
-SENDS_EVERYTHING = importlib.util.find_spec("nestguard.updates") is None
+SENDS_EVERYTHING = not (Path(nestguard.__file__).parent / "updates.py").exists()
 """Whether this is the earlier `nestguard`. The simulation runs with the package that it measures."""
 
 if not SENDS_EVERYTHING:
@@ -175,7 +174,7 @@ def measure(package: Path, num_nodes: int, directory: Path) -> Result:
         load = (_cpu_s(monitor) - cpu_s) / (time.monotonic() - at)
         for process in started[1:]:
             process.wait(part.ends_at - time.monotonic() + 60)
-        found = [json.loads((directory / f"result-{first}").read_text()) for first, _ in spans[1:]]
+        found = [_result(directory, first) for first, _ in spans[1:]]
     finally:
         for process in started:
             process.kill()
@@ -188,6 +187,14 @@ def measure(package: Path, num_nodes: int, directory: Path) -> Result:
         sum(one["num_lost"] for one in found),
         found[-1]["stopped_at"] - part.stuck_at - LIMITS.step_s,
     )
+
+
+def _result(directory: Path, first: int) -> dict[str, float]:
+    path = directory / f"result-{first}"
+    if not path.exists():
+        raise RuntimeError(f"the process of node {first} has failed: {(directory / f'log-{first}').read_text()}")
+    result: dict[str, float] = json.loads(path.read_text())
+    return result
 
 
 def simulate_node_0(part: Part) -> None:
