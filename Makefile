@@ -51,7 +51,7 @@ test-isa: $(READY)
 	$(BIN)/python -m tests.isa
 
 # The whole fault matrix: real ranks that are killed, stopped and stuck. Its time limits need the cores to themselves,
-# so it runs in one process. Up to half an hour.
+# so it runs in one process. Up to forty minutes.
 test-faults: $(READY)
 	$(BIN)/python -m pytest -m 'faults or multiprocess' tests/distributed tests/nestmodel tests/cli tests/test_gpu_benchmark.py
 

@@ -96,6 +96,10 @@ def test_a_lost_host_is_reported_and_both_hosts_end(
     expected = f"no message from node 1 (host {socket.gethostname()}) for"
     if what == "killed":
         expected = "no contact with rank 1; rank 0 has failed"
+    # A failed rank may have ended before its monitor has written the report, the table first and then the log.
+    end = time.monotonic() + 20
+    while f"stall guard: {expected}" not in run.log(0) and time.monotonic() < end:
+        time.sleep(0.1)
     assert f"stall guard: {expected}" in run.log(0)
     tables = [path.read_text() for path in (run.directory / "stalls").glob("*/table.txt")]
     assert any(expected in table for table in tables), tables
