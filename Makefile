@@ -9,7 +9,7 @@ DEMO := demo
 # One worker more than there are cores, because workers often wait for processes that their tests have started; at most
 # eight, because a worker needs about 1 GB of memory.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 8))')
-PYTEST := -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST := -m pytest --numprocesses $(WORKERS)
 
 # Threads of several test processes would compete for the cores.
 ONE_THREAD := OMP_NUM_THREADS=1

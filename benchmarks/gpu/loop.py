@@ -20,6 +20,7 @@ from benchmarks.gpu.report import Section
 from nestdata import AudioNoiseBatch
 from nestmodel import Checkpoints, Health, NestModel, Throughput
 from nestmodel.preflight.trial_step import TrialStep, noise_batch
+from nestmodel.training.determinism import REQUIRED
 
 _SYNC_WARNING = "synchronizing CUDA operation"
 _CPU_WAITS = {"_local_scalar_dense", "nonzero"}
@@ -133,8 +134,9 @@ def measure_deterministic(context: Context, section: Section) -> None:
                 "price": medians[True] / medians[False],
             }
         )
-    names = ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
-    section.notes.append(", ".join(f"{name}={os.environ.get(name, 'not set')}" for name in names) + " in both modes.")
+    section.notes.append(
+        ", ".join(f"{name}={os.environ.get(name, 'not set')}" for name in REQUIRED) + " in both modes."
+    )
 
 
 def measure_resume(context: Context, section: Section) -> None:

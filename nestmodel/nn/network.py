@@ -195,6 +195,6 @@ class NestNetwork(nn.Module):
 
 
 def num_padded_frames(num_samples: int, config: FeatureConfig) -> int:
-    """Returns the number of frames that `Preprocessor.forward` makes of padded audio, including padding."""
+    """Returns the number of frames that `Preprocessor.forward` returns for a batch, padding included."""
     num_frames = (num_samples - config.n_fft % 2) // config.hop_length + 1
     return num_frames + -num_frames % config.pad_to
