@@ -15,10 +15,11 @@ number; it is complete if both agree.
 
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 MAGIC = b"NESTBEAT"
 VERSION = 3
@@ -172,6 +173,9 @@ class DeviceRecord(NamedTuple):
     sequence_again: int
 
 
+_AnyRecord = TypeVar("_AnyRecord", Record, DeviceRecord)
+
+
 def header(identity: Identity, name: str, pid: int, started: int, error_file: str | None) -> bytes:
     """Returns the first part of the file of a process that is not armed yet."""
     described = json.dumps({"identity": asdict(identity), "name": name, "error_file": error_file}).encode()
@@ -211,13 +215,15 @@ def read_heartbeat(path: Path) -> Reading | None:
 def _newest(data: bytes) -> Record | None:
     if len(data) != FILE_SIZE or data[: len(MAGIC)] != MAGIC:
         return None
-    records = [Record(*RECORD.unpack_from(data, at)) for at in RECORDS_AT]
-    complete = [record for record in records if record.sequence > 0 and record.sequence == record.sequence_again]
-    return max(complete, default=None)
+    return _newest_complete([Record(*RECORD.unpack_from(data, at)) for at in RECORDS_AT])
 
 
 def _newest_of_device(data: bytes) -> DeviceRecord | None:
-    records = [DeviceRecord(*DEVICE_RECORD.unpack_from(data, at)) for at in DEVICE_RECORDS_AT]
+    return _newest_complete([DeviceRecord(*DEVICE_RECORD.unpack_from(data, at)) for at in DEVICE_RECORDS_AT])
+
+
+def _newest_complete(records: Sequence[_AnyRecord]) -> _AnyRecord | None:
+    """Returns the last of two copies that was written to its end."""
     complete = [record for record in records if record.sequence > 0 and record.sequence == record.sequence_again]
     return max(complete, default=None)
 

@@ -4,6 +4,7 @@ Imports none of the packages at module level: jaxtyping has to install its impor
 """
 
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "serial" if path.startswith(SERIAL_TESTS) else path
 
     return Scheduling(config, log)
+
+
+@pytest.fixture
+def restored_determinism(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undoes what Lightning and `prepare_deterministic` set: environment variables and torch's global flags."""
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
 @dataclass(frozen=True)

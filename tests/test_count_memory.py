@@ -14,27 +14,25 @@ SIZES = EncoderConfig(d_model=64, num_heads=4, num_layers=1, subsampling_channel
 CONFIG = NestConfig(encoder=SIZES, masking=MaskConfig(prob=0.05))
 
 
+def kept_by_a_block(device: str, num_cuts: int, num_frames: int) -> int:
+    """Returns the bytes that are alive after the forward pass of one block on fake tensors."""
+    encoder = count_memory.make_encoder(CONFIG, 1)
+    x = torch.empty(num_cuts, num_frames, SIZES.d_model, dtype=torch.bfloat16, requires_grad=True)
+    lens = torch.empty(num_cuts, dtype=torch.int64)
+    with count_memory.LiveBytes() as live, torch.autocast(device, torch.bfloat16):
+        out = encoder.encode(x, lens)
+        assert out.device.type == device
+        return int(live.now)
+
+
 def kept_on_fake_cuda(num_cuts: int, num_frames: int) -> int:
-    """Returns the bytes that are alive after the forward pass of one block on fake CUDA tensors."""
     with FakeTensorMode(allow_non_fake_inputs=True), count_memory.CudaKernels(on_cpu=False), torch.device("cuda"):
-        encoder = count_memory.make_encoder(CONFIG, 1)
-        x = torch.empty(num_cuts, num_frames, SIZES.d_model, dtype=torch.bfloat16, requires_grad=True)
-        lens = torch.empty(num_cuts, dtype=torch.int64)
-        with count_memory.LiveBytes() as live, torch.autocast("cuda", torch.bfloat16):
-            out = encoder.encode(x, lens)
-            assert out.device.type == "cuda"
-            return int(live.now)
+        return kept_by_a_block("cuda", num_cuts, num_frames)
 
 
 def kept_on_fake_cpu(num_cuts: int, num_frames: int) -> int:
     with count_memory.fake_cuda_step():
-        encoder = count_memory.make_encoder(CONFIG, 1)
-        x = torch.empty(num_cuts, num_frames, SIZES.d_model, dtype=torch.bfloat16, requires_grad=True)
-        lens = torch.empty(num_cuts, dtype=torch.int64)
-        with count_memory.LiveBytes() as live, torch.autocast("cpu", torch.bfloat16):
-            out = encoder.encode(x, lens)
-            assert out.device.type == "cpu"
-            return int(live.now)
+        return kept_by_a_block("cpu", num_cuts, num_frames)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="replaces the check whether there is a GPU")

@@ -22,16 +22,14 @@ REPOSITORY = Path(__file__).parents[1]
 IN_PROCESS = [name for name in program.SECTIONS if name != "stalls"]
 
 
+pytestmark = pytest.mark.usefixtures("restored_determinism")
+
+
 @pytest.fixture(autouse=True)
-def restored_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+def restored_log_levels() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch")]
     levels = [logger.level for logger in loggers]
     yield
-    torch.utils.deterministic.fill_uninitialized_memory = fills
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
 

@@ -1,5 +1,4 @@
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,7 @@ WITHOUT_DETERMINISTIC_KERNEL = {
 `use_deterministic_algorithms`; `cumsum` for floating-point values only."""
 
 
-@pytest.fixture(autouse=True)
-def restored_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lightning and `prepare_deterministic` set environment variables and torch's global flags."""
-    for name in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    fills = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = fills
+pytestmark = pytest.mark.usefixtures("restored_determinism")
 
 
 def test_the_environment_gets_what_cublas_and_nccl_need() -> None:
