@@ -220,7 +220,8 @@ def _loss(model: NestNetwork, encoded: Tensor, tokens: Tensor, is_masked: Tensor
 def _gradients(model: NestNetwork, theirs: dict[str, Tensor]) -> dict[str, float]:
     """Compares the gradients of all parameters, except those that are zero in exact arithmetic.
 
-    The bias of the keys shifts all scores of a query equally, and batch norm subtracts a bias in front of it.
+    The bias of the keys shifts all scores of a query equally, and batch norm subtracts a bias in front of it. What is
+    left of these gradients is rounding, which is checked in double precision only.
     """
     ours = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     assert ours.keys() == theirs.keys() - {""}, sorted(ours.keys() ^ theirs.keys())
@@ -231,7 +232,8 @@ def _gradients(model: NestNetwork, theirs: dict[str, Tensor]) -> dict[str, float
     found = {}
     for name, gradient in ours.items():
         if name.endswith(zero_gradients):
-            assert max(gradient.abs().max().item(), theirs[name].abs().max().item()) < 1e-4 * largest, name
+            rounding = max(gradient.abs().max().item(), theirs[name].abs().max().item())
+            assert gradient.dtype == torch.float32 or rounding < 1e-10 * largest, name
         else:
             found[name] = _difference(gradient, theirs[name])
     return found
