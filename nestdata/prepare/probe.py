@@ -11,33 +11,17 @@ import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nestdata.corpus.audio import SILENCE_DB, energy, load_samples, open_audio, samples_in
 from nestdata.corpus.file_kind import special_file_kind
 from nestdata.errors import AudioError
 from nestdata.prepare.config import ProbeMode
-from nestdata.prepare.inputs.entry import LABELS, Entry
+from nestdata.prepare.inputs.entry import LABELS, Entry, RejectReason
 
 if TYPE_CHECKING:
     import soundfile
 
-RejectReason = Literal[
-    "missing",
-    "not_a_file",
-    "empty",
-    "unreadable",
-    "truncated",
-    "unknown_length",
-    "wrong_duration",
-    "not_finite",
-    "silent",
-    "too_short",
-    "too_long",
-    "duplicate_id",
-    "rate_too_low",
-    "no_such_channel",
-]
 # Number of frames that libsndfile reports for a stream whose header does not give one.
 _UNKNOWN_LENGTH = (1 << 63) - 1
 # Tolerance for durations that manifests have rounded up.

@@ -138,6 +138,9 @@ def _probe_items(task: _Task) -> "tuple[int, ProbedItems]":
     for number, item in enumerate(task.items, start=task.first):
         for entry in task.source.entries(number, item):
             collector.num_entries += 1
+            if entry.problem:
+                collector.rejects.append(Reject(entry.where, entry.cut_id, *entry.problem))
+                continue
             for probed in probe(entry, task.limits):
                 if isinstance(probed, Reject):
                     collector.rejects.append(probed)

@@ -20,6 +20,31 @@ from nestdata.errors import ManifestError
 
 InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface"]
 
+RejectReason = Literal[
+    "missing",
+    "not_a_file",
+    "empty",
+    "unreadable",
+    "truncated",
+    "unknown_length",
+    "wrong_duration",
+    "not_finite",
+    "silent",
+    "too_short",
+    "too_long",
+    "duplicate_id",
+    "rate_too_low",
+    "no_such_channel",
+    "changed",
+    "corrupt",
+    "no_such_member",
+    "ambiguous_member",
+    "shard_unreadable",
+    "compressed_tar",
+    "unsafe_member",
+    "too_large",
+]
+
 # Offsets and durations of this many seconds, about four months, or more are treated as mistakes.
 MAX_SECONDS = 1e7
 
@@ -38,6 +63,14 @@ LABELS = {
     "speaker": "speaker",
     "speaker_id": "speaker",
 }
+
+
+class Problem(NamedTuple):
+    """Why the audio of an entry cannot be used."""
+
+    reason: RejectReason
+    detail: str
+    """An explanation that gives the values found."""
 
 
 class Entry(NamedTuple):
@@ -73,6 +106,9 @@ class Entry(NamedTuple):
 
     number: int | None = None
     """The number for which `Source.where` returns the position of this entry; None for that of its item."""
+
+    problem: Problem | None = None
+    """Why the entry is rejected without probing it, if the source knows."""
 
 
 @runtime_checkable
