@@ -6,7 +6,7 @@
     ├── CorpusError      a corpus directory is missing or damaged
     ├── OutputError      an output exists already, cannot be written, or is being written by another run
     ├── PlanError        the cuts cannot be arranged in batches within the budget
-    └── AudioError       the audio of a cut cannot be used: missing, unreadable, truncated or not finite
+    └── AudioError       the audio of a cut cannot be used: missing, unreadable, damaged or not finite
 
 Every constructor takes one string, because an error that is raised in a loader worker is rebuilt in the parent process
 from its text alone.
@@ -39,7 +39,7 @@ class PlanError(NestDataError):
     """The cuts cannot be arranged in batches within the budget."""
 
 
-AudioReason = Literal["missing", "not_a_file", "empty", "unreadable", "truncated", "not_finite"]
+AudioReason = Literal["missing", "not_a_file", "empty", "unreadable", "truncated", "not_finite", "changed", "corrupt"]
 
 
 class AudioError(NestDataError):
