@@ -17,8 +17,34 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, cast, runtime_c
 
 from nestdata.corpus.file_kind import special_file_kind
 from nestdata.errors import ManifestError
+from nestdata.storage import ObjectInfo
 
 InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface"]
+
+RejectReason = Literal[
+    "missing",
+    "not_a_file",
+    "empty",
+    "unreadable",
+    "truncated",
+    "unknown_length",
+    "wrong_duration",
+    "not_finite",
+    "silent",
+    "too_short",
+    "too_long",
+    "duplicate_id",
+    "rate_too_low",
+    "no_such_channel",
+    "changed",
+    "corrupt",
+    "no_such_member",
+    "ambiguous_member",
+    "shard_unreadable",
+    "compressed_tar",
+    "unsafe_member",
+    "too_large",
+]
 
 # Offsets and durations of this many seconds, about four months, or more are treated as mistakes.
 MAX_SECONDS = 1e7
@@ -38,6 +64,39 @@ LABELS = {
     "speaker": "speaker",
     "speaker_id": "speaker",
 }
+
+
+class Problem(NamedTuple):
+    """Why the audio of an entry cannot be used."""
+
+    reason: RejectReason
+    detail: str
+    """An explanation that gives the values found."""
+
+
+class Content(Protocol):
+    """The bytes of one audio file, wherever they are."""
+
+    def open(self) -> BinaryIO:
+        """Returns a seekable stream of these bytes alone, which reads only what is asked for if they are local."""
+
+    def read(self) -> bytes:
+        """Returns all bytes."""
+
+
+class Member(NamedTuple):
+    """The bytes of an audio file in a shard: a member of a tar, or a whole object."""
+
+    shard: ObjectInfo
+    offset: int
+    """First byte in the shard."""
+
+    length: int
+    """Number of bytes."""
+
+    content: Content
+    crc32: int | None = None
+    """Checksum of the bytes, if the source has read all of them; the probe computes it if it reads them."""
 
 
 class Entry(NamedTuple):
@@ -71,8 +130,14 @@ class Entry(NamedTuple):
     cut: dict[str, Any] | None = None
     """The cut as a dict, for Lhotse manifests."""
 
+    member: Member | None = None
+    """Where the audio is, if that is not a local file: it takes the place of `path` and of the source in `cut`."""
+
     number: int | None = None
     """The number for which `Source.where` returns the position of this entry; None for that of its item."""
+
+    problem: Problem | None = None
+    """Why the entry is rejected without probing it, if the source knows."""
 
 
 @runtime_checkable
