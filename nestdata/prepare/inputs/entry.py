@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, cast, runtime_checkable
 from urllib.parse import quote
@@ -78,7 +79,7 @@ class Problem(NamedTuple):
 class Content(Protocol):
     """The bytes of one audio file, wherever they are."""
 
-    def open(self) -> BinaryIO:
+    def open(self) -> BufferedIOBase:
         """Returns a seekable stream of these bytes alone, which reads only what is asked for if they are local."""
 
     def read(self) -> bytes:
