@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from nestdata.errors import ManifestError
-from nestdata.storage import is_url, name_of, parent, redacted, storage
+from nestdata.prepare.inputs.listing import objects_below
+from nestdata.storage import is_url, name_of, parent, redacted
 
 # `{`, `(`, `[`, `<` and `_OP_` open a range of numbers; braces and `_OP_` also open a list.
 _PATTERN = re.compile(
@@ -106,14 +107,6 @@ def check_shards(locations: Sequence[str], given: str) -> None:
     )
 
 
-def common_folder(locations: Sequence[str]) -> str:
-    """Returns the deepest folder that holds all locations."""
-    folders = sorted({parent(location) for location in locations})
-    first, last = folders[0].split("/"), folders[-1].split("/")
-    shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return "/".join(first[:shared]) or "/"
-
-
 def _alternatives(match: "re.Match[str]", pattern: str) -> Sequence[str]:
     first, last, step, names = match.groups()
     if names is not None:
@@ -141,6 +134,6 @@ def _is_there(location: str, folders: dict[str, frozenset[str] | None]) -> bool:
     folder = parent(location)
     if folder not in folders:
         is_listed = len(folders) < _MAX_LISTED
-        folders[folder] = frozenset(info.location for info in storage().list_objects(folder)) if is_listed else None
+        folders[folder] = frozenset(info.location for info in objects_below(folder)) if is_listed else None
     listed = folders[folder]
     return listed is None or location in listed
