@@ -64,10 +64,10 @@ def detect_input(path: Path | str, form: InputFormat | None = None, tars: str | 
             be of the given one.
         StorageError: A URL cannot be read or listed.
     """
-    if shards := detect_by_name(str(path), form, tars):
-        return _in_shards(path, shards)
     if form in (None, "parquet") and (form or is_parquet(path)):
         return _detect_parquet(path)
+    if shards := detect_by_name(str(path), form, tars):
+        return _in_shards(path, shards)
     if isinstance(path, str):
         return _detect_url(path, form, tars)
     if form in ("kaldi", "huggingface", "folder", "shar", "webdataset") or (form is None and path.is_dir()):
@@ -101,13 +101,14 @@ def _detect_url(url: str, form: InputFormat | None, tars: str | None) -> Detecte
             raise ManifestError(f"{url}: one audio file. Give the folder that holds it, or a manifest that names it.")
         return _detect_manifest(url, form, tars)
     url = url.rstrip("/")
-    names = {info.location[len(url) + 1 :] for info in objects_below(url)} if form != "folder" else set()
-    if "wav.scp" in names:
+    if form == "folder":
+        return DetectedInput(path=url, format="folder", folder=url, base=url)
+    names = sorted({info.location[len(url) + 1 :].partition("/")[0] for info in objects_below(url)})
+    if form is None and "wav.scp" in names:
         raise ManifestError(_not_at_url(url, "kaldi"))
-    if "state.json" in names or "dataset_dict.json" in names:
+    if form is None and not {"state.json", "dataset_dict.json"}.isdisjoint(names):
         raise ManifestError(_not_at_url(url, "huggingface"))
-    children = sorted({join(url, name.partition("/")[0]) for name in names})
-    if form != "folder" and (shards := detect_folder(url, children, form)):
+    if shards := detect_folder(url, [join(url, name) for name in names], form):
         return _in_shards(url, shards)
     return DetectedInput(path=url, format="folder", folder=url, base=url)
 

@@ -139,8 +139,8 @@ def _sharded_nemo(manifests: Sequence[str], given: str, tars: str | None) -> Sha
     missing = [number for number in by_number if number not in found]
     if missing:
         raise ManifestError(
-            f"{redacted(given)}: {redacted(by_number[missing[0]])} has no tar with its number among {_range(found)}. Give "
-            "all tars with --tars PATTERN, in quotes."
+            f"{redacted(given)}: {redacted(by_number[missing[0]])} has no tar with its number among {_range(found)}. "
+            "Give all tars with --tars PATTERN, in quotes."
         )
     used = [(number, found[number]) for number in by_number]
     return ShardInput(
@@ -198,7 +198,7 @@ def _files_in(folder: str) -> list[str]:
 
 def _listed(location: str) -> list[str]:
     """Returns the tars that a text file lists, relative to its folder."""
-    with open_lines(Path(location)) as file:
+    with open_lines(location if is_url(location) else Path(location)) as file:
         names = [line.decode(errors="surrogateescape").strip() for line in file]
     tars = [name for text in names if text for name in expand(join(parent(location), text))]
     wrong = next((name for name in tars if not _TAR.fullmatch(name)), None)

@@ -222,7 +222,7 @@ def open_lines(path: Path | str) -> Iterator[BinaryIO]:
     if isinstance(path, Path):
         check_manifest(path)
     try:
-        with _opened(path) as file:
+        with cast(BinaryIO, _opened(path)) as file:
             if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
                 file.seek(0)
             yield file
@@ -290,11 +290,11 @@ def check_command(command: str, where: str, *, allowed: bool) -> None:
         )
 
 
-def _opened(path: Path | str) -> BinaryIO:
+def _opened(path: Path | str) -> BufferedIOBase:
     if isinstance(path, Path):
-        return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
-    stream = storage().open_stream(path)
-    return cast(BinaryIO, gzip.open(stream, "rb")) if path.endswith(".gz") else stream
+        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    stream = cast(BufferedIOBase, storage().open_stream(path))
+    return gzip.open(stream, "rb") if path.endswith(".gz") else stream
 
 
 def _resolve_url(url: str) -> str:

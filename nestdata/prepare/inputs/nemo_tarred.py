@@ -128,13 +128,14 @@ class NemoTarred:
         shard = row.get("shard_id", self.tars[0][0] if len(tars) == 1 else None)
         if type(shard) is not int:
             raise ManifestError(
-                f"{manifest}:{position}: shard_id is {shard!r}. Give the number of the tar that holds the audio, as NeMo's "
-                "converter writes it."
+                f"{manifest}:{position}: shard_id is {shard!r}. Give the number of the tar that holds the audio, "
+                "as NeMo's converter writes it."
             )
         if shard not in tars:
             raise ManifestError(
                 f"{manifest}:{position}: shard_id {shard} has no tar; there are {len(tars)}, from "
-                f"{redacted(self.tars[0][1])} to {redacted(self.tars[-1][1])}. Give all tars with --tars PATTERN, in quotes."
+                f"{redacted(self.tars[0][1])} to {redacted(self.tars[-1][1])}. Give all tars with --tars PATTERN, "
+                "in quotes."
             )
         return shard
 

@@ -1,7 +1,8 @@
 """Names of shards: patterns such as `audio_{0..511}.tar`, and the numbers in names.
 
-Source: NVIDIA NeMo 3.0, `expand_sharded_filepaths` for the brackets and `LazyNeMoTarredIterator` for the numbers. Differs:
-NeMo replaces every bracket in a path; here, only brackets around a range, or braces around a list, are a pattern.
+Source: NVIDIA NeMo 3.0, `expand_sharded_filepaths` for the brackets and `LazyNeMoTarredIterator` for the numbers.
+Differs: NeMo replaces every bracket in a path; here, only brackets around a range, or braces around a list, are a
+pattern.
 """
 
 import os
@@ -97,13 +98,13 @@ def check_shards(locations: Sequence[str], given: str) -> None:
         return
     if len(gone) == len(locations):
         raise ManifestError(
-            f"{redacted(given)}: matches nothing; {redacted(gone[0])} does not exist. Check the pattern, and quote it, so "
-            "that the shell leaves it alone."
+            f"{redacted(given)}: matches nothing; {redacted(gone[0])} does not exist. Check the pattern, and quote it, "
+            "so that the shell leaves it alone."
         )
     more = f" and {len(gone) - 1} more do" if len(gone) > 1 else " does"
     raise ManifestError(
-        f"{redacted(given)}: {redacted(gone[0])}{more} not exist, of {len(locations)} shards. Restore the shards, or give "
-        "a pattern of those that are there."
+        f"{redacted(given)}: {redacted(gone[0])}{more} not exist, of {len(locations)} shards. Restore the shards, or "
+        "give a pattern of those that are there."
     )
 
 

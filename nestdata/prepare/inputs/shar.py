@@ -149,7 +149,8 @@ class SharDirectory:
             raise
         except Exception as error:  # Lhotse's constructors raise errors of many kinds
             raise ManifestError(
-                f"{where}: not a cut with the recording {name} ({type(error).__name__}: {error}). Write the shard again."
+                f"{where}: not a cut with the recording {name} ({type(error).__name__}: {error}). Write the shard "
+                "again."
             ) from error
         return Entry(where, line.cut_id, cut=cut, member=member, number=line.number)
 
@@ -176,8 +177,8 @@ def shar_shards(names: Iterable[str], given: str) -> tuple[SharShard, ...]:
         recording = join(parent(cuts), f"recording.{match[1]}.tar")
         if recording not in found:
             raise ManifestError(
-                f"{redacted(given)}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio would be "
-                "read. Restore it, or move the manifest away."
+                f"{redacted(given)}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio "
+                "would be read. Restore it, or move the manifest away."
             )
         shards.append(SharShard(cuts, recording))
     return tuple(shards)

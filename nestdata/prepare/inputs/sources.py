@@ -74,6 +74,7 @@ def open_sources(paths: Sequence[Path | str], options: InputOptions) -> list[Sou
             f"{len(options.tars)} patterns of tars for {len(paths)} inputs. Give --tars once for all inputs, or once "
             "for each, in the same order."
         )
+    forget_listings()
     tars = options.tars if len(options.tars) == len(paths) else [*options.tars, None][:1] * len(paths)
     forget_listings()
     inputs = [detect_input(path, options.format, pattern) for path, pattern in zip(paths, tars, strict=True)]
