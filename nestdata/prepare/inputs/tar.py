@@ -251,7 +251,7 @@ def _padded(num_bytes: int) -> int:
 
 
 def _after_sparse_map(read_at: ReadAt, header: bytes, payload: int) -> int:
-    """Returns where the content begins: behind the further blocks of the map of an old sparse file, if there are any."""
+    """Returns where the content begins: behind all blocks of the map of an old sparse file."""
     is_extended = header[156] == ord("S") and header[482]
     while is_extended:
         block = read_at(payload, BLOCK)
