@@ -595,9 +595,9 @@ def busy_prepare(manifest: Path, output: Path) -> Iterator[tuple["subprocess.Pop
     program = """
 import sys
 from nestdata import prepare_corpus
-from nestdata.prepare import run
+from nestdata.prepare import tasks
 from tests.nestdata.prepare.endless_task import read_pipe
-run._probe_items = read_pipe
+tasks.run_task = read_pipe
 prepare_corpus([sys.argv[1]], sys.argv[2], jobs=2)
 """
     command = [sys.executable, "-c", program, str(manifest), str(output)]
