@@ -134,7 +134,7 @@ def _webdataset(tars: Sequence[str], given: str) -> ShardInput:
 
 def _sharded_nemo(manifests: Sequence[str], given: str, tars: str | None) -> ShardInput:
     """Returns manifests of a NeMo data set with their tars, which have the same numbers."""
-    by_number = numbered(manifests, given)
+    by_number = numbered(manifests, given, given)
     found = _tars_of(manifests[0], given, tars)
     missing = [number for number in by_number if number not in found]
     if missing:
@@ -162,7 +162,7 @@ def _tars_of(manifest: str, given: str, tars: str | None) -> dict[int, str]:
     check_shards(names, tars)
     if len(names) == 1:
         return {shard_number(names[0]) or 0: names[0]}
-    return numbered(names, tars)
+    return numbered(names, tars, tars)
 
 
 def _tars_beside(manifest: str, given: str) -> dict[int, str]:

@@ -7,7 +7,7 @@ pattern.
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 from nestdata.errors import ManifestError
@@ -58,19 +58,22 @@ def shard_number(location: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def numbered(locations: Iterable[str], given: str) -> dict[int, str]:
+def numbered(locations: Sequence[str], given: str, pattern: str = "") -> dict[int, str]:
     """Returns shards by their numbers.
 
     Args:
         locations: The shards.
         given: What the caller gave, for messages.
+        pattern: The pattern that stands for the shards. If it has one range, the numbers are those of the range.
 
     Raises:
         ManifestError: A name has no number, or two have the same one.
     """
     shards: dict[int, str] = {}
-    for location in locations:
-        number = shard_number(location)
+    ranges = [match for match in _PATTERN.finditer(pattern) if match[4] is None]
+    in_range = [int(text) for text in _alternatives(ranges[0], pattern)] if len(ranges) == 1 else []
+    numbers = in_range if len(in_range) == len(locations) else map(shard_number, locations)
+    for location, number in zip(locations, numbers, strict=True):
         if number is None:
             raise ManifestError(
                 f"{redacted(given)}: {name_of(location)!r} has no number, by which lines name their shard. Give a "
