@@ -40,6 +40,7 @@ from .errors import ManifestError as ManifestError
 from .errors import NestDataError as NestDataError
 from .errors import OutputError as OutputError
 from .errors import PlanError as PlanError
+from .errors import StorageError as StorageError
 from .errors import last_error_line as last_error_line
 from .output import output_directory as output_directory
 from .output import output_file as output_file
@@ -53,6 +54,7 @@ from .plan.summary import summarise_plan as summarise_plan
 from .prepare.config import PrepareConfig as PrepareConfig
 from .prepare.config import ProbeMode as ProbeMode
 from .prepare.inputs import InputFormat as InputFormat
+from .prepare.progress import PrepareProgress as PrepareProgress
 from .prepare.run import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
 from .stateless_rng import derive_key as derive_key
@@ -92,6 +94,7 @@ __all__ = [
     "PlanError",
     "PlanSummary",
     "PrepareConfig",
+    "PrepareProgress",
     "PrepareReport",
     "PreviewRow",
     "ProbeMode",
@@ -99,6 +102,7 @@ __all__ = [
     "ShortAudio",
     "SpeakerNoiseMixer",
     "StartMethod",
+    "StorageError",
     "batch_digest",
     "derive_key",
     "draw_plan",
