@@ -17,7 +17,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from nestdata.corpus.addresses import NO_SHARD, common_folder, relative_name
+from nestdata.corpus.addresses import NO_SHARD
+from nestdata.corpus.roots import common_folder, relative_name
 from nestdata.errors import ManifestError
 from nestdata.storage import ObjectInfo, is_url, parent
 

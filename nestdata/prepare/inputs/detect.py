@@ -10,7 +10,7 @@ from functools import reduce
 from pathlib import Path
 from typing import get_args
 
-from nestdata.corpus.addresses import common_folder
+from nestdata.corpus.roots import common_folder
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.detect_shards import ShardInput, detect_by_name, detect_folder, detect_nemo
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, check_manifest, open_lines

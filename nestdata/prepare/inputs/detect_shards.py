@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
-from nestdata.corpus.addresses import common_folder
+from nestdata.corpus.roots import common_folder
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, open_lines
 from nestdata.prepare.inputs.listing import objects_below
