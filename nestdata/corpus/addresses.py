@@ -169,6 +169,12 @@ class AddressTable:
             raise ValueError(f"line {number + 1} of shards.jsonl is damaged: {error}") from error
 
 
+def relative_name(location: str, root: str) -> str:
+    """Returns the name of a shard in `shards.jsonl`: relative to the root, or absolute if it is outside of the root."""
+    inside = root.rstrip("/") + "/"
+    return location[len(inside) :] if root and location.startswith(inside) else location
+
+
 def _column(path: Path, dtype: type[np.generic], shape: tuple[int, ...] | None) -> NDArray[Any]:
     """Memory-maps an array; as a plain array, because elements of a memmap are read more slowly."""
     values = np.asarray(np.load(path, mmap_mode="r"))

@@ -131,7 +131,7 @@ def test_a_url_given_as_a_path_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_url_without_the_extra_remote_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(ConfigError, match=r"pip install 'nest-pretrain\[remote\]'"):
         prepare_corpus(["s3://bucket-without-extra/m.json"], tmp_path / "a.corpus")
     assert list(tmp_path.iterdir()) == []
