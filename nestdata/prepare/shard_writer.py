@@ -17,9 +17,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from nestdata.corpus.addresses import NO_SHARD, common_folder, relative_name
+from nestdata.corpus.addresses import NO_SHARD, relative_name
 from nestdata.errors import ManifestError
-from nestdata.storage import ObjectInfo, is_url, parent
+from nestdata.storage import ObjectInfo, common_folder, is_url, parent
 
 # Number of shards whose numbers are known, at about 100 bytes each.
 _MAX_KNOWN = 1 << 18
@@ -34,7 +34,7 @@ class ShardStats:
     """The deepest folder that holds all shards, which their names are relative to; empty if there is none."""
 
     has_urls: bool
-    """Whether any shard is an object of a store."""
+    """Whether any shard was an object of a store."""
 
     has_checksums: bool
     """Whether the checksums of all addresses are known."""
