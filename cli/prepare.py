@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,24 +13,45 @@ from .output import console, print_json, rejected_text
 from .progress import progress
 
 if TYPE_CHECKING:
-    from nestdata import PrepareReport
+    from nestdata import Channel, PrepareProgress, PrepareReport
+
+
+def _channel(value: object) -> "Channel":
+    """Parses `--channel`; typer also passes the default value."""
+    if value == "mix":
+        return "mix"
+    if not str(value).isdecimal():
+        raise typer.BadParameter(f"{value!r}: give a channel counted from 0, or mix for the average of all.")
+    return int(str(value))
 
 
 def prepare_command(
     inputs: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="INPUT",
-            help="NeMo, Lhotse or fairseq manifests, Kaldi directories, Hugging Face data sets on disk, or folders of "
-            "audio.",
+            help="NeMo, Lhotse or fairseq manifests, Kaldi directories, Hugging Face data sets on disk, Parquet files, "
+            "or folders of audio; manifests, Parquet files and folders may be URLs, such as s3://bucket/speech/.",
         ),
     ],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Corpus directory to write. [default: NAME.corpus for an input NAME.json]"),
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Corpus directory to write, a local path. [default: NAME.corpus for an input NAME.json]",
+        ),
     ] = None,
     form: Annotated[
         InputFormat | None, typer.Option("--format", help="Format of every input. [default: detected]")
+    ] = None,
+    tars: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Tars of NeMo manifests, such as 's3://bucket/audio_{0..511}.tar'; once, or once for each input. "
+            "[default: those beside the manifest]",
+        ),
     ] = None,
     probe: Annotated[
         ProbeMode,
@@ -45,7 +66,14 @@ def prepare_command(
     ] = None,
     sampling_rate: Annotated[int, typer.Option(help="Sampling rate in Hz at which cuts are loaded.")] = 16000,
     min_rate: Annotated[int, typer.Option(help="Reject files with a lower sampling rate in Hz.")] = 0,
-    channel: Annotated[int, typer.Option(help="Channel to read from multi-channel files, counted from 0.")] = 0,
+    channel: Annotated[
+        Any,  # `Channel`, but typer accepts no unions
+        typer.Option(
+            parser=_channel,
+            metavar="NUMBER|mix",
+            help="Channel to read from multi-channel files, counted from 0, or `mix` for the average of all.",
+        ),
+    ] = 0,
     min_seconds: Annotated[float, typer.Option(help="Reject cuts shorter than this many seconds.")] = 0.1,
     max_seconds: Annotated[
         float | None, typer.Option(help="Reject cuts longer than this many seconds. [default: no limit]")
@@ -71,7 +99,7 @@ def prepare_command(
     if output is None:
         if len(inputs) > 1:
             raise ConfigError("several inputs need a name for the corpus: give one with --output NAME.corpus.")
-        output = Path(inputs[0].resolve().name.split(".")[0] + ".corpus")
+        output = Path(inputs[0]).resolve().name.split(".")[0] + ".corpus"
     config = PrepareConfig(
         sampling_rate=sampling_rate,
         channel=channel,
@@ -81,18 +109,33 @@ def prepare_command(
         min_rate=min_rate,
         probe=probe,
         format=form,
+        tars=tuple(tars or ()),
         allow_commands=allow_commands,
         strict=strict,
         pcm=pcm,
     )
-    with progress("checking audio") as on_progress:
+    with progress("checking audio") as show:
         report = prepare_corpus(
-            inputs, output, config, overwrite=overwrite, jobs=jobs, dask=dask, on_progress=on_progress
+            inputs,
+            output,
+            config,
+            overwrite=overwrite,
+            jobs=jobs,
+            dask=dask,
+            on_progress=lambda found: show(*_bar_of(found)),
         )
     if as_json:
         print_json(asdict(report))
     else:
         _print_summary(report)
+
+
+def _bar_of(found: "PrepareProgress") -> tuple[int, int | None, str]:
+    """Returns what the progress bar shows: done, total, and a note."""
+    read = f"{found.bytes_read / 1e9:.2f} GB read" if found.bytes_read else ""
+    if not found.total_shards:
+        return found.entries, found.total_entries, read
+    return found.shards, found.total_shards, ", ".join(filter(None, ["shards", f"{found.entries} entries", read]))
 
 
 def _print_summary(report: "PrepareReport") -> None:

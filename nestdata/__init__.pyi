@@ -26,6 +26,9 @@ from .batch.preview import batch_digest as batch_digest
 from .batch.preview import preview_rows as preview_rows
 from .batch.preview import write_preview as write_preview
 from .batch.rows import ShortAudio as ShortAudio
+from .corpus.addresses import Address as Address
+from .corpus.addresses import Shard as Shard
+from .corpus.channels import Channel as Channel
 from .corpus.corpora import Corpora as Corpora
 from .corpus.corpus import Corpus as Corpus
 from .corpus.decoding import DecodingTime as DecodingTime
@@ -37,6 +40,7 @@ from .errors import ManifestError as ManifestError
 from .errors import NestDataError as NestDataError
 from .errors import OutputError as OutputError
 from .errors import PlanError as PlanError
+from .errors import StorageError as StorageError
 from .errors import last_error_line as last_error_line
 from .output import output_directory as output_directory
 from .output import output_file as output_file
@@ -50,11 +54,13 @@ from .plan.summary import summarise_plan as summarise_plan
 from .prepare.config import PrepareConfig as PrepareConfig
 from .prepare.config import ProbeMode as ProbeMode
 from .prepare.inputs import InputFormat as InputFormat
+from .prepare.progress import PrepareProgress as PrepareProgress
 from .prepare.run import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
 from .stateless_rng import derive_key as derive_key
 
 __all__ = [
+    "Address",
     "AudioError",
     "AudioNoiseBatch",
     "AudioNoiseDataset",
@@ -65,6 +71,7 @@ __all__ = [
     "BatchLoader",
     "BatchPlan",
     "BucketSummary",
+    "Channel",
     "ConfigError",
     "Corpora",
     "Corpus",
@@ -87,12 +94,15 @@ __all__ = [
     "PlanError",
     "PlanSummary",
     "PrepareConfig",
+    "PrepareProgress",
     "PrepareReport",
     "PreviewRow",
     "ProbeMode",
+    "Shard",
     "ShortAudio",
     "SpeakerNoiseMixer",
     "StartMethod",
+    "StorageError",
     "batch_digest",
     "derive_key",
     "draw_plan",

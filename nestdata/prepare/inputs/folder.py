@@ -1,12 +1,16 @@
 """A folder of audio: all files in it and its subfolders that have the suffix of an audio format."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of
+from nestdata.prepare.inputs.listing import objects_below
+from nestdata.prepare.inputs.remote import whole_object
+from nestdata.storage import ObjectInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,7 @@ class AudioFolder:
     Symbolic links are followed, but no folder is read twice, even if several links lead to it.
     """
 
+    items_per_task: ClassVar[None] = None
     path: Path
     root: str
 
@@ -34,9 +39,9 @@ class AudioFolder:
                 f"{self.path}: no audio in this folder or its subfolders. Looked for {' '.join(AUDIO_SUFFIXES)}."
             )
 
-    def entry(self, number: int, item: str) -> Entry | None:  # noqa: ARG002, the path is enough
-        """Returns the entry of a file."""
-        return Entry(item, cut_id_of(item, self.root), item)
+    def entries(self, number: int, item: str) -> Iterator[Entry]:  # noqa: ARG002, the path is enough
+        """Yields the entry of a file."""
+        yield Entry(item, cut_id_of(item, self.root), item)
 
     def where(self, number: int) -> str:
         """Returns the path of the folder and the number of the file in it."""
@@ -47,10 +52,55 @@ class AudioFolder:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class BucketFolder:
+    """Audio objects below a URL, in the order in which `AudioFolder` yields files of the same names."""
+
+    items_per_task: ClassVar[None] = None
+    path: str
+    root: str
+
+    def items(self) -> Iterator[ObjectInfo]:
+        """Yields the objects.
+
+        Raises:
+            ManifestError: There is no audio.
+            StorageError: The folder cannot be listed.
+        """
+        found = [info for info in objects_below(self.path) if info.location.lower().endswith(AUDIO_SUFFIXES)]
+        if not found:
+            raise ManifestError(
+                f"{self.path}: no object of this name, and no audio below it. Looked for {' '.join(AUDIO_SUFFIXES)}."
+            )
+        yield from sorted_as_files(found)
+
+    def entries(self, number: int, item: ObjectInfo) -> Iterator[Entry]:  # noqa: ARG002, the object is enough
+        """Yields the entry of an object."""
+        yield Entry(item.location, cut_id_of(item.location, self.root), item.location, member=whole_object(item))
+
+    def where(self, number: int) -> str:
+        """Returns the URL of the folder and the number of the object in it."""
+        return f"{self.path} (object {number})"
+
+    def count(self) -> int | None:
+        """Returns the number of objects."""
+        return sum(info.location.lower().endswith(AUDIO_SUFFIXES) for info in objects_below(self.path))
+
+
 def check_folder(path: Path) -> None:
     """Raises ManifestError if a path does not lead to a folder."""
     if not path.is_dir():
         raise ManifestError(f"{path}: no such folder.")
+
+
+def sorted_as_files(objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+    """Sorts objects so that those of a folder come before those of its subfolders, as `AudioFolder` sorts files."""
+
+    def key(info: ObjectInfo) -> list[tuple[bool, str]]:
+        *folders, name = info.location.split("/")
+        return [*((True, folder) for folder in folders), (False, name)]
+
+    return sorted(objects, key=key)
 
 
 def _audio_files(directory: str, seen: set[tuple[int, int]]) -> Iterator[str]:

@@ -5,21 +5,26 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
+from nestdata.corpus.channels import MIX_FIELD, Channel
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import (
     MAX_SECONDS,
     Entry,
+    Problem,
     check_command,
     count_lines,
     cut_id_of,
     names_shards,
     open_lines,
+    relative_id,
     resolve,
 )
+from nestdata.prepare.inputs.pointer import member_at
+from nestdata.storage import is_url
 
 AUDIO_KEYS = ("audio_filepath", "audio_filename")
 _SPAN_KEYS = frozenset({*AUDIO_KEYS, "offset", "duration"})
@@ -28,7 +33,8 @@ _SPAN_KEYS = frozenset({*AUDIO_KEYS, "offset", "duration"})
 class _JsonLines:
     """The methods of `Source` that NeMo and Lhotse manifests share."""
 
-    path: Path
+    items_per_task: ClassVar[None] = None
+    path: Path | str
 
     def items(self) -> Iterator[bytes]:
         """Yields the lines."""
@@ -48,57 +54,57 @@ class _JsonLines:
 class NemoManifest(_JsonLines):
     """Lines with `audio_filepath` or `audio_filename`, and optionally `offset`, `duration` and labels."""
 
-    path: Path
+    path: Path | str
     root: str
     directory: str
     """The folder that relative paths start from: that of the manifest."""
 
-    def entry(self, number: int, item: bytes) -> Entry | None:
-        """Returns the entry of a line; None for a blank one."""
+    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
+        """Yields the entry of a line; none for a blank one."""
         row = parse_object(item, self.path, number)
         if row is None:
-            return None
+            return
         where = self.where(number)
         name = row.get("audio_filepath") or row.get("audio_filename")
         if not isinstance(name, str) or not os.path.basename(name) or "\0" in name:
-            raise ManifestError(_name_problem(row, where))
+            raise ManifestError(name_problem(row, where))
         if "shard_id" in row or names_shards(name):
             raise ManifestError(
-                f"{where}: a line of a tarred data set ({_shard(row, name)}). Tar archives are not read. Unpack them "
-                "into one folder, and give that folder, or a manifest of its files without shard_id."
+                f"{where}: a line of a tarred data set ({_shard(row, name)}) in a manifest of files. Begin the "
+                "manifest with a line that has a shard_id, or give the archives with --tars PATTERN."
             )
         path = resolve(self.directory, name)
         offset, duration = seconds(row, "offset", where), seconds(row, "duration", where)
         cut_id = cut_id_of(path, self.root)
-        if cut_id.startswith("/") and not name.startswith("/"):
-            cut_id = os.path.relpath(cut_id, self.root)  # ids must not depend on the location of the manifest
+        if (cut_id.startswith("/") or "://" in cut_id) and not (name.startswith("/") or is_url(name)):
+            cut_id = relative_id(cut_id, self.root)  # ids must not depend on the location of the manifest
         if offset is not None:
             cut_id += span_suffix(offset, duration)
         labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}
-        return Entry(where, cut_id, path, offset or 0.0, duration, labels=labels)
+        yield Entry(where, cut_id, path, offset or 0.0, duration, labels=labels)
 
 
 @dataclass(frozen=True, slots=True)
 class LhotseManifest(_JsonLines):
     """Lhotse MonoCuts or recordings; a recording becomes one cut."""
 
-    path: Path
+    path: Path | str
     directory: str
-    """The folder that relative paths start from: the current directory, as in Lhotse."""
+    """The folder that relative paths start from: the current directory, as in Lhotse, or that of a URL."""
 
-    channel: int
+    channel: Channel
     """Channel of the cut that a recording becomes."""
 
     allow_commands: bool
 
-    def entry(self, number: int, item: bytes) -> Entry | None:
-        """Returns the entry of a line; None for a blank one."""
+    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
+        """Yields the entry of a line; none for a blank one."""
         row = parse_object(item, self.path, number)
         if row is None:
-            return None
+            return
         where = self.where(number)
         try:
-            cut = self._cut(row, where)
+            cut = self.parse_cut(row, where)
         except ManifestError:
             raise
         except Exception as error:  # Lhotse's constructors raise errors of many kinds
@@ -109,9 +115,11 @@ class LhotseManifest(_JsonLines):
             self._check_source(source, where)
             if source["type"] == "file":
                 source["source"] = resolve(self.directory, source["source"])
-        return Entry(where, cut["id"], cut=cut)
+                if is_url(source["source"]):
+                    source["type"] = "url"
+        yield self._located(Entry(where, cut["id"], cut=cut), cut)
 
-    def _cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+    def parse_cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         """Returns the dict of a MonoCut, completed and checked by Lhotse; modifies `row`."""
         from lhotse import MonoCut
 
@@ -121,8 +129,11 @@ class LhotseManifest(_JsonLines):
                 f"{where}: a {kind} where a MonoCut was expected. Reduce it to cuts of one channel in Lhotse first."
             )
         if kind == "Recording":
-            whole = {"start": 0.0, "duration": row.get("duration"), "channel": self.channel}
+            channel = 0 if self.channel == "mix" else self.channel
+            whole = {"start": 0.0, "duration": row.get("duration"), "channel": channel}
             row = {"id": row.get("id"), **whole, "recording": row}
+            if self.channel == "mix":
+                row["custom"] = {MIX_FIELD: "mix"}
         _check_cut(row, where)
         cut = dict(MonoCut.from_dict(row).to_dict())
         _check_recording(cut, where)
@@ -132,11 +143,19 @@ class LhotseManifest(_JsonLines):
                 label["alignment"] = {kind: [*map(list, items)] for kind, items in label["alignment"].items()}
         return cut
 
+    def _located(self, entry: Entry, cut: dict[str, Any]) -> Entry:
+        """Returns an entry with the member or the problem of its source, if that is a pointer into a tar."""
+        source = next((source for source in cut["recording"]["sources"] if cut["channel"] in source["channels"]), None)
+        if source is None or source["type"] != "shar_ptr":
+            return entry
+        found = member_at(source["source"], self.directory, entry.where)
+        return entry._replace(problem=found) if isinstance(found, Problem) else entry._replace(member=found)
+
     def _check_source(self, source: dict[str, Any], where: str) -> None:
         kind, location = source.get("type"), source.get("source")
         if kind == "command":
             check_command(str(location), where, allowed=self.allow_commands)
-        elif kind not in ("file", "url"):
+        elif kind not in ("file", "url", "shar_ptr"):
             raise ManifestError(
                 f"{where}: a source of type {kind!r}, which is not supported. Write the audio to files in Lhotse "
                 "first, with `CutSet.save_audios`."
@@ -147,7 +166,7 @@ class LhotseManifest(_JsonLines):
             )
 
 
-def parse_object(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
+def parse_object(line: bytes, path: Path | str, number: int) -> dict[str, Any] | None:
     """Parses one line; returns None for a blank one.
 
     Raises:
@@ -218,7 +237,8 @@ def _shard(row: dict[str, Any], name: str) -> str:
     return f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
 
 
-def _name_problem(row: dict[str, Any], where: str) -> str:
+def name_problem(row: dict[str, Any], where: str) -> str:
+    """Returns the message for a line whose audio file has no usable name."""
     if not any(key in row for key in AUDIO_KEYS):
         return f"{where}: the key audio_filepath is missing. Add it, or drop this line."
     name = next(row[key] for key in AUDIO_KEYS if key in row)

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import pytest
@@ -18,7 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lhotse import CutSet
 
-from nestdata import ConfigError, Corpus, CorpusError, ManifestError, OutputError, PrepareConfig, prepare_corpus
+from nestdata import (
+    ConfigError,
+    Corpus,
+    CorpusError,
+    ManifestError,
+    OutputError,
+    PrepareConfig,
+    PrepareProgress,
+    prepare_corpus,
+)
+from nestdata.prepare import run
+from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs.entry import Problem
 from tests.conftest import MessyCorpora
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.nestdata.full_disk import files_up_to
@@ -64,8 +76,8 @@ def paused_prepare(manifest: Path, output: Path, *, after: int = 1) -> Iterator[
     program = """
 import sys
 from nestdata import prepare_corpus
-def wait(done, total):
-    if done >= int(sys.argv[3]):
+def wait(found):
+    if found.entries >= int(sys.argv[3]):
         print("waiting", flush=True)
         sys.stdin.read()
 prepare_corpus([sys.argv[1]], sys.argv[2], overwrite=True, on_progress=wait)
@@ -114,7 +126,7 @@ def test_several_inputs_of_different_formats_make_one_corpus(
     report = prepare_corpus(
         [manifest, tmp_path / "folder", cuts, packed],
         tmp_path / "speech.corpus",
-        on_progress=lambda done, total: seen.append((done, total)),
+        on_progress=lambda found: seen.append(found[:2]),
     )
     ids = {cut.id for cut in CutSet.from_file(tmp_path / "speech.corpus" / "cuts.jsonl")}
     assert ids == {"data/wavs/0", "data/wavs/1", "data/wavs/2", "folder/deep/x"} | {
@@ -129,7 +141,7 @@ def test_progress_reports_the_number_of_probed_entries_and_their_total(
 ) -> None:
     seen: list[tuple[int, int | None]] = []
     manifests = [manifest, long_manifest]
-    prepare_corpus(manifests, tmp_path / "speech.corpus", on_progress=lambda done, total: seen.append((done, total)))
+    prepare_corpus(manifests, tmp_path / "speech.corpus", on_progress=lambda found: seen.append(found[:2]))
     assert seen == [(3, 1203), (503, 1203), (1003, 1203), (1203, 1203)]
 
 
@@ -189,6 +201,50 @@ def test_rejects_are_listed_with_position_reason_and_detail(tmp_path: Path) -> N
     assert sum(report.rejected.values()) == len(reasons)
     assert report.rejected == Corpus.open(tmp_path / "speech.corpus").meta["rejected"]
     assert list(report.rejected.values()) == sorted(report.rejected.values(), reverse=True)
+
+
+@dataclass(frozen=True)
+class ThreeEntries:
+    """A source whose items hold three entries each, of which the last one is known to be bad."""
+
+    path: Path
+    items_per_task: ClassVar[int] = 1
+
+    def items(self) -> Iterator[str]:
+        """Yields the path of each file in the folder."""
+        yield from sorted(map(str, self.path.iterdir()))
+
+    def entries(self, number: int, item: str) -> Iterator[Entry]:
+        """Yields the same file twice, and a problem."""
+        for i in range(3):
+            problem = Problem("no_such_member", "it is not there") if i == 2 else None
+            cut_id = f"{Path(item).stem}-{i // number}"
+            yield Entry(self.where(10 * number + i), cut_id, item, number=10 * number + i, problem=problem)
+
+    def where(self, number: int) -> str:
+        """Returns the number."""
+        return f"entry {number}"
+
+    def count(self) -> int:
+        """Returns the number of files."""
+        return 2
+
+
+def test_an_item_may_hold_several_entries_with_positions_and_problems_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        write_audio(tmp_path / "audio" / f"{name}.wav", hiss(8000, 1))
+    monkeypatch.setattr(run, "open_sources", lambda *_: [ThreeEntries(tmp_path / "audio")])
+    report = prepare_corpus([tmp_path / "audio"], tmp_path / "speech.corpus")
+    assert (report.num_cuts, report.rejected) == (3, {"no_such_member": 2, "duplicate_id": 1})
+    assert [
+        (reject["where"], reject["reason"], reject["cut_id"]) for reject in rejects_of(tmp_path / "speech.corpus")
+    ] == [
+        ("entry 12", "no_such_member", "a-2"),
+        ("entry 22", "no_such_member", "b-1"),
+        ("entry 21", "duplicate_id", "b-0"),
+    ]
 
 
 def test_headers_are_read_by_default_and_samples_with_probe_decode(tmp_path: Path) -> None:
@@ -345,8 +401,8 @@ def test_the_description_holds_the_settings(manifest: Path, tmp_path: Path) -> N
     config = PrepareConfig(sampling_rate=8000, min_seconds=0.2, max_seconds=5.0)
     report = prepare_corpus([manifest], tmp_path / "speech.corpus", config)
     meta = Corpus.open(tmp_path / "speech.corpus").meta
-    assert meta["settings"] == asdict(config)
-    assert (meta["format_version"], meta["sampling_rate"], meta["num_cuts"]) == (2, 8000, 3)
+    assert meta["settings"] == json.loads(json.dumps(asdict(config)))
+    assert (meta["format_version"], meta["sampling_rate"], meta["num_cuts"]) == (3, 8000, 3)
     assert meta["manifests"] == [str(manifest)]
     assert report.num_resampled == 3
 
@@ -436,8 +492,8 @@ def test_a_corpus_of_an_older_format_is_replaced_on_request(manifest: Path, tmp_
 def test_a_corpus_that_another_run_finishes_in_the_meantime_is_not_replaced(manifest: Path, tmp_path: Path) -> None:
     prepare_corpus([manifest], tmp_path / "ready.corpus", PrepareConfig(sampling_rate=8000))
 
-    def finish_another(done: int, total: int) -> None:
-        if done == total:
+    def finish_another(found: PrepareProgress) -> None:
+        if found.entries == found.total_entries:
             (tmp_path / "ready.corpus").rename(tmp_path / "speech.corpus")
 
     with pytest.raises(OutputError, match="exists already"):
@@ -491,7 +547,7 @@ def test_a_missing_manifest_is_an_error_before_any_work(manifest: Path, tmp_path
         prepare_corpus(
             [manifest, tmp_path / "gone.json"],
             tmp_path / "speech.corpus",
-            on_progress=lambda done, total: seen.append(done + total),
+            on_progress=lambda found: seen.append(found.entries + (found.total_entries or 0)),
         )
     assert seen == []
     assert tree(tmp_path) == before
@@ -500,8 +556,8 @@ def test_a_missing_manifest_is_an_error_before_any_work(manifest: Path, tmp_path
 def test_an_interruption_leaves_nothing_behind(manifest: Path, tmp_path: Path) -> None:
     before = tree(tmp_path)
 
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt(f"{done} of {total}")
+    def interrupt(found: PrepareProgress) -> None:
+        raise KeyboardInterrupt(f"{found.entries} of {found.total_entries}")
 
     with pytest.raises(KeyboardInterrupt, match="3 of 3"):
         prepare_corpus([manifest], tmp_path / "speech.corpus", on_progress=interrupt)
@@ -539,9 +595,9 @@ def busy_prepare(manifest: Path, output: Path) -> Iterator[tuple["subprocess.Pop
     program = """
 import sys
 from nestdata import prepare_corpus
-from nestdata.prepare import run
+from nestdata.prepare import tasks
 from tests.nestdata.prepare.endless_task import read_pipe
-run._probe_items = read_pipe
+tasks.run_task = read_pipe
 prepare_corpus([sys.argv[1]], sys.argv[2], jobs=2)
 """
     command = [sys.executable, "-c", program, str(manifest), str(output)]
