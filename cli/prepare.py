@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,15 @@ from .progress import progress
 
 if TYPE_CHECKING:
     from nestdata import Channel, PrepareProgress, PrepareReport
+
+
+def _channel(value: object) -> "Channel":
+    """Parses `--channel`; typer also passes the default value."""
+    if value == "mix":
+        return "mix"
+    if not str(value).isdecimal():
+        raise typer.BadParameter(f"{value!r}: give a channel counted from 0, or mix for the average of all.")
+    return int(str(value))
 
 
 def prepare_command(
@@ -58,12 +67,13 @@ def prepare_command(
     sampling_rate: Annotated[int, typer.Option(help="Sampling rate in Hz at which cuts are loaded.")] = 16000,
     min_rate: Annotated[int, typer.Option(help="Reject files with a lower sampling rate in Hz.")] = 0,
     channel: Annotated[
-        str,
+        Any,  # `Channel`, but typer accepts no unions
         typer.Option(
+            parser=_channel,
             metavar="NUMBER|mix",
             help="Channel to read from multi-channel files, counted from 0, or `mix` for the average of all.",
         ),
-    ] = "0",
+    ] = 0,
     min_seconds: Annotated[float, typer.Option(help="Reject cuts shorter than this many seconds.")] = 0.1,
     max_seconds: Annotated[
         float | None, typer.Option(help="Reject cuts longer than this many seconds. [default: no limit]")
@@ -92,7 +102,7 @@ def prepare_command(
         output = Path(inputs[0]).resolve().name.split(".")[0] + ".corpus"
     config = PrepareConfig(
         sampling_rate=sampling_rate,
-        channel=_channel(channel),
+        channel=channel,
         min_seconds=min_seconds,
         max_seconds=max_seconds,
         window_seconds=window_seconds,
@@ -118,14 +128,6 @@ def prepare_command(
         print_json(asdict(report))
     else:
         _print_summary(report)
-
-
-def _channel(text: str) -> "Channel":
-    if text == "mix":
-        return "mix"
-    if not text.isdecimal():
-        raise ConfigError(f"--channel is {text!r}: give a channel counted from 0, or mix for the average of all.")
-    return int(text)
 
 
 def _bar_of(found: "PrepareProgress") -> tuple[int, int | None, str]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from nestdata.corpus import flac
 from nestdata.corpus.file_kind import check_regular_file, special_file_kind
+from nestdata.corpus.wav import parse_wav
 from nestdata.errors import AudioReason, StorageError
 
 # First bytes of formats that Lhotse's decoders tell by the suffix of a file.
@@ -30,8 +31,10 @@ class EncodedAudio(NamedTuple):
     """The bytes of the file if they have been read; the file is then not opened."""
 
     def open(self) -> Any:
-        """Opens the audio as a `soundfile.SoundFile`; errors are those of `open_audio`."""
-        return open_audio(self.path) if self.content is None else open_stream(BytesIO(self.content))
+        """Opens the audio as a `soundfile.SoundFile`, or as its like; errors are those of `open_audio`."""
+        if self.content is None:
+            return open_audio(self.path)
+        return parse_wav(self.content) or open_stream(BytesIO(self.content))
 
     def read_flac(self) -> flac.FlacFile | None:
         """Returns the audio as a FLAC file that dr_flac can decode; None if libsndfile has to decode it."""

@@ -118,11 +118,12 @@ class Clients:
         return client
 
     def renew(self, address: ObjectAddress, old: Client) -> None:
-        """Drops a client whose credentials were refused, unless another thread has replaced it already."""
+        """Replaces a client whose credentials were refused, unless another thread has done so already."""
         with self._lock:
             key = (address.scheme, address.bucket)
             if self._clients.get(key) is old:
-                del self._clients[key]
+                self._clients[key] = Client(address, self._config)
+                self._clients[key].was_reached = old.was_reached
 
 
 def _make_store(address: ObjectAddress, config: StorageConfig, *, is_patient: bool) -> "ObjectStore":

@@ -54,7 +54,7 @@ def test_prepare_passes_its_options_on(tmp_path: Path, capsys: pytest.CaptureFix
         write_audio(tmp_path / "calls" / f"{i}.wav", chirp(100, 900, 2.5, 8000), 8000)
     write_audio(tmp_path / "calls" / "silent.wav", 0 * chirp(100, 900, 2.5))
     options = ["--format", "folder", "--probe", "decode", "--window-seconds", "1", "--sampling-rate", "8000"]
-    options += ["--pcm", "-j", "2"]
+    options += ["--pcm", "-j", "2", "--channel", "mix"]
     assert main(["prepare", str(tmp_path / "calls"), "-o", str(tmp_path / "a.corpus"), *options, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["num_cuts"], summary["rejected"]) == (9, {"silent": 3})
@@ -62,6 +62,7 @@ def test_prepare_passes_its_options_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert set(corpus.num_samples.tolist()) == {20000 // 3}
     assert (corpus.path / "bank.pcm").stat().st_size == 2 * 9 * (20000 // 3)
     assert (corpus.path / "report.html").is_file()
+    assert corpus.line(0)["custom"] == {"nest_channel": "mix"}
     for refusal, message in (("--strict", "--strict allows none"), ("--min-rate=16001", "rate_too_low")):
         output = tmp_path / "b.corpus"
         assert main(["prepare", str(tmp_path / "calls"), "-o", str(output), *options, refusal]) == 1
@@ -116,6 +117,7 @@ def test_prepare_without_a_usable_cut_reports_the_first_reason(
         (["prepare", "a.json", "--format", "csv"], "Invalid value for '--format'"),
         (["sample-batch", "preview", "a.corpus", "--step", "x"], "Invalid value for '--step'"),
         (["sample-batch", "preview", "a.corpus", "--step", "-1"], "Invalid value for '--step'"),
+        (["prepare", "a.json", "--channel", "mean"], "Invalid value for '--channel': 'mean': give a channel"),
         (["nonsense"], "No such command 'nonsense'"),
     ],
 )

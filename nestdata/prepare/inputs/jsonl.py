@@ -14,6 +14,7 @@ from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import (
     MAX_SECONDS,
     Entry,
+    Problem,
     check_command,
     count_lines,
     cut_id_of,
@@ -22,6 +23,7 @@ from nestdata.prepare.inputs.entry import (
     relative_id,
     resolve,
 )
+from nestdata.prepare.inputs.pointer import member_at
 from nestdata.storage import is_url
 
 AUDIO_KEYS = ("audio_filepath", "audio_filename")
@@ -115,7 +117,7 @@ class LhotseManifest(_JsonLines):
                 source["source"] = resolve(self.directory, source["source"])
                 if is_url(source["source"]):
                     source["type"] = "url"
-        yield Entry(where, cut["id"], cut=cut)
+        yield self._located(Entry(where, cut["id"], cut=cut), cut)
 
     def parse_cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         """Returns the dict of a MonoCut, completed and checked by Lhotse; modifies `row`."""
@@ -141,11 +143,19 @@ class LhotseManifest(_JsonLines):
                 label["alignment"] = {kind: [*map(list, items)] for kind, items in label["alignment"].items()}
         return cut
 
+    def _located(self, entry: Entry, cut: dict[str, Any]) -> Entry:
+        """Returns an entry with the member or the problem of its source, if that is a pointer into a tar."""
+        source = next((source for source in cut["recording"]["sources"] if cut["channel"] in source["channels"]), None)
+        if source is None or source["type"] != "shar_ptr":
+            return entry
+        found = member_at(source["source"], self.directory, entry.where)
+        return entry._replace(problem=found) if isinstance(found, Problem) else entry._replace(member=found)
+
     def _check_source(self, source: dict[str, Any], where: str) -> None:
         kind, location = source.get("type"), source.get("source")
         if kind == "command":
             check_command(str(location), where, allowed=self.allow_commands)
-        elif kind not in ("file", "url"):
+        elif kind not in ("file", "url", "shar_ptr"):
             raise ManifestError(
                 f"{where}: a source of type {kind!r}, which is not supported. Write the audio to files in Lhotse "
                 "first, with `CutSet.save_audios`."

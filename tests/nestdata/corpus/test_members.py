@@ -19,6 +19,7 @@ from nestdata import (
     Corpora,
     Corpus,
     CorpusError,
+    ManifestError,
     PrepareConfig,
     prepare_corpus,
     time_decoding,
@@ -204,6 +205,34 @@ def test_cuts_point_to_their_members_as_lhotse_2_expects(folder: Path) -> None:
         assert 0 <= end - begin - 512 - length < 512
         name = next(path for path in folder.rglob("*.*") if str(path.with_suffix("")).endswith(cut.id))
         assert tar[begin + 512 : begin + 512 + length] == name.read_bytes()
+
+
+def test_lines_with_pointers_can_be_prepared_again(folder: Path, tmp_path: Path) -> None:
+    corpus = tar_corpus(folder)
+    prepare_corpus([corpus.path / "cuts.jsonl"], tmp_path / "again.corpus")
+    again = Corpus.open(tmp_path / "again.corpus")
+    assert again.fingerprint == corpus.fingerprint
+    assert [again.address(index) for index in range(3)] == [corpus.address(index) for index in range(3)]
+    assert [again.line(index) for index in range(3)] == [corpus.line(index) for index in range(3)]
+
+
+def test_pointers_that_lead_nowhere_are_rejected(folder: Path, tmp_path: Path) -> None:
+    corpus = tar_corpus(folder)
+    rows = [corpus.line(0) | {"id": str(i)} for i in range(5)]
+    pointer = rows[0]["recording"]["sources"][0]["source"]
+    tar, _, place = pointer.partition("?")
+    size = Path(tar).stat().st_size
+    places = (f"gone?{place}", f"{tar}?o=700&e=9000", f"{tar}?o={size}&e={size}", f"{tar}?o={size - 512}&e=0")
+    for row, changed in zip(rows[1:], places, strict=True):
+        row["recording"]["sources"][0]["source"] = changed
+    manifest = write_jsonl(tmp_path / "cuts.jsonl", rows)
+    report = prepare_corpus([manifest], tmp_path / "again.corpus")
+    assert report.rejected == {"shard_unreadable": 2, "missing": 1, "no_such_member": 1}
+    rows[0]["recording"]["sources"][0]["source"] = tar
+    with pytest.raises(
+        ManifestError, match=r"cuts\.jsonl:1: a source of type 'shar_ptr' at .* Give TAR\?o=START&e=END"
+    ):
+        prepare_corpus([write_jsonl(manifest, rows)], tmp_path / "again.corpus", overwrite=True)
 
 
 def test_content_that_the_caller_has_read_is_not_read_again(folder: Path) -> None:

@@ -1,0 +1,59 @@
+"""Pointers of Lhotse 2 to members of tars, `TAR?o=START&e=END`, as `cuts.jsonl` has them as well."""
+
+import re
+from functools import lru_cache
+
+from nestdata.errors import ManifestError, StorageError
+from nestdata.prepare.inputs.content import StoredContent
+from nestdata.prepare.inputs.entry import Member, Problem, resolve
+from nestdata.prepare.inputs.shard import damage, unsafe
+from nestdata.prepare.inputs.tar import TarError, walk
+from nestdata.storage import ObjectInfo, is_url, storage
+
+# END is the header of the next sample, and says nothing that the header at START does not.
+_POINTER = re.compile(r"(?P<tar>[^?]+)\?o=(?P<start>\d{1,18})&e=\d{1,18}")
+
+
+def member_at(pointer: str, directory: str, where: str) -> Member | Problem:
+    """Returns the member that a pointer names, whose length is read from its header in the tar.
+
+    Args:
+        pointer: The source of a Lhotse `AudioSource` of type `shar_ptr`.
+        directory: The folder that relative paths of tars start from.
+        where: Position in the manifest, for messages.
+
+    Raises:
+        ManifestError: It is not a pointer.
+        StorageError: The store of the tar refuses or does not answer.
+    """
+    parts = _POINTER.fullmatch(pointer)
+    if parts is None:
+        raise ManifestError(f"{where}: a source of type 'shar_ptr' at {pointer!r}. Give TAR?o=START&e=END.")
+    location = parts["tar"] if is_url(parts["tar"]) else resolve(directory, parts["tar"])
+    start = int(parts["start"])
+    try:
+        info = _info(location)
+
+        def read_at(offset: int, length: int) -> bytes:
+            length = max(0, min(length, info.size - start - offset))
+            return storage().read_range(location, start + offset, length, etag=info.etag, size=info.size)
+
+        found = next(walk(read_at, info.size - start), None)
+    except StorageError as error:
+        if error.kind not in ("missing", "changed"):
+            raise
+        return Problem(error.kind, str(error))
+    except TarError as error:
+        return damage(error, location)
+    if found is None:
+        return Problem("no_such_member", f"{pointer}: the tar ends there")
+    if found.problem:
+        return unsafe(found, location)
+    offset = start + found.offset
+    return Member(info, offset, found.size, StoredContent(location, offset, found.size, info.etag, info.size))
+
+
+@lru_cache(maxsize=4096)
+def _info(location: str) -> ObjectInfo:
+    """Returns size and ETag of a tar, which is asked for once in each process."""
+    return storage().info(location)

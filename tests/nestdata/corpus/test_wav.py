@@ -1,0 +1,103 @@
+import struct
+from collections.abc import Callable
+from io import BytesIO
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nestdata.corpus.encoded import open_stream
+from nestdata.corpus.wav import parse_wav
+from tests.synthesis import hiss
+
+
+def wav(num_channels: int = 1, num_samples: int = 1000, subtype: str = "PCM_16") -> bytes:
+    stream = BytesIO()
+    samples = np.stack([hiss(num_samples, seed, level=0.9) for seed in range(num_channels)], axis=1)
+    soundfile.write(stream, samples, 16000, format="WAV", subtype=subtype)
+    return stream.getvalue()
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return kind + struct.pack("<I", len(content)) + content
+
+
+def with_chunk(kind: bytes, size: int) -> bytes:
+    """Returns a WAV file with another chunk before the samples."""
+    plain = wav()
+    begin = plain.index(b"data")
+    return plain[:begin] + chunk(kind, bytes(size)) + plain[begin:]
+
+
+@given(
+    num_channels=st.integers(1, 3),
+    start=st.integers(0, 1200),
+    num_samples=st.integers(0, 1200),
+    dtype=st.sampled_from(["float32", "int16"]),
+)
+def test_plain_files_are_read_as_by_libsndfile(num_channels: int, start: int, num_samples: int, dtype: str) -> None:
+    content = wav(num_channels)
+    ours = parse_wav(content)
+    assert ours is not None
+    with open_stream(BytesIO(content)) as theirs, ours:
+        properties = ("samplerate", "frames", "channels", "subtype")
+        assert [getattr(ours, name) for name in properties] == [getattr(theirs, name) for name in properties]
+        for file in (ours, theirs):
+            file.seek(min(start, 1000))
+        expected = theirs.read(num_samples, dtype=dtype, always_2d=True)
+        np.testing.assert_array_equal(ours.read(num_samples, dtype=dtype, always_2d=True), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_arrays_are_filled_from_their_start(dtype: str) -> None:
+    file = parse_wav(wav())
+    assert file is not None
+    out = np.full(1500, 7, dtype)
+    file.seek(200)
+    assert file.buffer_read_into(out, dtype) == 800
+    np.testing.assert_array_equal(out[:800], soundfile.read(BytesIO(wav()), dtype=dtype)[0][200:])
+    assert (out[800:] == 7).all()
+
+
+@pytest.mark.parametrize("kind", [b"LIST", b"fact", b"JUNK", b"bext"])
+def test_chunks_before_the_samples_are_skipped(kind: bytes) -> None:
+    content = with_chunk(kind, 602)
+    file = parse_wav(content)
+    assert file is not None
+    np.testing.assert_array_equal(file.read(1000)[:, 0], soundfile.read(BytesIO(content), dtype="float32")[0])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"RIFF",
+        wav()[:40],
+        wav()[:-1],
+        wav(subtype="PCM_24"),
+        wav(subtype="FLOAT"),
+        wav(subtype="ULAW"),
+        wav(num_samples=0),
+        with_chunk(b"LIST", 7),
+        with_chunk(b"odd?", 8),
+        wav().replace(b"RIFF", b"RIFX"),
+    ],
+)
+def test_other_files_are_left_to_libsndfile(content: bytes) -> None:
+    assert parse_wav(content) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda form: form[:2] + b"\x02" + form[3:],  # channels that do not fit the size of a frame
+        lambda form: form[:4] + bytes(4) + form[8:],  # no sampling rate
+        lambda form: b"\xfe\xff" + form[2:],  # an extensible header
+        lambda form: form[:14] + b"\x0c\x00",  # 12 bits
+    ],
+)
+def test_unusual_headers_are_left_to_libsndfile(change: Callable[[bytes], bytes]) -> None:
+    content = wav()
+    assert parse_wav(content[:20] + change(content[20:36]) + content[36:]) is None
