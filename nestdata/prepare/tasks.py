@@ -145,7 +145,7 @@ class _KeptResult:
 
     def __init__(self, task: Task) -> None:
         self._moved = task.moved
-        files = [file for item in task.items for file in _files_of(task.source, item)]
+        files = _files_of(task.source, task.items)
         self._infos = {item.location: item for item in task.items if isinstance(item, ObjectInfo)}
         self._directory = Path(task.kept_in)
         depends_on = (FORMAT_VERSION, task.source, task.first, task.items, task.limits, self._versions(files))
@@ -205,8 +205,9 @@ class _KeptResult:
         return list(in_parallel(version, locations, is_slow=lambda name: is_url(name) and name not in infos))
 
 
-def _files_of(source: Source, item: Any) -> list[str]:
-    return source.files(item) if isinstance(source, ReadsFiles) else []
+def _files_of(source: Source, items: list[Any]) -> list[str]:
+    # Asked once for all items, because it takes 10 microseconds whether a source has a method.
+    return [file for item in items for file in source.files(item)] if isinstance(source, ReadsFiles) else []
 
 
 def _current_path(path: str, moved: tuple[str, str]) -> str:

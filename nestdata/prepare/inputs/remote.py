@@ -41,26 +41,46 @@ def with_members(entries: Iterable[tuple[int, Entry]], *, trusts_durations: bool
     def located(pair: tuple[int, Entry]) -> tuple[int, Entry]:
         return pair[0], _with_member(pair[1], trusts_durations)
 
-    return in_parallel(located, entries, is_slow=lambda pair: bool(_location(pair[1])))
+    return in_parallel(located, entries, is_slow=_is_remote, quick=lambda pair: pair)
+
+
+def _is_remote(pair: tuple[int, Entry]) -> bool:
+    entry = pair[1]
+    # Most entries are local files, and this test is called for each one.
+    if entry.member is None and entry.cut is None and "://" not in entry.path:
+        return False
+    return bool(_location(entry))
 
 
 def in_parallel(
-    function: Callable[[_Item], _Result], items: Iterable[_Item], *, is_slow: Callable[[_Item], bool] = lambda _: True
+    function: Callable[[_Item], _Result],
+    items: Iterable[_Item],
+    *,
+    is_slow: Callable[[_Item], bool] = lambda _: True,
+    quick: Callable[[_Item], _Result] | None = None,
 ) -> Iterator[_Result]:
-    """Yields the results of a function of each item, in order; those that are slow are computed in threads.
+    """Yields the results of a function of each item, in order; those of slow items are computed in threads.
 
     The threads are daemons, so that a request without an answer does not keep the process alive after Ctrl-C.
+
+    Args:
+        function: Computes the result of an item.
+        items: The items.
+        is_slow: Whether the result of an item takes time.
+        quick: Computes the results of the other items; `function` by default.
     """
+    quick = quick or function
     waiting: deque[Future[_Result]] = deque()
     for item in items:
-        if not waiting and not is_slow(item):
-            yield function(item)
+        slow = is_slow(item)
+        if not waiting and not slow:
+            yield quick(item)
             continue
         future: Future[_Result] = Future()
-        if is_slow(item):
+        if slow:
             threading.Thread(target=_run, args=(future, function, item), daemon=True).start()
         else:
-            _run(future, function, item)
+            _run(future, quick, item)
         waiting.append(future)
         while waiting and (waiting[0].done() or len(waiting) >= storage().config.max_requests):
             yield waiting.popleft().result()
@@ -99,8 +119,6 @@ def _location(entry: Entry) -> str:
 
 def _with_member(entry: Entry, trusts_durations: bool) -> Entry:
     location = _location(entry)
-    if not location:
-        return entry
     has_duration = entry.duration is not None or entry.num_frames is not None or entry.cut is not None
     try:
         member = entry.member or whole_object(storage().info(location))
