@@ -26,6 +26,9 @@ from .batch.preview import batch_digest as batch_digest
 from .batch.preview import preview_rows as preview_rows
 from .batch.preview import write_preview as write_preview
 from .batch.rows import ShortAudio as ShortAudio
+from .corpus.addresses import Address as Address
+from .corpus.addresses import Shard as Shard
+from .corpus.channels import Channel as Channel
 from .corpus.corpora import Corpora as Corpora
 from .corpus.corpus import Corpus as Corpus
 from .corpus.decoding import DecodingTime as DecodingTime
@@ -62,6 +65,7 @@ from .prepare.run import prepare_corpus as prepare_corpus
 from .stateless_rng import derive_key as derive_key
 
 __all__ = [
+    "Address",
     "AudioError",
     "AudioNoiseBatch",
     "AudioNoiseDataset",
@@ -72,6 +76,7 @@ __all__ = [
     "BatchLoader",
     "BatchPlan",
     "BucketSummary",
+    "Channel",
     "ConfigError",
     "Corpora",
     "Corpus",
@@ -100,6 +105,7 @@ __all__ = [
     "PrepareReport",
     "PreviewRow",
     "ProbeMode",
+    "Shard",
     "ShortAudio",
     "SpeakerNoiseMixer",
     "StartMethod",

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter, ProbedItems
     from nestdata.prepare.probe import Limits
 
-# Items that are sent to a process at a time: fewer in a slower mode, so that all processes finish at about the same
-# time.
+# Items that are sent to a process at a time, unless the source sets a number: fewer in a slower mode, so that all
+# processes finish at about the same time.
 _ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 25}
 
 
@@ -136,15 +136,16 @@ def _probe_items(task: _Task) -> "tuple[int, ProbedItems]":
 
     collector = ItemCollector()
     for number, item in enumerate(task.items, start=task.first):
-        entry = task.source.entry(number, item)
-        if entry is None:
-            continue
-        collector.num_entries += 1
-        for probed in probe(entry, task.limits):
-            if isinstance(probed, Reject):
-                collector.rejects.append(probed)
-            else:
-                collector.add(probed, number, entry.where)
+        for entry in task.source.entries(number, item):
+            collector.num_entries += 1
+            if entry.problem:
+                collector.rejects.append(Reject(entry.where, entry.cut_id, *entry.problem))
+                continue
+            for probed in probe(entry, task.limits):
+                if isinstance(probed, Reject):
+                    collector.rejects.append(probed)
+                else:
+                    collector.add(probed, number if entry.number is None else entry.number, entry.where)
     return task.source_index, collector.collected()
 
 
@@ -178,7 +179,7 @@ def _tasks(sources: list[Source], config: PrepareConfig) -> Iterator[_Task]:
     for source_index, source in enumerate(sources):
         items = source.items()
         first = 1
-        while batch := list(islice(items, _ITEMS_PER_TASK[config.probe])):
+        while batch := list(islice(items, source.items_per_task or _ITEMS_PER_TASK[config.probe])):
             yield _Task(source, source_index, first, batch, limits)
             first += len(batch)
 
@@ -229,9 +230,10 @@ def _write_rest(partial: Path, report: PrepareReport, meta: dict[str, Any], conf
     from nestdata.prepare.report import write_report
 
     if config.pcm:
+        from nestdata.corpus.corpus import open_addresses
         from nestdata.prepare.bank_writer import write_bank
 
-        write_bank(partial, report.path, pool)
+        write_bank(partial, report.path, pool, open_addresses(partial, meta))
     hours_by = {"language": report.hours_by_language, "speaker": report.hours_by_speaker}
     write_report(partial, report.path.name, meta, hours_by)
     # Last, because a directory without it does not open as a corpus.
@@ -260,6 +262,7 @@ def _meta(stats: "CorpusStats", sources: list[Source], config: PrepareConfig) ->
     from nestdata.corpus.corpus import FORMAT_VERSION
 
     rate = config.sampling_rate
+    shards = {} if stats.shards is None else {"root": stats.shards.root, "shards": asdict(stats.shards)}
     return {
         "format_version": FORMAT_VERSION,
         "sampling_rate": rate,
@@ -268,6 +271,7 @@ def _meta(stats: "CorpusStats", sources: list[Source], config: PrepareConfig) ->
         "hours": stats.total_samples / rate / 3600,
         "fingerprint": stats.fingerprint,
         "rejected": stats.rejected,
+        **shards,
         "manifests": [str(source.path) for source in sources],
         "settings": asdict(config),
     }
