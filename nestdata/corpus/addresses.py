@@ -122,6 +122,11 @@ class AddressTable:
         """Number of shards."""
         return len(self._starts) - 1
 
+    def shard_numbers(self) -> NDArray[np.int64]:
+        """Returns the number of the shard of every cut, shape (num_cuts,)."""
+        numbers: NDArray[np.int64] = self._addresses[1] >> 32 & 0xFFFFFFFF
+        return numbers
+
     def __getitem__(self, index: int) -> Address | None:
         """Returns the address of a cut, or None if it is read by the path in its line.
 

@@ -141,8 +141,9 @@ def _with_checksum(entry: Entry, limits: Limits) -> Entry:
     content = member.content
     if limits.mode == "decode" and not isinstance(content, LoadedContent):
         content = LoadedContent(content.read())
-    if isinstance(content, LoadedContent):
-        member = member._replace(content=content, crc32=crc32(content.content))
+    if isinstance(content, LoadedContent) and member.crc32 is None:
+        member = member._replace(crc32=crc32(content.content))
+    member = member._replace(content=content)
     return entry._replace(member=member)
 
 
@@ -309,7 +310,7 @@ def _cut_from_lhotse(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
     in_manifest = _AudioInfo(recording["sampling_rate"], recording["num_samples"], num_channels)
     if reject := _check_span(entry, in_manifest, row["start"], row["duration"]):
         return reject
-    if limits.mode != "missing" and (entry.member or source["type"] == "file"):
+    if limits.mode != "missing" and not entry.is_measured and (entry.member or source["type"] == "file"):
         info = _header(entry, source["source"])
         if isinstance(info, Reject):
             return info

@@ -136,6 +136,10 @@ class Entry(NamedTuple):
     number: int | None = None
     """The number for which `Source.where` returns the position of this entry; None for that of its item."""
 
+    is_measured: bool = False
+    """Whether length, rate and channels in `cut` were measured on the audio itself, so that its header need not be
+    read."""
+
     problem: Problem | None = None
     """Why the entry is rejected without probing it, if the source knows."""
 
