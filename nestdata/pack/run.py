@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestdata.errors import ConfigError, CorpusError, OutputError
-from nestdata.output import cannot_be_written, is_full_disk, locked_directory
+from nestdata.output import is_full_disk, locked_directory
 from nestdata.pack.config import PackConfig
 from nestdata.prepare.pool import open_pool
 from nestdata.storage import is_url, join
@@ -153,8 +153,8 @@ def _lock(location: str) -> AbstractContextManager[Any]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cannot_be_written(folder, error) from error
-    return locked_directory(folder, folder)
+        raise OutputError(f"{folder}: cannot be written ({error.strerror}). Choose another path.") from error
+    return locked_directory(folder)
 
 
 def _settings(corpora: "Corpora", config: PackConfig, target: "PackOutput") -> dict[str, Any]:

@@ -24,7 +24,7 @@ from nestdata.corpus.members import describe, source_at
 from nestdata.errors import AudioError, StorageError
 from nestdata.prepare.config import ProbeMode
 from nestdata.prepare.inputs.content import GuardedStream, LoadedContent
-from nestdata.prepare.inputs.entry import LABELS, Entry, Member, RejectReason
+from nestdata.prepare.inputs.entry import LABELS, Entry, Member, Problem, RejectReason
 
 if TYPE_CHECKING:
     import soundfile
@@ -109,6 +109,8 @@ def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
     """
     try:
         entry = _with_checksum(entry, limits)
+        if entry.problem:
+            return [_reject(entry, *entry.problem)]
         row = _cut_from_file(entry, limits) if entry.cut is None else _cut_from_lhotse(entry, limits)
     except StorageError as error:
         if error.kind not in ("missing", "changed"):
@@ -141,8 +143,12 @@ def _with_checksum(entry: Entry, limits: Limits) -> Entry:
     content = member.content
     if limits.mode == "decode" and not isinstance(content, LoadedContent):
         content = LoadedContent(content.read())
-    if isinstance(content, LoadedContent) and member.crc32 is None:
-        member = member._replace(crc32=crc32(content.content))
+    if isinstance(content, LoadedContent):
+        found = crc32(content.content)
+        if member.crc32 not in (None, found):
+            detail = f"{_name_of(entry)}: its checksum is not the one that the input gives"
+            return entry._replace(problem=Problem("corrupt", detail))
+        member = member._replace(crc32=found)
     member = member._replace(content=content)
     return entry._replace(member=member)
 

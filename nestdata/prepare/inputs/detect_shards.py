@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nestdata.corpus.packed_set import FOLDER
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, open_lines
 from nestdata.prepare.inputs.patterns import (
@@ -43,6 +44,8 @@ class ShardInput:
     """Tars with their numbers; those of WebDataset are counted from 0."""
 
     shar: tuple[SharShard, ...] = ()
+    is_packed: bool = False
+    """Whether `nestdata pack` wrote the folder of Shar, so that its tars need not be read."""
 
 
 def detect_by_name(given: str, form: InputFormat | None, tars: str | None = None) -> ShardInput | None:
@@ -104,6 +107,8 @@ def detect_folder(given: str, names: Sequence[str], form: InputFormat | None) ->
     Raises:
         ManifestError: The folder is not of the given format, or holds a NeMo data set, of which the manifest is needed.
     """
+    if form is None and any(FOLDER in (name_of(name), name_of(parent(name))) for name in names):
+        return ShardInput(format="shar", folder=_absolute(given), is_packed=True)
     if form in (None, "shar") and (shards := shar_shards(names, given)):
         return ShardInput(format="shar", folder=_absolute(given), shar=shards)
     if form == "shar":

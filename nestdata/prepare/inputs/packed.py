@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import orjson
 
-from nestdata.corpus.packed_set import FOLDER, PackedMembers, PackedSet, PackedShard
+from nestdata.corpus.packed_set import PackedMembers, PackedSet, PackedShard
 from nestdata.errors import CorpusError, ManifestError, StorageError
 from nestdata.prepare.inputs.content import StoredContent
 from nestdata.prepare.inputs.entry import Entry, Member
-from nestdata.storage import ObjectInfo, is_url, join, redacted, storage
+from nestdata.storage import ObjectInfo, join, redacted, storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class PackedShar:
         return f"{redacted(str(self.path))} (packed cut {number})"
 
     def count(self) -> int | None:
-        """Returns the number of cuts."""
-        return _open(self.location).num_cuts
+        """Returns the number of shards."""
+        return len(_open(self.location).shards)
 
     def _lines(self, shard: PackedShard) -> list[bytes]:
         location = join(self.location, shard.cuts.name)
@@ -76,17 +76,6 @@ class PackedShar:
         member = Member(info, offset, length, content, int(members.checksums[index]))
         number = int(members.numbers[index]) + 1
         return Entry(self.where(number), cut["id"], cut=cut, member=member, number=number, is_measured=True)
-
-
-def is_packed(location: str) -> bool:
-    """Returns whether a folder holds a packed set, complete or not.
-
-    Raises:
-        StorageError: The store cannot be asked.
-    """
-    if not is_url(location):
-        return Path(location, FOLDER).is_dir()
-    return next(storage().list_objects(join(location, FOLDER)), None) is not None
 
 
 def _open(location: str) -> PackedSet:
