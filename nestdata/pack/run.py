@@ -254,7 +254,7 @@ def _finish(
             f"{', '.join(str(corpus.path) for corpus in corpora.corpora)}: no cut can be packed; the first: "
             f"{first['cut_id']!r}: {first['reason']}, {first['detail']}"
         )
-    totals = {
+    totals: dict[str, Any] = {
         "num_cuts": num_cuts,
         "num_samples": sum(summary.num_samples for summary in summaries),
         "num_bytes": sum(shard.recording.size for shard in shards),

@@ -4,17 +4,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nestdata.errors import ConfigError, StorageError
 from nestdata.storage import is_url, storage
 
 if TYPE_CHECKING:
+    from nestdata.corpus.addresses import Address
     from nestdata.corpus.corpus import Corpus
 
-_Task = TypeVar("_Task")
 # Cuts without an address that are checked by one thread at a time.
 _CUTS_PER_TASK = 200
 
@@ -177,20 +178,18 @@ def _check_shard(corpus: "Corpus", info: Any, indices: list[int] | None) -> Chec
     problems = compare_size(info.location, info.size, info.etag)
     if problems or indices is None:
         return Checked(0, problems)
-    addressed = sorted((corpus.address(index), index) for index in indices)
-    checked, last = None, None
+    found = ((corpus.address(index), index) for index in indices)
+    addressed = sorted((address, index) for address, index in found if address is not None)
     with _MemberStream(info.location) as stream:
-        for address, index in addressed:
-            # Windows of one file share its bytes, which are compared once; without checksum, each has to be decoded.
-            if address == last and address.crc32 is not None:
-                continue
-            content = checked if address == last else stream.read(address.offset, address.length)
-            checked, last = content, address
-            problems += _check_member(corpus, index, address, content)
+        # Windows of one file share its bytes, which are read once and compared once.
+        for address, group in groupby(addressed, itemgetter(0)):
+            content = stream.read(address.offset, address.length)
+            for _, index in islice(group, 1 if address.crc32 is not None else None):
+                problems += _check_member(corpus, index, address, content)
     return Checked(len(indices), problems)
 
 
-def _check_member(corpus: "Corpus", index: int, address: Any, content: bytes) -> list[VerifyProblem]:
+def _check_member(corpus: "Corpus", index: int, address: "Address", content: bytes) -> list[VerifyProblem]:
     from nestdata.corpus.members import fetch
     from nestdata.errors import AudioError
 
@@ -209,7 +208,8 @@ def _check_files(corpus: "Corpus", indices: list[int], decode: bool) -> Checked:
     from nestdata.corpus.file_kind import special_file_kind
     from nestdata.errors import AudioError
 
-    problems, seen = [], set()
+    problems: list[VerifyProblem] = []
+    seen: set[str] = set()
     for index in indices:
         line = corpus.line(index)
         paths = {source["source"] for source in line["recording"]["sources"] if source["type"] == "file"}
