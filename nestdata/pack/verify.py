@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _CUTS_PER_TASK = 200
 
 
-class VerifyProblem(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class VerifyProblem:
     """One thing that is not as the corpus says."""
 
     location: str
@@ -180,7 +181,7 @@ def _check_shard(corpus: "Corpus", info: Any, indices: list[int] | None) -> Chec
         return Checked(0, problems)
     found = ((corpus.address(index), index) for index in indices)
     addressed = sorted((address, index) for address, index in found if address is not None)
-    with _MemberStream(info.location) as stream:
+    with MemberStream(info.location) as stream:
         # Windows of one file share its bytes, which are read once and compared once.
         for address, group in groupby(addressed, itemgetter(0)):
             content = stream.read(address.offset, address.length)
@@ -190,17 +191,25 @@ def _check_shard(corpus: "Corpus", info: Any, indices: list[int] | None) -> Chec
 
 
 def _check_member(corpus: "Corpus", index: int, address: "Address", content: bytes) -> list[VerifyProblem]:
-    from nestdata.corpus.members import fetch
+    from nestdata.corpus.members import is_intact
     from nestdata.errors import AudioError
 
-    try:
-        if address.crc32 is None:
+    if address.crc32 is None:
+        try:
             corpus.load(index, content=content)
-        else:
-            fetch(address, corpus.line(index)["id"], content)
-    except AudioError as error:
-        return [VerifyProblem(address.location, error.reason, str(error))]
+        except AudioError as error:
+            return [VerifyProblem(address.location, error.reason, str(error))]
+    elif not is_intact(address, content) and not is_intact(address, _read_again(address)):
+        span = f"bytes {address.offset} to {address.offset + address.length}"
+        detail = f"{span} do not have the checksum of the audio of cut {corpus.line(index)['id']!r}"
+        return [VerifyProblem(address.location, "corrupt", detail)]
     return []
+
+
+def _read_again(address: "Address") -> bytes:
+    """Reads a member once more, because its bytes may have been damaged on their way."""
+    with MemberStream(address.location) as stream:
+        return stream.read(address.offset, address.length)
 
 
 def _check_files(corpus: "Corpus", indices: list[int], decode: bool) -> Checked:
@@ -239,7 +248,7 @@ def _why_unusable(path: str, special_kind: str | None) -> tuple[str, str] | None
         return "unreadable", str(error.strerror)
 
 
-class _MemberStream:
+class MemberStream:
     """Reads ascending ranges of a shard from one stream; a long gap between them is not read."""
 
     _LONGEST_GAP = 1 << 20
@@ -249,7 +258,7 @@ class _MemberStream:
         self._stream: Any = None
         self._position = 0
 
-    def __enter__(self) -> "_MemberStream":
+    def __enter__(self) -> "MemberStream":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,14 +8,16 @@ cuts are there, `CorpusWriter.finish` removes those with a repeated id and sorts
 import hashlib
 import json
 import mmap
+import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import orjson
@@ -85,6 +87,38 @@ class ProbedItems:
 
     shards: list[ObjectInfo] = field(default_factory=list)
     """The shards of the cuts, in the order of first use; the shard of a record counts from the start of this list."""
+
+    def to_bytes(self) -> bytes:
+        """Returns a compressed form that `from_bytes` reads."""
+        values = {
+            "num_entries": self.num_entries,
+            "rejects": self.rejects,
+            "num_resampled": self.num_resampled,
+            "samples_by": self.samples_by,
+            "shards": self.shards,
+            "num_records": len(self.records),
+        }
+        # json, because orjson does not write file names that are not Unicode.
+        return zlib.compress(json.dumps(values).encode() + b"\n" + self.records.tobytes() + self.lines, 1)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "ProbedItems":
+        """Returns what `to_bytes` of this version of the package wrote.
+
+        Raises:
+            ValueError, KeyError, zlib.error: It is damaged.
+        """
+        header, _, content = zlib.decompress(content).partition(b"\n")
+        values = json.loads(header)
+        num_bytes = values.pop("num_records") * _RECORD.itemsize
+        return cls(
+            lines=content[num_bytes:],
+            records=np.frombuffer(content[:num_bytes], _RECORD),
+            rejects=[Reject(*reject) for reject in values.pop("rejects")],
+            samples_by={kind: Counter(counts) for kind, counts in values.pop("samples_by").items()},
+            shards=[ObjectInfo(*shard) for shard in values.pop("shards")],
+            **values,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -404,7 +438,7 @@ class CorpusWriter:
                 records.write_sorted(file, "crc32", keys, mask)
 
     @contextmanager
-    def _array_file(self, name: str, descr: str, shape: tuple[int, ...]) -> Iterator[BinaryIO]:
+    def _array_file(self, name: str, descr: str, shape: tuple[int, ...]) -> Iterator[BufferedIOBase]:
         """Opens a file to which the elements of an array are written in order."""
         # Not through a memory map: writing to one on a full disk kills the process.
         with (self._directory / name).open("wb") as file:
@@ -440,7 +474,7 @@ class _Records:
             values[start : start + len(block)] = block[name]
         return values
 
-    def write_sorted(self, file: BinaryIO, name: str, keys: NDArray[np.int64], mask: int) -> None:
+    def write_sorted(self, file: BufferedIOBase, name: str, keys: NDArray[np.int64], mask: int) -> None:
         """Writes one field, in the order of the indices in the bits of `keys` that `mask` selects."""
         values = self.column(name)
         for start in range(0, len(keys), _BLOCK):

@@ -107,7 +107,7 @@ def detect_folder(given: str, names: Sequence[str], form: InputFormat | None) ->
     Raises:
         ManifestError: The folder is not of the given format, or holds a NeMo data set, of which the manifest is needed.
     """
-    if form is None and any(FOLDER in (name_of(name), name_of(parent(name))) for name in names):
+    if form is None and any(name_of(name) == FOLDER for name in names):
         return ShardInput(format="shar", folder=_absolute(given), is_packed=True)
     if form in (None, "shar") and (shards := shar_shards(names, given)):
         return ShardInput(format="shar", folder=_absolute(given), shar=shards)
@@ -199,7 +199,7 @@ def _files_in(folder: str) -> list[str]:
 
 def _listed(location: str) -> list[str]:
     """Returns the tars that a text file lists, relative to its folder."""
-    with open_lines(Path(location)) as file:
+    with open_lines(location if is_url(location) else Path(location)) as file:
         names = [line.decode(errors="surrogateescape").strip() for line in file]
     tars = [name for text in names if text for name in expand(join(parent(location), text))]
     wrong = next((name for name in tars if not _TAR.fullmatch(name)), None)

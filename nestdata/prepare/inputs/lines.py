@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nestdata.prepare.inputs.entry import open_lines
+from nestdata.storage import is_url
 
 
 def numbered_lines(location: str) -> Iterator[tuple[int, bytes]]:
@@ -13,5 +14,5 @@ def numbered_lines(location: str) -> Iterator[tuple[int, bytes]]:
         ManifestError: It is not a regular file, or is damaged.
         StorageError: The store cannot be read.
     """
-    with open_lines(Path(location)) as file:
+    with open_lines(location if is_url(location) else Path(location)) as file:
         yield from enumerate(file, start=1)

@@ -101,6 +101,10 @@ class NemoTarred:
         with open_shard(item.tar) as shard:
             yield from self._joined(parsed, shard)
 
+    def files(self, item: _Item) -> list[str]:
+        """Returns the tar, and the manifest if the item does not hold its lines."""
+        return [item.tar, *([self.manifests[item.manifest]] if item.lines is None else [])]
+
     def where(self, number: int) -> str:
         """Returns the manifest and the line number, counted from 1."""
         manifest, line = shard_and_position(number)

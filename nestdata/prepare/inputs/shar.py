@@ -86,6 +86,10 @@ class SharDirectory:
         with open_shard(names.recording) as shard:
             yield from self._joined(lines, shard)
 
+    def files(self, item: tuple[int, SharShard]) -> list[str]:
+        """Returns the manifest and the tar of a shard."""
+        return [item[1].cuts, item[1].recording]
+
     def where(self, number: int) -> str:
         """Returns the manifest of the shard and the line number, counted from 1."""
         index, line = shard_and_position(number)
@@ -140,6 +144,7 @@ class SharDirectory:
         try:
             recording = json.loads(metadata)
             cut = self.parser.parse_cut(_without_fields(line.row) | {"recording": recording}, where)
+            cut["start"] = float(cut["start"])  # Lhotse's writer sets the integer 0
         except ManifestError:
             raise
         except Exception as error:  # Lhotse's constructors raise errors of many kinds

@@ -11,12 +11,14 @@ from nestdata.prepare.inputs.detect import DetectedInput, common_root, detect_in
 from nestdata.prepare.inputs.detect_shards import ShardInput
 from nestdata.prepare.inputs.entry import InputFormat, Source
 from nestdata.prepare.inputs.fairseq import FairseqManifest
-from nestdata.prepare.inputs.folder import AudioFolder
+from nestdata.prepare.inputs.folder import AudioFolder, BucketFolder
 from nestdata.prepare.inputs.huggingface import HuggingFaceDataset
 from nestdata.prepare.inputs.jsonl import LhotseManifest, NemoManifest
 from nestdata.prepare.inputs.kaldi import KaldiDirectory
+from nestdata.prepare.inputs.listing import forget_listings
 from nestdata.prepare.inputs.nemo_tarred import NemoTarred
 from nestdata.prepare.inputs.packed import PackedShar
+from nestdata.prepare.inputs.parquet import ParquetFiles
 from nestdata.prepare.inputs.shar import SharDirectory
 from nestdata.prepare.inputs.webdataset import WebDataset
 
@@ -47,25 +49,37 @@ class InputOptions:
     scratch: Path = Path("lines")
     """Folder for temporary files, in a subfolder for each input."""
 
+    shards: Path = Path("shards")
+    """Folder that tars of audio from Parquet files are written to, in a subfolder for each input."""
 
-def open_sources(paths: Sequence[Path], options: InputOptions) -> list[Source]:
+    stored_shards: Path = Path("shards")
+    """Path of the same folder once the corpus is in place."""
+
+
+def open_sources(paths: Sequence[Path | str], options: InputOptions) -> list[Source]:
     """Detects and opens all inputs of one corpus.
 
     Ids are relative to the deepest folder that holds all manifests and folders of audio. For a fairseq
     manifest, this is the folder that it names, wherever the manifest itself is.
 
+    Args:
+        paths: Local paths, and URLs as `str`.
+        options: Settings of all inputs.
+
     Raises:
         ManifestError: An input does not exist, or is of no known format.
         ConfigError: An input needs a package that is not installed, or the patterns of tars do not fit the inputs.
+        StorageError: A URL cannot be read or listed.
     """
     if len(options.tars) not in (0, 1, len(paths)):
         raise ConfigError(
             f"{len(options.tars)} patterns of tars for {len(paths)} inputs. Give --tars once for all inputs, or once for "
             "each, in the same order."
         )
+    forget_listings()
     tars = options.tars if len(options.tars) == len(paths) else [*options.tars, None][:1] * len(paths)
     inputs = [detect_input(path, options.format, pattern) for path, pattern in zip(paths, tars, strict=True)]
-    root = str(common_root(inputs))
+    root = common_root(inputs)
     return [_open_source(found, root, str(number), options) for number, found in enumerate(inputs)]
 
 
@@ -80,12 +94,15 @@ def _open_source(found: DetectedInput, root: str, name: str, options: InputOptio
         case "fairseq":
             return FairseqManifest(found.path, root, found.base)
         case "kaldi":
-            return KaldiDirectory(found.path, found.base, options.allow_commands, found.has_segments)
+            return KaldiDirectory(Path(found.path), found.base, options.allow_commands, found.has_segments)
         case "huggingface":
             folders = {"extract_to": str(options.extract_to / name), "stored_in": str(options.stored_in / name)}
-            return HuggingFaceDataset.open(found.path, found.version, found.base, root=root, **folders)
+            return HuggingFaceDataset.open(Path(found.path), found.version, found.base, root=root, **folders)
+        case "parquet":
+            folders = {"write_to": str(options.shards / name), "stored_in": str(options.stored_shards / name)}
+            return ParquetFiles(found.path, found.folder, root, **folders)
         case "folder":
-            return AudioFolder(found.path, root)
+            return BucketFolder(found.path, root) if isinstance(found.path, str) else AudioFolder(found.path, root)
         case _:
             raise AssertionError(f"{found.format} has shards")
 

@@ -79,6 +79,10 @@ class WebDataset:
             number = entry_number(index, position + 1)
             yield Entry(redacted(tar), "", number=number, problem=problem)
 
+    def files(self, item: tuple[int, str]) -> list[str]:
+        """Returns the tar."""
+        return [item[1]]
+
     def where(self, number: int) -> str:
         """Returns the tar and the number of the sample in it, counted from 1."""
         index, sample = shard_and_position(number)
