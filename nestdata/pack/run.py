@@ -6,6 +6,7 @@ one process, and its record comes last. A run that goes on after an earlier one 
 numpy and the modules that need it are imported when a corpus is packed, so that importing this module is fast.
 """
 
+import logging
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from nestdata.pack.output import PackOutput
     from nestdata.pack.shard import ShardTask
 
-# Cuts that are encoded, and the longest part of each in seconds, to estimate how large FLAC files will be.
+_log = logging.getLogger(__name__)
+# Bytes fetched for each byte of the audio above which a warning is logged.
+_MANY_TIMES = 4
+# Cuts that are encoded to estimate how large FLAC files will be.
 _SAMPLED_CUTS = 32
 _BYTES_PER_1000_SAMPLES = {16: 2000, 24: 3000}
 _MODULES = ["nestdata.pack.shard", "soundfile", "lhotse", "torchaudio"]
@@ -104,7 +108,8 @@ def pack_corpora(
     location = str(output).rstrip("/") if is_url(str(output)) else str(Path(output).resolve())
     with _lock(location):
         target = PackOutput.open(location, overwrite=overwrite)
-        check_ids(opened)
+        _check_ids(opened)
+        _warn_of_windows(opened)
         settings = _settings(opened, config, target)
         target.begin(settings, overwrite=overwrite)
         try:
@@ -119,7 +124,7 @@ def pack_corpora(
         return _finish(summaries, num_kept, opened, target, settings)
 
 
-def check_ids(corpora: "Corpora") -> None:
+def _check_ids(corpora: "Corpora") -> None:
     """Raises ConfigError if an id occurs in several corpora. Within a corpus, `prepare` has seen to it."""
     import hashlib
 
@@ -143,6 +148,21 @@ def check_ids(corpora: "Corpora") -> None:
             )
         if hashlib.blake2b(cut_id.encode(), digest_size=8).digest() in repeated:
             seen.add(cut_id)
+
+
+def _warn_of_windows(corpora: "Corpora") -> None:
+    """Warns if most bytes of objects would be fetched several times, because many cuts share a recording."""
+    for corpus in corpora.corpora:
+        if not corpus.is_remote:
+            continue
+        num_bytes, num_distinct = corpus.addressed_bytes()
+        if num_bytes > _MANY_TIMES * num_distinct:
+            _log.warning(
+                "%s: its cuts share long recordings in a store, which are fetched once for each cut: %.1f times their "
+                "bytes. It is faster to copy them to a local disk and to prepare them there",
+                corpus.path,
+                num_bytes / num_distinct,
+            )
 
 
 def _lock(location: str) -> AbstractContextManager[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from nestcli.nestdata import main
 from nestdata import (
     ConfigError,
     Corpus,
@@ -213,7 +214,9 @@ def test_a_killed_run_is_incomplete_and_goes_on_to_the_same_bytes(speech: Path, 
     finished = output / "recording.000000.tar"
     before = finished.stat()
     assert (output / "cuts.pack/recording.000001.tar.partial").is_file()
-    with pytest.raises(CorpusError, match=r"an incomplete packed set, for it has no cuts.pack/pack.json. Run the same"):
+    with pytest.raises(
+        CorpusError, match=r"not a complete packed set: it has no cuts.pack/pack.json. If it was interrupted, run"
+    ):
         PackedSet.open(str(output), storage())
     report = pack(speech, output)
     assert report.num_kept_shards == 1
@@ -340,3 +343,32 @@ def test_the_command_that_it_prints_accepts_every_cut(tmp_path: Path) -> None:
     assert report.prepare_command == (
         f"nestdata prepare '{tmp_path}/my set' -o 'my set.corpus' --sampling-rate 8000 --min-seconds 0"
     )
+
+
+def test_the_command_packs_and_prints_what_it_did(
+    messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "packed"
+    arguments = ["pack", str(messy_corpora.windows), "-o", str(output), "--codec", "pcm", "--bits", "24", "--seed", "3"]
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{output}: 8 cuts, 0.00 h, 1 shards, 0.000 GB")
+    assert lines[1] == "  rounded: 4 cuts"
+    assert lines[2] == f"  left out: 2 truncated; see {output}/cuts.pack/left_out.jsonl"
+    assert lines[3] == f"  prepare a corpus from it: nestdata prepare {output} -o packed.corpus"
+    assert main([*arguments, "--json", "--overwrite", "--shard-bytes", "150000"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["num_shards"] == len(list(output.glob("recording.*.tar"))) > 1
+    assert main(arguments) == 1
+    assert f"error: {output}: exists already" in capsys.readouterr().err
+
+
+def test_distinct_bytes_of_windows_are_counted_once(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    pack(messy_corpora.windows, tmp_path / "packed")
+    prepare_corpus([tmp_path / "packed"], tmp_path / "halves.corpus", PrepareConfig(window_seconds=0.7))
+    corpus = Corpus.open(tmp_path / "halves.corpus")
+    addresses = [corpus.address(index) for index in range(len(corpus))]
+    total = sum(address.length for address in addresses if address)
+    distinct = {address[:3] for address in addresses if address}
+    assert corpus.addressed_bytes() == (total, sum(length for _, _, length in distinct))
+    assert len(distinct) < len(addresses)

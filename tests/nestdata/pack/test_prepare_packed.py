@@ -96,7 +96,7 @@ def test_prepare_decodes_members_and_rejects_those_with_another_checksum(packed:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cuts.pack/pack.json", r"packed: an incomplete packed set, for it has no cuts.pack/pack.json. Run the same"),
+        ("cuts.pack/pack.json", r"packed: not a complete packed set: it has no cuts.pack/pack.json. If it was"),
         ("recording.000001.tar", r"recording.000001.tar: no such file, but the packed set has it. Restore it"),
         ("cuts.pack/000001.json", r"000001.json: is missing"),
     ],

@@ -90,7 +90,7 @@ def test_other_files_and_a_missing_manifest_of_a_packed_set_are_found(intact: Pa
     assert kinds(verify_corpus(packed)) == [("recording.000009.tar", "unexpected")]
     (packed / "recording.000009.tar").unlink()
     (packed / "cuts.pack/pack.json").rename(packed / "cuts.pack/away")
-    with pytest.raises(CorpusError, match=r"an incomplete packed set"):
+    with pytest.raises(CorpusError, match=r"not a complete packed set"):
         verify_corpus(packed)
     (packed / "cuts.pack/away").rename(packed / "cuts.pack/pack.json")
 
