@@ -122,28 +122,6 @@ class PackedSet:
         """Number of cuts in all shards."""
         return sum(shard.num_cuts for shard in self.shards)
 
-    def members(self, shard: PackedShard, storage: Storage) -> PackedMembers:
-        """Reads where the members of a shard are.
-
-        Raises:
-            CorpusError: The record of the shard is missing or damaged, or belongs to another set.
-            StorageError: It cannot be read.
-        """
-        location = join(self.location, record_name(shard.number))
-        try:
-            record = ShardRecord.parse(storage.read(location))
-        except StorageError as error:
-            if error.kind != "missing":
-                raise
-            raise CorpusError(
-                f"{location}: is missing. Run the same `nestdata pack` again with --overwrite."
-            ) from error
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise CorpusError(f"{location}: is damaged ({error}). Pack the corpus again.") from error
-        if record.summary.shard != shard:
-            raise CorpusError(f"{location}: does not belong to {MANIFEST}. Pack the corpus again.")
-        return record.members
-
 
 @dataclass(frozen=True, slots=True)
 class ShardSummary:
@@ -205,6 +183,32 @@ class ShardRecord(NamedTuple):
         if any(column.shape != (shard.num_cuts,) for column in members):
             raise ValueError(f"it does not have {shard.num_cuts} members")
         return cls(ShardSummary(shard=shard, **fields), members)
+
+
+def read_members(location: str, shard: PackedShard, storage: Storage) -> PackedMembers:
+    """Reads where the members of a shard are.
+
+    Args:
+        location: The folder of the set.
+        shard: The shard, as `pack.json` describes it.
+        storage: Reads the record.
+
+    Raises:
+        CorpusError: The record of the shard is missing or damaged, or belongs to another set.
+        StorageError: It cannot be read.
+    """
+    name = join(location, record_name(shard.number))
+    try:
+        record = ShardRecord.parse(storage.read(name))
+    except StorageError as error:
+        if error.kind != "missing":
+            raise
+        raise CorpusError(f"{name}: is missing. Restore it, or pack the corpus again with --overwrite.") from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CorpusError(f"{name}: is damaged ({error}). Restore it, or pack the corpus again.") from error
+    if record.summary.shard != shard:
+        raise CorpusError(f"{name}: does not belong to {MANIFEST}. Pack the corpus again with --overwrite.")
+    return record.members
 
 
 def cuts_name(number: int) -> str:

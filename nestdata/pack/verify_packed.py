@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 
-from nestdata.corpus.packed_set import FOLDER, PackedSet, PackedShard
+from nestdata.corpus.packed_set import FOLDER, PackedSet, PackedShard, read_members
 from nestdata.errors import CorpusError
 from nestdata.pack.verify import Checked, MemberStream, VerifyProblem, VerifyReport, compare_size
 from nestdata.storage import join, storage
@@ -56,7 +56,7 @@ def _check_shard(packed: PackedSet, shard: PackedShard, checksums: bool) -> Chec
 
 def _check_record(packed: PackedSet, shard: PackedShard) -> list[VerifyProblem]:
     try:
-        packed.members(shard, storage())
+        read_members(packed.location, shard, storage())
     except CorpusError as error:
         return [VerifyProblem(join(packed.location, shard.recording.name), "unusable", str(error))]
     return []
@@ -65,7 +65,7 @@ def _check_record(packed: PackedSet, shard: PackedShard) -> list[VerifyProblem]:
 def _damaged_members(packed: PackedSet, shard: PackedShard) -> list[VerifyProblem]:
     """Finds the members of a damaged tar file that are damaged."""
     try:
-        members = packed.members(shard, storage())
+        members = read_members(packed.location, shard, storage())
     except CorpusError as error:
         return [VerifyProblem(join(packed.location, shard.recording.name), "unusable", str(error))]
     location = join(packed.location, shard.recording.name)

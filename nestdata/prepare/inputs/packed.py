@@ -1,6 +1,7 @@
 """Packed sets, which `nestdata pack` writes: read by their records, without reading the tar files."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-from nestdata.corpus.packed_set import PackedMembers, PackedSet, PackedShard
+from nestdata.corpus.packed_set import PackedMembers, PackedSet, PackedShard, read_members
 from nestdata.errors import CorpusError, ManifestError, StorageError
 from nestdata.prepare.inputs.content import StoredContent
 from nestdata.prepare.inputs.entry import Entry, Member
@@ -46,7 +47,7 @@ class PackedShar:
         info = _info(join(self.location, item.recording.name), item.recording.size)
         lines = self._lines(item)
         try:
-            members = _open(self.location).members(item, storage())
+            members = read_members(self.location, item, storage())
         except CorpusError as error:
             raise ManifestError(str(error)) from error
         for index, line in enumerate(lines):
@@ -62,11 +63,11 @@ class PackedShar:
 
     def _lines(self, shard: PackedShard) -> list[bytes]:
         location = join(self.location, shard.cuts.name)
-        _info(location, shard.cuts.size)
-        content = storage().read(location)
+        with _missing_files_named(location):
+            content = storage().read(location)
         if sha256(content).hexdigest() != shard.cuts.sha256:
             raise ManifestError(_changed(location, "its checksum is another one"))
-        return content.splitlines()
+        return content.split(b"\n")[:-1]
 
     def _entry(self, cut: dict[str, Any], info: ObjectInfo, members: PackedMembers, index: int) -> Entry:
         if members.was_absolute[index]:
@@ -86,17 +87,24 @@ def _open(location: str) -> PackedSet:
 
 
 def _info(location: str, size: int) -> ObjectInfo:
-    try:
+    with _missing_files_named(location):
         info = storage().info(location)
+    if info.size != size:
+        raise ManifestError(_changed(location, f"it has {info.size} bytes, and had {size}"))
+    return info
+
+
+@contextmanager
+def _missing_files_named(location: str) -> Iterator[None]:
+    """Raises ManifestError instead of StorageError if a file does not exist."""
+    try:
+        yield
     except StorageError as error:
         if error.kind != "missing":
             raise
         raise ManifestError(
             f"{redacted(location)}: no such file, but the packed set has it. Restore it, or pack the corpus again."
         ) from error
-    if info.size != size:
-        raise ManifestError(_changed(location, f"it has {info.size} bytes, and had {size}"))
-    return info
 
 
 def _changed(location: str, how: str) -> str:

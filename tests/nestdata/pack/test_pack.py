@@ -15,6 +15,7 @@ import soundfile
 from nestcli.nestdata import main
 from nestdata import (
     ConfigError,
+    Corpora,
     Corpus,
     CorpusError,
     OutputError,
@@ -23,7 +24,8 @@ from nestdata import (
     pack_corpora,
     prepare_corpus,
 )
-from nestdata.corpus.packed_set import PackedSet
+from nestdata.corpus.packed_set import PackedSet, read_members
+from nestdata.pack.order import PackingOrder
 from nestdata.storage import storage
 from tests.conftest import MessyCorpora
 from tests.nestdata.full_disk import files_up_to
@@ -139,7 +141,7 @@ def test_the_manifest_gives_the_bytes_of_every_member(packed: Path) -> None:
     for shard in opened.shards:
         content = (packed / shard.recording.name).read_bytes()
         assert (len(content), len((packed / shard.cuts.name).read_bytes())) == (shard.recording.size, shard.cuts.size)
-        members = opened.members(shard, storage())
+        members = read_members(str(packed), shard, storage())
         with tarfile.open(packed / shard.recording.name) as tar:
             files = [member for member in tar if member.name.endswith(".flac")]
         assert members.offsets.tolist() == [member.offset_data for member in files]
@@ -328,6 +330,26 @@ def test_a_corpus_without_usable_audio_is_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "packed/cuts.pack/pack.json").exists()
 
 
+def test_order_and_shards_do_not_depend_on_how_many_cuts_are_processed_at_a_time(
+    messy_corpora: MessyCorpora, speech: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpora = Corpora.open([messy_corpora.speech, speech])
+    order = PackingOrder(corpora, 7)
+    bounds = order.shard_bounds(100_000, 1300)
+    monkeypatch.setattr("nestdata.pack.order._BLOCK", 5)
+    assert order.shard_bounds(100_000, 1300) == bounds
+    assert bounds == sorted(set(bounds))
+    assert (bounds[0], bounds[-1]) == (0, len(corpora))
+    assert len(bounds) > 10
+    found = order.cuts(0, len(corpora))
+    assert sorted(found.indices.tolist()) == sorted(found.numbers.tolist()) == list(range(len(corpora)))
+    # Cut 0 of the second corpus comes after all cuts of the first one.
+    first = Corpus.open(messy_corpora.speech)
+    line = (speech / "cuts.jsonl").read_bytes().splitlines()[0]
+    index = found.indices[found.numbers.tolist().index(len(first))]
+    assert corpora.line(int(index)) == json.loads(line)
+
+
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"bits is 8: expected 16 or 24"):
         PackConfig(bits=8)
@@ -349,8 +371,9 @@ def test_the_command_packs_and_prints_what_it_did(
     messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "packed"
-    arguments = ["pack", str(messy_corpora.windows), "-o", str(output), "--codec", "pcm", "--bits", "24", "--seed", "3"]
-    assert main([*arguments, "--json", "--shard-bytes", "150000"]) == 0
+    corpora = (str(messy_corpora.windows), str(messy_corpora.speech))
+    arguments = ["pack", *corpora, "-o", str(output), "--codec", "pcm", "--bits", "24", "--seed", "3"]
+    assert main([*arguments, "--json", "--shard-bytes", "500000"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["num_shards"] == len(list(output.glob("recording.*.tar"))) > 1
     assert summary["num_rounded"] > 0
@@ -358,7 +381,7 @@ def test_the_command_packs_and_prints_what_it_did(
     assert f"error: {output}: exists already" in capsys.readouterr().err
     assert main([*arguments, "--overwrite"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{output}: {summary['num_cuts']} cuts, 0.00 h, 1 shards, 0.001 GB",
+        f"{output}: {summary['num_cuts']} cuts, 0.02 h, 1 shards, {summary['num_bytes'] / 1e9:.3f} GB",
         f"  rounded: {summary['num_rounded']} cuts",
         f"  left out: {summary['left_out']['truncated']} truncated; see {output}/cuts.pack/left_out.jsonl",
         f"  prepare a corpus from it: nestdata prepare {output} -o packed.corpus",
