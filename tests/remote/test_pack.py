@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nestdata import Corpus, OutputError, prepare_corpus, verify_corpus
 from nestdata.storage import storage
 from tests.cli.commands import run
-from tests.nestdata.pack.packing import DEMO, SHARD_BYTES, digests, pack
+from tests.nestdata.pack.packing import DEMO, SHARD_BYTES, digests, pack, samples_by_id, shar_of
 from tests.remote.conftest import Access
 from tests.remote.proxy import FaultProxy
 
@@ -92,11 +93,17 @@ def test_what_is_wrong_in_a_bucket_is_found(access: Access, speech: Path, tmp_pa
     for place in (url, corpus):
         report = verify_corpus(place, checksums=True)
         assert (report.problems, report.num_checked, report.num_shards) == ([], 40, 3)
+    again = pack(corpus, tmp_path / "again")
+    assert (again.num_cuts, again.left_out, again.num_rounded) == (40, {}, 0)
+    expected, found = samples_by_id(speech), shar_of(tmp_path / "again")
+    assert all(np.array_equal(found[name].load_audio()[0], samples) for name, samples in expected.items())
     changed = f"{url}/recording.000001.tar"
     content = bytearray(storage().read(changed))
     content[5000] ^= 1
     storage().write(changed, bytes(content))
     storage().delete(f"{url}/recording.000002.tar")
+    left_out = pack(corpus, tmp_path / "rest").left_out
+    assert left_out.keys() == {"changed", "missing"}
     for place, first in ((url, "corrupt"), (corpus, "changed")):
         found = {problem.location: problem.kind for problem in verify_corpus(place, checksums=True).problems}
         assert found == {changed: first, f"{url}/recording.000002.tar": "missing"}
