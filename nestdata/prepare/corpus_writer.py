@@ -46,6 +46,7 @@ _RECORD = np.dtype(
         ("has_crc32", "<u4"),
     ]
 )
+_LAYOUT = str(_RECORD.descr)
 # The fields of a record that a worker knows, but the digest of the id.
 _COLUMNS = (
     "num_samples", "offset", "start_us", "channel", "number", "begin", "extent", "crc32", "has_crc32",
@@ -97,6 +98,7 @@ class ProbedItems:
             "samples_by": self.samples_by,
             "shards": self.shards,
             "num_records": len(self.records),
+            "layout": _LAYOUT,
         }
         # json, because orjson does not write file names that are not Unicode.
         return zlib.compress(json.dumps(values).encode() + b"\n" + self.records.tobytes() + self.lines, 1)
@@ -110,6 +112,8 @@ class ProbedItems:
         """
         header, _, content = zlib.decompress(content).partition(b"\n")
         values = json.loads(header)
+        if values.pop("layout") != _LAYOUT:
+            raise ValueError("written by another version of the package")
         num_bytes = values.pop("num_records") * _RECORD.itemsize
         return cls(
             lines=content[num_bytes:],

@@ -17,9 +17,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from nestdata.corpus.addresses import NO_SHARD, common_folder, relative_name
+from nestdata.corpus.addresses import NO_SHARD, relative_name
 from nestdata.errors import ManifestError
-from nestdata.storage import ObjectInfo, is_url, parent
+from nestdata.storage import ObjectInfo, common_folder, is_url, parent
 
 # Number of shards whose numbers are known, at about 100 bytes each.
 _MAX_KNOWN = 1 << 18

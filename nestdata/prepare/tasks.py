@@ -20,11 +20,11 @@ from nestdata.errors import StorageError
 from nestdata.prepare.corpus_writer import ItemCollector, ProbedItems
 from nestdata.prepare.inputs import Source
 from nestdata.prepare.inputs.entry import Entry, ReadsFiles
-from nestdata.prepare.inputs.remote import in_parallel, with_members
+from nestdata.prepare.inputs.remote import audio_location, in_parallel, with_members
 from nestdata.prepare.probe import Cut, Limits, Reject, probe
 from nestdata.storage import ObjectInfo, is_url, storage
 
-# Rejects of these reasons may disappear without any change of what a task depends on, so such results are not kept.
+# Rejects for these reasons may disappear without any change of the input.
 _PASSING_REASONS = frozenset({"missing", "changed", "corrupt", "shard_unreadable"})
 
 
@@ -71,6 +71,18 @@ class TaskResult(NamedTuple):
     traffic: Traffic
 
 
+class _Found(NamedTuple):
+    """What a task found, apart from the cuts and rejects themselves."""
+
+    in_epoch: int
+    needed: float
+    rejected: list[str]
+    """Locations of audio that was rejected for a reason that may pass."""
+
+    can_be_kept: bool
+    """Whether all that the result depends on is known: every cut has an address, and every such reject a location."""
+
+
 def run_task(task: Task) -> TaskResult:
     """Probes the items of a task, or takes the kept result of an earlier run; runs in a worker.
 
@@ -79,30 +91,37 @@ def run_task(task: Task) -> TaskResult:
         StorageError: A shard or object cannot be read for a reason that says nothing about its audio.
     """
     kept = _KeptResult(task)
-    found = kept.load()
-    if found is None:
+    result = kept.load()
+    if result is None:
         collector = ItemCollector()
-        in_epoch, needed = _probe_items(task, collector)
-        found = collector.collected(), Traffic(_newly_read(), in_epoch, needed)
-        kept.save(*found)
-    return TaskResult(task.source_index, *found)
+        found = _probe_items(task, collector)
+        result = collector.collected(), Traffic(_newly_read(), found.in_epoch, found.needed)
+        if found.can_be_kept:
+            kept.save(*result, found.rejected)
+    return TaskResult(task.source_index, *result)
 
 
-def _probe_items(task: Task, collector: ItemCollector) -> tuple[int, float]:
-    """Returns the last two values of `Traffic`."""
-    in_epoch, needed = 0, 0.0
+def _probe_items(task: Task, collector: ItemCollector) -> _Found:
+    in_epoch, needed, rejected, can_be_kept = 0, 0.0, list[str](), True
     entries = with_members(_numbered_entries(task), trusts_durations=task.limits.mode == "missing")
     for number, entry in entries:
         collector.begin(entry.number)
         for found in _cuts_and_rejects(entry, task.limits):
             if isinstance(found, Reject):
                 collector.reject(found, number)
+                if found.reason in _PASSING_REASONS:
+                    location = audio_location(entry)
+                    rejected += [location] if location else []
+                    # The files that an item depends on are known anyway, if the source names them.
+                    can_be_kept &= bool(location) or isinstance(task.source, ReadsFiles)
                 continue
             collector.add(found, number, entry.where)
             if found.member:
                 in_epoch += found.member.length
                 needed += found.member.length * _share_of_recording(found)
-    return in_epoch, needed
+            else:
+                can_be_kept = False
+    return _Found(in_epoch, needed, rejected, can_be_kept)
 
 
 def _numbered_entries(task: Task) -> Iterator[tuple[int, Entry]]:
@@ -141,12 +160,18 @@ class _KeptResult:
             probed = ProbedItems.from_bytes(content)
         except (OSError, ValueError, KeyError, TypeError, zlib.error):
             return None
-        if values["versions"] != self._versions([shard.location for shard in probed.shards]):
+        locations = [shard.location for shard in probed.shards] + values["rejected"]
+        if values["versions"] != self._versions(locations):
             return None
         return probed, Traffic(0, values["in_epoch"], values["needed"])
 
-    def save(self, probed: ProbedItems, traffic: Traffic) -> None:
-        """Keeps a result if its audio is in shards or at URLs, unless it may be better next time.
+    def save(self, probed: ProbedItems, traffic: Traffic, rejected: list[str]) -> None:
+        """Keeps a result whose audio is in shards or at URLs.
+
+        Args:
+            probed: The cuts and rejects.
+            traffic: Their traffic.
+            rejected: Locations of audio that was rejected for a reason that may pass.
 
         Raises:
             OSError: The disk is full.
@@ -154,10 +179,8 @@ class _KeptResult:
         # A worker of Dask may have no access to the directory.
         if not probed.shards or not self._directory.is_dir():
             return
-        if any(reject.reason in _PASSING_REASONS for reject in probed.rejects):
-            return
-        versions = self._versions([shard.location for shard in probed.shards], probed.shards)
-        header = {"versions": versions, "in_epoch": traffic.in_epoch, "needed": traffic.needed}
+        versions = self._versions([shard.location for shard in probed.shards] + rejected, probed.shards)
+        header = {"versions": versions, "in_epoch": traffic.in_epoch, "needed": traffic.needed, "rejected": rejected}
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         try:
             temporary.write_bytes(json.dumps(header).encode() + b"\n" + probed.to_bytes())

@@ -8,13 +8,14 @@ lists, writes and deletes. Transient failures are repeated with patience; every 
 from nestdata.storage.access import Storage, storage
 from nestdata.storage.config import StorageConfig
 from nestdata.storage.info import ObjectInfo
-from nestdata.storage.location import SCHEMES, is_url, join, name_of, parent, redacted
+from nestdata.storage.location import SCHEMES, common_folder, is_url, join, name_of, parent, redacted
 
 __all__ = [
     "SCHEMES",
     "ObjectInfo",
     "Storage",
     "StorageConfig",
+    "common_folder",
     "is_url",
     "join",
     "name_of",

@@ -85,6 +85,21 @@ def parent(location: str) -> str:
     return location[:start] + root + (slash + folder if folder else "")
 
 
+def common_folder(first: str, second: str) -> str:
+    """Returns the deepest folder that holds two folders, both absolute paths or URLs; empty if there is none."""
+    if is_url(first) != is_url(second):
+        return ""
+    parts = []
+    for one, other in zip(first.rstrip("/").split("/"), second.rstrip("/").split("/"), strict=False):
+        if one != other:
+            break
+        parts.append(one)
+    # The first three parts of a URL are its scheme and its bucket or host. The first part of a path is empty.
+    if is_url(first) and len(parts) < 3:
+        return ""
+    return "/".join(parts) or "/"
+
+
 def name_of(location: str) -> str:
     """Returns the last part of a location: the file's name, or the bucket's if there is no key."""
     return location.rstrip("/").rpartition("/")[2]

@@ -3,7 +3,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
@@ -237,3 +237,46 @@ def test_flush_to_disk_flushes_files_and_directories(tmp_path: Path, monkeypatch
     for path in (tmp_path / "file", tmp_path):
         flush_to_disk(path)
     assert flushed == [(path.stat().st_dev, path.stat().st_ino) for path in (tmp_path / "file", tmp_path)]
+
+
+def write_resumable(output: Path) -> AbstractContextManager[Path]:
+    return output_directory(
+        output, kind="a corpus", overwrite=True, may_replace=is_corpus, resumable=("tasks", "shards")
+    )
+
+
+def fail(output: Path, **files: str) -> None:
+    """Writes files whose names hold an underscore for the slash, beside others, and fails."""
+    with suppress(KeyboardInterrupt), write_resumable(output) as partial:
+        fill(partial, "unfinished")
+        for name in ("tasks", "shards"):
+            (partial / name).mkdir(exist_ok=True)
+        for name, content in files.items():
+            (partial / name.replace("_", "/", 1)).write_text(content)
+        raise KeyboardInterrupt
+
+
+def test_finished_work_stays_after_an_error_and_is_found_by_the_next_run(output: Path) -> None:
+    fail(output, tasks_1="one")
+    fail(output, shards_a="tar")
+    assert names(output.with_name("speech.corpus.partial")) == ["shards", "tasks"]
+    with write_resumable(output) as partial:
+        found = {str(path.relative_to(partial)): path.read_text() for path in partial.rglob("*") if path.is_file()}
+        assert found == {"tasks/1": "one", "shards/a": "tar"}
+        (partial / "tasks" / "1").unlink()
+        (partial / "tasks").rmdir()
+    assert names(output.parent) == ["speech.corpus"]
+    assert names(output) == ["shards"]
+
+
+def test_nothing_stays_after_an_error_without_finished_work(output: Path) -> None:
+    fail(output)
+    assert names(output.parent) == []
+
+
+def test_finished_work_is_cleared_by_a_run_that_does_not_ask_for_it(output: Path) -> None:
+    fail(output, tasks_1="one")
+    with write_to(output) as partial:
+        assert names(partial) == []
+        fill(partial, "new")
+    assert names(output) == ["audio", "meta.json"]

@@ -10,7 +10,6 @@ from functools import reduce
 from pathlib import Path
 from typing import get_args
 
-from nestdata.corpus.addresses import common_folder
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.detect_shards import ShardInput, detect_by_name, detect_folder, detect_nemo
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, check_manifest, open_lines
@@ -21,7 +20,7 @@ from nestdata.prepare.inputs.jsonl import AUDIO_KEYS, parse_object
 from nestdata.prepare.inputs.kaldi import base_directory, has_table
 from nestdata.prepare.inputs.listing import objects_below
 from nestdata.prepare.inputs.parquet import is_parquet, parquet_folder
-from nestdata.storage import join, parent, storage
+from nestdata.storage import common_folder, join, parent, storage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
-from nestdata.corpus.addresses import common_folder
 from nestdata.corpus.packed_set import FOLDER
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, open_lines
@@ -21,7 +20,7 @@ from nestdata.prepare.inputs.patterns import (
     shard_number,
 )
 from nestdata.prepare.inputs.shar import SharShard, shar_shards
-from nestdata.storage import is_url, join, name_of, parent, redacted, storage
+from nestdata.storage import common_folder, is_url, join, name_of, parent, redacted, storage
 
 _TAR = re.compile(r".*\.(?:tar(?:\.\w+)?|tgz)", re.IGNORECASE)
 _NUMBERED_TAR = re.compile(r"(.*?)\d+(\D*)")

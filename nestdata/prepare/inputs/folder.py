@@ -1,7 +1,7 @@
 """A folder of audio: all files in it and its subfolders that have the suffix of an audio format."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -72,7 +72,7 @@ class BucketFolder:
             raise ManifestError(
                 f"{self.path}: no object of this name, and no audio below it. Looked for {' '.join(AUDIO_SUFFIXES)}."
             )
-        yield from sorted(found, key=lambda info: _folder_order(info.location))
+        yield from sorted_as_files(found)
 
     def entries(self, number: int, item: ObjectInfo) -> Iterator[Entry]:  # noqa: ARG002, the object is enough
         """Yields the entry of an object."""
@@ -93,10 +93,14 @@ def check_folder(path: Path) -> None:
         raise ManifestError(f"{path}: no such folder.")
 
 
-def _folder_order(location: str) -> list[tuple[bool, str]]:
-    """Returns a sort key by which the files of a folder come before those of its subfolders."""
-    *folders, name = location.split("/")
-    return [*((True, folder) for folder in folders), (False, name)]
+def sorted_as_files(objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+    """Sorts objects so that those of a folder come before those of its subfolders, as `AudioFolder` sorts files."""
+
+    def key(info: ObjectInfo) -> list[tuple[bool, str]]:
+        *folders, name = info.location.split("/")
+        return [*((True, folder) for folder in folders), (False, name)]
+
+    return sorted(objects, key=key)
 
 
 def _audio_files(directory: str, seen: set[tuple[int, int]]) -> Iterator[str]:

@@ -75,6 +75,13 @@ def _run(future: "Future[Any]", function: Callable[[Any], Any], item: Any) -> No
         future.set_exception(error)
 
 
+def audio_location(entry: Entry) -> str:
+    """Returns the path or URL of the audio of an entry that was rejected; empty if it has none of its own."""
+    if entry.member:
+        return entry.member.shard.location
+    return _location(entry._replace(problem=None)) or entry.path
+
+
 def _location(entry: Entry) -> str:
     """Returns the URL of an entry whose audio must be located or may be fetched; empty for any other entry."""
     if entry.problem:
