@@ -35,7 +35,7 @@ class _Item(NamedTuple):
     manifest: str
     """Absolute path or URL."""
 
-    index: int
+    manifest_index: int
     """Index of the manifest."""
 
     lines: list[tuple[int, bytes]] | None
@@ -102,7 +102,7 @@ class NemoTarred:
             StorageError: The tar or the manifest cannot be read.
         """
         lines = item.lines if item.lines is not None else numbered_lines(item.manifest)
-        parsed = [line for position, content in lines if (line := self._parsed(item.index, position, content))]
+        parsed = [line for position, content in lines if (line := self._parsed(item.manifest_index, position, content))]
         with open_shard(item.tar) as shard:
             yield from self._joined(parsed, shard)
 
