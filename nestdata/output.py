@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from nestdata.errors import OutputError
@@ -80,6 +80,20 @@ def has_json_kind(directory: Path, file_name: str, kind: str) -> bool:
         return bool(json.loads((directory / file_name).read_text(encoding="utf-8")).get("kind") == kind)
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def locked_directory(directory: Path) -> AbstractContextManager[None]:
+    """Excludes other runs that write to a directory during the block; the lock ends with the process.
+
+    Raises:
+        OutputError: Another run is writing to it.
+    """
+    return _locked(directory, directory)
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Returns whether a disk accepts no more data; other system errors may concern an input."""
+    return error.errno in _CANNOT_WRITE
 
 
 def flush_to_disk(path: Path) -> None:
