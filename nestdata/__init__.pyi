@@ -29,6 +29,9 @@ from .batch.preview import write_preview as write_preview
 from .batch.remote import RemoteConfig as RemoteConfig
 from .batch.remote import RemoteStats as RemoteStats
 from .batch.rows import ShortAudio as ShortAudio
+from .corpus.addresses import Address as Address
+from .corpus.addresses import Shard as Shard
+from .corpus.channels import Channel as Channel
 from .corpus.corpora import Corpora as Corpora
 from .corpus.corpus import Corpus as Corpus
 from .corpus.decoding import DecodingTime as DecodingTime
@@ -58,6 +61,7 @@ from .prepare.run import prepare_corpus as prepare_corpus
 from .stateless_rng import derive_key as derive_key
 
 __all__ = [
+    "Address",
     "AudioError",
     "AudioNoiseBatch",
     "AudioNoiseDataset",
@@ -68,6 +72,7 @@ __all__ = [
     "BatchLoader",
     "BatchPlan",
     "BucketSummary",
+    "Channel",
     "ConfigError",
     "Corpora",
     "Corpus",
@@ -95,6 +100,7 @@ __all__ = [
     "ProbeMode",
     "RemoteConfig",
     "RemoteStats",
+    "Shard",
     "ShortAudio",
     "SpeakerNoiseMixer",
     "StartMethod",
