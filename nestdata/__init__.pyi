@@ -43,6 +43,7 @@ from .errors import ManifestError as ManifestError
 from .errors import NestDataError as NestDataError
 from .errors import OutputError as OutputError
 from .errors import PlanError as PlanError
+from .errors import StorageError as StorageError
 from .errors import last_error_line as last_error_line
 from .output import output_directory as output_directory
 from .output import output_file as output_file
@@ -104,6 +105,7 @@ __all__ = [
     "ShortAudio",
     "SpeakerNoiseMixer",
     "StartMethod",
+    "StorageError",
     "batch_digest",
     "derive_key",
     "draw_plan",
