@@ -34,8 +34,8 @@ def fetch(address: Address, cut_id: str, content: bytes | None = None) -> bytes:
             return content
     raise AudioError.because(
         "corrupt",
-        f"cut {cut_id!r}: {describe(*address[:3])} do not have the checksum that the corpus says, read twice. Restore the "
-        "shard, or prepare the corpus again.",
+        f"cut {cut_id!r}: {describe(*address[:3])} do not have the checksum that the corpus says, read twice. "
+        "Restore the shard, or prepare the corpus again.",
     )
 
 
@@ -98,7 +98,9 @@ def point_to(line: dict[str, Any], address: Address) -> None:
 
 def _read(address: Address, cut_id: str) -> bytes:
     try:
-        return storage().read_range(address.location, address.offset, address.length, etag=address.etag)
+        return storage().read_range(
+            address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
+        )
     except StorageError as error:
         # A store that does not answer, or refuses its credentials, says nothing about the cut: the run must end, for
         # otherwise a batch would depend on the network.
@@ -106,6 +108,6 @@ def _read(address: Address, cut_id: str) -> bytes:
             raise
         raise AudioError.because(
             error.kind,
-            f"cut {cut_id!r}: {describe(*address[:3])} cannot be read: {error} Restore the shard, or prepare the corpus "
-            "again.",
+            f"cut {cut_id!r}: {describe(*address[:3])} cannot be read: {error} "
+            "Restore the shard, or prepare the corpus again.",
         ) from error

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import orjson
@@ -368,7 +369,7 @@ class CorpusWriter:
                 records.write_sorted(file, "crc32", keys, mask)
 
     @contextmanager
-    def _array_file(self, name: str, descr: str, shape: tuple[int, ...]) -> Iterator[BinaryIO]:
+    def _array_file(self, name: str, descr: str, shape: tuple[int, ...]) -> Iterator[BufferedIOBase]:
         """Opens a file to which the elements of an array are written in order."""
         # Not through a memory map: writing to one on a full disk kills the process.
         with (self._directory / name).open("wb") as file:
@@ -404,7 +405,7 @@ class _Records:
             values[start : start + len(block)] = block[name]
         return values
 
-    def write_sorted(self, file: BinaryIO, name: str, keys: NDArray[np.int64], mask: int) -> None:
+    def write_sorted(self, file: BufferedIOBase, name: str, keys: NDArray[np.int64], mask: int) -> None:
         """Writes one field, in the order of the indices in the bits of `keys` that `mask` selects."""
         values = self.column(name)
         for start in range(0, len(keys), _BLOCK):
