@@ -76,9 +76,9 @@ class UnnamedContext(ForkServerContext):
         """Removes the names of all semaphores made so far; processes that have not opened them can no longer do so."""
         made = {id(semaphore) for semaphore in self._semaphores}
         for finalizer in list(_finalizer_registry.values()):
-            # Created with the semaphore; removes its name, at most once.
-            if id(finalizer._weakref and finalizer._weakref()) in made:
-                finalizer()
+            of_object = getattr(finalizer, "_weakref", None)
+            if of_object is not None and id(of_object()) in made:
+                finalizer()  # created with the semaphore; removes its name, at most once
         self._semaphores.clear()
 
     def Lock(self) -> Any:  # noqa: D102

@@ -20,7 +20,7 @@ NUM_WORKERS = 2
 
 
 def main(speech: str, noise: str) -> None:
-    """Loads batches with workers of a fork server; prints what the test compares, and waits to be killed."""
+    """Loads batches with workers of a fork server; says what the test compares, and waits to be killed."""
     names: list[str] = []
     note = fork_server.UnnamedContext._noted
 
@@ -37,10 +37,15 @@ def main(speech: str, noise: str) -> None:
         next(batches)
     next(batches)
     left = [name for name in names if Path(f"/dev/shm/sem.{name.removeprefix('/')}").exists()]
-    print(json.dumps({"num_names": len(names), "left": left}), flush=True)
+    say({"num_names": len(names), "left": left})
     sys.stdin.readline()  # the whole group was signalled
-    print(json.dumps({"num_batches": sum(1 for _ in zip(range(12), batches, strict=False))}), flush=True)
+    say({"num_batches": sum(1 for _ in zip(range(12), batches, strict=False))})
     signal.pause()
+
+
+def say(what: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
 
 
 def marked_processes(mark: str) -> set[int]:
