@@ -1,4 +1,5 @@
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -92,3 +93,16 @@ def test_workers_survive_sigterm_end_with_a_killed_owner_and_leave_nothing_in_sh
     while (left := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == set()
+
+
+@pytest.mark.multiprocess
+def test_a_killed_worker_is_noticed_with_the_next_batch(messy_corpora: MessyCorpora) -> None:
+    dataset = messy_dataset(messy_corpora.speech, messy_corpora.noise)
+    batches = iter(dataset.loader(microbatches(dataset.plan, num_steps=20), num_workers=1, start_method="forkserver"))
+    before = set(multiprocessing.active_children())
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - before
+    worker.kill()
+    worker.join()
+    with pytest.raises(RuntimeError, match=rf"pid {worker.pid}\) was killed by signal SIGKILL.*memory"):
+        next(batches)
