@@ -137,15 +137,16 @@ def _probe_items(task: _Task) -> "tuple[int, ProbedItems]":
     collector = ItemCollector()
     for number, item in enumerate(task.items, start=task.first):
         for entry in task.source.entries(number, item):
-            collector.num_entries += 1
+            collector.begin(entry.number)
+            position = number if entry.number is None else entry.number
             if entry.problem:
-                collector.rejects.append(Reject(entry.where, entry.cut_id, *entry.problem))
+                collector.reject(Reject(entry.where, entry.cut_id, *entry.problem), position)
                 continue
             for probed in probe(entry, task.limits):
                 if isinstance(probed, Reject):
-                    collector.rejects.append(probed)
+                    collector.reject(probed, position)
                 else:
-                    collector.add(probed, number if entry.number is None else entry.number, entry.where)
+                    collector.add(probed, position, entry.where)
     return task.source_index, collector.collected()
 
 
@@ -203,6 +204,8 @@ def _open_sources(manifests: Sequence[str | Path], config: PrepareConfig, partia
         allow_commands=config.allow_commands,
         extract_to=partial / "audio",
         stored_in=output / "audio",
+        tars=config.tars,
+        scratch=partial / "lines",
     )
     return open_sources([Path(manifest) for manifest in manifests], options)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.detect_shards import ShardInput, detect_by_name, detect_folder, detect_nemo
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, check_manifest, open_lines
 from nestdata.prepare.inputs.fairseq import fairseq_folder, is_fairseq
 from nestdata.prepare.inputs.folder import check_folder
@@ -38,23 +39,29 @@ class DetectedInput:
     version: int = 0
     """Modification time of a Hugging Face data set, in ns."""
 
+    shards: ShardInput | None = None
+    """The tars of the input, if its audio is in tars."""
 
-def detect_input(path: Path, form: InputFormat | None = None) -> DetectedInput:
+
+def detect_input(path: Path, form: InputFormat | None = None, tars: str | None = None) -> DetectedInput:
     """Detects the format of an input, and opens its manifest at most once to do so.
 
     Args:
         path: A manifest or folder.
         form: The format that the caller knows; None to detect it.
+        tars: Pattern of the tars of a NeMo data set.
 
     Raises:
         ManifestError: The input does not exist, is not a file or folder, is empty, is of an unknown format, or cannot
             be of the given one.
     """
-    if form in ("kaldi", "huggingface", "folder") or (form is None and path.is_dir()):
+    if shards := detect_by_name(str(path), form, tars):
+        return _in_shards(path, shards)
+    if form in ("kaldi", "huggingface", "folder", "shar", "webdataset") or (form is None and path.is_dir()):
         return _detect_folder(path, form)
     if form is None and path.is_file() and path.name.lower().endswith(AUDIO_SUFFIXES):
         raise ManifestError(f"{path}: one audio file. Give the folder that holds it, or a manifest that names it.")
-    return _detect_manifest(path, form)
+    return _detect_manifest(path, form, tars)
 
 
 def common_root(inputs: Sequence[DetectedInput]) -> Path:
@@ -69,27 +76,35 @@ def _detect_folder(path: Path, form: InputFormat | None) -> DetectedInput:
         return DetectedInput(
             path=path, format="kaldi", folder=folder, base=base_directory(path), has_segments=has_segments
         )
-    if form != "folder":
+    if form not in ("folder", "shar", "webdataset"):
         version = saved_version(path)
         if version is not None:
             return DetectedInput(path=path, format="huggingface", folder=folder, base=os.getcwd(), version=version)
         if form == "huggingface":
             raise ManifestError(f"{path}: not one split of a data set that `save_to_disk` wrote. Save it again.")
     check_folder(path)
+    if form != "folder" and (shards := detect_folder(str(path), [str(name) for name in Path(folder).iterdir()], form)):
+        return _in_shards(path, shards)
     return DetectedInput(path=path, format="folder", folder=folder, base=folder)
 
 
-def _detect_manifest(path: Path, form: InputFormat | None) -> DetectedInput:
+def _in_shards(path: Path, shards: ShardInput) -> DetectedInput:
+    return DetectedInput(path=path, format=shards.format, folder=shards.folder, base=shards.folder, shards=shards)
+
+
+def _detect_manifest(path: Path, form: InputFormat | None, tars: str | None) -> DetectedInput:
     folder = os.path.abspath(path.parent)
-    if form in (None, "fairseq"):
+    if form in (None, "fairseq", "nemo"):
         with open_lines(path) as file:
             line, number = file.readline(), 1
-            if form == "fairseq" or is_fairseq(path, line):
+            if form == "fairseq" or (form is None and is_fairseq(path, line)):
                 folder = fairseq_folder(path, line)
                 return DetectedInput(path=path, format="fairseq", folder=folder, base=folder)
             while line and not line.strip():
                 line, number = file.readline(), number + 1
-        form = _format_of_line(line, path, number)
+        form = form or _format_of_line(line, path, number)
+        if form == "nemo" and (tars is not None or b'"shard_id"' in line):
+            return _in_shards(path, detect_nemo(os.path.abspath(path), str(path), tars))
     check_manifest(path)
     return DetectedInput(path=path, format=form, folder=folder, base=os.getcwd() if form == "lhotse" else folder)
 

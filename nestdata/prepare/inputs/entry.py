@@ -20,7 +20,7 @@ from nestdata.corpus.file_kind import special_file_kind
 from nestdata.errors import ManifestError
 from nestdata.storage import ObjectInfo
 
-InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface"]
+InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface", "shar", "webdataset"]
 
 RejectReason = Literal[
     "missing",
@@ -135,7 +135,11 @@ class Entry(NamedTuple):
     """Where the audio is, if that is not a local file: it takes the place of `path` and of the source in `cut`."""
 
     number: int | None = None
-    """The number for which `Source.where` returns the position of this entry; None for that of its item."""
+    """The number for which `Source.where` returns the position of this entry; None for that of its item.
+
+    Cuts are written in the order of these numbers. A later entry of the same item with the same number replaces the
+    earlier one, for instance if a tar turns out to hold two members with the name in a line.
+    """
 
     problem: Problem | None = None
     """Why the entry is rejected without probing it, if the source knows."""
@@ -241,11 +245,6 @@ def check_command(command: str, where: str, *, allowed: bool) -> None:
 
 
 def _why_no_manifest(path: Path) -> str:
-    if names_shards(path.name):
-        return (
-            f"{path}: a pattern for the shards of a tarred data set. Tar archives are not read. Unpack them into "
-            "one folder, and give that folder, or a manifest of its files without shard_id."
-        )
     if path.is_dir():
         return f"{path}: a folder where a manifest was expected. Give a file in it, or leave out --format."
     if kind := special_file_kind(path):
