@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
@@ -72,7 +72,7 @@ class UnnamedContext(ForkServerContext):
 
     def __init__(self) -> None:
         super().__init__()
-        self._semaphores: list[Any] = []
+        self._finalizers: list[Any] = []
         self._processes: list[Any] = []
 
     def check_processes(self) -> None:
@@ -88,26 +88,26 @@ class UnnamedContext(ForkServerContext):
 
     def remove_names(self) -> None:
         """Removes the names of all semaphores made so far; processes that have not opened them can no longer do so."""
-        made = {id(semaphore) for semaphore in self._semaphores}
-        for finalizer in list(_finalizer_registry.values()):
-            of_object = getattr(finalizer, "_weakref", None)
-            if of_object is not None and id(of_object()) in made:
-                finalizer()  # created with the semaphore; removes its name, at most once
-        self._semaphores.clear()
+        for finalizer in self._finalizers:
+            finalizer()
+        self._finalizers.clear()
 
     def Process(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]  # noqa: D102
         self._processes.append(super().Process(*arguments, **options))
         return self._processes[-1]
 
     def Lock(self) -> Any:  # noqa: D102
-        return self._noted(super().Lock())
+        return self._noted(super().Lock)
 
     def Semaphore(self, value: int = 1) -> Any:  # noqa: D102
-        return self._noted(super().Semaphore(value))
+        return self._noted(super().Semaphore, value)
 
     def BoundedSemaphore(self, value: int = 1) -> Any:  # noqa: D102
-        return self._noted(super().BoundedSemaphore(value))
+        return self._noted(super().BoundedSemaphore, value)
 
-    def _noted(self, semaphore: Any) -> Any:
-        self._semaphores.append(semaphore)
+    def _noted(self, make: Callable[..., Any], *options: int) -> Any:
+        """Makes a semaphore, and notes the finalizer that is created with it; it removes the name, at most once."""
+        before = set(_finalizer_registry)
+        semaphore = make(*options)
+        self._finalizers += [_finalizer_registry[key] for key in set(_finalizer_registry) - before]
         return semaphore

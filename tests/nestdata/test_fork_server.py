@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nestdata import fork_server, microbatches
+from nestdata import microbatches
 from tests.batches import messy_dataset
 from tests.conftest import MessyCorpora
 
@@ -23,13 +24,13 @@ NUM_WORKERS = 2
 def main(speech: str, noise: str) -> None:
     """Loads batches with workers of a fork server; says what the test compares, and waits to be killed."""
     names: list[str] = []
-    note = fork_server.UnnamedContext._noted
+    make_name = SemLock._make_name  # type: ignore[attr-defined]
 
-    def note_name(self: fork_server.UnnamedContext, semaphore: Any) -> Any:
-        names.append(semaphore._semlock.name)
-        return note(self, semaphore)
+    def make_and_note() -> str:
+        names.append(make_name())
+        return names[-1]
 
-    fork_server.UnnamedContext._noted = note_name  # type: ignore[method-assign]
+    SemLock._make_name = staticmethod(make_and_note)  # type: ignore[attr-defined]
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dataset = messy_dataset(Path(speech), Path(noise))
     indices = microbatches(dataset.plan, num_steps=20)
