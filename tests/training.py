@@ -8,7 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from nestdata import AudioNoiseBatch, MicrobatchKey, MixConfig, PlanConfig
+from nestdata import AudioNoiseBatch, MicrobatchKey, MixConfig, PlanConfig, RemoteConfig
 from nestmodel import EncoderConfig, MaskConfig, NestConfig, NestDataModule, NestModel, OptimizerConfig, QuantizerConfig
 from nestmodel.training.step_limits import ends_step
 from tests.conftest import MessyCorpora
@@ -24,10 +24,16 @@ def tiny_config(**encoder: Any) -> NestConfig:
     )
 
 
-def messy_data(corpora: MessyCorpora, *, microbatches_per_step: int = 2, num_workers: int = 0) -> NestDataModule:
+def messy_data(
+    corpora: MessyCorpora,
+    *,
+    microbatches_per_step: int = 2,
+    num_workers: int = 0,
+    remote: RemoteConfig = RemoteConfig(),
+) -> NestDataModule:
     plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=microbatches_per_step)
     return NestDataModule(
-        corpora.speech, corpora.noise, corpora.speech, plan, MixConfig(prob=0.8), num_workers=num_workers
+        corpora.speech, corpora.noise, corpora.speech, plan, MixConfig(prob=0.8), num_workers=num_workers, remote=remote
     )
 
 

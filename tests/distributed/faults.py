@@ -20,8 +20,11 @@ import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 
+import nestdata.batch.loader
 import nestdata.corpus.corpus
 from nestdata import AudioNoiseBatch, AudioNoiseDataset
+from nestdata.batch.loader import _StartWorker
+from nestdata.batch.rows import SpeechRows
 from nestmodel import Checkpoints, NestModel
 from nestmodel.training.data import _EpochSampler
 from tests.nestguard.devices import StandIn
@@ -53,9 +56,9 @@ class Fault(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         assert isinstance(pl_module, NestModel)
         if self.kind == "sleep in loading":
-            hang_loading_at(self.index)
+            in_every_loader(hang_loading_at, self.index)
         elif self.kind == "kill a worker that fills a slot":
-            die_in_loading_at(self.index)
+            in_every_loader(die_in_loading_at, self.index)
         elif self.kind == "end early":
             end_data_at(self.index)
         elif self.kind == "skip a collective":
@@ -130,6 +133,23 @@ def sleep_in_loading() -> None:
     time.sleep(HANG_S)
 
 
+class FaultyWorker:
+    """Starts a loader worker with a fault, which it would not inherit from its rank through a fork server."""
+
+    def __init__(self, options: Any, add_fault: Callable[[tuple[int, int]], None], index: tuple[int, int]) -> None:
+        self.options, self.add_fault, self.index = options, add_fault, index
+
+    def __call__(self, worker_id: int) -> None:
+        _StartWorker(*self.options)(worker_id)
+        self.add_fault(self.index)
+
+
+def in_every_loader(add_fault: Callable[[tuple[int, int]], None], index: tuple[int, int]) -> None:
+    """Adds a fault to this process, and to the loader workers that it starts."""
+    nestdata.batch.loader._StartWorker = lambda *options: FaultyWorker(options, add_fault, index)  # type: ignore[assignment, misc]
+    add_fault(index)
+
+
 def hang_loading_at(index: tuple[int, int]) -> None:
     def sleep(_out: NDArray[np.float32]) -> None:
         sleep_in_loading()
@@ -148,19 +168,19 @@ def die_in_loading_at(index: tuple[int, int]) -> None:
 
 def act_in_loading_at(index: tuple[int, int], act: Callable[[NDArray[np.float32]], None]) -> None:
     """Calls `act` with the memory for the samples of every cut of one microbatch, before the cut is decoded."""
-    load_batch, load = AudioNoiseDataset.load, nestdata.corpus.corpus.load_samples
+    rows_of, load = AudioNoiseDataset._rows, nestdata.corpus.corpus.load_samples
     is_loading = [False]
 
-    def load_and_note(self: AudioNoiseDataset, requested: tuple[int, int], *options: Any) -> AudioNoiseBatch:
+    def rows_and_note(self: AudioNoiseDataset, requested: tuple[int, int], *options: Any, **named: Any) -> SpeechRows:
         is_loading[0] = tuple(requested) == index
-        return load_batch(self, requested, *options)
+        return rows_of(self, requested, *options, **named)
 
     def act_and_load(*arguments: Any, out: NDArray[np.float32], **options: Any) -> NDArray[np.float32]:
         if is_loading[0]:
             act(out)
         return load(*arguments, out=out, **options)
 
-    AudioNoiseDataset.load = load_and_note  # type: ignore[method-assign]
+    AudioNoiseDataset._rows = rows_and_note  # type: ignore[method-assign]
     nestdata.corpus.corpus.load_samples = act_and_load
 
 

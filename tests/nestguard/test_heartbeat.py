@@ -57,6 +57,11 @@ def test_noted_cuts_are_a_list_or_one_cut_or_none(tmp_path: Path) -> None:
     assert reading_of(tmp_path).cuts == ("cut-0", "cut-1", "cut-2")
     heartbeat.note_cut("a\nb")
     assert reading_of(tmp_path).cuts == ("a b",)
+    heartbeat.note_wait("a\nb", "s3://speech/audio 3.tar\n")
+    reading = reading_of(tmp_path)
+    assert (reading.cuts, reading.waits_for) == (("a b",), "s3://speech/audio 3.tar ")
+    heartbeat.note_cut("c")
+    assert (reading_of(tmp_path).cuts, reading_of(tmp_path).waits_for) == (("c",), None)
     heartbeat.note_cuts([])
     assert reading_of(tmp_path).cuts == ()
 

@@ -35,3 +35,11 @@ def test_workers_are_no_culprits_if_their_rank_is_not_loading() -> None:
 
 def test_the_death_of_a_worker_alone_does_not_stop_the_run() -> None:
     assert continuing(view(1), worker(state=ProcessState.GONE, ended_s=100)) == ["running", "dead"]
+
+
+def test_the_report_names_the_url_that_a_worker_waits_for() -> None:
+    stuck = worker(cuts=("talk-7",), waits_for="s3://speech/audio_3.tar")
+    diagnoses = diagnoses_of(view(0, Phase.COLLECTIVE, age_s=301), view(1, Phase.LOADING, age_s=301), stuck)
+    waiting = "at cut talk-7, waiting for s3://speech/audio_3.tar"
+    assert diagnoses[1].reason == f"in LOADING for 301 s (limit 300 s); worker 0 is stuck, {waiting}"
+    assert diagnoses[2].reason == f"silent for 301 s, {waiting}"

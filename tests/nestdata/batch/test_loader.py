@@ -1,10 +1,12 @@
 import gc
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from nestdata import AudioNoiseBatch, AudioNoiseDataset, BatchIndex, StartMethod, microbatches
+from nestdata.batch.loader import _SlotSampler
 from tests.batches import digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
 
@@ -169,3 +171,27 @@ def test_slots_are_page_locked_and_reach_the_gpu_unchanged(
         del batch
         found.append(digest((moved.unpack() if packed else moved).to("cpu")))
     assert found == digests
+
+
+def test_every_index_is_sent_with_the_next_ones_of_its_worker_and_no_further() -> None:
+    taken = 0
+
+    def indices() -> Iterator[tuple[int, int]]:
+        nonlocal taken
+        for step in range(100):
+            taken = step + 1
+            yield step, 0
+
+    def of(*steps: int) -> tuple[tuple[int, int], ...]:
+        return tuple((step, 0) for step in steps)
+
+    sent = iter(_SlotSampler(indices(), None, num_ahead=2, num_workers=3))
+    assert [next(sent) for _ in range(2)] == [(0, 0, None, of(3, 6)), (1, 0, None, of(4, 7))]
+    assert taken <= 9
+    *_, third_last, _, last = sent
+    assert (third_last, last) == ((97, 0, None, ()), (99, 0, None, ()))
+    without_workers = _SlotSampler(indices(), None, num_ahead=2)
+    assert next(iter(without_workers)) == (0, 0, None, of(1, 2))
+    local = iter(_SlotSampler(indices(), None))
+    assert next(local) == (0, 0, None, ())
+    assert taken == 1

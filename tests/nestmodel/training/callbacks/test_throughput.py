@@ -2,9 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from nestmodel import Throughput
+from nestdata import RemoteConfig
+from nestmodel import NestModel, StallGuard, Throughput
+from tests.addressed import WebServer, addressed_copy
 from tests.conftest import MessyCorpora
-from tests.training import Recorder, fit, messy_data
+from tests.training import Recorder, fit, messy_data, tiny_config, trainer
 
 
 def test_throughput_counts_the_audio_of_every_microbatch(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -19,3 +21,24 @@ def test_throughput_counts_the_audio_of_every_microbatch(messy_corpora: MessyCor
     batches = [data.train_dataset[0, microbatch] for microbatch in range(2)]
     samples = sum(int(batch.audio_len.sum()) for batch in batches)
     assert float(seen.padding) == pytest.approx(1 - samples / sum(batch.audio.numel() for batch in batches), abs=1e-6)
+
+
+def test_reading_from_object_stores_is_counted_and_is_no_setting_of_the_run(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    pytest.importorskip("obstore")
+    folder = messy_corpora.speech.parent
+    with WebServer(folder).running() as web:
+        speech = addressed_copy(messy_corpora.speech, tmp_path / "speech.corpus", folder=folder, root=web.url)
+        remote = MessyCorpora(speech, messy_corpora.noise, Path(), Path())
+        data = messy_data(remote, remote=RemoteConfig(patience_s=280.0))
+        runner = trainer(tmp_path, [Throughput(), StallGuard()], max_steps=1, log_every_n_steps=1)
+        with pytest.warns(UserWarning, match=r"patience_s is 280 s.*after 300 s in loading. Lower it to 270 s"):
+            runner.fit(NestModel(tiny_config()), datamodule=data)
+    logged = runner.callback_metrics
+    assert logged["bytes_fetched"] > 10_000
+    assert (logged["remote_retries"], logged["cache_hits"]) == (0, 0)
+    assert logged["remote_wait"] >= 0
+    local = messy_data(messy_corpora)
+    assert data.settings == local.settings
+    assert (data.remote_patience_s, local.remote_patience_s) == (280.0, None)
