@@ -6,6 +6,7 @@
     ├── CorpusError      a corpus directory is missing or damaged
     ├── OutputError      an output exists already, cannot be written, or is being written by another run
     ├── PlanError        the cuts cannot be arranged in batches within the budget
+    ├── StorageError     a file or object cannot be read or written: missing, changed, denied or unavailable
     └── AudioError       the audio of a cut cannot be used: missing, unreadable, truncated or not finite
 
 Every constructor takes one string, because an error that is raised in a loader worker is rebuilt in the parent process
@@ -37,6 +38,32 @@ class OutputError(NestDataError):
 
 class PlanError(NestDataError):
     """The cuts cannot be arranged in batches within the budget."""
+
+
+StorageErrorKind = Literal["missing", "changed", "denied", "unavailable", "invalid"]
+
+
+class StorageError(NestDataError):
+    """A file or an object of a store cannot be read or written."""
+
+    kind: StorageErrorKind = "unavailable"
+    """Category of the failure:
+
+    - "missing": there is no such file or object.
+    - "changed": it has another size or ETag than expected.
+    - "denied": no permission, wrong or expired credentials, or no such bucket.
+    - "unavailable": no usable answer within the patience.
+    - "invalid": the location or the request itself is wrong.
+
+    Not preserved when the error leaves a loader worker; the message is.
+    """
+
+    @classmethod
+    def because(cls, kind: StorageErrorKind, message: str) -> "StorageError":
+        """Returns an error with its kind set."""
+        error = cls(message)
+        error.kind = kind
+        return error
 
 
 AudioReason = Literal["missing", "not_a_file", "empty", "unreadable", "truncated", "not_finite"]

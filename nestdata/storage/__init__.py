@@ -1,0 +1,24 @@
+"""Bytes by location: local files and object stores (S3, GCS, Azure, HTTP) behind one interface.
+
+A location is an absolute local path or a URL, always a plain `str`. `Storage` reads ranges, whole objects and streams,
+lists, writes and deletes. Transient failures are repeated with patience; every other failure is a `StorageError` whose
+`kind` says what the caller can do about it. Object stores need the extra `remote`, which is imported at first use.
+"""
+
+from nestdata.storage.access import Storage, storage
+from nestdata.storage.config import StorageConfig
+from nestdata.storage.info import ObjectInfo
+from nestdata.storage.location import SCHEMES, is_url, join, name_of, parent, redacted
+
+__all__ = [
+    "SCHEMES",
+    "ObjectInfo",
+    "Storage",
+    "StorageConfig",
+    "is_url",
+    "join",
+    "name_of",
+    "parent",
+    "redacted",
+    "storage",
+]

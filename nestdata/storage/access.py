@@ -1,0 +1,180 @@
+"""`Storage`: one interface to the bytes of local files and of objects in stores."""
+
+import io
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from nestdata.errors import StorageError
+from nestdata.storage.config import MIB, StorageConfig
+from nestdata.storage.failures import classify_system_error
+from nestdata.storage.info import ObjectInfo, StatsCounter, StorageStats
+from nestdata.storage.local import LocalFiles
+from nestdata.storage.location import is_url, redacted
+from nestdata.storage.remote import RemoteObjects
+from nestdata.storage.stream import PartStream
+
+
+class Storage:
+    """Reads and writes bytes by location.
+
+    Thread-safe. A pickle holds the configuration alone: no connections, and no credentials. In a process that was
+    forked after its parent had used an object store, every request to a store raises `StorageError`, because the
+    client's threads do not survive a fork; local files work there.
+
+    All methods raise `StorageError`, see its `kind`; those with URLs raise `ConfigError` if the extra `remote` is not
+    installed.
+    """
+
+    def __init__(self, config: StorageConfig | None = None) -> None:
+        """Opens nothing; connections are made at the first request.
+
+        Args:
+            config: Patience and limits. Default: `StorageConfig()`.
+        """
+        self.config = config or StorageConfig()
+        self._stats = StatsCounter()
+        self._local = LocalFiles(self.config, self._stats)
+        self._remote = RemoteObjects(self.config, self._stats)
+        _storages.add(self)
+
+    def __reduce__(self) -> tuple[type["Storage"], tuple[StorageConfig]]:
+        """Pickles the configuration only."""
+        return Storage, (self.config,)
+
+    @property
+    def stats(self) -> StorageStats:
+        """Counters since this object was made."""
+        return self._stats.total()
+
+    def longest_wait(self) -> tuple[str, float] | None:
+        """Returns location and age, in seconds, of the oldest request to a store. None if none is under way."""
+        return self._remote.longest_wait()
+
+    def info(self, location: str) -> ObjectInfo:
+        """Returns size and ETag of an object (a HEAD request), or the size of a file."""
+        if is_url(location):
+            return self._remote.info(location)
+        return self._local.info(_local_path(location))
+
+    def read(self, location: str) -> bytes:
+        """Returns a whole object, read in parts."""
+        with self.open_stream(location) as stream:
+            return stream.read()
+
+    def read_range(
+        self, location: str, offset: int, length: int, *, etag: str | None = None, size: int | None = None
+    ) -> bytes:
+        """Returns a range of an object or file, always of the full length.
+
+        Args:
+            location: What to read.
+            offset: First byte.
+            length: Number of bytes.
+            etag: The version of the object. Another one is an error of kind "changed". Ignored for local files and for
+                servers that send no ETag.
+            size: Size of the whole object. Another one is an error of kind "changed".
+
+        Raises:
+            StorageError: See the class.
+        """
+        if length == 0:
+            return b""
+        if is_url(location):
+            return self._remote.read_range(location, offset, length, etag=etag, size=size)
+        return self._local.read_range(_local_path(location), offset, length, size=size)
+
+    def open_stream(self, location: str, *, offset: int = 0) -> BinaryIO:
+        """Opens an object or file for sequential reading, beginning at an offset.
+
+        Objects are read in parts, of which some are requested ahead. The version is that of the first request: an
+        object that is replaced meanwhile is an error of kind "changed".
+        """
+        if not is_url(location):
+            return _opened(_local_path(location), offset)
+        info = self._remote.info(location)
+        fetch = partial(_fetch, self._remote, info)
+        raw = PartStream(fetch, size=info.size, offset=offset, config=self.config)
+        return cast(BinaryIO, io.BufferedReader(raw, buffer_size=MIB))
+
+    def list_objects(self, folder: str) -> Iterator[ObjectInfo]:
+        """Yields the objects or files below a folder at any depth, sorted by location.
+
+        A folder of a store that does not exist is empty; a local one is an error of kind "missing".
+        """
+        if is_url(folder):
+            return self._remote.list_objects(folder)
+        return self._local.list_objects(_local_path(folder))
+
+    def write(self, location: str, source: bytes | Path) -> ObjectInfo:
+        """Writes an object or file, which appears complete or not at all and replaces an existing one.
+
+        Args:
+            location: The target. Local folders are created.
+            source: The content, or a local file with it.
+        """
+        if is_url(location):
+            return self._remote.write(location, source)
+        return self._local.write(_local_path(location), source)
+
+    def delete(self, location: str) -> None:
+        """Deletes an object or file. One that does not exist counts as deleted."""
+        if is_url(location):
+            self._remote.delete(location)
+        else:
+            self._local.delete(_local_path(location))
+
+    def replace_locks(self) -> None:
+        """Makes this object usable in a forked child, whose copies of locks may be held by threads of the parent."""
+        self._stats.replace_lock()
+        self._local.replace_lock()
+
+
+_storages: "weakref.WeakSet[Storage]" = weakref.WeakSet()
+_of_process: Storage | None = None
+_of_process_lock = threading.Lock()
+
+
+def storage() -> Storage:
+    """Returns the `Storage` of this process with the default configuration."""
+    global _of_process
+    if _of_process is None:
+        with _of_process_lock:
+            _of_process = _of_process or Storage()
+    return _of_process
+
+
+def _after_fork_in_child() -> None:
+    global _of_process_lock
+    _of_process_lock = threading.Lock()
+    for one in _storages:
+        one.replace_locks()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _fetch(remote: RemoteObjects, info: ObjectInfo, offset: int, length: int, stop: threading.Event) -> bytes:
+    return remote.read_range(info.location, offset, length, etag=info.etag, size=info.size, stop=stop)
+
+
+def _local_path(location: str) -> str:
+    if not location.startswith("/"):
+        raise StorageError.because(
+            "invalid", f"{redacted(location)}: expected an absolute path or a URL (s3://, gs://, az://, https://)."
+        )
+    return location
+
+
+def _opened(path: str, offset: int) -> BinaryIO:
+    try:
+        file = open(path, "rb", buffering=MIB)
+    except OSError as error:
+        failure = classify_system_error(error)
+        raise StorageError.because(failure.kind, f"{path}: {failure.reason}. {failure.cure}".rstrip()) from None
+    file.seek(offset)
+    return file

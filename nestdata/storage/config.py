@@ -1,0 +1,44 @@
+"""Settings of the access to files and object stores. Credentials are no settings: they come from the environment."""
+
+from dataclasses import dataclass
+
+from nestdata.config_checks import require, require_at_least
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StorageConfig:
+    """How patiently, and with how many connections, data are read."""
+
+    patience_s: float = 300.0
+    """Seconds for which a request is repeated that fails for a transient reason, before `StorageError` is raised."""
+
+    first_contact_s: float = 30.0
+    """The same for a server that has not answered this process yet and cannot be reached, because a wrong host name or
+    port is then the likeliest reason. At most `patience_s` counts."""
+
+    max_requests: int = 32
+    """Requests to object stores that are under way at the same time; further threads wait."""
+
+    connect_timeout_s: float = 5.0
+    """Seconds for connecting to a server."""
+
+    stall_timeout_s: float = 15.0
+    """Seconds without a byte from the server after which a request is given up and repeated."""
+
+    part_bytes: int = 8 * MIB
+    """Size of the parts in which streams and whole objects are read and written."""
+
+    parts_ahead: int = 3
+    """Parts that a stream requests beyond the one that is being read, so a stream needs up to
+    `part_bytes * (parts_ahead + 1)` bytes of memory."""
+
+    max_open_files: int = 32
+    """Local files that are kept open for reading ranges."""
+
+    def __post_init__(self) -> None:
+        require_at_least(0, "storage", self, "patience_s", "first_contact_s", "parts_ahead")
+        require_at_least(1, "storage", self, "max_requests", "max_open_files", "part_bytes")
+        for name in ("connect_timeout_s", "stall_timeout_s"):
+            require(getattr(self, name) > 0, f"storage.{name}", getattr(self, name), "more than 0 seconds")

@@ -1,0 +1,182 @@
+"""Classification of the failures of requests: transient, missing, changed, denied or invalid.
+
+obstore has few exception classes, so the HTTP status and the store's error code are read from its messages. Nothing
+else of a message is passed on: it may hold signed URLs and parts of credentials.
+"""
+
+import errno
+import re
+from typing import NamedTuple
+
+from nestdata.errors import StorageErrorKind
+
+
+class Failure(NamedTuple):
+    """Why one request failed."""
+
+    kind: StorageErrorKind
+    """Of the error that is raised, at once or after the patience."""
+
+    reason: str
+    """What happened, in a few words, without secrets."""
+
+    cure: str = ""
+    """What to do, as a sentence. Empty if the general advice for this kind is enough."""
+
+    is_transient: bool = False
+    """Whether the same request may succeed later."""
+
+    is_unreachable: bool = False
+    """Whether the server was not reached at all."""
+
+
+class ShortAnswer(Exception):
+    """A body ended early, or is longer than what was asked for."""
+
+
+class ObjectChanged(Exception):
+    """An answer belongs to another version of the object; the message says how it differs."""
+
+
+_STATUS = re.compile(r"non-2xx status code: (\d{3})|[Ss]tatus(?: code)?: (\d{3})")
+_CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>|\"code\"\s*:\s*\"(\w+)\"")
+_NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerDisabled", "ContainerBeingDeleted"}
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+_WRONG_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed", "InvalidSecurity"}
+_WRONG_REGION = {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
+_TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "OperationAborted"}
+
+_SET_KEYS = (
+    "Check the keys in the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://, "
+    "GOOGLE_APPLICATION_CREDENTIALS for gs://, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY for az://."
+)
+_ALLOW_HTTP = (
+    "To use http, which is not encrypted, set AWS_ALLOW_HTTP=true (s3://), GOOGLE_ALLOW_HTTP=true (gs://) or "
+    "AZURE_ALLOW_HTTP=true (az://); otherwise give an https endpoint."
+)
+
+_TRANSIENT_SYSTEM_ERRORS = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EAGAIN,
+    errno.EINTR,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ECONNRESET,
+    errno.ENOTCONN,
+}
+
+
+def classify(error: Exception) -> Failure:
+    """Classifies an exception of obstore, or one of this module's own."""
+    text = str(error)
+    summary = text.partition("\n")[0]
+    name = type(error).__name__
+    if isinstance(error, ShortAnswer):
+        return Failure("unavailable", str(error), is_transient=True)
+    if isinstance(error, ObjectChanged):
+        return Failure("changed", str(error))
+    if name in ("ValueError", "InvalidPathError"):
+        return Failure("invalid", "stores cannot hold an object of this name")
+    if name == "NotSupportedError":
+        return Failure(
+            "invalid",
+            "the server does not answer requests for a range of bytes",
+            "Use one that does, or copy the data.",
+        )
+    if "URL did not match NIST" in text or "Generic Config" in text or name == "UnknownConfigurationKeyError":
+        return Failure("invalid", "a setting of the store in the environment is wrong", _SET_KEYS)
+    match = _STATUS.search(text)
+    if match:
+        code = _CODE.search(text)
+        found = (code[1] or code[2]) if code else ""
+        return _of_status(int(match[1] or match[2]), found, text)
+    if "incorrectly configured region" in summary:
+        return Failure("denied", "the bucket is in another region", "Set AWS_REGION to the region of the bucket.")
+    if name == "NotFoundError" or isinstance(error, FileNotFoundError):
+        return Failure("missing", "no such object")
+    if name in ("PermissionDeniedError", "UnauthenticatedError"):
+        return Failure("denied", "no permission", _SET_KEYS)
+    if name in ("PreconditionError", "NotModifiedError"):
+        return Failure("changed", "the store holds another version")
+    return _of_connection(text)
+
+
+def classify_system_error(error: OSError) -> Failure:
+    """Classifies a failure of a local file."""
+    reason = error.strerror or type(error).__name__
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return Failure("missing", "no such file")
+    if isinstance(error, IsADirectoryError):
+        return Failure("invalid", "is a directory, expected a file")
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return Failure("denied", f"no permission ({reason})", "Check the permissions of the file and its folders.")
+    if error.errno in _TRANSIENT_SYSTEM_ERRORS:
+        return Failure("unavailable", reason, is_transient=True)
+    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
+        return Failure("invalid", reason)
+    return Failure("unavailable", reason)
+
+
+def _of_status(status: int, code: str, text: str) -> Failure:
+    answer = f"HTTP {status}{f' {code}' if code else ''}"
+    if code in _NO_BUCKET or "bucket does not exist" in text:
+        return Failure("denied", f"no such bucket ({answer})", "Check the name of the bucket, and the endpoint.")
+    if code in _EXPIRED:
+        return Failure("denied", f"the credentials have expired ({answer})", "Renew them and start again.")
+    if code in _WRONG_KEY:
+        return Failure("denied", f"wrong key ({answer})", _SET_KEYS)
+    if code in _WRONG_REGION:
+        return Failure("denied", f"the bucket is in another region ({answer})", "Set AWS_REGION to its region.")
+    if code == "RequestTimeTooSkewed":
+        return Failure("denied", f"the clock of this machine is wrong ({answer})", "Set the clock.")
+    if status in (401, 403):
+        return Failure("denied", f"no permission ({answer})", f"The object may also be missing. {_SET_KEYS}")
+    if code in _TRANSIENT_CODES or status in (408, 409, 429) or (status >= 500 and status not in (501, 505)):
+        return Failure("unavailable", answer, is_transient=True)
+    if status in (404, 410):
+        return Failure("missing", f"no such object ({answer})")
+    if status == 412:
+        return Failure("changed", f"the store holds another version ({answer})")
+    if status == 416:
+        return Failure("changed", f"the object is shorter than expected ({answer})")
+    if status == 400 and "HTTPS" in text.partition("status code")[2].upper():
+        return Failure(
+            "invalid", f"the server expects https ({answer})", "Change http to https in the endpoint or URL."
+        )
+    if status == 400:
+        return Failure("denied", f"the server refused the request ({answer})", f"The keys may be wrong. {_SET_KEYS}")
+    return Failure("invalid", answer, "Check the endpoint.")
+
+
+def _of_connection(text: str) -> Failure:
+    if "builder error" in text or "BadScheme" in text or "URL scheme is not allowed" in text:
+        return Failure("invalid", "the endpoint has an http URL, and http is not allowed", _ALLOW_HTTP)
+    if "InvalidContentType" in text or "WrongVersionNumber" in text or "wrong version number" in text.lower():
+        return Failure("invalid", "the server does not speak https", f"Change https to http in the URL. {_ALLOW_HTTP}")
+    if "invalid peer certificate" in text or "UnknownIssuer" in text or "InvalidCertificate" in text:
+        return Failure("denied", "the server's certificate is not trusted", "Check the host name and its certificate.")
+    if "169.254.169.254" in text or "metadata.google.internal" in text or "Error getting credentials" in text:
+        return Failure(
+            "denied",
+            "no credentials were found, and no service of the cloud gave any",
+            _SET_KEYS,
+            True,
+            is_unreachable=True,
+        )
+    if "dns error" in text:
+        return Failure("unavailable", "the host name is unknown", "Check the name and the network.", True, True)
+    if "Connection refused" in text or "ConnectionRefused" in text:
+        return Failure("unavailable", "connection refused", "Check host and port.", True, True)
+    if "kind: Connect" in text or "tcp connect error" in text:
+        return Failure("unavailable", "no connection", "Check host, port and network.", True, True)
+    if "TimedOut" in text or "operation timed out" in text or "kind: Timeout" in text:
+        return Failure("unavailable", "no answer within the time limit", is_transient=True)
+    if "ConnectionReset" in text or "reset by peer" in text:
+        return Failure("unavailable", "connection reset", is_transient=True)
+    if "IncompleteBody" in text or "end of file before message length" in text or "IncompleteMessage" in text:
+        return Failure("unavailable", "the answer ended early", is_transient=True)
+    return Failure("unavailable", "the connection failed", is_transient=True)

@@ -1,0 +1,105 @@
+"""Locations: absolute local paths and URLs of objects, as plain strings.
+
+The key of an `s3://`, `gs://` or `az://` URL is taken as it stands: `%20` in it are three characters. The path of an
+`http://` or `https://` URL is percent-encoded, as everywhere.
+"""
+
+import posixpath
+import re
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from nestdata.errors import StorageError
+
+SCHEMES = ("s3", "gs", "az", "https", "http")
+"""URL schemes of object stores."""
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SECRET_QUERY = re.compile(r"[?&][^=&]*(sig|signature|token|credential|secret|password|key(?:id)?)=", re.IGNORECASE)
+
+
+class ObjectAddress(NamedTuple):
+    """The parts of a URL."""
+
+    scheme: str
+    bucket: str
+    """Bucket of S3 and GCS, container of Azure, or host and port."""
+
+    key: str
+    """Name of the object in the bucket. Empty for the bucket itself."""
+
+
+def is_url(text: str) -> bool:
+    """Returns whether a text begins with one of the schemes of object stores, such as `s3://`."""
+    match = _URL.match(text)
+    return match is not None and match[1].lower() in SCHEMES
+
+
+def parse_url(location: str) -> ObjectAddress:
+    """Splits a URL into scheme, bucket and key.
+
+    Raises:
+        StorageError: "invalid": another scheme, no bucket, a user name, a password or a signature in the URL, or a key
+            that stores cannot hold.
+    """
+    match = _URL.match(location)
+    if match is None or match[1].lower() not in SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise _invalid(location, f"is no URL of an object store: expected one of {known}")
+    scheme, rest = match[1].lower(), location[match.end() :]
+    bucket, _, key = rest.partition("/")
+    if "@" in bucket or _SECRET_QUERY.search(rest):
+        raise _invalid(
+            location,
+            "holds credentials, which would be written to the corpus. Pass the URL without them, and set the "
+            "environment variables of your store, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
+    if not bucket or any(character in bucket for character in "?# \\"):
+        raise _invalid(location, f"names no bucket: expected {scheme}://BUCKET/NAME")
+    if scheme in ("http", "https"):
+        if "?" in rest or "#" in rest:
+            raise _invalid(location, "has a query or a fragment, which are not supported. Pass the URL of a plain file")
+        key = unquote(key)
+    if any(part in ("", ".", "..") for part in key.rstrip("/").split("/")) and key.strip("/"):
+        raise _invalid(location, "has an empty part, '.' or '..' between slashes. Pass the name as the store lists it")
+    return ObjectAddress(scheme, bucket, key)
+
+
+def join(folder: str, name: str) -> str:
+    """Returns the location of a name relative to a folder. An absolute path or a URL as name is returned as it is.
+
+    Neither `..` nor `.` is resolved; `name` may contain slashes.
+    """
+    if is_url(name) or name.startswith("/") or not folder:
+        return name
+    return f"{folder.rstrip('/')}/{name}" if folder.strip("/") else f"/{name}"
+
+
+def parent(location: str) -> str:
+    """Returns the folder of a location, without a slash at the end. The parent of a bucket is the bucket itself."""
+    if not is_url(location):
+        return posixpath.dirname(location.rstrip("/")) or "/"
+    start = location.index("://") + 3
+    root, slash, path = location[start:].rstrip("/").partition("/")
+    folder = posixpath.dirname(path)
+    return location[:start] + root + (slash + folder if folder else "")
+
+
+def name_of(location: str) -> str:
+    """Returns the last part of a location: the file's name, or the bucket's if there is no key."""
+    return location.rstrip("/").rpartition("/")[2]
+
+
+def redacted(location: str) -> str:
+    """Returns a location for messages and logs: user names, passwords and queries that may hold secrets are hidden."""
+    if not _URL.match(location):
+        return location
+    scheme, _, rest = location.partition("://")
+    host, slash, path = rest.partition("/")
+    host = "***@" + host.rpartition("@")[2] if "@" in host else host
+    text = f"{host}{slash}{path}"
+    return f"{scheme}://{text.partition('?')[0]}?***" if _SECRET_QUERY.search(text) else f"{scheme}://{text}"
+
+
+def _invalid(location: str, problem: str) -> StorageError:
+    return StorageError.because("invalid", f"{redacted(location)}: {problem}.")

@@ -1,0 +1,210 @@
+"""Objects of stores: requests through obstore, repeated with patience, with checked answers."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nestdata.errors import ConfigError, StorageError
+from nestdata.storage.clients import Client, Clients, check_not_forked
+from nestdata.storage.config import MIB, StorageConfig
+from nestdata.storage.failures import ObjectChanged, ShortAnswer, classify
+from nestdata.storage.info import ObjectInfo, StatsCounter, StorageStats
+from nestdata.storage.location import ObjectAddress, parse_url
+from nestdata.storage.patience import Patience
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
+Result = TypeVar("Result")
+
+
+class RemoteObjects:
+    """Reads and writes objects of stores. Thread-safe."""
+
+    def __init__(self, config: StorageConfig, stats: StatsCounter) -> None:
+        self._config = config
+        self._stats = stats
+        self._clients = Clients(config)
+        self._slots = threading.BoundedSemaphore(config.max_requests)
+        self._under_way: dict[int, tuple[float, str]] = {}
+
+    def info(self, location: str) -> ObjectInfo:
+        """Asks for size and ETag of an object."""
+
+        def head(client: Client, key: str) -> ObjectInfo:
+            import obstore
+
+            return _info(location, obstore.head(client.reading, key))
+
+        return self._persist(location, head)
+
+    def read_range(
+        self,
+        location: str,
+        offset: int,
+        length: int,
+        *,
+        etag: str | None,
+        size: int | None,
+        stop: threading.Event | None = None,
+    ) -> bytes:
+        """Returns a range of an object. After a failure, only the bytes that are still missing are requested."""
+        received: list[bytes] = []
+        patience = self._patience(location, stop)
+
+        def get(client: Client, key: str) -> bytes:
+            import obstore
+
+            start = offset + sum(map(len, received))
+            answer = obstore.get(client.reading, key, options={"range": (start, offset + length)})
+            _check_version(answer.meta, etag=etag, size=size, end=offset + length)
+            if answer.range != (start, offset + length):
+                raise ShortAnswer(f"the answer holds bytes {answer.range}, expected {(start, offset + length)}")
+            for chunk in answer.stream(min_chunk_size=MIB):
+                received.append(chunk)
+                patience.made_progress()
+            return _checked(b"".join(received), length)
+
+        content = self._persist(location, get, patience)
+        self._stats.add(StorageStats(bytes_read=length))
+        return content
+
+    def list_objects(self, folder: str) -> Iterator[ObjectInfo]:
+        """Yields the objects whose names begin with a folder's, sorted by location. Takes 300 bytes each until then."""
+        address = self._address(folder)
+        root = f"{address.scheme}://{address.bucket}/"
+        if address.scheme in ("http", "https"):
+            raise StorageError.because(
+                "invalid", f"{folder}: web servers cannot list folders. Give a manifest, or the URLs themselves."
+            )
+
+        def list_all(client: Client, key: str) -> list[ObjectInfo]:
+            import obstore
+
+            pages = obstore.list(client.patient, key.rstrip("/") or None, chunk_size=1000)
+            return [_info(root + meta["path"], meta) for page in pages for meta in page]
+
+        yield from sorted(self._persist(folder, list_all))
+
+    def write(self, location: str, source: bytes | Path) -> ObjectInfo:
+        """Uploads an object, in parts if it is large. It appears when all of it has arrived."""
+        size = source.stat().st_size if isinstance(source, Path) else len(source)
+
+        def put(client: Client, key: str) -> None:
+            import obstore
+
+            obstore.put(client.patient, key, source, chunk_size=self._config.part_bytes, max_concurrency=4)
+
+        self._persist(location, put)
+        self._stats.add(StorageStats(bytes_written=size))
+        info = self.info(location)
+        if info.size != size:
+            raise StorageError.because(
+                "changed",
+                f"{location}: has {info.size} bytes after {size} were written. Another run may be writing it.",
+            )
+        return info
+
+    def delete(self, location: str) -> None:
+        """Deletes an object. One that does not exist counts as deleted."""
+
+        def delete(client: Client, key: str) -> None:
+            import obstore
+
+            obstore.delete(client.reading, key)
+
+        try:
+            self._persist(location, delete)
+        except StorageError as error:
+            if error.kind != "missing":
+                raise
+
+    def longest_wait(self) -> tuple[str, float] | None:
+        """Returns location and age, in seconds, of the request that has waited longest. None if none is under way."""
+        oldest = min(self._under_way.copy().values(), default=None)
+        return None if oldest is None else (oldest[1], time.monotonic() - oldest[0])
+
+    def _address(self, location: str) -> ObjectAddress:
+        address = parse_url(location)
+        check_not_forked(location)
+        return address
+
+    def _patience(self, location: str, stop: threading.Event | None = None) -> Patience:
+        address = self._address(location)
+        return Patience(
+            location, self._config, self._stats, stop=stop, was_reached=lambda: self._clients.get(address).was_reached
+        )
+
+    def _persist(
+        self, location: str, request: Callable[[Client, str], Result], patience: Patience | None = None
+    ) -> Result:
+        """Makes a request until it succeeds. Refused credentials are read anew once.
+
+        Raises:
+            ConfigError: The extra `remote` is not installed.
+            StorageError: The request failed for good.
+        """
+        address = self._address(location)
+        patience = patience or self._patience(location)
+        has_renewed = False
+        with self._waiting(location):
+            while True:
+                client = self._clients.get(address)
+                try:
+                    with self._slots:
+                        result = request(client, address.key)
+                    client.was_reached = True
+                    return result
+                except (StorageError, ConfigError):
+                    raise
+                except Exception as error:
+                    failure = classify(error)
+                client.was_reached = client.was_reached or not failure.is_unreachable
+                if failure.kind == "denied" and not failure.is_transient and not has_renewed:
+                    has_renewed = True
+                    self._clients.renew(address, client)
+                    continue
+                patience.failed(failure)
+
+    @contextmanager
+    def _waiting(self, location: str) -> Iterator[None]:
+        thread = threading.get_ident()
+        started = time.monotonic()
+        self._under_way[thread] = (started, location)
+        try:
+            yield
+        finally:
+            del self._under_way[thread]
+            self._stats.add(StorageStats(requests=1, seconds_waited=time.monotonic() - started))
+
+
+def normalised_etag(etag: str | None) -> str | None:
+    """Returns an ETag without quotes and without the mark of weak ETags, which proxies add; None if it is empty."""
+    return (etag or "").removeprefix("W/").strip('"') or None
+
+
+def _info(location: str, meta: "ObjectMeta") -> ObjectInfo:
+    return ObjectInfo(location, meta["size"], normalised_etag(meta["e_tag"]))
+
+
+def _check_version(meta: Any, *, etag: str | None, size: int | None, end: int) -> None:
+    """Compares an answer with what is known of the object.
+
+    The condition `If-Match` is not sent, because some servers ignore it and others cannot compare weak ETags.
+    """
+    found = normalised_etag(meta["e_tag"])
+    if size is not None and meta["size"] != size:
+        raise ObjectChanged(f"has {meta['size']} bytes, expected {size}")
+    if etag is not None and found is not None and found != normalised_etag(etag):
+        raise ObjectChanged(f"has ETag {found}, expected {normalised_etag(etag)}")
+    if meta["size"] < end:
+        raise ObjectChanged(f"has {meta['size']} bytes, expected {end} or more")
+
+
+def _checked(content: bytes, length: int) -> bytes:
+    if len(content) != length:
+        raise ShortAnswer(f"the answer has {len(content)} bytes, expected {length}")
+    return content

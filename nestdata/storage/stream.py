@@ -1,0 +1,92 @@
+"""Sequential reading of an object in parts that are requested ahead."""
+
+import io
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from nestdata.storage.config import StorageConfig
+
+
+class PartStream(io.RawIOBase):
+    """Reads an object from an offset to its end.
+
+    Parts beyond the one that is being read are requested by threads meanwhile. Closing the stream ends them; a stream
+    that is no longer used closes itself. Not thread-safe. `seek` and `tell` work; a seek out of the parts that were
+    requested drops them.
+    """
+
+    def __init__(
+        self, fetch: Callable[[int, int, threading.Event], bytes], *, size: int, offset: int, config: StorageConfig
+    ) -> None:
+        """Opens the stream; the first part is requested at the first read.
+
+        Args:
+            fetch: Returns the bytes of (offset, length); ends early with an error when the event is set.
+            size: Of the object, in bytes.
+            offset: Where to begin.
+            config: Size and number of parts.
+        """
+        super().__init__()
+        self._fetch = fetch
+        self._size = size
+        self._config = config
+        self._stop = threading.Event()
+        self._pool: ThreadPoolExecutor | None = None
+        self._position = offset
+        self._parts: deque[tuple[int, Future[bytes]]] = deque()
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def tell(self) -> int:
+        """Returns the position in the object, in bytes."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Moves to another position; nothing is requested before the next read."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # typeshed's Buffer is not in Python 3.11
+        """Fills a buffer as far as one part reaches, and returns the number of bytes: 0 at the end."""
+        if self._position >= self._size or not len(buffer):
+            return 0
+        start, content = self._current_part()
+        begin = self._position - start
+        count = min(len(buffer), len(content) - begin)
+        buffer[:count] = memoryview(content)[begin : begin + count]
+        self._position += count
+        return count
+
+    def close(self) -> None:
+        """Ends the requests under way."""
+        self._stop.set()
+        self._parts.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    def _current_part(self) -> tuple[int, bytes]:
+        """Returns start and content of the part with the current position, and requests the next ones."""
+        length = self._config.part_bytes
+        while self._parts and not self._parts[0][0] <= self._position < self._parts[0][0] + length:
+            self._parts.popleft()[1].cancel()
+        following = self._parts[-1][0] + length if self._parts else self._position
+        while len(self._parts) <= self._config.parts_ahead and following < self._size:
+            self._parts.append((following, self._request(following, min(length, self._size - following))))
+            following += length
+        start, part = self._parts[0]
+        return start, part.result()
+
+    def _request(self, offset: int, length: int) -> "Future[bytes]":
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._config.parts_ahead + 1, thread_name_prefix="nestdata-stream")
+        return self._pool.submit(self._fetch, offset, length, self._stop)
