@@ -134,9 +134,9 @@ def _noise_warning(noise: StoreUse) -> list[str]:
 def _patience_warning(data: NestDataModule, trainer: pl.Trainer) -> list[str]:
     callbacks = cast(list[pl.Callback], getattr(trainer, "callbacks", []))
     guard = next((one for one in callbacks if isinstance(one, StallGuard) and one.enabled), None)
-    if guard is None or data.remote.patience_s <= guard.limits.step_s:
+    if guard is None or data.remote.patience_s < guard.limits.step_s:
         return []
     return [
-        f"data.remote.patience_s is {data.remote.patience_s:g}, but the stall guard ends the run after guard.limits.step_s "
-        f"{guard.limits.step_s:g}, while the loader still waits for the store. Lower the former or raise the latter."
+        f"data.remote.patience_s is {data.remote.patience_s:g}, but guard.limits.step_s is {guard.limits.step_s:g}: the "
+        "stall guard would end the run while the loader still waits for the store. Lower the former or raise the latter."
     ]

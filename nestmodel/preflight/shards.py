@@ -1,16 +1,16 @@
 """The check of shards: asks for each one, because the cuts of a missing one would be replaced during the run."""
 
+import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
-from math import gcd
+from threading import Lock
 
 import pytorch_lightning as pl
 
-from nestdata import Corpus, ObjectInfo, Storage, StorageConfig, StorageError, is_url
+from nestdata import Corpus, ObjectInfo, Storage, StorageConfig, StorageError, is_url, redacted
 from nestmodel.preflight.checks import local_world_size
 from nestmodel.preflight.memory import gigabytes
 from nestmodel.preflight.report import CheckResult
@@ -25,6 +25,9 @@ _TIME_SHARE = 0.5
 
 _MOST_UNANSWERED = 4
 """Number of requests without an answer after which no further shard is asked for."""
+
+_MOST_LISTED = 100_000
+"""Shards of one corpus that are asked for; with more, those of as many cuts."""
 
 _MOST_SHOWN = 3
 _PERMANENT = ("missing", "changed")
@@ -41,15 +44,16 @@ def check_shards(data: NestDataModule, trainer: pl.Trainer, timeout_s: float) ->
         trainer: The trainer, configured as for the run.
         timeout_s: Seconds that ranks wait for each other in a check.
     """
-    shards = _Shards([corpus for corpus in _corpora(data) if not corpus.has_bank])
-    if not len(shards):
+    shards = [shard for corpus in _corpora(data) for shard in _shards_of(corpus)]
+    if not shards:
         return CheckResult(status="skipped", value="no shards")
-    found = _ask(_own_shards(shards, trainer), Storage(StorageConfig(patience_s=_PATIENCE_S)), _TIME_SHARE * timeout_s)
-    value = _value(found, len(shards))
+    own = _own_shards(shards, trainer)
+    found = _ask(own, Storage(StorageConfig(patience_s=_PATIENCE_S)), _TIME_SHARE * timeout_s)
+    value = _value(found, len(own), sum(corpus.num_shards for corpus in _corpora(data) if not corpus.has_bank))
     figures = {
         "bad_shards": float(found.num_bad),
         "asked_shards": float(found.num_asked),
-        "unreachable_shards": float(sum(len(found.messages[kind]) for kind in found.messages if kind not in _PERMANENT)),
+        "unreachable_shards": float(found.num_unanswered),
     }
     if not found.num_bad:
         return CheckResult(status="ok", value=value, figures=figures)
@@ -75,77 +79,69 @@ class _Found:
     messages: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Errors by kind."""
 
+    lock: Lock = field(default_factory=Lock)
+
+    def add(self, kind: str, message: str, *, num_bytes: int = 0) -> None:
+        """Counts an answer; an empty kind is a good one."""
+        with self.lock:
+            self.num_asked += 1
+            self.num_bytes += num_bytes
+            if kind:
+                self.messages[kind].append(message)
+
     @property
     def num_bad(self) -> int:
         return sum(map(len, self.messages.values()))
 
-
-class _Shards(Sequence[ObjectInfo]):
-    """All shards of several corpora, one after the other, without a list of them."""
-
-    def __init__(self, corpora: Sequence[Corpus]) -> None:
-        self._corpora = corpora
-
-    def __len__(self) -> int:
-        return sum(corpus.num_shards for corpus in self._corpora)
-
-    def __getitem__(self, number: int) -> ObjectInfo:  # type: ignore[override]  # no slices
-        for corpus in self._corpora:
-            if number < corpus.num_shards:
-                return corpus.shard(number)
-            number -= corpus.num_shards
-        raise IndexError(number)
+    @property
+    def num_unanswered(self) -> int:
+        return sum(len(messages) for kind, messages in self.messages.items() if kind not in _PERMANENT)
 
 
-def _own_shards(shards: _Shards, trainer: pl.Trainer) -> Iterator[ObjectInfo]:
-    """Yields the shards that this rank asks for, in scattered order."""
-    for number in _scattered(len(shards)):
-        shard = shards[number]
-        by_all = is_url(shard.location)
-        rank, size = (
-            (trainer.global_rank, trainer.world_size) if by_all else (trainer.local_rank, local_world_size(trainer))
-        )
-        if number % size == rank:
-            yield shard
+def _shards_of(corpus: Corpus) -> list[ObjectInfo]:
+    """Returns the shards of a corpus, or an evenly spread sample of very many."""
+    if corpus.has_bank:
+        return []
+    if corpus.num_shards <= _MOST_LISTED:
+        return [shard.info for shard in corpus.shards()]
+    addresses = (corpus.address(index) for index in range(0, len(corpus), max(1, len(corpus) // _MOST_LISTED)))
+    infos = (ObjectInfo(each.location, each.shard_size, each.etag) for each in addresses if each is not None)
+    return list(dict.fromkeys(infos))
 
 
-def _scattered(size: int) -> Iterator[int]:
-    """Yields each number below `size` once, such that the first ones are spread evenly."""
-    stride = max(1, round(0.618 * size))
-    while gcd(stride, size) != 1:
-        stride += 1
-    return (stride * i % size for i in range(size))
+def _own_shards(shards: Sequence[ObjectInfo], trainer: pl.Trainer) -> list[ObjectInfo]:
+    """Returns the shards that this rank asks for, in random order, so that the first ones are a fair sample."""
+    remote = [shard for shard in shards if is_url(shard.location)][trainer.global_rank :: trainer.world_size]
+    local = [shard for shard in shards if not is_url(shard.location)][trainer.local_rank :: local_world_size(trainer)]
+    own = [*remote, *local]
+    random.Random(0).shuffle(own)
+    return own
 
 
-def _ask(shards: Iterator[ObjectInfo], storage: Storage, time_s: float) -> _Found:
+def _ask(shards: Sequence[ObjectInfo], storage: Storage, time_s: float) -> _Found:
+    """Asks for shards, until there are no more, the time is up, or it is clear that the store does not answer."""
     found, deadline = _Found(), time.monotonic() + time_s
+
+    def ask(shard: ObjectInfo) -> None:
+        if found.num_unanswered < _MOST_UNANSWERED and time.monotonic() < deadline:
+            _record(found, shard, storage)
+
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        pending: set[Future[ObjectInfo]] = set()
-        asked: dict[Future[ObjectInfo], ObjectInfo] = {}
-        while True:
-            num_unanswered = len(found.messages["unavailable"]) + len(found.messages["denied"])
-            if num_unanswered < _MOST_UNANSWERED and time.monotonic() < deadline:
-                for shard in islice(shards, 2 * _AT_ONCE - len(pending)):
-                    future = pool.submit(storage.info, shard.location)
-                    asked[future] = shard
-                    pending.add(future)
-            if not pending:
-                return found
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in done:
-                _record(found, asked.pop(future), future)
+        list(pool.map(ask, shards))
+    return found
 
 
-def _record(found: _Found, expected: ObjectInfo, answer: "Future[ObjectInfo]") -> None:
-    found.num_asked += 1
+def _record(found: _Found, expected: ObjectInfo, storage: Storage) -> None:
     try:
-        info = answer.result()
+        info = storage.info(expected.location)
     except StorageError as error:
-        found.messages[error.kind].append(str(error))
+        found.add(error.kind, str(error))
         return
-    found.num_bytes += info.size
-    if (change := _change(expected, info)) is not None:
-        found.messages["changed"].append(f"{expected.location}: {change}")
+    change = _change(expected, info)
+    if change is None:
+        found.add("", "", num_bytes=info.size)
+    else:
+        found.add("changed", f"{redacted(expected.location)} {change}", num_bytes=info.size)
 
 
 def _change(expected: ObjectInfo, found: ObjectInfo) -> str | None:
@@ -156,8 +152,11 @@ def _change(expected: ObjectInfo, found: ObjectInfo) -> str | None:
     return None
 
 
-def _value(found: _Found, num_shards: int) -> str:
-    asked = f"{found.num_asked:,} of {num_shards:,} shards asked for, {gigabytes(found.num_bytes)}"
+def _value(found: _Found, num_own: int, num_shards: int) -> str:
+    part = (
+        f"{found.num_asked:,}" if found.num_asked == num_own == num_shards else f"{found.num_asked:,} of {num_shards:,}"
+    )
+    asked = f"{part} shards asked for, {gigabytes(found.num_bytes)}"
     return ", ".join([asked, *(f"{len(messages):,} {kind}" for kind, messages in found.messages.items() if messages)])
 
 

@@ -63,9 +63,7 @@ def remote_member(corpora: Corpora, index: int) -> RemoteMember | None:
     return RemoteMember(address, corpora.num_samples_of(index) / corpora.sampling_rate)
 
 
-def measure_requests(
-    members: Iterator[RemoteMember], storage: Storage, at_once: int, measure_s: float
-) -> RequestRate:
+def measure_requests(members: Iterator[RemoteMember], storage: Storage, at_once: int, measure_s: float) -> RequestRate:
     """Reads members for a given time.
 
     Args:
@@ -86,7 +84,9 @@ def measure_requests(
                 member = next(members)
             before = time.perf_counter()
             address = member.address
-            storage.read_range(address.location, address.offset, address.length, etag=address.etag)
+            storage.read_range(
+                address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
+            )
             fetched.append((time.perf_counter() - before, member))
         return fetched
 
