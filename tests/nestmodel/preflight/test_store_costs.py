@@ -29,7 +29,7 @@ class RemoteCorpus(Corpus):
 class LocalCorpus(RemoteCorpus):
     is_remote = False
 
-    def address(self, index: int) -> Address | None:
+    def address(self, index: int) -> Address | None:  # noqa: ARG002
         return None
 
 
