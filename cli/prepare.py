@@ -13,7 +13,7 @@ from .output import console, print_json, rejected_text
 from .progress import progress
 
 if TYPE_CHECKING:
-    from nestdata import PrepareReport
+    from nestdata import Channel, PrepareReport
 
 
 def prepare_command(
@@ -45,7 +45,13 @@ def prepare_command(
     ] = None,
     sampling_rate: Annotated[int, typer.Option(help="Sampling rate in Hz at which cuts are loaded.")] = 16000,
     min_rate: Annotated[int, typer.Option(help="Reject files with a lower sampling rate in Hz.")] = 0,
-    channel: Annotated[int, typer.Option(help="Channel to read from multi-channel files, counted from 0.")] = 0,
+    channel: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER|mix",
+            help="Channel to read from multi-channel files, counted from 0, or `mix` for the average of all.",
+        ),
+    ] = "0",
     min_seconds: Annotated[float, typer.Option(help="Reject cuts shorter than this many seconds.")] = 0.1,
     max_seconds: Annotated[
         float | None, typer.Option(help="Reject cuts longer than this many seconds. [default: no limit]")
@@ -74,7 +80,7 @@ def prepare_command(
         output = Path(inputs[0].resolve().name.split(".")[0] + ".corpus")
     config = PrepareConfig(
         sampling_rate=sampling_rate,
-        channel=channel,
+        channel=_channel(channel),
         min_seconds=min_seconds,
         max_seconds=max_seconds,
         window_seconds=window_seconds,
@@ -93,6 +99,14 @@ def prepare_command(
         print_json(asdict(report))
     else:
         _print_summary(report)
+
+
+def _channel(text: str) -> "Channel":
+    if text == "mix":
+        return "mix"
+    if not text.isdecimal():
+        raise ConfigError(f"--channel is {text!r}: give a channel counted from 0, or mix for the average of all.")
+    return int(text)
 
 
 def _print_summary(report: "PrepareReport") -> None:

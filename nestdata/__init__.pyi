@@ -26,6 +26,9 @@ from .batch.preview import batch_digest as batch_digest
 from .batch.preview import preview_rows as preview_rows
 from .batch.preview import write_preview as write_preview
 from .batch.rows import ShortAudio as ShortAudio
+from .corpus.addresses import Address as Address
+from .corpus.addresses import Shard as Shard
+from .corpus.channels import Channel as Channel
 from .corpus.corpora import Corpora as Corpora
 from .corpus.corpus import Corpus as Corpus
 from .corpus.decoding import DecodingTime as DecodingTime
@@ -37,6 +40,7 @@ from .errors import ManifestError as ManifestError
 from .errors import NestDataError as NestDataError
 from .errors import OutputError as OutputError
 from .errors import PlanError as PlanError
+from .errors import StorageError as StorageError
 from .errors import last_error_line as last_error_line
 from .output import output_directory as output_directory
 from .output import output_file as output_file
@@ -53,8 +57,14 @@ from .prepare.inputs import InputFormat as InputFormat
 from .prepare.run import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
 from .stateless_rng import derive_key as derive_key
+from .storage import ObjectInfo as ObjectInfo
+from .storage import Storage as Storage
+from .storage import StorageConfig as StorageConfig
+from .storage import is_url as is_url
+from .storage import redacted as redacted
 
 __all__ = [
+    "Address",
     "AudioError",
     "AudioNoiseBatch",
     "AudioNoiseDataset",
@@ -65,6 +75,7 @@ __all__ = [
     "BatchLoader",
     "BatchPlan",
     "BucketSummary",
+    "Channel",
     "ConfigError",
     "Corpora",
     "Corpus",
@@ -81,6 +92,7 @@ __all__ = [
     "NoiseConfig",
     "NoiseSampler",
     "NoiseSpan",
+    "ObjectInfo",
     "OutputError",
     "PackedBatch",
     "PlanConfig",
@@ -90,18 +102,24 @@ __all__ = [
     "PrepareReport",
     "PreviewRow",
     "ProbeMode",
+    "Shard",
     "ShortAudio",
     "SpeakerNoiseMixer",
     "StartMethod",
+    "Storage",
+    "StorageConfig",
+    "StorageError",
     "batch_digest",
     "derive_key",
     "draw_plan",
+    "is_url",
     "last_error_line",
     "microbatches",
     "output_directory",
     "output_file",
     "prepare_corpus",
     "preview_rows",
+    "redacted",
     "summarise_plan",
     "time_decoding",
     "write_preview",

@@ -7,7 +7,7 @@
     ├── OutputError      an output exists already, cannot be written, or is being written by another run
     ├── PlanError        the cuts cannot be arranged in batches within the budget
     ├── StorageError     a file or object cannot be read or written: missing, changed, denied or unavailable
-    └── AudioError       the audio of a cut cannot be used: missing, unreadable, truncated or not finite
+    └── AudioError       the audio of a cut cannot be used: missing, unreadable, damaged or not finite
 
 Every constructor takes one string, because an error that is raised in a loader worker is rebuilt in the parent process
 from its text alone.
@@ -66,7 +66,7 @@ class StorageError(NestDataError):
         return error
 
 
-AudioReason = Literal["missing", "not_a_file", "empty", "unreadable", "truncated", "not_finite"]
+AudioReason = Literal["missing", "not_a_file", "empty", "unreadable", "truncated", "not_finite", "changed", "corrupt"]
 
 
 class AudioError(NestDataError):

@@ -4,26 +4,26 @@ Files that libsndfile reads, which is nearly all audio, are decoded directly int
 a FLAC file that has nothing unusual, `nestdata.corpus.flac` decodes it faster, to the same samples. Other sources, and
 transforms other than one resampling, are read through Lhotse. Lhotse's own `load_audio` fills up to half a second of
 missing audio by reflection without a warning; here, a file that is shorter than its cut is an error. Decoding gives
-the same bits in every process.
+the same bits in every process, and bytes in memory are decoded to the same samples as a file that holds them.
 
 torch, torchaudio, Lhotse, soundfile and miniaudio are imported at first use, so that commands that decode no audio
 start quickly.
 """
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from functools import cache, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.corpus import flac
-from nestdata.corpus.file_kind import check_regular_file, special_file_kind
-from nestdata.errors import AudioError, AudioReason
+from nestdata.corpus.channels import is_mixed
+from nestdata.corpus.encoded import EncodedAudio
+from nestdata.errors import AudioError, StorageError
 
 SILENCE_DB = -90.0
 """Mean power, in dB of full scale, below which audio is treated as silent."""
@@ -46,6 +46,7 @@ def load_samples(
     start: int = 0,
     num_samples: int | None = None,
     out: NDArray[np.float32] | None = None,
+    content: bytes | None = None,
 ) -> NDArray[np.float32]:
     """Loads a cut, or a span of it, at the sampling rate of the cut.
 
@@ -54,6 +55,8 @@ def load_samples(
         start: First sample to load, counted from the start of the cut.
         num_samples: Number of samples to load; by default, all up to the end of the cut.
         out: Array that receives the samples, shape (num_samples,); a new array by default.
+        content: The bytes of the audio file that holds the channel of the cut; the source of the cut is then not
+            opened, whatever its type.
 
     Returns:
         Exactly `num_samples` samples, shape (num_samples,), with the amplitude of the file, usually in [-1, 1].
@@ -73,7 +76,7 @@ def load_samples(
     seconds = fields["duration"] - start / rate if reaches_end else num_samples / rate
     if start == 0 and math.isclose(seconds, fields["recording"]["duration"], abs_tol=1e-3):
         seconds += _END_MARGIN_S
-    num_found = _read(fields, fields["start"] + start / rate, seconds, out)
+    num_found = _read(fields, content, fields["start"] + start / rate, seconds, out)
     num_missing = num_samples - num_found
     if num_missing > _LENGTH_TOLERANCE_S * rate or not num_found:
         raise AudioError.because(
@@ -93,7 +96,7 @@ def load_samples(
     return out
 
 
-def load_pcm16(cut: Any, *, start: int = 0, out: NDArray[np.int16]) -> bool:
+def load_pcm16(cut: Any, *, start: int = 0, out: NDArray[np.int16], content: bytes | None = None) -> bool:
     """Loads a cut, or a span of it, as 16-bit integers if its file holds 16-bit audio at the rate of the cut.
 
     The amplitude that `load_samples` returns for the same span is `out / 32768`, bit for bit.
@@ -102,23 +105,26 @@ def load_pcm16(cut: Any, *, start: int = 0, out: NDArray[np.int16]) -> bool:
         cut: As for `load_samples`.
         start: First sample to load, counted from the start of the cut.
         out: Array that receives the samples, shape (num_samples,).
+        content: As for `load_samples`.
 
     Returns:
-        Whether `out` was filled. If not, its content is undefined: the audio has another encoding, is resampled or
-        otherwise transformed, or cannot be used. `load_samples` then loads it, or raises the error that names it.
+        Whether `out` was filled. If not, its content is undefined: the audio has another encoding, is resampled,
+        averaged over channels or otherwise transformed, or cannot be used. `load_samples` then loads it, or raises the
+        error that names it.
     """
     fields: Mapping[str, Any] = cut if isinstance(cut, Mapping) else cut.to_dict()
     try:
         source, rate = _source(fields), fields["recording"]["sampling_rate"]
-        if source["type"] != "file" or fields["recording"].get("transforms"):
+        if (source["type"] != "file" and content is None) or fields["recording"].get("transforms"):
             return False
-        if _decode_flac(fields, source, fields["start"] + start / rate, len(out) / rate, out) == len(out):
+        audio, channel = EncodedAudio(source["source"], content), _channel_in(fields, source)
+        offset_s, seconds = fields["start"] + start / rate, len(out) / rate
+        if _decode_flac(fields, audio, channel, offset_s, seconds, out) == len(out):
             return True
-        with open_audio(source["source"]) as file:
+        with audio.open() as file:
             if file.subtype not in _EXACT_IN_16_BITS or file.samplerate != rate:
                 return False
-            channel = source["channels"].index(fields["channel"])
-            return _decode(file, channel, rate, fields["start"] + start / rate, len(out) / rate, out) == len(out)
+            return _decode(file, channel, rate, offset_s, seconds, out) == len(out)
     except Exception:  # decoders raise many types; the reason is found by `load_samples`
         return False
 
@@ -128,32 +134,6 @@ def samples_in(duration: float, rate: int) -> int:
     return math.floor(round(duration * rate, 8) + 0.5)
 
 
-def open_audio(path: str) -> Any:
-    """Opens an audio file as a `soundfile.SoundFile` for one sequential read from any position.
-
-    Raises:
-        OSError: The file cannot be opened, or it is a directory, pipe, socket or device, which is never opened.
-        soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
-    """
-    check_regular_file(path)
-    # Opened by descriptor, because soundfile's checks of a file name take 3 % of the time to read a short file.
-    # libsndfile closes the descriptor, even if it does not know the format.
-    return _sound_file_class()(os.open(path, os.O_RDONLY))
-
-
-@cache
-def _sound_file_class() -> Any:
-    import soundfile
-
-    class SequentialSoundFile(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no annotations
-        """A file that is read once; reported as not seekable, so that soundfile does not seek after each read."""
-
-        def seekable(self) -> bool:
-            return False
-
-    return SequentialSoundFile
-
-
 def energy(samples: NDArray[np.float32]) -> float:
     """Returns the sum of squares."""
     # In double precision, so that a gain rounded to single precision does not depend on the order of summation.
@@ -161,58 +141,73 @@ def energy(samples: NDArray[np.float32]) -> float:
     return float(exact.dot(exact))
 
 
-def _read(fields: Mapping[str, Any], offset_s: float, seconds: float, out: NDArray[np.float32]) -> int:
+def _read(
+    fields: Mapping[str, Any], content: bytes | None, offset_s: float, seconds: float, out: NDArray[np.float32]
+) -> int:
     """Fills `out` from its start and returns the number of samples found.
 
     Args:
         fields: The cut as a dict.
+        content: The bytes of the audio file, if they have been read.
         offset_s: Start in the recording, in seconds.
         seconds: Length to read, in seconds.
         out: Array that receives the samples.
     """
+    audio = EncodedAudio(_path_of(fields), content)
     try:
         source = _source(fields)
         transforms = fields["recording"].get("transforms") or ()
         # Two resamplings in a row differ from a single one.
         is_simple = not transforms or (len(transforms) == 1 and _is_resampling(transforms[0]))
-        if source["type"] == "file" and is_simple:
-            return _read_file(fields, source, offset_s, seconds, out)
-        return _read_by_lhotse(fields, offset_s, seconds, out)
+        if source["type"] != "file" and content is None:
+            return _read_by_lhotse(fields, None, offset_s, seconds, out)
+        if is_simple:
+            return _read_file(fields, source, audio, offset_s, seconds, out)
+        with audio.as_file() as path:
+            return _read_by_lhotse(fields, path, offset_s, seconds, out)
+    except StorageError:
+        raise
     except Exception as error:  # decoders raise many types, all of which mean that the audio cannot be read
         # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.
         detail = " ".join(getattr(error, "error_string", str(error)).split())[:300].rstrip(".")
         raise AudioError.because(
-            _reason(_path_of(fields), error),
-            f"cut {fields['id']!r}: cannot read {_path_of(fields)}: {type(error).__name__}: {detail}. "
+            audio.failure_reason(error),
+            f"cut {fields['id']!r}: cannot read {audio.path}: {type(error).__name__}: {detail}. "
             "Restore the file, or remove it and prepare the corpus again.",
         ) from error
 
 
 def _read_file(
-    fields: Mapping[str, Any], source: Mapping[str, Any], offset_s: float, seconds: float, out: NDArray[np.float32]
+    fields: Mapping[str, Any],
+    source: Mapping[str, Any],
+    audio: EncodedAudio,
+    offset_s: float,
+    seconds: float,
+    out: NDArray[np.float32],
 ) -> int:
-    """Does the work of `_read` for a file of any sampling rate."""
+    """Does the work of `_read` for audio of any sampling rate."""
     import soundfile
 
-    if num_found := _decode_flac(fields, source, offset_s, seconds, out):
+    channel = _channel_in(fields, source)
+    if num_found := _decode_flac(fields, audio, channel, offset_s, seconds, out):
         return num_found
     opened = False
     try:
-        with open_audio(source["source"]) as file:
+        with audio.open() as file:
             opened = True
-            channel = source["channels"].index(fields["channel"])
             return _decode(file, channel, fields["recording"]["sampling_rate"], offset_s, seconds, out)
     except soundfile.LibsndfileError:
-        if not opened and os.path.getsize(source["source"]):
+        if not opened and audio.size():
             # Other decoders may know the format. If they fail as well, libsndfile's error is clearer than theirs.
-            with suppress(Exception):
-                return _read_by_lhotse(fields, offset_s, seconds, out)
+            with audio.as_file() as path, suppress(Exception):
+                return _read_by_lhotse(fields, path, offset_s, seconds, out)
         raise
 
 
 def _decode_flac(
     fields: Mapping[str, Any],
-    source: Mapping[str, Any],
+    audio: EncodedAudio,
+    channel: int | None,
     offset_s: float,
     seconds: float,
     out: NDArray[np.float32] | NDArray[np.int16],
@@ -221,11 +216,10 @@ def _decode_flac(
     # libsndfile seeks to a later start, which may fail in a file that can be decoded from its beginning.
     if offset_s or seconds < _MIN_SHARE_OF_FLAC * fields["recording"]["duration"]:
         return 0
-    file, rate = flac.read_flac(source["source"]), fields["recording"]["sampling_rate"]
-    channel = source["channels"].index(fields["channel"])
-    if file is None or channel >= file.num_channels:
+    file, rate = audio.read_flac(), fields["recording"]["sampling_rate"]
+    if file is None or (channel or 0) >= file.num_channels:
         return 0
-    if out.dtype == np.int16 and (file.bits > 16 or file.rate != rate):
+    if out.dtype == np.int16 and (file.bits > 16 or file.rate != rate or (channel is None and file.num_channels > 1)):
         return 0
     num_samples = len(out) if file.rate == rate else samples_in(seconds, file.rate)
     if num_samples < _MIN_SHARE_OF_FLAC * file.num_samples:  # the header may differ from the manifest
@@ -235,24 +229,47 @@ def _decode_flac(
     decoded = np.empty((file.num_samples, file.num_channels), out.dtype)
     if not file.decode(decoded):
         return 0
-    samples = decoded[:num_samples, channel]
+    samples = _select(decoded[:num_samples], channel)
     return _fill(out, samples if file.rate == rate else _resample(samples, file.rate, rate, len(out)))
 
 
 def _decode(
-    file: Any, channel: int, rate: int, offset_s: float, seconds: float, out: NDArray[np.float32] | NDArray[np.int16]
+    file: Any,
+    channel: int | None,
+    rate: int,
+    offset_s: float,
+    seconds: float,
+    out: NDArray[np.float32] | NDArray[np.int16],
 ) -> int:
-    """Fills `out` from its start, in its own type, and returns the number of samples found."""
+    """Fills `out` from its start, in its own type, and returns the number of samples found.
+
+    Returns 0 if the average of channels would not fit into integers.
+    """
     file_rate: int = file.samplerate
     if not file.frames:
         raise ValueError("it holds no samples")
+    if channel is None and file.channels > 1 and out.dtype == np.int16:
+        return 0
     if offset_s:
         file.seek(min(samples_in(offset_s, file_rate), file.frames))
-    if file_rate == rate and file.channels == 1 and channel == 0:
+    if file_rate == rate and file.channels == 1 and not channel:
         return int(file.buffer_read_into(out, out.dtype.name))
     num_samples = len(out) if file_rate == rate else samples_in(seconds, file_rate)
-    samples = file.read(num_samples, dtype=out.dtype.name, always_2d=True)[:, channel]
+    samples = _select(file.read(num_samples, dtype=out.dtype.name, always_2d=True), channel)
     return _fill(out, samples if file_rate == rate else _resample(samples, file_rate, rate, len(out)))
+
+
+def _select(samples: NDArray[Any], channel: int | None) -> NDArray[Any]:
+    """Returns one channel of samples of shape (num_samples, num_channels), or their average for None."""
+    if channel is not None:
+        return samples[:, channel]
+    # One channel after the other, so that the rounding does not depend on how NumPy sums an axis.
+    mixed = samples[:, 0].copy()
+    for number in range(1, samples.shape[1]):
+        mixed += samples[:, number]
+    if samples.shape[1] > 1:
+        mixed /= np.float32(samples.shape[1])
+    return mixed
 
 
 def _fill(out: NDArray[Any], samples: NDArray[Any]) -> int:
@@ -262,7 +279,10 @@ def _fill(out: NDArray[Any], samples: NDArray[Any]) -> int:
     return num_found
 
 
-def _read_by_lhotse(fields: Mapping[str, Any], offset_s: float, duration: float, out: NDArray[np.float32]) -> int:
+def _read_by_lhotse(
+    fields: Mapping[str, Any], path: str | None, offset_s: float, duration: float, out: NDArray[np.float32]
+) -> int:
+    """Does the work of `_read` for any source and transforms; `path` is the file to read instead of the source."""
     from lhotse import Recording
     from lhotse.augmentation import AudioTransform
 
@@ -273,12 +293,12 @@ def _read_by_lhotse(fields: Mapping[str, Any], offset_s: float, duration: float,
             offset=offset_s, duration=duration, sampling_rate=recording.sampling_rate
         )
     source = next(source for source in recording.sources if fields["channel"] in source.channels)
-    if source.type == "file":
-        check_regular_file(source.source)
     # Opus is decoded at the requested rate, which must be the rate that the transforms start from.
     source_rate = getattr(transforms[0], "source_sampling_rate", None) if transforms else None
+    if path is not None:
+        source = replace(source, type="file", source=path)
     samples = source.load_audio(offset_s, duration, force_opus_sampling_rate=source_rate or recording.sampling_rate)
-    samples = np.atleast_2d(samples)[[source.channels.index(fields["channel"])]]
+    samples = _select(np.atleast_2d(samples).T, _channel_in(fields, {"channels": source.channels}))[None]
     if transforms:
         with _one_torch_thread():
             for transform in transforms:
@@ -290,6 +310,14 @@ def _source(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the source of the recording that holds the channel of the cut."""
     found: dict[str, Any] = next(s for s in fields["recording"]["sources"] if fields["channel"] in s["channels"])
     return found
+
+
+def _channel_in(fields: Mapping[str, Any], source: Mapping[str, Any]) -> int | None:
+    """Returns the index of the channel of the cut in the file, or None for the average of all channels."""
+    if is_mixed(fields):
+        return None
+    position: int = source["channels"].index(fields["channel"])
+    return position
 
 
 def _is_resampling(transform: Any) -> bool:
@@ -329,29 +357,6 @@ def _one_torch_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(num_threads)
-
-
-def _reason(path: str, error: Exception) -> AudioReason:
-    """Classifies a decoding failure."""
-    import soundfile
-
-    if special_file_kind(path):
-        return "not_a_file"
-    if not os.path.isfile(path):
-        return "missing" if isinstance(error, soundfile.LibsndfileError | OSError) else "unreadable"
-    if os.path.getsize(path) == 0:
-        return "empty"
-    try:
-        with open_audio(path) as file:
-            if file.frames == 0:
-                return "empty"
-            try:
-                file.seek(file.frames - 1)
-                return "unreadable" if len(file.read(1)) else "truncated"
-            except soundfile.LibsndfileError:
-                return "truncated"  # the header is valid, but the end that it describes is missing
-    except (soundfile.LibsndfileError, OSError):
-        return "unreadable"
 
 
 def _path_of(fields: Mapping[str, Any]) -> str:

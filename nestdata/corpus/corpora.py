@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpus import Corpus
 from nestdata.errors import ConfigError
 
@@ -72,6 +73,16 @@ class Corpora:
         """Loads a cut as 16-bit integers if it can; options, result and errors are those of `Corpus.load_pcm16`."""
         corpus, own_index = self._locate(index)
         return corpus.load_pcm16(own_index, **options)
+
+    def address(self, index: int) -> Address | None:
+        """Returns where the bytes of the audio file of a cut are; see `Corpus.address`."""
+        corpus, own_index = self._locate(index)
+        return corpus.address(own_index)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether audio of any corpus is read from an object store; see `Corpus.is_remote`."""
+        return any(corpus.is_remote for corpus in self.corpora)
 
     def num_samples_of(self, index: int) -> int:
         """Returns the length of one cut in samples."""

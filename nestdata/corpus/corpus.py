@@ -6,14 +6,16 @@
     rejected.jsonl   every rejected entry: its position in the input, and the reason
     report.html      durations, hours by language and speaker, and rejects, as charts
     bank.pcm, .npy   with `--pcm`, all samples (see `nestdata.corpus.bank`)
+    addresses.npy    with audio in tars or object stores: where the bytes of each cut are (see
+                     `nestdata.corpus.addresses`, which also describes checksums.npy, shards.jsonl and shards.npy)
 
-The two large files are memory-mapped: opening takes the same time for every size, all processes share the memory
+The large files are memory-mapped: opening takes the same time for every size, all processes share the memory
 pages, and a corpus can be used after a fork. Corpora are written by `nestdata.prepare`.
 """
 
 import json
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,16 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nestdata.corpus.addresses import Address, AddressTable, Shard
 from nestdata.corpus.audio import load_pcm16, load_samples
 from nestdata.corpus.bank import SampleBank
-from nestdata.errors import ConfigError, CorpusError
+from nestdata.corpus.members import fetch, load_member, point_to
+from nestdata.errors import AudioError, ConfigError, CorpusError
+from nestdata.storage import is_url
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+# Corpora of format 2 have no addresses, and are otherwise equal.
+_READABLE_VERSIONS = (2, FORMAT_VERSION)
 
 
 class Corpus:
@@ -44,16 +51,23 @@ class Corpus:
         index: NDArray[np.int64],
         lines: mmap.mmap,
         bank: SampleBank | None = None,
+        addresses: AddressTable | None = None,
     ) -> None:
         self.path = path
         self.meta = meta
         self._index = index
         self._lines = lines
         self._bank = bank
+        self._addresses = addresses
 
     @classmethod
-    def open(cls, path: str | Path) -> "Corpus":
+    def open(cls, path: str | Path, *, root: str | None = None) -> "Corpus":
         """Opens a corpus directory without reading its cuts.
+
+        Args:
+            path: The directory.
+            root: Where the folder or bucket of the audio is now, if it was moved after preparing; an absolute path or
+                a URL. By default, the root in `meta.json`. Has no effect on cuts without an address.
 
         Raises:
             CorpusError: The path is not a corpus directory, the corpus has another format version, or a part of it is
@@ -65,10 +79,10 @@ class Corpus:
             raise CorpusError(f"{path}: {found}. Make one with `nestdata prepare MANIFEST -o {path}`.")
         try:
             meta = json.loads((path / "meta.json").read_text())
-            if meta["format_version"] != FORMAT_VERSION:
+            if meta["format_version"] not in _READABLE_VERSIONS:
                 raise CorpusError(
-                    f"{path}: written in format {meta['format_version']}, but this version reads format "
-                    f"{FORMAT_VERSION}. Prepare it again."
+                    f"{path}: written in format {meta['format_version']}, but this version reads formats "
+                    f"{' and '.join(map(str, _READABLE_VERSIONS))}. Prepare it again."
                 )
             # A plain array on the same memory, because elements of a memmap are read more slowly.
             index = np.asarray(np.load(path / "index.npy", mmap_mode="r"))
@@ -77,9 +91,10 @@ class Corpus:
             if index.shape != (2, meta["num_cuts"]) or len(lines) != meta["num_bytes"]:
                 raise ValueError("index.npy or cuts.jsonl is not the size that meta.json says")
             bank = SampleBank.open(path, index[0]) if (path / "bank.npy").is_file() else None
+            addresses = open_addresses(path, meta, root)
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise CorpusError(f"{path}: the corpus is damaged ({error}). Prepare it again.") from error
-        return cls(path, meta, index, lines, bank)
+        return cls(path, meta, index, lines, bank, addresses)
 
     @property
     def num_samples(self) -> NDArray[np.int64]:
@@ -106,6 +121,34 @@ class Corpus:
     def has_bank(self) -> bool:
         """Whether the corpus was prepared with `--pcm`, so that its cuts are read without decoding."""
         return self._bank is not None
+
+    @property
+    def root(self) -> str | None:
+        """The location that the names of shards are relative to; None if no cut has an address."""
+        return None if self._addresses is None else self._addresses.root
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether audio is read from an object store. The sample bank, if there is one, needs none."""
+        if self._addresses is None or self.has_bank:
+            return False
+        return is_url(self._addresses.root) or bool(self.meta["shards"]["has_urls"])
+
+    @property
+    def num_shards(self) -> int:
+        """Number of files and objects that hold the audio of cuts with an address."""
+        return 0 if self._addresses is None else self._addresses.num_shards
+
+    def shards(self) -> Iterator[Shard]:
+        """Yields all shards in the order of their numbers.
+
+        Raises:
+            CorpusError: `shards.jsonl` is damaged.
+        """
+        try:
+            yield from () if self._addresses is None else self._addresses.shards()
+        except ValueError as error:
+            raise CorpusError(f"{self.path}: the corpus is damaged ({error}). Prepare it again.") from error
 
     def __len__(self) -> int:
         return int(self.meta["num_cuts"])
@@ -141,19 +184,36 @@ class Corpus:
     def line(self, index: int) -> dict[str, Any]:
         """Returns a cut as the dict that Lhotse's `MonoCut.to_dict` would return, read from `cuts.jsonl`.
 
+        If the audio was moved, the source of a cut with an address is where it is now.
+
         Raises:
             IndexError: The corpus has no such cut.
             CorpusError: The line is damaged.
         """
-        num_cuts = len(self)
-        if not -num_cuts <= index < num_cuts:
-            raise IndexError(f"index {index} of a corpus of {num_cuts} cuts")
+        self._check_index(index)
         start = int(self._index[1, index])
         try:
             fields: dict[str, Any] = orjson.loads(self._lines[start : self._lines.find(b"\n", start)])
         except ValueError as error:
             raise self._damaged(index, error) from error
+        if self._addresses is not None and self._addresses.is_moved and (address := self.address(index)):
+            point_to(fields, address)
         return fields
+
+    def address(self, index: int) -> Address | None:
+        """Returns where the bytes of the audio file of a cut are; None if it is read by the path in its line.
+
+        Raises:
+            IndexError: The corpus has no such cut.
+            CorpusError: The address is damaged.
+        """
+        self._check_index(index)
+        if self._addresses is None:
+            return None
+        try:
+            return self._addresses[index]
+        except ValueError as error:
+            raise CorpusError(f"{self.path}: the corpus is damaged ({error}). Prepare it again.") from error
 
     def load(
         self,
@@ -163,6 +223,7 @@ class Corpus:
         num_samples: int | None = None,
         out: NDArray[np.float32] | None = None,
         on_cut: Callable[[str], None] | None = None,
+        content: bytes | None = None,
     ) -> tuple[str, NDArray[np.float32]]:
         """Returns the id of a cut and its samples, or a span of them, shape (num_samples,).
 
@@ -172,21 +233,27 @@ class Corpus:
             num_samples: Number of samples to load; by default, all up to the end of the cut.
             out: Array that receives the samples; a new array by default.
             on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
+            content: The bytes at the address of the cut, if the caller has read them; by default, they are read here.
+                Damaged bytes are read once more. Has no effect on a cut without an address.
 
         Raises:
             AudioError: The audio cannot be used; the message names the cut.
+            StorageError: The bytes cannot be read for a reason that says nothing about the cut, such as a store that
+                does not answer.
             IndexError: The corpus has no such cut.
-            CorpusError: The line of the cut is damaged.
+            CorpusError: The line or the address of the cut is damaged.
         """
         line = self.line(index)
         if on_cut is not None:
             on_cut(line["id"])
         if out is None:
             out = np.empty(int(self._index[0, index]) - start if num_samples is None else num_samples, np.float32)
-        if self._bank is None:
-            load_samples(line, start=start, num_samples=len(out), out=out)
-        else:
+        if self._bank is not None:
             self._bank.read(index, line["id"], start, out)
+        elif address := self.address(index):
+            load_member(line, address, content, start=start, out=out)
+        else:
+            load_samples(line, start=start, num_samples=len(out), out=out)
         return line["id"], out
 
     def load_pcm16(
@@ -196,6 +263,7 @@ class Corpus:
         start: int = 0,
         out: NDArray[np.int16],
         on_cut: Callable[[str], None] | None = None,
+        content: bytes | None = None,
     ) -> tuple[str, bool]:
         """Loads a cut, or a span of it, as 16-bit integers; the amplitudes that `load` returns are `out / 32768`.
 
@@ -204,21 +272,34 @@ class Corpus:
             start: First sample to load, counted from the start of the cut.
             out: Array that receives the samples, shape (num_samples,).
             on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
+            content: As for `load`.
 
         Returns:
             The id of the cut, and whether `out` was filled. If not, the samples do not fit into 16 bits, or the audio
             cannot be used: `load` then loads it, or raises the error.
 
         Raises:
+            StorageError: As for `load`.
             IndexError: The corpus has no such cut.
-            CorpusError: The line of the cut is damaged.
+            CorpusError: The line or the address of the cut is damaged.
         """
         line = self.line(index)
         if on_cut is not None:
             on_cut(line["id"])
-        if self._bank is None:
+        if self._bank is not None:
+            return line["id"], self._bank.read_pcm16(index, start, out)
+        address = self.address(index)
+        if address is None:
             return line["id"], load_pcm16(line, start=start, out=out)
-        return line["id"], self._bank.read_pcm16(index, start, out)
+        try:
+            content = fetch(address, line["id"], content)
+        except AudioError:
+            return line["id"], False
+        return line["id"], load_pcm16(line, start=start, out=out, content=content)
+
+    def _check_index(self, index: int) -> None:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} of a corpus of {len(self)} cuts")
 
     def _damaged(self, index: int, error: Exception) -> CorpusError:
         return CorpusError(
@@ -230,4 +311,35 @@ class Corpus:
         return f"Corpus({str(self.path)!r}, {len(self)} cuts, {self.hours:.2f} h, {self.sampling_rate} Hz)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Corpus.open, (self.path,)
+        return _reopen, (self.path, self.root)
+
+
+def _reopen(path: Path, root: str | None) -> Corpus:
+    return Corpus.open(path, root=root)
+
+
+def open_addresses(path: Path, meta: dict[str, Any], root: str | None = None) -> AddressTable | None:
+    """Opens the address files of a corpus directory.
+
+    Args:
+        path: The directory.
+        meta: The content of `meta.json`.
+        root: The location that names of shards are relative to; by default, as in `meta`.
+
+    Returns:
+        None if the corpus has no addresses.
+
+    Raises:
+        OSError: A file is missing.
+        ValueError: The files do not belong together.
+    """
+    if "shards" not in meta:
+        return None
+    shards = meta["shards"]
+    return AddressTable.open(
+        path,
+        meta["num_cuts"],
+        meta["root"] if root is None else root,
+        prepared_root=shards["root"],
+        has_checksums=shards["has_checksums"],
+    )

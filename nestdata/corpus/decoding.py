@@ -4,14 +4,15 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.corpus.bank import FULL_SCALE, RECORD, SampleBank
 from nestdata.corpus.corpora import Corpora
+from nestdata.corpus.members import fetch
 from nestdata.errors import AudioError, ConfigError
+from nestdata.storage import is_url
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +29,7 @@ class DecodingTime:
     """Seconds to load the same samples from a bank in memory."""
 
     stored_bytes: float
-    """Bytes of the audio of these cuts, as the corpus stores it; sources that are not files count as 0."""
+    """Bytes of the audio of these cuts, as the corpus stores it; the output of commands counts as 0."""
 
     bank_bytes: int
     """Bytes of the same audio in a bank."""
@@ -38,6 +39,7 @@ def time_decoding(corpora: Corpora, indices: Sequence[int], max_seconds: float =
     """Loads cuts, twice: as they are stored, and from a bank that is made of their samples in memory.
 
     Files that were read a moment ago are still in the page cache, so this measures the processor and not the disk.
+    Bytes from object stores are fetched before the time is taken, for the same reason.
 
     Args:
         corpora: The corpora.
@@ -55,9 +57,10 @@ def time_decoding(corpora: Corpora, indices: Sequence[int], max_seconds: float =
     load_s = stored = 0.0
     for index in indices:
         out = np.zeros(corpora.num_samples_of(index), np.float32)
-        before = time.perf_counter()
         try:
-            corpora.load(index, out=out)
+            content = _remote_content(corpora, index)
+            before = time.perf_counter()
+            corpora.load(index, out=out, content=content)
         except AudioError:
             if len(loaded) == 0 and index == indices[-1]:
                 raise
@@ -65,7 +68,7 @@ def time_decoding(corpora: Corpora, indices: Sequence[int], max_seconds: float =
         load_s += time.perf_counter() - before
         loaded.append(index)
         samples.append(np.clip(np.rint(FULL_SCALE * out), -FULL_SCALE, FULL_SCALE - 1).astype("<i2"))
-        stored += 2 * len(out) if corpora.has_bank(index) else _stored_bytes(corpora.line(index))
+        stored += 2 * len(out) if corpora.has_bank(index) else _stored_bytes(corpora, index)
         if load_s > max_seconds:
             break
     num_samples = sum(map(len, samples))
@@ -91,9 +94,21 @@ def _time_bank(corpora: Corpora, indices: list[int], samples: list[NDArray[np.in
     return time.perf_counter() - before
 
 
-def _stored_bytes(line: dict[str, Any]) -> float:
-    """Returns the bytes of the files of a cut, in proportion to the part of the recording that the cut covers."""
+def _remote_content(corpora: Corpora, index: int) -> bytes | None:
+    """Returns the bytes of a cut if they are in an object store."""
+    if corpora.has_bank(index):
+        return None
+    address = corpora.address(index)
+    return fetch(address, corpora.line(index)["id"]) if address and is_url(address.location) else None
+
+
+def _stored_bytes(corpora: Corpora, index: int) -> float:
+    """Returns the bytes of the audio of a cut, in proportion to the part of the recording that the cut covers."""
+    line, address = corpora.line(index), corpora.address(index)
     recording = line["recording"]
-    paths = [source["source"] for source in recording["sources"] if source["type"] == "file"]
-    size = sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
+    if address:
+        size = address.length
+    else:
+        paths = [source["source"] for source in recording["sources"] if source["type"] == "file"]
+        size = sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
     return size * min(1.0, float(line["duration"]) / float(recording["duration"]))

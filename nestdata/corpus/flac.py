@@ -77,11 +77,17 @@ def read_flac(path: str) -> FlacFile | None:
             content = file.readall()
     except (OSError, ValueError):
         return None
-    return _parse(content)
+    return parse_flac(content)
 
 
-def _parse(content: bytes) -> FlacFile | None:
-    """Parses the metadata of a file; the layout is that of RFC 9639, section 8."""
+def parse_flac(content: bytes) -> FlacFile | None:
+    """Parses the metadata of a FLAC file in memory; the layout is that of RFC 9639, section 8.
+
+    Returns:
+        None if libsndfile has to decode the file, as for `read_flac`.
+    """
+    if _dr_flac() is None:
+        return None
     # STREAMINFO of 34 bytes comes first.
     if len(content) < 42 or content[:4] != b"fLaC" or content[4] & 0x7F or content[5:8] != b"\x00\x00\x22":
         return None

@@ -10,8 +10,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nestdata.corpus.addresses import Address, AddressTable
 from nestdata.corpus.audio import load_samples
 from nestdata.corpus.bank import FULL_SCALE, RECORD
+from nestdata.corpus.members import load_member
 from nestdata.errors import AudioError
 from nestdata.prepare.pool import Pool
 
@@ -28,6 +30,9 @@ class _Task:
     lines: list[bytes]
     """The cuts as lines of `cuts.jsonl`."""
 
+    addresses: list[Address | None]
+    """Where the bytes of the cuts are; None for cuts that are read by the path in their line."""
+
     num_samples: list[int]
     """Length of each cut in samples."""
 
@@ -35,7 +40,7 @@ class _Task:
     """Position of the first cut's first sample in the bank."""
 
 
-def write_bank(directory: Path, stored_in: Path, pool: Pool) -> None:
+def write_bank(directory: Path, stored_in: Path, pool: Pool, addresses: AddressTable | None = None) -> None:
     """Writes the sample bank of a corpus. A cut that cannot be decoded gets a gain of NaN, which marks it as unusable.
 
     Args:
@@ -43,9 +48,11 @@ def write_bank(directory: Path, stored_in: Path, pool: Pool) -> None:
         stored_in: Path of the directory once the corpus is in place; paths of extracted audio in `cuts.jsonl`
             already start with it.
         pool: The processes that decode the cuts and write their samples.
+        addresses: Where the bytes of the cuts are, if any cut has an address.
 
     Raises:
         CorpusError: A worker process ended unexpectedly.
+        StorageError: Bytes cannot be read for a reason that says nothing about the cut.
     """
     lengths, offsets = np.load(directory / "index.npy", mmap_mode="r")
     ends = np.cumsum(lengths)
@@ -53,14 +60,20 @@ def write_bank(directory: Path, stored_in: Path, pool: Pool) -> None:
         file.truncate(2 * int(ends[-1]))
     records = np.empty(len(ends), RECORD)
     records["start"] = ends - lengths
-    tasks = _tasks(directory, stored_in, lengths, offsets)
+    tasks = _tasks(directory, stored_in, lengths, offsets, addresses)
     records["gain"] = np.concatenate(list(pool.map(_write_samples, tasks)))
     np.save(directory / "bank.npy", records)
     if num_bad := int(np.isnan(records["gain"]).sum()):
         _log.warning("%s: %d of %d cuts could not be decoded and will not be used", stored_in, num_bad, len(ends))
 
 
-def _tasks(directory: Path, stored_in: Path, lengths: NDArray[np.int64], offsets: NDArray[np.int64]) -> Iterator[_Task]:
+def _tasks(
+    directory: Path,
+    stored_in: Path,
+    lengths: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    addresses: AddressTable | None,
+) -> Iterator[_Task]:
     start = 0
     with (directory / "cuts.jsonl").open("rb") as file:
         for first in range(0, len(lengths), _CUTS_PER_TASK):
@@ -69,7 +82,9 @@ def _tasks(directory: Path, stored_in: Path, lengths: NDArray[np.int64], offsets
                 file.seek(offset)
                 lines.append(file.readline())
             num_samples = lengths[first : first + _CUTS_PER_TASK].tolist()
-            yield _Task(str(directory), str(stored_in), lines, num_samples, start)
+            indices = range(first, first + len(lines))
+            located = [addresses[index] if addresses else None for index in indices]
+            yield _Task(str(directory), str(stored_in), lines, located, num_samples, start)
             start += sum(num_samples)
 
 
@@ -83,12 +98,17 @@ def _write_samples(task: _Task) -> NDArray[np.float32]:
     gains = np.full(len(task.lines), np.nan, np.float32)
     with Path(task.directory, "bank.pcm").open("r+b") as file:
         file.seek(2 * task.start)
-        for i, (line, num_samples) in enumerate(zip(task.lines, task.num_samples, strict=True)):
+        cuts = zip(task.lines, task.addresses, task.num_samples, strict=True)
+        for i, (line, address, num_samples) in enumerate(cuts):
             row = orjson.loads(line)
             for source in row["recording"]["sources"]:
                 source["source"] = _current_path(source["source"], task)
+            samples = np.empty(num_samples, np.float32)
             try:
-                samples = load_samples(row, num_samples=num_samples)
+                if address:
+                    load_member(row, address, None, start=0, out=samples)
+                else:
+                    load_samples(row, num_samples=num_samples, out=samples)
             except AudioError:
                 file.seek(2 * num_samples, 1)
                 continue

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nestdata.config_checks import require, require_at_least
+from nestdata.corpus.channels import Channel
 from nestdata.errors import ConfigError
 from nestdata.prepare.inputs.entry import InputFormat
 
@@ -17,8 +18,9 @@ class PrepareConfig:
     sampling_rate: int = 16000
     """Rate in Hz at which cuts are loaded; files of another rate are resampled when they are read."""
 
-    channel: int = 0
-    """Channel to read, counted from 0. Lhotse cuts name their own."""
+    channel: Channel = 0
+    """Channel to read, counted from 0, or "mix" for the average of all channels of a file. Lhotse cuts name their
+    own."""
 
     min_seconds: float = 0.1
     """Shortest duration of a cut, in seconds; shorter cuts are rejected."""
@@ -53,7 +55,8 @@ class PrepareConfig:
 
     def __post_init__(self) -> None:
         require(self.sampling_rate >= 1, "sampling_rate", self.sampling_rate, "a rate in Hz, such as 16000")
-        require(self.channel >= 0, "channel", self.channel, "a channel counted from 0")
+        is_valid = self.channel == "mix" if isinstance(self.channel, str) else self.channel >= 0
+        require(is_valid, "channel", self.channel, "a channel counted from 0, or mix for the average of all")
         require_at_least(0, "", self, "min_seconds", "min_rate")
         if self.max_seconds is not None and self.max_seconds < self.min_seconds:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 Cuts are added in order. Each one adds a line to `cuts.jsonl` and a record of fixed size to a temporary file. Once all
 cuts are there, `CorpusWriter.finish` removes those with a repeated id and sorts the rest by length.
+`nestdata.prepare.shard_writer` writes the shards that addresses refer to.
 """
 
 import hashlib
@@ -10,18 +11,22 @@ import mmap
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nestdata.corpus.addresses import NO_SHARD
+from nestdata.corpus.channels import is_mixed
 from nestdata.errors import ManifestError
 from nestdata.prepare.probe import Cut, Reject
+from nestdata.prepare.shard_writer import ShardStats, ShardWriter
+from nestdata.storage import ObjectInfo
 
 _RECORD = np.dtype(
     [
@@ -32,8 +37,18 @@ _RECORD = np.dtype(
         ("channel", "<i4"),
         ("source", "<i4"),  # index of the source
         ("number", "<i8"),  # of the item in its source, counted from 1
+        ("begin", "<i8"),  # first byte of the audio in its shard
+        ("extent", "<u8"),  # shard << 32 | bytes of the audio; the shard is `NO_SHARD` without an address
+        ("crc32", "<u4"),
+        ("has_crc32", "<u4"),
     ]
 )
+# The fields of a record that a worker knows, but the digest of the id.
+_COLUMNS = (
+    "num_samples", "offset", "start_us", "channel", "number", "begin", "extent", "crc32", "has_crc32",
+)  # fmt: skip
+# The channel in the fingerprint of a cut that is the average of all channels.
+MIXED_CHANNEL = -1
 # Number of records that are processed at a time.
 _BLOCK = 1 << 20
 # Hours are not counted by language or speaker if there are more names than this: the counts would not fit a report.
@@ -67,6 +82,9 @@ class ProbedItems:
     samples_by: dict[str, Counter[str]]
     """Number of samples by name, under the keys `language` and `speaker`."""
 
+    shards: list[ObjectInfo] = field(default_factory=list)
+    """The shards of the cuts, in the order of first use; the shard of a record counts from the start of this list."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusStats:
@@ -94,6 +112,9 @@ class CorpusStats:
     """Number of samples by name, under `language` and `speaker`. A key without names, or with more than a hundred
     thousand, is omitted."""
 
+    shards: ShardStats | None = None
+    """The shards of the corpus; None if no cut has an address."""
+
 
 class ItemCollector:
     """Collects the cuts and rejects of consecutive items of one source into a `ProbedItems`."""
@@ -103,7 +124,8 @@ class ItemCollector:
         self.num_entries = 0
         self._lines: list[bytes] = []
         self._digests: list[bytes] = []
-        self._columns: list[tuple[int, int, int, int, int]] = []
+        self._columns: list[tuple[int, ...]] = []
+        self._shards: dict[ObjectInfo, int] = {}
         self._num_bytes = 0
         self._num_resampled = 0
         self._samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
@@ -113,7 +135,7 @@ class ItemCollector:
 
         A cut that cannot be written as JSON, such as one whose file name is not Unicode, becomes a reject.
         """
-        row, num_samples = cut
+        row, num_samples = cut.row, cut.num_samples
         try:
             line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
         except TypeError as error:
@@ -122,7 +144,10 @@ class ItemCollector:
             return
         self._lines.append(line)
         self._digests.append(hashlib.blake2b(row["id"].encode(), digest_size=8).digest())
-        self._columns.append((num_samples, self._num_bytes, round(row["start"] * 1e6), row["channel"], number))
+        channel = MIXED_CHANNEL if is_mixed(row) else row["channel"]
+        self._columns.append(
+            (num_samples, self._num_bytes, round(row["start"] * 1e6), channel, number, *self._address(cut))
+        )
         self._num_bytes += len(line)
         self._num_resampled += "transforms" in row["recording"]
         for label in row["supervisions"][:1]:
@@ -134,8 +159,7 @@ class ItemCollector:
         """Returns all cuts and rejects that were added."""
         records = np.zeros(len(self._lines), _RECORD)
         if self._lines:
-            columns = ("num_samples", "offset", "start_us", "channel", "number")
-            for name, values in zip(columns, zip(*self._columns, strict=True), strict=True):
+            for name, values in zip(_COLUMNS, zip(*self._columns, strict=True), strict=True):
                 records[name] = values
             records["id"] = np.frombuffer(b"".join(self._digests), "<u8")
         return ProbedItems(
@@ -145,11 +169,20 @@ class ItemCollector:
             rejects=self.rejects,
             num_resampled=self._num_resampled,
             samples_by=self._samples_by,
+            shards=[*self._shards],
         )
+
+    def _address(self, cut: Cut) -> tuple[int, int, int, int]:
+        """Returns the values of the last columns of a cut: begin, extent, crc32, has_crc32."""
+        member = cut.member
+        if member is None:
+            return 0, NO_SHARD << 32, 0, 1
+        number = self._shards.setdefault(member.shard, len(self._shards))
+        return member.offset, number << 32 | member.length, member.crc32 or 0, member.crc32 is not None
 
 
 class CorpusWriter:
-    """Writes `cuts.jsonl`, `rejected.jsonl` and `index.npy` of one corpus."""
+    """Writes `cuts.jsonl`, `rejected.jsonl`, `index.npy` and the files of addresses of one corpus."""
 
     def __init__(self, directory: Path) -> None:
         self.num_entries = 0
@@ -164,8 +197,10 @@ class CorpusWriter:
             (directory / "rejected.jsonl").open("w", encoding="utf-8", errors="backslashreplace")
         )
         self._records = self._files.enter_context((directory / "records.tmp").open("w+b"))
+        self._shards = self._files.enter_context(ShardWriter(directory))
         self._num_bytes = 0
         self._num_resampled = 0
+        self._all_checksums = True
         self._samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
 
     def add(self, probed: ProbedItems, source_index: int) -> None:
@@ -173,6 +208,8 @@ class CorpusWriter:
         records = probed.records.copy()
         records["offset"] += self._num_bytes
         records["source"] = source_index
+        self._shards.add(probed.shards, records["extent"])
+        self._all_checksums &= bool(records["has_crc32"].all())
         self._cuts.write(probed.lines)
         self._records.write(records.tobytes())
         self._num_bytes += len(probed.lines)
@@ -204,6 +241,8 @@ class CorpusWriter:
         if len(repeated := self._repeated(records)):
             self._remove(records, repeated, sources)
         lengths = self._write_index(records)
+        extents = (block["extent"] for _, block in records.blocks())
+        shards = self._shards.finish(extents, has_checksums=self._all_checksums)
         return CorpusStats(
             num_cuts=len(records),
             num_bytes=self._num_bytes,
@@ -214,6 +253,7 @@ class CorpusWriter:
             num_resampled=self._num_resampled,
             rejected=dict(self.rejected.most_common()),
             samples_by={k: v for k, v in self._samples_by.items() if 0 < len(v) <= _MAX_NAMES},
+            shards=shards,
         )
 
     def close(self) -> None:
@@ -307,17 +347,34 @@ class CorpusWriter:
             block = keys[start : start + _BLOCK]
             block |= np.arange(start, start + len(block))
         keys.sort()
-        offsets = records.column("offset")
-        # Not through a memory map: writing to one on a full disk kills the process.
-        with (self._directory / "index.npy").open("wb") as file:
-            header = {"descr": "<i8", "fortran_order": False, "shape": (2, len(keys))}
-            np.lib.format.write_array_header_1_0(file, header)
+        mask = (1 << bits) - 1
+        # One column at a time, so that 8 bytes per cut are added to those of the keys.
+        with self._array_file("index.npy", "<i8", (2, len(keys))) as file:
             for start in range(0, len(keys), _BLOCK):
                 file.write((keys[start : start + _BLOCK] >> bits).tobytes())
-            for start in range(0, len(keys), _BLOCK):
-                file.write(offsets[keys[start : start + _BLOCK] & ((1 << bits) - 1)].tobytes())
+            records.write_sorted(file, "offset", keys, mask)
+        if self._shards.num_shards:
+            self._write_addresses(records, keys, mask)
         keys >>= bits
         return keys
+
+    def _write_addresses(self, records: "_Records", keys: NDArray[np.int64], mask: int) -> None:
+        """Writes addresses and checksums, sorted as the index is."""
+        with self._array_file("addresses.npy", "<i8", (2, len(keys))) as file:
+            records.write_sorted(file, "begin", keys, mask)
+            records.write_sorted(file, "extent", keys, mask)
+        if self._all_checksums:
+            with self._array_file("checksums.npy", "<u4", (len(keys),)) as file:
+                records.write_sorted(file, "crc32", keys, mask)
+
+    @contextmanager
+    def _array_file(self, name: str, descr: str, shape: tuple[int, ...]) -> Iterator[BinaryIO]:
+        """Opens a file to which the elements of an array are written in order."""
+        # Not through a memory map: writing to one on a full disk kills the process.
+        with (self._directory / name).open("wb") as file:
+            header = {"descr": descr, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            yield file
 
 
 class _Records:
@@ -341,11 +398,17 @@ class _Records:
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Returns a copy of one field, 8 bytes per record, shape (num_records,)."""
+        """Returns a copy of one field, at most 8 bytes per record, shape (num_records,)."""
         values = np.empty(len(self), _RECORD[name])
         for start, block in self.blocks():
             values[start : start + len(block)] = block[name]
         return values
+
+    def write_sorted(self, file: BinaryIO, name: str, keys: NDArray[np.int64], mask: int) -> None:
+        """Writes one field, in the order of the indices in the bits of `keys` that `mask` selects."""
+        values = self.column(name)
+        for start in range(0, len(keys), _BLOCK):
+            file.write(values[keys[start : start + _BLOCK] & mask].tobytes())
 
     def move(self, first: int, stop: int, to: int, num_bytes: int) -> None:
         """Moves the records [first, stop) forward to index `to`, and shifts their line offsets by `num_bytes`."""

@@ -8,16 +8,23 @@ import math
 import os
 import re
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from zlib import crc32
 
-from nestdata.corpus.audio import SILENCE_DB, energy, load_samples, open_audio, samples_in
+from nestdata.corpus.addresses import MAX_MEMBER_BYTES
+from nestdata.corpus.audio import SILENCE_DB, energy, load_samples, samples_in
+from nestdata.corpus.channels import MIX_FIELD, Channel, is_mixed
+from nestdata.corpus.encoded import EncodedAudio, open_audio, open_stream
 from nestdata.corpus.file_kind import special_file_kind
-from nestdata.errors import AudioError
+from nestdata.corpus.members import describe, source_at
+from nestdata.errors import AudioError, StorageError
 from nestdata.prepare.config import ProbeMode
-from nestdata.prepare.inputs.entry import LABELS, Entry
+from nestdata.prepare.inputs.content import GuardedStream, LoadedContent
+from nestdata.prepare.inputs.entry import LABELS, Entry, Member
 
 if TYPE_CHECKING:
     import soundfile
@@ -37,6 +44,14 @@ RejectReason = Literal[
     "duplicate_id",
     "rate_too_low",
     "no_such_channel",
+    "changed",
+    "corrupt",
+    "no_such_member",
+    "ambiguous_member",
+    "shard_unreadable",
+    "compressed_tar",
+    "unsafe_member",
+    "too_large",
 ]
 # Number of frames that libsndfile reports for a stream whose header does not give one.
 _UNKNOWN_LENGTH = (1 << 63) - 1
@@ -70,6 +85,9 @@ class Cut(NamedTuple):
     num_samples: int
     """Length in samples at the rate of the corpus."""
 
+    member: Member | None = None
+    """Where its audio is, if that is not the file that the row names."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
@@ -78,8 +96,8 @@ class Limits:
     sampling_rate: int
     """Rate in Hz at which cuts are loaded."""
 
-    channel: int
-    """Channel to read, counted from 0, unless a Lhotse cut names its own."""
+    channel: Channel
+    """Channel to read, counted from 0, or "mix" for the average of all, unless a Lhotse cut names its own."""
 
     min_seconds: float
     max_seconds: float | None
@@ -109,11 +127,23 @@ def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
 
     With `limits.mode` "missing", a file is opened only if the manifest gives no duration; "all" reads the header of
     every file; "decode" decodes every cut.
+
+    Raises:
+        StorageError: Bytes cannot be read for a reason that says nothing about the audio.
     """
-    row = _cut_from_file(entry, limits) if entry.cut is None else _cut_from_lhotse(entry, limits)
+    try:
+        entry = _with_checksum(entry, limits)
+        row = _cut_from_file(entry, limits) if entry.cut is None else _cut_from_lhotse(entry, limits)
+    except StorageError as error:
+        if error.kind not in ("missing", "changed"):
+            raise
+        row = _reject(entry, error.kind, str(error))
     if isinstance(row, Reject):
         return [row]
-    cuts = [Cut(window, samples_in(window["duration"], limits.sampling_rate)) for window in _windows(row, limits)]
+    cuts = [
+        Cut(window, samples_in(window["duration"], limits.sampling_rate), entry.member)
+        for window in _windows(row, limits)
+    ]
     if reject := _check_length(entry, cuts[0], limits):
         return [reject]
     for cut in cuts:
@@ -121,6 +151,23 @@ def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
     if limits.mode == "decode":
         return [_decoded(entry, cut) for cut in cuts]
     return [*cuts]
+
+
+def _with_checksum(entry: Entry, limits: Limits) -> Entry:
+    """Reads the bytes of a member that is to be decoded, and returns the entry with their checksum.
+
+    Raises:
+        StorageError: The bytes cannot be read.
+    """
+    member = entry.member
+    if member is None or member.length > MAX_MEMBER_BYTES:
+        return entry
+    content = member.content
+    if limits.mode == "decode" and not isinstance(content, LoadedContent):
+        content = LoadedContent(content.read())
+    if isinstance(content, LoadedContent):
+        member = member._replace(content=content, crc32=crc32(content.content))
+    return entry._replace(member=member)
 
 
 def _check_length(entry: Entry, cut: Cut, limits: Limits) -> Reject | None:
@@ -138,7 +185,9 @@ def _check_length(entry: Entry, cut: Cut, limits: Limits) -> Reject | None:
 def _cut_from_file(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
     """Returns the cut of a span of a file or of the output of a command."""
     info: _AudioInfo | Reject
-    rate, channel = limits.sampling_rate, limits.channel
+    rate, channel = limits.sampling_rate, 0 if limits.channel == "mix" else limits.channel
+    if entry.member and entry.member.length > MAX_MEMBER_BYTES:
+        return _reject(entry, "too_large", f"{_name_of(entry)}: a member must be shorter than 4 GiB")
     duration = entry.duration if entry.num_frames is None else entry.num_frames / rate
     if limits.mode == "missing" and duration is not None:
         info = _AudioInfo(rate, samples_in(entry.offset + duration, rate), channel + 1)
@@ -151,6 +200,8 @@ def _cut_from_file(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
             return reject
     left = info.num_frames / info.rate - entry.offset
     row = _cut_row(entry, info, left if duration is None else min(duration, left), channel)
+    if limits.channel == "mix":
+        row["custom"] = row.get("custom", {}) | {MIX_FIELD: "mix"}
     return _check_rate_and_channel(entry, info.rate, channel, info.num_channels, limits) or row
 
 
@@ -178,8 +229,7 @@ def _check_rate_and_channel(entry: Entry, rate: int, channel: int, num_channels:
 
 def _cut_row(entry: Entry, info: _AudioInfo, duration: float, channel: int) -> dict[str, Any]:
     cut_id, channels = entry.cut_id, list(range(info.num_channels))
-    kind = "command" if entry.command else "file"
-    source = {"type": kind, "channels": channels, "source": entry.command or entry.stored_path or entry.path}
+    source = {"type": "", "channels": channels, "source": ""} | _source(entry)
     row: dict[str, Any] = {
         "id": cut_id,
         "start": entry.offset,
@@ -208,6 +258,14 @@ def _cut_row(entry: Entry, info: _AudioInfo, duration: float, channel: int) -> d
     if custom:
         row["custom"] = custom
     return row
+
+
+def _source(entry: Entry) -> dict[str, Any]:
+    """Returns type and source of the Lhotse `AudioSource` of an entry that is not a Lhotse cut."""
+    if entry.member:
+        return source_at(*entry.member[:3])
+    kind = "command" if entry.command else "file"
+    return {"type": kind, "source": entry.command or entry.stored_path or entry.path}
 
 
 def _windows(row: dict[str, Any], limits: Limits) -> list[dict[str, Any]]:
@@ -255,20 +313,27 @@ def _cut_from_lhotse(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
     assert entry.cut is not None
     row, recording = entry.cut, entry.cut["recording"]
     channel, length, rate = row["channel"], recording["duration"], _source_rate(recording)
+    if entry.member and entry.member.length > MAX_MEMBER_BYTES:
+        return _reject(entry, "too_large", f"{_name_of(entry)}: a member must be shorter than 4 GiB")
     for source in recording["sources"]:
         if source["type"] == "file":
             source["source"] = os.path.abspath(source["source"])
+    if is_mixed(row) and len(recording["sources"]) > 1:
+        detail = "the channels of the recording are in several files, and only those of one file can be averaged"
+        return _reject(entry, "no_such_channel", detail)
     with_channel = [source for source in recording["sources"] if channel in source["channels"]]
     if not with_channel:
         channels = sorted(channel for source in recording["sources"] for channel in source["channels"])
         detail = f"channel {channel} was requested, and the recording has {channels}"
         return _reject(entry, "no_such_channel", detail)
     source = with_channel[0]
+    if entry.member:
+        source.update(source_at(*entry.member[:3]))
     position, num_channels = source["channels"].index(channel), len(source["channels"])
     in_manifest = _AudioInfo(recording["sampling_rate"], recording["num_samples"], num_channels)
     if reject := _check_span(entry, in_manifest, row["start"], row["duration"]):
         return reject
-    if limits.mode != "missing" and source["type"] == "file":
+    if limits.mode != "missing" and (entry.member or source["type"] == "file"):
         info = _header(entry, source["source"])
         if isinstance(info, Reject):
             return info
@@ -290,30 +355,60 @@ def _source_rate(recording: dict[str, Any]) -> int:
 
 
 def _header(entry: Entry, path: str) -> _AudioInfo | Reject:
-    """Reads the header of an audio file."""
+    """Reads the header of an audio file, or of the member of the entry.
+
+    Raises:
+        StorageError: The member cannot be read.
+    """
     import soundfile
 
     try:
-        with open_audio(path) as file:
+        with _opened(entry, path) as file:
             info = _AudioInfo(file.samplerate, file.frames, file.channels, _ends_early(file))
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
         # The causes are examined only after a failure, because most files are valid and every call costs time.
-        if kind := special_file_kind(path):
-            return _reject(entry, "not_a_file", f"{path} is {kind}")
-        if not os.path.isfile(path):
-            return _reject(entry, "missing", f"{path} does not exist")
-        if os.path.getsize(path) == 0:
-            return _reject(entry, "empty", f"{path} has no bytes")
-        found = _header_by_lhotse(path)
+        name = _name_of(entry, path)
+        if entry.member is None:
+            if kind := special_file_kind(path):
+                return _reject(entry, "not_a_file", f"{path} is {kind}")
+            if not os.path.isfile(path):
+                return _reject(entry, "missing", f"{path} does not exist")
+        audio = EncodedAudio(name, entry.member.content.read() if entry.member else None)
+        if not audio.size():
+            return _reject(entry, "empty", f"{name} has no bytes")
+        found = _header_by_lhotse(audio)
         if found is None:
             # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.
             detail = getattr(error, "error_string", str(error))
-            return _reject(entry, "unreadable", f"{path}: {' '.join(detail.split())}")
+            return _reject(entry, "unreadable", f"{name}: {' '.join(detail.split())}")
         info = found
+    name = _name_of(entry, path)
     if info.num_frames >= _UNKNOWN_LENGTH:
-        detail = f"{path}: its header does not give the number of samples; re-encode it"
+        detail = f"{name}: its header does not give the number of samples; re-encode it"
         return _reject(entry, "unknown_length", detail)
-    return info if info.num_frames > 0 else _reject(entry, "empty", f"{path} holds no samples")
+    return info if info.num_frames > 0 else _reject(entry, "empty", f"{name} holds no samples")
+
+
+@contextmanager
+def _opened(entry: Entry, path: str) -> "Iterator[soundfile.SoundFile]":
+    """Opens a file, or the member of the entry; errors are those of `open_audio` and of reading the member."""
+    if entry.member is None:
+        with open_audio(path) as file:
+            yield file
+        return
+    with entry.member.content.open() as stream:
+        guarded = GuardedStream(stream)
+        try:
+            with open_stream(guarded) as file:
+                yield file
+        finally:
+            guarded.check()
+
+
+def _name_of(entry: Entry, path: str = "") -> str:
+    """Returns a name of the audio for messages."""
+    member = entry.member
+    return path if member is None else describe(member.shard.location, member.offset, member.length)
 
 
 def _ends_early(file: "soundfile.SoundFile") -> bool:
@@ -323,14 +418,15 @@ def _ends_early(file: "soundfile.SoundFile") -> bool:
     return match is not None and int(match[2]) < int(match[1]) < _STREAMED_BYTES
 
 
-def _header_by_lhotse(path: str) -> _AudioInfo | None:
+def _header_by_lhotse(audio: EncodedAudio) -> _AudioInfo | None:
     """Reads the header of a format that libsndfile does not know, such as M4A or SPHERE, with Lhotse's decoders."""
     from lhotse import Recording
 
-    for decodes in (False, True):
-        with suppress(Exception):  # decoders raise errors of many kinds; None if all of them fail
-            recording = Recording.from_file(path, force_read_audio=decodes)
-            return _AudioInfo(recording.sampling_rate, recording.num_samples, recording.num_channels)
+    with audio.as_file() as path:
+        for decodes in (False, True):
+            with suppress(Exception):  # decoders raise errors of many kinds; None if all of them fail
+                recording = Recording.from_file(path, force_read_audio=decodes)
+                return _AudioInfo(recording.sampling_rate, recording.num_samples, recording.num_channels)
     return None
 
 
@@ -355,7 +451,7 @@ def _decoded(entry: Entry, cut: Cut) -> Cut | Reject:
         recording = row["recording"]
         row = {**row, "recording": {**recording, "sources": [{**recording["sources"][0], "source": entry.path}]}}
     try:
-        samples = load_samples(row)
+        samples = load_samples(row, content=entry.member.content.read() if entry.member else None)
     except AudioError as error:
         return _reject(entry, error.reason, str(error))._replace(cut_id=row["id"])
     if energy(samples) < 10 ** (SILENCE_DB / 10) * len(samples):

@@ -39,6 +39,14 @@ _ADVICE: dict[RejectReason, str] = {
     "duplicate_id": "Drop one of the two entries, or give each line of the same file its own offset.",
     "rate_too_low": "Lower --min-rate to keep them.",
     "no_such_channel": "Give another --channel.",
+    "changed": "Prepare again when nothing writes to the shards any more.",
+    "corrupt": "Copy the shards again: their bytes do not have the checksums in the manifest.",
+    "no_such_member": "Check that the archives belong to this manifest.",
+    "ambiguous_member": "Pack the archives again, with one member for each name.",
+    "shard_unreadable": "Copy the archives again.",
+    "compressed_tar": "Decompress the archives: members of compressed ones cannot be read at random.",
+    "unsafe_member": "Pack the archives again, without links, devices, and names outside of the archive.",
+    "too_large": "Divide the files: members of 4 GiB or more have no address.",
 }
 
 

@@ -229,9 +229,10 @@ def _write_rest(partial: Path, report: PrepareReport, meta: dict[str, Any], conf
     from nestdata.prepare.report import write_report
 
     if config.pcm:
+        from nestdata.corpus.corpus import open_addresses
         from nestdata.prepare.bank_writer import write_bank
 
-        write_bank(partial, report.path, pool)
+        write_bank(partial, report.path, pool, open_addresses(partial, meta))
     hours_by = {"language": report.hours_by_language, "speaker": report.hours_by_speaker}
     write_report(partial, report.path.name, meta, hours_by)
     # Last, because a directory without it does not open as a corpus.
@@ -260,6 +261,7 @@ def _meta(stats: "CorpusStats", sources: list[Source], config: PrepareConfig) ->
     from nestdata.corpus.corpus import FORMAT_VERSION
 
     rate = config.sampling_rate
+    shards = {} if stats.shards is None else {"root": stats.shards.root, "shards": asdict(stats.shards)}
     return {
         "format_version": FORMAT_VERSION,
         "sampling_rate": rate,
@@ -268,6 +270,7 @@ def _meta(stats: "CorpusStats", sources: list[Source], config: PrepareConfig) ->
         "hours": stats.total_samples / rate / 3600,
         "fingerprint": stats.fingerprint,
         "rejected": stats.rejected,
+        **shards,
         "manifests": [str(source.path) for source in sources],
         "settings": asdict(config),
     }

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, cast, runtime_c
 
 from nestdata.corpus.file_kind import special_file_kind
 from nestdata.errors import ManifestError
+from nestdata.storage import ObjectInfo
 
 InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface"]
 
@@ -38,6 +39,31 @@ LABELS = {
     "speaker": "speaker",
     "speaker_id": "speaker",
 }
+
+
+class Content(Protocol):
+    """The bytes of one audio file, wherever they are."""
+
+    def open(self) -> BinaryIO:
+        """Returns a seekable stream of these bytes alone, which reads only what is asked for if they are local."""
+
+    def read(self) -> bytes:
+        """Returns all bytes."""
+
+
+class Member(NamedTuple):
+    """The bytes of an audio file in a shard: a member of a tar, or a whole object."""
+
+    shard: ObjectInfo
+    offset: int
+    """First byte in the shard."""
+
+    length: int
+    """Number of bytes."""
+
+    content: Content
+    crc32: int | None = None
+    """Checksum of the bytes, if the source has read all of them; the probe computes it if it reads them."""
 
 
 class Entry(NamedTuple):
@@ -70,6 +96,9 @@ class Entry(NamedTuple):
 
     cut: dict[str, Any] | None = None
     """The cut as a dict, for Lhotse manifests."""
+
+    member: Member | None = None
+    """Where the audio is, if that is not a local file: it takes the place of `path` and of the source in `cut`."""
 
 
 @runtime_checkable

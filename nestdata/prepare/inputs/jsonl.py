@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from nestdata.corpus.channels import MIX_FIELD, Channel
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import (
     MAX_SECONDS,
@@ -86,7 +87,7 @@ class LhotseManifest(_JsonLines):
     directory: str
     """The folder that relative paths start from: the current directory, as in Lhotse."""
 
-    channel: int
+    channel: Channel
     """Channel of the cut that a recording becomes."""
 
     allow_commands: bool
@@ -121,8 +122,11 @@ class LhotseManifest(_JsonLines):
                 f"{where}: a {kind} where a MonoCut was expected. Reduce it to cuts of one channel in Lhotse first."
             )
         if kind == "Recording":
-            whole = {"start": 0.0, "duration": row.get("duration"), "channel": self.channel}
+            channel = 0 if self.channel == "mix" else self.channel
+            whole = {"start": 0.0, "duration": row.get("duration"), "channel": channel}
             row = {"id": row.get("id"), **whole, "recording": row}
+            if self.channel == "mix":
+                row["custom"] = {MIX_FIELD: "mix"}
         _check_cut(row, where)
         cut = dict(MonoCut.from_dict(row).to_dict())
         _check_recording(cut, where)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nestdata.corpus.channels import Channel
 from nestdata.prepare.inputs.detect import DetectedInput, common_root, detect_input
 from nestdata.prepare.inputs.entry import InputFormat, Source
 from nestdata.prepare.inputs.fairseq import FairseqManifest
@@ -20,8 +21,8 @@ class InputOptions:
     format: InputFormat | None = None
     """Format of every input; None to detect it."""
 
-    channel: int = 0
-    """Channel, counted from 0, of recordings whose manifest names none."""
+    channel: Channel = 0
+    """Channel of recordings whose manifest names none."""
 
     allow_commands: bool = False
     """Whether to run commands that a manifest gives instead of files."""

@@ -1,0 +1,198 @@
+"""Addresses: where the bytes of the audio of each cut are, for corpora whose audio is in tars or object stores.
+
+A shard is a file or object that holds audio. A member is the bytes of one audio file in it; a whole file is a shard of
+one member.
+
+    addresses.npy    int64 (2, num_cuts), in the order of index.npy: byte offset in the shard; shard << 32 | length
+    checksums.npy    uint32 (num_cuts,), crc32 of each member; only if all are known
+    shards.jsonl     one line per shard: name (relative to the root, or absolute), size, ETag, number of addresses
+    shards.npy       int64 (num_shards + 1,): the byte at which each line of shards.jsonl starts, and the end of the last
+
+All files are memory-mapped, so opening them takes the same time for every size. Cuts that are read by the path in
+their line have the shard `NO_SHARD` and the length 0.
+"""
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from nestdata.storage import ObjectInfo, is_url, join
+
+NO_SHARD = 0xFFFFFFFF
+"""Shard number of cuts without an address; also the largest value of 32 bits."""
+
+MAX_MEMBER_BYTES = 0xFFFFFFFF
+"""Length of the longest member that an address can describe, in bytes."""
+
+# Descriptions of shards that a process keeps. Reading and parsing one again takes about 3 microseconds.
+_MAX_CACHED = 8192
+
+
+class Address(NamedTuple):
+    """The bytes of the audio file of a cut."""
+
+    location: str
+    """Absolute path or URL of the shard."""
+
+    offset: int
+    """First byte in the shard."""
+
+    length: int
+    """Number of bytes."""
+
+    shard_size: int
+    """Size of the shard in bytes when the corpus was prepared."""
+
+    etag: str | None
+    """ETag of the shard when the corpus was prepared; None if the store gives none."""
+
+    crc32: int | None
+    """Checksum of the bytes; None if they were not read when the corpus was prepared."""
+
+
+class Shard(NamedTuple):
+    """A file or object that holds audio of a corpus."""
+
+    info: ObjectInfo
+    """Location, size and ETag when the corpus was prepared."""
+
+    num_addresses: int
+    """Number of cuts whose audio is in this shard."""
+
+
+class AddressTable:
+    """The addresses of all cuts of a corpus, read from its directory."""
+
+    root: str
+    """The location that names of shards are relative to."""
+
+    is_moved: bool
+    """Whether the shards were elsewhere when the corpus was prepared. Their ETags are then unknown."""
+
+    def __init__(
+        self,
+        root: str,
+        is_moved: bool,
+        addresses: NDArray[np.int64],
+        checksums: NDArray[np.uint32] | None,
+        starts: NDArray[np.int64],
+        lines: mmap.mmap | bytes,
+    ) -> None:
+        self.root = root
+        self.is_moved = is_moved
+        self._addresses = addresses
+        self._checksums = checksums
+        self._starts = starts
+        self._lines = lines
+        self._cached: dict[int, Shard] = {}
+
+    @classmethod
+    def open(
+        cls, directory: Path, num_cuts: int, root: str, *, prepared_root: str, has_checksums: bool
+    ) -> "AddressTable":
+        """Opens the address files of a corpus directory.
+
+        Args:
+            directory: The corpus directory.
+            num_cuts: Number of cuts of the corpus.
+            root: The location that names of shards are relative to.
+            prepared_root: The same when the corpus was prepared.
+            has_checksums: Whether there is a file of checksums.
+
+        Raises:
+            OSError: A file is missing.
+            ValueError: The files do not belong together.
+        """
+        addresses = _column(directory / "addresses.npy", np.int64, (2, num_cuts))
+        checksums = _column(directory / "checksums.npy", np.uint32, (num_cuts,)) if has_checksums else None
+        starts = _column(directory / "shards.npy", np.int64, None)
+        with (directory / "shards.jsonl").open("rb") as file:
+            lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if not len(starts) or starts[-1] != len(lines):
+            raise ValueError("shards.jsonl is not the size that shards.npy says")
+        return cls(root, root != prepared_root, addresses, checksums, starts, lines)
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards."""
+        return len(self._starts) - 1
+
+    def __getitem__(self, index: int) -> Address | None:
+        """Returns the address of a cut, or None if it is read by the path in its line.
+
+        Raises:
+            ValueError: The address or the line of its shard is damaged.
+        """
+        value = int(self._addresses[1, index])
+        number, length = value >> 32 & 0xFFFFFFFF, value & 0xFFFFFFFF
+        if number == NO_SHARD:
+            return None
+        offset = int(self._addresses[0, index])
+        location, size, etag = self.shard(number).info
+        if not 0 <= offset <= size - length:
+            raise ValueError(f"addresses.npy gives bytes {offset} to {offset + length} of a shard of {size} bytes")
+        return Address(
+            location, offset, length, size, etag, None if self._checksums is None else int(self._checksums[index])
+        )
+
+    def shard(self, number: int) -> Shard:
+        """Returns a shard by its number.
+
+        Raises:
+            ValueError: There is no such shard, or its line is damaged.
+        """
+        found = self._cached.get(number)
+        if found is None:
+            if len(self._cached) >= _MAX_CACHED:
+                self._cached.clear()
+            found = self._cached[number] = self._read_shard(number)
+        return found
+
+    def shards(self) -> Iterator[Shard]:
+        """Yields all shards in the order of their numbers; errors are those of `shard`."""
+        return (self._read_shard(number) for number in range(self.num_shards))
+
+    def _read_shard(self, number: int) -> Shard:
+        if not 0 <= number < self.num_shards:
+            raise ValueError(f"addresses.npy names shard {number} of {self.num_shards}")
+        try:
+            row = orjson.loads(self._lines[int(self._starts[number]) : int(self._starts[number + 1])])
+            # A copy of an object has an ETag of its own.
+            info = ObjectInfo(join(self.root, row["name"]), int(row["size"]), None if self.is_moved else row["etag"])
+            return Shard(info, int(row["members"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"line {number + 1} of shards.jsonl is damaged: {error}") from error
+
+
+def relative_name(location: str, root: str) -> str:
+    """Returns the name of a shard in `shards.jsonl`: relative to the root, or absolute if it is outside of the root."""
+    inside = root.rstrip("/") + "/"
+    return location[len(inside) :] if root and location.startswith(inside) else location
+
+
+def common_folder(first: str, second: str) -> str:
+    """Returns the deepest folder that holds two folders, both absolute paths or URLs; empty if there is none."""
+    if is_url(first) != is_url(second):
+        return ""
+    parts = []
+    for one, other in zip(first.rstrip("/").split("/"), second.rstrip("/").split("/"), strict=False):
+        if one != other:
+            break
+        parts.append(one)
+    # The first three parts of a URL are its scheme and its bucket or host. The first part of a path is empty.
+    if is_url(first) and len(parts) < 3:
+        return ""
+    return "/".join(parts) or "/"
+
+
+def _column(path: Path, dtype: type[np.generic], shape: tuple[int, ...] | None) -> NDArray[Any]:
+    """Memory-maps an array; as a plain array, because elements of a memmap are read more slowly."""
+    values = np.asarray(np.load(path, mmap_mode="r"))
+    if values.dtype != dtype or (values.ndim != 1 if shape is None else values.shape != shape):
+        raise ValueError(f"{path.name} is not the size that meta.json says")
+    return values

@@ -1,0 +1,16 @@
+"""Which channel of multi-channel audio a cut is."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Channel = int | Literal["mix"]
+"""A channel, counted from 0, or "mix" for the average of all channels of a file."""
+
+MIX_FIELD = "nest_channel"
+"""Custom field of cuts that are the average of all channels of their file; its value is "mix". The cut itself names
+the first channel, because a Lhotse `MonoCut` has exactly one."""
+
+
+def is_mixed(cut: Mapping[str, Any]) -> bool:
+    """Returns whether a cut, as a dict, is the average of all channels of its file."""
+    return (cut.get("custom") or {}).get(MIX_FIELD) == "mix"

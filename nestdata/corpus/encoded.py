@@ -1,0 +1,139 @@
+"""Encoded audio, in a file or in memory, as the decoders take it.
+
+libsndfile and dr_flac read bytes in memory to the same samples as a file of the same bytes. Lhotse's other decoders
+choose by the suffix of a file, and some are programs, so they get a temporary file.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from io import BytesIO
+from typing import Any, BinaryIO, NamedTuple
+
+from nestdata.corpus import flac
+from nestdata.corpus.file_kind import check_regular_file, special_file_kind
+from nestdata.errors import AudioReason, StorageError
+
+# First bytes of formats that Lhotse's decoders tell by the suffix of a file.
+_SUFFIXES = {b"NIST_1A": ".sph", b"fLaC": ".flac", b"RIFF": ".wav", b"ID3": ".mp3", b"0&\xb2u\x8ef\xcf\x11": ".wma"}
+
+
+class EncodedAudio(NamedTuple):
+    """An audio file, or its bytes in memory."""
+
+    path: str
+    """Path of the file; with `content`, only a name for messages."""
+
+    content: bytes | None = None
+    """The bytes of the file if they have been read; the file is then not opened."""
+
+    def open(self) -> Any:
+        """Opens the audio as a `soundfile.SoundFile`; errors are those of `open_audio`."""
+        return open_audio(self.path) if self.content is None else open_stream(BytesIO(self.content))
+
+    def read_flac(self) -> flac.FlacFile | None:
+        """Returns the audio as a FLAC file that dr_flac can decode; None if libsndfile has to decode it."""
+        return flac.read_flac(self.path) if self.content is None else flac.parse_flac(self.content)
+
+    def size(self) -> int:
+        """Returns the number of bytes.
+
+        Raises:
+            OSError: The file does not exist.
+        """
+        return os.path.getsize(self.path) if self.content is None else len(self.content)
+
+    @contextmanager
+    def as_file(self) -> Iterator[str]:
+        """Yields the path of a file with this content, a temporary one if it is in memory.
+
+        Raises:
+            OSError: The path is a directory, pipe, socket or device.
+            StorageError: The temporary file cannot be written.
+        """
+        if self.content is None:
+            check_regular_file(self.path)
+            yield self.path
+            return
+        with tempfile.TemporaryDirectory(prefix="nestdata-") as folder:
+            path = os.path.join(folder, f"audio{_suffix_of(self.content)}")
+            try:
+                with open(path, "wb") as file:
+                    file.write(self.content)
+            except OSError as error:
+                # Not a property of the audio: a cut must not be replaced because a disk is full.
+                raise StorageError.because(
+                    "unavailable",
+                    f"{path}: cannot be written ({error.strerror}); {self.path} is decoded from a temporary file. Free "
+                    "space there, or set TMPDIR.",
+                ) from error
+            yield path
+
+    def failure_reason(self, error: Exception) -> AudioReason:
+        """Classifies a failure to decode the audio."""
+        import soundfile
+
+        if self.content is None:
+            if special_file_kind(self.path):
+                return "not_a_file"
+            if not os.path.isfile(self.path):
+                return "missing" if isinstance(error, soundfile.LibsndfileError | OSError) else "unreadable"
+        if not self.size():
+            return "empty"
+        try:
+            with self.open() as file:
+                if file.frames == 0:
+                    return "empty"
+                try:
+                    file.seek(file.frames - 1)
+                    return "unreadable" if len(file.read(1)) else "truncated"
+                except soundfile.LibsndfileError:
+                    return "truncated"  # the header is valid, but the end that it describes is missing
+        except (soundfile.LibsndfileError, OSError):
+            return "unreadable"
+
+
+def open_audio(path: str) -> Any:
+    """Opens an audio file as a `soundfile.SoundFile` for one sequential read from any position.
+
+    Raises:
+        OSError: The file cannot be opened, or it is a directory, pipe, socket or device, which is never opened.
+        soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
+    """
+    check_regular_file(path)
+    # Opened by descriptor, because soundfile's checks of a file name take 3 % of the time to read a short file.
+    # libsndfile closes the descriptor, even if it does not know the format.
+    return _sound_file_class()(os.open(path, os.O_RDONLY))
+
+
+def open_stream(stream: BinaryIO) -> Any:
+    """Opens a seekable stream of an audio file as a `soundfile.SoundFile` for one sequential read from any position.
+
+    Raises:
+        soundfile.LibsndfileError: The stream has no audio format that libsndfile reads.
+    """
+    return _sound_file_class()(stream)
+
+
+@cache
+def _sound_file_class() -> Any:
+    import soundfile
+
+    class SequentialSoundFile(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no annotations
+        """A file that is read once; reported as not seekable, so that soundfile does not seek after each read."""
+
+        def seekable(self) -> bool:
+            return False
+
+    return SequentialSoundFile
+
+
+def _suffix_of(content: bytes) -> str:
+    """Returns the usual suffix of the format of an audio file; empty if it is not known."""
+    if content[4:8] == b"ftyp":
+        return ".m4a"
+    if content.startswith(b"OggS"):
+        return ".opus" if content[28:36] == b"OpusHead" else ".ogg"
+    return next((suffix for start, suffix in _SUFFIXES.items() if content.startswith(start)), "")

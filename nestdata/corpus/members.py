@@ -1,0 +1,111 @@
+"""Bytes of members: fetched from their shards, checked, and decoded."""
+
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nestdata.corpus.addresses import Address
+from nestdata.corpus.audio import load_samples
+from nestdata.errors import AudioError, StorageError
+from nestdata.storage import ObjectInfo, is_url, redacted, storage
+
+_TAR_BLOCK = 512
+
+
+def fetch(address: Address, cut_id: str, content: bytes | None = None) -> bytes:
+    """Returns the bytes of a member; damaged ones are read once more.
+
+    Args:
+        address: Where the member is.
+        cut_id: Names the cut in messages.
+        content: The bytes if they have been read already. They are returned if they are intact.
+
+    Raises:
+        AudioError: The shard is missing or has changed, or the bytes do not have the checksum in the corpus.
+        StorageError: The shard cannot be read for another reason, which says nothing about the cut.
+    """
+    if content is not None and is_intact(address, content):
+        return content
+    for _ in range(1 if content is not None else 2):
+        content = _read(address, cut_id)
+        if is_intact(address, content):
+            return content
+    raise AudioError.because(
+        "corrupt",
+        f"cut {cut_id!r}: {describe(*address[:3])} do not have the checksum that the corpus says, read twice. Restore the "
+        "shard, or prepare the corpus again.",
+    )
+
+
+def load_member(
+    line: dict[str, Any], address: Address, content: bytes | None, *, start: int, out: NDArray[np.float32]
+) -> None:
+    """Fills `out` with samples of a cut that has an address.
+
+    Args:
+        line: The cut as a dict.
+        address: Where the bytes of its audio file are.
+        content: These bytes if the caller has read them.
+        start: First sample to load, counted from the start of the cut.
+        out: Array that receives the samples, shape (num_samples,).
+
+    Raises:
+        AudioError: The audio cannot be used; the message names the cut.
+        StorageError: As for `fetch`.
+    """
+    content = fetch(address, line["id"], content)
+    try:
+        load_samples(line, start=start, num_samples=len(out), out=out, content=content)
+    except AudioError:
+        # Without a checksum, only the decoder notices bytes that were damaged on their way.
+        if address.crc32 is not None or (again := fetch(address, line["id"])) == content:
+            raise
+        load_samples(line, start=start, num_samples=len(out), out=out, content=again)
+
+
+def is_intact(address: Address, content: bytes) -> bool:
+    """Returns whether bytes have the length and, if it is known, the checksum of a member."""
+    return len(content) == address.length and (address.crc32 is None or crc32(content) == address.crc32)
+
+
+def describe(location: str, offset: int, length: int) -> str:
+    """Returns a range of bytes for messages, such as `bytes 512 to 9000 of s3://bucket/a.tar`."""
+    return f"bytes {offset} to {offset + length} of {redacted(location)}"
+
+
+def source_at(shard: ObjectInfo, offset: int, length: int) -> dict[str, Any]:
+    """Returns type and source of a Lhotse `AudioSource` for the bytes of an audio file.
+
+    A whole file is its path or URL. A member of a tar is a pointer that Lhotse 2 loads: it seeks to the header of the
+    member, which takes the 512 bytes before the content in every kind of tar, and reads the length there.
+    """
+    location = shard.location
+    if offset == 0 and length == shard.size:
+        return {"type": "url" if is_url(location) else "file", "source": location}
+    end = offset + -(-length // _TAR_BLOCK) * _TAR_BLOCK
+    return {"type": "shar_ptr", "source": f"{location}?o={max(0, offset - _TAR_BLOCK)}&e={end}"}
+
+
+def point_to(line: dict[str, Any], address: Address) -> None:
+    """Sets the source of the channel of a cut to an address; modifies `line`."""
+    for source in line["recording"]["sources"]:
+        if line["channel"] in source["channels"]:
+            shard = ObjectInfo(address.location, address.shard_size, address.etag)
+            source.update(source_at(shard, address.offset, address.length))
+
+
+def _read(address: Address, cut_id: str) -> bytes:
+    try:
+        return storage().read_range(address.location, address.offset, address.length, etag=address.etag)
+    except StorageError as error:
+        # A store that does not answer, or refuses its credentials, says nothing about the cut: the run must end, for
+        # otherwise a batch would depend on the network.
+        if error.kind not in ("missing", "changed"):
+            raise
+        raise AudioError.because(
+            error.kind,
+            f"cut {cut_id!r}: {describe(*address[:3])} cannot be read: {error} Restore the shard, or prepare the corpus "
+            "again.",
+        ) from error

@@ -1,0 +1,117 @@
+"""The bytes of an audio file in a shard, in memory or read when they are needed."""
+
+import io
+from dataclasses import dataclass
+from io import BytesIO
+from typing import BinaryIO, cast
+
+from nestdata.errors import StorageError
+from nestdata.storage import is_url, storage
+
+# Bytes that are read at a time. A header needs a few kilobytes; a request to a store costs as much as half a megabyte.
+_LOCAL_BUFFER, _REMOTE_BUFFER = 1 << 14, 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedContent:
+    """Bytes in memory."""
+
+    content: bytes
+
+    def open(self) -> BinaryIO:
+        """Returns a stream of the bytes."""
+        return BytesIO(self.content)
+
+    def read(self) -> bytes:
+        """Returns the bytes."""
+        return self.content
+
+
+@dataclass(frozen=True, slots=True)
+class StoredContent:
+    """Bytes of a file or object, read when they are needed."""
+
+    location: str
+    offset: int
+    length: int
+    etag: str | None = None
+
+    def open(self) -> BinaryIO:
+        """Returns a seekable stream that reads what is asked for; its errors are those of `Storage.read_range`."""
+        size = _REMOTE_BUFFER if is_url(self.location) else _LOCAL_BUFFER
+        return cast(BinaryIO, io.BufferedReader(_RangeReader(self), size))
+
+    def read(self) -> bytes:
+        """Returns all bytes; errors are those of `Storage.read_range`."""
+        return storage().read_range(self.location, self.offset, self.length, etag=self.etag)
+
+
+class _RangeReader(io.RawIOBase):
+    """A seekable stream of the bytes of a `StoredContent`."""
+
+    def __init__(self, content: StoredContent) -> None:
+        super().__init__()
+        self._content = content
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._content.length}
+        self._position = max(0, origins[whence] + offset)
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the standard library says WriteableBuffer
+        content = self._content
+        num_bytes = min(len(buffer), content.length - self._position)
+        if num_bytes <= 0:
+            return 0
+        found = storage().read_range(content.location, content.offset + self._position, num_bytes, etag=content.etag)
+        buffer[: len(found)] = found
+        self._position += len(found)
+        return len(found)
+
+
+class GuardedStream:
+    """A stream for libsndfile, which loses the errors of the streams that it reads.
+
+    After an error, the stream is at its end. `check` raises the error.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._error: Exception | None = None
+
+    def read(self, num_bytes: int) -> bytes:
+        """Reads bytes; none after an error."""
+        try:
+            return b"" if self._error else self._stream.read(num_bytes)
+        except (StorageError, OSError) as error:
+            self._error = error
+            return b""
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Reads bytes into a buffer; none after an error."""
+        found = self.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Sets the position."""
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Returns the position."""
+        return self._stream.tell()
+
+    def check(self) -> None:
+        """Raises the first error of a read."""
+        if self._error:
+            raise self._error
