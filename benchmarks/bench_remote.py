@@ -35,7 +35,7 @@ from peer import run_peer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.remote.proxy import fault_proxy
+from tests.remote.proxy import FaultProxy, Faults
 from tests.remote.server import s3_server
 
 from nestdata import (
@@ -46,9 +46,9 @@ from nestdata import (
     PlanConfig,
     PrepareConfig,
     SpeakerNoiseMixer,
+    Storage,
     microbatches,
     prepare_corpus,
-    storage,
 )
 
 UTTERANCE_S = 8.0
@@ -117,7 +117,7 @@ def _set_up(arguments: argparse.Namespace, folder: Path, servers: ExitStack) -> 
     server = servers.enter_context(s3_server(folder / "server"))
     environments = {
         delay: server.environment(
-            endpoint=servers.enter_context(fault_proxy(server.port, delay_s=delay / 1000)).endpoint
+            endpoint=servers.enter_context(FaultProxy(server.port, Faults(delay_s=delay / 1000))).url
         )
         for delay in DELAYS_MS
     }
@@ -300,8 +300,9 @@ def _reads(files: str, tars: str) -> dict[str, float]:
     random.Random(0).shuffle(addresses)
     random.Random(1).shuffle(paths)
     started = time.perf_counter()
+    storage = Storage()
     for address in addresses:
-        storage().read_range(address.location, address.offset, address.length)
+        storage.read_range(address.location, address.offset, address.length)
     members_s = (time.perf_counter() - started) / len(addresses)
     started = time.perf_counter()
     for path in paths:
@@ -326,8 +327,9 @@ def _prepare_tars(folder: str, output: str) -> Any:
 
 def _upload_child(folder: str, url: str) -> dict[str, float]:
     started = time.perf_counter()
+    storage = Storage()
     for path in sorted(Path(folder).iterdir()):
-        storage().write(f"{url}/{path.name}", path)
+        storage.write(f"{url}/{path.name}", path)
     return {"seconds": time.perf_counter() - started}
 
 
