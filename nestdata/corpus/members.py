@@ -98,7 +98,9 @@ def point_to(line: dict[str, Any], address: Address) -> None:
 
 def _read(address: Address, cut_id: str) -> bytes:
     try:
-        return storage().read_range(address.location, address.offset, address.length, etag=address.etag)
+        return storage().read_range(
+            address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
+        )
     except StorageError as error:
         # A store that does not answer, or refuses its credentials, says nothing about the cut: the run must end, for
         # otherwise a batch would depend on the network.

@@ -35,6 +35,8 @@ class StoredContent:
     offset: int
     length: int
     etag: str | None = None
+    size: int | None = None
+    """Size of the whole file or object, if it is known; another one is an error."""
 
     def open(self) -> BinaryIO:
         """Returns a seekable stream that reads what is asked for; its errors are those of `Storage.read_range`."""
@@ -43,7 +45,11 @@ class StoredContent:
 
     def read(self) -> bytes:
         """Returns all bytes; errors are those of `Storage.read_range`."""
-        return storage().read_range(self.location, self.offset, self.length, etag=self.etag)
+        return self.read_range(0, self.length)
+
+    def read_range(self, start: int, length: int) -> bytes:
+        """Returns a range of the bytes; errors are those of `Storage.read_range`."""
+        return storage().read_range(self.location, self.offset + start, length, etag=self.etag, size=self.size)
 
 
 class _RangeReader(io.RawIOBase):
@@ -73,7 +79,7 @@ class _RangeReader(io.RawIOBase):
         num_bytes = min(len(buffer), content.length - self._position)
         if num_bytes <= 0:
             return 0
-        found = storage().read_range(content.location, content.offset + self._position, num_bytes, etag=content.etag)
+        found = content.read_range(self._position, num_bytes)
         buffer[: len(found)] = found
         self._position += len(found)
         return len(found)
