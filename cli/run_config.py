@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DATA_KEYS = (
     *("corpus", "noise", "val_corpus", "plan", "mix", "noise_sampler", "short_audio", "augment", "bad_audio"),
-    "num_workers",
+    *("num_workers", "start_method", "remote"),
 )
 """Keys of the section, which are the arguments of `nestmodel.NestDataModule`."""
 

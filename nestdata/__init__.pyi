@@ -14,6 +14,7 @@ from .batch.dataset import AudioNoiseDataset as AudioNoiseDataset
 from .batch.loader import BatchLoader as BatchLoader
 from .batch.loader import StartMethod as StartMethod
 from .batch.loader import microbatches as microbatches
+from .batch.loader import start_fork_server as start_fork_server
 from .batch.mix import Mix as Mix
 from .batch.mix import MixConfig as MixConfig
 from .batch.mix import SpeakerNoiseMixer as SpeakerNoiseMixer
@@ -25,6 +26,8 @@ from .batch.preview import PreviewRow as PreviewRow
 from .batch.preview import batch_digest as batch_digest
 from .batch.preview import preview_rows as preview_rows
 from .batch.preview import write_preview as write_preview
+from .batch.remote import RemoteConfig as RemoteConfig
+from .batch.remote import RemoteStats as RemoteStats
 from .batch.rows import ShortAudio as ShortAudio
 from .corpus.addresses import Address as Address
 from .corpus.addresses import Shard as Shard
@@ -102,6 +105,8 @@ __all__ = [
     "PrepareReport",
     "PreviewRow",
     "ProbeMode",
+    "RemoteConfig",
+    "RemoteStats",
     "Shard",
     "ShortAudio",
     "SpeakerNoiseMixer",
@@ -120,6 +125,7 @@ __all__ = [
     "prepare_corpus",
     "preview_rows",
     "redacted",
+    "start_fork_server",
     "summarise_plan",
     "time_decoding",
     "write_preview",

@@ -31,6 +31,7 @@ from nestguard.record import (
     RECORDS_AT,
     TEXT_SIZE,
     UNSET,
+    WAIT_MARK,
     DevicePosition,
     Identity,
     Phase,
@@ -88,6 +89,9 @@ class NoHeartbeat:
         """Does nothing."""
 
     def note_cut(self, cut_id: str) -> None:
+        """Does nothing."""
+
+    def note_wait(self, cut_id: str, location: str) -> None:
         """Does nothing."""
 
     def refresh(self) -> None:
@@ -187,6 +191,18 @@ class Heartbeat:
         """Writes a heartbeat with the one cut being loaded, which replaces the list of cuts."""
         if self._record[_END] == UNSET:
             self._put_cuts(cut_id.replace("\n", " "))
+            self._write()
+
+    def note_wait(self, cut_id: str, location: str) -> None:
+        """Writes a heartbeat: the process waits for bytes of the cut being loaded.
+
+        Args:
+            cut_id: Id of the cut.
+            location: Path or URL of the bytes.
+        """
+        if self._record[_END] == UNSET:
+            cut, place = cut_id.replace("\n", " "), location.replace("\n", " ")
+            self._put_cuts(f"{cut}\n{WAIT_MARK}{place}")
             self._write()
 
     def refresh(self) -> None:

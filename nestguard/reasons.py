@@ -24,10 +24,12 @@ def ranks_text(ranks: Collection[int]) -> str:
 
 
 def cuts_suffix(view: ProcessView) -> str:
-    """Returns which cuts a process is loading, with a leading comma; empty unless it is loading."""
+    """Returns which cuts a process is loading, and the URL that it waits for; empty unless it is loading."""
     cuts = view.reading.cuts
     if not cuts or view.reading.phase is not Phase.LOADING:
         return ""
+    if view.reading.waits_for is not None:
+        return f", at cut {cuts[0]}, waiting for {view.reading.waits_for}"
     return f", at cut {cuts[0]}" if len(cuts) == 1 else f", at one of {len(cuts)} cuts (first: {cuts[0]})"
 
 

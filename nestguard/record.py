@@ -36,6 +36,9 @@ CUTS_AT = (12288, 12288 + TEXT_SIZE)
 DETAIL_AT = 20480
 FILE_SIZE = DETAIL_AT + TEXT_SIZE
 UNSET = -1
+WAIT_MARK = "\x1f"
+"""Begins the line after a cut's id that holds the location of the bytes that the process waits for."""
+
 _MAX_TRIES = 8
 
 
@@ -127,6 +130,9 @@ class Reading:
 
     detail: str
     """How the process ended, in one line; empty while it runs."""
+
+    waits_for: str | None = None
+    """Location of the bytes of the cut that the process waits for; None while it does not wait for bytes."""
 
     device: DevicePosition | None = None
     """Position of the device; None without one."""
@@ -239,7 +245,8 @@ def _reading(data: bytes, record: Record) -> Reading | None:
     described = json.loads(data[HEADER.size : HEADER.size + size])
     device = _newest_of_device(data)
     cuts_at = CUTS_AT[record.cuts_version & 1]
-    cuts = data[cuts_at : cuts_at + record.cuts_size].decode("utf-8", errors="replace")
+    text = data[cuts_at : cuts_at + record.cuts_size].decode("utf-8", errors="replace")
+    cuts, _, waits_for = text.partition(f"\n{WAIT_MARK}")
     return Reading(
         identity=Identity(**described["identity"]),
         name=described["name"],
@@ -255,6 +262,7 @@ def _reading(data: bytes, record: Record) -> Reading | None:
         collectives=record.collectives,
         first_step=_optional(record.first_step),
         cuts=tuple(cuts.split("\n")) if cuts else (),
+        waits_for=waits_for or None,
         detail=data[DETAIL_AT : DETAIL_AT + record.detail_size].decode("utf-8", errors="replace"),
         device=None if device is None else _device_position(device),
         device_ns=0 if device is None else device.observed_ns,

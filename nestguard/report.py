@@ -205,6 +205,7 @@ def _process_json(view: ProcessView, diagnosis: Diagnosis, limits: StallLimits) 
         "state": view.state.value,
         "exit_signal": view.exit_signal,
         "cuts": list(reading.cuts),
+        "waits_for": reading.waits_for,
         "detail": reading.detail,
         # The file format keeps the key "verdict", which users may parse.
         "verdict": diagnosis.kind.value,

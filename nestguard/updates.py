@@ -203,7 +203,7 @@ def _fixed(view: ProcessView) -> tuple[Any, ...]:
 
 
 def _without_cuts(view: ProcessView) -> ProcessView:
-    return replace(view, reading=replace(view.reading, cuts=()))
+    return replace(view, reading=replace(view.reading, cuts=(), waits_for=None))
 
 
 def _checked_row(values: Sequence[Any]) -> Row:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nestdata.batch.bad_audio import BadCut
 from nestdata.batch.mix import Mix
+from nestdata.batch.remote import RemoteStats
 
 
 class BatchIndex(NamedTuple):
@@ -49,6 +50,9 @@ class Microbatch:
     """Cuts that were replaced because their audio could not be used."""
 
     key: MicrobatchKey
+
+    remote: RemoteStats | None = None
+    """What reading from object stores has cost; None for corpora without remote audio."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors by field name, in the order of the fields."""

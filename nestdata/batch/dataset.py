@@ -20,6 +20,7 @@ from nestdata.batch.memory import BatchMemory, aligned
 from nestdata.batch.mix import Mix, SpeakerNoiseMixer, Speech, as_float32
 from nestdata.batch.noise import NoiseSampler, NoiseSpan
 from nestdata.batch.packed import PackedBatch
+from nestdata.batch.remote import CutsOf, RemoteConfig, RemoteReader
 from nestdata.batch.rows import ShortAudio, SpeechRows
 from nestdata.corpus.corpora import Corpora
 from nestdata.corpus.corpus import Corpus
@@ -43,6 +44,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             appends zeros.
         augment: Chains of audiomentations transforms; none by default.
         bad_audio: Tolerance of the loader for unusable audio.
+        remote: How audio in object stores is read; has no effect on other audio.
 
     Raises:
         ConfigError: The noise corpus and the speech have different sampling rates, or a transform cannot be used.
@@ -58,6 +60,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         short_audio: ShortAudio = "repeat",
         augment: AugmentConfig | None = None,
         bad_audio: BadAudioConfig | None = None,
+        remote: RemoteConfig | None = None,
     ) -> None:
         self.corpus = corpus if isinstance(corpus, Corpora) else Corpora([corpus])
         self.plan = plan
@@ -72,6 +75,17 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         self._mixture_chain = Chain(self.augment.mixture, rate, name="augment.mixture")
         if self.noise.corpus is not None:
             self.noise.corpus.check_rate(self.corpus.corpora[0])
+        self.remote: RemoteReader | None = None
+        """Reads audio from object stores; None if there is none there."""
+
+        if RemoteReader.is_needed(self.corpus, self.noise.corpus):
+            self.remote = RemoteReader(
+                self.corpus,
+                self.noise.corpus,
+                remote or RemoteConfig(),
+                repeats=plan.repeats_per_epoch,
+                cuts_of=self._cuts_of,
+            )
 
     def __getitem__(self, index: BatchIndex | tuple[int, int]) -> AudioNoiseBatch:
         """Returns the batch of (step, microbatch); steps continue to count after the first epoch.
@@ -81,11 +95,22 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         """
         return self.load(index)
 
-    def load(self, index: BatchIndex | tuple[int, int], memory: BatchMemory | None = None) -> AudioNoiseBatch:
-        """Does the work of `dataset[index]`, with the arrays of the batch in given memory."""
+    def load(
+        self,
+        index: BatchIndex | tuple[int, int],
+        memory: BatchMemory | None = None,
+        upcoming: Sequence[tuple[int, int]] = (),
+    ) -> AudioNoiseBatch:
+        """Does the work of `dataset[index]`, with the arrays of the batch in given memory.
+
+        Args:
+            index: As for `dataset[index]`.
+            memory: Memory for the arrays of the batch; new arrays by default.
+            upcoming: Indices of the next batches of this process, in order, of which remote audio is fetched already.
+        """
         memory = memory or BatchMemory()
         heartbeat = nestguard.current()
-        rows = self._rows(index, memory, heartbeat.note_cut, pcm16=False)
+        rows = self._rows(index, upcoming, memory, heartbeat.note_cut, pcm16=False)
         shape = rows.samples.shape
         noise, noisy = memory.zeros(shape, np.float32), memory.empty(shape, np.float32)
         speech = []
@@ -116,14 +141,21 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             mixes=mixes,
             bad_cuts=rows.bad_cuts,
             key=rows.key,
+            remote=None if self.remote is None else self.remote.new_stats(),
         )
 
-    def load_packed(self, index: BatchIndex | tuple[int, int], memory: BatchMemory | None = None) -> PackedBatch:
+    def load_packed(
+        self,
+        index: BatchIndex | tuple[int, int],
+        memory: BatchMemory | None = None,
+        upcoming: Sequence[tuple[int, int]] = (),
+    ) -> PackedBatch:
         """Returns the batch of (step, microbatch) in compact form; `unpack` gives the same bits as `dataset[index]`.
 
         Args:
             index: As for `dataset[index]`.
             memory: Memory for the arrays of the batch; new arrays by default.
+            upcoming: As for `load`.
 
         Raises:
             AudioError: The audio of a cut cannot be used, and neither can that of its substitutes.
@@ -132,7 +164,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         self._check_packable()
         memory = memory or BatchMemory()
         heartbeat = nestguard.current()
-        rows = self._rows(index, memory, heartbeat.note_cut, pcm16=True)
+        rows = self._rows(index, upcoming, memory, heartbeat.note_cut, pcm16=True)
         speech = rows.load_all()
         num_samples = rows.samples.shape[1]
         packed = memory.empty(self._most_mixed_samples(sum(len(cut.samples) for cut in speech), len(rows)), np.float32)
@@ -157,6 +189,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             mixes=mixes,
             bad_cuts=rows.bad_cuts,
             key=rows.key,
+            remote=None if self.remote is None else self.remote.new_stats(),
         )
 
     @property
@@ -219,15 +252,24 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             num_workers: Number of loader processes; the batches do not depend on it.
             pin_memory: Whether batches are in page-locked memory, for a GPU.
             packed: Whether batches are `PackedBatch`es, to be unpacked on a GPU.
-            start_method: How workers are started: "fork", "forkserver" or "spawn"; by default, as Python does.
+            start_method: How workers are started: "fork", "forkserver" or "spawn". By default, "forkserver" for audio
+                in object stores, whose client does not survive a fork, and otherwise as Python does.
             num_slots: Number of batches that the shared memory holds; by default, two for each worker and four for the
                 consumer. With 0, every batch is copied.
 
         Raises:
-            ConfigError: Packed batches are requested, but transforms change the noisy audio.
+            ConfigError: Packed batches are requested, but transforms change the noisy audio; or workers are to be
+                forked although audio is in an object store.
         """
         if packed:
             self._check_packable()
+        if self.remote is not None:
+            start_method = start_method or "forkserver"
+            if start_method == "fork" and num_workers:
+                raise ConfigError(
+                    "start_method is 'fork', but audio is read from an object store, whose client does not survive a "
+                    "fork. Leave it out, or use 'forkserver' or 'spawn'."
+                )
         return BatchLoader(
             self,
             batch_indices,
@@ -238,16 +280,45 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             pin_memory=pin_memory,
             start_method=start_method,
             num_slots=num_slots,
+            remote=self.remote,
         )
 
     def _rows(
-        self, index: tuple[int, int], memory: BatchMemory, on_cut: Callable[[str], None], *, pcm16: bool
+        self,
+        index: tuple[int, int],
+        upcoming: Sequence[tuple[int, int]],
+        memory: BatchMemory,
+        on_cut: Callable[[str], None],
+        *,
+        pcm16: bool,
     ) -> SpeechRows:
         step, microbatch = index
-        key = MicrobatchKey(self.plan.epoch(step), step, microbatch)
+        if self.remote is not None:
+            self.remote.begin((step, microbatch), upcoming)
         return SpeechRows(
-            self.corpus, self.plan, key, short_audio=self.short_audio, memory=memory, pcm16=pcm16, on_cut=on_cut
+            self.corpus,
+            self.plan,
+            self._key(step, microbatch),
+            short_audio=self.short_audio,
+            memory=memory,
+            pcm16=pcm16,
+            on_cut=on_cut,
+            remote=self.remote,
         )
+
+    def _key(self, step: int, microbatch: int) -> MicrobatchKey:
+        return MicrobatchKey(self.plan.epoch(step), step, microbatch)
+
+    def _cuts_of(self, index: tuple[int, int]) -> CutsOf:
+        """Returns the speech of a microbatch, and its noise unless a draw has to be repeated."""
+        key, speech = self._key(*index), self.plan.indices(*index).tolist()
+        noise = []
+        if self.mixer is not None and self.noise.corpus is not None:
+            for position in range(len(speech)):
+                seed, *counters = self._seed_and_counters(key, position)
+                if self.mixer.mixes_noise(StatelessRng(seed, "mix", *counters)):
+                    noise.append(self.noise.first_index(StatelessRng(seed, "noise", *counters)))
+        return CutsOf(speech, [each for each in noise if each is not None])
 
     def _augmented(
         self,
@@ -276,7 +347,12 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         seed, *counters = self._seed_and_counters(key, position)
 
         def draw_noise(num_samples: int) -> NoiseSpan:
-            span = self.noise.draw(num_samples, StatelessRng(seed, "noise", *counters), on_cut=on_cut)
+            span = self.noise.draw(
+                num_samples,
+                StatelessRng(seed, "noise", *counters),
+                on_cut=on_cut,
+                content_of=None if self.remote is None else self.remote.noise,
+            )
             if not self._noise_chain:
                 return span
             return replace(span, samples=self._noise_chain(span.samples, seed, *counters))

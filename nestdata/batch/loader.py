@@ -1,9 +1,13 @@
 """`BatchLoader`: batches in order, from this process or from workers that fill them in place in shared memory."""
 
 import logging
+import multiprocessing
+import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 from typing import Any, Generic, Literal
 
 import numpy as np
@@ -13,13 +17,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import nestguard
+from nestdata import fork_server
 from nestdata.batch.bad_audio import BadAudioConfig, BadAudioCounter
 from nestdata.batch.batch import Batch, BatchIndex, Microbatch
 from nestdata.batch.memory import BatchMemory, SlotRing
+from nestdata.batch.remote import NUM_AHEAD, RemoteReader
 from nestdata.plan.batch_plan import BatchPlan
 
 StartMethod = Literal["fork", "forkserver", "spawn"]
-Load = Callable[[tuple[int, int], BatchMemory | None], Batch]
+Load = Callable[..., Batch]
+"""Takes (step, microbatch), memory for the batch or None and, for remote audio, the next indices of the process."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +37,8 @@ _PREFETCH_FACTOR = 2
 # Batches that a consumer may keep without copies: Lightning holds the current, the next and the previous batch, and a
 # GPU may still copy from one more.
 _SLOTS_OF_CONSUMER = 4
+# What a loader worker imports until its first batch, unless it is forked from a process that has it.
+_NEEDED_BY_WORKERS = ("nestdata.batch.dataset", "torchaudio", "soundfile", "miniaudio")
 
 
 class BatchLoader(DataLoader[Batch], Generic[Batch]):
@@ -47,6 +56,7 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
         pin_memory: Whether batches are in page-locked memory.
         start_method: How workers are started; by default, as Python does.
         num_slots: Number of batches that the shared memory holds; by default, two for each worker and four more.
+        remote: The reader of remote audio that `load` uses; None if there is no remote audio.
     """
 
     def __init__(
@@ -61,6 +71,7 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
         pin_memory: bool = False,
         start_method: StartMethod | None = None,
         num_slots: int | None = None,
+        remote: RemoteReader | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -75,6 +86,9 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
         self.num_slots = _PREFETCH_FACTOR * num_workers + _SLOTS_OF_CONSUMER if num_slots is None else num_slots
         self._load = load
         self._slot_bytes = slot_bytes
+        self._start_method = start_method
+        self._remote = remote
+        self._num_ahead = 0 if remote is None else NUM_AHEAD
         self._ring: SlotRing | None = None
 
     @property
@@ -87,6 +101,8 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
             self.bad_cuts.add(len(batch.sample_id) + len(batch.bad_cuts), batch.bad_cuts)
             for mix in batch.mixes:
                 self.bad_noise.add(mix.num_reads, mix.bad_noise)
+            if self._remote is not None and batch.remote is not None:
+                self._remote.note_delivered(batch.remote)
             yield batch
 
     def _from_this_process(self) -> Iterator[Batch]:
@@ -94,7 +110,7 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
             DataLoader(
                 _BatchSource(self._load, None),
                 batch_size=None,
-                sampler=_SlotSampler(self.sampler, None),
+                sampler=_SlotSampler(self.sampler, None, num_ahead=self._num_ahead),
                 collate_fn=_unchanged,
                 pin_memory=self.pin_memory,
             )
@@ -103,7 +119,8 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
     def _from_workers(self) -> Iterator[Batch]:
         ring = (self._ring or self._new_ring()) if self.num_slots else None
         self._ring = None
-        sampler = _SlotSampler(self.sampler, ring)
+        sampler = _SlotSampler(self.sampler, ring, num_ahead=self._num_ahead, num_workers=self.num_workers)
+        context = self._new_context()
         workers = DataLoader(
             _BatchSource(self._load, ring),
             batch_size=None,
@@ -112,10 +129,12 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
             prefetch_factor=_PREFETCH_FACTOR,
             collate_fn=_unchanged,
             worker_init_fn=_StartWorker(self.num_workers, nestguard.current().slot),
-            multiprocessing_context=self.multiprocessing_context,
+            multiprocessing_context=context,
         )
         try:
-            for handed_over in workers:
+            for number, handed_over in enumerate(workers, 1):
+                if number == self.num_workers and isinstance(context, fork_server.UnnamedContext):
+                    context.remove_names()  # every worker has handed over a batch
                 if ring is not None and isinstance(handed_over, _FilledSlot):
                     sampler.slots_of_workers.remove(handed_over.slot)
                     yield handed_over.open(ring)
@@ -127,6 +146,13 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
             if not sampler.slots_of_workers:
                 self._ring = ring
 
+    def _new_context(self) -> Any:
+        """Returns what starts the workers of one iteration."""
+        if self._start_method != "forkserver":
+            return self.multiprocessing_context
+        start_fork_server()
+        return fork_server.UnnamedContext()
+
     def _new_ring(self) -> SlotRing:
         ring = SlotRing(self.num_slots, self._slot_bytes)
         if self.pin_memory:
@@ -134,19 +160,31 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
         return ring
 
 
-class _SlotSampler(Sampler[tuple[int, int, int | None]]):
-    """Adds to every batch index the slot that its worker fills, when the index is sent to the worker."""
+_Upcoming = tuple[tuple[int, int], ...]
 
-    def __init__(self, batch_indices: Any, ring: SlotRing | None) -> None:
+
+class _SlotSampler(Sampler[tuple[int, int, int | None, _Upcoming]]):
+    """Adds to every batch index the slot that its worker fills, and the next indices of this worker.
+
+    Args:
+        batch_indices: The (step, microbatch) of every batch.
+        ring: The slots, if there is shared memory.
+        num_ahead: Number of next indices. They are read from `batch_indices` ahead of their batches, but no further.
+        num_workers: Number of workers, which take the batches in turn.
+    """
+
+    def __init__(self, batch_indices: Any, ring: SlotRing | None, *, num_ahead: int = 0, num_workers: int = 0) -> None:
         self.slots_of_workers: set[int] = set()
         """Slots that a worker may still write to."""
 
         self._batch_indices = batch_indices
         self._ring = ring
+        self._num_ahead = num_ahead
+        self._num_workers = max(1, num_workers)
 
-    def __iter__(self) -> Iterator[tuple[int, int, int | None]]:
+    def __iter__(self) -> Iterator[tuple[int, int, int | None, _Upcoming]]:
         is_warned = False
-        for step, microbatch in self._batch_indices:
+        for (step, microbatch), upcoming in self._with_upcoming():
             slot = self._ring.acquire() if self._ring else None
             if slot is not None:
                 self.slots_of_workers.add(slot)
@@ -157,7 +195,17 @@ class _SlotSampler(Sampler[tuple[int, int, int | None]]):
                     "Drop batches that are no longer needed, or raise num_slots of the loader.",
                     self._ring.num_slots,
                 )
-            yield step, microbatch, slot
+            yield step, microbatch, slot, upcoming
+
+    def _with_upcoming(self) -> Iterator[tuple[tuple[int, int], _Upcoming]]:
+        """Yields every index with the next ones of its worker."""
+        indices = iter(self._batch_indices)
+        known = deque(islice(indices, 1 + self._num_ahead * self._num_workers))
+        while known:
+            index = known.popleft()
+            ahead = islice(known, self._num_workers - 1, None, self._num_workers)
+            yield index, tuple((step, microbatch) for step, microbatch in ahead)
+            known.extend(islice(indices, 1))
 
     def __len__(self) -> int:
         return len(self._batch_indices)
@@ -170,12 +218,13 @@ class _BatchSource(Dataset[Any]):
         self._load = load
         self._ring = ring
 
-    def __getitem__(self, index: tuple[int, int, int | None]) -> Any:
-        step, microbatch, slot = index
+    def __getitem__(self, index: tuple[int, int, int | None, _Upcoming]) -> Any:
+        step, microbatch, slot, upcoming = index
+        ahead = (upcoming,) if upcoming else ()
         if self._ring is None or slot is None:
-            return self._load((step, microbatch), None)
+            return self._load((step, microbatch), None, *ahead)
         memory = self._ring.bytes_of(slot)
-        return _FilledSlot.of(self._load((step, microbatch), BatchMemory(memory)), slot, memory)
+        return _FilledSlot.of(self._load((step, microbatch), BatchMemory(memory), *ahead), slot, memory)
 
 
 @dataclass(frozen=True)
@@ -237,6 +286,23 @@ class _StartWorker:
         # A forked worker inherits the handler of its rank; the default action ends the process.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_TO_FINISH))
+        # Blocked by the fork server. SIGINT stays blocked in its workers: their rank handles Ctrl-C for them.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1})
+        owner = multiprocessing.parent_process()
+        if owner is not None and owner.pid != os.getppid():
+            fork_server.end_with_parent()
+
+
+def start_fork_server(preload: Sequence[str] = ()) -> None:
+    """Starts the process from which loaders with the start method "forkserver" fork their workers.
+
+    Does nothing if it runs. A loader starts it with its first workers, which then wait until it has imported torch;
+    started earlier, it imports while the rank does something else.
+
+    Args:
+        preload: Modules that the program's main module imports, because every worker imports that module.
+    """
+    fork_server.start((*_NEEDED_BY_WORKERS, *preload))
 
 
 def microbatches(

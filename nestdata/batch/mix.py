@@ -104,6 +104,13 @@ class SpeakerNoiseMixer:
     def __init__(self, config: MixConfig | None = None) -> None:
         self.config = config or MixConfig()
 
+    def mixes_noise(self, rng: StatelessRng) -> bool:
+        """Returns whether a cut receives noise, given its fresh random numbers.
+
+        Exact unless a microbatch has only one cut, which receives noise in place of speech.
+        """
+        return rng.uniform() < self.config.prob and rng.uniform() < self.config.noise_ratio
+
     def __call__(
         self,
         position: int,

@@ -6,6 +6,7 @@ resort. Every fallback is counted.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -79,13 +80,25 @@ class NoiseSampler:
         self.corpus = corpus
         self.config = config or NoiseConfig()
 
-    def draw(self, num_samples: int, rng: StatelessRng, *, on_cut: Callable[[str], None] | None = None) -> NoiseSpan:
+    def first_index(self, rng: StatelessRng) -> int | None:
+        """Returns the index of the cut that `draw` reads first, given the same fresh random numbers."""
+        return None if self.corpus is None else rng.below(len(self.corpus))
+
+    def draw(
+        self,
+        num_samples: int,
+        rng: StatelessRng,
+        *,
+        on_cut: Callable[[str], None] | None = None,
+        content_of: Callable[[int], bytes | None] | None = None,
+    ) -> NoiseSpan:
         """Returns a span of noise of `num_samples` samples, or fewer if the noise cut is shorter.
 
         Args:
             num_samples: Number of samples, at least 1.
             rng: Source of the random numbers for the choice of noise, the position of the crop, and white noise.
             on_cut: Called with the id of each noise cut before it is decoded, for instance to refresh a heartbeat.
+            content_of: Returns the bytes of a noise cut by its index, for `Corpus.load`.
         """
         if self.corpus is None:
             return NoiseSpan(samples=np.zeros(num_samples, np.float32), kind="none")
@@ -93,7 +106,11 @@ class NoiseSampler:
         while len(bad) < self.config.max_reads:
             index = rng.below(len(self.corpus))
             try:
-                cut_id, samples, num_silent = self._crop(self.corpus, index, num_samples, rng, on_cut)
+                content = content_of(index) if content_of else None
+                read = partial(self.corpus.load, index, on_cut=on_cut, content=content)
+                cut_id, samples, num_silent = self._crop(
+                    read, self.corpus.num_samples_of(index) - num_samples + 1, num_samples, rng
+                )
             except AudioError as error:
                 bad.append(BadCut.of(self.corpus.line(index)["id"], error))
                 continue
@@ -111,27 +128,31 @@ class NoiseSampler:
 
     def _crop(
         self,
-        corpus: Corpus,
-        index: int,
+        read: Callable[..., tuple[str, NDArray[np.float32]]],
+        num_starts: int,
         num_samples: int,
         rng: StatelessRng,
-        on_cut: Callable[[str], None] | None,
     ) -> tuple[str, NDArray[np.float32] | None, int]:
         """Returns the id of a noise cut, a crop that is not silent, and the number of silent crops before it.
 
         The crop is None if all crops were silent.
+
+        Args:
+            read: Loads the cut, or a span of it.
+            num_starts: Number of positions at which a crop can start; below 1 if the cut is shorter than the crop.
+            num_samples: Length of the crop.
+            rng: Source of the positions.
         """
-        num_starts = corpus.num_samples_of(index) - num_samples + 1
         if num_starts <= 1:
-            cut_id, samples = corpus.load(index, on_cut=on_cut)
+            cut_id, samples = read()
             return (cut_id, None, 1) if self.is_silent(samples) else (cut_id, samples, 0)
         whole: NDArray[np.float32] | None = None
         for num_silent in range(self.config.max_crops):
             start = rng.below(num_starts)
             if num_silent < _CROPS_READ_SINGLY:
-                cut_id, samples = corpus.load(index, start=start, num_samples=num_samples, on_cut=on_cut)
+                cut_id, samples = read(start=start, num_samples=num_samples)
             else:  # mostly silence: reading the whole cut once is now cheaper
-                whole = corpus.load(index, on_cut=on_cut)[1] if whole is None else whole
+                whole = read()[1] if whole is None else whole
                 samples = whole[start : start + num_samples]
             if not self.is_silent(samples):
                 return cut_id, samples, num_silent

@@ -9,6 +9,7 @@ from nestdata.batch.bad_audio import BadCut
 from nestdata.batch.batch import MicrobatchKey
 from nestdata.batch.memory import BatchMemory
 from nestdata.batch.mix import Samples, Speech, as_float32
+from nestdata.batch.remote import RemoteReader
 from nestdata.corpus.corpora import Corpora
 from nestdata.errors import AudioError
 from nestdata.plan.batch_plan import BatchPlan
@@ -30,6 +31,7 @@ class SpeechRows:
         memory: Memory for the array, of which nothing may be in use yet.
         pcm16: Whether rows are 16-bit integers for as long as all cuts allow it; otherwise float32.
         on_cut: Called with the id of each cut before it is decoded.
+        remote: Returns the bytes of remote cuts; by default, all audio is read where it is decoded.
     """
 
     samples: Samples
@@ -48,6 +50,7 @@ class SpeechRows:
         memory: BatchMemory,
         pcm16: bool,
         on_cut: Callable[[str], None],
+        remote: RemoteReader | None = None,
     ) -> None:
         self.key = key
         self.bad_cuts = []
@@ -56,6 +59,7 @@ class SpeechRows:
         self._short_audio = short_audio
         self._memory = memory
         self._on_cut = on_cut
+        self._remote = remote
         self._corpus_indices = plan.indices(key.step, key.microbatch).tolist()
         self.samples = memory.empty(
             (len(self), plan.padded_samples(key.step, key.microbatch)), np.int16 if pcm16 else np.float32
@@ -82,6 +86,8 @@ class SpeechRows:
             try:
                 cut_id = self._decode(corpus_index, row, num_samples)
             except AudioError as error:
+                if self._remote is not None:
+                    self._remote.drop(corpus_index)
                 self.bad_cuts.append(BadCut.of(self._corpus.line(corpus_index)["id"], error))
                 corpus_index = self._plan.substitute(self.key.step, self.key.microbatch, row, attempt)
                 continue
@@ -94,14 +100,15 @@ class SpeechRows:
 
     def _decode(self, corpus_index: int, row: int, num_samples: int) -> str:
         """Decodes a cut to the start of a row and returns its id."""
+        content = None if self._remote is None else self._remote.speech(corpus_index)
         if self.samples.dtype == np.int16:
             out = self.samples[row, :num_samples]
-            cut_id, is_loaded = self._corpus.load_pcm16(corpus_index, out=out, on_cut=self._on_cut)
+            cut_id, is_loaded = self._corpus.load_pcm16(corpus_index, out=out, on_cut=self._on_cut, content=content)
             if is_loaded:
                 return cut_id
         # A cut that cannot be used raises here, so that 16-bit rows stay.
         out = np.empty(num_samples, np.float32) if self.samples.dtype == np.int16 else self.samples[row, :num_samples]
-        cut_id, _ = self._corpus.load(corpus_index, out=out, on_cut=self._on_cut)
+        cut_id, _ = self._corpus.load(corpus_index, out=out, on_cut=self._on_cut, content=content)
         if self.samples.dtype == np.int16:
             self._widen()
             self.samples[row, :num_samples] = out

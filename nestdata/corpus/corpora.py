@@ -61,17 +61,17 @@ class Corpora:
 
     def line(self, index: int) -> dict[str, Any]:
         """Returns a cut as a dict; see `Corpus.line`."""
-        corpus, own_index = self._locate(index)
+        corpus, own_index = self.locate(index)
         return corpus.line(own_index)
 
     def load(self, index: int, **options: Any) -> tuple[str, NDArray[np.float32]]:
         """Returns the id and the samples of a cut; options and errors are those of `Corpus.load`."""
-        corpus, own_index = self._locate(index)
+        corpus, own_index = self.locate(index)
         return corpus.load(own_index, **options)
 
     def load_pcm16(self, index: int, **options: Any) -> tuple[str, bool]:
         """Loads a cut as 16-bit integers if it can; options, result and errors are those of `Corpus.load_pcm16`."""
-        corpus, own_index = self._locate(index)
+        corpus, own_index = self.locate(index)
         return corpus.load_pcm16(own_index, **options)
 
     def address(self, index: int) -> Address | None:
@@ -86,14 +86,19 @@ class Corpora:
 
     def num_samples_of(self, index: int) -> int:
         """Returns the length of one cut in samples."""
-        corpus, own_index = self._locate(index)
+        corpus, own_index = self.locate(index)
         return corpus.num_samples_of(own_index)
 
     def has_bank(self, index: int) -> bool:
         """Returns whether a cut is read from a sample bank; see `Corpus.has_bank`."""
-        return self._locate(index)[0].has_bank
+        return self.locate(index)[0].has_bank
 
-    def _locate(self, index: int) -> tuple[Corpus, int]:
+    def locate(self, index: int) -> tuple[Corpus, int]:
+        """Returns the corpus of a cut, and its index there.
+
+        Raises:
+            IndexError: There is no such cut.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} of {len(self)} cuts")
         number = bisect_right(self._first_indices, index) - 1

@@ -2,16 +2,15 @@
 
 import logging
 import multiprocessing
-import os
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import forkserver, resource_tracker
 from typing import Any, TypeVar
 
+from nestdata import fork_server
 from nestdata.errors import ConfigError, CorpusError
 
 _Task = TypeVar("_Task")
@@ -98,9 +97,8 @@ def _local_processes(number: int, preload: Sequence[str]) -> Iterator[Executor]:
     """Yields an executor whose processes are killed as soon as the caller's block raises an error."""
     # The fork server has no threads, so forking it is safe; it imports the preloaded modules once for all processes.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
     with _delayed_ctrl_c():
-        _start_fork_server()
+        fork_server.start(preload)
     others = multiprocessing.active_children()
     with ProcessPoolExecutor(number, mp_context=context, initializer=_start_worker) as executor:
         try:
@@ -110,16 +108,6 @@ def _local_processes(number: int, preload: Sequence[str]) -> Iterator[Executor]:
                 if process not in others:
                     process.kill()
             raise
-
-
-def _start_fork_server() -> None:
-    """Starts the fork server with SIGINT blocked, which its processes inherit: this process handles Ctrl-C for all."""
-    resource_tracker.ensure_running()  # before blocking: starting it unblocks SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -159,12 +147,5 @@ def _dask_client(address: str) -> Any:
 
 def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # if the fork server was started elsewhere, SIGINT is not blocked
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Ends this process when its parent has ended; a parent that is killed cannot stop its children itself."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    fork_server.end_with_parent()

@@ -96,5 +96,6 @@ class MaskedBatch:
             mixes=batch.mixes,
             bad_cuts=batch.bad_cuts,
             key=batch.key,
+            remote=batch.remote,
         )
         return inputs.to(device, non_blocking=non_blocking)

@@ -5,7 +5,7 @@ and yields the batches of the next one. There is therefore no loader state to sa
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -28,8 +28,11 @@ from nestdata import (
     NoiseSampler,
     PackedBatch,
     PlanConfig,
+    RemoteConfig,
     ShortAudio,
     SpeakerNoiseMixer,
+    StartMethod,
+    start_fork_server,
 )
 from nestmodel.errors import ConfigError
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
@@ -52,7 +55,10 @@ class NestDataModule(pl.LightningDataModule):
         short_audio: How cuts shorter than `plan.min_audio_seconds` are lengthened.
         augment: Chains of audiomentations transforms, applied in training only.
         bad_audio: Tolerance for unreadable audio.
+        remote: How audio in object stores is read.
         num_workers: Loader processes per rank. The batches do not depend on it.
+        start_method: How loader processes are started. By default, `nestmodel` uses a fork server; otherwise, see
+            `AudioNoiseDataset.loader`.
 
     Raises:
         NestDataError: A corpus cannot be opened, or its cuts do not fit the plan.
@@ -71,12 +77,16 @@ class NestDataModule(pl.LightningDataModule):
         augment: AugmentConfig = AugmentConfig(),
         bad_audio: BadAudioConfig = BadAudioConfig(),
         num_workers: int = 2,
+        start_method: StartMethod | None = None,
+        remote: RemoteConfig = RemoteConfig(),
     ) -> None:
         super().__init__()
         self.mixer = SpeakerNoiseMixer(mix)
         self.short_audio = short_audio
         self.bad_audio = bad_audio
+        self.remote = remote
         self.num_workers = num_workers
+        self.start_method: StartMethod | None = start_method
         # Opening a corpus is cheap. Opened here, a wrong path ends the run before it has written any file.
         self.noise = NoiseSampler(Corpus.open(noise) if noise else None, noise_sampler)
         self.train_dataset = self._open(corpus if isinstance(corpus, list) else [corpus], plan, augment)
@@ -167,9 +177,25 @@ class NestDataModule(pl.LightningDataModule):
             num_workers: Number of loader processes; by default, that of the data module.
         """
         num_workers = self.num_workers if num_workers is None else num_workers
+        method = self.start_method
         if on_gpu and dataset.is_packable:
-            return dataset.loader(batch_indices, num_workers=num_workers, pin_memory=True, packed=True)
-        return dataset.loader(batch_indices, num_workers=num_workers, pin_memory=on_gpu)
+            return dataset.loader(
+                batch_indices, num_workers=num_workers, pin_memory=True, packed=True, start_method=method
+            )
+        return dataset.loader(batch_indices, num_workers=num_workers, pin_memory=on_gpu, start_method=method)
+
+    def use_fork_server(self, preload: Sequence[str] = ()) -> None:
+        """Starts loader workers from a fork server unless `start_method` was given, and the fork server now.
+
+        For programs whose main module may be imported again in every worker. A worker that is forked from a rank with
+        threads, such as gloo's, may deadlock.
+
+        Args:
+            preload: Modules that the program's main module imports.
+        """
+        self.start_method = self.start_method or "forkserver"
+        if self.num_workers and self.start_method == "forkserver":
+            start_fork_server(preload)
 
     def _loader(
         self, dataset: AudioNoiseDataset, next_step: Callable[[], int]
@@ -188,6 +214,7 @@ class NestDataModule(pl.LightningDataModule):
             short_audio=self.short_audio,
             augment=augment,
             bad_audio=self.bad_audio,
+            remote=self.remote,
         )
 
     @staticmethod

@@ -20,6 +20,7 @@ import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 
+import nestdata.batch.loader
 import nestdata.corpus.corpus
 from nestdata import AudioNoiseBatch, AudioNoiseDataset
 from nestmodel import Checkpoints, NestModel
@@ -53,9 +54,9 @@ class Fault(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         assert isinstance(pl_module, NestModel)
         if self.kind == "sleep in loading":
-            hang_loading_at(self.index)
+            in_every_loader(hang_loading_at, self.index)
         elif self.kind == "kill a worker that fills a slot":
-            die_in_loading_at(self.index)
+            in_every_loader(die_in_loading_at, self.index)
         elif self.kind == "end early":
             end_data_at(self.index)
         elif self.kind == "skip a collective":
@@ -128,6 +129,24 @@ def hold_the_gil() -> None:
 def sleep_in_loading() -> None:
     record_fault_time()
     time.sleep(HANG_S)
+
+
+class FaultyWorker:
+    """Starts a loader worker with a fault, which it would not inherit from its rank through a fork server."""
+
+    def __init__(self, start: Callable[[int], None], add_fault: Callable[[tuple[int, int]], None], index: Any) -> None:
+        self.start, self.add_fault, self.index = start, add_fault, index
+
+    def __call__(self, worker_id: int) -> None:
+        self.start(worker_id)
+        self.add_fault(self.index)
+
+
+def in_every_loader(add_fault: Callable[[tuple[int, int]], None], index: tuple[int, int]) -> None:
+    """Adds a fault to this process, and to the loader workers that it starts."""
+    start = nestdata.batch.loader._StartWorker
+    nestdata.batch.loader._StartWorker = lambda *options: FaultyWorker(start(*options), add_fault, index)  # type: ignore[assignment, misc]
+    add_fault(index)
 
 
 def hang_loading_at(index: tuple[int, int]) -> None:

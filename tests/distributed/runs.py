@@ -34,6 +34,7 @@ class Run:
     max_steps: int
     world_size: int = 1
     num_workers: int = 0
+    start_method: str | None = None
     every_n_steps: int = 1
     limits: dict[str, float] | None = None
     """Limits of the stall guard; None turns it off."""
@@ -138,6 +139,7 @@ class Run:
             "directory": str(self.directory),
             "max_steps": self.max_steps,
             "num_workers": self.num_workers,
+            "start_method": self.start_method,
             "every_n_steps": self.every_n_steps,
             "faults": [{"rank": rank, "what": list(what)} for rank, what in (faults or {}).items()],
             "limits": self.limits,

@@ -45,15 +45,15 @@ def verdicts(report: dict[str, Any]) -> dict[str, str]:
 
 
 def left_running(run: Run) -> list[str]:
-    """Returns the command lines of processes that contain the directory of the run."""
+    """Returns the command lines of processes that have the directory of the run in it or in their environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = path.read_bytes().replace(b"\0", b" ").decode()
+            words, environment = (path.with_name(name).read_bytes().decode() for name in ("cmdline", "environ"))
         except OSError:
             continue
-        if str(run.directory) in words and int(path.parent.name) != os.getpid():
-            found.append(words)
+        if str(run.directory) in words + environment and int(path.parent.name) != os.getpid():
+            found.append(words.replace("\0", " "))
     return found
 
 
@@ -75,21 +75,22 @@ def gone_soon(run: Run) -> bool:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "num_workers"),
+    ("what", "num_workers", "start_method"),
     [
-        pytest.param("a cut that cannot be loaded", 0, marks=faults),
-        pytest.param("a cut that cannot be loaded", 2, marks=faults),
-        pytest.param("an encoder that hangs", 0, marks=faults),
-        pytest.param("a GIL that is held", 0, marks=faults),
-        pytest.param("SIGSTOP", 0, marks=faults),
-        pytest.param("SIGSTOP of rank 0", 0, marks=faults),
+        pytest.param("a cut that cannot be loaded", 0, None, marks=faults),
+        pytest.param("a cut that cannot be loaded", 2, "fork", marks=faults),
+        pytest.param("a cut that cannot be loaded", 2, "forkserver", marks=faults),
+        pytest.param("an encoder that hangs", 0, None, marks=faults),
+        pytest.param("a GIL that is held", 0, None, marks=faults),
+        pytest.param("SIGSTOP", 0, None, marks=faults),
+        pytest.param("SIGSTOP of rank 0", 0, None, marks=faults),
     ],
 )
 def test_a_rank_that_stalls_the_others_is_reported_with_its_stack(
-    messy_corpora: MessyCorpora, tmp_path: Path, what: str, num_workers: int
+    messy_corpora: MessyCorpora, tmp_path: Path, what: str, num_workers: int, start_method: str | None
 ) -> None:
     rank, fault, phase, verdict, function = STALLS[what]
-    run = started(messy_corpora, tmp_path, num_workers=num_workers, max_minutes=60)
+    run = started(messy_corpora, tmp_path, num_workers=num_workers, start_method=start_method, max_minutes=60)
     codes = run.start(faults={rank: fault})
     log = run.log(0) + run.log(1)
     assert codes == [EXIT_STALLED] * 2, log
@@ -144,7 +145,9 @@ def test_a_rank_that_ends_is_reported_immediately_and_the_others_end_too(
     messy_corpora: MessyCorpora, tmp_path: Path, what: str
 ) -> None:
     rank, fault, verdict = ENDS[what]
-    run = started(messy_corpora, tmp_path, limits={**LIMITS, "step_s": 100.0})
+    # Workers of a fork server are no children of their rank.
+    workers = {"num_workers": 2, "start_method": "forkserver"} if what == "SIGKILL" else {}
+    run = started(messy_corpora, tmp_path, limits={**LIMITS, "step_s": 100.0}, **workers)
     codes = run.start(faults={rank: fault})
     log = run.log(0) + run.log(1)
     # The other rank may have failed by itself because the connection was closed.
@@ -179,9 +182,12 @@ def test_a_rank_that_skips_a_collective_is_reported_although_another_rank_fails(
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @faults
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 @pytest.mark.parametrize("fault", ["kill a worker", "kill a worker that fills a slot"])
-def test_a_killed_loader_worker_is_reported(messy_corpora: MessyCorpora, tmp_path: Path, fault: str) -> None:
-    run = started(messy_corpora, tmp_path, num_workers=2)
+def test_a_killed_loader_worker_is_reported(
+    messy_corpora: MessyCorpora, tmp_path: Path, fault: str, start_method: str
+) -> None:
+    run = started(messy_corpora, tmp_path, num_workers=2, start_method=start_method)
     codes = run.start(faults={1: (fault, 1, 2)})
     log = run.log(0) + run.log(1)
     assert codes[0] in (1, EXIT_STALLED), log

@@ -81,6 +81,7 @@ def main(argv: list[str]) -> None:
         microbatches_per_step=MICROBATCHES_PER_STEP,
         num_workers=run["num_workers"],
     )
+    data.start_method = run["start_method"]
     path = None if rank == run["blind_rank"] else newest_checkpoint(directory)
     runner.fit(NestModel(tiny_config()), datamodule=data, ckpt_path=path)
 

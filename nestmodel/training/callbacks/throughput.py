@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytorch_lightning as pl
 
+from nestdata import RemoteStats
 from nestmodel.nn.network_input import NetworkInput
 from nestmodel.training.module import NestModel
 from nestmodel.training.step_limits import ends_step
@@ -37,6 +38,8 @@ class Throughput(pl.Callback):
         self._replaced += len(batch.bad_cuts)
         self._failed_reads += sum(len(mix.bad_noise) for mix in batch.mixes)
         self._white += sum("white noise" in mix.sources for mix in batch.mixes)
+        if batch.remote is not None:
+            self._remote = batch.remote + (self._remote or RemoteStats())
         is_step = ends_step(trainer, batch_idx)
         every: int = cast(Any, trainer).log_every_n_steps  # exists, but is missing in Lightning's annotations
         if is_step and trainer.global_step % max(1, every) == 0:
@@ -51,6 +54,7 @@ class Throughput(pl.Callback):
                     "cuts_replaced": self._replaced,
                     "noise_failed_reads": self._failed_reads,
                     "noise_white": self._white,
+                    **self._remote_numbers(),
                 }
             )
             self._reset()
@@ -63,6 +67,19 @@ class Throughput(pl.Callback):
         """Stops the clock."""
         self._batch_ended = None
 
+    def _remote_numbers(self) -> dict[str, float]:
+        """Returns what reading from object stores has cost this rank; nothing for a corpus that is not remote."""
+        counted = self._remote
+        if counted is None:
+            return {}
+        return {
+            "remote_wait": counted.wait_s,
+            "remote_retries": counted.retries,
+            "bytes_fetched": counted.bytes_fetched,
+            "cache_hits": counted.cache_hits,
+        }
+
     def _reset(self) -> None:
         self._working_s = self._waiting_s = 0.0
+        self._remote: RemoteStats | None = None
         self._samples = self._padded_samples = self._replaced = self._failed_reads = self._white = 0

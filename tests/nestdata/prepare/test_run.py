@@ -580,12 +580,11 @@ def test_the_worker_processes_of_a_killed_prepare_end_by_themselves(manifest: Pa
 def test_ctrl_c_while_worker_processes_start_ends_them_with_one_traceback(manifest: Path, tmp_path: Path) -> None:
     program = """
 import sys
-from nestdata import prepare_corpus
-from nestdata.prepare import pool
-def start_and_print(start=pool._start_fork_server):
-    start()
+from nestdata import fork_server, prepare_corpus
+def start_and_print(preload, start=fork_server.start):
+    start(preload)
     print("starting", flush=True)
-pool._start_fork_server = start_and_print
+fork_server.start = start_and_print
 prepare_corpus([sys.argv[1]], sys.argv[2], jobs=2)
 """
     command = [sys.executable, "-c", program, str(manifest), str(tmp_path / "speech.corpus")]

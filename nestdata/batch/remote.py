@@ -1,0 +1,281 @@
+"""`RemoteReader`: the bytes of remote cuts for the batches of one process, from the read-ahead, the cache or the store.
+
+Only corpora with audio in object stores use it; local audio, in tars as well, is read where it is decoded.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nestguard
+from nestdata.batch.read_ahead import ReadAhead, Request
+from nestdata.config_checks import require, require_at_least
+from nestdata.corpus.cache import PinnedCache, is_pinned, num_bytes_of
+from nestdata.corpus.corpora import Corpora
+from nestdata.corpus.corpus import Corpus
+from nestdata.corpus.members import is_intact
+from nestdata.errors import StorageError
+from nestdata.storage import Storage, StorageConfig, is_url, redacted
+
+_log = logging.getLogger(__name__)
+
+NUM_AHEAD = 8
+"""Number of next microbatches that a loading process knows; `ahead_bytes` limits what it fetches of them."""
+
+Index = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteConfig:
+    """How audio in object stores is read. Decides nothing about batches, and may change on resume."""
+
+    patience_s: float = 240.0
+    """Seconds for which a request that fails for a transient reason is repeated, before the run ends. Less than the
+    stall guard's limit for loading, `guard.limits.step_s`."""
+
+    max_requests: int = 32
+    """Requests of one loading process at the same time."""
+
+    ahead_bytes: int = 64_000_000
+    """Bytes that a loading process holds or requests ahead of the microbatch that it loads."""
+
+    cache_dir: Path | None = None
+    """Folder of the cache, on a disk of the node; the ranks of a node share it. None: no cache."""
+
+    cache_bytes: int = 0
+    """Limit for the content of the cache, for all ranks of a node together."""
+
+    def __post_init__(self) -> None:
+        require(self.patience_s > 0, "remote.patience_s", self.patience_s, "a positive number of seconds")
+        require_at_least(1, "remote", self, "max_requests")
+        require_at_least(0, "remote", self, "ahead_bytes", "cache_bytes")
+        expected = "a positive number with remote.cache_dir, otherwise 0"
+        require((self.cache_dir is None) == (self.cache_bytes == 0), "remote.cache_bytes", self.cache_bytes, expected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteStats:
+    """What reading from object stores has cost a batch, or several. `first + second` is their sum."""
+
+    wait_s: float = 0.0
+    """Seconds for which the loading process waited for bytes."""
+
+    retries: int = 0
+    """Repeated requests."""
+
+    bytes_fetched: int = 0
+    """Bytes read from stores, some of them for later batches."""
+
+    cache_hits: int = 0
+    """Cuts read from the cache."""
+
+    cache_failure: str = ""
+    """Why the cache is no longer written; empty while it works."""
+
+    def __add__(self, other: "RemoteStats") -> "RemoteStats":
+        return RemoteStats(
+            wait_s=self.wait_s + other.wait_s,
+            retries=self.retries + other.retries,
+            bytes_fetched=self.bytes_fetched + other.bytes_fetched,
+            cache_hits=self.cache_hits + other.cache_hits,
+            cache_failure=self.cache_failure or other.cache_failure,
+        )
+
+    def since(self, before: "RemoteStats") -> "RemoteStats":
+        """Returns the difference to an earlier count."""
+        return RemoteStats(
+            wait_s=self.wait_s - before.wait_s,
+            retries=self.retries - before.retries,
+            bytes_fetched=self.bytes_fetched - before.bytes_fetched,
+            cache_hits=self.cache_hits - before.cache_hits,
+            cache_failure=self.cache_failure,
+        )
+
+
+class CutsOf(NamedTuple):
+    """The cuts that a microbatch reads, as indices into their corpora."""
+
+    speech: list[int]
+    noise: list[int]
+
+
+class RemoteReader:
+    """Reads the bytes of remote cuts ahead of the batches of a process.
+
+    Pickles as its settings: every process has threads and connections of its own.
+
+    Args:
+        speech: The speech.
+        noise: The noise corpus, if there is one.
+        config: Patience and limits.
+        repeats: How often the cuts of each corpus of speech are seen in an epoch.
+        cuts_of: Returns the cuts of a microbatch, as far as they are known before it is loaded.
+    """
+
+    was_reached: bool = False
+    """Whether a store has delivered a batch in this run; a new process then waits for it with full patience."""
+
+    def __init__(
+        self,
+        speech: Corpora,
+        noise: Corpus | None,
+        config: RemoteConfig,
+        *,
+        repeats: Sequence[float],
+        cuts_of: Callable[[Index], CutsOf],
+    ) -> None:
+        self.config = config
+        self._speech = speech
+        self._noise = noise
+        self._repeats = tuple(repeats)
+        self._cuts_of = cuts_of
+        self._process: _ReaderOfProcess | None = None
+        self._has_warned = False
+
+    @staticmethod
+    def is_needed(speech: Corpora, noise: Corpus | None) -> bool:
+        """Returns whether any audio is read from an object store."""
+        return speech.is_remote or (noise is not None and noise.is_remote)
+
+    def begin(self, index: Index, upcoming: Iterable[Index]) -> None:
+        """Requests the bytes of a microbatch, and then those of the next ones."""
+        if self._process is None:
+            shares = _shares(self.config.cache_bytes, self._speech, self._noise, self._repeats)
+            self._process = _ReaderOfProcess(self.config, shares, self.was_reached)
+        self._process.begin(index, upcoming, self._requests)
+
+    def speech(self, index: int) -> bytes | None:
+        """Returns the bytes of a cut of the speech; None if `Corpora.load` has to read them.
+
+        Raises:
+            StorageError: The store did not answer within the patience, or refuses the credentials.
+        """
+        corpus, own_index = self._speech.locate(index)
+        return self._take(corpus, own_index)
+
+    def noise(self, index: int) -> bytes | None:
+        """Returns the bytes of a cut of the noise; result and errors are those of `speech`."""
+        return None if self._noise is None else self._take(self._noise, index)
+
+    def drop(self, index: int) -> None:
+        """Removes a cut of the speech whose audio could not be used from the cache."""
+        process, (corpus, own_index) = self._started(), self._speech.locate(index)
+        request = process.request(corpus, own_index)
+        if request is not None and process.cache is not None:
+            process.cache.drop(request.address)
+
+    def new_stats(self) -> RemoteStats:
+        """Returns what was counted in this process since the last call."""
+        return self._started().new_stats()
+
+    def note_delivered(self, stats: RemoteStats) -> None:
+        """Notes in the rank that a batch has arrived. Logs once if the cache of a process has failed."""
+        self.was_reached = True
+        if stats.cache_failure and not self._has_warned:
+            self._has_warned = True
+            _log.warning("%s", stats.cache_failure)
+
+    def _requests(self, index: Index) -> list[Request]:
+        process, cuts = self._started(), self._cuts_of(index)
+        found = [process.request(*self._speech.locate(cut)) for cut in cuts.speech]
+        if self._noise is not None:
+            found += [process.request(self._noise, cut) for cut in cuts.noise]
+        return [request for request in found if request is not None]
+
+    def _take(self, corpus: Corpus, index: int) -> bytes | None:
+        process = self._started()
+        request = process.request(corpus, index)
+        if request is None:
+            return None
+
+        def note_wait() -> None:
+            nestguard.current().note_wait(corpus.line(index)["id"], redacted(request.address.location))
+
+        return process.ahead.take(request, note_wait)
+
+    def _started(self) -> "_ReaderOfProcess":
+        assert self._process is not None, "begin() comes first"
+        return self._process
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_process": None}
+
+
+class _ReaderOfProcess:
+    """The threads, the connections and the cache of one process.
+
+    Args:
+        config: Patience and limits.
+        shares: The share of each corpus that the cache keeps, by path.
+        was_reached: Whether the run has read from its stores before.
+    """
+
+    def __init__(self, config: RemoteConfig, shares: Mapping[Path, float], was_reached: bool) -> None:
+        first_contact_s = config.patience_s if was_reached else StorageConfig().first_contact_s
+        self._storage = Storage(
+            StorageConfig(
+                patience_s=config.patience_s, max_requests=config.max_requests, first_contact_s=first_contact_s
+            )
+        )
+        self.cache = None if config.cache_dir is None else PinnedCache(config.cache_dir, config.cache_bytes)
+        self.ahead = ReadAhead(self._fetch, num_threads=config.max_requests, max_bytes=config.ahead_bytes)
+        self._shares = shares
+        self._known: dict[Index, list[Request]] = {}
+        self._num_hits = 0
+        self._reported = RemoteStats()
+
+    def begin(self, index: Index, upcoming: Iterable[Index], requests_of: Callable[[Index], list[Request]]) -> None:
+        indices = [index, *upcoming]
+        self._known = {each: self._known.get(each) or requests_of(each) for each in indices}
+        self.ahead.begin(self._known[index], [self._known[each] for each in indices[1:]])
+
+    def request(self, corpus: Corpus, index: int) -> Request | None:
+        """Returns what to request for a cut; None if it is not read from an object store."""
+        address = None if corpus.has_bank else corpus.address(index)
+        if address is None or not is_url(address.location):
+            return None
+        return Request(address, self.cache is not None and is_pinned(address, self._shares[corpus.path]))
+
+    def new_stats(self) -> RemoteStats:
+        counted = self._storage.stats
+        total = RemoteStats(
+            wait_s=self.ahead.waited_s,
+            retries=counted.retries,
+            bytes_fetched=counted.bytes_read,
+            cache_hits=self._num_hits,
+            cache_failure="" if self.cache is None else self.cache.failure,
+        )
+        before, self._reported = self._reported, total
+        return total.since(before)
+
+    def _fetch(self, request: Request) -> bytes | None:
+        """Returns the bytes of a request, from the cache or the store; None if the store does not have them."""
+        address, cache = request.address, self.cache if request.is_pinned else None
+        content = None if cache is None else cache.get(address)
+        if content is not None:
+            self._num_hits += 1
+            return content
+        try:
+            content = self._storage.read_range(
+                address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
+            )
+        except StorageError as error:
+            if error.kind in ("missing", "changed"):
+                return None  # the cut is replaced where its audio is loaded
+            raise
+        if cache is not None and is_intact(address, content):
+            cache.put(address, content)
+        return content
+
+
+def _shares(num_bytes: int, speech: Corpora, noise: Corpus | None, repeats: Sequence[float]) -> Mapping[Path, float]:
+    """Divides the cache among corpora, by path: noise first, then those whose cuts are seen most often."""
+    in_order = [corpus for _, corpus in sorted(zip(repeats, speech.corpora, strict=True), key=lambda pair: -pair[0])]
+    left, shares = num_bytes, {}
+    for corpus in ([noise] if noise is not None else []) + in_order:
+        needed = num_bytes_of(corpus) if num_bytes and corpus.is_remote else 0
+        shares[corpus.path] = min(1.0, left / needed) if needed else 0.0
+        left = max(0, left - needed)
+    return shares

@@ -1,0 +1,155 @@
+"""`PinnedCache`: a share of the bytes of remote corpora on a local disk, shared by all processes of a node.
+
+Every cut is read about once an epoch, so a cache that evicts would drop nearly all bytes before they are read again.
+Here, the share that fits is chosen by a hash, and stays.
+
+    CACHE/0a3/0a3f...     the bytes of a member, and their crc32 in the last four bytes
+    CACHE/partial/        files that are being written; a complete one is renamed
+    CACHE/used            number of bytes written, in decimal
+"""
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from zlib import crc32
+
+from nestdata.corpus.addresses import Address
+from nestdata.corpus.corpus import Corpus
+
+_CHECKSUM = struct.Struct("<I")
+# Bounds the time to open a corpus of any size.
+_MAX_SAMPLED = 2000
+# What is not complete after this time, in seconds, was left behind by a process that was killed.
+_STALE_S = 3600.0
+
+
+class PinnedCache:
+    """Files with the bytes of members, written once and checked on every read. Thread-safe.
+
+    A disk that is full, or fails, costs only hits: `failure` then says what happened, and nothing more is written.
+
+    Args:
+        directory: On a disk of this node; created if it is missing.
+        max_bytes: Limit for the content of all files, over all processes that use the directory.
+    """
+
+    failure: str = ""
+    """Why nothing more is written; empty while the cache works."""
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self._directory = Path(directory)
+        self._max_bytes = max_bytes
+        try:
+            (self._directory / "partial").mkdir(parents=True, exist_ok=True)
+            self._remove_stale()
+        except OSError as error:
+            self._give_up(error)
+
+    def get(self, address: Address) -> bytes | None:
+        """Returns the bytes at an address, or None if the cache does not hold them. Drops a damaged file."""
+        path = self._path(address)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        content, checksum = data[: address.length], crc32(data[: address.length])
+        is_complete = data[address.length :] == _CHECKSUM.pack(checksum)
+        if is_complete and (address.crc32 is None or address.crc32 == checksum):
+            return content
+        self.drop(address)
+        return None
+
+    def put(self, address: Address, content: bytes) -> None:
+        """Adds the bytes at an address, if there is room for them and the disk takes them."""
+        path = self._path(address)
+        if self.failure or path.exists():
+            return
+        partial = self._directory / "partial" / f"{path.name}.{os.getpid()}.{threading.get_ident()}"
+        try:
+            if not self._reserve(len(content)):
+                return
+            try:
+                partial.write_bytes(content + _CHECKSUM.pack(crc32(content)))
+                path.parent.mkdir(exist_ok=True)
+                partial.rename(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    partial.unlink()
+                self._reserve(-len(content))
+                raise
+        except FileNotFoundError:
+            pass  # another process has cleared the directory
+        except OSError as error:
+            self._give_up(error)
+
+    def drop(self, address: Address) -> None:
+        """Removes the bytes at an address; does nothing if the cache does not hold them."""
+        with contextlib.suppress(OSError):
+            self._path(address).unlink()
+            self._reserve(-address.length)
+
+    def _path(self, address: Address) -> Path:
+        name = f"{_hash_of(address):032x}"
+        return self._directory / name[:3] / name
+
+    def _reserve(self, num_bytes: int) -> bool:
+        """Adds to the number of bytes used by all processes; returns False, and adds nothing, beyond the limit."""
+        with self._locked_counter() as file:
+            used = int(os.pread(file, 32, 0) or b"0") + num_bytes
+            if num_bytes > 0 and used > self._max_bytes:
+                return False
+            # Of fixed length, so that it is overwritten in place even if the disk is full.
+            os.pwrite(file, b"%032d" % max(0, used), 0)
+            return True
+
+    @contextlib.contextmanager
+    def _locked_counter(self) -> Iterator[int]:
+        file = os.open(self._directory / "used", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+        finally:
+            os.close(file)  # also unlocks it
+
+    def _remove_stale(self) -> None:
+        for path in (self._directory / "partial").iterdir():
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _STALE_S:
+                    path.unlink()
+
+    def _give_up(self, error: OSError) -> None:
+        self.failure = (
+            f"{self._directory}: the cache cannot be written ({error.strerror or error}). The run goes on and reads "
+            "from the store what is not in the cache. Free some space, or lower data.remote.cache_bytes."
+        )
+
+
+def is_pinned(address: Address, share: float) -> bool:
+    """Returns whether an address belongs to the given share of all addresses, in [0, 1].
+
+    The choice depends on the address alone, and a smaller share is a part of a larger one.
+    """
+    return _hash_of(address) < share * 2**128
+
+
+def num_bytes_of(corpus: Corpus) -> int:
+    """Returns the approximate number of bytes of all members of a corpus."""
+    num_cuts = len(corpus)
+    sampled = range(0, num_cuts, -(-num_cuts // _MAX_SAMPLED))
+    lengths = [address.length for index in sampled if (address := corpus.address(index)) is not None]
+    total = round(sum(lengths) * num_cuts / len(sampled))
+    if corpus.num_shards > _MAX_SAMPLED:
+        return total
+    # Several cuts may be windows of one member.
+    return min(total, sum(shard.info.size for shard in corpus.shards()))
+
+
+def _hash_of(address: Address) -> int:
+    key = f"{address.location}\0{address.etag}\0{address.shard_size}\0{address.offset}\0{address.length}"
+    return int.from_bytes(blake2b(key.encode(), digest_size=16, person=b"nestdata-cache").digest(), "big")

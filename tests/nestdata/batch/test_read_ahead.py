@@ -1,0 +1,173 @@
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from nestdata.batch.read_ahead import ReadAhead, Request
+from nestdata.corpus.addresses import Address
+from nestdata.errors import StorageError
+
+PATIENCE_S = 60.0
+
+
+def request(number: int, length: int = 10) -> Request:
+    return Request(Address("s3://bucket/shard.tar", 1000 * number, length, 10**6, None, None))
+
+
+def number_of(wanted: Request) -> int:
+    return wanted.address.offset // 1000
+
+
+class Store:
+    """Answers requests when the test allows it, and records them in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.open = True
+        self._changed = threading.Condition()
+
+    def fetch(self, wanted: Request) -> bytes:
+        with self._changed:
+            self.asked.append(number_of(wanted))
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self.open, PATIENCE_S)
+        return bytes([number_of(wanted)]) * wanted.length
+
+    def wait_for(self, *numbers: int) -> None:
+        """Waits until exactly these requests have arrived, in any order."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: sorted(self.asked) == sorted(numbers), PATIENCE_S), self.asked
+
+    def release(self) -> None:
+        with self._changed:
+            self.open = True
+            self._changed.notify_all()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Leaves all requests without an answer."""
+        self.open = False
+        try:
+            yield
+        finally:
+            self.release()
+
+
+def reader(store: Store, *, num_threads: int = 4, max_bytes: int = 1000) -> ReadAhead:
+    return ReadAhead(store.fetch, num_threads=num_threads, max_bytes=max_bytes)
+
+
+def test_all_bytes_of_a_microbatch_are_requested_at_once_and_then_those_of_the_next_ones() -> None:
+    store = Store()
+    ahead = reader(store, num_threads=6)
+    with store.closed():
+        ahead.begin([request(1), request(2)], [[request(3), request(4)], [request(5)]])
+        store.wait_for(1, 2, 3, 4, 5)  # none was answered
+    assert [ahead.take(request(number)) for number in (1, 2)] == [b"\1" * 10, b"\2" * 10]
+
+
+def test_requests_are_made_in_the_order_in_which_they_are_needed() -> None:
+    store = Store()
+    ahead = reader(store, num_threads=1)
+    ahead.begin([request(3), request(1)], [[request(2)], [request(0)]])
+    store.wait_for(3, 1, 2, 0)
+    assert store.asked == [3, 1, 2, 0]
+
+
+def test_nothing_is_requested_twice_while_it_is_needed() -> None:
+    store = Store()
+    ahead = reader(store)
+    shared = request(1)  # two windows of one member, and a third one in the next microbatch
+    ahead.begin([shared, request(2), shared], [[shared, request(3)]])
+    for wanted in (shared, request(2), shared):
+        assert ahead.take(wanted) == bytes([number_of(wanted)]) * 10
+    ahead.begin([shared, request(3)], [[request(4)]])
+    for wanted in (shared, request(3)):
+        ahead.take(wanted)
+    ahead.begin([request(4)], [])
+    ahead.take(request(4))
+    assert sorted(store.asked) == [1, 2, 3, 4]
+    assert ahead.held_bytes == 0
+
+
+def test_bytes_that_are_held_or_requested_stay_within_the_limit() -> None:
+    store = Store()
+    ahead = reader(store, num_threads=8, max_bytes=35)
+    ahead.begin([request(1), request(2)], [[request(3)], [request(4)], [request(5)]])
+    store.wait_for(1, 2, 3)
+    assert ahead.held_bytes == 30
+    ahead.take(request(1))
+    store.wait_for(1, 2, 3, 4)  # the bytes that were taken make room
+    ahead.take(request(2))
+    store.wait_for(1, 2, 3, 4, 5)
+    assert ahead.held_bytes == 30
+
+
+def test_the_current_microbatch_is_requested_even_if_it_exceeds_the_limit() -> None:
+    store = Store()
+    ahead = reader(store, max_bytes=15)
+    ahead.begin([request(1, 100), request(2, 100)], [[request(3, 1)]])
+    assert len(ahead.take(request(1, 100)) or b"") == 100
+    assert len(ahead.take(request(2, 100)) or b"") == 100
+    store.wait_for(1, 2, 3)
+
+
+def test_what_is_no_longer_needed_is_dropped_and_not_requested() -> None:
+    store = Store()
+    ahead = reader(store, num_threads=1)
+    with store.closed():
+        ahead.begin([request(1)], [[request(2)], [request(3)]])
+        store.wait_for(1)
+        ahead.begin([request(4)], [[request(3)]])  # as after a change of plans
+        assert ahead.held_bytes == 20
+    assert ahead.take(request(4)) == b"\4" * 10
+    store.wait_for(1, 4, 3)
+
+
+def test_bytes_that_were_not_announced_are_fetched_when_they_are_taken() -> None:
+    store = Store()
+    ahead = reader(store)
+    ahead.begin([], [])
+    waits = []
+    assert ahead.take(request(7), lambda: waits.append(7)) == b"\7" * 10
+    assert (store.asked, waits) == ([7], [7])
+
+
+def test_waiting_is_noted_only_while_bytes_are_missing() -> None:
+    store = Store()
+    ahead = reader(store)
+    waits = []
+    ahead.begin([request(1)], [])
+    with store.closed():
+        ahead.begin([request(1), request(2)], [])
+        store.wait_for(1, 2)
+        release = threading.Timer(0.05, store.release)
+        release.start()
+        ahead.take(request(2), lambda: waits.append(2))
+    assert waits == [2]
+    assert ahead.waited_s > 0.01
+    ahead.begin([request(3)], [[request(4)]])
+    ahead.take(request(3))
+    store.wait_for(1, 2, 3, 4)
+    ahead.begin([request(4)], [])
+    while not ahead._entries[request(4)].is_done:
+        time.sleep(0.001)
+    before = ahead.waited_s
+    ahead.take(request(4), lambda: waits.append(4))
+    assert (waits, ahead.waited_s) == ([2], before)
+
+
+def test_an_error_is_raised_where_its_bytes_are_taken() -> None:
+    def fail(wanted: Request) -> bytes:
+        if number_of(wanted) == 2:
+            raise StorageError.because("unavailable", "s3://bucket/shard.tar: status 503, after 40 tries in 300 s.")
+        return b"fine"
+
+    ahead = ReadAhead(fail, num_threads=2, max_bytes=1000)
+    ahead.begin([request(1)], [[request(2)]])
+    assert ahead.take(request(1)) == b"fine"
+    ahead.begin([request(2)], [])
+    with pytest.raises(StorageError, match="after 40 tries in 300 s"):
+        ahead.take(request(2))
