@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from nestdata.corpus.addresses import MAX_MEMBER_BYTES
@@ -24,35 +24,11 @@ from nestdata.corpus.members import describe, source_at
 from nestdata.errors import AudioError, StorageError
 from nestdata.prepare.config import ProbeMode
 from nestdata.prepare.inputs.content import GuardedStream, LoadedContent
-from nestdata.prepare.inputs.entry import LABELS, Entry, Member
+from nestdata.prepare.inputs.entry import LABELS, Entry, Member, RejectReason
 
 if TYPE_CHECKING:
     import soundfile
 
-RejectReason = Literal[
-    "missing",
-    "not_a_file",
-    "empty",
-    "unreadable",
-    "truncated",
-    "unknown_length",
-    "wrong_duration",
-    "not_finite",
-    "silent",
-    "too_short",
-    "too_long",
-    "duplicate_id",
-    "rate_too_low",
-    "no_such_channel",
-    "changed",
-    "corrupt",
-    "no_such_member",
-    "ambiguous_member",
-    "shard_unreadable",
-    "compressed_tar",
-    "unsafe_member",
-    "too_large",
-]
 # Number of frames that libsndfile reports for a stream whose header does not give one.
 _UNKNOWN_LENGTH = (1 << 63) - 1
 # Tolerance for durations that manifests have rounded up.

@@ -17,7 +17,7 @@ from nestdata.errors import PlanError
 from nestdata.plan.batch_plan import BatchPlan, PlanConfig
 from nestdata.plan.lengths import Lengths
 from nestdata.plan.summary import summarise_plan
-from nestdata.prepare.probe import RejectReason
+from nestdata.prepare.inputs.entry import RejectReason
 
 _NUM_BINS = 48
 _NUM_TICKS = 7

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter, ProbedItems
     from nestdata.prepare.probe import Limits
 
-# Items that are sent to a process at a time: fewer in a slower mode, so that all processes finish at about the same
-# time.
+# Items that are sent to a process at a time, unless the source sets a number: fewer in a slower mode, so that all
+# processes finish at about the same time.
 _ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 25}
 
 
@@ -136,15 +136,16 @@ def _probe_items(task: _Task) -> "tuple[int, ProbedItems]":
 
     collector = ItemCollector()
     for number, item in enumerate(task.items, start=task.first):
-        entry = task.source.entry(number, item)
-        if entry is None:
-            continue
-        collector.num_entries += 1
-        for probed in probe(entry, task.limits):
-            if isinstance(probed, Reject):
-                collector.rejects.append(probed)
-            else:
-                collector.add(probed, number, entry.where)
+        for entry in task.source.entries(number, item):
+            collector.num_entries += 1
+            if entry.problem:
+                collector.rejects.append(Reject(entry.where, entry.cut_id, *entry.problem))
+                continue
+            for probed in probe(entry, task.limits):
+                if isinstance(probed, Reject):
+                    collector.rejects.append(probed)
+                else:
+                    collector.add(probed, number if entry.number is None else entry.number, entry.where)
     return task.source_index, collector.collected()
 
 
@@ -178,7 +179,7 @@ def _tasks(sources: list[Source], config: PrepareConfig) -> Iterator[_Task]:
     for source_index, source in enumerate(sources):
         items = source.items()
         first = 1
-        while batch := list(islice(items, _ITEMS_PER_TASK[config.probe])):
+        while batch := list(islice(items, source.items_per_task or _ITEMS_PER_TASK[config.probe])):
             yield _Task(source, source_index, first, batch, limits)
             first += len(batch)
 

@@ -2,7 +2,7 @@
 
 An entry is a span of audio that an input names, before the audio has been opened. A source yields the entries of one
 input in two steps, so that the work can be shared among processes: `items` runs in one process and only splits the
-input into lines, paths or row numbers; `entry` parses one item, in whichever process receives it.
+input into lines, paths, row numbers or shards; `entries` parses one item, in whichever process receives it.
 """
 
 import codecs
@@ -20,6 +20,31 @@ from nestdata.errors import ManifestError
 from nestdata.storage import ObjectInfo
 
 InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface"]
+
+RejectReason = Literal[
+    "missing",
+    "not_a_file",
+    "empty",
+    "unreadable",
+    "truncated",
+    "unknown_length",
+    "wrong_duration",
+    "not_finite",
+    "silent",
+    "too_short",
+    "too_long",
+    "duplicate_id",
+    "rate_too_low",
+    "no_such_channel",
+    "changed",
+    "corrupt",
+    "no_such_member",
+    "ambiguous_member",
+    "shard_unreadable",
+    "compressed_tar",
+    "unsafe_member",
+    "too_large",
+]
 
 # Offsets and durations of this many seconds, about four months, or more are treated as mistakes.
 MAX_SECONDS = 1e7
@@ -39,6 +64,14 @@ LABELS = {
     "speaker": "speaker",
     "speaker_id": "speaker",
 }
+
+
+class Problem(NamedTuple):
+    """Why the audio of an entry cannot be used."""
+
+    reason: RejectReason
+    detail: str
+    """An explanation that gives the values found."""
 
 
 class Content(Protocol):
@@ -100,30 +133,40 @@ class Entry(NamedTuple):
     member: Member | None = None
     """Where the audio is, if that is not a local file: it takes the place of `path` and of the source in `cut`."""
 
+    number: int | None = None
+    """The number for which `Source.where` returns the position of this entry; None for that of its item."""
+
+    problem: Problem | None = None
+    """Why the entry is rejected without probing it, if the source knows."""
+
 
 @runtime_checkable
 class Source(Protocol):
     """One input. Sources are small, because they are pickled to other processes along with some of their items."""
 
     @property
-    def path(self) -> Path:
-        """The manifest or folder, as the caller gave it."""
+    def path(self) -> Path | str:
+        """The manifest or folder, as the caller gave it: a path, or a URL."""
+
+    @property
+    def items_per_task(self) -> int | None:
+        """Number of items that a process is given at a time; None for the number that suits the probe mode."""
 
     def items(self) -> Iterator[Any]:
-        """Yields items (lines, paths, row numbers), each of which holds one entry or none."""
+        """Yields items (lines, paths, row numbers, shards), each of which holds any number of entries."""
 
-    def entry(self, number: int, item: Any) -> Entry | None:
+    def entries(self, number: int, item: Any) -> Iterator[Entry]:
         """Parses an item; `number` is its index, counted from 1.
 
-        Returns:
-            The entry, or None for a blank line.
+        Yields:
+            The entries: none for a blank line, one for any other line, one for each member of a shard.
 
         Raises:
             ManifestError: The item cannot be parsed; the message names its position.
         """
 
     def where(self, number: int) -> str:
-        """Returns the position in the input of the item with this number."""
+        """Returns the position in the input of the item, or of an entry, with this number."""
 
     def count(self) -> int | None:
         """Returns the approximate number of items, or None if counting would cost as much as reading them."""

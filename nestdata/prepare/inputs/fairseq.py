@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import Entry, count_lines, cut_id_of, open_lines, resolve
@@ -19,6 +20,7 @@ class FairseqManifest:
     The numbers count samples at the rate of each file, which the format does not give.
     """
 
+    items_per_task: ClassVar[None] = None
     path: Path
     root: str
     folder: str
@@ -30,17 +32,17 @@ class FairseqManifest:
             file.readline()
             yield from file
 
-    def entry(self, number: int, item: bytes) -> Entry | None:
-        """Returns the entry of a line; None for a blank one."""
+    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
+        """Yields the entry of a line; none for a blank one."""
         if not item.strip():
-            return None
+            return
         name, tab, count = item.rstrip(b"\r\n").partition(b"\t")
         if not name or not tab or not count.strip().isdigit() or len(count.strip()) > _MAX_DIGITS:
             raise ManifestError(
                 f"{self.where(number)}: {item[:80]!r} is not a path, a tab and a number of samples. Fix or drop it."
             )
         path = resolve(self.folder, name.decode(errors="surrogateescape"))
-        return Entry(self.where(number), cut_id_of(path, self.root), path, num_frames=int(count))
+        yield Entry(self.where(number), cut_id_of(path, self.root), path, num_frames=int(count))
 
     def where(self, number: int) -> str:
         """Returns the path and line number, counted from 1 with the folder on line 1."""

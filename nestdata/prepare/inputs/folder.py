@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of
@@ -16,6 +17,7 @@ class AudioFolder:
     Symbolic links are followed, but no folder is read twice, even if several links lead to it.
     """
 
+    items_per_task: ClassVar[None] = None
     path: Path
     root: str
 
@@ -34,9 +36,9 @@ class AudioFolder:
                 f"{self.path}: no audio in this folder or its subfolders. Looked for {' '.join(AUDIO_SUFFIXES)}."
             )
 
-    def entry(self, number: int, item: str) -> Entry | None:  # noqa: ARG002, the path is enough
-        """Returns the entry of a file."""
-        return Entry(item, cut_id_of(item, self.root), item)
+    def entries(self, number: int, item: str) -> Iterator[Entry]:  # noqa: ARG002, the path is enough
+        """Yields the entry of a file."""
+        yield Entry(item, cut_id_of(item, self.root), item)
 
     def where(self, number: int) -> str:
         """Returns the path of the folder and the number of the file in it."""

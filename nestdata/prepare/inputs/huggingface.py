@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ConfigError, ManifestError
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, resolve
@@ -23,6 +23,7 @@ class HuggingFaceDataset:
     Ids are row numbers: a column `id` may be the id of a sentence or a speaker, which several rows share.
     """
 
+    items_per_task: ClassVar[None] = None
     path: Path
     folder: str
     """Absolute path of the data set."""
@@ -61,8 +62,8 @@ class HuggingFaceDataset:
         """Yields the numbers of the rows, from 0."""
         yield from range(len(_open(self.folder, self.version).rows))
 
-    def entry(self, number: int, item: int) -> Entry | None:
-        """Returns the entry of a row, and writes its audio to a file if it is embedded in the data set."""
+    def entries(self, number: int, item: int) -> Iterator[Entry]:
+        """Yields the entry of a row, and writes its audio to a file if it is embedded in the data set."""
         split = _open(self.folder, self.version)
         try:
             row = split.rows[item]
@@ -72,7 +73,7 @@ class HuggingFaceDataset:
                 f"{self.where(number)}: cannot be read ({_in_one_line(error)}). Check the files and copy them again."
             ) from error
         path, stored_path = self._locate(audio, item)
-        return Entry(self.where(number), f"{self.prefix}/{item}", path, labels=labels, stored_path=stored_path)
+        yield Entry(self.where(number), f"{self.prefix}/{item}", path, labels=labels, stored_path=stored_path)
 
     def where(self, number: int) -> str:
         """Returns the path and the row number, counted from 0 as in the library."""

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -29,6 +29,7 @@ _SPAN_KEYS = frozenset({*AUDIO_KEYS, "offset", "duration"})
 class _JsonLines:
     """The methods of `Source` that NeMo and Lhotse manifests share."""
 
+    items_per_task: ClassVar[None] = None
     path: Path
 
     def items(self) -> Iterator[bytes]:
@@ -54,11 +55,11 @@ class NemoManifest(_JsonLines):
     directory: str
     """The folder that relative paths start from: that of the manifest."""
 
-    def entry(self, number: int, item: bytes) -> Entry | None:
-        """Returns the entry of a line; None for a blank one."""
+    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
+        """Yields the entry of a line; none for a blank one."""
         row = parse_object(item, self.path, number)
         if row is None:
-            return None
+            return
         where = self.where(number)
         name = row.get("audio_filepath") or row.get("audio_filename")
         if not isinstance(name, str) or not os.path.basename(name) or "\0" in name:
@@ -76,7 +77,7 @@ class NemoManifest(_JsonLines):
         if offset is not None:
             cut_id += span_suffix(offset, duration)
         labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}
-        return Entry(where, cut_id, path, offset or 0.0, duration, labels=labels)
+        yield Entry(where, cut_id, path, offset or 0.0, duration, labels=labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,11 @@ class LhotseManifest(_JsonLines):
 
     allow_commands: bool
 
-    def entry(self, number: int, item: bytes) -> Entry | None:
-        """Returns the entry of a line; None for a blank one."""
+    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
+        """Yields the entry of a line; none for a blank one."""
         row = parse_object(item, self.path, number)
         if row is None:
-            return None
+            return
         where = self.where(number)
         try:
             cut = self._cut(row, where)
@@ -110,7 +111,7 @@ class LhotseManifest(_JsonLines):
             self._check_source(source, where)
             if source["type"] == "file":
                 source["source"] = resolve(self.directory, source["source"])
-        return Entry(where, cut["id"], cut=cut)
+        yield Entry(where, cut["id"], cut=cut)
 
     def _cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         """Returns the dict of a MonoCut, completed and checked by Lhotse; modifies `row`."""

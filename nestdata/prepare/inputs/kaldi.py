@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import filterfalse, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry, check_command, count_lines, open_lines, resolve
@@ -47,6 +47,7 @@ class _Utterance(NamedTuple):
 class KaldiDirectory:
     """The utterances of `segments`, or the recordings of `wav.scp` if there are no segments, with their Kaldi ids."""
 
+    items_per_task: ClassVar[None] = None
     path: Path
     directory: str
     """Absolute path of the folder that relative paths start from."""
@@ -68,19 +69,20 @@ class KaldiDirectory:
             own = {name: values[span.utterance] for name, values in labels.items() if span.utterance in values}
             yield _Utterance(span.utterance, span.audio, span.offset, duration, own)
 
-    def entry(self, number: int, item: _Utterance | None) -> Entry | None:
-        """Returns the entry of an utterance; None for a blank line."""
+    def entries(self, number: int, item: _Utterance | None) -> Iterator[Entry]:
+        """Yields the entry of an utterance; none for a blank line."""
         if item is None:
-            return None
+            return
         where = self.where(number)
         if item.audio.endswith("|"):
             check_command(item.audio, where, allowed=self.allow_commands)
             command = item.audio[:-1].strip()
-            return Entry(where, item.utterance, "", item.offset, item.duration, labels=item.labels, command=command)
+            yield Entry(where, item.utterance, "", item.offset, item.duration, labels=item.labels, command=command)
+            return
         if ".ark:" in item.audio:
             raise ManifestError(f"{where}: {item.audio!r} is in a Kaldi archive. Write it to audio files first.")
         path = resolve(self.directory, item.audio)
-        return Entry(where, item.utterance, path, item.offset, item.duration, labels=item.labels)
+        yield Entry(where, item.utterance, path, item.offset, item.duration, labels=item.labels)
 
     def where(self, number: int) -> str:
         """Returns the path of `segments` or, if there is none, of `wav.scp`, and the line number, counted from 1."""

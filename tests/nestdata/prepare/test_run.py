@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +19,9 @@ from hypothesis import strategies as st
 from lhotse import CutSet
 
 from nestdata import ConfigError, Corpus, CorpusError, ManifestError, OutputError, PrepareConfig, prepare_corpus
+from nestdata.prepare import run
+from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs.entry import Problem
 from tests.conftest import MessyCorpora
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.nestdata.full_disk import files_up_to
@@ -189,6 +192,50 @@ def test_rejects_are_listed_with_position_reason_and_detail(tmp_path: Path) -> N
     assert sum(report.rejected.values()) == len(reasons)
     assert report.rejected == Corpus.open(tmp_path / "speech.corpus").meta["rejected"]
     assert list(report.rejected.values()) == sorted(report.rejected.values(), reverse=True)
+
+
+@dataclass(frozen=True)
+class ThreeEntries:
+    """A source whose items hold three entries each, of which the last one is known to be bad."""
+
+    path: Path
+    items_per_task: ClassVar[int] = 1
+
+    def items(self) -> Iterator[str]:
+        """Yields the path of each file in the folder."""
+        yield from sorted(map(str, self.path.iterdir()))
+
+    def entries(self, number: int, item: str) -> Iterator[Entry]:
+        """Yields the same file twice, and a problem."""
+        for i in range(3):
+            problem = Problem("no_such_member", "it is not there") if i == 2 else None
+            cut_id = f"{Path(item).stem}-{i // number}"
+            yield Entry(self.where(10 * number + i), cut_id, item, number=10 * number + i, problem=problem)
+
+    def where(self, number: int) -> str:
+        """Returns the number."""
+        return f"entry {number}"
+
+    def count(self) -> int:
+        """Returns the number of files."""
+        return 2
+
+
+def test_an_item_may_hold_several_entries_with_positions_and_problems_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        write_audio(tmp_path / "audio" / f"{name}.wav", hiss(8000, 1))
+    monkeypatch.setattr(run, "open_sources", lambda *_: [ThreeEntries(tmp_path / "audio")])
+    report = prepare_corpus([tmp_path / "audio"], tmp_path / "speech.corpus")
+    assert (report.num_cuts, report.rejected) == (3, {"no_such_member": 2, "duplicate_id": 1})
+    assert [
+        (reject["where"], reject["reason"], reject["cut_id"]) for reject in rejects_of(tmp_path / "speech.corpus")
+    ] == [
+        ("entry 12", "no_such_member", "a-2"),
+        ("entry 22", "no_such_member", "b-1"),
+        ("entry 21", "duplicate_id", "b-0"),
+    ]
 
 
 def test_headers_are_read_by_default_and_samples_with_probe_decode(tmp_path: Path) -> None:

@@ -24,8 +24,7 @@ def entries_of(path: Path, form: InputFormat | None = None, **options: Any) -> l
     source = source_of(path, form, **options)
     copy: Source = pickle.loads(pickle.dumps(source))
     items = pickle.loads(pickle.dumps(list(source.items())))
-    entries = [copy.entry(number, item) for number, item in enumerate(items, start=1)]
-    return [entry for entry in entries if entry is not None]
+    return [entry for number, item in enumerate(items, start=1) for entry in copy.entries(number, item)]
 
 
 def prepared(path: Path, **config: Any) -> tuple[dict[str, dict[str, Any]], list[dict[str, str]]]:

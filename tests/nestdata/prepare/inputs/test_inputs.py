@@ -151,7 +151,7 @@ directory = sys.argv[1] + "/"
 sys.addaudithook(lambda event, args: opens.update([str(args[0])]) if event == "open" else None)
 for source in open_sources([Path(name) for name in sys.argv[2:]], InputOptions()):
     for number, item in enumerate(source.items(), start=1):
-        source.entry(number, item)
+        list(source.entries(number, item))
 for name, number in sorted(opens.items()):
     if name.startswith(directory):
         print(name.removeprefix(directory), number)
@@ -209,12 +209,12 @@ def test_relative_paths_do_not_depend_on_the_current_directory_of_the_worker(
     """A worker of Dask may run in another directory."""
     sources = every_source(tmp_path)
     monkeypatch.chdir(tmp_path)
-    relative = [source_of(Path(source.path.name)) for source in sources]
+    relative = [source_of(Path(Path(source.path).name)) for source in sources]
     items = [list(source.items())[:1] for source in relative]
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    entries = [source.entry(1, item) for source, (item,) in zip(relative, items, strict=True)]
-    assert [path_of(entry) for entry in entries if entry] == [
+    entries = [entry for source, (item,) in zip(relative, items, strict=True) for entry in source.entries(1, item)]
+    assert [path_of(entry) for entry in entries] == [
         str(tmp_path / name) for name in ("000.wav", "a.wav", "audio/000.wav", "kaldi/000.wav", "audio/000.wav")
     ]
 
