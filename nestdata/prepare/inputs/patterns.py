@@ -1,0 +1,146 @@
+"""Names of shards: patterns such as `audio_{0..511}.tar`, and the numbers in names.
+
+Source: NVIDIA NeMo 3.0, `expand_sharded_filepaths` for the brackets and `LazyNeMoTarredIterator` for the numbers. Differs:
+NeMo replaces every bracket in a path; here, only brackets around a range, or braces around a list, are a pattern.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from nestdata.errors import ManifestError
+from nestdata.storage import is_url, name_of, parent, redacted, storage
+
+# `{`, `(`, `[`, `<` and `_OP_` open a range of numbers; braces and `_OP_` also open a list.
+_PATTERN = re.compile(
+    r"(?:[\[({<]|_OP_)(\d+)\.\.(\d+)(?:\.\.(\d+))?(?:[\])}>]|_CL_)|(?:\{|_OP_)([^{},/]*(?:,[^{},/]*)+)(?:\}|_CL_)"
+)
+# NeMo takes the last number that follows an underscore as the shard_id.
+_NUMBER = re.compile(r".*_(\d+)")
+_ANY_NUMBER = re.compile(r".*?(\d+)\D*$")
+_MAX_NAMES = 1_000_000
+# Folders of a store that are listed at most to find out which shards exist.
+_MAX_LISTED = 16
+
+
+def is_pattern(text: str) -> bool:
+    """Returns whether a path or URL names several shards."""
+    return ("{" in text or ".." in text or "_OP_" in text) and _PATTERN.search(text) is not None
+
+
+def expand(pattern: str) -> list[str]:
+    """Returns the names that a pattern stands for, in order; the pattern itself if it is a plain name.
+
+    `{0..3}` is 0, 1, 2, 3; `{00..10..5}` is 00, 05, 10; `{a,b}` is a, b.
+
+    Raises:
+        ManifestError: The pattern stands for more than a million names.
+    """
+    parts: list[Sequence[str]] = []
+    num_names = 1
+    end = 0
+    for match in _PATTERN.finditer(pattern):
+        parts += [[pattern[end : match.start()]], _alternatives(match, pattern)]
+        num_names *= len(parts[-1])
+        end = match.end()
+    if num_names > _MAX_NAMES:
+        raise _too_many(pattern)
+    return ["".join(names) for names in product(*parts, [pattern[end:]])]
+
+
+def shard_number(location: str) -> int | None:
+    """Returns the number of a shard in its name: the last one after an underscore, or else the last one."""
+    stem = name_of(location).partition(".")[0]
+    match = _NUMBER.match(stem) or _ANY_NUMBER.match(stem)
+    return int(match[1]) if match else None
+
+
+def numbered(locations: Iterable[str], given: str) -> dict[int, str]:
+    """Returns shards by their numbers.
+
+    Args:
+        locations: The shards.
+        given: What the caller gave, for messages.
+
+    Raises:
+        ManifestError: A name has no number, or two have the same one.
+    """
+    shards: dict[int, str] = {}
+    for location in locations:
+        number = shard_number(location)
+        if number is None:
+            raise ManifestError(
+                f"{redacted(given)}: {name_of(location)!r} has no number, by which lines name their shard. Give a "
+                "pattern such as audio_{0..511}.tar."
+            )
+        if number in shards:
+            raise ManifestError(
+                f"{redacted(given)}: {redacted(shards[number])} and {redacted(location)} are both shard {number}. Give "
+                "each set of shards with its own manifest."
+            )
+        shards[number] = location
+    return shards
+
+
+def check_shards(locations: Sequence[str], given: str) -> None:
+    """Checks that all shards of a pattern exist; those of a store are listed, and those behind plain URLs not checked.
+
+    Raises:
+        ManifestError: Some do not exist; the message names the first.
+        StorageError: The store cannot be listed.
+    """
+    folders: dict[str, frozenset[str] | None] = {}
+    gone = [location for location in locations if not _is_there(location, folders)]
+    if not gone:
+        return
+    if len(gone) == len(locations):
+        raise ManifestError(
+            f"{redacted(given)}: matches nothing; {redacted(gone[0])} does not exist. Check the pattern, and quote it, so "
+            "that the shell leaves it alone."
+        )
+    more = f" and {len(gone) - 1} more do" if len(gone) > 1 else " does"
+    raise ManifestError(
+        f"{redacted(given)}: {redacted(gone[0])}{more} not exist, of {len(locations)} shards. Restore the shards, or give "
+        "a pattern of those that are there."
+    )
+
+
+def common_folder(locations: Sequence[str]) -> str:
+    """Returns the deepest folder that holds all locations."""
+    folders = sorted({parent(location) for location in locations})
+    first, last = folders[0].split("/"), folders[-1].split("/")
+    shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return "/".join(first[:shared]) or "/"
+
+
+def _alternatives(match: "re.Match[str]", pattern: str) -> Sequence[str]:
+    first, last, step, names = match.groups()
+    if names is not None:
+        return names.split(",")
+    start, stop = int(first), int(last)
+    stride = max(1, int(step or 1))
+    if abs(stop - start) > _MAX_NAMES:
+        raise _too_many(pattern)
+    padded = any(text.startswith("0") and len(text) > 1 for text in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    numbers = range(start, stop + 1, stride) if start <= stop else range(start, stop - 1, -stride)
+    return [f"{number:0{width}d}" for number in numbers]
+
+
+def _too_many(pattern: str) -> ManifestError:
+    return ManifestError(f"{redacted(pattern)}: stands for more than {_MAX_NAMES} names. Check the numbers.")
+
+
+def _is_there(location: str, folders: dict[str, frozenset[str] | None]) -> bool:
+    """Returns whether a shard exists, or may exist; `folders` keeps the listings of folders of a store."""
+    if not is_url(location):
+        return os.path.isfile(location)
+    if location.lower().startswith("http"):
+        return True  # cannot be listed; asked for when it is read
+    folder = parent(location)
+    if folder not in folders:
+        is_listed = len(folders) < _MAX_LISTED
+        folders[folder] = frozenset(info.location for info in storage().list_objects(folder)) if is_listed else None
+    listed = folders[folder]
+    return listed is None or location in listed

@@ -1,0 +1,94 @@
+"""A tar that is open for one pass: its members, and their bytes for probing."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from nestdata.errors import ManifestError, StorageError
+from nestdata.prepare.inputs.content import LoadedContent, StoredContent
+from nestdata.prepare.inputs.entry import Content, Member, Problem
+from nestdata.prepare.inputs.tar import ForwardReader, ReadAt, TarError, TarMember, walk
+from nestdata.storage import ObjectInfo, is_url, redacted, storage
+
+# Longer members cannot have an address; they are rejected without reading them.
+_MAX_LOADED = (1 << 32) - 1
+# Bits of the number of an entry for its position in the manifest of its shard, or in its tar.
+_POSITION_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class OpenShard:
+    """A local tar, of which only what is asked for is read, or a remote one, which is read once from start to end."""
+
+    info: ObjectInfo
+    read_at: ReadAt
+    is_stream: bool
+
+    def members(self) -> Iterator[TarMember]:
+        """Yields the members in the order in which they are stored; errors are those of `walk`."""
+        return walk(self.read_at, self.info.size)
+
+    def read(self, found: TarMember) -> bytes:
+        """Returns the bytes of the member that was yielded last."""
+        return self.read_at(found.offset, found.size)
+
+    def member(self, found: TarMember) -> Member:
+        """Returns the address of the member that was yielded last, with its bytes if the shard is a stream."""
+        content: Content
+        if self.is_stream and found.size <= _MAX_LOADED:
+            content = LoadedContent(self.read(found))
+        else:
+            content = StoredContent(self.info.location, found.offset, found.size, self.info.etag)
+        return Member(self.info, found.offset, found.size, content)
+
+
+@contextmanager
+def open_shard(location: str) -> Iterator[OpenShard]:
+    """Opens a tar by its absolute path or URL.
+
+    Raises:
+        ManifestError: It does not exist.
+        StorageError: It cannot be read for another reason.
+    """
+    try:
+        info = storage().info(location)
+    except StorageError as error:
+        if error.kind != "missing":
+            raise
+        raise ManifestError(
+            f"{redacted(location)}: no such shard. Restore it, or leave it out of the pattern and the manifest."
+        ) from error
+    if is_url(location):
+        with storage().open_stream(location) as stream:
+            yield OpenShard(info, ForwardReader(stream), is_stream=True)
+        return
+    file = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield OpenShard(info, lambda offset, length: os.pread(file, length, offset), is_stream=False)
+    finally:
+        os.close(file)
+
+
+def damage(error: TarError, location: str) -> Problem:
+    """Returns why the members behind the damage of a tar cannot be used."""
+    return Problem(error.reason, f"{redacted(location)}: {error}")
+
+
+def unsafe(found: TarMember, location: str) -> Problem:
+    """Returns why a member with a `problem` is not used."""
+    return Problem("unsafe_member", f"{redacted(location)}: the member {found.name!r} is {_article(found.problem)}")
+
+
+def entry_number(shard: int, position: int) -> int:
+    """Returns one number for the index of a shard, counted from 0, and a position in it."""
+    return shard << _POSITION_BITS | position
+
+
+def shard_and_position(number: int) -> tuple[int, int]:
+    """Returns the arguments of `entry_number`."""
+    return number >> _POSITION_BITS, number & ((1 << _POSITION_BITS) - 1)
+
+
+def _article(problem: str) -> str:
+    return f"stored under {problem}" if "name" in problem.split() else problem

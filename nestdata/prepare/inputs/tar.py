@@ -1,0 +1,295 @@
+"""Reads the headers of tar archives, without unpacking anything.
+
+`walk` yields the name, offset and size of every file in an archive. It reads an archive through a function that returns
+bytes at an offset, and calls it with ascending offsets only, so that it serves files and streams alike. Compared with
+`tarfile`, it takes a fraction of the time for each member, and tells damage from the end of an archive.
+
+Source: POSIX.1-2008, pax interchange format; GNU tar manual, "Basic Tar Format" and "Extensions to the tar format".
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+BLOCK = 512
+# Bytes that are read at a time: enough for a pax header, its records and the header that it describes.
+_READ = 4 * BLOCK
+# Records of extended headers and long names are a few hundred bytes; more than this is damage.
+_MAX_EXTENSION = 1 << 20
+_ZEROS = bytes(BLOCK)
+_REGULAR = frozenset(b"0\0" b"7")
+_LINKS = {ord("1"): "a hard link", ord("2"): "a symbolic link"}
+_DEVICES = {ord("3"): "a character device", ord("4"): "a block device", ord("6"): "a pipe"}
+_COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\0": "xz",
+    b"BZh": "bzip2",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\x1f\x9d": "compress",
+}
+_PAX_RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
+
+ReadAt = Callable[[int, int], bytes]
+"""Returns up to `length` bytes at `offset`, fewer only at the end: `read_at(offset, length)`."""
+
+TarProblem = Literal["compressed_tar", "shard_unreadable"]
+
+
+class TarError(Exception):
+    """An archive cannot be read from some position on; the members before it are intact."""
+
+    def __init__(self, reason: TarProblem, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class TarMember(NamedTuple):
+    """A file in an archive."""
+
+    name: str
+    offset: int
+    """First byte of the content. The last header of the member precedes it directly."""
+
+    size: int
+    """Length of the content in bytes."""
+
+    problem: str = ""
+    """Why the member must not be used, such as `a symbolic link`; empty for a regular file with a relative name."""
+
+
+def walk(read_at: ReadAt, size: int) -> Iterator[TarMember]:
+    """Yields the members of an archive in the order in which they are stored; skips folders.
+
+    Between two members, the caller may read the content of the last one through `read_at`.
+
+    Args:
+        read_at: Returns bytes of the archive. It is called with ascending offsets.
+        size: Length of the archive in bytes.
+
+    Raises:
+        TarError: The archive is compressed, is not a tar, or is damaged or truncated. The members before the damage
+            were yielded; a member that is cut off was not.
+    """
+    offset = 0
+    defaults: dict[str, str] = {}
+    own: dict[str, str] = {}
+    while True:
+        data = read_at(offset, _READ)
+        header = data[:BLOCK]
+        if header == _ZEROS:
+            return
+        _check_header(header, offset)
+        kind, payload = header[156], offset + BLOCK
+        num_bytes = _number(header[124:136], offset)
+        if kind in b"xgXLK":
+            if num_bytes > _MAX_EXTENSION:
+                raise _unreadable(f"the extended header at byte {offset} has {num_bytes} bytes")
+            content = data[BLOCK : BLOCK + num_bytes]
+            if len(content) < num_bytes:
+                content = read_at(payload, num_bytes)
+            if len(content) < num_bytes:
+                raise _truncated(size, offset)
+            if kind in b"LK":
+                own["path" if kind == ord("L") else "linkpath"] = _text(content)
+            else:
+                (defaults if kind == ord("g") else own).update(_pax_records(content, offset))
+            offset = payload + _padded(num_bytes)
+            continue
+        values, own = ({**defaults, **own} if defaults or own else {}), {}
+        name = values.get("path") or _name(header)
+        if "size" in values:
+            num_bytes = _pax_size(values["size"], offset)
+        payload = _after_sparse_map(read_at, header, payload)
+        if not _has_content(kind):
+            num_bytes = 0
+        end = payload + num_bytes
+        if end > size:
+            raise _truncated(size, offset, name)
+        if not _is_folder(kind, name):
+            yield TarMember(name, payload, num_bytes, _problem(kind, name, values, header))
+        offset = payload + _padded(num_bytes)
+
+
+def stem_and_suffix(name: str) -> tuple[str, str]:
+    """Splits the name of a member before its last dot, and lowers the suffix: `a/b.c.FLAC` is `a/b.c` and `.flac`."""
+    folder, slash, base = name.rpartition("/")
+    stem, dot, suffix = base.rpartition(".")
+    return (folder + slash + stem, dot + suffix.lower()) if stem else (name, "")
+
+
+def plain_name(name: str) -> str:
+    """Returns the name of a member without the leading `./` that `tar cf x.tar .` writes."""
+    while name.startswith("./"):
+        name = name[2:].lstrip("/")
+    return name
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """A stream of bytes."""
+
+    def read(self, size: int, /) -> bytes:
+        """Returns up to `size` bytes, and none only at the end."""
+
+
+class ForwardReader:
+    """A `ReadAt` for a stream: keeps the bytes from the last offset on, and can only go forward."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._kept = b""
+        self._start = 0
+
+    def __call__(self, offset: int, length: int) -> bytes:
+        """Returns up to `length` bytes at an offset, which must not be lower than that of an earlier call."""
+        assert offset >= self._start, "a stream is read forward"
+        self._skip_to(offset)
+        if len(self._kept) < length:
+            parts = [self._kept]
+            missing = length - len(self._kept)
+            while missing and (part := self._stream.read(missing)):
+                parts.append(part)
+                missing -= len(part)
+            self._kept = b"".join(parts)
+        return self._kept if len(self._kept) == length else self._kept[:length]
+
+    def _skip_to(self, offset: int) -> None:
+        skipped = offset - self._start
+        self._start = offset
+        if skipped <= len(self._kept):
+            self._kept = self._kept[skipped:]
+            return
+        skipped -= len(self._kept)
+        self._kept = b""
+        while skipped and (part := self._stream.read(min(skipped, 1 << 20))):
+            skipped -= len(part)
+
+
+def _check_header(header: bytes, offset: int) -> None:
+    """Raises TarError if a block is not a header, and names the likely reason."""
+    if len(header) == BLOCK:
+        # Most bytes are zero; dropping them first makes the sum four times as fast.
+        total = sum(header.translate(None, b"\0")) - sum(header[148:156]) + 8 * ord(" ")
+        stated = _octal(header[148:156])
+        if stated == total or (stated is not None and stated == _signed_sum(header)):
+            return
+    if offset == 0:
+        for magic, name in _COMPRESSIONS.items():
+            if header.startswith(magic):
+                raise TarError("compressed_tar", f"compressed with {name}: single members cannot be read")
+        raise _unreadable("not a tar archive" if header else "has no bytes")
+    if not header:
+        raise _unreadable(f"ends after {offset} bytes without the end mark of a tar: it may be truncated")
+    if len(header) < BLOCK:
+        raise _unreadable(f"ends at byte {offset + len(header)}, inside a header")
+    raise _unreadable(f"the header at byte {offset} is damaged")
+
+
+def _signed_sum(header: bytes) -> int:
+    """Returns the checksum that some old programs wrote: that of signed bytes."""
+    total = sum(header) - sum(header[148:156])
+    num_high = sum(byte > 127 for byte in header[:148] + header[156:])
+    return total - 256 * num_high + 8 * ord(" ")
+
+
+def _octal(field: bytes) -> int | None:
+    """Returns an octal number that ends at a NUL byte; None if it is not one."""
+    digits = field.partition(b"\0")[0].strip()
+    try:
+        return int(digits, 8) if digits else 0
+    except ValueError:
+        return None
+
+
+def _number(field: bytes, offset: int) -> int:
+    """Returns a size: octal digits, or base 256 if the highest bit is set."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    value = None if field[0] == 0xFF else _octal(field)
+    if value is None or value < 0:
+        raise _unreadable(f"the header at byte {offset} has a size of {field!r}")
+    return value
+
+
+def _pax_records(content: bytes, offset: int) -> dict[str, str]:
+    """Parses the records of an extended header: `LENGTH KEY=VALUE` and a newline each."""
+    records = {}
+    position = 0
+    while position < len(content) and content[position]:
+        match = _PAX_RECORD.match(content, position)
+        end = position + int(match[1]) if match else 0
+        if match is None or not match.end() < end <= len(content) or content[end - 1] != ord("\n"):
+            raise _unreadable(f"the extended header at byte {offset} is damaged")
+        records[match[2].decode(errors="surrogateescape")] = content[match.end() : end - 1].decode(
+            errors="surrogateescape"
+        )
+        position = end
+    return records
+
+
+def _pax_size(text: str, offset: int) -> int:
+    if not text.isdecimal():
+        raise _unreadable(f"the header at byte {offset} has a size of {text!r}")
+    return int(text)
+
+
+def _name(header: bytes) -> str:
+    name = _text(header[:100])
+    # GNU tar keeps times where POSIX has the first part of a long name.
+    if header[257:263] == b"ustar\0" and (prefix := _text(header[345:500])):
+        return f"{prefix}/{name}"
+    return name
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode(errors="surrogateescape")
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // BLOCK) * BLOCK
+
+
+def _after_sparse_map(read_at: ReadAt, header: bytes, payload: int) -> int:
+    """Returns where the content begins: behind the further blocks of the map of an old sparse file, if there are any."""
+    is_extended = header[156] == ord("S") and header[482]
+    while is_extended:
+        block = read_at(payload, BLOCK)
+        payload += BLOCK
+        is_extended = len(block) == BLOCK and block[504]
+    return payload
+
+
+def _has_content(kind: int) -> bool:
+    """Returns whether the size in the header is that of content; links, devices and folders have none."""
+    return kind not in b"123456"
+
+
+def _is_folder(kind: int, name: str) -> bool:
+    return kind == ord("5") or (kind == 0 and name.endswith("/"))
+
+
+def _problem(kind: int, name: str, values: dict[str, str], header: bytes) -> str:
+    """Returns why a member must not be used; empty if it may be used."""
+    if name.startswith("/"):
+        return "an absolute name"
+    if ".." in name.split("/"):
+        return "a name with `..`"
+    if kind in _LINKS:
+        return f"{_LINKS[kind]} to {values.get('linkpath') or _text(header[157:257])!r}"
+    if kind in _DEVICES:
+        return _DEVICES[kind]
+    if kind == ord("S") or any(key.startswith("GNU.sparse.") for key in values):
+        return "a sparse file"
+    if kind not in _REGULAR:
+        return f"of the unknown type {chr(kind)!r}"
+    return "" if name else "without a name"
+
+
+def _unreadable(message: str) -> TarError:
+    return TarError("shard_unreadable", message)
+
+
+def _truncated(size: int, offset: int, name: str = "") -> TarError:
+    inside = f"{name!r}, which begins" if name else "the extended header"
+    return _unreadable(f"ends at byte {size}, inside {inside} at byte {offset}: it is truncated")
