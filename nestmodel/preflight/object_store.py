@@ -137,6 +137,7 @@ def _patience_warning(data: NestDataModule, trainer: pl.Trainer) -> list[str]:
     if guard is None or data.remote.patience_s < guard.limits.step_s:
         return []
     return [
-        f"data.remote.patience_s is {data.remote.patience_s:g}, but guard.limits.step_s is {guard.limits.step_s:g}: the "
-        "stall guard would end the run while the loader still waits for the store. Lower the former or raise the latter."
+        f"data.remote.patience_s ({data.remote.patience_s:g}) is not below guard.limits.step_s "
+        f"({guard.limits.step_s:g}): the stall guard would end the run while the loader still waits for the store. "
+        "Lower the former or raise the latter."
     ]
