@@ -50,19 +50,35 @@ class Client:
     """The connections to one bucket."""
 
     def __init__(self, address: ObjectAddress, config: StorageConfig) -> None:
-        """Makes the connections' settings; connects at the first request.
+        self._address = address
+        self._config = config
+        self._lock = threading.Lock()
+        self._reading: ObjectStore | None = None
+        self._patient: ObjectStore | None = None
+        self.was_reached = False
+        """Whether the server has answered a request."""
+
+    @property
+    def reading(self) -> "ObjectStore":
+        """Tries each request once, because `Patience` repeats them.
 
         Raises:
             ConfigError: The extra `remote` is not installed.
         """
-        self.reading = _make_store(address, config, is_patient=False)
-        """Requests of this store are tried once, because `Patience` repeats them."""
+        with self._lock:
+            self._reading = self._reading or _make_store(self._address, self._config, is_patient=False)
+            return self._reading
 
-        self.patient = _make_store(address, config, is_patient=True)
-        """Requests of this store are repeated by obstore: for uploads and listings, which make many requests each."""
+    @property
+    def patient(self) -> "ObjectStore":
+        """Repeats requests itself: for uploads and listings, which make many requests each.
 
-        self.was_reached = False
-        """Whether the server has answered a request."""
+        Raises:
+            ConfigError: The extra `remote` is not installed.
+        """
+        with self._lock:
+            self._patient = self._patient or _make_store(self._address, self._config, is_patient=True)
+            return self._patient
 
 
 class Clients:

@@ -38,22 +38,22 @@ class ObjectChanged(Exception):
     """An answer belongs to another version of the object; the message says how it differs."""
 
 
-_STATUS = re.compile(r"non-2xx status code: (\d{3})|[Ss]tatus(?: code)?: (\d{3})")
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_OWN_RETRIES = re.compile(r"after (\d+) retries")
 _CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>|\"code\"\s*:\s*\"(\w+)\"")
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerDisabled", "ContainerBeingDeleted"}
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 _WRONG_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed", "InvalidSecurity"}
 _WRONG_REGION = {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
+_CREDENTIAL_SERVICES = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "login.microsoftonline.com")
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "OperationAborted"}
 
-_SET_KEYS = (
-    "Check the keys in the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://, "
-    "GOOGLE_APPLICATION_CREDENTIALS for gs://, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY for az://."
-)
-_ALLOW_HTTP = (
-    "To use http, which is not encrypted, set AWS_ALLOW_HTTP=true (s3://), GOOGLE_ALLOW_HTTP=true (gs://) or "
-    "AZURE_ALLOW_HTTP=true (az://); otherwise give an https endpoint."
-)
+_VARIABLES = {
+    "s3": ("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "AWS_ALLOW_HTTP"),
+    "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_ALLOW_HTTP"),
+    "az": ("AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY", "AZURE_ALLOW_HTTP"),
+}
+"""Environment variables with the keys, and the one that allows http, by scheme."""
 
 _TRANSIENT_SYSTEM_ERRORS = {
     errno.EIO,
@@ -70,39 +70,45 @@ _TRANSIENT_SYSTEM_ERRORS = {
 }
 
 
-def classify(error: Exception) -> Failure:
-    """Classifies an exception of obstore, or one of this module's own."""
+def classify(error: Exception, scheme: str = "") -> Failure:
+    """Classifies an exception of obstore, or one of this module's own.
+
+    Args:
+        error: What was raised.
+        scheme: Of the URL, for the advice.
+    """
     text = str(error)
-    summary = text.partition("\n")[0]
     name = type(error).__name__
     if isinstance(error, ShortAnswer):
-        return Failure("unavailable", str(error), is_transient=True)
+        return Failure("unavailable", text, is_transient=True)
     if isinstance(error, ObjectChanged):
-        return Failure("changed", str(error))
+        return Failure("changed", text)
     if name in ("ValueError", "InvalidPathError"):
         return Failure("invalid", "stores cannot hold an object of this name")
     if name == "NotSupportedError":
-        return Failure(
-            "invalid",
-            "the server does not answer requests for a range of bytes",
-            "Use one that does, or copy the data.",
-        )
-    if "URL did not match NIST" in text or "Generic Config" in text or name == "UnknownConfigurationKeyError":
-        return Failure("invalid", "a setting of the store in the environment is wrong", _SET_KEYS)
-    match = _STATUS.search(text)
-    if match:
+        cure = "Copy the data to a server that does."
+        return Failure("invalid", "the server does not answer requests for a range of bytes", cure)
+    if any(host in text for host in _CREDENTIAL_SERVICES):
+        problem = "no credentials were found in the environment, and no service of the cloud gave any"
+        return Failure("denied", problem, _set_keys(scheme), is_transient=True, is_unreachable=True)
+    if match := _STATUS.search(text):
         code = _CODE.search(text)
-        found = (code[1] or code[2]) if code else ""
-        return _of_status(int(match[1] or match[2]), found, text)
-    if "incorrectly configured region" in summary:
+        return _of_status(int(match[1]), (code[1] or code[2]) if code else "", text, scheme)
+    if name == "UnknownConfigurationKeyError" or "Generic Config" in text:
+        return Failure("invalid", "a setting of the store in the environment is wrong", _set_keys(scheme))
+    if "incorrectly configured region" in text:
         return Failure("denied", "the bucket is in another region", "Set AWS_REGION to the region of the bucket.")
-    if name == "NotFoundError" or isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError):
         return Failure("missing", "no such object")
     if name in ("PermissionDeniedError", "UnauthenticatedError"):
-        return Failure("denied", "no permission", _SET_KEYS)
-    if name in ("PreconditionError", "NotModifiedError"):
-        return Failure("changed", "the store holds another version")
-    return _of_connection(text)
+        return Failure("denied", "no permission", _set_keys(scheme))
+    return _of_connection(text, scheme)
+
+
+def num_own_retries(error: Exception) -> int:
+    """Returns how many times obstore has repeated the request itself."""
+    match = _OWN_RETRIES.search(str(error))
+    return int(match[1]) if match else 0
 
 
 def classify_system_error(error: OSError) -> Failure:
@@ -121,20 +127,20 @@ def classify_system_error(error: OSError) -> Failure:
     return Failure("unavailable", reason)
 
 
-def _of_status(status: int, code: str, text: str) -> Failure:
+def _of_status(status: int, code: str, text: str, scheme: str) -> Failure:
     answer = f"HTTP {status}{f' {code}' if code else ''}"
     if code in _NO_BUCKET or "bucket does not exist" in text:
         return Failure("denied", f"no such bucket ({answer})", "Check the name of the bucket, and the endpoint.")
     if code in _EXPIRED:
         return Failure("denied", f"the credentials have expired ({answer})", "Renew them and start again.")
     if code in _WRONG_KEY:
-        return Failure("denied", f"wrong key ({answer})", _SET_KEYS)
+        return Failure("denied", f"wrong key ({answer})", _set_keys(scheme))
     if code in _WRONG_REGION:
         return Failure("denied", f"the bucket is in another region ({answer})", "Set AWS_REGION to its region.")
     if code == "RequestTimeTooSkewed":
         return Failure("denied", f"the clock of this machine is wrong ({answer})", "Set the clock.")
     if status in (401, 403):
-        return Failure("denied", f"no permission ({answer})", f"The object may also be missing. {_SET_KEYS}")
+        return Failure("denied", f"no permission ({answer})", f"The object may also be missing. {_set_keys(scheme)}")
     if code in _TRANSIENT_CODES or status in (408, 409, 429) or (status >= 500 and status not in (501, 505)):
         return Failure("unavailable", answer, is_transient=True)
     if status in (404, 410):
@@ -148,25 +154,21 @@ def _of_status(status: int, code: str, text: str) -> Failure:
             "invalid", f"the server expects https ({answer})", "Change http to https in the endpoint or URL."
         )
     if status == 400:
-        return Failure("denied", f"the server refused the request ({answer})", f"The keys may be wrong. {_SET_KEYS}")
+        return Failure(
+            "denied", f"the server refused the request ({answer})", f"The keys may be wrong. {_set_keys(scheme)}"
+        )
     return Failure("invalid", answer, "Check the endpoint.")
 
 
-def _of_connection(text: str) -> Failure:
+def _of_connection(text: str, scheme: str) -> Failure:
     if "builder error" in text or "BadScheme" in text or "URL scheme is not allowed" in text:
-        return Failure("invalid", "the endpoint has an http URL, and http is not allowed", _ALLOW_HTTP)
+        return Failure("invalid", "the endpoint has an http URL, and http is not allowed", _allow_http(scheme))
     if "InvalidContentType" in text or "WrongVersionNumber" in text or "wrong version number" in text.lower():
-        return Failure("invalid", "the server does not speak https", f"Change https to http in the URL. {_ALLOW_HTTP}")
+        return Failure(
+            "invalid", "the server does not speak https", f"Change https to http in the URL. {_allow_http(scheme)}"
+        )
     if "invalid peer certificate" in text or "UnknownIssuer" in text or "InvalidCertificate" in text:
         return Failure("denied", "the server's certificate is not trusted", "Check the host name and its certificate.")
-    if "169.254.169.254" in text or "metadata.google.internal" in text or "Error getting credentials" in text:
-        return Failure(
-            "denied",
-            "no credentials were found, and no service of the cloud gave any",
-            _SET_KEYS,
-            True,
-            is_unreachable=True,
-        )
     if "dns error" in text:
         return Failure("unavailable", "the host name is unknown", "Check the name and the network.", True, True)
     if "Connection refused" in text or "ConnectionRefused" in text:
@@ -180,3 +182,13 @@ def _of_connection(text: str) -> Failure:
     if "IncompleteBody" in text or "end of file before message length" in text or "IncompleteMessage" in text:
         return Failure("unavailable", "the answer ended early", is_transient=True)
     return Failure("unavailable", "the connection failed", is_transient=True)
+
+
+def _set_keys(scheme: str) -> str:
+    return f"Check {_VARIABLES[scheme][0]} in the environment." if scheme in _VARIABLES else ""
+
+
+def _allow_http(scheme: str) -> str:
+    if scheme not in _VARIABLES:
+        return ""
+    return f"For http, which is not encrypted, set {_VARIABLES[scheme][1]}=true; otherwise give an https endpoint."

@@ -37,10 +37,25 @@ class StatsCounter:
         self._lock = threading.Lock()
         self._total = StorageStats()
 
-    def add(self, more: StorageStats) -> None:
+    def add(
+        self,
+        *,
+        requests: int = 0,
+        retries: int = 0,
+        bytes_read: int = 0,
+        bytes_written: int = 0,
+        seconds_waited: float = 0.0,
+    ) -> None:
         """Adds counts."""
         with self._lock:
-            self._total = StorageStats(*(first + second for first, second in zip(self._total, more, strict=True)))
+            old = self._total
+            self._total = StorageStats(
+                old.requests + requests,
+                old.retries + retries,
+                old.bytes_read + bytes_read,
+                old.bytes_written + bytes_written,
+                old.seconds_waited + seconds_waited,
+            )
 
     def total(self) -> StorageStats:
         """Returns the counts so far."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 from nestdata.output import flush_to_disk
 from nestdata.storage.config import StorageConfig
 from nestdata.storage.failures import ObjectChanged, classify, classify_system_error
-from nestdata.storage.info import ObjectInfo, StatsCounter, StorageStats
+from nestdata.storage.info import ObjectInfo, StatsCounter
 from nestdata.storage.patience import Patience
 
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ class LocalFiles:
                 return _pread(descriptor, offset, length)
 
         content = self._persist(location, read)
-        self._stats.add(StorageStats(requests=1, bytes_read=length))
+        self._stats.add(requests=1, bytes_read=length)
         return content
 
     def list_objects(self, folder: str) -> Iterator[ObjectInfo]:
@@ -71,7 +71,7 @@ class LocalFiles:
             return _info(location)
 
         info = self._persist(location, write)
-        self._stats.add(StorageStats(requests=1, bytes_written=info.size))
+        self._stats.add(requests=1, bytes_written=info.size)
         return info
 
     def delete(self, location: str) -> None:

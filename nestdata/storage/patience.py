@@ -9,7 +9,7 @@ from collections.abc import Callable
 from nestdata.errors import StorageError
 from nestdata.storage.config import StorageConfig
 from nestdata.storage.failures import Failure
-from nestdata.storage.info import StatsCounter, StorageStats
+from nestdata.storage.info import StatsCounter
 from nestdata.storage.location import redacted
 
 SHORTEST_PAUSE_S = 0.1
@@ -63,13 +63,17 @@ class Patience:
         self._started = time.monotonic()
         self._pause_s = SHORTEST_PAUSE_S
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: Failure, *, num_tries: int = 1) -> None:
         """Waits before the next try.
+
+        Args:
+            failure: Of the last try.
+            num_tries: How many tries this was, for the message.
 
         Raises:
             StorageError: The failure is not transient, the patience has ended, or `stop` is set.
         """
-        self._num_tries += 1
+        self._num_tries += num_tries
         if not failure.is_transient:
             raise StorageError.because(failure.kind, _sentences(f"{self._location}: {failure.reason}", failure.cure))
         waited = time.monotonic() - self._started
@@ -83,7 +87,7 @@ class Patience:
             )
         self._pause_s = min(LONGEST_PAUSE_S, _jitter.uniform(SHORTEST_PAUSE_S, 3 * self._pause_s))
         self._stop.wait(min(self._pause_s, patience - waited))
-        self._stats.add(StorageStats(retries=1))
+        self._stats.add(retries=1)
 
     def _patience_s(self, failure: Failure) -> float:
         if failure.is_unreachable and not self._was_reached():
@@ -97,4 +101,4 @@ class Patience:
 
 
 def _sentences(problem: str, cure: str) -> str:
-    return f"{problem}. {cure}" if cure else f"{problem}."
+    return f"{problem}. {cure}".rstrip()

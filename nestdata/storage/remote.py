@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nestdata.errors import ConfigError, StorageError
 from nestdata.storage.clients import Client, Clients, check_not_forked
 from nestdata.storage.config import MIB, StorageConfig
-from nestdata.storage.failures import ObjectChanged, ShortAnswer, classify
-from nestdata.storage.info import ObjectInfo, StatsCounter, StorageStats
+from nestdata.storage.failures import ObjectChanged, ShortAnswer, classify, num_own_retries
+from nestdata.storage.info import ObjectInfo, StatsCounter
 from nestdata.storage.location import ObjectAddress, parse_url
 from nestdata.storage.patience import Patience
 
@@ -37,7 +37,13 @@ class RemoteObjects:
         def head(client: Client, key: str) -> ObjectInfo:
             import obstore
 
-            return _info(location, obstore.head(client.reading, key))
+            try:
+                return _info(location, obstore.head(client.reading, key))
+            except Exception as error:
+                if classify(error).is_transient:
+                    raise
+                # Answers to HEAD have no body, which would tell a missing bucket from a missing object.
+                return _info(location, obstore.get(client.reading, key, options={"range": (0, 1)}).meta)
 
         return self._persist(location, head)
 
@@ -69,7 +75,7 @@ class RemoteObjects:
             return _checked(b"".join(received), length)
 
         content = self._persist(location, get, patience)
-        self._stats.add(StorageStats(bytes_read=length))
+        self._stats.add(bytes_read=length)
         return content
 
     def list_objects(self, folder: str) -> Iterator[ObjectInfo]:
@@ -84,6 +90,7 @@ class RemoteObjects:
         def list_all(client: Client, key: str) -> list[ObjectInfo]:
             import obstore
 
+            _reach(client, key)
             pages = obstore.list(client.patient, key.rstrip("/") or None, chunk_size=1000)
             return [_info(root + meta["path"], meta) for page in pages for meta in page]
 
@@ -96,10 +103,11 @@ class RemoteObjects:
         def put(client: Client, key: str) -> None:
             import obstore
 
+            _reach(client, key)
             obstore.put(client.patient, key, source, chunk_size=self._config.part_bytes, max_concurrency=4)
 
         self._persist(location, put)
-        self._stats.add(StorageStats(bytes_written=size))
+        self._stats.add(bytes_written=size)
         info = self.info(location)
         if info.size != size:
             raise StorageError.because(
@@ -153,6 +161,7 @@ class RemoteObjects:
         with self._waiting(location):
             while True:
                 client = self._clients.get(address)
+                self._stats.add(requests=1)
                 try:
                     with self._slots:
                         result = request(client, address.key)
@@ -161,13 +170,13 @@ class RemoteObjects:
                 except (StorageError, ConfigError):
                     raise
                 except Exception as error:
-                    failure = classify(error)
+                    failure, num_tries = classify(error, address.scheme), num_own_retries(error) + 1
                 client.was_reached = client.was_reached or not failure.is_unreachable
                 if failure.kind == "denied" and not failure.is_transient and not has_renewed:
                     has_renewed = True
                     self._clients.renew(address, client)
                     continue
-                patience.failed(failure)
+                patience.failed(failure, num_tries=num_tries)
 
     @contextmanager
     def _waiting(self, location: str) -> Iterator[None]:
@@ -178,7 +187,7 @@ class RemoteObjects:
             yield
         finally:
             del self._under_way[thread]
-            self._stats.add(StorageStats(requests=1, seconds_waited=time.monotonic() - started))
+            self._stats.add(seconds_waited=time.monotonic() - started)
 
 
 def normalised_etag(etag: str | None) -> str | None:
@@ -202,6 +211,20 @@ def _check_version(meta: Any, *, etag: str | None, size: int | None, end: int) -
         raise ObjectChanged(f"has ETag {found}, expected {normalised_etag(etag)}")
     if meta["size"] < end:
         raise ObjectChanged(f"has {meta['size']} bytes, expected {end} or more")
+
+
+def _reach(client: Client, key: str) -> None:
+    """Raises if a server that has not answered before cannot be reached: the patient client would wait for long."""
+    import obstore
+
+    if client.was_reached:
+        return
+    try:
+        obstore.head(client.reading, key or "any")
+    except Exception as error:
+        if classify(error).is_transient:
+            raise
+    client.was_reached = True
 
 
 def _checked(content: bytes, length: int) -> bytes:
