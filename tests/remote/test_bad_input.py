@@ -1,0 +1,147 @@
+"""Every mistake with an object store is one line that says what is wrong and what to do, and exit code 1."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nestdata import Storage
+from tests.ports import free_port
+from tests.remote.server import OWNER, READER, S3Server, s3_server
+from tests.speech_forms import write_forms
+from tests.synthesis import write_jsonl
+
+pytestmark = pytest.mark.remote
+
+NEMO = ("s3://speech/nemo/speech.json", "--tars", "s3://speech/nemo/audio__OP_0..3_CL_.tar")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    folder = tmp_path_factory.mktemp("server")
+    write_forms(folder / "forms")
+    with s3_server(folder / "server") as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        storage = Storage()
+        for form in ("nemo", "shar"):
+            for path in sorted((folder / "forms" / form).iterdir()):
+                storage.write(f"s3://speech/{form}/{path.name}", path)
+        storage.write("s3://noise/nemo/speech.json", folder / "forms" / "nemo" / "speech.json")
+        yield server
+
+
+def prepare(environment: dict[str, str], directory: Path, *arguments: str) -> str:
+    """Runs `nestdata prepare`, which must fail with exit code 1, and returns its only line of errors."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    done = subprocess.run(
+        [Path(sys.executable).parent / "nestdata", "prepare", *arguments, "-o", directory / "out.corpus"],
+        env={**inherited, **environment, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 1, done.stderr
+    assert not (directory / "out.corpus").exists()
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in done.stderr
+    assert OWNER.secret_key not in done.stderr + done.stdout
+    return line
+
+
+def test_a_wrong_key_is_named_with_the_variables_to_set(server: S3Server, tmp_path: Path) -> None:
+    wrong = dataclasses.replace(OWNER, secret_key="not-the-secret")
+    line = prepare(server.environment(wrong), tmp_path, *NEMO)
+    assert "s3://speech/nemo/speech.json" in line
+    assert "AWS_SECRET_ACCESS_KEY" in line
+
+
+def test_an_unknown_key_is_named_with_the_variables_to_set(server: S3Server, tmp_path: Path) -> None:
+    line = prepare(server.environment(dataclasses.replace(OWNER, access_key="unknown")), tmp_path, *NEMO)
+    assert "AWS_ACCESS_KEY_ID" in line
+
+
+def test_a_bucket_that_does_not_exist(server: S3Server, tmp_path: Path) -> None:
+    line = prepare(server.environment(), tmp_path, "s3://speeches/nemo/speech.json")
+    assert "s3://speeches/nemo/speech.json" in line
+    assert "bucket" in line
+
+
+def test_no_permission_for_a_bucket(server: S3Server, tmp_path: Path) -> None:
+    line = prepare(server.environment(READER), tmp_path, "s3://noise/nemo/speech.json")
+    assert "s3://noise/nemo/speech.json" in line
+    assert "no permission" in line
+
+
+def test_expired_credentials(server: S3Server, tmp_path: Path) -> None:
+    expired = {**server.environment(), "AWS_SESSION_TOKEN": "an-expired-token"}
+    line = prepare(expired, tmp_path, *NEMO)
+    assert "s3://speech/nemo/speech.json" in line
+
+
+def test_no_network(server: S3Server, tmp_path: Path) -> None:
+    unreachable = server.environment(endpoint=f"http://127.0.0.1:{free_port()}")
+    line = prepare(unreachable, tmp_path, *NEMO)
+    assert "connection refused" in line
+    assert "Check host and port" in line
+
+
+@pytest.mark.parametrize("scheme", ["http instead of https", "https instead of http"])
+def test_the_wrong_scheme(server: S3Server, tmp_path: Path, scheme: str) -> None:
+    environment = server.environment()
+    if scheme.startswith("https"):
+        environment["AWS_ENDPOINT_URL"] = server.endpoint.replace("http://", "https://")
+    else:
+        del environment["AWS_ALLOW_HTTP"]
+    line = prepare(environment, tmp_path, *NEMO)
+    assert "AWS_ALLOW_HTTP=true" in line
+
+
+@pytest.mark.parametrize(
+    ("tars", "found"),
+    [
+        ("s3://speech/nemo/audio__OP_7..9_CL_.tar", "audio_7.tar"),
+        ("s3://speech/nemo/*.tar.gz", "*.tar.gz"),
+    ],
+)
+def test_a_pattern_that_matches_nothing(server: S3Server, tmp_path: Path, tars: str, found: str) -> None:
+    line = prepare(server.environment(), tmp_path, "s3://speech/nemo/speech.json", "--tars", tars)
+    assert found in line
+
+
+def test_a_folder_without_objects(server: S3Server, tmp_path: Path) -> None:
+    assert "s3://speech/shards" in prepare(server.environment(), tmp_path, "s3://speech/shards")
+
+
+def test_a_shard_that_is_missing_in_the_middle(server: S3Server, tmp_path: Path) -> None:
+    storage = Storage()
+    content = storage.read("s3://speech/nemo/audio_1.tar")
+    storage.delete("s3://speech/nemo/audio_1.tar")
+    try:
+        assert "s3://speech/nemo/audio_1.tar" in prepare(server.environment(), tmp_path, *NEMO)
+    finally:
+        storage.write("s3://speech/nemo/audio_1.tar", content)
+
+
+def test_a_shar_that_lacks_a_tar_in_the_middle(server: S3Server, tmp_path: Path) -> None:
+    storage = Storage()
+    content = storage.read("s3://speech/shar/recording.000001.tar")
+    storage.delete("s3://speech/shar/recording.000001.tar")
+    try:
+        assert "recording.000001.tar" in prepare(server.environment(), tmp_path, "s3://speech/shar")
+    finally:
+        storage.write("s3://speech/shar/recording.000001.tar", content)
+
+
+def test_a_shard_id_without_a_tar(server: S3Server, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in Storage().read("s3://speech/nemo/speech.json").splitlines()]
+    rows[-1]["shard_id"] = 17
+    manifest = write_jsonl(tmp_path / "speech.json", rows)
+    line = prepare(server.environment(), tmp_path, str(manifest), *NEMO[1:])
+    assert "17" in line
+    assert "shard_id" in line
