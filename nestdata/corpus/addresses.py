@@ -6,7 +6,7 @@ one member.
     addresses.npy    int64 (2, num_cuts), in the order of index.npy: byte offset in the shard; shard << 32 | length
     checksums.npy    uint32 (num_cuts,), crc32 of each member; only if all are known
     shards.jsonl     one line per shard: name (relative to the root, or absolute), size, ETag, number of addresses
-    shards.npy       int64 (num_shards + 1,): the byte at which each line of shards.jsonl starts, and the end of the last
+    shards.npy       int64 (num_shards + 1,): the byte at which each line of shards.jsonl starts, and its size
 
 All files are memory-mapped, so opening them takes the same time for every size. Cuts that are read by the path in
 their line have the shard `NO_SHARD` and the length 0.

@@ -34,8 +34,8 @@ def fetch(address: Address, cut_id: str, content: bytes | None = None) -> bytes:
             return content
     raise AudioError.because(
         "corrupt",
-        f"cut {cut_id!r}: {describe(*address[:3])} do not have the checksum that the corpus says, read twice. Restore the "
-        "shard, or prepare the corpus again.",
+        f"cut {cut_id!r}: {describe(*address[:3])} do not have the checksum that the corpus says, read twice. "
+        "Restore the shard, or prepare the corpus again.",
     )
 
 
@@ -108,6 +108,6 @@ def _read(address: Address, cut_id: str) -> bytes:
             raise
         raise AudioError.because(
             error.kind,
-            f"cut {cut_id!r}: {describe(*address[:3])} cannot be read: {error} Restore the shard, or prepare the corpus "
-            "again.",
+            f"cut {cut_id!r}: {describe(*address[:3])} cannot be read: {error} "
+            "Restore the shard, or prepare the corpus again.",
         ) from error
