@@ -9,6 +9,8 @@ PROGRAM = Program(
     help="Prepare speech corpora and inspect the training batches made from them.",
     commands={
         "prepare": Command("prepare:prepare_command", "Prepare one corpus from one or more inputs."),
+        "pack": Command("pack:pack_command", "Write the audio of corpora as Lhotse Shar, to a folder or a URL."),
+        "verify": Command("verify:verify_command", "Compare all audio with what a corpus or packed set says about it."),
         "plan": Command("plan:plan_command", "Show the steps, padding and buckets of an epoch without reading audio."),
         "sample-batch": Command("sample_batch:sample_batch", "Inspect single training batches."),
     },

@@ -47,6 +47,13 @@ from .errors import StorageError as StorageError
 from .errors import last_error_line as last_error_line
 from .output import output_directory as output_directory
 from .output import output_file as output_file
+from .pack.config import PackCodec as PackCodec
+from .pack.config import PackConfig as PackConfig
+from .pack.run import PackReport as PackReport
+from .pack.run import pack_corpora as pack_corpora
+from .pack.verify import VerifyProblem as VerifyProblem
+from .pack.verify import VerifyReport as VerifyReport
+from .pack.verify import verify_corpus as verify_corpus
 from .plan.batch_plan import BatchPlan as BatchPlan
 from .plan.batch_plan import PlanConfig as PlanConfig
 from .plan.summary import BucketSummary as BucketSummary
@@ -97,6 +104,9 @@ __all__ = [
     "NoiseSpan",
     "ObjectInfo",
     "OutputError",
+    "PackCodec",
+    "PackConfig",
+    "PackReport",
     "PackedBatch",
     "PlanConfig",
     "PlanError",
@@ -114,6 +124,8 @@ __all__ = [
     "Storage",
     "StorageConfig",
     "StorageError",
+    "VerifyProblem",
+    "VerifyReport",
     "batch_digest",
     "derive_key",
     "draw_plan",
@@ -122,11 +134,13 @@ __all__ = [
     "microbatches",
     "output_directory",
     "output_file",
+    "pack_corpora",
     "prepare_corpus",
     "preview_rows",
     "redacted",
     "start_fork_server",
     "summarise_plan",
     "time_decoding",
+    "verify_corpus",
     "write_preview",
 ]

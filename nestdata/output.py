@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nestdata.errors import OutputError
 
-# Error numbers of a disk that accepts no more data. Other system errors in the block may concern an input.
+# Error numbers of a disk that accepts no more data.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -111,7 +111,13 @@ def _exists_already(output: Path) -> OutputError:
     return OutputError(f"{output}: exists already. Choose another path, or pass --overwrite to replace it.")
 
 
-def _cannot_be_written(output: Path, error: OSError) -> OutputError:
+def is_full_disk(error: OSError) -> bool:
+    """Returns whether a disk accepts no more data; other system errors may concern an input."""
+    return error.errno in _CANNOT_WRITE
+
+
+def cannot_be_written(output: Path, error: OSError) -> OutputError:
+    """Returns the error for an output whose file system refused it."""
     return OutputError(f"{output}: cannot be written ({error.strerror}). Choose another path.")
 
 
@@ -122,20 +128,20 @@ def _partial_directory(output: Path) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _cannot_be_written(output, error) from error
-    with _locked(partial, output):
+        raise cannot_be_written(output, error) from error
+    with locked_directory(partial, output):
         _clear(partial)
         try:
             yield partial
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
-                raise _cannot_be_written(output, error) from error
+            if isinstance(error, OSError) and is_full_disk(error):
+                raise cannot_be_written(output, error) from error
             raise
 
 
 @contextmanager
-def _locked(directory: Path, output: Path) -> Iterator[None]:
+def locked_directory(directory: Path, output: Path) -> Iterator[None]:
     """Holds a lock on a directory; the operating system releases it when the process ends for any reason."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -161,7 +167,7 @@ def _move_into_place(partial: Path, output: Path) -> None:
         flush_to_disk(path)
     if output.exists():
         # The old output takes the name of the partial directory and is removed there; the lock excludes other runs.
-        with _locked(output, output):
+        with locked_directory(output, output):
             _exchange(partial, output)
             shutil.rmtree(partial)
     else:

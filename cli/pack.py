@@ -1,0 +1,69 @@
+"""`nestdata pack`: writes the audio of corpora as Lhotse Shar."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nestdata import PackCodec
+
+from .options import AsJson, Overwrite
+from .output import console, print_json
+from .progress import progress
+
+if TYPE_CHECKING:
+    from nestdata import PackReport
+
+
+def pack_command(
+    corpora: Annotated[list[Path], typer.Argument(metavar="CORPUS", help="Corpora from `nestdata prepare`.")],
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="DIR|URL", help="Folder to write to: a path, or a URL such as s3://."),
+    ],
+    codec: Annotated[
+        PackCodec,
+        typer.Option(help="`flac` compresses without loss; `pcm` is WAV, larger and cheaper to decode."),
+    ] = "flac",
+    bits: Annotated[
+        int, typer.Option(help="Bits per sample, 16 or 24, of audio that does not fit into 16 bits, such as resampled.")
+    ] = 16,
+    shard_bytes: Annotated[int, typer.Option(help="Approximate size of each tar file in bytes.")] = 1_000_000_000,
+    seed: Annotated[int, typer.Option(help="Seed of the order of the cuts.")] = 0,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Number of processes, each of which writes a shard.")] = 1,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the audio of corpora as Lhotse Shar: large tar files, in random order.
+
+    Each cut becomes a file of its own, at the sampling rate of the corpus. If the command is interrupted, the same
+    command goes on.
+    """
+    from nestdata import PackConfig, pack_corpora
+
+    config = PackConfig(codec=codec, bits=bits, shard_bytes=shard_bytes, seed=seed)
+    with progress("packing shards") as on_progress:
+        report = pack_corpora(corpora, output, config, overwrite=overwrite, jobs=jobs, on_progress=on_progress)
+    if as_json:
+        print_json(asdict(report))
+    else:
+        _print_summary(report)
+
+
+def _print_summary(report: "PackReport") -> None:
+    out = console()
+    out.print(
+        f"{report.location}: {report.num_cuts} cuts, {report.hours:.2f} h, {report.num_shards} shards, "
+        f"{report.num_bytes / 1e9:.3f} GB"
+    )
+    if report.num_kept_shards:
+        out.print(f"  kept from an earlier run: {report.num_kept_shards} shards")
+    if report.num_rounded:
+        out.print(f"  rounded: {report.num_rounded} cuts")
+    if report.num_scaled:
+        out.print(f"  made quieter, for they exceeded full scale: {report.num_scaled} cuts")
+    if report.left_out:
+        counts = ", ".join(f"{number} {reason}" for reason, number in report.left_out.items())
+        out.print(f"  left out: {counts}; see {report.left_out_file}")
+    out.print(f"  prepare a corpus from it: {report.prepare_command}")

@@ -1,0 +1,42 @@
+"""`nestdata verify`: compares the audio of a corpus with what the corpus says about it."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from .options import AsJson
+from .output import console, print_json
+from .progress import progress
+
+
+def verify_command(
+    corpus: Annotated[
+        str, typer.Argument(metavar="CORPUS", help="A corpus, or a folder or URL that `nestdata pack` wrote.")
+    ],
+    checksums: Annotated[
+        bool,
+        typer.Option(
+            "--checksums",
+            help="Read all audio: compare checksums, and decode the cuts that have none. Without it, only the shards' "
+            "sizes and ETags are compared.",
+        ),
+    ] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", help="Number of shards or files that are checked at a time.")
+    ] = 8,
+    as_json: AsJson = False,
+) -> int:
+    """Compare every shard, and with --checksums every audio file, with what the corpus says."""
+    from nestdata import verify_corpus
+
+    with progress("verifying") as on_progress:
+        report = verify_corpus(corpus, checksums=checksums, jobs=jobs, on_progress=on_progress)
+    if as_json:
+        print_json(asdict(report))
+    else:
+        out = console()
+        for problem in report.problems:
+            out.print(str(problem))
+        out.print(report.summary())
+    return 1 if report.problems else 0

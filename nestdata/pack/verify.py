@@ -1,0 +1,273 @@
+"""Compares the audio that a corpus or a packed set names with what it says about it: `verify_corpus`."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from nestdata.errors import ConfigError, StorageError
+from nestdata.storage import is_url, storage
+
+if TYPE_CHECKING:
+    from nestdata.corpus.corpus import Corpus
+
+_Task = TypeVar("_Task")
+# Cuts without an address that are checked by one thread at a time.
+_CUTS_PER_TASK = 200
+
+
+class VerifyProblem(NamedTuple):
+    """One thing that is not as the corpus says."""
+
+    location: str
+    """The file or object."""
+
+    kind: str
+    """Category, such as missing, changed, corrupt or unreadable."""
+
+    detail: str
+    """An explanation that gives the values found."""
+
+    def __str__(self) -> str:
+        return f"{self.location}: {self.kind}: {self.detail}"
+
+
+@dataclass(kw_only=True)
+class VerifyReport:
+    """What was compared, and what was found."""
+
+    location: str
+    """The corpus or packed set."""
+
+    num_cuts: int
+    num_shards: int
+    """Number of files and objects whose size was compared."""
+
+    num_checked: int = 0
+    """Number of cuts whose bytes or samples were read; 0 without checksums."""
+
+    problems: list[VerifyProblem] = field(default_factory=list)
+
+    def summary(self) -> str:
+        """Returns one line with the counts."""
+        checked = f", audio of {self.num_checked} read" if self.num_checked else ""
+        found = f"{len(self.problems)} problems" if self.problems else "no problems"
+        return f"{self.location}: {self.num_cuts} cuts{checked}, {self.num_shards} shards: {found}"
+
+
+class Checked(NamedTuple):
+    """The result of one task."""
+
+    num_checked: int
+    """Number of cuts whose bytes or samples were read."""
+
+    problems: list[VerifyProblem]
+
+
+def verify_corpus(
+    path: str | Path,
+    *,
+    checksums: bool = False,
+    jobs: int = 8,
+    on_progress: Callable[[int, int | None], None] | None = None,
+) -> VerifyReport:
+    """Compares a corpus, or a packed set, with the audio that it names.
+
+    The size of every shard is compared, and its ETag if the store gives one. Of cuts that are read from files of their
+    own, the files must exist and not be empty. A corpus with a sample bank needs no other audio, and none is checked.
+
+    Args:
+        path: A corpus directory, or the folder or URL of a packed set.
+        checksums: Whether all audio is read as well. Its bytes are compared with their checksums; the cuts of a corpus
+            without checksums are decoded.
+        jobs: Number of threads, each of which checks one shard at a time.
+        on_progress: Called with the number of shards and groups of files that were checked, and their total.
+
+    Returns:
+        The problems found, in the order of the shards.
+
+    Raises:
+        CorpusError: The corpus is damaged, or the packed set is incomplete.
+        StorageError: The store does not answer. This says nothing about the corpus.
+        ConfigError: `jobs` is below 1.
+    """
+    from nestdata.corpus.packed_set import FOLDER
+
+    if jobs < 1:
+        raise ConfigError(f"jobs is {jobs}: give at least 1.")
+    location = str(path).rstrip("/") if is_url(str(path)) else str(Path(path).resolve())
+    if is_url(location) or Path(location, FOLDER).is_dir():
+        from nestdata.pack.verify_packed import packed_tasks
+
+        report, tasks = packed_tasks(location, checksums)
+    else:
+        from nestdata.corpus.corpus import Corpus
+
+        corpus = Corpus.open(location)
+        report = VerifyReport(location=location, num_cuts=len(corpus), num_shards=corpus.num_shards)
+        tasks = _corpus_tasks(corpus, checksums)
+    for done, checked in enumerate(_run_all(tasks, jobs), start=1):
+        report.num_checked += checked.num_checked
+        report.problems += checked.problems
+        if on_progress:
+            on_progress(done, None)
+    return report
+
+
+def _run_all(tasks: Iterable[Callable[[], Checked]], jobs: int) -> Iterator[Checked]:
+    """Runs tasks in threads, and yields their results in order; takes tasks only as fast as they are done."""
+    tasks = iter(tasks)
+    with ThreadPoolExecutor(jobs) as threads:
+        waiting = [threads.submit(task) for task in islice(tasks, 2 * jobs)]
+        try:
+            while waiting:
+                yield waiting.pop(0).result()
+                waiting += [threads.submit(task) for task in islice(tasks, 1)]
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def compare_size(location: str, size: int, etag: str | None) -> list[VerifyProblem]:
+    """Compares a file or object with the size and ETag that it should have.
+
+    Raises:
+        StorageError: The store does not answer.
+    """
+    try:
+        found = storage().info(location)
+    except StorageError as error:
+        if error.kind == "unavailable":
+            raise
+        return [VerifyProblem(location, error.kind, _without_location(str(error), location))]
+    if found.size != size:
+        return [VerifyProblem(location, "changed", f"it has {found.size} bytes, and should have {size}")]
+    if etag is not None and found.etag is not None and found.etag != etag:
+        return [VerifyProblem(location, "changed", f"its ETag is {found.etag}, and was {etag}")]
+    return []
+
+
+def _corpus_tasks(corpus: "Corpus", checksums: bool) -> Iterator[Callable[[], Checked]]:
+    """Yields the checks of the shards, then those of the cuts that are read from files of their own."""
+    from functools import partial
+
+    import numpy as np
+
+    from nestdata.corpus.addresses import NO_SHARD
+
+    if corpus.has_bank:
+        return
+    shards = corpus.shard_numbers()
+    by_shard = np.argsort(shards, kind="stable") if checksums else None
+    ends = None if by_shard is None else np.searchsorted(shards[by_shard], np.arange(corpus.num_shards + 1))
+    for number, shard in enumerate(corpus.shards()):
+        own = None if by_shard is None or ends is None else by_shard[ends[number] : ends[number + 1]].tolist()
+        yield partial(_check_shard, corpus, shard.info, own)
+    without_shard = np.flatnonzero(shards == NO_SHARD)
+    for first in range(0, len(without_shard), _CUTS_PER_TASK):
+        indices = without_shard[first : first + _CUTS_PER_TASK].tolist()
+        yield partial(_check_files, corpus, indices, checksums)
+
+
+def _check_shard(corpus: "Corpus", info: Any, indices: list[int] | None) -> Checked:
+    """Checks a shard of a corpus and, if indices are given, the audio of these cuts in it."""
+    problems = compare_size(info.location, info.size, info.etag)
+    if problems or indices is None:
+        return Checked(0, problems)
+    addressed = sorted((corpus.address(index), index) for index in indices)
+    checked, last = None, None
+    with _MemberStream(info.location) as stream:
+        for address, index in addressed:
+            # Windows of one file share its bytes, which are compared once; without checksum, each has to be decoded.
+            if address == last and address.crc32 is not None:
+                continue
+            content = checked if address == last else stream.read(address.offset, address.length)
+            checked, last = content, address
+            problems += _check_member(corpus, index, address, content)
+    return Checked(len(indices), problems)
+
+
+def _check_member(corpus: "Corpus", index: int, address: Any, content: bytes) -> list[VerifyProblem]:
+    from nestdata.corpus.members import fetch
+    from nestdata.errors import AudioError
+
+    try:
+        if address.crc32 is None:
+            corpus.load(index, content=content)
+        else:
+            fetch(address, corpus.line(index)["id"], content)
+    except AudioError as error:
+        return [VerifyProblem(address.location, error.reason, str(error))]
+    return []
+
+
+def _check_files(corpus: "Corpus", indices: list[int], decode: bool) -> Checked:
+    """Checks cuts that are read by the path in their line."""
+    from nestdata.corpus.file_kind import special_file_kind
+    from nestdata.errors import AudioError
+
+    problems, seen = [], set()
+    for index in indices:
+        line = corpus.line(index)
+        paths = {source["source"] for source in line["recording"]["sources"] if source["type"] == "file"}
+        bad = [
+            VerifyProblem(path, *found)
+            for path in sorted(paths)
+            if (found := _why_unusable(path, special_file_kind(path))) is not None
+        ]
+        problems += [problem for problem in bad if problem.location not in seen]
+        seen.update(problem.location for problem in bad)
+        if decode and not bad:
+            try:
+                corpus.load(index)
+            except AudioError as error:
+                problems.append(VerifyProblem(min(paths, default=str(corpus.path)), error.reason, str(error)))
+    return Checked(len(indices) if decode else 0, problems)
+
+
+def _why_unusable(path: str, special_kind: str | None) -> tuple[str, str] | None:
+    if special_kind is not None:
+        return "not_a_file", f"it is {special_kind}"
+    try:
+        return None if os.stat(path).st_size else ("empty", "it has no bytes")
+    except FileNotFoundError:
+        return "missing", "it does not exist"
+    except OSError as error:
+        return "unreadable", str(error.strerror)
+
+
+class _MemberStream:
+    """Reads ascending ranges of a shard from one stream; a long gap between them is not read."""
+
+    _LONGEST_GAP = 1 << 20
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._stream: Any = None
+        self._position = 0
+
+    def __enter__(self) -> "_MemberStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Returns the bytes of a range, fewer if the shard ends within it."""
+        if not 0 <= offset - self._position <= self._LONGEST_GAP or self._stream is None:
+            if self._stream is not None:
+                self._stream.close()
+            self._stream = storage().open_stream(self._location, offset=offset)
+        else:
+            self._stream.read(offset - self._position)
+        content: bytes = self._stream.read(length)
+        self._position = offset + len(content)
+        return content
+
+
+def _without_location(message: str, location: str) -> str:
+    return message.removeprefix(f"{location}: ")

@@ -1,0 +1,43 @@
+"""Packed sets of real audio, and what is in them, for the tests of this folder."""
+
+import gc
+import hashlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+from nestdata import Corpora, Corpus, PackConfig, PackReport, pack_corpora
+
+DEMO = Path(__file__).parents[3] / "manifests/demo"
+# Three shards of the demo's speech.
+SHARD_BYTES = 640_000
+
+
+def pack(corpus: Path, output: Path, **options: Any) -> PackReport:
+    """Packs a corpus into shards of `SHARD_BYTES`, unless options say otherwise."""
+    names = {"codec", "bits", "shard_bytes", "seed"}
+    config = PackConfig(**{"shard_bytes": SHARD_BYTES} | {name: options.pop(name) for name in names & options.keys()})
+    return pack_corpora([corpus], output, config, **options)
+
+
+def shar_of(folder: Path) -> dict[str, Any]:
+    """Returns the cuts that Lhotse reads from a folder, by id."""
+    from lhotse import CutSet
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Lhotse leaves the tar files to the garbage collector
+        found = {cut.id: cut for cut in CutSet.from_shar(in_dir=folder)}
+        gc.collect()
+    return found
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Returns a hash of every file of a folder by its relative name."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def samples_by_id(*corpora: Path) -> dict[str, Any]:
+    """Returns the samples of all cuts of corpora by their id."""
+    opened = Corpora([Corpus.open(path) for path in corpora])
+    return dict(opened.load(index) for index in range(len(opened)))
