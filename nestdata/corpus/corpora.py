@@ -76,7 +76,7 @@ class Corpora:
 
     def address(self, index: int) -> Address | None:
         """Returns where the bytes of the audio file of a cut are; see `Corpus.address`."""
-        corpus, own_index = self._locate(index)
+        corpus, own_index = self.locate(index)
         return corpus.address(own_index)
 
     @property
