@@ -30,8 +30,6 @@ from tests.nestdata.pack.packing import DEMO, digests, pack, samples_by_id, shar
 from tests.synthesis import chirp, folder_corpus, hiss, tone, write_audio, write_jsonl
 
 
-
-
 def test_lhotse_reads_the_same_samples_ids_and_labels(speech: Path, packed: Path) -> None:
     corpus, found = Corpus.open(speech), shar_of(packed)
     assert len(found) == len(corpus) == 40
