@@ -13,21 +13,25 @@ from .output import console, print_json, rejected_text
 from .progress import progress
 
 if TYPE_CHECKING:
-    from nestdata import Channel, PrepareReport
+    from nestdata import Channel, PrepareProgress, PrepareReport
 
 
 def prepare_command(
     inputs: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="INPUT",
-            help="NeMo, Lhotse or fairseq manifests, Kaldi directories, Hugging Face data sets on disk, or folders of "
-            "audio.",
+            help="NeMo, Lhotse or fairseq manifests, Kaldi directories, Hugging Face data sets on disk, Parquet files, "
+            "or folders of audio; manifests, Parquet files and folders may be URLs, such as s3://bucket/speech/.",
         ),
     ],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Corpus directory to write. [default: NAME.corpus for an input NAME.json]"),
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Corpus directory to write, a local path. [default: NAME.corpus for an input NAME.json]",
+        ),
     ] = None,
     form: Annotated[
         InputFormat | None, typer.Option("--format", help="Format of every input. [default: detected]")
@@ -77,7 +81,7 @@ def prepare_command(
     if output is None:
         if len(inputs) > 1:
             raise ConfigError("several inputs need a name for the corpus: give one with --output NAME.corpus.")
-        output = Path(inputs[0].resolve().name.split(".")[0] + ".corpus")
+        output = Path(inputs[0]).resolve().name.split(".")[0] + ".corpus"
     config = PrepareConfig(
         sampling_rate=sampling_rate,
         channel=_channel(channel),
@@ -91,9 +95,15 @@ def prepare_command(
         strict=strict,
         pcm=pcm,
     )
-    with progress("checking audio") as on_progress:
+    with progress("checking audio") as show:
         report = prepare_corpus(
-            inputs, output, config, overwrite=overwrite, jobs=jobs, dask=dask, on_progress=on_progress
+            inputs,
+            output,
+            config,
+            overwrite=overwrite,
+            jobs=jobs,
+            dask=dask,
+            on_progress=lambda found: show(*_bar_of(found)),
         )
     if as_json:
         print_json(asdict(report))
@@ -107,6 +117,14 @@ def _channel(text: str) -> "Channel":
     if not text.isdecimal():
         raise ConfigError(f"--channel is {text!r}: give a channel counted from 0, or mix for the average of all.")
     return int(text)
+
+
+def _bar_of(found: "PrepareProgress") -> tuple[int, int | None, str]:
+    """Returns what the progress bar shows: done, total, and a note."""
+    read = f"{found.bytes_read / 1e9:.2f} GB read" if found.bytes_read else ""
+    if not found.total_shards:
+        return found.entries, found.total_entries, read
+    return found.shards, found.total_shards, ", ".join(filter(None, ["shards", f"{found.entries} entries", read]))
 
 
 def _print_summary(report: "PrepareReport") -> None:

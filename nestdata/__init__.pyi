@@ -64,6 +64,7 @@ from .plan.summary import summarise_plan as summarise_plan
 from .prepare.config import PrepareConfig as PrepareConfig
 from .prepare.config import ProbeMode as ProbeMode
 from .prepare.inputs import InputFormat as InputFormat
+from .prepare.progress import PrepareProgress as PrepareProgress
 from .prepare.run import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
 from .stateless_rng import derive_key as derive_key
@@ -112,6 +113,7 @@ __all__ = [
     "PlanError",
     "PlanSummary",
     "PrepareConfig",
+    "PrepareProgress",
     "PrepareReport",
     "PreviewRow",
     "ProbeMode",

@@ -2,7 +2,8 @@
 
 An output is written to the directory `NAME.partial` beside its target, which is locked in the meantime, and is flushed
 and renamed at the end. If the process is killed, the target holds the old output or the new one, never a mixture; the
-next run into the same target clears `NAME.partial`. A second run into a target that is being written is refused.
+next run into the same target clears `NAME.partial`, except for folders of finished work that it names. A second run
+into a target that is being written is refused.
 """
 
 import ctypes
@@ -11,8 +12,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nestdata.errors import OutputError
@@ -23,23 +24,26 @@ _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 @contextmanager
 def output_directory(
-    output: Path, *, kind: str, overwrite: bool, may_replace: Callable[[Path], bool]
+    output: Path, *, kind: str, overwrite: bool, may_replace: Callable[[Path], bool], resumable: Collection[str] = ()
 ) -> Iterator[Path]:
     """Yields an empty directory to write to, and renames it to the target at the end of the block.
 
-    If the block raises, the directory is removed and the target stays as it was.
+    If the block raises, the directory is removed and the target stays as it was. Subfolders with finished work may be
+    kept for the next run into the same target.
 
     Args:
         output: The target.
         kind: Name of this kind of output for messages, such as "a corpus".
         overwrite: Whether an existing output of the same kind is replaced.
         may_replace: Returns whether the existing target is an output of this kind. Called only with `overwrite`.
+        resumable: Names of subfolders that stay in `NAME.partial` if the block raises or the process is killed, and
+            that the next run finds there. At the end of the block, they are part of the output, unless it removed them.
 
     Raises:
         OutputError: The target exists and may not be replaced, cannot be written, or is being written by another run.
     """
     _check_directory(output, kind, overwrite, may_replace)
-    with _partial_directory(output) as partial:
+    with _partial_directory(output, resumable) as partial:
         yield partial
         _check_directory(output, kind, overwrite, may_replace)  # another run may have finished since the first check
         _move_into_place(partial, output)
@@ -122,19 +126,22 @@ def cannot_be_written(output: Path, error: OSError) -> OutputError:
 
 
 @contextmanager
-def _partial_directory(output: Path) -> Iterator[Path]:
-    """Yields an empty directory beside the target, locked during the block, and removes it if the block raises."""
+def _partial_directory(output: Path, resumable: Collection[str] = ()) -> Iterator[Path]:
+    """Yields a directory beside the target, locked during the block, and removes it if the block raises.
+
+    It is empty but for the subfolders in `resumable`, which are kept unless they are empty.
+    """
     partial = output.with_name(output.name + ".partial")
     try:
         partial.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_be_written(output, error) from error
     with locked_directory(partial, output):
-        _clear(partial)
+        _clear(partial, resumable)
         try:
             yield partial
         except BaseException as error:
-            shutil.rmtree(partial, ignore_errors=True)
+            _clear_after_error(partial, resumable)
             if isinstance(error, OSError) and is_full_disk(error):
                 raise cannot_be_written(output, error) from error
             raise
@@ -156,9 +163,22 @@ def locked_directory(directory: Path, output: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _clear(directory: Path) -> None:
+def _clear(directory: Path, keep: Collection[str] = ()) -> None:
     for path in directory.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.is_dir() and not path.is_symlink():
+            if path.name not in keep:
+                shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _clear_after_error(partial: Path, resumable: Collection[str]) -> None:
+    """Removes a directory but for its subfolders of finished work; all of it if there is none."""
+    if any(file.is_file() for name in resumable for file in (partial / name).rglob("*")):
+        with suppress(OSError):
+            _clear(partial, resumable)
+    else:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _move_into_place(partial: Path, output: Path) -> None:

@@ -106,6 +106,7 @@ def _write_samples(task: _Task) -> NDArray[np.float32]:
             samples = np.empty(num_samples, np.float32)
             try:
                 if address:
+                    address = address._replace(location=_current_path(address.location, task))
                     load_member(row, address, None, start=0, out=samples)
                 else:
                     load_samples(row, num_samples=num_samples, out=samples)

@@ -8,6 +8,7 @@ cuts are there, `CorpusWriter.finish` removes those with a repeated id and sorts
 import hashlib
 import json
 import mmap
+import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -84,6 +85,38 @@ class ProbedItems:
 
     shards: list[ObjectInfo] = field(default_factory=list)
     """The shards of the cuts, in the order of first use; the shard of a record counts from the start of this list."""
+
+    def to_bytes(self) -> bytes:
+        """Returns a compressed form that `from_bytes` reads."""
+        values = {
+            "num_entries": self.num_entries,
+            "rejects": self.rejects,
+            "num_resampled": self.num_resampled,
+            "samples_by": self.samples_by,
+            "shards": self.shards,
+            "num_records": len(self.records),
+        }
+        # json, because orjson does not write file names that are not Unicode.
+        return zlib.compress(json.dumps(values).encode() + b"\n" + self.records.tobytes() + self.lines, 1)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "ProbedItems":
+        """Returns what `to_bytes` of this version of the package wrote.
+
+        Raises:
+            ValueError, KeyError, zlib.error: It is damaged.
+        """
+        header, _, content = zlib.decompress(content).partition(b"\n")
+        values = json.loads(header)
+        num_bytes = values.pop("num_records") * _RECORD.itemsize
+        return cls(
+            lines=content[num_bytes:],
+            records=np.frombuffer(content[:num_bytes], _RECORD),
+            rejects=[Reject(*reject) for reject in values.pop("rejects")],
+            samples_by={kind: Counter(counts) for kind, counts in values.pop("samples_by").items()},
+            shards=[ObjectInfo(*shard) for shard in values.pop("shards")],
+            **values,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

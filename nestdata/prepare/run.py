@@ -7,24 +7,34 @@ numpy and the modules that need it are imported when a corpus is prepared, so th
 """
 
 import json
+import logging
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nestdata.errors import ManifestError
+from nestdata.errors import ManifestError, OutputError
 from nestdata.output import output_directory
 from nestdata.prepare.config import PrepareConfig, ProbeMode
 from nestdata.prepare.inputs import InputOptions, Source, open_sources
 from nestdata.prepare.inputs.jsonl import LhotseManifest
 from nestdata.prepare.pool import Pool, open_pool
+from nestdata.prepare.progress import PrepareProgress
+from nestdata.storage import is_url
 
 if TYPE_CHECKING:
-    from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter, ProbedItems
-    from nestdata.prepare.probe import Limits
+    from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
+    from nestdata.prepare.tasks import Task, Traffic
 
+_log = logging.getLogger(__name__)
+# Subfolders of the corpus directory: the results of tasks, while it is being written, and tars of audio.
+_KEPT_RESULTS, _SHARDS = "tasks", "shards"
+# Bytes read in an epoch for each byte that the cuts need, above which packing is recommended.
+_MAX_OVERHEAD = 4
 # Items that are sent to a process at a time, unless the source sets a number: fewer in a slower mode, so that all
 # processes finish at about the same time.
 _ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 25}
@@ -64,46 +74,65 @@ def prepare_corpus(
     overwrite: bool = False,
     jobs: int = 1,
     dask: str | None = None,
-    on_progress: Callable[[int, int | None], None] | None = None,
+    on_progress: Callable[[PrepareProgress], None] | None = None,
 ) -> PrepareReport:
     """Writes one corpus from one or many inputs.
 
     Args:
-        manifests: NeMo, Lhotse or fairseq manifests, Kaldi directories, Hugging Face data sets saved to disk, or
-            folders of audio, in any combination.
-        output: Path of the corpus directory.
+        manifests: NeMo, Lhotse or fairseq manifests, Kaldi directories, Hugging Face data sets saved to disk, Parquet
+            files, or folders of audio, in any combination. URLs are given as `str`.
+        output: Path of the corpus directory, which is local.
         config: Limits and sampling rate; the defaults if None.
         overwrite: Whether an existing corpus at `output` is replaced. It is replaced in one step, after all work is
             done.
         jobs: Number of processes that probe audio. The corpus does not depend on it.
         dask: Address of a Dask scheduler whose workers probe the audio instead of local processes.
-        on_progress: Called with the number of entries probed so far and their total, or None if the total is unknown.
+        on_progress: Called after each task with what has been probed so far.
 
     Returns:
         A summary of the corpus.
 
     Raises:
         ManifestError: An input cannot be read, no audio can be used, or an entry was rejected with `config.strict`.
-            Nothing is left behind.
-        OutputError: The target exists, cannot be written, or is being written by another run.
+        OutputError: The target exists, is a URL, cannot be written, or is being written by another run.
         CorpusError: A worker process ended unexpectedly.
         ConfigError: A required package is not installed, or no Dask scheduler answers.
+        StorageError: A store cannot be read.
+
+    If the call fails or is interrupted, nothing is left behind, except for finished results of shards and of audio at
+    URLs: the next call with the same inputs, settings and target takes them from `OUTPUT.partial`.
     """
     from nestdata.prepare.corpus_writer import CorpusWriter
 
     config = config or PrepareConfig()
-    output = Path(output).resolve()
-    with output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=_is_corpus) as partial:
+    output = _local_path(output)
+    resumable = (_KEPT_RESULTS, _SHARDS)
+    with ExitStack() as stack:
+        partial = stack.enter_context(
+            output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=_is_corpus, resumable=resumable)
+        )
+        stack.enter_context(_tells_what_is_kept(partial))
         sources = _open_sources(manifests, config, partial, output)
-        with open_pool(jobs, dask, preload=_worker_modules(sources, config)) as pool:
-            with closing(CorpusWriter(partial)) as writer:
-                _probe_sources(sources, config, pool, writer, on_progress)
-                stats = writer.finish(sources, config.sampling_rate)
-                _check_rejects(writer, stats, sources, config)
-            assert stats is not None
-            report = _report(stats, output, config.sampling_rate)
-            _write_rest(partial, report, _meta(stats, sources, config), config, pool)
+        (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
+        pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
+        with closing(CorpusWriter(partial)) as writer:
+            traffic = _probe_sources(sources, _tasks(sources, config, partial, output), pool, writer, on_progress)
+            stats = writer.finish(sources, config.sampling_rate)
+            _check_rejects(writer, stats, sources, config)
+        assert stats is not None
+        report = _report(stats, output, config.sampling_rate)
+        _write_rest(partial, report, _meta(stats, sources, config), config, pool)
+        _remove_work(partial)
+    _warn_of_traffic(traffic, report)
     return report
+
+
+def _local_path(output: str | Path) -> Path:
+    if is_url(str(output)) or is_url(str(output).replace(":/", "://", 1)):
+        raise OutputError(
+            f"{output}: a corpus directory is written to a local path, not to a URL. Its audio may stay in the store."
+        )
+    return Path(output).resolve()
 
 
 def _is_corpus(directory: Path) -> bool:
@@ -116,56 +145,38 @@ def _is_corpus(directory: Path) -> bool:
     return has_keys and (directory / "index.npy").is_file()
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """Consecutive items of a source, to be probed by any process."""
-
-    source: Source
-    source_index: int
-    first: int
-    """Number of the first item, counted from 1."""
-
-    items: list[Any]
-    limits: "Limits"
-
-
-def _probe_items(task: _Task) -> "tuple[int, ProbedItems]":
-    """Runs in a worker; returns the index of the source, and the cuts and rejects."""
-    from nestdata.prepare.corpus_writer import ItemCollector
-    from nestdata.prepare.probe import Reject, probe
-
-    collector = ItemCollector()
-    for number, item in enumerate(task.items, start=task.first):
-        for entry in task.source.entries(number, item):
-            collector.num_entries += 1
-            if entry.problem:
-                collector.rejects.append(Reject(entry.where, entry.cut_id, *entry.problem))
-                continue
-            for probed in probe(entry, task.limits):
-                if isinstance(probed, Reject):
-                    collector.rejects.append(probed)
-                else:
-                    collector.add(probed, number if entry.number is None else entry.number, entry.where)
-    return task.source_index, collector.collected()
-
-
 def _probe_sources(
     sources: list[Source],
-    config: PrepareConfig,
+    tasks: "Iterator[Task]",
     pool: Pool,
     writer: "CorpusWriter",
-    on_progress: Callable[[int, int | None], None] | None,
-) -> None:
-    counts = [source.count() for source in sources] if on_progress else [None]
-    total = None if None in counts else sum(count for count in counts if count is not None)
-    for source_index, probed in pool.map(_probe_items, _tasks(sources, config)):
+    on_progress: Callable[[PrepareProgress], None] | None,
+) -> "Traffic":
+    from nestdata.prepare.tasks import Traffic, run_task
+
+    total_entries, total_shards = _totals(sources) if on_progress else (None, 0)
+    traffic, num_shards = Traffic(), 0
+    for source_index, probed, more in pool.map(run_task, tasks):
         writer.add(probed, source_index)
+        traffic = traffic.plus(more)
+        num_shards += sources[source_index].items_per_task is not None
         if on_progress:
-            on_progress(writer.num_entries, total)
+            on_progress(PrepareProgress(writer.num_entries, total_entries, num_shards, total_shards, traffic.read))
+    return traffic
 
 
-def _tasks(sources: list[Source], config: PrepareConfig) -> Iterator[_Task]:
+def _totals(sources: list[Source]) -> tuple[int | None, int]:
+    """Returns the number of entries, or None if it is unknown, and the number of shards."""
+    counts = [(source.items_per_task is None, source.count()) for source in sources]
+    has_shards = any(not is_entries for is_entries, _ in counts)
+    entries = [count for is_entries, count in counts if is_entries]
+    total = None if has_shards or None in entries else sum(count or 0 for count in entries)
+    return total, sum(count or 0 for is_entries, count in counts if not is_entries)
+
+
+def _tasks(sources: list[Source], config: PrepareConfig, partial: Path, output: Path) -> "Iterator[Task]":
     from nestdata.prepare.probe import Limits
+    from nestdata.prepare.tasks import Task
 
     limits = Limits(
         sampling_rate=config.sampling_rate,
@@ -176,12 +187,62 @@ def _tasks(sources: list[Source], config: PrepareConfig) -> Iterator[_Task]:
         window_seconds=config.window_seconds,
         mode=config.probe,
     )
+    moved = (str(output), str(partial))
     for source_index, source in enumerate(sources):
         items = source.items()
         first = 1
         while batch := list(islice(items, source.items_per_task or _ITEMS_PER_TASK[config.probe])):
-            yield _Task(source, source_index, first, batch, limits)
+            yield Task(
+                source=source,
+                source_index=source_index,
+                first=first,
+                items=batch,
+                limits=limits,
+                kept_in=str(partial / _KEPT_RESULTS),
+                moved=moved,
+            )
             first += len(batch)
+
+
+def _remove_work(partial: Path) -> None:
+    """Removes the results of tasks, and tars of audio that no cut refers to."""
+    shutil.rmtree(partial / _KEPT_RESULTS, ignore_errors=True)
+    if not (partial / _SHARDS).is_dir():
+        return
+    with suppress(FileNotFoundError), (partial / "shards.jsonl").open("rb") as file:
+        used = {os.path.basename(json.loads(line)["name"]) for line in file}
+        for path in (partial / _SHARDS).rglob("*"):
+            if path.is_file() and path.name not in used:
+                path.unlink()
+
+
+def _warn_of_traffic(traffic: "Traffic", report: PrepareReport) -> None:
+    """Warns if the cuts are small parts of what must be read for them."""
+    if traffic.needed and traffic.in_epoch > _MAX_OVERHEAD * traffic.needed:
+        _log.warning(
+            "%s: %.0f bytes are read for each byte of audio that the cuts need, because cuts are parts of long "
+            "recordings, which are read whole. `nestdata pack %s` writes each cut as a file of its own",
+            report.path,
+            traffic.in_epoch / traffic.needed,
+            report.path,
+        )
+
+
+@contextmanager
+def _tells_what_is_kept(partial: Path) -> Iterator[None]:
+    """Logs how many results are kept if the block raises."""
+    try:
+        yield
+    except BaseException:
+        num_kept = sum(not path.name.endswith(".tmp") for path in (partial / _KEPT_RESULTS).glob("*"))
+        if num_kept:
+            _log.warning(
+                "the results of %d finished tasks are kept in %s. The same call goes on from there; remove the "
+                "directory to start over",
+                num_kept,
+                partial,
+            )
+        raise
 
 
 def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
@@ -190,7 +251,7 @@ def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
     Files are opened with soundfile and, if libsndfile does not know their format, with Lhotse; decoding resamples with
     torchaudio. Lhotse also parses its own manifests.
     """
-    modules = ["nestdata.prepare.corpus_writer", "nestdata.prepare.probe", "nestdata.prepare.run"]
+    modules = ["nestdata.prepare.corpus_writer", "nestdata.prepare.probe", "nestdata.prepare.tasks"]
     if config.probe != "missing" or config.pcm:
         return [*modules, "nestdata.prepare.bank_writer", "soundfile", "lhotse", "torchaudio"]
     return [*modules, "lhotse"] if any(isinstance(source, LhotseManifest) for source in sources) else modules
@@ -203,8 +264,18 @@ def _open_sources(manifests: Sequence[str | Path], config: PrepareConfig, partia
         allow_commands=config.allow_commands,
         extract_to=partial / "audio",
         stored_in=output / "audio",
+        shards=partial / _SHARDS,
+        stored_shards=output / _SHARDS,
     )
-    return open_sources([Path(manifest) for manifest in manifests], options)
+    return open_sources([_as_input(manifest) for manifest in manifests], options)
+
+
+def _as_input(manifest: str | Path) -> str | Path:
+    if isinstance(manifest, str):
+        return manifest if is_url(manifest) else Path(manifest)
+    if is_url(str(manifest).replace(":/", "://", 1)) and not manifest.exists():
+        raise ManifestError(f"{manifest}: give URLs as str; a Path loses one of the two slashes.")
+    return manifest
 
 
 def _check_rejects(

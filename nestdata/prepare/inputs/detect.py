@@ -1,36 +1,44 @@
-"""Detects the format of an input from its name, its files or its first lines."""
+"""Detects the format of an input from its name, its files or its first lines.
+
+Local inputs are `Path`, and those at URLs are `str`.
+"""
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import get_args
 
-from nestdata.errors import ManifestError
+from nestdata.corpus.addresses import common_folder
+from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, check_manifest, open_lines
 from nestdata.prepare.inputs.fairseq import fairseq_folder, is_fairseq
 from nestdata.prepare.inputs.folder import check_folder
 from nestdata.prepare.inputs.huggingface import saved_version
 from nestdata.prepare.inputs.jsonl import AUDIO_KEYS, parse_object
 from nestdata.prepare.inputs.kaldi import base_directory, has_table
+from nestdata.prepare.inputs.listing import objects_below
+from nestdata.prepare.inputs.parquet import is_parquet, parquet_folder
+from nestdata.storage import parent, storage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DetectedInput:
     """One input, its format, and other properties that its source needs."""
 
-    path: Path
-    """The manifest or folder, as the caller gave it."""
+    path: Path | str
+    """The manifest or folder, as the caller gave it: a path, or a URL."""
 
     format: InputFormat
     folder: str
-    """Absolute path of the folder of the audio or, if the format does not name one, of the manifest.
+    """Absolute path or URL of the folder of the audio or, if the format does not name one, of the manifest.
 
     Ids are relative to the deepest folder that holds these folders of all inputs.
     """
 
     base: str
-    """Absolute path of the folder that relative paths in the input start from."""
+    """Absolute path or URL of the folder that relative paths in the input start from."""
 
     has_segments: bool = False
     """Whether a Kaldi directory has a `segments` file."""
@@ -39,17 +47,22 @@ class DetectedInput:
     """Modification time of a Hugging Face data set, in ns."""
 
 
-def detect_input(path: Path, form: InputFormat | None = None) -> DetectedInput:
+def detect_input(path: Path | str, form: InputFormat | None = None) -> DetectedInput:
     """Detects the format of an input, and opens its manifest at most once to do so.
 
     Args:
-        path: A manifest or folder.
+        path: A manifest or folder: a local path, or a URL as a `str`.
         form: The format that the caller knows; None to detect it.
 
     Raises:
         ManifestError: The input does not exist, is not a file or folder, is empty, is of an unknown format, or cannot
             be of the given one.
+        StorageError: A URL cannot be read or listed.
     """
+    if form in (None, "parquet") and (form or is_parquet(path)):
+        return _detect_parquet(path)
+    if isinstance(path, str):
+        return _detect_url(path, form)
     if form in ("kaldi", "huggingface", "folder") or (form is None and path.is_dir()):
         return _detect_folder(path, form)
     if form is None and path.is_file() and path.name.lower().endswith(AUDIO_SUFFIXES):
@@ -57,9 +70,59 @@ def detect_input(path: Path, form: InputFormat | None = None) -> DetectedInput:
     return _detect_manifest(path, form)
 
 
-def common_root(inputs: Sequence[DetectedInput]) -> Path:
-    """Returns the folder that ids are relative to: the deepest one that holds the folders of all inputs."""
-    return Path(os.path.commonpath([found.folder for found in inputs]))
+def common_root(inputs: Sequence[DetectedInput]) -> str:
+    """Returns the folder that ids are relative to: the deepest one that holds the folders of all inputs.
+
+    It is empty if there is none, as for a local input and one at a URL.
+    """
+    return reduce(common_folder, [found.folder for found in inputs])
+
+
+def _detect_parquet(path: Path | str) -> DetectedInput:
+    folder = parquet_folder(path)
+    return DetectedInput(path=path, format="parquet", folder=folder, base=folder)
+
+
+def _detect_url(url: str, form: InputFormat | None) -> DetectedInput:
+    if form in ("kaldi", "huggingface"):
+        raise ManifestError(_not_at_url(url, form))
+    is_folder = form == "folder" or (form is None and (url.endswith("/") or not _is_object(url)))
+    if not is_folder:
+        if form is None and url.lower().endswith(AUDIO_SUFFIXES):
+            raise ManifestError(f"{url}: one audio file. Give the folder that holds it, or a manifest that names it.")
+        return _detect_manifest(url, form)
+    url = url.rstrip("/")
+    names = {info.location[len(url) + 1 :] for info in objects_below(url)} if form is None else set()
+    if "wav.scp" in names:
+        raise ManifestError(_not_at_url(url, "kaldi"))
+    if "state.json" in names or "dataset_dict.json" in names:
+        raise ManifestError(_not_at_url(url, "huggingface"))
+    return DetectedInput(path=url, format="folder", folder=url, base=url)
+
+
+def _is_object(url: str) -> bool:
+    """Returns whether there is an object of this name; a bucket is not one."""
+    if parent(url) == url:
+        return False
+    try:
+        storage().info(url)
+    except StorageError as error:
+        if error.kind != "missing":
+            raise
+        return False
+    return True
+
+
+def _not_at_url(url: str, form: InputFormat) -> str:
+    if form == "kaldi":
+        return (
+            f"{url}: a Kaldi directory is not read from a URL. Copy its text files to a local folder; wav.scp may "
+            "name audio by URLs."
+        )
+    return (
+        f"{url}: a data set that `save_to_disk` wrote is not read from a URL. Copy it to a local folder, or give its "
+        "Parquet files."
+    )
 
 
 def _detect_folder(path: Path, form: InputFormat | None) -> DetectedInput:
@@ -79,8 +142,8 @@ def _detect_folder(path: Path, form: InputFormat | None) -> DetectedInput:
     return DetectedInput(path=path, format="folder", folder=folder, base=folder)
 
 
-def _detect_manifest(path: Path, form: InputFormat | None) -> DetectedInput:
-    folder = os.path.abspath(path.parent)
+def _detect_manifest(path: Path | str, form: InputFormat | None) -> DetectedInput:
+    folder = parent(path) if isinstance(path, str) else os.path.abspath(path.parent)
     if form in (None, "fairseq"):
         with open_lines(path) as file:
             line, number = file.readline(), 1
@@ -91,10 +154,11 @@ def _detect_manifest(path: Path, form: InputFormat | None) -> DetectedInput:
                 line, number = file.readline(), number + 1
         form = _format_of_line(line, path, number)
     check_manifest(path)
-    return DetectedInput(path=path, format=form, folder=folder, base=os.getcwd() if form == "lhotse" else folder)
+    base = os.getcwd() if form == "lhotse" and isinstance(path, Path) else folder
+    return DetectedInput(path=path, format=form, folder=folder, base=base)
 
 
-def _format_of_line(line: bytes, path: Path, number: int) -> InputFormat:
+def _format_of_line(line: bytes, path: Path | str, number: int) -> InputFormat:
     """Returns the format of a JSON manifest from its first non-blank line, which is empty if it has none."""
     if not line:
         raise ManifestError(f"{path}: the manifest is empty. Check the command that wrote it.")

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, cast, runtime_checkable
+from urllib.parse import quote
 
 from nestdata.corpus.file_kind import special_file_kind
-from nestdata.errors import ManifestError
-from nestdata.storage import ObjectInfo
+from nestdata.errors import ManifestError, StorageError
+from nestdata.storage import ObjectInfo, is_url, storage
 
-InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface"]
+InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface", "parquet"]
 
 RejectReason = Literal[
     "missing",
@@ -107,7 +108,7 @@ class Entry(NamedTuple):
 
     cut_id: str
     path: str = ""
-    """Absolute path of the audio file; empty if `command` or `cut` gives the audio."""
+    """Absolute path or URL of the audio file; empty if `command` or `cut` gives the audio."""
 
     offset: float = 0.0
     """Start of the span in the file, in seconds."""
@@ -172,26 +173,51 @@ class Source(Protocol):
         """Returns the approximate number of items, or None if counting would cost as much as reading them."""
 
 
-def check_manifest(path: Path) -> None:
-    """Checks that a manifest is a regular file, without opening it.
+@runtime_checkable
+class ReadsFiles(Protocol):
+    """A source whose entries depend on files other than its items, such as shards and the manifests of shards.
+
+    The result of an item is not taken from an interrupted run if one of them has changed.
+    """
+
+    def files(self, item: Any) -> list[str]:
+        """Returns the absolute paths or URLs of the files that the entries of an item depend on."""
+
+
+def check_manifest(path: Path | str) -> None:
+    """Checks that a manifest is a regular file or an object, without reading it.
 
     Raises:
         ManifestError: It does not exist, or is a directory, pipe, socket or device.
+        StorageError: The store cannot be asked.
     """
-    if not path.is_file():
-        raise ManifestError(_why_no_manifest(path))
+    if isinstance(path, Path):
+        if not path.is_file():
+            raise ManifestError(_why_no_manifest(path))
+        return
+    try:
+        storage().info(path)
+    except StorageError as error:
+        if error.kind != "missing":
+            raise
+        raise ManifestError(f"{path}: no such manifest. Check the URL; a folder needs a slash at its end.") from None
 
 
 @contextmanager
-def open_lines(path: Path) -> Iterator[BinaryIO]:
+def open_lines(path: Path | str) -> Iterator[BinaryIO]:
     """Opens a manifest, gzip-compressed or not, for reading lines; skips a byte order mark.
+
+    Args:
+        path: A local path, or a URL as a `str`.
 
     Raises:
         ManifestError: It is not a regular file, or a read fails.
+        StorageError: The store cannot be read.
     """
-    check_manifest(path)
+    if isinstance(path, Path):
+        check_manifest(path)
     try:
-        with cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")) as file:
+        with _opened(path) as file:
             if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
                 file.seek(0)
             yield file
@@ -199,8 +225,10 @@ def open_lines(path: Path) -> Iterator[BinaryIO]:
         raise ManifestError(f"{path}: cannot be read ({error}). Check the file and copy it again.") from error
 
 
-def count_lines(path: Path) -> int:
-    """Returns the number of lines of a manifest, for progress bars."""
+def count_lines(path: Path | str) -> int | None:
+    """Returns the number of lines of a manifest, for progress bars; None at a URL, where counting takes a download."""
+    if isinstance(path, str):
+        return None
     with open_lines(path) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
@@ -214,17 +242,35 @@ def names_shards(name: str) -> bool:
 def cut_id_of(file: str, root: str) -> str:
     """Returns the path of a file relative to a root folder, without its suffix.
 
-    Such ids do not change when the root is moved. Both paths are absolute and normalised. A file outside of the root
-    has its absolute path, without suffix, as its id.
+    Such ids do not change when the root is moved. Both locations are absolute and normalised. A file outside of the
+    root has its absolute path or URL, without suffix, as its id; so has every file if the root is empty.
     """
     stem = os.path.splitext(file)[0]
     inside = root if root.endswith("/") else root + "/"
-    return stem[len(inside) :] if stem.startswith(inside) else stem
+    return stem[len(inside) :] if root and stem.startswith(inside) else stem
+
+
+def relative_id(cut_id: str, root: str) -> str:
+    """Returns an id that is an absolute path or URL as a path relative to the root, if both are in one place."""
+    scheme, _, path = cut_id.rpartition("://")
+    root_scheme, _, root_path = root.rpartition("://")
+    if not root or scheme != root_scheme or (scheme and path.split("/")[0] != root_path.split("/")[0]):
+        return cut_id
+    return os.path.relpath("/" + path.lstrip("/"), "/" + root_path.lstrip("/"))
 
 
 def resolve(directory: str, name: str) -> str:
-    """Returns the absolute, normalised path of a file name that is relative to an absolute directory."""
+    """Returns the absolute, normalised location of a file name that is relative to an absolute directory.
+
+    Args:
+        directory: An absolute path, or a URL.
+        name: A relative or absolute path, or a URL, which is returned as it is.
+    """
+    if "://" in name and is_url(name):
+        return name
     path = name if name.startswith("/") else f"{directory}/{name}"
+    if "://" in path and is_url(path):
+        return _resolve_url(path)
     # Most names are normalised already, and skipping `normpath` for them saves minutes over millions of lines.
     # `normpath` keeps two slashes at the start of a path.
     return os.path.normpath(path).replace("//", "/") if "/." in path or "//" in path else path
@@ -237,6 +283,21 @@ def check_command(command: str, where: str, *, allowed: bool) -> None:
             f"{where}: a command instead of a file: {command[:120]!r}. Commands are not run by default. If "
             "you trust it, allow it with --allow-commands; or write the audio to files first."
         )
+
+
+def _opened(path: Path | str) -> BinaryIO:
+    if isinstance(path, Path):
+        return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
+    stream = storage().open_stream(path)
+    return cast(BinaryIO, gzip.open(stream, "rb")) if path.endswith(".gz") else stream
+
+
+def _resolve_url(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    bucket, _, key = rest.partition("/")
+    key = os.path.normpath("/" + key).lstrip("/") if "/." in rest or "//" in rest else key
+    # Names in manifests are plain, and the path of a web address is percent-encoded.
+    return f"{scheme}://{bucket}/{quote(key, safe='/%') if scheme.startswith('http') else key}"
 
 
 def _why_no_manifest(path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import Entry, count_lines, cut_id_of, open_lines, resolve
+from nestdata.storage import is_url, parent
 
 # Numbers of samples with more digits are mistakes: such a file would last centuries.
 _MAX_DIGITS = 15
@@ -21,10 +22,10 @@ class FairseqManifest:
     """
 
     items_per_task: ClassVar[None] = None
-    path: Path
+    path: Path | str
     root: str
     folder: str
-    """Absolute path of the folder on the first line."""
+    """Absolute path or URL of the folder on the first line."""
 
     def items(self) -> Iterator[bytes]:
         """Yields the lines after the first."""
@@ -50,20 +51,27 @@ class FairseqManifest:
 
     def count(self) -> int | None:
         """Returns the number of lines after the first."""
-        return count_lines(self.path) - 1
+        lines = count_lines(self.path)
+        return None if lines is None else lines - 1
 
 
-def is_fairseq(path: Path, first_line: bytes) -> bool:
-    """Returns whether a manifest is fairseq's: its name ends in `.tsv`, or its first line is an existing folder."""
+def is_fairseq(path: Path | str, first_line: bytes) -> bool:
+    """Returns whether a manifest is fairseq's.
+
+    Its name ends in `.tsv`, or its first line is a URL or an existing folder.
+    """
     if first_line.lstrip().startswith((b"{", b"[")):
         return False
-    return path.name.endswith((".tsv", ".tsv.gz")) or (
-        bool(first_line.strip()) and b"\0" not in first_line and os.path.isdir(_folder(path, first_line))
-    )
+    if str(path).endswith((".tsv", ".tsv.gz")):
+        return True
+    if not first_line.strip() or b"\0" in first_line:
+        return False
+    folder = _folder(path, first_line)
+    return is_url(_text(first_line)) if is_url(folder) else os.path.isdir(folder)
 
 
-def fairseq_folder(path: Path, first_line: bytes) -> str:
-    """Returns the absolute path of the folder on the first line, which may be relative to the manifest's folder.
+def fairseq_folder(path: Path | str, first_line: bytes) -> str:
+    """Returns the absolute location of the folder on the first line, which may be relative to the manifest's folder.
 
     Raises:
         ManifestError: The first line is blank or a table row.
@@ -76,5 +84,12 @@ def fairseq_folder(path: Path, first_line: bytes) -> str:
     return _folder(path, first_line)
 
 
-def _folder(path: Path, line: bytes) -> str:
-    return resolve("/", os.path.abspath(path.parent / line.strip().decode(errors="surrogateescape")))
+def _folder(path: Path | str, line: bytes) -> str:
+    name = _text(line)
+    if isinstance(path, str) or is_url(name):
+        return resolve(parent(str(path)), name).rstrip("/")
+    return resolve("/", os.path.abspath(path.parent / name))
+
+
+def _text(line: bytes) -> str:
+    return line.strip().decode(errors="surrogateescape")

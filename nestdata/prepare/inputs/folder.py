@@ -8,6 +8,9 @@ from typing import ClassVar
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of
+from nestdata.prepare.inputs.listing import objects_below
+from nestdata.prepare.inputs.remote import whole_object
+from nestdata.storage import ObjectInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,51 @@ class AudioFolder:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class BucketFolder:
+    """Audio objects below a URL, in the order in which `AudioFolder` yields files of the same names."""
+
+    items_per_task: ClassVar[None] = None
+    path: str
+    root: str
+
+    def items(self) -> Iterator[ObjectInfo]:
+        """Yields the objects.
+
+        Raises:
+            ManifestError: There is no audio.
+            StorageError: The folder cannot be listed.
+        """
+        found = [info for info in objects_below(self.path) if info.location.lower().endswith(AUDIO_SUFFIXES)]
+        if not found:
+            raise ManifestError(
+                f"{self.path}: no object of this name, and no audio below it. Looked for {' '.join(AUDIO_SUFFIXES)}."
+            )
+        yield from sorted(found, key=lambda info: _folder_order(info.location))
+
+    def entries(self, number: int, item: ObjectInfo) -> Iterator[Entry]:  # noqa: ARG002, the object is enough
+        """Yields the entry of an object."""
+        yield Entry(item.location, cut_id_of(item.location, self.root), item.location, member=whole_object(item))
+
+    def where(self, number: int) -> str:
+        """Returns the URL of the folder and the number of the object in it."""
+        return f"{self.path} (object {number})"
+
+    def count(self) -> int | None:
+        """Returns the number of objects."""
+        return sum(info.location.lower().endswith(AUDIO_SUFFIXES) for info in objects_below(self.path))
+
+
 def check_folder(path: Path) -> None:
     """Raises ManifestError if a path does not lead to a folder."""
     if not path.is_dir():
         raise ManifestError(f"{path}: no such folder.")
+
+
+def _folder_order(location: str) -> list[tuple[bool, str]]:
+    """Returns a sort key by which the files of a folder come before those of its subfolders."""
+    *folders, name = location.split("/")
+    return [*((True, folder) for folder in folders), (False, name)]
 
 
 def _audio_files(directory: str, seen: set[tuple[int, int]]) -> Iterator[str]:

@@ -19,8 +19,10 @@ from nestdata.prepare.inputs.entry import (
     cut_id_of,
     names_shards,
     open_lines,
+    relative_id,
     resolve,
 )
+from nestdata.storage import is_url
 
 AUDIO_KEYS = ("audio_filepath", "audio_filename")
 _SPAN_KEYS = frozenset({*AUDIO_KEYS, "offset", "duration"})
@@ -30,7 +32,7 @@ class _JsonLines:
     """The methods of `Source` that NeMo and Lhotse manifests share."""
 
     items_per_task: ClassVar[None] = None
-    path: Path
+    path: Path | str
 
     def items(self) -> Iterator[bytes]:
         """Yields the lines."""
@@ -50,7 +52,7 @@ class _JsonLines:
 class NemoManifest(_JsonLines):
     """Lines with `audio_filepath` or `audio_filename`, and optionally `offset`, `duration` and labels."""
 
-    path: Path
+    path: Path | str
     root: str
     directory: str
     """The folder that relative paths start from: that of the manifest."""
@@ -72,8 +74,8 @@ class NemoManifest(_JsonLines):
         path = resolve(self.directory, name)
         offset, duration = seconds(row, "offset", where), seconds(row, "duration", where)
         cut_id = cut_id_of(path, self.root)
-        if cut_id.startswith("/") and not name.startswith("/"):
-            cut_id = os.path.relpath(cut_id, self.root)  # ids must not depend on the location of the manifest
+        if (cut_id.startswith("/") or "://" in cut_id) and not (name.startswith("/") or is_url(name)):
+            cut_id = relative_id(cut_id, self.root)  # ids must not depend on the location of the manifest
         if offset is not None:
             cut_id += span_suffix(offset, duration)
         labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}
@@ -84,9 +86,9 @@ class NemoManifest(_JsonLines):
 class LhotseManifest(_JsonLines):
     """Lhotse MonoCuts or recordings; a recording becomes one cut."""
 
-    path: Path
+    path: Path | str
     directory: str
-    """The folder that relative paths start from: the current directory, as in Lhotse."""
+    """The folder that relative paths start from: the current directory, as in Lhotse, or that of a URL."""
 
     channel: Channel
     """Channel of the cut that a recording becomes."""
@@ -111,6 +113,8 @@ class LhotseManifest(_JsonLines):
             self._check_source(source, where)
             if source["type"] == "file":
                 source["source"] = resolve(self.directory, source["source"])
+                if is_url(source["source"]):
+                    source["type"] = "url"
         yield Entry(where, cut["id"], cut=cut)
 
     def _cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
@@ -152,7 +156,7 @@ class LhotseManifest(_JsonLines):
             )
 
 
-def parse_object(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
+def parse_object(line: bytes, path: Path | str, number: int) -> dict[str, Any] | None:
     """Parses one line; returns None for a blank one.
 
     Raises:

@@ -8,10 +8,12 @@ from nestdata.corpus.channels import Channel
 from nestdata.prepare.inputs.detect import DetectedInput, common_root, detect_input
 from nestdata.prepare.inputs.entry import InputFormat, Source
 from nestdata.prepare.inputs.fairseq import FairseqManifest
-from nestdata.prepare.inputs.folder import AudioFolder
+from nestdata.prepare.inputs.folder import AudioFolder, BucketFolder
 from nestdata.prepare.inputs.huggingface import HuggingFaceDataset
 from nestdata.prepare.inputs.jsonl import LhotseManifest, NemoManifest
 from nestdata.prepare.inputs.kaldi import KaldiDirectory
+from nestdata.prepare.inputs.listing import forget_listings
+from nestdata.prepare.inputs.parquet import ParquetFiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,19 +35,31 @@ class InputOptions:
     stored_in: Path = Path("audio")
     """Path of the same folder once the corpus is in place."""
 
+    shards: Path = Path("shards")
+    """Folder that tars of audio from Parquet files are written to, in a subfolder for each input."""
 
-def open_sources(paths: Sequence[Path], options: InputOptions) -> list[Source]:
+    stored_shards: Path = Path("shards")
+    """Path of the same folder once the corpus is in place."""
+
+
+def open_sources(paths: Sequence[Path | str], options: InputOptions) -> list[Source]:
     """Detects and opens all inputs of one corpus.
 
     Ids are relative to the deepest folder that holds all manifests and folders of audio. For a fairseq
     manifest, this is the folder that it names, wherever the manifest itself is.
 
+    Args:
+        paths: Local paths, and URLs as `str`.
+        options: Settings of all inputs.
+
     Raises:
         ManifestError: An input does not exist, or is of no known format.
         ConfigError: An input needs a package that is not installed.
+        StorageError: A URL cannot be read or listed.
     """
+    forget_listings()
     inputs = [detect_input(path, options.format) for path in paths]
-    root = str(common_root(inputs))
+    root = common_root(inputs)
     return [_open_source(found, root, str(number), options) for number, found in enumerate(inputs)]
 
 
@@ -58,9 +72,12 @@ def _open_source(found: DetectedInput, root: str, name: str, options: InputOptio
         case "fairseq":
             return FairseqManifest(found.path, root, found.base)
         case "kaldi":
-            return KaldiDirectory(found.path, found.base, options.allow_commands, found.has_segments)
+            return KaldiDirectory(Path(found.path), found.base, options.allow_commands, found.has_segments)
         case "huggingface":
             folders = {"extract_to": str(options.extract_to / name), "stored_in": str(options.stored_in / name)}
-            return HuggingFaceDataset.open(found.path, found.version, found.base, root=root, **folders)
+            return HuggingFaceDataset.open(Path(found.path), found.version, found.base, root=root, **folders)
+        case "parquet":
+            folders = {"write_to": str(options.shards / name), "stored_in": str(options.stored_shards / name)}
+            return ParquetFiles(found.path, found.folder, root, **folders)
         case "folder":
-            return AudioFolder(found.path, root)
+            return BucketFolder(found.path, root) if isinstance(found.path, str) else AudioFolder(found.path, root)

@@ -1,0 +1,299 @@
+"""Hugging Face data sets as Parquet files with the audio inside. Needs `pip install 'nest-pretrain[huggingface]'`.
+
+The bytes of a row of a compressed Parquet file cannot be read without the rest of its row group. The audio is
+therefore copied once to uncompressed tars in the corpus directory, where each file has an address.
+"""
+
+import io
+import json
+import os
+import posixpath
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, NamedTuple
+from zlib import crc32
+
+from nestdata.errors import ConfigError, ManifestError, StorageError
+from nestdata.prepare.inputs.content import StoredContent
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, Member, Problem, cut_id_of, resolve
+from nestdata.prepare.inputs.listing import objects_below
+from nestdata.storage import ObjectInfo, is_url, parent, storage
+
+_SUFFIX = ".parquet"
+_TAR_BYTES = 1_000_000_000
+_TAR_HEADER = 512
+# Rows that are decoded at a time. The memory is that of a row group, whose columns the reader decompresses as a whole.
+_ROWS_PER_BATCH = 64
+# Bits of an entry's number that count the rows of a file.
+_ROW_BITS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFiles:
+    """The rows of one or many Parquet files, with all columns of plain values as labels.
+
+    Ids are the path of the file, relative to the common root, and the number of the row in it.
+    """
+
+    items_per_task: ClassVar[int] = 1
+    path: Path | str
+    """A file, a folder, or a pattern of files: a local path, or a URL as a `str`."""
+
+    folder: str
+    """Absolute path or URL of the folder that relative paths in the rows start from."""
+
+    root: str
+    write_to: str
+    """Folder that the tars are written to."""
+
+    stored_in: str
+    """Path of the same folder once the corpus is in place."""
+
+    def items(self) -> Iterator[str]:
+        """Yields the locations of the files, sorted by name.
+
+        Raises:
+            ManifestError: There is no Parquet file.
+            StorageError: A folder cannot be listed.
+        """
+        yield from _parquet_files(self.path)
+
+    def files(self, item: str) -> list[str]:
+        """Returns the Parquet file."""
+        return [item]
+
+    def entries(self, number: int, item: str) -> Iterator[Entry]:
+        """Writes the audio of a file to tars, and yields the entries of its rows.
+
+        Raises:
+            ManifestError: The file cannot be read, or has no audio column.
+            ConfigError: The package `pyarrow` is not installed.
+        """
+        prefix = cut_id_of(item, self.root)
+        tars = _TarFiles(self.write_to, self.stored_in, number)
+        with _open(item) as file:
+            for row, audio, labels in _rows(file, item):
+                where = f"{item} (row {row})"
+                entry = Entry(where, f"{prefix}/{row}", labels=labels, number=(number << _ROW_BITS) + row)
+                content, name = audio.get("bytes"), audio.get("path")
+                if content is not None:
+                    yield from tars.add(entry, content, _suffix_of(name))
+                elif name:
+                    yield from tars.add_other(entry._replace(path=resolve(self.folder, name)))
+                else:
+                    problem = Problem("missing", "the row has neither bytes nor a path of audio")
+                    yield from tars.add_other(entry._replace(problem=problem))
+            yield from tars.finish()
+
+    def where(self, number: int) -> str:
+        """Returns the path, the number of the file, counted from 1, and the number of the row, counted from 0."""
+        return f"{self.path} (file {number >> _ROW_BITS}, row {number & ((1 << _ROW_BITS) - 1)})"
+
+    def count(self) -> int | None:
+        """Returns the number of files."""
+        return len(_parquet_files(self.path))
+
+
+class _TarFiles:
+    """Writes the audio of one Parquet file to tars of about a gigabyte, each of which appears when it is complete."""
+
+    def __init__(self, write_to: str, stored_in: str, number: int) -> None:
+        self._write_to = Path(write_to)
+        self._stored_in = stored_in
+        self._number = number
+        self._num_tars = 0
+        self._num_members = 0
+        self._tar: tarfile.TarFile | None = None
+        self._entries: list[tuple[Entry, int, int, int]] = []
+
+    def add(self, entry: Entry, content: bytes, suffix: str) -> Iterator[Entry]:
+        """Adds the audio of an entry; yields the entries of the tar if that is now complete."""
+        if self._tar is None:
+            self._write_to.mkdir(parents=True, exist_ok=True)
+            self._tar = tarfile.open(self._path(".tmp"), "w", format=tarfile.USTAR_FORMAT)
+        header = tarfile.TarInfo(f"{self._num_members:09d}{suffix}")
+        header.size = len(content)
+        self._entries.append((entry, self._tar.offset + _TAR_HEADER, len(content), crc32(content)))
+        self._tar.addfile(header, io.BytesIO(content))
+        self._num_members += 1
+        if self._tar.offset >= _TAR_BYTES:
+            yield from self.finish()
+
+    def add_other(self, entry: Entry) -> Iterator[Entry]:
+        """Adds an entry without bytes, which keeps its place among the others."""
+        self._entries.append((entry, 0, 0, -1))
+        if self._tar is None:
+            yield from self.finish()
+
+    def finish(self) -> Iterator[Entry]:
+        """Completes the tar that is being written, and yields its entries with their addresses."""
+        entries, self._entries = self._entries, []
+        if self._tar is None:
+            yield from (entry for entry, *_ in entries)
+            return
+        self._tar.close()
+        self._tar = None
+        path = self._path("")
+        os.replace(self._path(".tmp"), path)
+        shard = ObjectInfo(f"{self._stored_in}/{path.name}", path.stat().st_size, None)
+        self._num_tars += 1
+        for entry, offset, length, checksum in entries:
+            content = StoredContent(str(path), offset, length)
+            yield entry if checksum < 0 else entry._replace(member=Member(shard, offset, length, content, checksum))
+
+    def _path(self, suffix: str) -> Path:
+        # The folder is part of the name, so that names are unique in the corpus.
+        return self._write_to / f"{self._write_to.name}-{self._number:06d}-{self._num_tars:03d}.tar{suffix}"
+
+
+class _Columns(NamedTuple):
+    audio: str
+    plain: list[str]
+    classes: dict[str, list[str]]
+    """Class names of each column that stores classes as numbers."""
+
+
+def is_parquet(path: Path | str) -> bool:
+    """Returns whether an input is a Parquet file, a pattern of such files, or a folder that holds them and no audio.
+
+    Raises:
+        StorageError: A URL cannot be listed.
+    """
+    if str(path).lower().endswith(_SUFFIX):
+        return True
+    if isinstance(path, str):
+        names = [info.location.lower() for info in objects_below(path)] if path.endswith("/") else []
+        return any(name.endswith(_SUFFIX) for name in names) and not any(
+            name.endswith(AUDIO_SUFFIXES) for name in names
+        )
+    return path.is_dir() and _first_suffix(path) == _SUFFIX
+
+
+def parquet_folder(path: Path | str) -> str:
+    """Returns the absolute path or URL of the folder of an input: itself, or that of the file or pattern."""
+    if isinstance(path, str):
+        folder = path.rstrip("/")
+        while has_magic(folder) or folder.lower().endswith(_SUFFIX):
+            folder = parent(folder)
+        return folder
+    folder = os.path.abspath(path)
+    while has_magic(folder) or os.path.isfile(folder) or folder.lower().endswith(_SUFFIX):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def _parquet_files(path: Path | str) -> list[str]:
+    """Returns the sorted locations of the files of an input."""
+    if isinstance(path, str):
+        if path.lower().endswith(_SUFFIX) and not has_magic(path):
+            return [path]
+        names = [info.location for info in objects_below(parquet_folder(path))]
+        pattern = path if has_magic(path) else f"{path.rstrip('/')}/*{_SUFFIX}"
+        found = [name for name in names if fnmatchcase(name, pattern)]
+    elif path.is_dir():
+        found = [os.path.abspath(file) for file in path.rglob(f"*{_SUFFIX}") if file.is_file()]
+    else:
+        found = (
+            [os.path.abspath(path)] if path.is_file() else list(map(os.path.abspath, glob(str(path), recursive=True)))
+        )
+    if not found:
+        raise ManifestError(f"{path}: no such Parquet file. Check the path or the pattern.")
+    return sorted(found)
+
+
+def _first_suffix(folder: Path) -> str:
+    """Returns `.parquet` or the suffix of audio, whichever a walk through a folder finds first; empty for neither."""
+    for _, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix == _SUFFIX or suffix in AUDIO_SUFFIXES:
+                return suffix
+    return ""
+
+
+def _open(location: str) -> BinaryIO:
+    if is_url(location):
+        return storage().open_stream(location)
+    try:
+        return open(location, "rb")
+    except OSError as error:
+        raise ManifestError(f"{location}: cannot be read ({error.strerror}). Check the path.") from error
+
+
+def _rows(stream: BinaryIO, location: str) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+    """Yields number, audio and labels of each row of a Parquet file.
+
+    Raises:
+        ManifestError: The file cannot be read, or has no audio column.
+        StorageError: The store cannot be read.
+    """
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise ConfigError(
+            f"{location}: a Parquet file, for which the package `pyarrow` is missing. "
+            "Install it with `pip install 'nest-pretrain[huggingface]'`."
+        ) from None
+    try:
+        file = parquet.ParquetFile(stream)
+        columns = _columns_of(file.schema_arrow, location)
+        number = 0
+        for batch in file.iter_batches(_ROWS_PER_BATCH, columns=[columns.audio, *columns.plain], use_threads=False):
+            for row in batch.to_pylist():
+                yield number, row.pop(columns.audio) or {}, _labels(row, columns.classes)
+                number += 1
+    except (ManifestError, StorageError, GeneratorExit):
+        raise
+    except Exception as error:  # the reader raises errors of many kinds
+        raise ManifestError(
+            f"{location}: not a Parquet file that can be read ({' '.join(str(error).split())[:200]}). Copy it again."
+        ) from error
+
+
+def _columns_of(schema: Any, location: str) -> _Columns:
+    from pyarrow import types
+
+    audio = [field.name for field in schema if types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0]
+    if not audio:
+        raise ManifestError(
+            f"{location}: no column with audio, which is a struct of bytes and path, among {', '.join(schema.names)}."
+        )
+    is_plain = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
+    plain = [field.name for field in schema if any(check(field.type) for check in is_plain)]
+    features = _features_of(schema)
+    classes = {
+        name: features[name]["names"]
+        for name in plain
+        if isinstance(features.get(name), dict) and features[name].get("_type") == "ClassLabel"
+    }
+    return _Columns("audio" if "audio" in audio else audio[0], plain, classes)
+
+
+def _features_of(schema: Any) -> dict[str, Any]:
+    """Returns the descriptions of columns that the library `datasets` writes; empty if there are none."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _labels(row: dict[str, Any], classes: dict[str, list[str]]) -> dict[str, Any]:
+    labels = {}
+    for name, value in row.items():
+        if name not in classes:
+            if value is not None:
+                labels[name] = value
+        elif value is not None and 0 <= value < len(classes[name]):
+            labels[name] = classes[name][value]
+    return labels
+
+
+def _suffix_of(name: str | None) -> str:
+    suffix = posixpath.splitext(name or "")[1].lower()
+    return suffix if suffix in AUDIO_SUFFIXES else ".wav"

@@ -1,0 +1,108 @@
+"""Audio files at URLs: they become members of their own objects, and are fetched many at a time."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from nestdata.errors import ManifestError, StorageError
+from nestdata.prepare.inputs.content import LoadedContent, StoredContent
+from nestdata.prepare.inputs.entry import Entry, Member, Problem
+from nestdata.storage import ObjectInfo, is_url, storage
+
+# Larger objects are not fetched whole: their headers are read by ranges. With 32 requests at a time, a process thus
+# holds at most 256 MiB.
+_MAX_LOADED_BYTES = 8 << 20
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def whole_object(info: ObjectInfo) -> Member:
+    """Returns the member that is a whole object, whose bytes have not been read."""
+    return Member(info, 0, info.size, StoredContent(info.location, 0, info.size, info.etag))
+
+
+def with_members(entries: Iterable[tuple[int, Entry]], *, trusts_durations: bool) -> Iterator[tuple[int, Entry]]:
+    """Yields numbered entries in order; those with audio at a URL get a member, or a problem if there is no object.
+
+    Objects are asked for and fetched many at a time, as far ahead as `StorageConfig.max_requests`.
+
+    Args:
+        entries: The entries of a task, with their numbers.
+        trusts_durations: Whether the audio of entries with a duration is not read.
+
+    Raises:
+        ManifestError: A URL is invalid.
+        StorageError: A store cannot be read.
+    """
+
+    def located(pair: tuple[int, Entry]) -> tuple[int, Entry]:
+        return pair[0], _with_member(pair[1], trusts_durations)
+
+    return in_parallel(located, entries, is_slow=lambda pair: bool(_location(pair[1])))
+
+
+def in_parallel(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], *, is_slow: Callable[[_Item], bool] = lambda _: True
+) -> Iterator[_Result]:
+    """Yields the results of a function of each item, in order; those that are slow are computed in threads.
+
+    The threads are daemons, so that a request without an answer does not keep the process alive after Ctrl-C.
+    """
+    waiting: deque[Future[_Result]] = deque()
+    for item in items:
+        if not waiting and not is_slow(item):
+            yield function(item)
+            continue
+        future: Future[_Result] = Future()
+        if is_slow(item):
+            threading.Thread(target=_run, args=(future, function, item), daemon=True).start()
+        else:
+            _run(future, function, item)
+        waiting.append(future)
+        while waiting and (waiting[0].done() or len(waiting) >= storage().config.max_requests):
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _run(future: "Future[Any]", function: Callable[[Any], Any], item: Any) -> None:
+    try:
+        future.set_result(function(item))
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _location(entry: Entry) -> str:
+    """Returns the URL of an entry whose audio must be located or may be fetched; empty for any other entry."""
+    if entry.problem:
+        return ""
+    if entry.member:
+        content = entry.member.content
+        return content.location if isinstance(content, StoredContent) and is_url(content.location) else ""
+    if entry.cut is None:
+        return entry.path if "://" in entry.path and is_url(entry.path) else ""
+    for source in entry.cut["recording"]["sources"]:
+        if source["type"] == "url" and entry.cut["channel"] in source["channels"] and is_url(source["source"]):
+            return str(source["source"])
+    return ""
+
+
+def _with_member(entry: Entry, trusts_durations: bool) -> Entry:
+    location = _location(entry)
+    if not location:
+        return entry
+    has_duration = entry.duration is not None or entry.num_frames is not None or entry.cut is not None
+    try:
+        member = entry.member or whole_object(storage().info(location))
+        if member.length <= _MAX_LOADED_BYTES and not (trusts_durations and has_duration):
+            member = member._replace(content=LoadedContent(member.content.read()))
+    except StorageError as error:
+        if error.kind == "invalid":
+            raise ManifestError(f"{entry.where}: {error}") from None
+        if error.kind not in ("missing", "changed"):
+            raise
+        return entry._replace(problem=Problem(error.kind, str(error)))
+    return entry._replace(member=member)

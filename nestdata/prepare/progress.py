@@ -1,0 +1,22 @@
+"""How far `prepare_corpus` has come."""
+
+from typing import NamedTuple
+
+
+class PrepareProgress(NamedTuple):
+    """What has been probed so far. A result that was kept from an interrupted run counts, but its bytes do not."""
+
+    entries: int
+    """Number of entries: lines of manifests, files, members of shards."""
+
+    total_entries: int | None
+    """None if it is unknown, as for folders and shards."""
+
+    shards: int = 0
+    """Number of shards: tars and Parquet files."""
+
+    total_shards: int = 0
+    """0 if no input has shards."""
+
+    bytes_read: int = 0
+    """Bytes read from shards and from stores in this run."""

@@ -1,0 +1,208 @@
+"""Tasks of `prepare`: consecutive items of a source, probed by any process.
+
+The results of tasks whose audio is in shards or at URLs are kept in files until the corpus is complete, so that a run
+that was ended by a signal, a full disk or a store goes on where it stopped. A kept result is taken only if source,
+items and settings are the same, and the shards have not changed.
+"""
+
+import hashlib
+import json
+import os
+import threading
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nestdata.corpus.corpus import FORMAT_VERSION
+from nestdata.errors import StorageError
+from nestdata.prepare.corpus_writer import ItemCollector, ProbedItems
+from nestdata.prepare.inputs import Source
+from nestdata.prepare.inputs.entry import Entry, ReadsFiles
+from nestdata.prepare.inputs.remote import in_parallel, with_members
+from nestdata.prepare.probe import Cut, Limits, Reject, probe
+from nestdata.storage import ObjectInfo, is_url, storage
+
+# Rejects of these reasons may disappear without any change of what a task depends on, so such results are not kept.
+_PASSING_REASONS = frozenset({"missing", "changed", "corrupt", "shard_unreadable"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """Consecutive items of a source."""
+
+    source: Source
+    source_index: int
+    first: int
+    """Number of the first item, counted from 1."""
+
+    items: list[Any]
+    limits: Limits
+    kept_in: str
+    """Directory of kept results."""
+
+    moved: tuple[str, str]
+    """Paths of the corpus directory once it is in place, and now."""
+
+
+class Traffic(NamedTuple):
+    """Bytes of shards and objects."""
+
+    read: int = 0
+    """Bytes that were read to probe the items; a kept result has none."""
+
+    in_epoch: int = 0
+    """Bytes that an epoch reads: each cut needs all of its member."""
+
+    needed: float = 0.0
+    """The shares of the members that the cuts cover."""
+
+    def plus(self, other: "Traffic") -> "Traffic":
+        """Returns the sums."""
+        return Traffic(self.read + other.read, self.in_epoch + other.in_epoch, self.needed + other.needed)
+
+
+class TaskResult(NamedTuple):
+    """What a task found."""
+
+    source_index: int
+    probed: ProbedItems
+    traffic: Traffic
+
+
+def run_task(task: Task) -> TaskResult:
+    """Probes the items of a task, or takes the kept result of an earlier run; runs in a worker.
+
+    Raises:
+        ManifestError: An item cannot be parsed.
+        StorageError: A shard or object cannot be read for a reason that says nothing about its audio.
+    """
+    kept = _KeptResult(task)
+    found = kept.load()
+    if found is None:
+        collector = ItemCollector()
+        in_epoch, needed = _probe_items(task, collector)
+        found = collector.collected(), Traffic(_newly_read(), in_epoch, needed)
+        kept.save(*found)
+    return TaskResult(task.source_index, *found)
+
+
+def _probe_items(task: Task, collector: ItemCollector) -> tuple[int, float]:
+    """Returns the last two values of `Traffic`."""
+    in_epoch, needed = 0, 0.0
+    entries = with_members(_numbered_entries(task), trusts_durations=task.limits.mode == "missing")
+    for number, entry in entries:
+        collector.num_entries += 1
+        for found in _cuts_and_rejects(entry, task.limits):
+            if isinstance(found, Reject):
+                collector.rejects.append(found)
+                continue
+            collector.add(found, number, entry.where)
+            if found.member:
+                in_epoch += found.member.length
+                needed += found.member.length * _share_of_recording(found)
+    return in_epoch, needed
+
+
+def _numbered_entries(task: Task) -> Iterator[tuple[int, Entry]]:
+    for number, item in enumerate(task.items, start=task.first):
+        for entry in task.source.entries(number, item):
+            yield number if entry.number is None else entry.number, entry
+
+
+def _cuts_and_rejects(entry: Entry, limits: Limits) -> list[Cut | Reject]:
+    if entry.problem:
+        return [Reject(entry.where, entry.cut_id, *entry.problem)]
+    return probe(entry, limits)
+
+
+def _share_of_recording(cut: Cut) -> float:
+    return min(1.0, float(cut.row["duration"] / cut.row["recording"]["duration"]))
+
+
+class _KeptResult:
+    """The result of one task, in a file whose name is a digest of all that the result depends on."""
+
+    def __init__(self, task: Task) -> None:
+        self._moved = task.moved
+        files = [file for item in task.items for file in _files_of(task.source, item)]
+        self._infos = {item.location: item for item in task.items if isinstance(item, ObjectInfo)}
+        self._directory = Path(task.kept_in)
+        depends_on = (FORMAT_VERSION, task.source, task.first, task.items, task.limits, self._versions(files))
+        digest = hashlib.blake2b(repr(depends_on).encode(errors="surrogateescape"), digest_size=20)
+        self._path = self._directory / digest.hexdigest()
+
+    def load(self) -> tuple[ProbedItems, Traffic] | None:
+        """Returns the kept result; None if there is none, or if a shard has changed."""
+        try:
+            header, _, content = self._path.read_bytes().partition(b"\n")
+            values = json.loads(header)
+            probed = ProbedItems.from_bytes(content)
+        except (OSError, ValueError, KeyError, TypeError, zlib.error):
+            return None
+        if values["versions"] != self._versions([shard.location for shard in probed.shards]):
+            return None
+        return probed, Traffic(0, values["in_epoch"], values["needed"])
+
+    def save(self, probed: ProbedItems, traffic: Traffic) -> None:
+        """Keeps a result if its audio is in shards or at URLs, unless it may be better next time.
+
+        Raises:
+            OSError: The disk is full.
+        """
+        # A worker of Dask may have no access to the directory.
+        if not probed.shards or not self._directory.is_dir():
+            return
+        if any(reject.reason in _PASSING_REASONS for reject in probed.rejects):
+            return
+        versions = self._versions([shard.location for shard in probed.shards], probed.shards)
+        header = {"versions": versions, "in_epoch": traffic.in_epoch, "needed": traffic.needed}
+        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(json.dumps(header).encode() + b"\n" + probed.to_bytes())
+            temporary.replace(self._path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _versions(self, locations: list[str], known: Iterable[ObjectInfo] = ()) -> list[list[Any]]:
+        """Returns what distinguishes the content of each location from others; objects of a store are asked for it."""
+        infos = self._infos | {info.location: info for info in known}
+
+        def version(location: str) -> list[Any]:
+            try:
+                if is_url(location):
+                    info = infos.get(location) or storage().info(location)
+                    return [location, info.size, info.etag]
+                status = os.stat(_current_path(location, self._moved))
+                return [location, status.st_size, status.st_mtime_ns]
+            except (OSError, StorageError):
+                return [location, None, None]
+
+        return list(in_parallel(version, locations, is_slow=lambda name: is_url(name) and name not in infos))
+
+
+def _files_of(source: Source, item: Any) -> list[str]:
+    return source.files(item) if isinstance(source, ReadsFiles) else []
+
+
+def _current_path(path: str, moved: tuple[str, str]) -> str:
+    """Returns the path of a file of the corpus before the directory is moved into place."""
+    later, now = moved
+    return now + path[len(later) :] if path.startswith(later + "/") else path
+
+
+_claimed = 0
+_claiming = threading.Lock()
+
+
+def _newly_read() -> int:
+    """Returns the bytes that this process has read through `storage()` since the last call.
+
+    The sum over all calls is exact, even if a worker of Dask runs several tasks at a time.
+    """
+    global _claimed
+    with _claiming:
+        total = storage().stats.bytes_read
+        newly, _claimed = total - _claimed, total
+    return newly
