@@ -36,6 +36,14 @@ def prepare_command(
     form: Annotated[
         InputFormat | None, typer.Option("--format", help="Format of every input. [default: detected]")
     ] = None,
+    tars: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Tars of NeMo manifests, such as 's3://bucket/audio_{0..511}.tar'; once, or once for each input. "
+            "[default: those beside the manifest]",
+        ),
+    ] = None,
     probe: Annotated[
         ProbeMode,
         typer.Option(
@@ -91,6 +99,7 @@ def prepare_command(
         min_rate=min_rate,
         probe=probe,
         format=form,
+        tars=tuple(tars or ()),
         allow_commands=allow_commands,
         strict=strict,
         pcm=pcm,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from nestdata.corpus import flac
 from nestdata.corpus.file_kind import check_regular_file, special_file_kind
@@ -108,8 +108,8 @@ def open_audio(path: str) -> Any:
     return _sound_file_class()(os.open(path, os.O_RDONLY))
 
 
-def open_stream(stream: BinaryIO) -> Any:
-    """Opens a seekable stream of an audio file as a `soundfile.SoundFile` for one sequential read from any position.
+def open_stream(stream: Any) -> Any:
+    """Opens a seekable stream of bytes as a `soundfile.SoundFile` for one sequential read from any position.
 
     Raises:
         soundfile.LibsndfileError: The stream has no audio format that libsndfile reads.

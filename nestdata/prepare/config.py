@@ -43,6 +43,10 @@ class PrepareConfig:
     format: InputFormat | None = None
     """Format of every input; None detects it."""
 
+    tars: tuple[str, ...] = ()
+    """Paths or URLs of the tars of NeMo manifests, as patterns such as `s3://bucket/audio_{0..511}.tar`: one for all
+    inputs, or one for each. Without any, tars are looked for beside the manifests."""
+
     allow_commands: bool = False
     """Whether to run commands that a Kaldi wav.scp or a Lhotse manifest gives instead of files."""
 

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import orjson
@@ -149,22 +150,40 @@ class CorpusStats:
     """The shards of the corpus; None if no cut has an address."""
 
 
+class _Row(NamedTuple):
+    """A cut in the form in which it is written."""
+
+    line: bytes
+    digest: bytes
+    """Digest of the id."""
+
+    columns: tuple[int, ...]
+    """The values of `_COLUMNS`; the offset of the line is added later."""
+
+    is_resampled: bool
+    labels: tuple[tuple[str, str], ...]
+    """Kind and name, such as `("language", "en")`."""
+
+
 class ItemCollector:
-    """Collects the cuts and rejects of consecutive items of one source into a `ProbedItems`."""
+    """Collects the cuts and rejects of consecutive items of one source into a `ProbedItems`.
+
+    They are in the order of their numbers, whatever the order in which they were added: the members of a tar that is
+    read as a stream arrive in another order than the lines of a manifest.
+    """
 
     def __init__(self) -> None:
-        self.rejects: list[Reject] = []
         self.num_entries = 0
-        self._lines: list[bytes] = []
-        self._digests: list[bytes] = []
-        self._columns: list[tuple[int, ...]] = []
+        self._results: dict[int, list[_Row | Reject]] = {}
         self._shards: dict[ObjectInfo, int] = {}
-        self._num_bytes = 0
-        self._num_resampled = 0
-        self._samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
+
+    def begin(self, number: int | None) -> None:
+        """Begins an entry. One with a number of its own replaces an earlier one with this number."""
+        if number is None or self._results.pop(number, None) is None:
+            self.num_entries += 1
 
     def add(self, cut: Cut, number: int, where: str) -> None:
-        """Adds a cut; `number` is the index of its item, counted from 1, and `where` its position in the input.
+        """Adds a cut; `number` is that of its entry or item, counted from 1, and `where` its position in the input.
 
         A cut that cannot be written as JSON, such as one whose file name is not Unicode, becomes a reject.
         """
@@ -173,35 +192,39 @@ class ItemCollector:
             line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
         except TypeError as error:
             detail = f"its name or a label is not Unicode: {error}"
-            self.rejects.append(Reject(where, row["id"], "unreadable", detail))
+            self.reject(Reject(where, row["id"], "unreadable", detail), number)
             return
-        self._lines.append(line)
-        self._digests.append(hashlib.blake2b(row["id"].encode(), digest_size=8).digest())
+        digest = hashlib.blake2b(row["id"].encode(), digest_size=8).digest()
         channel = MIXED_CHANNEL if is_mixed(row) else row["channel"]
-        self._columns.append(
-            (num_samples, self._num_bytes, round(row["start"] * 1e6), channel, number, *self._address(cut))
+        columns = (num_samples, 0, round(row["start"] * 1e6), channel, number, *self._address(cut))
+        labels = tuple(
+            (kind, value)
+            for label in row["supervisions"][:1]
+            for kind in ("language", "speaker")
+            if (value := label.get(kind))
         )
-        self._num_bytes += len(line)
-        self._num_resampled += "transforms" in row["recording"]
-        for label in row["supervisions"][:1]:
-            for kind, counter in self._samples_by.items():
-                if value := label.get(kind):
-                    counter[value] += num_samples
+        is_resampled = "transforms" in row["recording"]
+        self._results.setdefault(number, []).append(_Row(line, digest, columns, is_resampled, labels))
+
+    def reject(self, reject: Reject, number: int) -> None:
+        """Adds a reject; `number` is that of its entry or item, counted from 1."""
+        self._results.setdefault(number, []).append(reject)
 
     def collected(self) -> ProbedItems:
         """Returns all cuts and rejects that were added."""
-        records = np.zeros(len(self._lines), _RECORD)
-        if self._lines:
-            for name, values in zip(_COLUMNS, zip(*self._columns, strict=True), strict=True):
-                records[name] = values
-            records["id"] = np.frombuffer(b"".join(self._digests), "<u8")
+        results = list(chain.from_iterable(found for _, found in sorted(self._results.items())))
+        rows = [result for result in results if isinstance(result, _Row)]
+        samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
+        for row in rows:
+            for kind, name in row.labels:
+                samples_by[kind][name] += row.columns[0]
         return ProbedItems(
             num_entries=self.num_entries,
-            lines=b"".join(self._lines),
-            records=records,
-            rejects=self.rejects,
-            num_resampled=self._num_resampled,
-            samples_by=self._samples_by,
+            lines=b"".join(row.line for row in rows),
+            records=_records_of(rows),
+            rejects=[result for result in results if isinstance(result, Reject)],
+            num_resampled=sum(row.is_resampled for row in rows),
+            samples_by=samples_by,
             shards=[*self._shards],
         )
 
@@ -212,6 +235,16 @@ class ItemCollector:
             return 0, NO_SHARD << 32, 0, 1
         number = self._shards.setdefault(member.shard, len(self._shards))
         return member.offset, number << 32 | member.length, member.crc32 or 0, member.crc32 is not None
+
+
+def _records_of(rows: list[_Row]) -> NDArray[Any]:
+    records = np.zeros(len(rows), _RECORD)
+    if rows:
+        for name, values in zip(_COLUMNS, zip(*(row.columns for row in rows), strict=True), strict=True):
+            records[name] = values
+        records["id"] = np.frombuffer(b"".join(row.digest for row in rows), "<u8")
+        records["offset"][1:] = np.cumsum([len(row.line) for row in rows[:-1]])
+    return records
 
 
 class CorpusWriter:
@@ -401,7 +434,7 @@ class CorpusWriter:
                 records.write_sorted(file, "crc32", keys, mask)
 
     @contextmanager
-    def _array_file(self, name: str, descr: str, shape: tuple[int, ...]) -> Iterator[BinaryIO]:
+    def _array_file(self, name: str, descr: str, shape: tuple[int, ...]) -> Iterator[BufferedIOBase]:
         """Opens a file to which the elements of an array are written in order."""
         # Not through a memory map: writing to one on a full disk kills the process.
         with (self._directory / name).open("wb") as file:
@@ -437,7 +470,7 @@ class _Records:
             values[start : start + len(block)] = block[name]
         return values
 
-    def write_sorted(self, file: BinaryIO, name: str, keys: NDArray[np.int64], mask: int) -> None:
+    def write_sorted(self, file: BufferedIOBase, name: str, keys: NDArray[np.int64], mask: int) -> None:
         """Writes one field, in the order of the indices in the bits of `keys` that `mask` selects."""
         values = self.column(name)
         for start in range(0, len(keys), _BLOCK):

@@ -266,6 +266,8 @@ def _open_sources(manifests: Sequence[str | Path], config: PrepareConfig, partia
         stored_in=output / "audio",
         shards=partial / _SHARDS,
         stored_shards=output / _SHARDS,
+        tars=config.tars,
+        scratch=partial / "lines",
     )
     return open_sources([_as_input(manifest) for manifest in manifests], options)
 

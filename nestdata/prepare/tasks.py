@@ -93,10 +93,10 @@ def _probe_items(task: Task, collector: ItemCollector) -> tuple[int, float]:
     in_epoch, needed = 0, 0.0
     entries = with_members(_numbered_entries(task), trusts_durations=task.limits.mode == "missing")
     for number, entry in entries:
-        collector.num_entries += 1
+        collector.begin(entry.number)
         for found in _cuts_and_rejects(entry, task.limits):
             if isinstance(found, Reject):
-                collector.rejects.append(found)
+                collector.reject(found, number)
                 continue
             collector.add(found, number, entry.where)
             if found.member:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nestdata import Corpus, PrepareConfig, prepare_corpus
+from nestdata import Corpus, PrepareConfig, PrepareProgress, prepare_corpus
 from nestmodel.errors import ConfigError
 from nestmodel.evaluate.rejects import RejectLog
 
@@ -48,7 +48,8 @@ def open_inputs(
         return
     temporary = directory / "corpus"
     config = PrepareConfig(sampling_rate=sampling_rate, min_seconds=0.0, probe="all")
-    prepare_corpus([_manifest_path(Path(path)) for path in inputs], temporary, config, on_progress=on_progress)
+    manifests = [_manifest_path(Path(path)) for path in inputs]
+    prepare_corpus(manifests, temporary, config, on_progress=_entries_to(on_progress) if on_progress else None)
     try:
         corpus = Corpus.open(temporary)
         rejects.copy_from(corpus)
@@ -76,6 +77,10 @@ def audio_path(cut: dict[str, Any]) -> str | None:
     sources = cut["recording"]["sources"]
     source = next((source for source in sources if cut["channel"] in source["channels"]), sources[0])
     return str(source["source"]) if source["type"] == "file" else None
+
+
+def _entries_to(report: Callable[[int, int | None], None]) -> Callable[[PrepareProgress], None]:
+    return lambda found: report(found.entries, found.total_entries)
 
 
 def _manifest_path(path: Path) -> Path:

@@ -2,8 +2,8 @@
 
 import io
 from dataclasses import dataclass
-from io import BytesIO
-from typing import BinaryIO, cast
+from io import BufferedIOBase, BytesIO
+from typing import Any
 
 from nestdata.errors import StorageError
 from nestdata.storage import is_url, storage
@@ -18,7 +18,7 @@ class LoadedContent:
 
     content: bytes
 
-    def open(self) -> BinaryIO:
+    def open(self) -> BufferedIOBase:
         """Returns a stream of the bytes."""
         return BytesIO(self.content)
 
@@ -38,10 +38,10 @@ class StoredContent:
     size: int | None = None
     """Size of the whole file or object, if it is known; another one is an error."""
 
-    def open(self) -> BinaryIO:
+    def open(self) -> BufferedIOBase:
         """Returns a seekable stream that reads what is asked for; its errors are those of `Storage.read_range`."""
         size = _REMOTE_BUFFER if is_url(self.location) else _LOCAL_BUFFER
-        return cast(BinaryIO, io.BufferedReader(_RangeReader(self), size))
+        return io.BufferedReader(_RangeReader(self), size)
 
     def read(self) -> bytes:
         """Returns all bytes; errors are those of `Storage.read_range`."""
@@ -91,7 +91,7 @@ class GuardedStream:
     After an error, the stream is at its end. `check` raises the error.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BufferedIOBase) -> None:
         self._stream = stream
         self._error: Exception | None = None
 
@@ -103,8 +103,8 @@ class GuardedStream:
             self._error = error
             return b""
 
-    def readinto(self, buffer: memoryview) -> int:
-        """Reads bytes into a buffer; none after an error."""
+    def readinto(self, buffer: Any) -> int:
+        """Reads bytes into a buffer of libsndfile; none after an error."""
         found = self.read(len(buffer))
         buffer[: len(found)] = found
         return len(found)

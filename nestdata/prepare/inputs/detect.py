@@ -12,6 +12,7 @@ from typing import get_args
 
 from nestdata.corpus.addresses import common_folder
 from nestdata.errors import ManifestError, StorageError
+from nestdata.prepare.inputs.detect_shards import ShardInput, detect_by_name, detect_folder, detect_nemo
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, check_manifest, open_lines
 from nestdata.prepare.inputs.fairseq import fairseq_folder, is_fairseq
 from nestdata.prepare.inputs.folder import check_folder
@@ -20,7 +21,7 @@ from nestdata.prepare.inputs.jsonl import AUDIO_KEYS, parse_object
 from nestdata.prepare.inputs.kaldi import base_directory, has_table
 from nestdata.prepare.inputs.listing import objects_below
 from nestdata.prepare.inputs.parquet import is_parquet, parquet_folder
-from nestdata.storage import parent, storage
+from nestdata.storage import join, parent, storage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +47,17 @@ class DetectedInput:
     version: int = 0
     """Modification time of a Hugging Face data set, in ns."""
 
+    shards: ShardInput | None = None
+    """The tars of the input, if its audio is in tars."""
 
-def detect_input(path: Path | str, form: InputFormat | None = None) -> DetectedInput:
+
+def detect_input(path: Path | str, form: InputFormat | None = None, tars: str | None = None) -> DetectedInput:
     """Detects the format of an input, and opens its manifest at most once to do so.
 
     Args:
         path: A manifest or folder: a local path, or a URL as a `str`.
         form: The format that the caller knows; None to detect it.
+        tars: Pattern of the tars of a NeMo data set.
 
     Raises:
         ManifestError: The input does not exist, is not a file or folder, is empty, is of an unknown format, or cannot
@@ -61,13 +66,15 @@ def detect_input(path: Path | str, form: InputFormat | None = None) -> DetectedI
     """
     if form in (None, "parquet") and (form or is_parquet(path)):
         return _detect_parquet(path)
+    if shards := detect_by_name(str(path), form, tars):
+        return _in_shards(path, shards)
     if isinstance(path, str):
-        return _detect_url(path, form)
-    if form in ("kaldi", "huggingface", "folder") or (form is None and path.is_dir()):
+        return _detect_url(path, form, tars)
+    if form in ("kaldi", "huggingface", "folder", "shar", "webdataset") or (form is None and path.is_dir()):
         return _detect_folder(path, form)
     if form is None and path.is_file() and path.name.lower().endswith(AUDIO_SUFFIXES):
         raise ManifestError(f"{path}: one audio file. Give the folder that holds it, or a manifest that names it.")
-    return _detect_manifest(path, form)
+    return _detect_manifest(path, form, tars)
 
 
 def common_root(inputs: Sequence[DetectedInput]) -> str:
@@ -83,20 +90,26 @@ def _detect_parquet(path: Path | str) -> DetectedInput:
     return DetectedInput(path=path, format="parquet", folder=folder, base=folder)
 
 
-def _detect_url(url: str, form: InputFormat | None) -> DetectedInput:
+def _detect_url(url: str, form: InputFormat | None, tars: str | None) -> DetectedInput:
     if form in ("kaldi", "huggingface"):
         raise ManifestError(_not_at_url(url, form))
-    is_folder = form == "folder" or (form is None and (url.endswith("/") or not _is_object(url)))
+    is_folder = form in ("folder", "shar", "webdataset") or (
+        form is None and (url.endswith("/") or not _is_object(url))
+    )
     if not is_folder:
         if form is None and url.lower().endswith(AUDIO_SUFFIXES):
             raise ManifestError(f"{url}: one audio file. Give the folder that holds it, or a manifest that names it.")
-        return _detect_manifest(url, form)
+        return _detect_manifest(url, form, tars)
     url = url.rstrip("/")
-    names = {info.location[len(url) + 1 :] for info in objects_below(url)} if form is None else set()
-    if "wav.scp" in names:
+    if form == "folder":
+        return DetectedInput(path=url, format="folder", folder=url, base=url)
+    names = sorted({info.location[len(url) + 1 :].partition("/")[0] for info in objects_below(url)})
+    if form is None and "wav.scp" in names:
         raise ManifestError(_not_at_url(url, "kaldi"))
-    if "state.json" in names or "dataset_dict.json" in names:
+    if form is None and not {"state.json", "dataset_dict.json"}.isdisjoint(names):
         raise ManifestError(_not_at_url(url, "huggingface"))
+    if shards := detect_folder(url, [join(url, name) for name in names], form):
+        return _in_shards(url, shards)
     return DetectedInput(path=url, format="folder", folder=url, base=url)
 
 
@@ -132,27 +145,37 @@ def _detect_folder(path: Path, form: InputFormat | None) -> DetectedInput:
         return DetectedInput(
             path=path, format="kaldi", folder=folder, base=base_directory(path), has_segments=has_segments
         )
-    if form != "folder":
+    if form not in ("folder", "shar", "webdataset"):
         version = saved_version(path)
         if version is not None:
             return DetectedInput(path=path, format="huggingface", folder=folder, base=os.getcwd(), version=version)
         if form == "huggingface":
             raise ManifestError(f"{path}: not one split of a data set that `save_to_disk` wrote. Save it again.")
     check_folder(path)
+    if form != "folder" and (shards := detect_folder(str(path), [str(name) for name in Path(folder).iterdir()], form)):
+        return _in_shards(path, shards)
     return DetectedInput(path=path, format="folder", folder=folder, base=folder)
 
 
-def _detect_manifest(path: Path | str, form: InputFormat | None) -> DetectedInput:
+def _in_shards(path: Path | str, shards: ShardInput) -> DetectedInput:
+    return DetectedInput(path=path, format=shards.format, folder=shards.folder, base=shards.folder, shards=shards)
+
+
+def _detect_manifest(path: Path | str, form: InputFormat | None, tars: str | None) -> DetectedInput:
     folder = parent(path) if isinstance(path, str) else os.path.abspath(path.parent)
-    if form in (None, "fairseq"):
+    if form in (None, "fairseq", "nemo"):
         with open_lines(path) as file:
             line, number = file.readline(), 1
-            if form == "fairseq" or is_fairseq(path, line):
+            if form == "fairseq" or (form is None and is_fairseq(path, line)):
                 folder = fairseq_folder(path, line)
                 return DetectedInput(path=path, format="fairseq", folder=folder, base=folder)
             while line and not line.strip():
                 line, number = file.readline(), number + 1
-        form = _format_of_line(line, path, number)
+        form = form or _format_of_line(line, path, number)
+        if form == "nemo" and (tars is not None or b'"shard_id"' in line):
+            return _in_shards(
+                path, detect_nemo(path if isinstance(path, str) else os.path.abspath(path), str(path), tars)
+            )
     check_manifest(path)
     base = os.getcwd() if form == "lhotse" and isinstance(path, Path) else folder
     return DetectedInput(path=path, format=form, folder=folder, base=base)

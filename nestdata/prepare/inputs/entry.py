@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, cast, runtime_checkable
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from nestdata.corpus.file_kind import special_file_kind
 from nestdata.errors import ManifestError, StorageError
 from nestdata.storage import ObjectInfo, is_url, storage
 
-InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface", "parquet"]
+InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface", "parquet", "shar", "webdataset"]
 
 RejectReason = Literal[
     "missing",
@@ -78,7 +79,7 @@ class Problem(NamedTuple):
 class Content(Protocol):
     """The bytes of one audio file, wherever they are."""
 
-    def open(self) -> BinaryIO:
+    def open(self) -> BufferedIOBase:
         """Returns a seekable stream of these bytes alone, which reads only what is asked for if they are local."""
 
     def read(self) -> bytes:
@@ -135,7 +136,11 @@ class Entry(NamedTuple):
     """Where the audio is, if that is not a local file: it takes the place of `path` and of the source in `cut`."""
 
     number: int | None = None
-    """The number for which `Source.where` returns the position of this entry; None for that of its item."""
+    """The number for which `Source.where` returns the position of this entry; None for that of its item.
+
+    Cuts are written in the order of these numbers. A later entry of the same item with the same number replaces the
+    earlier one, for instance if a tar turns out to hold two members with the name in a line.
+    """
 
     problem: Problem | None = None
     """Why the entry is rejected without probing it, if the source knows."""
@@ -217,7 +222,7 @@ def open_lines(path: Path | str) -> Iterator[BinaryIO]:
     if isinstance(path, Path):
         check_manifest(path)
     try:
-        with _opened(path) as file:
+        with cast(BinaryIO, _opened(path)) as file:
             if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
                 file.seek(0)
             yield file
@@ -285,11 +290,11 @@ def check_command(command: str, where: str, *, allowed: bool) -> None:
         )
 
 
-def _opened(path: Path | str) -> BinaryIO:
+def _opened(path: Path | str) -> BufferedIOBase:
     if isinstance(path, Path):
-        return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
-    stream = storage().open_stream(path)
-    return cast(BinaryIO, gzip.open(stream, "rb")) if path.endswith(".gz") else stream
+        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    stream = cast(BufferedIOBase, storage().open_stream(path))
+    return gzip.open(stream, "rb") if path.endswith(".gz") else stream
 
 
 def _resolve_url(url: str) -> str:
@@ -301,11 +306,6 @@ def _resolve_url(url: str) -> str:
 
 
 def _why_no_manifest(path: Path) -> str:
-    if names_shards(path.name):
-        return (
-            f"{path}: a pattern for the shards of a tarred data set. Tar archives are not read. Unpack them into "
-            "one folder, and give that folder, or a manifest of its files without shard_id."
-        )
     if path.is_dir():
         return f"{path}: a folder where a manifest was expected. Give a file in it, or leave out --format."
     if kind := special_file_kind(path):

@@ -65,11 +65,11 @@ class NemoManifest(_JsonLines):
         where = self.where(number)
         name = row.get("audio_filepath") or row.get("audio_filename")
         if not isinstance(name, str) or not os.path.basename(name) or "\0" in name:
-            raise ManifestError(_name_problem(row, where))
+            raise ManifestError(name_problem(row, where))
         if "shard_id" in row or names_shards(name):
             raise ManifestError(
-                f"{where}: a line of a tarred data set ({_shard(row, name)}). Tar archives are not read. Unpack them "
-                "into one folder, and give that folder, or a manifest of its files without shard_id."
+                f"{where}: a line of a tarred data set ({_shard(row, name)}) in a manifest of files. Begin the manifest "
+                "with a line that has a shard_id, or give the archives with --tars PATTERN."
             )
         path = resolve(self.directory, name)
         offset, duration = seconds(row, "offset", where), seconds(row, "duration", where)
@@ -102,7 +102,7 @@ class LhotseManifest(_JsonLines):
             return
         where = self.where(number)
         try:
-            cut = self._cut(row, where)
+            cut = self.parse_cut(row, where)
         except ManifestError:
             raise
         except Exception as error:  # Lhotse's constructors raise errors of many kinds
@@ -117,7 +117,7 @@ class LhotseManifest(_JsonLines):
                     source["type"] = "url"
         yield Entry(where, cut["id"], cut=cut)
 
-    def _cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+    def parse_cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         """Returns the dict of a MonoCut, completed and checked by Lhotse; modifies `row`."""
         from lhotse import MonoCut
 
@@ -227,7 +227,8 @@ def _shard(row: dict[str, Any], name: str) -> str:
     return f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
 
 
-def _name_problem(row: dict[str, Any], where: str) -> str:
+def name_problem(row: dict[str, Any], where: str) -> str:
+    """Returns the message for a line whose audio file has no usable name."""
     if not any(key in row for key in AUDIO_KEYS):
         return f"{where}: the key audio_filepath is missing. Add it, or drop this line."
     name = next(row[key] for key in AUDIO_KEYS if key in row)

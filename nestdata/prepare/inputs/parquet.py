@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 from zlib import crc32
 
 from nestdata.errors import ConfigError, ManifestError, StorageError
@@ -216,16 +216,16 @@ def _first_suffix(folder: Path) -> str:
     return ""
 
 
-def _open(location: str) -> BinaryIO:
+def _open(location: str) -> io.BufferedIOBase:
     if is_url(location):
-        return storage().open_stream(location)
+        return cast(io.BufferedIOBase, storage().open_stream(location))
     try:
         return open(location, "rb")
     except OSError as error:
         raise ManifestError(f"{location}: cannot be read ({error.strerror}). Check the path.") from error
 
 
-def _rows(stream: BinaryIO, location: str) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+def _rows(stream: io.BufferedIOBase, location: str) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
     """Yields number, audio and labels of each row of a Parquet file.
 
     Raises:

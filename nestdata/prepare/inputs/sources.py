@@ -1,11 +1,14 @@
 """Opens detected inputs as sources of entries."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nestdata.corpus.channels import Channel
+from nestdata.errors import ConfigError
 from nestdata.prepare.inputs.detect import DetectedInput, common_root, detect_input
+from nestdata.prepare.inputs.detect_shards import ShardInput
 from nestdata.prepare.inputs.entry import InputFormat, Source
 from nestdata.prepare.inputs.fairseq import FairseqManifest
 from nestdata.prepare.inputs.folder import AudioFolder, BucketFolder
@@ -13,7 +16,10 @@ from nestdata.prepare.inputs.huggingface import HuggingFaceDataset
 from nestdata.prepare.inputs.jsonl import LhotseManifest, NemoManifest
 from nestdata.prepare.inputs.kaldi import KaldiDirectory
 from nestdata.prepare.inputs.listing import forget_listings
+from nestdata.prepare.inputs.nemo_tarred import NemoTarred
 from nestdata.prepare.inputs.parquet import ParquetFiles
+from nestdata.prepare.inputs.shar import SharDirectory
+from nestdata.prepare.inputs.webdataset import WebDataset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +41,13 @@ class InputOptions:
     stored_in: Path = Path("audio")
     """Path of the same folder once the corpus is in place."""
 
+    tars: tuple[str, ...] = ()
+    """Patterns of the tars of NeMo manifests: none to find them beside the manifests, one for all inputs, or one for
+    each input."""
+
+    scratch: Path = Path("lines")
+    """Folder for temporary files, in a subfolder for each input."""
+
     shards: Path = Path("shards")
     """Folder that tars of audio from Parquet files are written to, in a subfolder for each input."""
 
@@ -54,16 +67,24 @@ def open_sources(paths: Sequence[Path | str], options: InputOptions) -> list[Sou
 
     Raises:
         ManifestError: An input does not exist, or is of no known format.
-        ConfigError: An input needs a package that is not installed.
+        ConfigError: An input needs a package that is not installed, or the patterns of tars do not fit the inputs.
         StorageError: A URL cannot be read or listed.
     """
+    if len(options.tars) not in (0, 1, len(paths)):
+        raise ConfigError(
+            f"{len(options.tars)} patterns of tars for {len(paths)} inputs. Give --tars once for all inputs, or once for "
+            "each, in the same order."
+        )
     forget_listings()
-    inputs = [detect_input(path, options.format) for path in paths]
+    tars = options.tars if len(options.tars) == len(paths) else [*options.tars, None][:1] * len(paths)
+    inputs = [detect_input(path, options.format, pattern) for path, pattern in zip(paths, tars, strict=True)]
     root = common_root(inputs)
     return [_open_source(found, root, str(number), options) for number, found in enumerate(inputs)]
 
 
 def _open_source(found: DetectedInput, root: str, name: str, options: InputOptions) -> Source:
+    if found.shards:
+        return _open_shards(found, found.shards, root, name, options)
     match found.format:
         case "nemo":
             return NemoManifest(found.path, root, found.base)
@@ -81,3 +102,22 @@ def _open_source(found: DetectedInput, root: str, name: str, options: InputOptio
             return ParquetFiles(found.path, found.folder, root, **folders)
         case "folder":
             return BucketFolder(found.path, root) if isinstance(found.path, str) else AudioFolder(found.path, root)
+        case _:
+            raise AssertionError(f"{found.format} has shards")
+
+
+def _open_shards(found: DetectedInput, shards: ShardInput, root: str, name: str, options: InputOptions) -> Source:
+    if shards.format == "nemo":
+        return NemoTarred(
+            path=found.path,
+            manifests=shards.manifests,
+            tars=shards.tars,
+            is_sharded=shards.is_sharded,
+            folder=shards.folder,
+            root=root,
+            scratch=str(options.scratch / name),
+        )
+    if shards.format == "shar":
+        parser = LhotseManifest(found.path, os.getcwd(), options.channel, options.allow_commands)
+        return SharDirectory(found.path, shards.shar, parser)
+    return WebDataset(found.path, tuple(tar for _, tar in shards.tars), shards.folder, root)

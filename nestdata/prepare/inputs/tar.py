@@ -17,7 +17,7 @@ _READ = 4 * BLOCK
 # Records of extended headers and long names are a few hundred bytes; more than this is damage.
 _MAX_EXTENSION = 1 << 20
 _ZEROS = bytes(BLOCK)
-_REGULAR = frozenset(b"0\0" b"7")
+_REGULAR = frozenset(b"0\07")
 _LINKS = {ord("1"): "a hard link", ord("2"): "a symbolic link"}
 _DEVICES = {ord("3"): "a character device", ord("4"): "a block device", ord("6"): "a pipe"}
 _COMPRESSIONS = {

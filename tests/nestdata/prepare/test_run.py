@@ -18,7 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lhotse import CutSet
 
-from nestdata import ConfigError, Corpus, CorpusError, ManifestError, OutputError, PrepareConfig, prepare_corpus
+from nestdata import (
+    ConfigError,
+    Corpus,
+    CorpusError,
+    ManifestError,
+    OutputError,
+    PrepareConfig,
+    PrepareProgress,
+    prepare_corpus,
+)
 from nestdata.prepare import run
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.entry import Problem
@@ -67,8 +76,8 @@ def paused_prepare(manifest: Path, output: Path, *, after: int = 1) -> Iterator[
     program = """
 import sys
 from nestdata import prepare_corpus
-def wait(done, total):
-    if done >= int(sys.argv[3]):
+def wait(found):
+    if found.entries >= int(sys.argv[3]):
         print("waiting", flush=True)
         sys.stdin.read()
 prepare_corpus([sys.argv[1]], sys.argv[2], overwrite=True, on_progress=wait)
@@ -117,7 +126,7 @@ def test_several_inputs_of_different_formats_make_one_corpus(
     report = prepare_corpus(
         [manifest, tmp_path / "folder", cuts, packed],
         tmp_path / "speech.corpus",
-        on_progress=lambda done, total: seen.append((done, total)),
+        on_progress=lambda found: seen.append(found[:2]),
     )
     ids = {cut.id for cut in CutSet.from_file(tmp_path / "speech.corpus" / "cuts.jsonl")}
     assert ids == {"data/wavs/0", "data/wavs/1", "data/wavs/2", "folder/deep/x"} | {
@@ -132,7 +141,7 @@ def test_progress_reports_the_number_of_probed_entries_and_their_total(
 ) -> None:
     seen: list[tuple[int, int | None]] = []
     manifests = [manifest, long_manifest]
-    prepare_corpus(manifests, tmp_path / "speech.corpus", on_progress=lambda done, total: seen.append((done, total)))
+    prepare_corpus(manifests, tmp_path / "speech.corpus", on_progress=lambda found: seen.append(found[:2]))
     assert seen == [(3, 1203), (503, 1203), (1003, 1203), (1203, 1203)]
 
 
@@ -483,8 +492,8 @@ def test_a_corpus_of_an_older_format_is_replaced_on_request(manifest: Path, tmp_
 def test_a_corpus_that_another_run_finishes_in_the_meantime_is_not_replaced(manifest: Path, tmp_path: Path) -> None:
     prepare_corpus([manifest], tmp_path / "ready.corpus", PrepareConfig(sampling_rate=8000))
 
-    def finish_another(done: int, total: int) -> None:
-        if done == total:
+    def finish_another(found: PrepareProgress) -> None:
+        if found.entries == found.total_entries:
             (tmp_path / "ready.corpus").rename(tmp_path / "speech.corpus")
 
     with pytest.raises(OutputError, match="exists already"):
@@ -538,7 +547,7 @@ def test_a_missing_manifest_is_an_error_before_any_work(manifest: Path, tmp_path
         prepare_corpus(
             [manifest, tmp_path / "gone.json"],
             tmp_path / "speech.corpus",
-            on_progress=lambda done, total: seen.append(done + total),
+            on_progress=lambda found: seen.append(found.entries + (found.total_entries or 0)),
         )
     assert seen == []
     assert tree(tmp_path) == before
@@ -547,8 +556,8 @@ def test_a_missing_manifest_is_an_error_before_any_work(manifest: Path, tmp_path
 def test_an_interruption_leaves_nothing_behind(manifest: Path, tmp_path: Path) -> None:
     before = tree(tmp_path)
 
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt(f"{done} of {total}")
+    def interrupt(found: PrepareProgress) -> None:
+        raise KeyboardInterrupt(f"{found.entries} of {found.total_entries}")
 
     with pytest.raises(KeyboardInterrupt, match="3 of 3"):
         prepare_corpus([manifest], tmp_path / "speech.corpus", on_progress=interrupt)

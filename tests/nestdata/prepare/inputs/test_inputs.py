@@ -127,7 +127,7 @@ def test_the_root_of_several_inputs_is_the_folder_that_holds_them_all(
     monkeypatch.chdir(tmp_path)
 
     def root_of(*paths: str | Path) -> Path:
-        return common_root([detect_input(Path(path)) for path in paths])
+        return Path(common_root([detect_input(Path(path)) for path in paths]))
 
     assert root_of("en/m.json") == tmp_path / "en"
     assert root_of("en/wavs") == tmp_path / "en" / "wavs"

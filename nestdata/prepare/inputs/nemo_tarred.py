@@ -1,0 +1,222 @@
+"""NeMo's tarred data sets: manifests whose lines name members of numbered tars.
+
+Source: NVIDIA NeMo 3.0, `convert_to_tarred_audio_dataset.py`, which writes them, and `LazyNeMoTarredIterator` and
+`TarredAudioToTextDataLayer`, which read them. A file with several lines is stored once; the further lines are called
+`NAME-sub1.flac`, `NAME-sub2.flac`. With `--force_codec`, members have another suffix than the lines.
+"""
+
+import posixpath
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, Problem, cut_id_of
+from nestdata.prepare.inputs.grouping import grouped_lines
+from nestdata.prepare.inputs.jsonl import AUDIO_KEYS, name_problem, parse_object, seconds, span_suffix
+from nestdata.prepare.inputs.lines import numbered_lines
+from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
+from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
+from nestdata.storage import join, redacted
+
+_REPEAT = re.compile(r"(.+)-sub\d+(\.\w+)?")
+_NOT_LABELS = frozenset({*AUDIO_KEYS, "offset", "duration", "shard_id", "_skipme"})
+
+
+class _Item(NamedTuple):
+    """The lines of one shard."""
+
+    tar: str
+    manifest: int
+    """Index of the manifest."""
+
+    lines: list[tuple[int, bytes]] | None
+    """Lines with their numbers, counted from 1; None for all lines of the manifest."""
+
+
+class _Line(NamedTuple):
+    """A parsed line."""
+
+    number: int
+    """Number of the entry."""
+
+    where: str
+    name: str
+    offset: float | None
+    """Start of the span in seconds; None for the start of the file."""
+
+    duration: float | None
+    labels: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NemoTarred:
+    """One manifest with a `shard_id` in each line, or one manifest for each tar."""
+
+    items_per_task: ClassVar[int] = 1
+    path: Path | str
+    manifests: tuple[str, ...]
+    """Absolute paths or URLs."""
+
+    tars: tuple[tuple[int, str], ...]
+    """Absolute paths or URLs of the tars, with their numbers."""
+
+    is_sharded: bool
+    """Whether there is one manifest for each tar, in the order of `tars`."""
+
+    folder: str
+    """Absolute path or URL that the names of members are relative to: the folder of the tars."""
+
+    root: str
+    scratch: str
+    """Folder for temporary files, for a manifest whose lines are not in the order of the shards."""
+
+    def items(self) -> Iterator[_Item]:
+        """Yields the shards, in the order in which the manifest first names them.
+
+        Raises:
+            ManifestError: A line names a shard without a tar, or has no shard.
+        """
+        if self.is_sharded:
+            for index, (_, tar) in enumerate(self.tars):
+                yield _Item(tar, index, None)
+            return
+        tars = dict(self.tars)
+        manifest = self.manifests[0]
+        for shard, lines in grouped_lines(manifest, lambda *line: self._shard_of(tars, *line), self.scratch):
+            yield _Item(tars[shard], 0, lines)
+
+    def entries(self, number: int, item: _Item) -> Iterator[Entry]:  # noqa: ARG002, lines have numbers of their own
+        """Yields the entries of the lines of a shard, in the order of the members of its tar.
+
+        Raises:
+            ManifestError: A line cannot be parsed, or the tar does not exist.
+            StorageError: The tar or the manifest cannot be read.
+        """
+        lines = item.lines if item.lines is not None else numbered_lines(self.manifests[item.manifest])
+        parsed = [line for position, content in lines if (line := self._parsed(item.manifest, position, content))]
+        with open_shard(item.tar) as shard:
+            yield from self._joined(parsed, shard)
+
+    def files(self, item: _Item) -> list[str]:
+        """Returns the tar, and the manifest if the item does not hold its lines."""
+        return [item.tar, *([self.manifests[item.manifest]] if item.lines is None else [])]
+
+    def where(self, number: int) -> str:
+        """Returns the manifest and the line number, counted from 1."""
+        manifest, line = shard_and_position(number)
+        return f"{redacted(self.manifests[manifest])}:{line}"
+
+    def count(self) -> int | None:
+        """Returns the number of tars."""
+        return len(self.tars)
+
+    def _shard_of(self, tars: dict[int, str], position: int, content: bytes) -> int | None:
+        """Returns the number of the shard of a line; None for a blank line."""
+        manifest = redacted(self.manifests[0])
+        row = parse_object(content, Path(manifest), position)
+        if row is None:
+            return None
+        shard = row.get("shard_id", self.tars[0][0] if len(tars) == 1 else None)
+        if type(shard) is not int:
+            raise ManifestError(
+                f"{manifest}:{position}: shard_id is {shard!r}. Give the number of the tar that holds the audio, as NeMo's "
+                "converter writes it."
+            )
+        if shard not in tars:
+            raise ManifestError(
+                f"{manifest}:{position}: shard_id {shard} has no tar; there are {len(tars)}, from "
+                f"{redacted(self.tars[0][1])} to {redacted(self.tars[-1][1])}. Give all tars with --tars PATTERN, in quotes."
+            )
+        return shard
+
+    def _parsed(self, manifest: int, position: int, content: bytes) -> _Line | None:
+        """Parses a line; returns None for a blank line, and for one that NeMo skips."""
+        row = parse_object(content, Path(redacted(self.manifests[manifest])), position)
+        if row is None or row.get("_skipme"):
+            return None
+        number = entry_number(manifest, position)
+        where = self.where(number)
+        name = row.get("audio_filepath") or row.get("audio_filename")
+        if not isinstance(name, str) or not posixpath.basename(name) or "\0" in name:
+            raise ManifestError(name_problem(row, where))
+        labels = {key: value for key, value in row.items() if key not in _NOT_LABELS}
+        return _Line(
+            number, where, plain_name(name), seconds(row, "offset", where), seconds(row, "duration", where), labels
+        )
+
+    def _joined(self, lines: list[_Line], shard: OpenShard) -> Iterator[Entry]:
+        """Yields the entry of each line, and replaces it if a later member has the same or a better name."""
+        lookup = _Lookup(lines)
+        location = shard.info.location
+        problem: Problem | None = None
+        try:
+            for found in shard.members():
+                hits = lookup.hits(plain_name(found.name))
+                member = None if found.problem or not hits else shard.member(found)
+                for line, others in hits:
+                    cut_id = self._cut_id(line, plain_name(found.name))
+                    entry = Entry(line.where, cut_id, "", line.offset or 0.0, line.duration, None, line.labels)
+                    entry = entry._replace(number=line.number, member=member)
+                    if others:
+                        names = " and ".join(map(repr, others))
+                        detail = f"{redacted(location)}: {line.name!r} may be any of the members {names}"
+                        entry = entry._replace(problem=Problem("ambiguous_member", detail))
+                    elif found.problem:
+                        entry = entry._replace(problem=unsafe(found, location))
+                    yield entry
+        except TarError as error:
+            problem = damage(error, location)
+        for line in lookup.missing():
+            detail = f"{redacted(location)}: no member is called {line.name!r}"
+            reason = problem or Problem("no_such_member", detail)
+            yield Entry(line.where, self._cut_id(line, line.name), number=line.number, problem=reason)
+
+    def _cut_id(self, line: _Line, member: str) -> str:
+        """Returns the id that the same span of a file would have."""
+        cut_id = cut_id_of(join(self.folder, posixpath.normpath(member)), self.root)
+        return cut_id if line.offset is None else cut_id + span_suffix(line.offset, line.duration)
+
+
+class _Lookup:
+    """Finds the lines that a member belongs to, one member after the other.
+
+    A line is matched by the name of the member or, failing that, by its name without suffix; both with and without the
+    `-subN` of a repeated file.
+    """
+
+    def __init__(self, lines: list[_Line]) -> None:
+        self._lines = lines
+        self._by_name: dict[str, list[int]] = defaultdict(list)
+        self._by_stem: dict[str, list[int]] = defaultdict(list)
+        # Of each line, the members that match it best so far, and whether they match by their whole names.
+        self._found: list[tuple[bool, tuple[str, ...]]] = [(False, ())] * len(lines)
+        for index, line in enumerate(lines):
+            repeat = _REPEAT.fullmatch(line.name)
+            for name in {line.name, repeat[1] + (repeat[2] or "")} if repeat else {line.name}:
+                self._by_name[name].append(index)
+                self._by_stem[stem_and_suffix(name)[0]].append(index)
+
+    def hits(self, member: str) -> list[tuple[_Line, tuple[str, ...]]]:
+        """Returns the lines of a member, each with all members that match it as well if there is more than one."""
+        named = frozenset(self._by_name.get(member, ()))
+        stem, suffix = stem_and_suffix(member)
+        same_stem = self._by_stem.get(stem, ()) if suffix in AUDIO_SUFFIXES else ()
+        hits = []
+        for index in sorted(named.union(same_stem)):
+            is_named, (was_named, members) = index in named, self._found[index]
+            if members and was_named and not is_named:
+                continue
+            members = (*members, member) if was_named == is_named else (member,)
+            self._found[index] = is_named, members
+            hits.append((self._lines[index], members if len(members) > 1 else ()))
+        return hits
+
+    def missing(self) -> Iterator[_Line]:
+        """Yields the lines that no member has matched."""
+        for line, (_, members) in zip(self._lines, self._found, strict=True):
+            if not members:
+                yield line

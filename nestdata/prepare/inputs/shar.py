@@ -1,0 +1,200 @@
+"""Lhotse Shar: numbered manifests of cuts, each beside a tar with their audio.
+
+Source: Lhotse 1.33, `lhotse/shar/writers` and `lhotse/shar/readers`. In the tar, the audio of a cut is `ID.flac` (or
+another suffix), followed by `ID.json`, a Recording without a source. A cut without audio has `ID.nodata` and
+`ID.nometa`.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.entry import Entry, Member, Problem
+from nestdata.prepare.inputs.jsonl import LhotseManifest, parse_object
+from nestdata.prepare.inputs.lines import numbered_lines
+from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
+from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
+from nestdata.storage import join, name_of, parent, redacted
+
+_CUTS = re.compile(r"cuts\.(.+)\.jsonl(?:\.gz)?")
+# Metadata of a recording is some hundred bytes.
+_MAX_METADATA = 1 << 24
+
+
+class _Line(NamedTuple):
+    """A cut of the manifest of a shard."""
+
+    number: int
+    """Number of the entry."""
+
+    cut_id: str
+    row: dict[str, Any]
+
+
+class SharShard(NamedTuple):
+    """The two files of a shard that are read."""
+
+    cuts: str
+    """Absolute path or URL of the manifest."""
+
+    recording: str
+    """Absolute path or URL of the tar."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharDirectory:
+    """The cuts of a Shar directory, with their own ids. Fields other than the recording are not read."""
+
+    items_per_task: ClassVar[int] = 1
+    path: Path | str
+    shards: tuple[SharShard, ...]
+    parser: LhotseManifest
+    """Completes and checks cuts."""
+
+    def items(self) -> Iterator[tuple[int, SharShard]]:
+        """Yields the shards with their indices."""
+        yield from enumerate(self.shards)
+
+    def entries(self, number: int, item: tuple[int, SharShard]) -> Iterator[Entry]:  # noqa: ARG002
+        """Yields the cuts of a shard, in the order of its tar.
+
+        Raises:
+            ManifestError: A cut cannot be parsed, or the tar does not exist.
+            StorageError: A file cannot be read.
+        """
+        index, names = item
+        lines: dict[str, _Line] = {}
+        repeated = []
+        for position, content in numbered_lines(names.cuts):
+            row = parse_object(content, Path(redacted(names.cuts)), position)
+            if row is None:
+                continue
+            cut_id = row.get("id")
+            if not isinstance(cut_id, str) or not cut_id:
+                where = self.where(entry_number(index, position))
+                raise ManifestError(f"{where}: the id is {cut_id!r}. Give a string.")
+            line = _Line(entry_number(index, position), cut_id, row)
+            if lines.setdefault(cut_id, line) is not line:
+                repeated.append(line)
+        for line in repeated:
+            detail = f"an earlier line of {redacted(names.cuts)} has the same id"
+            yield self._rejected(line, Problem("duplicate_id", detail))
+        with open_shard(names.recording) as shard:
+            yield from self._joined(lines, shard)
+
+    def files(self, item: tuple[int, SharShard]) -> list[str]:
+        """Returns the manifest and the tar of a shard."""
+        return [item[1].cuts, item[1].recording]
+
+    def where(self, number: int) -> str:
+        """Returns the manifest of the shard and the line number, counted from 1."""
+        index, line = shard_and_position(number)
+        return f"{redacted(self.shards[index].cuts)}:{line}"
+
+    def count(self) -> int | None:
+        """Returns the number of shards."""
+        return len(self.shards)
+
+    def _joined(self, lines: dict[str, _Line], shard: OpenShard) -> Iterator[Entry]:
+        location = shard.info.location
+        problem: Problem | None = None
+        audio: tuple[str, Member | Problem] | None = None
+        seen: set[str] = set()
+        try:
+            for found in shard.members():
+                name = plain_name(found.name)
+                stem, suffix = stem_and_suffix(name)
+                line = lines.get(stem) or lines.get(found.name.rpartition(".")[0])
+                if line is None:
+                    continue
+                if found.problem:
+                    audio = (line.cut_id, unsafe(found, location)) if suffix != ".json" else audio
+                elif suffix == ".nodata":
+                    audio = line.cut_id, Problem("no_such_member", f"{redacted(location)}: {name}: a cut without audio")
+                elif suffix not in (".json", ".nometa"):
+                    audio = line.cut_id, shard.member(found)
+                    continue
+                if audio is None or audio[0] != line.cut_id:
+                    continue
+                if line.cut_id in seen:
+                    detail = f"{redacted(location)}: the audio of {line.cut_id!r} is stored more than once"
+                    yield self._rejected(line, Problem("ambiguous_member", detail))
+                elif isinstance(audio[1], Problem):
+                    yield self._rejected(line, audio[1])
+                elif found.size > _MAX_METADATA:
+                    detail = f"{redacted(location)}: {name} has {found.size} bytes, too many for a recording"
+                    yield self._rejected(line, Problem("unreadable", detail))
+                else:
+                    yield self._entry(line, shard.read(found), audio[1], f"{redacted(location)}: {name}")
+                seen.add(line.cut_id)
+                audio = None
+        except TarError as error:
+            problem = damage(error, location)
+        for cut_id, line in lines.items():
+            if cut_id not in seen:
+                detail = f"{redacted(location)}: no audio for this cut, followed by its recording in {cut_id}.json"
+                yield self._rejected(line, problem or Problem("no_such_member", detail))
+
+    def _entry(self, line: _Line, metadata: bytes, member: Member, name: str) -> Entry:
+        where = self.where(line.number)
+        try:
+            recording = json.loads(metadata)
+            cut = self.parser.parse_cut(_without_fields(line.row) | {"recording": recording}, where)
+            cut["start"] = float(cut["start"])  # Lhotse's writer sets the integer 0
+        except ManifestError:
+            raise
+        except Exception as error:  # Lhotse's constructors raise errors of many kinds
+            raise ManifestError(
+                f"{where}: not a cut with the recording {name} ({type(error).__name__}: {error}). Write the shard again."
+            ) from error
+        return Entry(where, line.cut_id, cut=cut, member=member, number=line.number)
+
+    def _rejected(self, line: _Line, problem: Problem) -> Entry:
+        return Entry(self.where(line.number), line.cut_id, number=line.number, problem=problem)
+
+
+def shar_shards(names: Iterable[str], given: str) -> tuple[SharShard, ...]:
+    """Returns the shards of a Shar directory, sorted by name; empty if it is none.
+
+    Args:
+        names: Absolute paths or URLs of the files in the directory.
+        given: What the caller gave, for messages.
+
+    Raises:
+        ManifestError: A manifest has no tar with recordings.
+    """
+    found = set(names)
+    shards = []
+    for cuts in sorted(found):
+        match = _CUTS.fullmatch(name_of(cuts))
+        if match is None:
+            continue
+        recording = join(parent(cuts), f"recording.{match[1]}.tar")
+        if recording not in found:
+            raise ManifestError(
+                f"{redacted(given)}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio would be "
+                "read. Restore it, or move the manifest away."
+            )
+        shards.append(SharShard(cuts, recording))
+    return tuple(shards)
+
+
+def _without_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a cut without features and without the custom fields that are in tars of their own."""
+    row = {key: value for key, value in row.items() if key != "features"}
+    custom = row.get("custom")
+    if isinstance(custom, dict):
+        row["custom"] = {key: value for key, value in custom.items() if not _is_placeholder(value)}
+    return row
+
+
+def _is_placeholder(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    array = value.get("array")
+    stored = [value, array if isinstance(array, dict) else {}, *(value.get("sources") or [])]
+    return any(isinstance(part, dict) and "shar" in (part.get("storage_type"), part.get("type")) for part in stored)

@@ -1,0 +1,159 @@
+"""WebDataset: tars in which the members of a sample follow each other and share a name up to its first dot.
+
+Source: webdataset 1.0, `tariterators.py`. The key of a sample, with its folders, is the id of the cut. Indexes of
+`wids`, which may be pickles, are never opened.
+"""
+
+import json
+import posixpath
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, Member, Problem, cut_id_of
+from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
+from nestdata.prepare.inputs.tar import TarError, TarMember, plain_name, stem_and_suffix
+from nestdata.storage import join, redacted
+
+_KEY = re.compile(r"((?:.*/)?[^./]+)\.[^/]*")
+# Members about the archive rather than a sample.
+_ABOUT_ARCHIVE = re.compile(r"__[^/]*__(?:$|/)")
+_NOT_LABELS = frozenset({"audio_filepath", "audio_filename", "offset", "duration"})
+# Labels are some hundred bytes; longer ones are not read.
+_MAX_LABELS = 1 << 20
+
+
+class _Part(NamedTuple):
+    """A member of a sample."""
+
+    name: str
+    key: str
+    suffix: str
+    member: Member | None
+    """The audio; None for other members."""
+
+    content: bytes
+    """The labels; empty for other members."""
+
+    problem: Problem | None
+
+
+@dataclass(frozen=True, slots=True)
+class WebDataset:
+    """The samples of tars that have audio, with the values of `.json` and the text of `.txt` as labels."""
+
+    items_per_task: ClassVar[int] = 1
+    path: Path | str
+    tars: tuple[str, ...]
+    """Absolute paths or URLs."""
+
+    folder: str
+    """Absolute path or URL that keys are relative to: the folder of the tars."""
+
+    root: str
+
+    def items(self) -> Iterator[tuple[int, str]]:
+        """Yields the tars with their indices."""
+        yield from enumerate(self.tars)
+
+    def entries(self, number: int, item: tuple[int, str]) -> Iterator[Entry]:
+        """Yields the samples of a tar.
+
+        Raises:
+            ManifestError: The tar does not exist.
+            StorageError: The tar cannot be read.
+        """
+        index, tar = item
+        position = 0
+        problem: Problem | None = None
+        with open_shard(tar) as shard:
+            parts = _Parts(shard)
+            for position, (key, sample) in enumerate(groupby(parts, lambda part: part.key), start=1):
+                number = entry_number(index, position)
+                yield self._entry(number, f"{redacted(tar)}: {key}", key, list(sample))
+            problem = parts.problem
+        if problem:
+            number = entry_number(index, position + 1)
+            yield Entry(redacted(tar), "", number=number, problem=problem)
+
+    def files(self, item: tuple[int, str]) -> list[str]:
+        """Returns the tar."""
+        return [item[1]]
+
+    def where(self, number: int) -> str:
+        """Returns the tar and the number of the sample in it, counted from 1."""
+        index, sample = shard_and_position(number)
+        return f"{redacted(self.tars[index])} (sample {sample})"
+
+    def count(self) -> int | None:
+        """Returns the number of tars."""
+        return len(self.tars)
+
+    def _entry(self, number: int, where: str, key: str, sample: list[_Part]) -> Entry:
+        cut_id = cut_id_of(join(self.folder, posixpath.normpath(key)) + ".", self.root)
+        entry = Entry(where, cut_id, number=number)
+        audio = [part for part in sample if part.suffix in AUDIO_SUFFIXES]
+        names = ", ".join(part.name for part in sample)
+        problem = next((part.problem for part in sample if part.problem), None)
+        if problem:
+            return entry._replace(problem=problem)
+        if not audio:
+            return entry._replace(problem=Problem("no_such_member", f"a sample without audio: {names}"))
+        if len(audio) > 1:
+            detail = f"a sample with several audio files, since a key ends at the first dot: {names}"
+            return entry._replace(problem=Problem("ambiguous_member", detail))
+        try:
+            labels = _labels(sample)
+        except ValueError as error:
+            return entry._replace(problem=Problem("unreadable", f"labels that are not JSON ({error}): {names}"))
+        return entry._replace(member=audio[0].member, labels=labels)
+
+
+class _Parts:
+    """The members of a tar that belong to samples, and why its end was not reached."""
+
+    def __init__(self, shard: OpenShard) -> None:
+        self.problem: Problem | None = None
+        self._shard = shard
+
+    def __iter__(self) -> Iterator[_Part]:
+        try:
+            for found in self._shard.members():
+                if part := self._part(found):
+                    yield part
+        except TarError as error:
+            self.problem = damage(error, self._shard.info.location)
+
+    def _part(self, found: TarMember) -> _Part | None:
+        name = plain_name(found.name)
+        match = None if _ABOUT_ARCHIVE.match(name) else _KEY.fullmatch(name)
+        if match is None:
+            return None
+        suffix = stem_and_suffix(name)[1]
+        if found.problem:
+            problem = unsafe(found, self._shard.info.location)
+            return _Part(name, match[1], suffix, None, b"", problem)
+        if suffix in AUDIO_SUFFIXES:
+            return _Part(name, match[1], suffix, self._shard.member(found), b"", None)
+        is_label = suffix in (".json", ".txt") and found.size <= _MAX_LABELS
+        return _Part(name, match[1], suffix, None, self._shard.read(found) if is_label else b"", None)
+
+
+def _labels(sample: Iterable[_Part]) -> dict[str, Any]:
+    """Returns the labels of a sample.
+
+    Raises:
+        ValueError: A member with the suffix `.json` is not JSON.
+    """
+    labels: dict[str, Any] = {}
+    for part in sample:
+        if part.suffix == ".json" and part.content:
+            values = json.loads(part.content)
+            if isinstance(values, dict):
+                labels |= {key: value for key, value in values.items() if key not in _NOT_LABELS}
+        elif part.suffix == ".txt":
+            labels["text"] = part.content.decode(errors="replace").strip()
+    return labels

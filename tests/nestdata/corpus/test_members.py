@@ -1,0 +1,397 @@
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+import soundfile
+from lhotse import CutSet
+
+import nestdata.corpus.members
+from nestdata import (
+    Address,
+    AudioError,
+    Corpora,
+    Corpus,
+    CorpusError,
+    PrepareConfig,
+    prepare_corpus,
+    time_decoding,
+)
+from nestdata.corpus.audio import load_pcm16, load_samples
+from nestdata.corpus.encoded import _suffix_of
+from nestdata.errors import StorageError
+from nestdata.prepare.inputs.content import LoadedContent
+from nestdata.storage import ObjectInfo
+from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
+from tests.shards import corpus_of, entries_of, tar_corpus, write_tar
+from tests.synthesis import chirp, folder_corpus, hiss, write_audio, write_jsonl
+
+DECODED = PrepareConfig(probe="decode")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files in which lengths and names have different orders; one is stereo, one is resampled."""
+    write_audio(tmp_path / "speech" / "a.flac", hiss(9000, 1))
+    write_audio(tmp_path / "speech" / "b.wav", np.stack([hiss(4000, 2), hiss(4000, 3)], axis=1))
+    write_audio(tmp_path / "speech" / "sub" / "c.ogg", hiss(48000, 4), 48000)
+    return tmp_path / "speech"
+
+
+def cut_of(path: Path, start: float, duration: float, channel: int = 0) -> dict[str, Any]:
+    info = soundfile.info(path)
+    source = {"type": "file", "channels": [*range(info.channels)], "source": str(path)}
+    recording = {"id": "a", "sources": [source], "sampling_rate": info.samplerate, "num_samples": info.frames}
+    recording["duration"] = info.frames / info.samplerate
+    return {"id": "a", "start": start, "duration": duration, "channel": channel, "recording": recording}
+
+
+def result_of(cut: dict[str, Any], content: bytes | None = None) -> bytes | str:
+    """Returns the samples or the reason of the error."""
+    try:
+        return load_samples(cut, content=content).tobytes()
+    except AudioError as error:
+        return error.reason
+
+
+def in_place(cut: dict[str, Any], content: bytes | None, start: int, dtype: type) -> tuple[bool, bytes]:
+    out = np.zeros(5000, dtype)
+    if dtype == np.int16:
+        return load_pcm16(cut, start=start, out=out, content=content), out.tobytes()
+    load_samples(cut, start=start, num_samples=len(out), out=out, content=content)
+    return True, out.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "subtype"),
+    [
+        ("wav", "PCM_16"),
+        ("wav", "PCM_24"),
+        ("wav", "FLOAT"),
+        ("wav", "ULAW"),
+        ("flac", "PCM_16"),
+        ("flac", "PCM_24"),
+        ("ogg", "VORBIS"),
+        ("opus", "OPUS"),
+        ("mp3", "MPEG_LAYER_III"),
+        ("aiff", "PCM_16"),
+        ("w64", "PCM_16"),
+        ("sph", "PCM_16"),
+    ],
+)
+def test_bytes_in_memory_are_decoded_as_a_file_of_the_same_bytes(tmp_path: Path, suffix: str, subtype: str) -> None:
+    kind = {"opus": "OGG", "sph": "NIST"}.get(suffix, suffix.upper())
+    for rate in (16000, 48000):
+        for num_channels in (1, 2):
+            path = tmp_path / f"{rate}-{num_channels}.{suffix}"
+            samples = np.stack([chirp(100, 2000, 1.5, rate), chirp(200, 900, 1.5, rate)][:num_channels], axis=1)
+            soundfile.write(path, samples, rate, format=kind, subtype=subtype)
+            whole = cut_of(path, 0.0, soundfile.info(path).frames / rate, num_channels - 1)
+            elsewhere = json.loads(
+                json.dumps(whole).replace('"file"', '"shar_ptr"').replace(str(path), "a.tar?o=0&e=9")
+            )
+            resampled = json.loads(json.dumps(whole))
+            resample = {"name": "Resample", "kwargs": {"source_sampling_rate": rate, "target_sampling_rate": 8000}}
+            resampled["recording"] |= {"sampling_rate": 8000, "num_samples": 12000, "transforms": [resample]}
+            content = path.read_bytes()
+            for cut in (whole, elsewhere, {**whole, "start": 0.25, "duration": 1.0}, resampled):
+                expected = result_of(whole if cut is elsewhere else cut)
+                assert result_of(cut, content) == expected
+                assert isinstance(expected, bytes)
+            for start in (0, 3000):
+                for dtype in (np.float32, np.int16):
+                    assert in_place(whole, content, start, dtype) == in_place(whole, None, start, dtype)
+
+
+def test_bad_bytes_have_the_reason_of_a_bad_file(tmp_path: Path) -> None:
+    bad_files(tmp_path)
+    found = []
+    for path in sorted(path for path in tmp_path.iterdir() if path.is_file() and path.suffix != ".json"):
+        recording = {
+            "sources": [{"type": "file", "channels": [0, 1], "source": str(path)}],
+            "sampling_rate": 16000, "num_samples": 24000, "duration": 1.5,
+        }  # fmt: skip
+        for start in (0.0, 0.5):
+            cut = {"id": "a", "start": start, "duration": 1.0, "channel": 1, "recording": recording}
+            expected = result_of(cut)
+            content = path.read_bytes()
+            assert result_of(cut, content) == expected, path.name
+            out = np.zeros(16000, np.int16)
+            assert load_pcm16(cut, out=out, content=content) == load_pcm16(cut, out=np.zeros_like(out)), path.name
+            found.append(expected if isinstance(expected, str) else "good")
+    assert {*found} == {"good", "empty", "unreadable", "truncated", "not_finite"}
+
+
+@pytest.mark.parametrize("probe", ["missing", "all", "decode"])
+def test_members_are_rejected_for_the_reasons_of_files(tmp_path: Path, probe: Any) -> None:
+    reasons = bad_files(tmp_path / "bad")
+    (tmp_path / "bad" / "not_a_file.wav").rmdir()
+    names = sorted(path.name for path in (tmp_path / "bad").iterdir() if path.suffix != ".json")
+    entries = entries_of(write_tar(tmp_path / "bad.tar", tmp_path / "bad", names))
+    durations = {"wrong_duration": 2.0}
+    entries = [entry._replace(duration=durations.get(entry.cut_id)) for entry in entries]
+    manifest = tmp_path / "bad" / "speech.json"
+    write_jsonl(manifest, [{"audio_filepath": name, "duration": durations.get(Path(name).stem)} for name in names])
+    config = replace(BAD_FILES_CONFIG, probe=probe)
+    prepare_corpus([manifest], tmp_path / "files.corpus", config)
+    corpus_of(tmp_path / "members.corpus", entries, config)
+
+    def verdicts(corpus: str) -> dict[str, str]:
+        lines = (tmp_path / corpus / "rejected.jsonl").read_text().splitlines()
+        return {row["cut_id"]: row["reason"] for row in map(json.loads, lines)}
+
+    assert verdicts("members.corpus") == verdicts("files.corpus")
+    if probe == "decode":
+        del reasons["missing"], reasons["not_a_file"], reasons["good-1"]
+        assert verdicts("members.corpus") == reasons
+
+
+@pytest.mark.parametrize("config", [PrepareConfig(), DECODED, PrepareConfig(window_seconds=0.3)])
+def test_corpus_of_members_equals_that_of_the_files(folder: Path, config: PrepareConfig) -> None:
+    prepare_corpus([folder], folder.with_suffix(".corpus"), config)
+    files, members = Corpus.open(folder.with_suffix(".corpus")), tar_corpus(folder, config)
+    assert members.fingerprint == files.fingerprint
+    assert (members.num_shards, members.root, members.is_remote) == (1, str(folder.parent), False)
+    tar = folder.with_suffix(".tar").read_bytes()
+    for index in range(len(files)):
+        (cut_id, samples), (expected_id, expected) = members.load(index), files.load(index)
+        assert cut_id == expected_id
+        np.testing.assert_array_equal(samples, expected)
+        out, expected_out = np.zeros(2000, np.int16), np.zeros(2000, np.int16)
+        assert members.load_pcm16(index, start=99, out=out) == files.load_pcm16(index, start=99, out=expected_out)
+        np.testing.assert_array_equal(out, expected_out)
+        address = members.address(index)
+        assert address is not None
+        content = tar[address.offset : address.offset + address.length]
+        assert content == Path(files.line(index)["recording"]["sources"][0]["source"]).read_bytes()
+        assert address == Address(
+            str(folder) + ".tar", address.offset, len(content), len(tar), None,
+            crc32(content) if config.probe == "decode" else None,
+        )  # fmt: skip
+        assert files.address(index) is None
+    (shard,) = members.shards()
+    assert shard == (ObjectInfo(str(folder) + ".tar", len(tar), None), len(members))
+    assert Corpora([files, members]).address(len(files)) == members.address(0)
+
+
+def test_cuts_point_to_their_members_as_lhotse_2_expects(folder: Path) -> None:
+    corpus = tar_corpus(folder)
+    tar = folder.with_suffix(".tar").read_bytes()
+    for cut in CutSet.from_file(corpus.path / "cuts.jsonl"):
+        source = cut.recording.sources[0]
+        path, _, place = source.source.partition("?")
+        begin, end = (int(value.partition("=")[2]) for value in place.split("&"))
+        # Lhotse 2 parses the header at the first byte, whose field of 12 bytes at 124 is the length in octal digits.
+        assert (source.type, path, tar[begin + 257 : begin + 262]) == ("shar_ptr", str(folder) + ".tar", b"ustar")
+        length = int(tar[begin + 124 : begin + 135], 8)
+        assert 0 <= end - begin - 512 - length < 512
+        name = next(path for path in folder.rglob("*.*") if str(path.with_suffix("")).endswith(cut.id))
+        assert tar[begin + 512 : begin + 512 + length] == name.read_bytes()
+
+
+def test_content_that_the_caller_has_read_is_not_read_again(folder: Path) -> None:
+    corpus = tar_corpus(folder, DECODED)
+    expected = corpus.load(0)[1].copy()
+    address = corpus.address(0)
+    assert address is not None
+    content = folder.with_suffix(".tar").read_bytes()[address.offset : address.offset + address.length]
+    folder.with_suffix(".tar").unlink()
+    np.testing.assert_array_equal(corpus.load(0, content=content)[1], expected)
+    out = np.zeros(4000, np.int16)
+    assert corpus.load_pcm16(0, out=out, content=content) == ("b", True)
+    np.testing.assert_array_equal(out / np.float32(32768), expected)
+
+
+@pytest.mark.parametrize("config", [PrepareConfig(), DECODED])
+@pytest.mark.parametrize("damage", [lambda content: b"?" + content[1:], lambda content: content[:-1], lambda _: b""])
+def test_damaged_bytes_are_read_once_more(
+    folder: Path, config: PrepareConfig, damage: Callable[[bytes], bytes]
+) -> None:
+    corpus = tar_corpus(folder, config)
+    expected = corpus.load(0)[1].copy()
+    address = corpus.address(0)
+    assert address is not None
+    content = folder.with_suffix(".tar").read_bytes()[address.offset : address.offset + address.length]
+    np.testing.assert_array_equal(corpus.load(0, content=damage(content))[1], expected)
+
+
+def test_shard_with_another_byte_is_corrupt(folder: Path) -> None:
+    corpus, tar = tar_corpus(folder, DECODED), folder.with_suffix(".tar")
+    address = corpus.address(0)
+    assert address is not None
+    content = bytearray(tar.read_bytes())
+    content[address.offset + 1000] ^= 1
+    tar.write_bytes(content)
+    with pytest.raises(
+        AudioError, match=r"cut 'b': bytes \d+ to \d+ of .*speech\.tar do not have the checksum"
+    ) as error:
+        corpus.load(0)
+    assert error.value.reason == "corrupt"
+    assert corpus.load_pcm16(0, out=np.zeros(4000, np.int16)) == ("b", False)
+    corpus.load(1)
+
+
+@pytest.mark.parametrize(("damage", "reason"), [("missing", "missing"), ("shorter", "changed"), ("longer", "changed")])
+def test_shard_that_is_gone_or_has_another_size_is_a_reason(folder: Path, damage: str, reason: str) -> None:
+    corpus, tar = tar_corpus(folder), folder.with_suffix(".tar")
+    content = tar.read_bytes()
+    tar.unlink()
+    if damage != "missing":
+        tar.write_bytes(content[:-512] if damage == "shorter" else content + bytes(512))
+    with pytest.raises(AudioError, match=r"cut 'b': bytes \d+ to \d+ of .* cannot be read: ") as error:
+        corpus.load(0)
+    assert error.value.reason == reason
+
+
+class RefusingStorage:
+    """Stands in for a store that cannot be read for reasons that say nothing about a cut."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def read_range(self, location: str, *_: int, **__: Any) -> bytes:
+        """Raises."""
+        raise StorageError.because(self.kind, f"{location}: refused.")
+
+
+@pytest.mark.parametrize("kind", ["denied", "unavailable", "invalid"])
+def test_store_that_refuses_or_does_not_answer_ends_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    corpus = tar_corpus(folder)
+    monkeypatch.setattr(nestdata.corpus.members, "storage", lambda: RefusingStorage(kind))
+    for load in (corpus.load, lambda index: corpus.load_pcm16(index, out=np.zeros(4000, np.int16))):
+        with pytest.raises(StorageError, match="refused"):
+            load(0)
+
+
+def test_moved_shards_are_found_under_another_root(folder: Path, tmp_path: Path) -> None:
+    corpus = tar_corpus(folder)
+    expected = [corpus.load(index)[1].copy() for index in range(3)]
+    root = tmp_path / "elsewhere"
+    root.mkdir()
+    shutil.move(folder.with_suffix(".tar"), root / "speech.tar")
+    with pytest.raises(AudioError):
+        corpus.load(0)
+    opened = Corpus.open(corpus.path, root=str(root))
+    meta = json.loads((corpus.path / "meta.json").read_text())
+    (corpus.path / "meta.json").write_text(json.dumps(meta | {"root": str(root)}))
+    for moved in (opened, pickle.loads(pickle.dumps(opened)), Corpus.open(corpus.path)):
+        assert (moved.root, moved.fingerprint) == (str(root), corpus.fingerprint)
+        for index in range(3):
+            np.testing.assert_array_equal(moved.load(index)[1], expected[index])
+            assert moved.line(index)["recording"]["sources"][0]["source"].startswith(f"{root}/speech.tar?o=")
+            assert moved[index].id == corpus[index].id
+
+
+def test_address_of_a_remote_object_names_its_url(folder: Path, tmp_path: Path) -> None:
+    entries = []
+    for i, entry in enumerate(entries_of(write_tar(tmp_path / "speech.tar", folder))):
+        assert entry.member is not None
+        content = entry.member.content.read()
+        shard = ObjectInfo(f"s3://bucket/speech/{entry.cut_id}.bin", len(content), f"tag-{i}")
+        entries.append(
+            entry._replace(member=entry.member._replace(shard=shard, offset=0, content=LoadedContent(content)))
+        )
+    corpus = corpus_of(tmp_path / "remote.corpus", entries)
+    assert (corpus.is_remote, corpus.root, corpus.num_shards) == (True, "s3://bucket/speech", 3)
+    assert [shard.num_addresses for shard in corpus.shards()] == [1, 1, 1]
+    address = corpus.address(0)
+    assert address is not None
+    content = (folder / "b.wav").read_bytes()
+    assert address == ("s3://bucket/speech/b.bin", 0, len(content), len(content), "tag-1", crc32(content))
+    (source,) = corpus.line(0)["recording"]["sources"]
+    assert source == {"type": "url", "channels": [0, 1], "source": "s3://bucket/speech/b.bin"}
+    moved = Corpus.open(corpus.path, root="gs://other").address(0)
+    assert moved is not None
+    assert moved == address._replace(location="gs://other/b.bin", etag=None)  # a copy has an ETag of its own
+    assert not Corpus.open(corpus.path, root=str(folder)).is_remote
+
+
+def test_corpus_may_mix_members_and_files(folder: Path, tmp_path: Path) -> None:
+    entries = entries_of(write_tar(tmp_path / "speech.tar", folder))
+    entries[1] = entries[1]._replace(member=None, path=str(folder / "b.wav"))
+    corpus = corpus_of(tmp_path / "mixed.corpus", entries, DECODED)
+    files = folder_corpus(folder, {})
+    assert [corpus.address(index) is None for index in range(3)] == [True, False, False]
+    for index in range(3):
+        np.testing.assert_array_equal(corpus.load(index)[1], files.load(index)[1])
+    assert all(address.crc32 for index in (1, 2) if (address := corpus.address(index)))
+
+
+@pytest.mark.parametrize("name", ["addresses.npy", "checksums.npy", "shards.npy", "shards.jsonl"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "other"])
+def test_damaged_address_file_is_one_error(folder: Path, name: str, damage: str) -> None:
+    path = tar_corpus(folder, DECODED).path
+    content = (path / name).read_bytes()
+    (path / name).unlink()
+    if damage != "missing":
+        other = (
+            content + content
+            if name == "shards.jsonl"
+            else (path / "index.npy").read_bytes().replace(b"(2, 3)", b"(3, 2)")
+        )
+        (path / name).write_bytes({"empty": b"", "truncated": content[:-9], "other": other}[damage])
+    with pytest.raises(CorpusError, match=r"speech\.tarred: the corpus is damaged .*\. Prepare it again"):
+        Corpus.open(path)
+
+
+def test_damaged_line_of_a_shard_is_an_error(folder: Path) -> None:
+    path = tar_corpus(folder).path
+    (path / "shards.jsonl").write_bytes((path / "shards.jsonl").read_bytes().replace(b"name", b"nome"))
+    corpus = Corpus.open(path)
+    for ask in (corpus.load, corpus.address, lambda _: [*corpus.shards()]):
+        with pytest.raises(CorpusError, match=r"damaged \(line 1 of shards\.jsonl"):
+            ask(0)
+
+
+def test_address_outside_of_its_shard_is_an_error(folder: Path) -> None:
+    path = tar_corpus(folder).path
+    addresses = np.load(path / "addresses.npy")
+    for row, value in ((0, 10**9), (0, -1), (1, 1 << 32 | 10)):
+        changed = addresses.copy()
+        changed[row, 0] = value
+        np.save(path / "addresses.npy", changed)
+        with pytest.raises(CorpusError, match=r"damaged \(addresses\.npy"):
+            Corpus.open(path).address(0)
+
+
+def test_noise_bank_is_made_from_members(folder: Path) -> None:
+    plain, banked = tar_corpus(folder, DECODED), None
+    expected = [plain.load(index)[1].copy() for index in range(3)]
+    banked = tar_corpus(folder, PrepareConfig(pcm=True))
+    folder.with_suffix(".tar").unlink()
+    assert not banked.is_remote
+    for index in (0, 1):  # the third one is resampled, so its samples are not of 16 bits
+        np.testing.assert_array_equal(banked.load(index)[1], expected[index])
+    np.testing.assert_allclose(banked.load(2)[1], expected[2], atol=2**-16)
+
+
+def test_members_are_timed_and_counted_by_their_length(folder: Path) -> None:
+    timed = time_decoding(Corpora([tar_corpus(folder)]), [0, 1], max_seconds=60.0)
+    sizes = [(folder / name).stat().st_size for name in ("a.flac", "b.wav")]
+    assert timed.stored_bytes == pytest.approx(sum(sizes))
+    assert timed.load_s > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "suffix"),
+    [
+        (b"NIST_1A\n", ".sph"),
+        (b"fLaC\x00", ".flac"),
+        (b"RIFF", ".wav"),
+        (b"\x00\x00\x00\x20ftypM4A ", ".m4a"),
+        (b"OggS" + bytes(24) + b"OpusHead", ".opus"),
+        (b"OggS" + bytes(24) + b"\x01vorbis", ".ogg"),
+        (b"", ""),
+        (b"not audio", ""),
+    ],
+)
+def test_decoders_that_need_a_file_get_the_usual_suffix(content: bytes, suffix: str) -> None:
+    assert _suffix_of(content) == suffix

@@ -1,0 +1,129 @@
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
+from nestdata.prepare.inputs import parquet as parquet_source
+from nestdata.prepare.inputs.detect import detect_input
+from tests.nestdata.prepare.inputs.reading import some_audio, source_of
+from tests.nestdata.prepare.inputs.test_huggingface import encoded
+from tests.synthesis import Samples, hiss, read_audio
+
+COLUMNS = ["bytes", "path"]
+
+
+def write_parquet(path: Path, audio: list[dict[str, Any] | None], **labels: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    table = pyarrow.table({"audio": pyarrow.array(audio, kind), **labels})
+    parquet.write_table(table, path, row_group_size=2)
+    return path
+
+
+def embedded(samples: Samples, form: str = "FLAC") -> dict[str, Any]:
+    return {"bytes": encoded(samples, form), "path": f"{len(samples)}.{form.lower()}"}
+
+
+def rejects_of(corpus: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (corpus / "rejected.jsonl").read_text().splitlines()]
+
+
+def test_embedded_audio_becomes_members_of_tars_in_the_corpus(tmp_path: Path) -> None:
+    noise = [hiss(8000 + 100 * i, i) for i in range(5)]
+    for part in range(2):
+        write_parquet(
+            tmp_path / "data" / f"train-{part}.parquet",
+            [embedded(samples, "WAV") for samples in noise[3 * part : 3 * part + 3]],
+            text=[f"t{3 * part + i}" for i in range(len(noise[3 * part : 3 * part + 3]))],
+        )
+    seen: list[Any] = []
+    report = prepare_corpus([tmp_path / "data"], tmp_path / "speech.corpus", on_progress=seen.append)
+    assert (report.num_cuts, report.rejected) == (5, {})
+    assert [found[:4] for found in seen] == [(3, None, 1, 2), (5, None, 2, 2)]
+    corpus = Corpus.open(tmp_path / "speech.corpus")
+    assert [corpus[row].id for row in range(5)] == ["train-0/0", "train-0/1", "train-0/2", "train-1/0", "train-1/1"]
+    assert [corpus[row].supervisions[0].text for row in range(5)] == [f"t{i}" for i in range(5)]
+    names = sorted(str(path.relative_to(corpus.path)) for path in corpus.path.rglob("*.tar"))
+    assert names == ["shards/0/0-000001-000.tar", "shards/0/0-000002-000.tar"]
+    for row, samples in enumerate(noise):
+        address = corpus.address(row)
+        assert address is not None
+        assert (address.location, address.crc32 is not None) == (str(corpus.path / names[row // 3]), True)
+        np.testing.assert_allclose(corpus.load(row)[1], samples, atol=1e-4)
+    with tarfile.open(corpus.path / names[0]) as tar:
+        assert tar.getnames() == [f"{row:09d}.wav" for row in range(3)]
+
+
+def test_tars_are_divided_and_the_sample_bank_is_made_of_their_audio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = [hiss(8000 + 100 * i, i) for i in range(4)]
+    write_parquet(tmp_path / "train.parquet", [embedded(samples, "WAV") for samples in noise])
+    monkeypatch.setattr(parquet_source, "_TAR_BYTES", 30_000)  # two files
+    config = PrepareConfig(pcm=True, probe="decode")
+    prepare_corpus([tmp_path / "train.parquet"], tmp_path / "noise.corpus", config)
+    corpus = Corpus.open(tmp_path / "noise.corpus")
+    assert len(list(corpus.path.rglob("*.tar"))) == 2
+    assert corpus.has_bank
+    for row, samples in enumerate(noise):
+        np.testing.assert_allclose(corpus.load(row)[1], samples, atol=1e-4)
+
+
+def test_rows_without_bytes_are_read_by_their_path_or_rejected(tmp_path: Path) -> None:
+    some_audio(tmp_path / "outside.wav")
+    rows = [{"bytes": None, "path": "outside.wav"}, embedded(hiss(9000, 1)), None, {"bytes": b"noise", "path": None}]
+    write_parquet(tmp_path / "train.parquet", rows)
+    report = prepare_corpus([tmp_path / "train.parquet"], tmp_path / "speech.corpus")
+    assert report.rejected == {"missing": 1, "unreadable": 1}
+    assert [reject["where"] for reject in rejects_of(tmp_path / "speech.corpus")] == [
+        f"{tmp_path}/train.parquet (row 2)",
+        f"{tmp_path}/train.parquet (row 3)",
+    ]
+    corpus = Corpus.open(tmp_path / "speech.corpus")
+    assert (corpus.address(0), corpus[0].id) == (None, "train/0")
+    np.testing.assert_array_equal(corpus.load(0)[1], read_audio(tmp_path / "outside.wav"))
+    np.testing.assert_allclose(corpus.load(1)[1], hiss(9000, 1), atol=1e-4)
+
+
+def test_files_of_the_library_datasets_keep_the_names_of_classes(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_dict({"audio": [embedded(hiss(8000, i)) for i in range(2)], "lang": ["de", "en"]})
+    rows = rows.cast_column("audio", datasets.Audio(decode=False)).class_encode_column("lang")
+    rows.to_parquet(tmp_path / "train.parquet")
+    report = prepare_corpus([tmp_path / "train.parquet"], tmp_path / "speech.corpus")
+    assert set(report.hours_by_language) == {"de", "en"}
+
+
+def test_files_folders_and_patterns_are_detected(tmp_path: Path) -> None:
+    for name in ("a/x-0.parquet", "a/x-1.parquet", "a/y.parquet"):
+        write_parquet(tmp_path / name, [embedded(hiss(8000, 1))])
+    some_audio(tmp_path / "both" / "a.wav")
+    write_parquet(tmp_path / "both" / "b.parquet", [embedded(hiss(8000, 1))])
+    assert detect_input(tmp_path / "both").format == "folder"
+    for name, number in (("a", 3), ("a/x-*.parquet", 2), ("a/y.parquet", 1)):
+        source = source_of(tmp_path / name)
+        assert isinstance(source, parquet_source.ParquetFiles)
+        assert (source.count(), source.folder) == (number, str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone.parquet", r"gone\.parquet: no such Parquet file"),
+        ("none-*.parquet", r"none-\*\.parquet: no such Parquet file"),
+        ("text.parquet", r"text\.parquet: not a Parquet file that can be read"),
+        ("numbers.parquet", r"numbers\.parquet: no column with audio, .* among x"),
+    ],
+)
+def test_files_that_cannot_be_read_are_errors(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "text.parquet").write_text("not parquet")
+    parquet.write_table(pyarrow.table({"x": [1]}), tmp_path / "numbers.parquet")
+    with pytest.raises(ManifestError, match=message):
+        prepare_corpus([tmp_path / name], tmp_path / "speech.corpus")
+    assert not list(tmp_path.glob("speech.corpus*"))

@@ -1,0 +1,148 @@
+"""Runs of `prepare` that end early, and the next ones, which take what is finished."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nestdata import OutputError, PrepareConfig, PrepareProgress, prepare_corpus
+from tests.nestdata.full_disk import files_up_to
+from tests.nestdata.prepare.inputs.test_parquet import embedded, write_parquet
+from tests.synthesis import hiss, tone
+
+NUM_FILES = 4
+# Prepares a folder of Parquet files, prints the name of each one that is read, and waits after `sys.argv[3]` of them.
+PROGRAM = """
+import os, sys
+from nestdata import prepare_corpus
+def audit(event, args):
+    if event == "open" and str(args[0]).endswith(".parquet"):
+        print(os.path.basename(args[0]), flush=True)
+def wait(found):
+    if found.shards == int(sys.argv[3]):
+        print("waiting", flush=True)
+        sys.stdin.read()
+sys.addaudithook(audit)
+prepare_corpus([sys.argv[1]], sys.argv[2], on_progress=wait)
+"""
+
+
+def run(data: Path, output: Path, *, kill_after: int = 0) -> list[str]:
+    """Prepares a corpus in another process, which may be killed, and returns the names of the files that it read."""
+    command = [sys.executable, "-c", PROGRAM, str(data), str(output), str(kill_after)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        names = []
+        for line in process.stdout:
+            if line == "waiting\n":
+                process.kill()
+            else:
+                names.append(line.strip())
+        process.wait(timeout=300)
+    return names
+
+
+def tree(corpus: Path) -> dict[str, bytes]:
+    """Returns the content of all files but the report, by relative path."""
+    files = (path for path in sorted(corpus.rglob("*")) if path.is_file() and path.name != "report.html")
+    return {str(path.relative_to(corpus)): path.read_bytes() for path in files}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder of Parquet files, each with two files of audio and a bad one."""
+    for number in range(NUM_FILES):
+        rows = [embedded(hiss(8000 + number, number)), {"bytes": b"bad", "path": None}, embedded(tone(300, 1.0))]
+        write_parquet(tmp_path / "data" / f"{number}.parquet", rows, text=["a", "b", f"wort ü{number}"])
+    return tmp_path / "data"
+
+
+@pytest.mark.multiprocess
+def test_a_killed_run_is_continued_without_reading_finished_files_again(data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "speech.corpus"
+    names = [f"{number}.parquet" for number in range(NUM_FILES)]
+    assert run(data, output) == names
+    expected = tree(output)
+    output.rename(tmp_path / "unbroken")
+    assert run(data, output, kill_after=2) == names[:2]
+    assert not output.exists()
+    assert run(data, output) == names[2:]
+    assert tree(output) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus", "unbroken"]
+
+
+def interrupted(data: Path, output: Path, config: PrepareConfig | None = None, *, after: int = 3) -> None:
+    def interrupt(found: PrepareProgress) -> None:
+        if found.shards == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_corpus([data], output, config, on_progress=interrupt)
+
+
+def reads(data: Path, output: Path, config: PrepareConfig | None = None) -> int:
+    """Prepares a corpus, and returns the number of Parquet files whose tars were written by this call."""
+    started = time.time_ns()
+    prepare_corpus([data], output, config, overwrite=True)
+    return sum(path.stat().st_ctime_ns >= started for path in output.rglob("*.tar"))
+
+
+def test_changed_inputs_and_settings_are_read_again(data: Path, tmp_path: Path) -> None:
+    output, config = tmp_path / "speech.corpus", PrepareConfig(min_seconds=0.2)
+    interrupted(data, output)
+    kept = sorted(path.name for path in (tmp_path / "speech.corpus.partial").rglob("*") if path.is_file())
+    assert len(kept) == 6  # the results and the tars of three files
+    os.utime(data / "1.parquet", (1, 1))
+    assert reads(data, output) == NUM_FILES - 2
+    unbroken = tree(output)
+    interrupted(data, tmp_path / "other.corpus")
+    assert reads(data, tmp_path / "other.corpus", config) == NUM_FILES
+    assert tree(tmp_path / "other.corpus")["index.npy"] == unbroken["index.npy"]
+
+
+def test_damaged_results_and_tars_that_are_gone_are_made_again(data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "speech.corpus"
+    interrupted(data, output)
+    first, second, _ = sorted((tmp_path / "speech.corpus.partial" / "tasks").iterdir())
+    first.write_bytes(first.read_bytes()[:-20])
+    second.write_bytes(b"")
+    sorted((tmp_path / "speech.corpus.partial" / "shards").rglob("*.tar"))[0].unlink()
+    report = prepare_corpus([data], output)
+    assert (report.num_cuts, report.rejected) == (2 * NUM_FILES, {"unreadable": NUM_FILES})
+
+
+def test_tars_of_files_that_are_no_longer_inputs_do_not_get_into_the_corpus(data: Path, tmp_path: Path) -> None:
+    interrupted(data, tmp_path / "speech.corpus")
+    prepare_corpus([data / "0.parquet"], tmp_path / "speech.corpus")
+    assert [path.name for path in (tmp_path / "speech.corpus").rglob("*.tar")] == ["0-000001-000.tar"]
+
+
+def test_finished_work_survives_a_full_disk_and_says_so(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = tmp_path / "speech.corpus"
+    write_parquet(data / "3.parquet", [embedded(hiss(400_000, 1))])
+    with files_up_to(300_000), pytest.raises(OutputError, match="cannot be written"):
+        prepare_corpus([data], output)
+    assert "the results of 3 finished tasks are kept in" in caplog.text
+    assert reads(data, output) == 1
+
+
+def meta_of(corpus: Path) -> dict[str, Any]:
+    meta: dict[str, Any] = json.loads((corpus / "meta.json").read_text())
+    return meta
+
+
+@pytest.mark.multiprocess
+def test_the_corpus_does_not_depend_on_the_number_of_processes(data: Path, tmp_path: Path) -> None:
+    for jobs in (1, 2):
+        prepare_corpus([data], tmp_path / f"{jobs}.corpus", jobs=jobs)
+    one, two = tree(tmp_path / "1.corpus"), tree(tmp_path / "2.corpus")
+    assert {name for name in one if one[name] != two[name]} == {"cuts.jsonl", "meta.json"}  # they hold the target
+    assert meta_of(tmp_path / "1.corpus")["fingerprint"] == meta_of(tmp_path / "2.corpus")["fingerprint"]
