@@ -14,7 +14,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.strategies import DDPStrategy
 
-from nestdata import AudioNoiseBatch
+from nestdata import AudioNoiseBatch, start_fork_server
 from nestguard import StallLimits
 from nestmodel import Checkpoints, NestModel, PreemptionHandler, StallGuard, newest_checkpoint
 from nestmodel.training.callbacks import stall_guard
@@ -53,6 +53,8 @@ class Seen(pl.Callback):
 
 def main(argv: list[str]) -> None:
     run = json.loads(Path(argv[0]).read_text())
+    if run["start_method"] == "forkserver":
+        start_fork_server([__spec__.name])  # workers import this module
     rank, world_size, directory = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(run["directory"])
     is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if run["has_device"]:

@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -41,6 +41,9 @@ _MONITOR_EXIT_S = 3.0
 
 _REPORT_S = 60.0
 """Time between a limit and the end of the last rank, in seconds: more than a report takes on a slow machine."""
+
+_LAST_TRY_S = 30.0
+"""Seconds that the last request to an object store may take after the patience has ended."""
 
 _starts = itertools.count()
 
@@ -152,10 +155,23 @@ class StallGuard(pl.Callback):
             token = trainer.strategy.broadcast(nestguard.new_token())
             if self._monitor is not None:
                 self._monitor.set_token(token)
+        self._check_patience(trainer)
         new_event = new_event_of(trainer)
         self._marks_backward = new_event is not None and not self._is_only_rank
         if new_event is not None:
             self._heartbeat.watch_device(new_event, read_collectives)
+
+    def _check_patience(self, trainer: pl.Trainer) -> None:
+        """Warns if the guard would end the run before a loader has given up waiting for its object store."""
+        patience_s = getattr(cast(Any, trainer).datamodule, "remote_patience_s", None)
+        shortest_s = min(self.limits.step_s, self.limits.validation_s)
+        if patience_s is not None and patience_s + _LAST_TRY_S > shortest_s and trainer.is_global_zero:
+            warnings.warn(
+                f"data.remote.patience_s is {patience_s:g} s, but the stall guard ends the run after {shortest_s:g} s in "
+                f"loading. Lower it to {shortest_s - _LAST_TRY_S:g} s, or raise guard.limits.step_s and validation_s to "
+                f"{patience_s + _LAST_TRY_S:g} s.",
+                stacklevel=1,
+            )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Writes a heartbeat: the rank loads the first batch."""

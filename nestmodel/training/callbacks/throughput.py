@@ -18,6 +18,7 @@ class Throughput(pl.Callback):
     """
 
     def __init__(self) -> None:
+        self._remote: RemoteStats | None = None
         self._reset()
         self._batch_ended: float | None = None
 
@@ -81,5 +82,5 @@ class Throughput(pl.Callback):
 
     def _reset(self) -> None:
         self._working_s = self._waiting_s = 0.0
-        self._remote: RemoteStats | None = None
+        self._remote = None
         self._samples = self._padded_samples = self._replaced = self._failed_reads = self._white = 0
