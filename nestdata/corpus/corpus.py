@@ -132,7 +132,8 @@ class Corpus:
         """Whether audio is read from an object store. The sample bank, if there is one, needs none."""
         if self._addresses is None or self.has_bank:
             return False
-        return is_url(self._addresses.root) or bool(self.meta["shards"]["has_urls"])
+        # Without a common root, which may have moved, the names of all shards are absolute.
+        return is_url(self._addresses.root) if self._addresses.root else bool(self.meta["shards"]["has_urls"])
 
     @property
     def num_shards(self) -> int:

@@ -34,7 +34,7 @@ class ShardStats:
     """The deepest folder that holds all shards, which their names are relative to; empty if there is none."""
 
     has_urls: bool
-    """Whether any shard is an object of a store."""
+    """Whether any shard was an object of a store."""
 
     has_checksums: bool
     """Whether the checksums of all addresses are known."""

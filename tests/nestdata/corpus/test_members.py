@@ -27,7 +27,7 @@ from nestdata.corpus.audio import load_pcm16, load_samples
 from nestdata.corpus.encoded import _suffix_of
 from nestdata.errors import StorageError
 from nestdata.prepare.inputs.content import LoadedContent
-from nestdata.storage import ObjectInfo
+from nestdata.storage import ObjectInfo, Storage
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.shards import corpus_of, entries_of, tar_corpus, write_tar
 from tests.synthesis import chirp, folder_corpus, hiss, write_audio, write_jsonl
@@ -42,6 +42,17 @@ def folder(tmp_path: Path) -> Path:
     write_audio(tmp_path / "speech" / "b.wav", np.stack([hiss(4000, 2), hiss(4000, 3)], axis=1))
     write_audio(tmp_path / "speech" / "sub" / "c.ogg", hiss(48000, 4), 48000)
     return tmp_path / "speech"
+
+
+@pytest.fixture
+def forget_files(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Returns a function after which shards are opened anew, as in another process."""
+
+    def forget() -> None:
+        fresh = Storage()
+        monkeypatch.setattr(nestdata.corpus.members, "storage", lambda: fresh)
+
+    return forget
 
 
 def cut_of(path: Path, start: float, duration: float, channel: int = 0) -> dict[str, Any]:
@@ -238,12 +249,15 @@ def test_shard_with_another_byte_is_corrupt(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("damage", "reason"), [("missing", "missing"), ("shorter", "changed"), ("longer", "changed")])
-def test_shard_that_is_gone_or_has_another_size_is_a_reason(folder: Path, damage: str, reason: str) -> None:
+def test_shard_that_is_gone_or_has_another_size_is_a_reason(
+    folder: Path, forget_files: Callable[[], None], damage: str, reason: str
+) -> None:
     corpus, tar = tar_corpus(folder), folder.with_suffix(".tar")
     content = tar.read_bytes()
     tar.unlink()
     if damage != "missing":
         tar.write_bytes(content[:-512] if damage == "shorter" else content + bytes(512))
+    forget_files()
     with pytest.raises(AudioError, match=r"cut 'b': bytes \d+ to \d+ of .* cannot be read: ") as error:
         corpus.load(0)
     assert error.value.reason == reason
@@ -271,12 +285,15 @@ def test_store_that_refuses_or_does_not_answer_ends_the_run(
             load(0)
 
 
-def test_moved_shards_are_found_under_another_root(folder: Path, tmp_path: Path) -> None:
+def test_moved_shards_are_found_under_another_root(
+    folder: Path, tmp_path: Path, forget_files: Callable[[], None]
+) -> None:
     corpus = tar_corpus(folder)
     expected = [corpus.load(index)[1].copy() for index in range(3)]
     root = tmp_path / "elsewhere"
     root.mkdir()
     shutil.move(folder.with_suffix(".tar"), root / "speech.tar")
+    forget_files()
     with pytest.raises(AudioError):
         corpus.load(0)
     opened = Corpus.open(corpus.path, root=str(root))

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import orjson
@@ -14,10 +15,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nestdata import ManifestError
-from nestdata.prepare import corpus_writer
+from nestdata import Address, ManifestError
+from nestdata.corpus.addresses import AddressTable
+from nestdata.prepare import corpus_writer, shard_writer
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter, ItemCollector, ProbedItems
+from nestdata.prepare.inputs.content import LoadedContent
+from nestdata.prepare.inputs.entry import Member
 from nestdata.prepare.probe import Cut, Reject
+from nestdata.prepare.shard_writer import ShardStats
+from nestdata.storage import ObjectInfo
 from tests.nestdata.full_disk import files_up_to
 
 
@@ -28,6 +34,10 @@ class Item(NamedTuple):
     num_samples: int = 16000
     language: str | None = None
     is_resampled: bool = False
+    shard: str = ""
+    """Location of the shard; empty for a cut without an address."""
+
+    offset: int = 0
 
 
 class NamedSource(NamedTuple):
@@ -55,8 +65,24 @@ def collect(items: Sequence[Item], first: int = 1) -> ProbedItems:
     collector = ItemCollector()
     for number, item in enumerate(items, start=first):
         collector.num_entries += 1
-        collector.add(Cut(row_of(item), item.num_samples), number, f"m:{number}")
+        collector.add(Cut(row_of(item), item.num_samples, member_of(item)), number, f"m:{number}")
     return collector.collected()
+
+
+def member_of(item: Item) -> Member | None:
+    """Returns a member that is as long as the cut has samples, whose checksum is its offset."""
+    if not item.shard:
+        return None
+    info = ObjectInfo(item.shard, 10**12, f"tag of {item.shard}")
+    return Member(info, item.offset, item.num_samples, LoadedContent(b""), crc32=item.offset & 0xFFFFFFFF)
+
+
+def addresses_of(directory: Path, stats: CorpusStats) -> list[Address | None]:
+    """Returns the addresses in the order of the index."""
+    assert stats.shards is not None
+    root = stats.shards.root
+    table = AddressTable.open(directory, stats.num_cuts, root, prepared_root=root, has_checksums=True)
+    return [table[index] for index in range(stats.num_cuts)]
 
 
 def write(directory: Path, items: Sequence[Item], part: int = 1000) -> CorpusStats | None:
@@ -246,15 +272,113 @@ def test_labels_that_cannot_be_written_are_rejected(value: Any) -> None:
     assert (where, cut_id, reason) == ("m:5", "a", "unreadable")
 
 
-@pytest.mark.parametrize("num_copies", [1, 2, 30])
+LOCATED = st.builds(
+    Item,
+    cut_id=st.sampled_from("abcdefgh"),
+    num_samples=st.integers(1, 9),
+    shard=st.sampled_from(["", "s3://b/x/1.tar", "s3://b/x/2.tar", "s3://b/y/3.tar"]),
+    offset=st.integers(0, 2**39),
+)
+
+
+@given(
+    items=st.lists(LOCATED, max_size=25),
+    part=st.integers(1, 30),
+    block=st.sampled_from([1, 3, 1 << 20]),
+    known=st.sampled_from([1, 1 << 18]),
+)
+@example(
+    items=[Item("a", shard="s3://b/1.tar"), Item("a", 5), Item("b", 2, shard="s3://b/2.tar")], part=9, block=9, known=9
+)
+def test_every_cut_keeps_its_own_address(items: list[Item], part: int, block: int, known: int) -> None:
+    first = {item.cut_id: item for item in reversed(items)}
+    expected = [item for item in items if first[item.cut_id] is item]
+    with (
+        TemporaryDirectory() as directory,
+        patch.object(corpus_writer, "_BLOCK", block),
+        patch.object(shard_writer, "_MAX_KNOWN", known),
+    ):
+        written = write(Path(directory), items, part)
+        if not any(item.shard for item in items):
+            assert sorted(path.name for path in Path(directory).glob("*s.*")) == ["cuts.jsonl"]
+            return
+        assert written is not None
+        found = addresses_of(Path(directory), written)
+    for item, address in zip(sorted(expected, key=lambda item: item.num_samples), found, strict=True):
+        values = (item.shard, item.offset, item.num_samples, 10**12, f"tag of {item.shard}", item.offset & 0xFFFFFFFF)
+        assert address == (values if item.shard else None)
+
+
+def test_shards_are_numbered_in_the_order_of_first_use_and_named_below_their_common_folder(tmp_path: Path) -> None:
+    places = ["/data/b/2.tar", "/data/a/1.tar", "/data/b/2.tar", "", "/data/b/c/3.tar"]
+    items = [Item(str(i), 5 + i, shard=place) for i, place in enumerate(places)]
+    written = write(tmp_path, [*items, items[1]], part=2)
+    assert written is not None
+    assert written.shards == ShardStats(num_shards=3, root="/data", has_urls=False, has_checksums=True)
+    rows = [json.loads(line) for line in (tmp_path / "shards.jsonl").read_text().splitlines()]
+    assert [(row["name"], row["members"]) for row in rows] == [("b/2.tar", 2), ("a/1.tar", 1), ("b/c/3.tar", 1)]
+    assert rows[0] == {"name": "b/2.tar", "size": 10**12, "etag": "tag of /data/b/2.tar", "members": 2}
+    assert np.load(tmp_path / "addresses.npy").tolist()[1] == [
+        5,
+        1 << 32 | 6,
+        7,
+        -(1 << 32),
+        2 << 32 | 9,
+    ]
+    assert not (tmp_path / "shards.tmp").exists()
+
+
+@pytest.mark.parametrize(
+    ("places", "root", "names"),
+    [
+        (["s3://b/x/1.tar", "s3://b/y/2.tar"], "s3://b", ["x/1.tar", "y/2.tar"]),
+        (["s3://b/1.tar", "s3://c/1.tar"], "", ["s3://b/1.tar", "s3://c/1.tar"]),
+        (["s3://b/1.tar", "/data/1.tar"], "", ["s3://b/1.tar", "/data/1.tar"]),
+        (["s3://b/1.tar"], "s3://b", ["1.tar"]),
+        (["/data/1.tar", "/other/1.tar"], "/", ["data/1.tar", "other/1.tar"]),
+        (["/data/xy/1.tar", "/data/x/1.tar"], "/data", ["xy/1.tar", "x/1.tar"]),
+    ],
+)
+def test_names_of_shards_are_relative_to_the_deepest_folder_of_all(
+    tmp_path: Path, places: list[str], root: str, names: list[str]
+) -> None:
+    written = write(tmp_path, [Item(str(i), 5 + i, shard=place) for i, place in enumerate(places)])
+    assert written is not None
+    assert written.shards is not None
+    assert written.shards.root == root
+    rows = [json.loads(line) for line in (tmp_path / "shards.jsonl").read_text().splitlines()]
+    assert [row["name"] for row in rows] == names
+    assert [address.location for address in addresses_of(tmp_path, written) if address] == places
+
+
+def test_checksums_are_written_only_if_all_are_known(tmp_path: Path) -> None:
+    collector = ItemCollector()
+    for number, checksum in enumerate((7, None)):
+        item = Item(str(number), shard="/data/1.tar")
+        member = member_of(item)
+        assert member is not None
+        collector.add(Cut(row_of(item), 16000, member._replace(crc32=checksum)), number, "m")
+    with closing(CorpusWriter(tmp_path)) as writer:
+        writer.add(collector.collected(), 0)
+        written = writer.finish([NamedSource("m")], 16000)
+    assert written is not None
+    assert written.shards is not None
+    assert not written.shards.has_checksums
+    assert (tmp_path / "addresses.npy").exists()
+    assert not (tmp_path / "checksums.npy").exists()
+
+
+@pytest.mark.parametrize(("num_copies", "num_shards"), [(1, 0), (30, 0), (2, 9_000), (1, 9_000)])
 def test_finishing_takes_at_most_16_bytes_per_cut_for_any_number_of_duplicates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_copies: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_copies: int, num_shards: int
 ) -> None:
     monkeypatch.setattr(corpus_writer, "_BLOCK", 100)
     num_cuts = 9_000
     with closing(CorpusWriter(tmp_path)) as writer:
         for first in range(0, num_cuts, 500):
             items = [Item(str(i % (num_cuts // num_copies)), 1 + i % 977) for i in range(first, first + 500)]
+            if num_shards:
+                items = [item._replace(shard=f"s3://b/{i % num_shards}") for i, item in enumerate(items, first)]
             writer.add(collect(items, first), 0)
         tracemalloc.start()
         try:

@@ -402,7 +402,7 @@ def test_the_description_holds_the_settings(manifest: Path, tmp_path: Path) -> N
     report = prepare_corpus([manifest], tmp_path / "speech.corpus", config)
     meta = Corpus.open(tmp_path / "speech.corpus").meta
     assert meta["settings"] == asdict(config)
-    assert (meta["format_version"], meta["sampling_rate"], meta["num_cuts"]) == (2, 8000, 3)
+    assert (meta["format_version"], meta["sampling_rate"], meta["num_cuts"]) == (3, 8000, 3)
     assert meta["manifests"] == [str(manifest)]
     assert report.num_resampled == 3
 
