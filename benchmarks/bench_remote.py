@@ -321,8 +321,7 @@ def _prepare_child(source: str, output: str) -> dict[str, float]:
 
 
 def _prepare_tars(folder: str, output: str) -> Any:
-    config = PrepareConfig(tars=f"{folder}/audio_{{shard_id}}.tar")
-    return prepare_corpus([f"{folder}/tarred_audio_manifest.json"], Path(output), config)
+    return prepare_corpus([f"{folder}/tarred_audio_manifest.json"], Path(output))
 
 
 def _upload_child(folder: str, url: str) -> dict[str, float]:

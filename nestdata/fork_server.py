@@ -77,7 +77,8 @@ class UnnamedContext(ForkServerContext):
         made = {id(semaphore) for semaphore in self._semaphores}
         for finalizer in list(_finalizer_registry.values()):
             # Created with the semaphore; removes its name, at most once.
-            if id(finalizer._weakref and finalizer._weakref()) in made:
+            reference = getattr(finalizer, "_weakref", None)  # absent for finalizers of no object
+            if reference is not None and id(reference()) in made:
                 finalizer()
         self._semaphores.clear()
 

@@ -89,6 +89,7 @@ def _write_shar(folder: Path, utterances: Sequence[Utterance]) -> None:
         cut = recording.to_cut()
         cut.id = recording.id
         cuts.append(cut)
+    (folder / "shar").mkdir()
     CutSet.from_cuts(cuts).to_shar(folder / "shar", fields={"recording": "flac"}, shard_size=MEMBERS_PER_SHARD)
 
 

@@ -36,7 +36,7 @@ def prepare(folder: Path, form: str) -> Corpus:
     if kind == "files":
         prepare_corpus([manifest], output)
     elif kind == "nemo":
-        prepare_corpus([manifest], output, PrepareConfig(tars=str(folder / "nemo" / "audio_{0..1}.tar")))
+        prepare_corpus([manifest], output, PrepareConfig(tars=(str(folder / "nemo" / "audio_{0..1}.tar"),)))
     else:
         prepare_corpus([folder / kind], output)
     return Corpus.open(output)

@@ -45,7 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         storage = Storage()
         for path in sorted((folder / "forms" / "nemo").iterdir()):
             storage.write(f"s3://speech/nemo/{path.name}", path)
-        tars = PrepareConfig(tars="s3://speech/nemo/audio__OP_0..3_CL_.tar")
+        tars = PrepareConfig(tars=("s3://speech/nemo/audio__OP_0..3_CL_.tar",))
         prepare_corpus(["s3://speech/nemo/speech.json"], folder / "speech.corpus", tars)
         prepare_corpus(["s3://speech/nemo/spans.json"], folder / "noise.corpus", tars)
         yield Site(server, proxy, folder / "speech.corpus", folder / "noise.corpus")

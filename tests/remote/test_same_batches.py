@@ -124,7 +124,7 @@ def _prepare(root: str, form: str, output: Path) -> None:
     if kind == "files":
         prepare_corpus([f"{root}/files/{manifest}"], output)
     elif kind == "nemo":
-        prepare_corpus([f"{root}/nemo/{manifest}"], output, PrepareConfig(tars=f"{root}/nemo/audio__OP_0..3_CL_.tar"))
+        prepare_corpus([f"{root}/nemo/{manifest}"], output, PrepareConfig(tars=(f"{root}/nemo/audio__OP_0..3_CL_.tar",)))
     else:
         prepare_corpus([f"{root}/{kind}"], output)
 
