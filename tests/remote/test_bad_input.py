@@ -5,35 +5,33 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nestdata import Storage
 from tests.ports import free_port
-from tests.remote.server import OWNER, READER, S3Server, s3_server
+from tests.remote.server import OWNER, READER, S3Server
 from tests.speech_forms import write_forms
 from tests.synthesis import write_jsonl
 
-pytestmark = pytest.mark.remote
-
-NEMO = ("s3://speech/nemo/speech.json", "--tars", "s3://speech/nemo/audio__OP_0..3_CL_.tar")
+BUCKET = "s3://speech/bad"
+NEMO = (f"{BUCKET}/nemo/speech.json", "--tars", f"{BUCKET}/nemo/audio__OP_0..3_CL_.tar")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    folder = tmp_path_factory.mktemp("server")
-    write_forms(folder / "forms")
-    with s3_server(folder / "server") as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment().items():
+def server(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> S3Server:
+    folder = tmp_path_factory.mktemp("forms")
+    write_forms(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment().items():
             patch.setenv(name, value)
         storage = Storage()
         for form in ("nemo", "shar"):
-            for path in sorted((folder / "forms" / form).iterdir()):
-                storage.write(f"s3://speech/{form}/{path.name}", path)
-        storage.write("s3://noise/nemo/speech.json", folder / "forms" / "nemo" / "speech.json")
-        yield server
+            for path in sorted((folder / form).iterdir()):
+                storage.write(f"{BUCKET}/{form}/{path.name}", path)
+        storage.write("s3://noise/bad/speech.json", folder / "nemo" / "speech.json")
+    return s3
 
 
 def prepare(environment: dict[str, str], directory: Path, *arguments: str) -> str:
@@ -57,7 +55,7 @@ def prepare(environment: dict[str, str], directory: Path, *arguments: str) -> st
 def test_a_wrong_key_is_named_with_the_variables_to_set(server: S3Server, tmp_path: Path) -> None:
     wrong = dataclasses.replace(OWNER, secret_key="not-the-secret")
     line = prepare(server.environment(wrong), tmp_path, *NEMO)
-    assert "s3://speech/nemo/speech.json" in line
+    assert f"{BUCKET}/nemo/speech.json" in line
     assert "AWS_SECRET_ACCESS_KEY" in line
 
 
@@ -73,15 +71,15 @@ def test_a_bucket_that_does_not_exist(server: S3Server, tmp_path: Path) -> None:
 
 
 def test_no_permission_for_a_bucket(server: S3Server, tmp_path: Path) -> None:
-    line = prepare(server.environment(READER), tmp_path, "s3://noise/nemo/speech.json")
-    assert "s3://noise/nemo/speech.json" in line
+    line = prepare(server.environment(READER), tmp_path, "s3://noise/bad/speech.json")
+    assert "s3://noise/bad/speech.json" in line
     assert "no permission" in line
 
 
 def test_expired_credentials(server: S3Server, tmp_path: Path) -> None:
     expired = {**server.environment(), "AWS_SESSION_TOKEN": "an-expired-token"}
     line = prepare(expired, tmp_path, *NEMO)
-    assert "s3://speech/nemo/speech.json" in line
+    assert f"{BUCKET}/nemo/speech.json" in line
 
 
 def test_no_network(server: S3Server, tmp_path: Path) -> None:
@@ -105,41 +103,44 @@ def test_the_wrong_scheme(server: S3Server, tmp_path: Path, scheme: str) -> None
 @pytest.mark.parametrize(
     ("tars", "found"),
     [
-        ("s3://speech/nemo/audio__OP_7..9_CL_.tar", "audio_7.tar"),
-        ("s3://speech/nemo/*.tar.gz", "*.tar.gz"),
+        (f"{BUCKET}/nemo/audio__OP_7..9_CL_.tar", "audio_7.tar"),
+        (f"{BUCKET}/nemo/*.tar.gz", "*.tar.gz"),
     ],
 )
 def test_a_pattern_that_matches_nothing(server: S3Server, tmp_path: Path, tars: str, found: str) -> None:
-    line = prepare(server.environment(), tmp_path, "s3://speech/nemo/speech.json", "--tars", tars)
+    line = prepare(server.environment(), tmp_path, f"{BUCKET}/nemo/speech.json", "--tars", tars)
     assert found in line
 
 
 def test_a_folder_without_objects(server: S3Server, tmp_path: Path) -> None:
-    assert "s3://speech/shards" in prepare(server.environment(), tmp_path, "s3://speech/shards")
+    assert f"{BUCKET}/shards" in prepare(server.environment(), tmp_path, f"{BUCKET}/shards")
 
 
+@pytest.mark.usefixtures("access")
 def test_a_shard_that_is_missing_in_the_middle(server: S3Server, tmp_path: Path) -> None:
     storage = Storage()
-    content = storage.read("s3://speech/nemo/audio_1.tar")
-    storage.delete("s3://speech/nemo/audio_1.tar")
+    content = storage.read(f"{BUCKET}/nemo/audio_1.tar")
+    storage.delete(f"{BUCKET}/nemo/audio_1.tar")
     try:
-        assert "s3://speech/nemo/audio_1.tar" in prepare(server.environment(), tmp_path, *NEMO)
+        assert f"{BUCKET}/nemo/audio_1.tar" in prepare(server.environment(), tmp_path, *NEMO)
     finally:
-        storage.write("s3://speech/nemo/audio_1.tar", content)
+        storage.write(f"{BUCKET}/nemo/audio_1.tar", content)
 
 
+@pytest.mark.usefixtures("access")
 def test_a_shar_that_lacks_a_tar_in_the_middle(server: S3Server, tmp_path: Path) -> None:
     storage = Storage()
-    content = storage.read("s3://speech/shar/recording.000001.tar")
-    storage.delete("s3://speech/shar/recording.000001.tar")
+    content = storage.read(f"{BUCKET}/shar/recording.000001.tar")
+    storage.delete(f"{BUCKET}/shar/recording.000001.tar")
     try:
-        assert "recording.000001.tar" in prepare(server.environment(), tmp_path, "s3://speech/shar")
+        assert "recording.000001.tar" in prepare(server.environment(), tmp_path, f"{BUCKET}/shar")
     finally:
-        storage.write("s3://speech/shar/recording.000001.tar", content)
+        storage.write(f"{BUCKET}/shar/recording.000001.tar", content)
 
 
+@pytest.mark.usefixtures("access")
 def test_a_shard_id_without_a_tar(server: S3Server, tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in Storage().read("s3://speech/nemo/speech.json").splitlines()]
+    rows = [json.loads(line) for line in Storage().read(f"{BUCKET}/nemo/speech.json").splitlines()]
     rows[-1]["shard_id"] = 17
     manifest = write_jsonl(tmp_path / "speech.json", rows)
     line = prepare(server.environment(), tmp_path, str(manifest), *NEMO[1:])

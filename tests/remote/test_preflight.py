@@ -1,54 +1,47 @@
 """Preflight of a run whose speech is in an object store."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from nestdata import Corpus, PlanConfig, PrepareConfig, RemoteConfig, Storage, prepare_corpus
+from nestdata import Corpus, PlanConfig, RemoteConfig, Storage, prepare_corpus
 from nestguard import StallLimits
 from nestmodel import ConfigError, NestDataModule, NestModel, PreflightConfig, StallGuard, run_preflight
 from nestmodel.preflight.object_store import check_object_store
 from nestmodel.preflight.shards import check_shards
 from nestmodel.preflight.store_costs import Prices
-from tests.remote.proxy import FaultProxy
-from tests.remote.server import OWNER, S3Server, s3_server
+from tests.remote.conftest import Access
+from tests.remote.server import OWNER, S3Server
 from tests.speech_forms import write_forms
 from tests.training import tiny_config, trainer
 
-pytestmark = pytest.mark.remote
+pytestmark = pytest.mark.usefixtures("access")
 
+BUCKET = "s3://speech/preflight"
 PLAN = PlanConfig(max_batch_seconds=6.0, microbatches_per_step=2)
 
 
 class Site(NamedTuple):
-    server: S3Server
-    proxy: FaultProxy
     speech: Path
     noise: Path
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """NeMo tars in a store behind a proxy; the noise is in a store as well, without a bank."""
+def site(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """NeMo tars in a store; the noise is in the store as well, without a bank."""
     folder = tmp_path_factory.mktemp("site")
     write_forms(folder / "forms")
-    with (
-        s3_server(folder / "server") as server,
-        FaultProxy(server.port) as proxy,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for name, value in server.environment(endpoint=proxy.url).items():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment().items():
             patch.setenv(name, value)
         storage = Storage()
         for path in sorted((folder / "forms" / "nemo").iterdir()):
-            storage.write(f"s3://speech/nemo/{path.name}", path)
-        tars = PrepareConfig(tars=("s3://speech/nemo/audio__OP_0..3_CL_.tar",))
-        prepare_corpus(["s3://speech/nemo/speech.json"], folder / "speech.corpus", tars)
-        prepare_corpus(["s3://speech/nemo/spans.json"], folder / "noise.corpus", tars)
-        yield Site(server, proxy, folder / "speech.corpus", folder / "noise.corpus")
+            storage.write(f"{BUCKET}/{path.name}", path)
+        prepare_corpus([f"{BUCKET}/speech.json"], folder / "speech.corpus")
+        prepare_corpus([f"{BUCKET}/spans.json"], folder / "noise.corpus")
+    return Site(folder / "speech.corpus", folder / "noise.corpus")
 
 
 def data_of(site: Site, **settings: Any) -> NestDataModule:
@@ -83,7 +76,7 @@ def test_a_preflight_measures_the_store_and_counts_requests_and_costs(site: Site
 
 def test_missing_and_changed_shards_are_counted_and_named(site: Site, tmp_path: Path) -> None:
     storage = Storage()
-    names = [f"s3://speech/nemo/audio_{number}.tar" for number in (0, 2)]
+    names = [f"{BUCKET}/audio_{number}.tar" for number in (0, 2)]
     contents = [storage.read(name) for name in names]
     storage.delete(names[0])
     storage.write(names[1], contents[1] + bytes(512))
@@ -101,12 +94,8 @@ def test_missing_and_changed_shards_are_counted_and_named(site: Site, tmp_path: 
     assert result.figures["unreachable_shards"] == 0
 
 
-def test_a_wrong_key_fails_once_and_nothing_waits_for_the_store(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong = dataclasses.replace(OWNER, secret_key="not-the-secret")
-    for name, value in site.server.environment(wrong, endpoint=site.proxy.url).items():
-        monkeypatch.setenv(name, value)
+def test_a_wrong_key_fails_once_and_nothing_waits_for_the_store(site: Site, access: Access, tmp_path: Path) -> None:
+    access.use(dataclasses.replace(OWNER, secret_key="not-the-secret"))
     config = PreflightConfig(num_batches=1, feeding_seconds=0.0)
     report = run_preflight(NestModel(tiny_config()), data_of(site), trainer(tmp_path), config)
     results = {check.name: check.ranks[0] for check in report.checks}

@@ -34,15 +34,13 @@ from nestdata import (
 )
 from tests.batches import digest
 from tests.remote.proxy import FaultProxy
-from tests.remote.server import s3_server
+from tests.remote.server import S3Server
 from tests.speech_forms import FORMS, write_forms
 from tests.synthesis import folder_corpus, hiss
 
-pytestmark = pytest.mark.remote
-
 BATCHES_PER_STEP = 4
 NUM_BATCHES = 200
-BUCKET = "s3://speech/set"
+BUCKET = "s3://speech/same"
 FAULTS = {
     **dict.fromkeys(("unavailable", "throttled", "reset", "short", "stalled"), 0.05),
     "flipped": 0.005,
@@ -79,21 +77,20 @@ class Site(NamedTuple):
     folder: Path
     proxy: FaultProxy
     noise: Path
+    environment: dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Speech in all forms, prepared where it lies locally and where it lies in a store."""
     folder = tmp_path_factory.mktemp("site")
     write_forms(folder / "speech")
     noise = folder_corpus(
         folder / "noise", {f"{i}.wav": hiss(3000 * (i + 4), 50 + i) for i in range(4)}, PrepareConfig(pcm=True)
     )
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(s3_server(folder / "server"))
-        proxy = stack.enter_context(FaultProxy(server.port))
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        for name, value in server.environment(endpoint=proxy.url).items():
+    with FaultProxy(s3.port) as proxy, pytest.MonkeyPatch.context() as patch:
+        environment = s3.environment(endpoint=proxy.url)
+        for name, value in environment.items():
             patch.setenv(name, value)
         storage = Storage()
         for path in sorted((folder / "speech").rglob("*")):
@@ -102,12 +99,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         for form in (*FORMS, "files spans", "nemo spans"):
             _prepare(str(folder / "speech"), form, folder / f"{form} local.corpus")
             _prepare(BUCKET, form, folder / f"{form} remote.corpus")
-        yield Site(folder, proxy, noise.path)
+        with _impatience():
+            yield Site(folder, proxy, noise.path, environment)
 
 
-@pytest.fixture(scope="module")
-def _impatient() -> Iterator[None]:
-    """Lets this process and its loader workers wait for half a second when a request stalls, instead of 15 s."""
+@pytest.fixture(autouse=True)
+def _access(site: Site, no_settings_of_stores: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    for name, value in site.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@contextlib.contextmanager
+def _impatience() -> Iterator[None]:
+    """Lets this process and its loader workers wait for half a second when a request stalls, instead of 15 s.
+
+    The workers get it, and the environment, from the fork server.
+    """
     with pytest.MonkeyPatch.context() as patch:
         defaults = inspect.unwrap(StorageConfig.__init__).__kwdefaults__
         patch.setitem(defaults, "stall_timeout_s", defaults["stall_timeout_s"])  # restored at the end
@@ -124,7 +131,9 @@ def _prepare(root: str, form: str, output: Path) -> None:
     if kind == "files":
         prepare_corpus([f"{root}/files/{manifest}"], output)
     elif kind == "nemo":
-        prepare_corpus([f"{root}/nemo/{manifest}"], output, PrepareConfig(tars=(f"{root}/nemo/audio__OP_0..3_CL_.tar",)))
+        prepare_corpus(
+            [f"{root}/nemo/{manifest}"], output, PrepareConfig(tars=(f"{root}/nemo/audio__OP_0..3_CL_.tar",))
+        )
     else:
         prepare_corpus([f"{root}/{kind}"], output)
 
@@ -183,7 +192,6 @@ def test_tars_on_a_local_disk_give_the_batches_of_files(
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: " ".join(map(str, run)))
-@pytest.mark.usefixtures("_impatient")
 def test_audio_in_a_store_gives_the_batches_of_local_files(
     site: Site, expected: dict[str, dict[BatchIndex, Any]], run: Run, tmp_path: Path
 ) -> None:
