@@ -98,7 +98,7 @@ class Storage:
             return _opened(_local_path(location), offset)
         info = self._remote.info(location)
         fetch = partial(_fetch, self._remote, info)
-        raw = PartStream(fetch, size=info.size, offset=offset, config=self.config)
+        raw = PartStream(fetch, name=location, size=info.size, offset=offset, config=self.config)
         return cast(BinaryIO, io.BufferedReader(raw, buffer_size=MIB))
 
     def list_objects(self, folder: str) -> Iterator[ObjectInfo]:

@@ -28,7 +28,7 @@ class StorageConfig:
     """Seconds without a byte from the server after which a request is given up and repeated."""
 
     part_bytes: int = 8 * MIB
-    """Size of the parts in which streams and whole objects are read and written."""
+    """Size of the parts in which streams and whole objects are read."""
 
     parts_ahead: int = 3
     """Parts that a stream requests beyond the one that is being read, so a stream needs up to

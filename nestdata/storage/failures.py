@@ -153,7 +153,7 @@ def _of_status(status: int, code: str, text: str, scheme: str) -> Failure:
         return Failure(
             "invalid", f"the server expects https ({answer})", "Change http to https in the endpoint or URL."
         )
-    if status == 400:
+    if status == 400 and not code:
         return Failure(
             "denied", f"the server refused the request ({answer})", f"The keys may be wrong. {_set_keys(scheme)}"
         )

@@ -18,6 +18,9 @@ from nestdata.storage.patience import Patience
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
+UPLOAD_PART_BYTES = 8 * MIB
+"""Size of the parts of uploads. S3 takes none below 5 MiB but the last, and at most 10,000."""
+
 Result = TypeVar("Result")
 
 
@@ -104,7 +107,7 @@ class RemoteObjects:
             import obstore
 
             _reach(client, key)
-            obstore.put(client.patient, key, source, chunk_size=self._config.part_bytes, max_concurrency=4)
+            obstore.put(client.patient, key, source, chunk_size=UPLOAD_PART_BYTES, max_concurrency=4)
 
         self._persist(location, put)
         self._stats.add(bytes_written=size)

@@ -17,18 +17,29 @@ class PartStream(io.RawIOBase):
     requested drops them.
     """
 
+    mode = "rb"
+    """As for a file, which `typing.BinaryIO` demands."""
+
     def __init__(
-        self, fetch: Callable[[int, int, threading.Event], bytes], *, size: int, offset: int, config: StorageConfig
+        self,
+        fetch: Callable[[int, int, threading.Event], bytes],
+        *,
+        name: str,
+        size: int,
+        offset: int,
+        config: StorageConfig,
     ) -> None:
         """Opens the stream; the first part is requested at the first read.
 
         Args:
             fetch: Returns the bytes of (offset, length); ends early with an error when the event is set.
+            name: Location of the object.
             size: Of the object, in bytes.
             offset: Where to begin.
             config: Size and number of parts.
         """
         super().__init__()
+        self.name = name
         self._fetch = fetch
         self._size = size
         self._config = config
@@ -55,7 +66,16 @@ class PartStream(io.RawIOBase):
         self._position = max(0, start + offset)
         return self._position
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # typeshed's Buffer is not in Python 3.11
+    def readall(self) -> bytes:
+        """Returns everything from here to the end."""
+        parts = []
+        while self._position < self._size:
+            start, content = self._current_part()
+            parts.append(content[self._position - start :])
+            self._position = start + len(content)
+        return b"".join(parts)
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # Buffer came with Python 3.12
         """Fills a buffer as far as one part reaches, and returns the number of bytes: 0 at the end."""
         if self._position >= self._size or not len(buffer):
             return 0

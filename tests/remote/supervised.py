@@ -21,8 +21,8 @@ os._exit(child.wait() & 127)
 
 
 @contextmanager
-def supervised(command: Sequence[str], *, log: Path) -> Iterator[None]:
-    """Runs a command during the block; its output goes to a file."""
+def supervised(command: Sequence[str], *, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a command during the block; its output goes to a file. Yields a process that ends with it."""
     with log.open("ab") as output:
         supervisor = subprocess.Popen(
             [sys.executable, "-S", "-E", "-c", _SUPERVISOR, *command],
@@ -33,7 +33,7 @@ def supervised(command: Sequence[str], *, log: Path) -> Iterator[None]:
             cwd=log.parent,
         )
     try:
-        yield
+        yield supervisor
     finally:
         assert supervisor.stdin is not None
         supervisor.stdin.close()
