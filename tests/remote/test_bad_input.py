@@ -1,10 +1,12 @@
 """Every mistake with an object store is one line that says what is wrong and what to do, and exit code 1."""
 
 import dataclasses
+import http.server
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -76,10 +78,32 @@ def test_no_permission_for_a_bucket(server: S3Server, tmp_path: Path) -> None:
     assert "no permission" in line
 
 
+class _Expired(http.server.BaseHTTPRequestHandler):
+    """Answers as S3 does to an expired session token, which the server of the tests does not know."""
+
+    def _answer(self) -> None:
+        body = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+        self.send_response(400)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = _answer
+
+    def log_message(self, *_: object) -> None: ...
+
+
 def test_expired_credentials(server: S3Server, tmp_path: Path) -> None:
-    expired = {**server.environment(), "AWS_SESSION_TOKEN": "an-expired-token"}
-    line = prepare(expired, tmp_path, *NEMO)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Expired) as expired:
+        threading.Thread(target=expired.serve_forever, daemon=True).start()
+        environment = server.environment(endpoint=f"http://127.0.0.1:{expired.server_port}")
+        line = prepare({**environment, "AWS_SESSION_TOKEN": "an-expired-token"}, tmp_path, *NEMO)
+        expired.shutdown()
     assert f"{BUCKET}/nemo/speech.json" in line
+    assert "the credentials have expired" in line
+    assert "an-expired-token" not in line
 
 
 def test_no_network(server: S3Server, tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ from tests.remote.server import S3Server
 from tests.speech_forms import FORMS, write_forms
 from tests.synthesis import folder_corpus, hiss
 
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
+
 BATCHES_PER_STEP = 4
 NUM_BATCHES = 200
 BUCKET = "s3://speech/same"
@@ -183,12 +185,15 @@ def test_all_forms_have_the_same_cuts_in_all_places(site: Site) -> None:
             assert corpus.num_samples.tolist() == first.num_samples.tolist()
 
 
-@pytest.mark.parametrize("form", ["nemo", "shar", "webdataset", "nemo spans"])
+@pytest.mark.parametrize(
+    ("form", "num_workers", "world_size"), [("nemo", 1, 2), ("shar", 0, 4), ("webdataset", 0, 1), ("nemo spans", 4, 1)]
+)
 def test_tars_on_a_local_disk_give_the_batches_of_files(
-    site: Site, expected: dict[str, dict[BatchIndex, Any]], form: str
+    site: Site, expected: dict[str, dict[BatchIndex, Any]], form: str, num_workers: int, world_size: int
 ) -> None:
     spans = " spans" if form.endswith("spans") else ""
-    assert _digests(_dataset(site.folder / f"{form} local.corpus", site.noise)) == expected[spans]
+    dataset = _dataset(site.folder / f"{form} local.corpus", site.noise)
+    assert _digests(dataset, num_workers, world_size) == expected[spans]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: " ".join(map(str, run)))
