@@ -5,12 +5,16 @@
 Prints Markdown. The corpora are prepared from synthetic NeMo manifests with trusted durations (log-normal: median 9 s,
 standard deviation of the logarithm 0.6, 1 to 40 s), which is slow at full size; `--keep` keeps them for later runs.
 Times and memory of opening a corpus are measured in separate processes, after the package is imported.
+
+The part on addresses opens corpora of members in 7,000 shards. Their index and addresses are written directly, and all
+cuts share 100,000 lines, because neither the time nor the memory depends on the length of `cuts.jsonl`.
 """
 
 import argparse
 import json
 import platform
 import resource
+import shutil
 import statistics
 import sys
 import tempfile
@@ -27,6 +31,8 @@ from nestdata import BatchPlan, Corpora, Corpus, PlanConfig, PrepareConfig, prep
 
 NUM_LOOKUPS = 2000
 NUM_PROCESSES = 3
+NUM_ROUNDS = 5
+NUM_SHARDS = 7000
 WORLD_SIZE = 8
 SECONDS = 240.0
 
@@ -39,15 +45,22 @@ def main() -> int:
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="small corpora")
+    parser.add_argument("--addresses-only", action="store_true", help="only the part on addresses")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--child-of-addresses", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         return _child(arguments.child)
+    if arguments.child_of_addresses:
+        return _child_of_addresses(arguments.child_of_addresses)
     sizes = [2_800, 50_000, 100_000] if arguments.quick else [2_800, 100_000, arguments.lhotse_cuts, arguments.cuts]
     print(f"# The plan\n\nMade by `benchmarks/bench_plan.py`, numpy {np.__version__}, {platform.machine()}. ", end="")
     print(f"{SECONDS:g} s, {WORLD_SIZE} microbatches a step, {WORLD_SIZE} ranks.\n")
     with tempfile.TemporaryDirectory() as temporary:
         directory = arguments.keep or Path(temporary)
+        _addresses(Path(temporary), sizes)
+        if arguments.addresses_only:
+            return 0
         corpora = {size: prepared_corpus(directory, size, arguments.jobs) for size in sizes}
         print("| cuts | buckets | steps an epoch | padding | budget used | slowest rank over mean | repeats |", end="")
         print(" open and first indices, s | indices, median, µs | memory of each further process, MB |")
@@ -137,6 +150,73 @@ def _sampler(path: Path, rank: int) -> DynamicBucketingSampler:
         world_size=WORLD_SIZE,
         rank=rank,
     )
+
+
+def _addresses(directory: Path, sizes: list[int]) -> None:
+    print(f"## Addresses in {NUM_SHARDS:,} shards\n")
+    print("| cuts | open to the first address and line, s | each further address and line, median, µs |", end="")
+    print(" memory of each further process, MB |\n|---|---|---|---|")
+    for size in sizes:
+        path = _corpus_of_members(directory, size)
+        runs = [
+            json.loads(run_peer([sys.executable, __file__, "--child-of-addresses", str(path)]))
+            for _ in range(NUM_ROUNDS)
+        ]
+        figures = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        print(
+            f"| {size:,} | {figures['open_s']:.4f} | {figures['address_us']:.1f} | {figures['extra_mb']:.2f} |",
+            flush=True,
+        )
+        shutil.rmtree(path)
+    print()
+
+
+def _child_of_addresses(path: Path) -> int:
+    before_mb = _resident_mb()
+    started = time.perf_counter()
+    corpus = Corpus.open(path)
+    plan = BatchPlan.of(corpus, _config())
+    cuts = plan.indices(123_456_789, 3)
+    first = [(corpus.address(int(index)), corpus.line(int(index))) for index in cuts]
+    open_s = time.perf_counter() - started
+    extra_mb = _resident_mb() - before_mb
+    assert all(address is not None for address, _ in first)
+    seconds = []
+    for i in range(NUM_LOOKUPS):
+        index = i * 7919 % len(corpus)
+        started = time.perf_counter()
+        corpus.address(index)
+        corpus.line(index)
+        seconds.append(time.perf_counter() - started)
+    print(json.dumps({"open_s": open_s, "address_us": 1e6 * statistics.median(seconds), "extra_mb": extra_mb}))
+    return 0
+
+
+def _corpus_of_members(directory: Path, num_cuts: int) -> Path:
+    """Writes a corpus whose cuts are members of tars that do not exist."""
+    prepared = prepared_corpus(directory, min(num_cuts, 100_000), 1)
+    path = directory / f"members-{num_cuts}.corpus"
+    shutil.copytree(prepared, path)
+    lengths, starts = np.load(prepared / "index.npy")
+    random = np.random.default_rng(0)
+    chosen = np.sort(random.integers(0, len(lengths), num_cuts))
+    np.save(path / "index.npy", np.stack([lengths[chosen], starts[chosen]]))
+    shards = random.integers(0, NUM_SHARDS, num_cuts)
+    np.save(path / "addresses.npy", np.stack([random.integers(1, 10**9, num_cuts) * 512, shards << 32 | 200_000]))
+    np.save(path / "checksums.npy", random.integers(0, 1 << 32, num_cuts, np.uint32))
+    counts = np.bincount(shards, minlength=NUM_SHARDS)
+    rows = [
+        json.dumps({"name": f"audio_{i}.tar", "size": 10**12, "etag": f"{i:032x}", "members": int(counts[i])}) + "\n"
+        for i in range(NUM_SHARDS)
+    ]
+    (path / "shards.jsonl").write_text("".join(rows))
+    np.save(path / "shards.npy", np.cumsum([0, *map(len, rows)]))
+    root = "s3://bucket/speech"
+    shards_meta = {"num_shards": NUM_SHARDS, "root": root, "has_urls": True, "has_checksums": True}
+    meta = json.loads((path / "meta.json").read_text())
+    meta |= {"num_cuts": num_cuts, "root": root, "shards": shards_meta}
+    (path / "meta.json").write_text(json.dumps(meta))
+    return path
 
 
 def _config() -> PlanConfig:
