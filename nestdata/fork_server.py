@@ -61,26 +61,43 @@ def _exit_after_parent() -> None:
 
 
 class UnnamedContext(ForkServerContext):
-    """The fork server as a multiprocessing context whose semaphores leave no files behind.
+    """The fork server as a multiprocessing context that leaves no semaphores behind and checks its workers.
 
     Semaphores for a fork server have names in /dev/shm, by which workers open them. If all processes are killed at
     once, including the one that cleans up, the files stay. Their names are therefore removed as soon as all workers
     have opened them.
+
+    The owner of a worker gets no SIGCHLD when the worker dies, since the fork server is its parent.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._semaphores: list[Any] = []
+        self._processes: list[Any] = []
+
+    def check_processes(self) -> None:
+        """Raises RuntimeError if a process was killed or has failed."""
+        for process in self._processes:
+            code = process.exitcode
+            if code:
+                how = f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+                raise RuntimeError(
+                    f"worker {process.name} (pid {process.pid}) {how}. SIGKILL usually means that memory ran out: use "
+                    "fewer workers."
+                )
 
     def remove_names(self) -> None:
         """Removes the names of all semaphores made so far; processes that have not opened them can no longer do so."""
         made = {id(semaphore) for semaphore in self._semaphores}
         for finalizer in list(_finalizer_registry.values()):
-            # Created with the semaphore; removes its name, at most once.
-            reference = getattr(finalizer, "_weakref", None)  # absent for finalizers of no object
-            if reference is not None and id(reference()) in made:
-                finalizer()
+            of_object = getattr(finalizer, "_weakref", None)
+            if of_object is not None and id(of_object()) in made:
+                finalizer()  # created with the semaphore; removes its name, at most once
         self._semaphores.clear()
+
+    def Process(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]  # noqa: D102
+        self._processes.append(super().Process(*arguments, **options))
+        return self._processes[-1]
 
     def Lock(self) -> Any:  # noqa: D102
         return self._noted(super().Lock())

@@ -64,6 +64,9 @@ class WebServer:
         self.is_down = threading.Event()
         """While it is set, every request is answered by 503."""
 
+        self.num_refused = 0
+        """Number of these answers."""
+
         self.flips: set[str] = set()
         """Paths whose next answer has a damaged byte."""
 
@@ -80,6 +83,7 @@ class WebServer:
                     is_flipped = self.path in web.flips
                     web.flips.discard(self.path)
                 if web.is_down.is_set():
+                    web.num_refused += 1
                     self._answer(503, b"")
                 elif not path.is_file():
                     self._answer(404, b"")

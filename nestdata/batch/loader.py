@@ -132,9 +132,7 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
             multiprocessing_context=context,
         )
         try:
-            for number, handed_over in enumerate(workers, 1):
-                if number == self.num_workers and isinstance(context, fork_server.UnnamedContext):
-                    context.remove_names()  # every worker has handed over a batch
+            for handed_over in self._checked(workers, context):
                 if ring is not None and isinstance(handed_over, _FilledSlot):
                     sampler.slots_of_workers.remove(handed_over.slot)
                     yield handed_over.open(ring)
@@ -145,6 +143,21 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
             # If the iteration is given up earlier, a worker may still write to a slot.
             if not sampler.slots_of_workers:
                 self._ring = ring
+
+    def _checked(self, workers: Iterable[Any], context: Any) -> Iterator[Any]:
+        """Yields what workers hand over; raises RuntimeError soon after a worker of a fork server has died."""
+        if not isinstance(context, fork_server.UnnamedContext):
+            yield from workers
+            return
+        try:
+            for number, handed_over in enumerate(workers, 1):
+                if number == self.num_workers:
+                    context.remove_names()  # every worker has handed over a batch
+                context.check_processes()
+                yield handed_over
+        except RuntimeError:
+            context.check_processes()  # says more than torch's error
+            raise
 
     def _new_context(self) -> Any:
         """Returns what starts the workers of one iteration."""

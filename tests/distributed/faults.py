@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 import nestdata.batch.loader
 import nestdata.corpus.corpus
 from nestdata import AudioNoiseBatch, AudioNoiseDataset
+from nestdata.batch.loader import _StartWorker
+from nestdata.batch.rows import SpeechRows
 from nestmodel import Checkpoints, NestModel
 from nestmodel.training.data import _EpochSampler
 from tests.nestguard.devices import StandIn
@@ -134,18 +136,17 @@ def sleep_in_loading() -> None:
 class FaultyWorker:
     """Starts a loader worker with a fault, which it would not inherit from its rank through a fork server."""
 
-    def __init__(self, start: Callable[[int], None], add_fault: Callable[[tuple[int, int]], None], index: Any) -> None:
-        self.start, self.add_fault, self.index = start, add_fault, index
+    def __init__(self, options: Any, add_fault: Callable[[tuple[int, int]], None], index: tuple[int, int]) -> None:
+        self.options, self.add_fault, self.index = options, add_fault, index
 
     def __call__(self, worker_id: int) -> None:
-        self.start(worker_id)
+        _StartWorker(*self.options)(worker_id)
         self.add_fault(self.index)
 
 
 def in_every_loader(add_fault: Callable[[tuple[int, int]], None], index: tuple[int, int]) -> None:
     """Adds a fault to this process, and to the loader workers that it starts."""
-    start = nestdata.batch.loader._StartWorker
-    nestdata.batch.loader._StartWorker = lambda *options: FaultyWorker(start(*options), add_fault, index)  # type: ignore[assignment, misc]
+    nestdata.batch.loader._StartWorker = lambda *options: FaultyWorker(options, add_fault, index)  # type: ignore[assignment, misc]
     add_fault(index)
 
 
@@ -167,19 +168,19 @@ def die_in_loading_at(index: tuple[int, int]) -> None:
 
 def act_in_loading_at(index: tuple[int, int], act: Callable[[NDArray[np.float32]], None]) -> None:
     """Calls `act` with the memory for the samples of every cut of one microbatch, before the cut is decoded."""
-    load_batch, load = AudioNoiseDataset.load, nestdata.corpus.corpus.load_samples
+    rows_of, load = AudioNoiseDataset._rows, nestdata.corpus.corpus.load_samples
     is_loading = [False]
 
-    def load_and_note(self: AudioNoiseDataset, requested: tuple[int, int], *options: Any) -> AudioNoiseBatch:
+    def rows_and_note(self: AudioNoiseDataset, requested: tuple[int, int], *options: Any, **named: Any) -> SpeechRows:
         is_loading[0] = tuple(requested) == index
-        return load_batch(self, requested, *options)
+        return rows_of(self, requested, *options, **named)
 
     def act_and_load(*arguments: Any, out: NDArray[np.float32], **options: Any) -> NDArray[np.float32]:
         if is_loading[0]:
             act(out)
         return load(*arguments, out=out, **options)
 
-    AudioNoiseDataset.load = load_and_note  # type: ignore[method-assign]
+    AudioNoiseDataset._rows = rows_and_note  # type: ignore[method-assign]
     nestdata.corpus.corpus.load_samples = act_and_load
 
 

@@ -1,4 +1,5 @@
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ NUM_WORKERS = 2
 
 
 def main(speech: str, noise: str) -> None:
-    """Loads batches with workers of a fork server; prints what the test compares, and waits to be killed."""
+    """Loads batches with workers of a fork server; says what the test compares, and waits to be killed."""
     names: list[str] = []
     note = fork_server.UnnamedContext._noted
 
@@ -37,10 +38,15 @@ def main(speech: str, noise: str) -> None:
         next(batches)
     next(batches)
     left = [name for name in names if Path(f"/dev/shm/sem.{name.removeprefix('/')}").exists()]
-    print(json.dumps({"num_names": len(names), "left": left}), flush=True)
+    say({"num_names": len(names), "left": left})
     sys.stdin.readline()  # the whole group was signalled
-    print(json.dumps({"num_batches": sum(1 for _ in zip(range(12), batches, strict=False))}), flush=True)
+    say({"num_batches": sum(1 for _ in zip(range(12), batches, strict=False))})
     signal.pause()
+
+
+def say(what: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
 
 
 def marked_processes(mark: str) -> set[int]:
@@ -87,3 +93,16 @@ def test_workers_survive_sigterm_end_with_a_killed_owner_and_leave_nothing_in_sh
     while (left := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == set()
+
+
+@pytest.mark.multiprocess
+def test_a_killed_worker_is_noticed_with_the_next_batch(messy_corpora: MessyCorpora) -> None:
+    dataset = messy_dataset(messy_corpora.speech, messy_corpora.noise)
+    batches = iter(dataset.loader(microbatches(dataset.plan, num_steps=20), num_workers=1, start_method="forkserver"))
+    before = set(multiprocessing.active_children())
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - before
+    worker.kill()
+    worker.join()
+    with pytest.raises(RuntimeError, match=rf"pid {worker.pid}\) was killed by signal SIGKILL.*memory"):
+        next(batches)

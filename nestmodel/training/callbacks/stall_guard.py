@@ -167,9 +167,9 @@ class StallGuard(pl.Callback):
         shortest_s = min(self.limits.step_s, self.limits.validation_s)
         if patience_s is not None and patience_s + _LAST_TRY_S > shortest_s and trainer.is_global_zero:
             warnings.warn(
-                f"data.remote.patience_s is {patience_s:g} s, but the stall guard ends the run after {shortest_s:g} s in "
-                f"loading. Lower it to {shortest_s - _LAST_TRY_S:g} s, or raise guard.limits.step_s and validation_s to "
-                f"{patience_s + _LAST_TRY_S:g} s.",
+                f"data.remote.patience_s is {patience_s:g} s, but the stall guard ends the run after {shortest_s:g} s "
+                f"in loading. Lower it to {shortest_s - _LAST_TRY_S:g} s, or raise guard.limits.step_s and "
+                f"validation_s to {patience_s + _LAST_TRY_S:g} s.",
                 stacklevel=1,
             )
 

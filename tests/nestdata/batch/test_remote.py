@@ -164,9 +164,10 @@ def test_a_server_that_is_away_for_a_while_changes_nothing_and_is_named_in_the_h
     heartbeat = nestguard.Heartbeat(tmp_path / "beats", identity)
     heartbeat.beat(nestguard.Phase.LOADING)
     waits_for: list[str | None] = []
+    refused_before = web.num_refused
 
     def end_outage() -> None:
-        while not waits_for or waits_for[-1] is None:
+        while not waits_for or waits_for[-1] is None or web.num_refused - refused_before < 3:
             reading = nestguard.read_heartbeat(tmp_path / "beats" / "rank-0.beat")
             assert reading is not None
             waits_for.append(reading.waits_for)

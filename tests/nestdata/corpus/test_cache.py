@@ -1,0 +1,174 @@
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nestdata.corpus.addresses import Address
+from nestdata.corpus.cache import PinnedCache, is_pinned
+from tests.nestdata.full_disk import files_up_to
+
+REPOSITORY = Path(__file__).parents[3]
+PATIENCE_S = 60.0
+
+
+def address(number: int, length: int = 1000, crc32: int | None = None) -> Address:
+    return Address("s3://bucket/shard.tar", 2000 * number, length, 10**9, "etag", crc32)
+
+
+def content(number: int, length: int = 1000) -> bytes:
+    return np.random.default_rng(number).bytes(length)
+
+
+def used(directory: Path) -> int:
+    return int((directory / "used").read_bytes())
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("???/*"))
+
+
+def test_what_was_put_is_returned_in_every_process(tmp_path: Path) -> None:
+    PinnedCache(tmp_path / "cache", 10_000).put(address(1), content(1))
+    other = PinnedCache(tmp_path / "cache", 10_000)
+    assert other.get(address(1)) == content(1)
+    assert other.get(address(2)) is None
+    assert (len(files(tmp_path / "cache")), used(tmp_path / "cache")) == (1, 1000)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"etag": "other"}, {"shard_size": 5}, {"location": "s3://bucket/b.tar"}, {"offset": 1}, {"length": 999}]
+)
+def test_a_changed_object_or_another_range_is_not_in_the_cache(tmp_path: Path, changed: dict[str, object]) -> None:
+    cache = PinnedCache(tmp_path, 10_000)
+    cache.put(address(1), content(1))
+    assert cache.get(address(1)._replace(**changed)) is None  # type: ignore[arg-type]
+
+
+def test_nothing_is_added_beyond_the_limit_and_nothing_is_evicted(tmp_path: Path) -> None:
+    cache, other = PinnedCache(tmp_path, 3500), PinnedCache(tmp_path, 3500)
+    for number in range(6):
+        (cache if number % 2 else other).put(address(number), content(number))
+        cache.put(address(number), content(number))  # already there, or no room
+    assert [cache.get(address(number)) is not None for number in range(6)] == [True] * 3 + [False] * 3
+    assert used(tmp_path) == 3000
+    assert (cache.failure, other.failure) == ("", "")
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "extend", "empty"])
+def test_a_damaged_file_is_dropped_and_can_be_written_again(tmp_path: Path, damage: str) -> None:
+    cache = PinnedCache(tmp_path, 1000)
+    cache.put(address(1), content(1))
+    (path,) = files(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[500] ^= damage == "flip"
+    kept = {"truncate": data[:900], "extend": data + b"x", "empty": b""}.get(damage, data)
+    path.write_bytes(kept)
+    assert cache.get(address(1)) is None
+    assert files(tmp_path) == []
+    cache.put(address(1), content(1))
+    assert cache.get(address(1)) == content(1)
+
+
+def test_bytes_without_the_checksum_of_the_corpus_are_dropped(tmp_path: Path) -> None:
+    cache = PinnedCache(tmp_path, 10_000)
+    cache.put(address(1), content(1))
+    assert cache.get(address(1, crc32=7)) is None
+    assert files(tmp_path) == []
+
+
+def test_a_full_disk_stops_writing_but_not_reading(tmp_path: Path) -> None:
+    cache = PinnedCache(tmp_path, 10_000)
+    cache.put(address(1), content(1))
+    with files_up_to(500):
+        cache.put(address(2), content(2))
+    assert cache.failure.startswith(f"{tmp_path}: the cache cannot be written (File too large). The run goes on")
+    cache.put(address(3), content(3))
+    assert [cache.get(address(number)) for number in (1, 2, 3)] == [content(1), None, None]
+    assert list((tmp_path / "partial").iterdir()) == []
+    assert used(tmp_path) == 1000
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    cache = PinnedCache(tmp_path / "file" / "cache", 10_000)
+    assert "Not a directory" in cache.failure
+    cache.put(address(1), content(1))
+    assert cache.get(address(1)) is None
+
+
+def write_without_end(directory: str) -> None:
+    cache = PinnedCache(Path(directory), 10**12)
+    number = 1000 * os.getpid()
+    while True:
+        cache.put(address(number, 1_000_000), content(number, 1_000_000))
+        number += 1
+
+
+@pytest.mark.multiprocess
+def test_processes_that_are_killed_while_writing_leave_only_complete_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", f"from {__name__} import *; write_without_end({str(tmp_path)!r})"]
+    writers = [subprocess.Popen(command, cwd=REPOSITORY) for _ in range(2)]
+    deadline = time.monotonic() + PATIENCE_S
+    while len(files(tmp_path)) < 20 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    for writer in writers:
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+    found = files(tmp_path)
+    assert len(found) >= 20
+    assert {path.stat().st_size for path in found} == {1_000_004}
+    cache = PinnedCache(tmp_path, 10**12)
+    numbers = [1000 * writer.pid + number for writer in writers for number in range(len(found))]
+    held = {number: got for number in numbers if (got := cache.get(address(number, 1_000_000))) is not None}
+    assert len(held) == len(found)
+    assert all(got == content(number, 1_000_000) for number, got in held.items())
+    assert used(tmp_path) >= 1_000_000 * len(found)
+
+
+def test_partial_files_of_killed_processes_are_removed_after_an_hour(tmp_path: Path) -> None:
+    PinnedCache(tmp_path, 1000)
+    old, new = tmp_path / "partial" / "old", tmp_path / "partial" / "new"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 4000,) * 2)
+    PinnedCache(tmp_path, 1000)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def put_all(directory: str, numbers: range) -> None:
+    cache = PinnedCache(Path(directory), 100_000)
+    for number in numbers:
+        cache.put(address(number), content(number))
+
+
+@pytest.mark.multiprocess
+def test_processes_that_write_at_the_same_time_stay_within_the_limit(
+    tmp_path: Path,
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=put_all, args=(str(tmp_path), range(200))) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert len(files(tmp_path)) <= 100
+    assert used(tmp_path) <= 100_000
+    cache = PinnedCache(tmp_path, 100_000)
+    assert sum(cache.get(address(number)) == content(number) for number in range(200)) == len(files(tmp_path))
+
+
+def test_a_share_is_chosen_by_address_and_grows_without_losing_what_it_had() -> None:
+    tenth = {number for number in range(5000) if is_pinned(address(number), 0.1)}
+    half = {number for number in range(5000) if is_pinned(address(number), 0.5)}
+    assert tenth < half
+    assert 430 < len(tenth) < 570  # 500 plus or minus 3.3 standard deviations; the hash has no luck
+    assert 2380 < len(half) < 2620
+    assert all(is_pinned(address(number), 1.0) for number in range(100))
+    assert not any(is_pinned(address(number), 0.0) for number in range(100))
