@@ -16,6 +16,9 @@ REPOSITORY = Path(__file__).parent.parent
 SPEECH = REPOSITORY / "manifests" / "demo" / "speech"
 EXAMPLES = {
     "nemo/train.json": "nemo",
+    "nemo_tarred/tarred_audio_manifest.json": "nemo",
+    "shar": "shar",
+    "webdataset": "webdataset",
     "lhotse/cuts.jsonl": "lhotse",
     "lhotse/recordings.jsonl": "lhotse",
     "fairseq/train.tsv": "fairseq",
@@ -36,6 +39,19 @@ EXPECTED: dict[str, dict[str, tuple[tuple[str, int, int], dict[str, str], dict[s
         "../demo/speech/de_f2_01": (_TOMORROW, _TOMORROW_LABELS, None),
         "../demo/speech/en_m5_04@0.000+4.000": (("en_m5_04", 0, 64000), _HE, {"source": "demo"}),
         "../demo/speech/en_m5_04@4.000+5.500": (("en_m5_04", 64000, 88000), _HE, {"source": "demo"}),
+    },
+    "nemo_tarred/tarred_audio_manifest.json": {
+        "en_m5_01": (_MIND, _MIND_LABELS, None),
+        "de_f2_01@0.000+0.600": (("de_f2_01", 0, 9600), {"language": "de", "speaker": "de_f2"}, None),
+        "de_f2_01@0.600+0.500": (("de_f2_01", 9600, 8000), {"language": "de", "speaker": "de_f2"}, None),
+    },
+    "shar": {
+        "es_f4_01": (_NIGHT, {}, None),
+        "de_m3_01": (("de_m3_01", 0, 17232), {}, None),
+    },
+    "webdataset": {
+        "en_m5_01": (_MIND, _MIND_LABELS, None),
+        "de_f2_01": (_TOMORROW, {"language": "de", "speaker": "de_f2"}, None),
     },
     "lhotse/cuts.jsonl": {
         "en_m5_01": (_MIND, _MIND_LABELS, None),
@@ -148,5 +164,7 @@ def test_one_corpus_of_all_formats_does_not_depend_on_the_number_of_processes(
     rows = [json.loads(line) for line in contents[0][0].splitlines()]
     # Lhotse cuts keep their ids; ids of files are relative to the folder that holds all inputs, so that two cuts of the
     # fairseq manifest repeat ids of the NeMo manifest.
-    assert [row["id"] for row in rows[:5:4]] == ["demo/speech/en_m5_01", "en_m5_01"]
-    assert len({row["id"] for row in rows}) == len(rows) == 4 + 3 + (3 - 2) + 3 + 2 + 8
+    assert [rows[row]["id"] for row in (0, 4, 7, 11)] == [
+        "demo/speech/en_m5_01", "nemo_tarred/en_m5_01", "es_f4_01", "webdataset/en_m5_01",
+    ]  # fmt: skip
+    assert len({row["id"] for row in rows}) == len(rows) == 4 + 3 + 2 + 2 + 3 + (3 - 2) + 3 + 2 + 8

@@ -173,9 +173,8 @@ def _detect_manifest(path: Path | str, form: InputFormat | None, tars: str | Non
                 line, number = file.readline(), number + 1
         form = form or _format_of_line(line, path, number)
         if form == "nemo" and (tars is not None or b'"shard_id"' in line):
-            return _in_shards(
-                path, detect_nemo(path if isinstance(path, str) else os.path.abspath(path), str(path), tars)
-            )
+            location = path if isinstance(path, str) else os.path.abspath(path)
+            return _in_shards(path, detect_nemo(location, str(path), tars))
     check_manifest(path)
     base = os.getcwd() if form == "lhotse" and isinstance(path, Path) else folder
     return DetectedInput(path=path, format=form, folder=folder, base=base)

@@ -5,13 +5,15 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
+from nestdata.corpus.addresses import common_folder
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, open_lines
+from nestdata.prepare.inputs.listing import objects_below
 from nestdata.prepare.inputs.patterns import (
     check_shards,
-    common_folder,
     expand,
     is_pattern,
     numbered,
@@ -89,7 +91,7 @@ def detect_nemo(manifest: str, given: str, tars: str | None = None) -> ShardInpu
     """
     found = _tars_of(manifest, given, tars)
     return ShardInput(
-        format="nemo", folder=common_folder([*found.values()]), manifests=(manifest,), tars=tuple(sorted(found.items()))
+        format="nemo", folder=_folder_of([*found.values()]), manifests=(manifest,), tars=tuple(sorted(found.items()))
     )
 
 
@@ -117,7 +119,9 @@ def detect_folder(given: str, names: Sequence[str], form: InputFormat | None) ->
             f"{redacted(given)}: tars beside {name_of(manifests[0])}, as NeMo writes them. Give a manifest, or "
             "--format webdataset to read the tars without one."
         )
-    tars = [info.location for info in storage().list_objects(_absolute(given)) if _TAR.fullmatch(info.location)]
+    folder = _absolute(given)
+    found = objects_below(folder) if is_url(folder) else storage().list_objects(folder)
+    tars = [info.location for info in found if _TAR.fullmatch(info.location)]
     if not tars:
         raise ManifestError(f"{redacted(given)}: no tars in this folder or its subfolders.")
     return _webdataset(tars, given)
@@ -125,23 +129,23 @@ def detect_folder(given: str, names: Sequence[str], form: InputFormat | None) ->
 
 def _webdataset(tars: Sequence[str], given: str) -> ShardInput:
     check_shards(tars, given)
-    return ShardInput(format="webdataset", folder=common_folder(tars), tars=tuple(enumerate(tars)))
+    return ShardInput(format="webdataset", folder=_folder_of(tars), tars=tuple(enumerate(tars)))
 
 
 def _sharded_nemo(manifests: Sequence[str], given: str, tars: str | None) -> ShardInput:
     """Returns manifests of a NeMo data set with their tars, which have the same numbers."""
-    by_number = numbered(manifests, given)
+    by_number = numbered(manifests, given, given)
     found = _tars_of(manifests[0], given, tars)
     missing = [number for number in by_number if number not in found]
     if missing:
         raise ManifestError(
-            f"{redacted(given)}: {redacted(by_number[missing[0]])} has no tar with its number among {_range(found)}. Give "
-            "all tars with --tars PATTERN, in quotes."
+            f"{redacted(given)}: {redacted(by_number[missing[0]])} has no tar with its number among {_range(found)}. "
+            "Give all tars with --tars PATTERN, in quotes."
         )
     used = [(number, found[number]) for number in by_number]
     return ShardInput(
         format="nemo",
-        folder=common_folder([*found.values()]),
+        folder=_folder_of([*found.values()]),
         manifests=tuple(manifests),
         tars=tuple(used),
         is_sharded=True,
@@ -158,7 +162,7 @@ def _tars_of(manifest: str, given: str, tars: str | None) -> dict[int, str]:
     check_shards(names, tars)
     if len(names) == 1:
         return {shard_number(names[0]) or 0: names[0]}
-    return numbered(names, tars)
+    return numbered(names, tars, tars)
 
 
 def _tars_beside(manifest: str, given: str) -> dict[int, str]:
@@ -188,7 +192,7 @@ def _tars_beside(manifest: str, given: str) -> dict[int, str]:
 def _files_in(folder: str) -> list[str]:
     """Returns the files in a folder, without those in its subfolders."""
     if is_url(folder):
-        return [info.location for info in storage().list_objects(folder) if parent(info.location) == folder]
+        return [info.location for info in objects_below(folder) if parent(info.location) == folder]
     return [entry.path for entry in os.scandir(folder) if entry.is_file()]
 
 
@@ -201,6 +205,11 @@ def _listed(location: str) -> list[str]:
     if not tars or wrong:
         raise ManifestError(f"{location}: not a list of tars, one in a line{f': {wrong!r}' if wrong else ''}. Fix it.")
     return tars
+
+
+def _folder_of(locations: Sequence[str]) -> str:
+    """Returns the deepest folder that holds all locations."""
+    return reduce(common_folder, sorted({parent(location) for location in locations}))
 
 
 def _range(tars: dict[int, str]) -> str:

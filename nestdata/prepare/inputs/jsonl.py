@@ -68,8 +68,8 @@ class NemoManifest(_JsonLines):
             raise ManifestError(name_problem(row, where))
         if "shard_id" in row or names_shards(name):
             raise ManifestError(
-                f"{where}: a line of a tarred data set ({_shard(row, name)}) in a manifest of files. Begin the manifest "
-                "with a line that has a shard_id, or give the archives with --tars PATTERN."
+                f"{where}: a line of a tarred data set ({_shard(row, name)}) in a manifest of files. Begin the "
+                "manifest with a line that has a shard_id, or give the archives with --tars PATTERN."
             )
         path = resolve(self.directory, name)
         offset, duration = seconds(row, "offset", where), seconds(row, "duration", where)

@@ -9,7 +9,7 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -30,7 +30,12 @@ class _Item(NamedTuple):
     """The lines of one shard."""
 
     tar: str
-    manifest: int
+    """Absolute path or URL."""
+
+    manifest: str
+    """Absolute path or URL."""
+
+    manifest_index: int
     """Index of the manifest."""
 
     lines: list[tuple[int, bytes]] | None
@@ -58,10 +63,10 @@ class NemoTarred:
 
     items_per_task: ClassVar[int] = 1
     path: Path | str
-    manifests: tuple[str, ...]
+    manifests: tuple[str, ...] = field(repr=False)  # items name those that they depend on
     """Absolute paths or URLs."""
 
-    tars: tuple[tuple[int, str], ...]
+    tars: tuple[tuple[int, str], ...] = field(repr=False)
     """Absolute paths or URLs of the tars, with their numbers."""
 
     is_sharded: bool
@@ -82,12 +87,12 @@ class NemoTarred:
         """
         if self.is_sharded:
             for index, (_, tar) in enumerate(self.tars):
-                yield _Item(tar, index, None)
+                yield _Item(tar, self.manifests[index], index, None)
             return
         tars = dict(self.tars)
         manifest = self.manifests[0]
         for shard, lines in grouped_lines(manifest, lambda *line: self._shard_of(tars, *line), self.scratch):
-            yield _Item(tars[shard], 0, lines)
+            yield _Item(tars[shard], manifest, 0, lines)
 
     def entries(self, number: int, item: _Item) -> Iterator[Entry]:  # noqa: ARG002, lines have numbers of their own
         """Yields the entries of the lines of a shard, in the order of the members of its tar.
@@ -96,14 +101,14 @@ class NemoTarred:
             ManifestError: A line cannot be parsed, or the tar does not exist.
             StorageError: The tar or the manifest cannot be read.
         """
-        lines = item.lines if item.lines is not None else numbered_lines(self.manifests[item.manifest])
-        parsed = [line for position, content in lines if (line := self._parsed(item.manifest, position, content))]
+        lines = item.lines if item.lines is not None else numbered_lines(item.manifest)
+        parsed = [line for position, content in lines if (line := self._parsed(item.manifest_index, position, content))]
         with open_shard(item.tar) as shard:
             yield from self._joined(parsed, shard)
 
     def files(self, item: _Item) -> list[str]:
-        """Returns the tar, and the manifest if the item does not hold its lines."""
-        return [item.tar, *([self.manifests[item.manifest]] if item.lines is None else [])]
+        """Returns the tar, and the manifest if it is that of the shard alone."""
+        return [item.tar, item.manifest] if item.lines is None else [item.tar]
 
     def where(self, number: int) -> str:
         """Returns the manifest and the line number, counted from 1."""
@@ -117,25 +122,26 @@ class NemoTarred:
     def _shard_of(self, tars: dict[int, str], position: int, content: bytes) -> int | None:
         """Returns the number of the shard of a line; None for a blank line."""
         manifest = redacted(self.manifests[0])
-        row = parse_object(content, Path(manifest), position)
+        row = parse_object(content, manifest, position)
         if row is None:
             return None
         shard = row.get("shard_id", self.tars[0][0] if len(tars) == 1 else None)
         if type(shard) is not int:
             raise ManifestError(
-                f"{manifest}:{position}: shard_id is {shard!r}. Give the number of the tar that holds the audio, as NeMo's "
-                "converter writes it."
+                f"{manifest}:{position}: shard_id is {shard!r}. Give the number of the tar that holds the audio, "
+                "as NeMo's converter writes it."
             )
         if shard not in tars:
             raise ManifestError(
                 f"{manifest}:{position}: shard_id {shard} has no tar; there are {len(tars)}, from "
-                f"{redacted(self.tars[0][1])} to {redacted(self.tars[-1][1])}. Give all tars with --tars PATTERN, in quotes."
+                f"{redacted(self.tars[0][1])} to {redacted(self.tars[-1][1])}. Give all tars with --tars PATTERN, "
+                "in quotes."
             )
         return shard
 
     def _parsed(self, manifest: int, position: int, content: bytes) -> _Line | None:
         """Parses a line; returns None for a blank line, and for one that NeMo skips."""
-        row = parse_object(content, Path(redacted(self.manifests[manifest])), position)
+        row = parse_object(content, redacted(self.manifests[manifest]), position)
         if row is None or row.get("_skipme"):
             return None
         number = entry_number(manifest, position)

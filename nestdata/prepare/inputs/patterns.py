@@ -1,16 +1,18 @@
 """Names of shards: patterns such as `audio_{0..511}.tar`, and the numbers in names.
 
-Source: NVIDIA NeMo 3.0, `expand_sharded_filepaths` for the brackets and `LazyNeMoTarredIterator` for the numbers. Differs:
-NeMo replaces every bracket in a path; here, only brackets around a range, or braces around a list, are a pattern.
+Source: NVIDIA NeMo 3.0, `expand_sharded_filepaths` for the brackets and `LazyNeMoTarredIterator` for the numbers.
+Differs: NeMo replaces every bracket in a path; here, only brackets around a range, or braces around a list, are a
+pattern.
 """
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 from nestdata.errors import ManifestError
-from nestdata.storage import is_url, name_of, parent, redacted, storage
+from nestdata.prepare.inputs.listing import objects_below
+from nestdata.storage import is_url, name_of, parent, redacted
 
 # `{`, `(`, `[`, `<` and `_OP_` open a range of numbers; braces and `_OP_` also open a list.
 _PATTERN = re.compile(
@@ -56,19 +58,22 @@ def shard_number(location: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def numbered(locations: Iterable[str], given: str) -> dict[int, str]:
+def numbered(locations: Sequence[str], given: str, pattern: str = "") -> dict[int, str]:
     """Returns shards by their numbers.
 
     Args:
         locations: The shards.
         given: What the caller gave, for messages.
+        pattern: The pattern that stands for the shards. If it has one range, the numbers are those of the range.
 
     Raises:
         ManifestError: A name has no number, or two have the same one.
     """
     shards: dict[int, str] = {}
-    for location in locations:
-        number = shard_number(location)
+    ranges = [match for match in _PATTERN.finditer(pattern) if match[4] is None]
+    in_range = [int(text) for text in _alternatives(ranges[0], pattern)] if len(ranges) == 1 else []
+    numbers = in_range if len(in_range) == len(locations) else map(shard_number, locations)
+    for location, number in zip(locations, numbers, strict=True):
         if number is None:
             raise ManifestError(
                 f"{redacted(given)}: {name_of(location)!r} has no number, by which lines name their shard. Give a "
@@ -96,22 +101,14 @@ def check_shards(locations: Sequence[str], given: str) -> None:
         return
     if len(gone) == len(locations):
         raise ManifestError(
-            f"{redacted(given)}: matches nothing; {redacted(gone[0])} does not exist. Check the pattern, and quote it, so "
-            "that the shell leaves it alone."
+            f"{redacted(given)}: matches nothing; {redacted(gone[0])} does not exist. Check the pattern, and quote it, "
+            "so that the shell leaves it alone."
         )
     more = f" and {len(gone) - 1} more do" if len(gone) > 1 else " does"
     raise ManifestError(
-        f"{redacted(given)}: {redacted(gone[0])}{more} not exist, of {len(locations)} shards. Restore the shards, or give "
-        "a pattern of those that are there."
+        f"{redacted(given)}: {redacted(gone[0])}{more} not exist, of {len(locations)} shards. Restore the shards, or "
+        "give a pattern of those that are there."
     )
-
-
-def common_folder(locations: Sequence[str]) -> str:
-    """Returns the deepest folder that holds all locations."""
-    folders = sorted({parent(location) for location in locations})
-    first, last = folders[0].split("/"), folders[-1].split("/")
-    shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return "/".join(first[:shared]) or "/"
 
 
 def _alternatives(match: "re.Match[str]", pattern: str) -> Sequence[str]:
@@ -141,6 +138,6 @@ def _is_there(location: str, folders: dict[str, frozenset[str] | None]) -> bool:
     folder = parent(location)
     if folder not in folders:
         is_listed = len(folders) < _MAX_LISTED
-        folders[folder] = frozenset(info.location for info in storage().list_objects(folder)) if is_listed else None
+        folders[folder] = frozenset(info.location for info in objects_below(folder)) if is_listed else None
     listed = folders[folder]
     return listed is None or location in listed

@@ -8,7 +8,7 @@ another suffix), followed by `ID.json`, a Recording without a source. A cut with
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -51,7 +51,7 @@ class SharDirectory:
 
     items_per_task: ClassVar[int] = 1
     path: Path | str
-    shards: tuple[SharShard, ...]
+    shards: tuple[SharShard, ...] = field(repr=False)  # items name those that they depend on
     parser: LhotseManifest
     """Completes and checks cuts."""
 
@@ -70,7 +70,7 @@ class SharDirectory:
         lines: dict[str, _Line] = {}
         repeated = []
         for position, content in numbered_lines(names.cuts):
-            row = parse_object(content, Path(redacted(names.cuts)), position)
+            row = parse_object(content, redacted(names.cuts), position)
             if row is None:
                 continue
             cut_id = row.get("id")
@@ -87,8 +87,8 @@ class SharDirectory:
             yield from self._joined(lines, shard)
 
     def files(self, item: tuple[int, SharShard]) -> list[str]:
-        """Returns the manifest and the tar of a shard."""
-        return [item[1].cuts, item[1].recording]
+        """Returns the two files of the shard."""
+        return [*item[1]]
 
     def where(self, number: int) -> str:
         """Returns the manifest of the shard and the line number, counted from 1."""
@@ -149,7 +149,8 @@ class SharDirectory:
             raise
         except Exception as error:  # Lhotse's constructors raise errors of many kinds
             raise ManifestError(
-                f"{where}: not a cut with the recording {name} ({type(error).__name__}: {error}). Write the shard again."
+                f"{where}: not a cut with the recording {name} ({type(error).__name__}: {error}). Write the shard "
+                "again."
             ) from error
         return Entry(where, line.cut_id, cut=cut, member=member, number=line.number)
 
@@ -176,8 +177,8 @@ def shar_shards(names: Iterable[str], given: str) -> tuple[SharShard, ...]:
         recording = join(parent(cuts), f"recording.{match[1]}.tar")
         if recording not in found:
             raise ManifestError(
-                f"{redacted(given)}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio would be "
-                "read. Restore it, or move the manifest away."
+                f"{redacted(given)}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio "
+                "would be read. Restore it, or move the manifest away."
             )
         shards.append(SharShard(cuts, recording))
     return tuple(shards)

@@ -1,6 +1,5 @@
 """Opens detected inputs as sources of entries."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +45,7 @@ class InputOptions:
     each input."""
 
     scratch: Path = Path("lines")
-    """Folder for temporary files, in a subfolder for each input."""
+    """Start of the name of the folder for temporary files of each input."""
 
     shards: Path = Path("shards")
     """Folder that tars of audio from Parquet files are written to, in a subfolder for each input."""
@@ -72,11 +71,12 @@ def open_sources(paths: Sequence[Path | str], options: InputOptions) -> list[Sou
     """
     if len(options.tars) not in (0, 1, len(paths)):
         raise ConfigError(
-            f"{len(options.tars)} patterns of tars for {len(paths)} inputs. Give --tars once for all inputs, or once for "
-            "each, in the same order."
+            f"{len(options.tars)} patterns of tars for {len(paths)} inputs. Give --tars once for all inputs, or once "
+            "for each, in the same order."
         )
     forget_listings()
     tars = options.tars if len(options.tars) == len(paths) else [*options.tars, None][:1] * len(paths)
+    forget_listings()
     inputs = [detect_input(path, options.format, pattern) for path, pattern in zip(paths, tars, strict=True)]
     root = common_root(inputs)
     return [_open_source(found, root, str(number), options) for number, found in enumerate(inputs)]
@@ -115,9 +115,9 @@ def _open_shards(found: DetectedInput, shards: ShardInput, root: str, name: str,
             is_sharded=shards.is_sharded,
             folder=shards.folder,
             root=root,
-            scratch=str(options.scratch / name),
+            scratch=f"{options.scratch}.{name}",
         )
     if shards.format == "shar":
-        parser = LhotseManifest(found.path, os.getcwd(), options.channel, options.allow_commands)
+        parser = LhotseManifest(found.path, found.base, options.channel, options.allow_commands)
         return SharDirectory(found.path, shards.shar, parser)
     return WebDataset(found.path, tuple(tar for _, tar in shards.tars), shards.folder, root)

@@ -17,7 +17,7 @@ _READ = 4 * BLOCK
 # Records of extended headers and long names are a few hundred bytes; more than this is damage.
 _MAX_EXTENSION = 1 << 20
 _ZEROS = bytes(BLOCK)
-_REGULAR = frozenset(b"0\07")
+_REGULAR = frozenset({0, ord("0"), ord("7")})
 _LINKS = {ord("1"): "a hard link", ord("2"): "a symbolic link"}
 _DEVICES = {ord("3"): "a character device", ord("4"): "a block device", ord("6"): "a pipe"}
 _COMPRESSIONS = {
@@ -251,7 +251,7 @@ def _padded(num_bytes: int) -> int:
 
 
 def _after_sparse_map(read_at: ReadAt, header: bytes, payload: int) -> int:
-    """Returns where the content begins: behind the further blocks of the map of an old sparse file, if there are any."""
+    """Returns where the content begins: behind all blocks of the map of an old sparse file."""
     is_extended = header[156] == ord("S") and header[482]
     while is_extended:
         block = read_at(payload, BLOCK)

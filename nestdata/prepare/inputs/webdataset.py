@@ -8,7 +8,7 @@ import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -47,7 +47,7 @@ class WebDataset:
 
     items_per_task: ClassVar[int] = 1
     path: Path | str
-    tars: tuple[str, ...]
+    tars: tuple[str, ...] = field(repr=False)  # items name those that they depend on
     """Absolute paths or URLs."""
 
     folder: str

@@ -30,7 +30,7 @@ SPEECH = [
     Span("audio/b.flac", 1.0, 0.5),
     Span("audio/d.flac"),
 ]
-SHARD_OF = {"audio/a.flac": 0, "audio/b.flac": 0, "audio/deep/c.wav": 1, "audio/d.flac": 1}
+SHARD_OF = {"audio/a.flac": 0, "audio/b.flac": 0, "audio/d.flac": 1, "audio/deep/c.wav": 1}
 
 
 def write_speech(folder: Path) -> Path:

@@ -129,7 +129,10 @@ def test_only_the_line_with_text_that_is_not_unicode_is_rejected(tmp_path: Path)
         ('{"audio_filepath": "a.wav", "duration": Infinity}', "duration is inf"),
         ('{"audio_filepath": "a.wav", "duration": 1e300}', r"duration is 1e\+300"),
         ('{"audio_filepath": "a.wav", "duration": true}', "duration is True"),
-        ('{"audio_filepath": "a.wav", "shard_id": 3}', r"a line of a tarred data set \(shard_id 3\).* Unpack"),
+        (
+            '{"audio_filepath": "a.wav", "shard_id": 3}',
+            r"a line of a tarred data set \(shard_id 3\) in a manifest of files.* --tars PATTERN",
+        ),
         (
             '{"audio_filepath": "audio__OP_0..7_CL_.tar"}',
             r"a line of a tarred data set \('audio__OP_0\.\.7_CL_\.tar'\)",

@@ -55,7 +55,7 @@ def test_windows_of_tarred_files_are_windows_of_files(speech: Path, tmp_path: Pa
     expected = corpus_of(speech / "speech.json", tmp_path / "files.corpus", window_seconds=0.6)
     manifest = write_nemo_tarred(speech, tmp_path / "tarred")
     assert_same(corpus_of(manifest, tmp_path / "tars.corpus", window_seconds=0.6), expected)
-    assert len(expected) == 12
+    assert len(expected) == 13
 
 
 def test_webdataset_and_shar_give_the_corpus_of_a_folder(speech: Path, tmp_path: Path) -> None:

@@ -1,0 +1,249 @@
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nestdata import ConfigError, ManifestError
+from nestdata.prepare.inputs import Entry, InputOptions, open_sources
+from nestdata.prepare.inputs.grouping import grouped_lines
+from tests.nestdata.prepare.inputs.reading import entries_of, some_audio, source_of
+from tests.nestdata.prepare.inputs.shards import write_tar
+from tests.synthesis import write_jsonl
+
+
+def tarred(folder: Path, rows: list[dict[str, Any]], *tars: dict[str, bytes]) -> Path:
+    """Writes tars of the given members, and a manifest."""
+    for number, members in enumerate(tars):
+        write_tar(folder / f"audio_{number}.tar", members.items())
+    return write_jsonl(folder / "m.json", rows)
+
+
+def row(name: str, shard: int = 0, **more: Any) -> dict[str, Any]:
+    return {"audio_filepath": name, "shard_id": shard, "duration": 1.0, **more}
+
+
+def last_of(entries: list[Entry]) -> dict[int, Entry]:
+    """Returns the entry of each line, of which a later one replaces an earlier one."""
+    return {entry.number or 0: entry for entry in entries}
+
+
+def problems_of(path: Path, **options: Any) -> list[tuple[str, str]]:
+    """Returns the id and the reason of each line; the reason is the content of its member if it has one."""
+    found = []
+    for _, entry in sorted(last_of(entries_of(path, **options)).items()):
+        assert (entry.problem is None) != (entry.member is None) or entry.problem
+        content = entry.member.content.read().decode() if entry.member else ""
+        found.append((entry.cut_id, entry.problem.reason if entry.problem else content))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("names", "members", "expected"),
+    [
+        (["a.wav", "a-sub1.wav"], ["a.wav"], ["a.wav", "a.wav"]),
+        (["x/a.wav", "x/a-sub12.wav"], ["x/a.wav"], ["x/a.wav", "x/a.wav"]),
+        (["a-sub1"], ["a"], ["a"]),
+        (["a-sub1.wav"], ["a-sub1.wav"], ["a-sub1.wav"]),
+        (["a-sub1-sub2.wav"], ["a-sub1.wav"], ["a-sub1.wav"]),
+        (["a-sub1.wav", "a.wav"], ["a.wav", "a-sub1.wav"], ["ambiguous_member", "a.wav"]),
+        (["a-sub.wav", "a-sub1x.wav"], ["a.wav"], ["no_such_member", "no_such_member"]),
+        (["a.wav"], ["./a.wav"], ["./a.wav"]),
+        (["./a.wav"], ["a.wav"], ["a.wav"]),
+        (["a.wav"], ["a.flac"], ["a.flac"]),
+        (["a-sub1.wav"], ["a.flac"], ["a.flac"]),
+        (["a.wav"], ["a.flac", "a.wav", "a.mp3"], ["a.wav"]),
+        (["a.wav"], ["a.flac", "a.mp3"], ["ambiguous_member"]),
+        (["a.wav"], ["a.txt", "a.json"], ["no_such_member"]),
+        (["a.wav"], ["x/a.wav"], ["no_such_member"]),
+        (["a.wav"], ["a.WAV"], ["a.WAV"]),
+    ],
+)
+def test_a_line_finds_its_member(tmp_path: Path, names: list[str], members: list[str], expected: list[str]) -> None:
+    path = tarred(tmp_path, [row(name) for name in names], {name: name.encode() for name in members})
+    assert [found for _, found in problems_of(path)] == expected
+
+
+def test_ids_are_those_of_files_beside_the_tars(tmp_path: Path) -> None:
+    rows = [
+        row("x/a.wav"),
+        row("x/a-sub1.wav", offset=0.5),
+        row("x/a-sub2.wav", offset=1, duration=None),
+        row("b.flac"),
+    ]
+    path = tarred(tmp_path, rows, {"x/a.wav": b"1", "b.wav": b"2"})
+    entries = last_of(entries_of(path))
+    assert [entry.cut_id for entry in entries.values()] == ["x/a", "x/a@0.500+1.000", "x/a@1.000", "b"]
+    assert [(entry.offset, entry.duration, entry.labels) for entry in entries.values()] == [
+        (0.0, 1.0, {}),
+        (0.5, 1.0, {}),
+        (1.0, None, {}),
+        (0.0, 1.0, {}),
+    ]
+
+
+def test_lines_that_nemo_skips_and_blank_lines_have_no_entry(tmp_path: Path) -> None:
+    rows = [
+        row("a.wav", _skipme=True),
+        row("b.wav", _skipme=0),
+        row("c.wav", _skipme="low rate"),
+        row("d.wav", lang="en"),
+    ]
+    path = tarred(tmp_path, rows, {f"{name}.wav": name.encode() for name in "abcd"})
+    path.write_text(path.read_text().replace("\n", "\n\n"))
+    entries = last_of(entries_of(path))
+    assert [(entry.where, entry.labels) for entry in entries.values()] == [
+        (f"{path}:3", {}),
+        (f"{path}:7", {"lang": "en"}),
+    ]
+
+
+def test_a_name_that_two_members_have_is_ambiguous(tmp_path: Path) -> None:
+    write_tar(tmp_path / "audio_0.tar", [("a.wav", b"1"), ("b.wav", b"2"), ("a.wav", b"3")])
+    path = write_jsonl(tmp_path / "m.json", [row("a.wav"), row("b.wav"), row("a-sub1.wav")])
+    assert [found for _, found in problems_of(path)] == ["ambiguous_member", "2", "ambiguous_member"]
+
+
+def test_members_that_must_not_be_used_are_rejected_and_never_written(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "audio_0.tar", "w") as tar:
+        for name, kind in (("l.wav", tarfile.SYMTYPE), ("d.wav", tarfile.CHRTYPE), ("/abs.wav", tarfile.REGTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "/etc/passwd"
+            tar.addfile(info)
+    path = write_jsonl(tmp_path / "m.json", [row("l.wav"), row("d.wav"), row("/abs.wav")])
+    entries = last_of(entries_of(path))
+    assert [entry.problem[0] for entry in entries.values() if entry.problem] == ["unsafe_member"] * 3
+    problem = entries[1].problem
+    assert problem is not None
+    assert problem.detail == f"{tmp_path}/audio_0.tar: the member 'l.wav' is a symbolic link to '/etc/passwd'"
+
+
+def test_the_members_before_the_damage_of_a_shard_are_used(tmp_path: Path) -> None:
+    path = tarred(tmp_path, [row("a.wav"), row("b.wav"), row("a-sub1.wav")], {"a.wav": b"1" * 999, "b.wav": b"2" * 999})
+    content = (tmp_path / "audio_0.tar").read_bytes()
+    (tmp_path / "audio_0.tar").write_bytes(content[: content.index(b"2" * 999) + 500])
+    assert [found[:5] for _, found in problems_of(path)] == ["11111", "shard", "11111"]
+    entries = last_of(entries_of(path))
+    problem = entries[2].problem
+    assert problem is not None
+    assert problem.detail.startswith(f"{tmp_path}/audio_0.tar: ends at byte ")
+    (tmp_path / "audio_0.tar").write_bytes(b"\x1f\x8b" + content)
+    assert [found for _, found in problems_of(path)] == ["compressed_tar"] * 3
+
+
+@pytest.mark.parametrize("max_waiting", [0, 1 << 20])
+def test_lines_that_are_not_in_the_order_of_shards_are_grouped_in_files(tmp_path: Path, max_waiting: int) -> None:
+    rows = [row(f"{i}.wav", shard) for i, shard in enumerate((2, 0, 2, 1, 0, 2))]
+    path = write_jsonl(tmp_path / "m.json", rows)
+    scratch = tmp_path / "lines"
+    scratch.mkdir()
+    (scratch / "0.lines").write_bytes(b"left by a run that was killed")
+
+    def shard_of(_: int, line: bytes) -> int:
+        shard: int = json.loads(line)["shard_id"]
+        return shard
+
+    grouped = list(grouped_lines(str(path), shard_of, str(scratch), max_waiting=max_waiting))
+    assert [(shard, [number for number, _ in lines]) for shard, lines in grouped] == [
+        (2, [1, 3, 6]),
+        (0, [2, 5]),
+        (1, [4]),
+    ]
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert all(line == lines[number - 1] for _, found in grouped for number, line in found)
+    assert not scratch.exists()
+
+
+def test_consecutive_lines_are_grouped_without_files(tmp_path: Path) -> None:
+    path = tarred(tmp_path, [row("a.wav", 1), row("b.wav", 1), row("c.wav", 0)], {"c.wav": b"0"}, {"a.wav": b"1"})
+    source = source_of(path, scratch=tmp_path / "no" / "folder")
+    assert [(Path(item.tar).name, [number for number, _ in item.lines]) for item in source.items()] == [
+        ("audio_1.tar", [1, 2]),
+        ("audio_0.tar", [3]),
+    ]
+    assert source.count() == 2
+
+
+def test_sharded_manifests_are_joined_with_the_tars_of_the_same_numbers(tmp_path: Path) -> None:
+    for number in (8, 9, 10):
+        write_tar(tmp_path / "tars" / f"audio_{number}.tar", [("a.wav", str(number).encode())])
+        # NeMo takes the shard from the name of the manifest, whatever the lines say.
+        write_jsonl(tmp_path / "sets" / f"manifest_{number}.json", [row("a.wav", 77)])
+    tars = str(tmp_path / "tars" / "audio__OP_8..10_CL_.tar")
+    path = tmp_path / "sets" / "manifest_<9..10>.json"
+    entries = entries_of(path, tars=(tars,))
+    assert [(entry.where, entry.member.content.read()) for entry in entries if entry.member] == [
+        (f"{tmp_path}/sets/manifest_9.json:1", b"9"),
+        (f"{tmp_path}/sets/manifest_10.json:1", b"10"),
+    ]
+
+
+def test_one_tar_needs_no_shard_id(tmp_path: Path) -> None:
+    write_tar(tmp_path / "all.tar", [("a.wav", b"1")])
+    path = write_jsonl(tmp_path / "m.json", [{"audio_filepath": "a.wav"}])
+    assert problems_of(path, tars=(str(tmp_path / "all.tar"),)) == [("a", "1")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "tars", "message"),
+    [
+        ([row("a.wav", 1)], None, r"m\.json:1: shard_id 1 has no tar; there are 1, from .*audio_0\.tar"),
+        ([row("a.wav"), {"audio_filepath": "b.wav"}], None, None),
+        ([row("a.wav"), row("", 0)], None, r"m\.json:2: audio_filepath is ''"),
+        ([row("a.wav"), row("b.wav", duration="x")], None, r"m\.json:2: duration is 'x'"),
+        ([row("a.wav")], "gone_{0..3}.tar", r"gone_\{0\.\.3\}\.tar: matches nothing; .*gone_0\.tar does not exist"),
+        ([row("a.wav")], "audio_{0..1}.tar", r"audio_1\.tar does not exist, of 2 shards"),
+        ([row("a.wav")], "audio_{0..3}.tar", r"audio_1\.tar and 2 more do not exist, of 4 shards"),
+        ([row("a.wav")], "pipe:cat audio_{0..3}.tar", "commands are not run"),
+        ([row("a.wav")], "audio{,}_0.tar", "are both shard 0"),
+        ([row("a.wav")], "{m,audio_0}.tar", "'m.tar' has no number"),
+    ],
+)
+def test_what_does_not_fit_together_is_one_error(
+    tmp_path: Path, rows: list[dict[str, Any]], tars: str | None, message: str | None
+) -> None:
+    path = tarred(tmp_path, rows, {"a.wav": b"1", "b.wav": b"2"})
+    write_tar(tmp_path / "other" / "m.tar", [])
+    (tmp_path / "m.tar").touch() if tars and tars.startswith("{m") else None
+    pattern = tars if tars is None or tars.startswith("pipe:") else str(tmp_path / tars)
+    options = {} if pattern is None else {"tars": (pattern,)}
+    if message is None:
+        assert len(last_of(entries_of(path, **options))) == 2
+        return
+    with pytest.raises(ManifestError, match=message):
+        entries_of(path, **options)
+
+
+def test_a_shard_id_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    for value in ("0", None, True, 1.0):
+        path = tarred(tmp_path, [row("a.wav"), row("b.wav", value)], {"a.wav": b"1"})  # type: ignore[arg-type]
+        with pytest.raises(ManifestError, match=rf"m\.json:2: shard_id is {value!r}\. Give the number of the tar"):
+            entries_of(path)
+
+
+def test_tars_that_cannot_be_told_apart_or_found_are_an_error(tmp_path: Path) -> None:
+    path = tarred(tmp_path, [row("a.wav")], {"a.wav": b"1"})
+    write_tar(tmp_path / "noise_0.tar", [])
+    with pytest.raises(
+        ManifestError, match=r"several sets of tars in .*, such as audio_0\.tar and noise_0\.tar\. Give"
+    ):
+        entries_of(path)
+    alone = write_jsonl(tmp_path / "alone" / "m.json", [row("a.wav")])
+    with pytest.raises(ManifestError, match=r"alone/m\.json: a manifest of a tarred data set, and no tars in"):
+        entries_of(alone)
+
+
+def test_the_patterns_of_tars_must_be_one_or_one_for_each_input(tmp_path: Path) -> None:
+    path = tarred(tmp_path, [row("a.wav")], {"a.wav": b"1"})
+    with pytest.raises(ConfigError, match="2 patterns of tars for 1 inputs"):
+        open_sources([path], InputOptions(tars=("a.tar", "b.tar")))
+
+
+def test_a_manifest_of_files_with_a_line_of_a_shard_is_an_error(tmp_path: Path) -> None:
+    some_audio(tmp_path / "a.wav")
+    path = write_jsonl(tmp_path / "m.json", [{"audio_filepath": "a.wav"}, row("b.wav", 3)])
+    with pytest.raises(
+        ManifestError, match=r"m\.json:2: a line of a tarred data set \(shard_id 3\) in a manifest of fi"
+    ):
+        entries_of(path)

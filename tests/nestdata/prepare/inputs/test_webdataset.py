@@ -1,0 +1,126 @@
+import json
+import pickle
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from nestdata import ManifestError
+from nestdata.prepare.inputs import Entry, detect_input
+from tests.nestdata.prepare.inputs.reading import entries_of, some_audio, source_of
+from tests.nestdata.prepare.inputs.shards import write_tar
+
+
+def samples(folder: Path, *names: str) -> list[tuple[str, str]]:
+    """Returns the id of each sample of a tar with these members, and its audio or the reason why it is rejected."""
+    return found_in(entries_of(write_tar(folder / "a.tar", [(name, name.encode()) for name in names])))
+
+
+def found_in(entries: list[Entry]) -> list[tuple[str, str]]:
+    found = []
+    for entry in entries:
+        content = entry.member.content.read().decode() if entry.member and not entry.problem else ""
+        found.append((entry.cut_id, entry.problem.reason if entry.problem else content))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["a.flac", "a.txt", "b.wav"], [("a", "a.flac"), ("b", "b.wav")]),
+        (["x/a.cls", "x/a.FLAC", "x/b.ogg"], [("x/a", "x/a.FLAC"), ("x/b", "x/b.ogg")]),
+        (["./x/a.flac"], [("x/a", "./x/a.flac")]),
+        (["a.left.flac"], [("a", "a.left.flac")]),
+        (["p1.01.flac", "p1.02.flac"], [("p1", "ambiguous_member")]),
+        (["a.flac", "a.wav"], [("a", "ambiguous_member")]),
+        (["a.flac", "a.flac"], [("a", "ambiguous_member")]),
+        (["a.txt", "b.flac"], [("a", "no_such_member"), ("b", "b.flac")]),
+        (["__index__", "__meta__/x.flac", "._a.flac", "README", "a.flac"], [("a", "a.flac")]),
+        (["../a.flac", "b.flac"], [("../a", "unsafe_member"), ("b", "b.flac")]),
+    ],
+)
+def test_members_with_one_key_are_a_sample(tmp_path: Path, names: list[str], expected: list[tuple[str, str]]) -> None:
+    found = [(cut_id.replace(str(tmp_path.parent), ".."), content) for cut_id, content in samples(tmp_path, *names)]
+    assert found == expected
+
+
+def test_labels_are_the_values_of_json_and_the_text_of_txt(tmp_path: Path) -> None:
+    labels = {"speaker": "s1", "lang": "en", "snr": 3.5, "duration": 7, "offset": 1, "text": "of the json"}
+    members = [
+        ("a.json", json.dumps(labels).encode()), ("a.flac", b""), ("a.txt", "Grüße\n".encode()),
+        ("b.flac", b""), ("b.json", b"[1]"), ("c.flac", b""), ("c.json", b"{"), ("d.flac", b""), ("d.txt", b"\xff"),
+    ]  # fmt: skip
+    entries = entries_of(write_tar(tmp_path / "a.tar", members))
+    assert [entry.labels for entry in entries] == [
+        {"speaker": "s1", "lang": "en", "snr": 3.5, "text": "Grüße"},
+        {},
+        None,
+        {"text": "�"},
+    ]
+    assert entries[2].problem is not None
+    assert entries[2].problem.reason == "unreadable"
+    assert (entries[0].offset, entries[0].duration) == (0.0, None)
+
+
+def test_a_damaged_tar_is_one_reject_behind_its_samples(tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "a.tar", [("a.flac", b"a" * 999), ("b.flac", b"b" * 999)])
+    tar.write_bytes(tar.read_bytes()[:3800])
+    entries = entries_of(tar)
+    assert [content[:6] for _, content in found_in(entries)] == ["aaaaaa", "shard_"]
+    assert entries[1].where == str(tar)
+
+
+def test_patterns_folders_and_lists_of_tars_are_the_same_data_set(tmp_path: Path) -> None:
+    folder = tmp_path / "tars"
+    for number in (9, 10):
+        write_tar(folder / f"set-{number}.tar", [(f"{number}.flac", str(number).encode())])
+    (folder / "index.json").write_text("{}")
+    (folder / "set.index").write_bytes(pickle.dumps(print))
+    (folder / "list.txt").write_text("set-9.tar\n\nset-10.tar\n")
+    expected = [("9", "9"), ("10", "10")]
+    assert found_in(entries_of(folder / "set-{9..10}.tar")) == expected
+    assert found_in(entries_of(folder / "list.txt", "webdataset")) == expected
+    assert found_in(entries_of(folder)) == expected[::-1]  # sorted by name
+    source = source_of(folder)
+    assert (source.count(), source.where(entries_of(folder)[1].number or 0)) == (2, f"{folder}/set-9.tar (sample 1)")
+
+
+def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
+    write_tar(tmp_path / "audio_0.tar", [("a.flac", b"")])
+    assert detect_input(tmp_path).format == "webdataset"
+    (tmp_path / "tarred_audio_manifest.json").touch()
+    with pytest.raises(
+        ManifestError, match=r"tars beside tarred_audio_manifest\.json, as NeMo writes them\. Give a man"
+    ):
+        detect_input(tmp_path)
+    assert detect_input(tmp_path, "webdataset").format == "webdataset"
+    some_audio(tmp_path / "b.wav")
+    assert detect_input(tmp_path).format == "folder"
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "message"),
+    [
+        ("gone_{0..3}.tar", None, r"gone_\{0\.\.3\}\.tar: matches nothing; .* quote it"),
+        ("a.tar", "nemo", "a tar, which --format nemo does not read"),
+        ("m_{0..3}.json", "lhotse", "a pattern of manifests, which is read for NeMo data sets only"),
+        ("words.txt", "webdataset", r"words\.txt: not a list of tars, one in a line: '.*/no tar'"),
+        ("empty", "webdataset", "no tars in this folder"),
+    ],
+)
+def test_what_is_no_data_set_is_one_error(tmp_path: Path, name: str, form: str | None, message: str) -> None:
+    write_tar(tmp_path / "a.tar", [("a.flac", b"")])
+    (tmp_path / "words.txt").write_text("a.tar\nno tar\n")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ManifestError, match=message):
+        detect_input(tmp_path / name, form)  # type: ignore[arg-type]
+
+
+def test_links_in_a_tar_are_rejected_by_name(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        info = tarfile.TarInfo("a.flac")
+        info.type, info.linkname = tarfile.LNKTYPE, "b.flac"
+        tar.addfile(info)
+    (entry,) = entries_of(tmp_path / "a.tar")
+    assert entry.problem is not None
+    assert entry.problem == ("unsafe_member", f"{tmp_path}/a.tar: the member 'a.flac' is a hard link to 'b.flac'")
