@@ -8,7 +8,7 @@ import typer
 
 from nestdata import PackCodec
 
-from .options import AsJson, Overwrite
+from .options import AsJson
 from .output import console, print_json
 from .progress import progress
 
@@ -32,7 +32,9 @@ def pack_command(
     shard_bytes: Annotated[int, typer.Option(help="Approximate size of each tar file in bytes.")] = 1_000_000_000,
     seed: Annotated[int, typer.Option(help="Seed of the order of the cuts.")] = 0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Number of processes, each of which writes a shard.")] = 1,
-    overwrite: Overwrite = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete the packed set that is there, complete or not, and begin anew.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the audio of corpora as Lhotse Shar: large tar files, in random order.

@@ -13,12 +13,12 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from nestdata.errors import OutputError
 
-# Error numbers of a disk that accepts no more data.
+# Error numbers of a disk that accepts no more data. Other system errors in the block may concern an input.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -82,6 +82,20 @@ def has_json_kind(directory: Path, file_name: str, kind: str) -> bool:
         return False
 
 
+def locked_directory(directory: Path) -> AbstractContextManager[None]:
+    """Excludes other runs that write to a directory during the block; the lock ends with the process.
+
+    Raises:
+        OutputError: Another run is writing to it.
+    """
+    return _locked(directory, directory)
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Returns whether a disk accepts no more data; other system errors may concern an input."""
+    return error.errno in _CANNOT_WRITE
+
+
 def flush_to_disk(path: Path) -> None:
     """Waits until the content of a file, or the entries of a directory, are on disk (fsync).
 
@@ -115,13 +129,7 @@ def _exists_already(output: Path) -> OutputError:
     return OutputError(f"{output}: exists already. Choose another path, or pass --overwrite to replace it.")
 
 
-def is_full_disk(error: OSError) -> bool:
-    """Returns whether a disk accepts no more data; other system errors may concern an input."""
-    return error.errno in _CANNOT_WRITE
-
-
-def cannot_be_written(output: Path, error: OSError) -> OutputError:
-    """Returns the error for an output whose file system refused it."""
+def _cannot_be_written(output: Path, error: OSError) -> OutputError:
     return OutputError(f"{output}: cannot be written ({error.strerror}). Choose another path.")
 
 
@@ -148,7 +156,7 @@ def _partial_directory(output: Path, resumable: Collection[str] = ()) -> Iterato
 
 
 @contextmanager
-def locked_directory(directory: Path, output: Path) -> Iterator[None]:
+def _locked(directory: Path, output: Path) -> Iterator[None]:
     """Holds a lock on a directory; the operating system releases it when the process ends for any reason."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -187,7 +195,7 @@ def _move_into_place(partial: Path, output: Path) -> None:
         flush_to_disk(path)
     if output.exists():
         # The old output takes the name of the partial directory and is removed there; the lock excludes other runs.
-        with locked_directory(output, output):
+        with _locked(output, output):
             _exchange(partial, output)
             shutil.rmtree(partial)
     else:

@@ -122,6 +122,19 @@ class AddressTable:
         """Number of shards."""
         return len(self._starts) - 1
 
+    def shard_numbers(self) -> NDArray[np.int64]:
+        """Returns the number of the shard of every cut, shape (num_cuts,)."""
+        numbers: NDArray[np.int64] = self._addresses[1] >> 32 & 0xFFFFFFFF
+        return numbers
+
+    def num_bytes(self) -> tuple[int, int]:
+        """Returns the bytes at all addresses, and the same with equal addresses counted once."""
+        offsets, lengths = self._addresses[0], self._addresses[1] & 0xFFFFFFFF
+        order = np.lexsort((offsets, self._addresses[1]))
+        is_new = np.ones(len(order), bool)
+        is_new[1:] = (np.diff(self._addresses[1][order]) != 0) | (np.diff(offsets[order]) != 0)
+        return int(lengths.sum()), int(lengths[order][is_new].sum())
+
     def __getitem__(self, index: int) -> Address | None:
         """Returns the address of a cut, or None if it is read by the path in its line.
 

@@ -84,6 +84,11 @@ class Corpora:
         """Whether audio of any corpus is read from an object store; see `Corpus.is_remote`."""
         return any(corpus.is_remote for corpus in self.corpora)
 
+    def input_order(self) -> NDArray[np.int64]:
+        """Returns the indices of all cuts in the order of the inputs: those of the first corpus, then of the next."""
+        firsts = self._first_indices
+        return np.concatenate([first + each.input_order() for first, each in zip(firsts, self.corpora, strict=False)])
+
     def num_samples_of(self, index: int) -> int:
         """Returns the length of one cut in samples."""
         corpus, own_index = self.locate(index)

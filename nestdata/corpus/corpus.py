@@ -23,7 +23,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from nestdata.corpus.addresses import Address, AddressTable, Shard
+from nestdata.corpus.addresses import NO_SHARD, Address, AddressTable, Shard
 from nestdata.corpus.audio import load_pcm16, load_samples
 from nestdata.corpus.bank import SampleBank
 from nestdata.corpus.members import fetch, load_member, point_to
@@ -173,6 +173,19 @@ class Corpus:
     def num_samples_of(self, index: int) -> int:
         """Returns the length of one cut in samples."""
         return int(self._index[0, index])
+
+    def input_order(self) -> NDArray[np.int64]:
+        """Returns the indices of all cuts in the order of `cuts.jsonl`, shape (num_cuts,)."""
+        order: NDArray[np.int64] = np.argsort(self._index[1], kind="stable")
+        return order
+
+    def shard_numbers(self) -> NDArray[np.int64]:
+        """Returns the number of the shard of every cut, `NO_SHARD` for a cut without an address, shape (num_cuts,)."""
+        return np.full(len(self), NO_SHARD) if self._addresses is None else self._addresses.shard_numbers()
+
+    def addressed_bytes(self) -> tuple[int, int]:
+        """Returns the bytes of the audio files of all cuts with an address, and the same with each file once."""
+        return (0, 0) if self._addresses is None else self._addresses.num_bytes()
 
     def check_rate(self, other: "Corpus") -> None:
         """Raises ConfigError if two corpora that are used together have different sampling rates."""

@@ -104,8 +104,8 @@ class PackedSet:
             if error.kind != "missing":
                 raise
             raise CorpusError(
-                f"{location}: an incomplete packed set, for it has no {MANIFEST}. Run the same `nestdata pack` again, "
-                "which goes on where it ended."
+                f"{location}: not a complete packed set: it has no {MANIFEST}. If it was interrupted, run the same "
+                "`nestdata pack` again, which goes on where it ended."
             ) from error
         try:
             fields = orjson.loads(content)

@@ -6,6 +6,7 @@ one process, and its record comes last. A run that goes on after an earlier one 
 numpy and the modules that need it are imported when a corpus is packed, so that importing this module is fast.
 """
 
+import logging
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestdata.errors import ConfigError, CorpusError, OutputError
-from nestdata.output import cannot_be_written, is_full_disk, locked_directory
+from nestdata.output import is_full_disk, locked_directory
 from nestdata.pack.config import PackConfig
 from nestdata.prepare.pool import open_pool
 from nestdata.storage import is_url, join
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from nestdata.pack.output import PackOutput
     from nestdata.pack.shard import ShardTask
 
-# Cuts that are encoded, and the longest part of each in seconds, to estimate how large FLAC files will be.
+_log = logging.getLogger(__name__)
+# Bytes fetched for each byte of the audio above which a warning is logged.
+_MANY_TIMES = 4
+# Cuts that are encoded to estimate how large FLAC files will be.
 _SAMPLED_CUTS = 32
 _BYTES_PER_1000_SAMPLES = {16: 2000, 24: 3000}
 _MODULES = ["nestdata.pack.shard", "soundfile", "lhotse", "torchaudio"]
@@ -104,7 +108,8 @@ def pack_corpora(
     location = str(output).rstrip("/") if is_url(str(output)) else str(Path(output).resolve())
     with _lock(location):
         target = PackOutput.open(location, overwrite=overwrite)
-        check_ids(opened)
+        _check_ids(opened)
+        _warn_of_windows(opened)
         settings = _settings(opened, config, target)
         target.begin(settings, overwrite=overwrite)
         try:
@@ -119,7 +124,7 @@ def pack_corpora(
         return _finish(summaries, num_kept, opened, target, settings)
 
 
-def check_ids(corpora: "Corpora") -> None:
+def _check_ids(corpora: "Corpora") -> None:
     """Raises ConfigError if an id occurs in several corpora. Within a corpus, `prepare` has seen to it."""
     import hashlib
 
@@ -145,6 +150,21 @@ def check_ids(corpora: "Corpora") -> None:
             seen.add(cut_id)
 
 
+def _warn_of_windows(corpora: "Corpora") -> None:
+    """Warns if most bytes of objects would be fetched several times, because many cuts share a recording."""
+    for corpus in corpora.corpora:
+        if not corpus.is_remote:
+            continue
+        num_bytes, num_distinct = corpus.addressed_bytes()
+        if num_bytes > _MANY_TIMES * num_distinct:
+            _log.warning(
+                "%s: its cuts share long recordings in a store, which are fetched once for each cut: %.1f times their "
+                "bytes. It is faster to copy them to a local disk and to prepare them there",
+                corpus.path,
+                num_bytes / num_distinct,
+            )
+
+
 def _lock(location: str) -> AbstractContextManager[Any]:
     """Excludes other runs that write to the same local folder, which is made if it does not exist."""
     if is_url(location):
@@ -153,8 +173,8 @@ def _lock(location: str) -> AbstractContextManager[Any]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cannot_be_written(folder, error) from error
-    return locked_directory(folder, folder)
+        raise OutputError(f"{folder}: cannot be written ({error.strerror}). Choose another path.") from error
+    return locked_directory(folder)
 
 
 def _settings(corpora: "Corpora", config: PackConfig, target: "PackOutput") -> dict[str, Any]:
@@ -254,7 +274,7 @@ def _finish(
             f"{', '.join(str(corpus.path) for corpus in corpora.corpora)}: no cut can be packed; the first: "
             f"{first['cut_id']!r}: {first['reason']}, {first['detail']}"
         )
-    totals = {
+    totals: dict[str, Any] = {
         "num_cuts": num_cuts,
         "num_samples": sum(summary.num_samples for summary in summaries),
         "num_bytes": sum(shard.recording.size for shard in shards),

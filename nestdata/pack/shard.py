@@ -126,7 +126,7 @@ class _ShardWriter:
 
     def record(self, shard: PackedShard) -> ShardRecord:
         """Returns the record of the shard."""
-        columns = list(zip(*self._members, strict=True)) or [[]] * 5
+        columns: list[Any] = list(zip(*self._members, strict=True)) or [[]] * 5
         members = PackedMembers(
             numbers=np.array(columns[0], np.int64),
             offsets=np.array(columns[1], np.int64),

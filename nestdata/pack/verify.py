@@ -4,22 +4,24 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nestdata.errors import ConfigError, StorageError
 from nestdata.storage import is_url, storage
 
 if TYPE_CHECKING:
+    from nestdata.corpus.addresses import Address
     from nestdata.corpus.corpus import Corpus
 
-_Task = TypeVar("_Task")
 # Cuts without an address that are checked by one thread at a time.
 _CUTS_PER_TASK = 200
 
 
-class VerifyProblem(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class VerifyProblem:
     """One thing that is not as the corpus says."""
 
     location: str
@@ -177,31 +179,37 @@ def _check_shard(corpus: "Corpus", info: Any, indices: list[int] | None) -> Chec
     problems = compare_size(info.location, info.size, info.etag)
     if problems or indices is None:
         return Checked(0, problems)
-    addressed = sorted((corpus.address(index), index) for index in indices)
-    checked, last = None, None
-    with _MemberStream(info.location) as stream:
-        for address, index in addressed:
-            # Windows of one file share its bytes, which are compared once; without checksum, each has to be decoded.
-            if address == last and address.crc32 is not None:
-                continue
-            content = checked if address == last else stream.read(address.offset, address.length)
-            checked, last = content, address
-            problems += _check_member(corpus, index, address, content)
+    found = ((corpus.address(index), index) for index in indices)
+    addressed = sorted((address, index) for address, index in found if address is not None)
+    with MemberStream(info.location) as stream:
+        # Windows of one file share its bytes, which are read once and compared once.
+        for address, group in groupby(addressed, itemgetter(0)):
+            content = stream.read(address.offset, address.length)
+            for _, index in islice(group, 1 if address.crc32 is not None else None):
+                problems += _check_member(corpus, index, address, content)
     return Checked(len(indices), problems)
 
 
-def _check_member(corpus: "Corpus", index: int, address: Any, content: bytes) -> list[VerifyProblem]:
-    from nestdata.corpus.members import fetch
+def _check_member(corpus: "Corpus", index: int, address: "Address", content: bytes) -> list[VerifyProblem]:
+    from nestdata.corpus.members import is_intact
     from nestdata.errors import AudioError
 
-    try:
-        if address.crc32 is None:
+    if address.crc32 is None:
+        try:
             corpus.load(index, content=content)
-        else:
-            fetch(address, corpus.line(index)["id"], content)
-    except AudioError as error:
-        return [VerifyProblem(address.location, error.reason, str(error))]
+        except AudioError as error:
+            return [VerifyProblem(address.location, error.reason, str(error))]
+    elif not is_intact(address, content) and not is_intact(address, _read_again(address)):
+        span = f"bytes {address.offset} to {address.offset + address.length}"
+        detail = f"{span} do not have the checksum of the audio of cut {corpus.line(index)['id']!r}"
+        return [VerifyProblem(address.location, "corrupt", detail)]
     return []
+
+
+def _read_again(address: "Address") -> bytes:
+    """Reads a member once more, because its bytes may have been damaged on their way."""
+    with MemberStream(address.location) as stream:
+        return stream.read(address.offset, address.length)
 
 
 def _check_files(corpus: "Corpus", indices: list[int], decode: bool) -> Checked:
@@ -209,7 +217,8 @@ def _check_files(corpus: "Corpus", indices: list[int], decode: bool) -> Checked:
     from nestdata.corpus.file_kind import special_file_kind
     from nestdata.errors import AudioError
 
-    problems, seen = [], set()
+    problems: list[VerifyProblem] = []
+    seen: set[str] = set()
     for index in indices:
         line = corpus.line(index)
         paths = {source["source"] for source in line["recording"]["sources"] if source["type"] == "file"}
@@ -239,7 +248,7 @@ def _why_unusable(path: str, special_kind: str | None) -> tuple[str, str] | None
         return "unreadable", str(error.strerror)
 
 
-class _MemberStream:
+class MemberStream:
     """Reads ascending ranges of a shard from one stream; a long gap between them is not read."""
 
     _LONGEST_GAP = 1 << 20
@@ -249,7 +258,7 @@ class _MemberStream:
         self._stream: Any = None
         self._position = 0
 
-    def __enter__(self) -> "_MemberStream":
+    def __enter__(self) -> "MemberStream":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 from nestdata.corpus.packed_set import FOLDER, PackedSet, PackedShard
 from nestdata.errors import CorpusError
-from nestdata.pack.verify import Checked, VerifyProblem, VerifyReport, compare_size
+from nestdata.pack.verify import Checked, MemberStream, VerifyProblem, VerifyReport, compare_size
 from nestdata.storage import join, storage
 
 _BLOCK_BYTES = 1 << 22
@@ -71,10 +71,13 @@ def _damaged_members(packed: PackedSet, shard: PackedShard) -> list[VerifyProble
     location = join(packed.location, shard.recording.name)
     problems = []
     columns = zip(members.offsets.tolist(), members.lengths.tolist(), members.checksums.tolist(), strict=True)
-    for number, (offset, length, checksum) in enumerate(columns):
-        if zlib.crc32(storage().read_range(location, offset, length)) != checksum:
-            detail = f"the audio of its cut {number}, bytes {offset} to {offset + length}, does not have its checksum"
-            problems.append(VerifyProblem(location, "corrupt", detail))
+    with MemberStream(location) as stream:
+        for number, (offset, length, checksum) in enumerate(columns):
+            if zlib.crc32(stream.read(offset, length)) != checksum:
+                detail = (
+                    f"its cut {number}, bytes {offset} to {offset + length}, does not have the checksum of its audio"
+                )
+                problems.append(VerifyProblem(location, "corrupt", detail))
     return problems
 
 

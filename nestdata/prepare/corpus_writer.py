@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from nestdata.corpus.addresses import NO_SHARD
 from nestdata.corpus.channels import is_mixed
 from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.packed import PackedShar
 from nestdata.prepare.probe import Cut, Reject
 from nestdata.prepare.shard_writer import ShardStats, ShardWriter
 from nestdata.storage import ObjectInfo
@@ -306,6 +307,9 @@ class CorpusWriter:
         records = _Records(self._records.fileno())
         if len(repeated := self._repeated(records)):
             self._remove(records, repeated, sources)
+        for index, source in enumerate(sources):
+            if isinstance(source, PackedShar):
+                records.sort_by_number(index)
         lengths = self._write_index(records)
         extents = (block["extent"] for _, block in records.blocks())
         shards = self._shards.finish(extents, has_checksums=self._all_checksums)
@@ -483,6 +487,16 @@ class _Records:
             block["offset"] += num_bytes
             self._array[to : to + len(block)] = block
             to += len(block)
+
+    def sort_by_number(self, source: int) -> None:
+        """Sorts the records of one source by the numbers of their items, in 16 bytes of memory per record."""
+        first, stop = np.searchsorted(self._array["source"], [source, source + 1]).tolist()
+        order = np.argsort(self._array["number"][first:stop], kind="stable")
+        for name in _RECORD.names or ():
+            values = self._array[name][first:stop].copy()
+            for start in range(0, len(order), _BLOCK):
+                block = order[start : start + _BLOCK]
+                self._array[name][first + start : first + start + len(block)] = values[block]
 
     def truncate(self, num_records: int) -> None:
         """Drops all records from index `num_records` on."""

@@ -24,7 +24,7 @@ from nestdata.corpus.members import describe, source_at
 from nestdata.errors import AudioError, StorageError
 from nestdata.prepare.config import ProbeMode
 from nestdata.prepare.inputs.content import GuardedStream, LoadedContent
-from nestdata.prepare.inputs.entry import LABELS, Entry, Member, RejectReason
+from nestdata.prepare.inputs.entry import LABELS, Entry, Member, Problem, RejectReason
 
 if TYPE_CHECKING:
     import soundfile
@@ -109,6 +109,8 @@ def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
     """
     try:
         entry = _with_checksum(entry, limits)
+        if entry.problem:
+            return [_reject(entry, *entry.problem)]
         row = _cut_from_file(entry, limits) if entry.cut is None else _cut_from_lhotse(entry, limits)
     except StorageError as error:
         if error.kind not in ("missing", "changed"):
@@ -142,7 +144,12 @@ def _with_checksum(entry: Entry, limits: Limits) -> Entry:
     if limits.mode == "decode" and not isinstance(content, LoadedContent):
         content = LoadedContent(content.read())
     if isinstance(content, LoadedContent):
-        member = member._replace(content=content, crc32=crc32(content.content))
+        found = crc32(content.content)
+        if member.crc32 not in (None, found):
+            detail = f"{_name_of(entry)}: its checksum is not the one that the input gives"
+            return entry._replace(problem=Problem("corrupt", detail))
+        member = member._replace(crc32=found)
+    member = member._replace(content=content)
     return entry._replace(member=member)
 
 
@@ -309,7 +316,7 @@ def _cut_from_lhotse(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
     in_manifest = _AudioInfo(recording["sampling_rate"], recording["num_samples"], num_channels)
     if reject := _check_span(entry, in_manifest, row["start"], row["duration"]):
         return reject
-    if limits.mode != "missing" and (entry.member or source["type"] == "file"):
+    if limits.mode != "missing" and not entry.is_measured and (entry.member or source["type"] == "file"):
         info = _header(entry, source["source"])
         if isinstance(info, Reject):
             return info

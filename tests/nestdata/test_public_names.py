@@ -6,7 +6,7 @@ import pytest
 import nestdata
 import nestmodel
 
-TYPE_ALIASES = {"Channel", "InputFormat", "ProbeMode", "ShortAudio", "StartMethod"} | {
+TYPE_ALIASES = {"Channel", "InputFormat", "PackCodec", "ProbeMode", "ShortAudio", "StartMethod"} | {
     "ExportFormat",
     "FeatureType",
     "FileFormat",

@@ -9,6 +9,7 @@ from functools import reduce
 from pathlib import Path
 
 from nestdata.corpus.addresses import common_folder
+from nestdata.corpus.packed_set import FOLDER
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, open_lines
 from nestdata.prepare.inputs.listing import objects_below
@@ -45,6 +46,8 @@ class ShardInput:
     """Tars with their numbers; those of WebDataset are counted from 0."""
 
     shar: tuple[SharShard, ...] = ()
+    is_packed: bool = False
+    """Whether `nestdata pack` wrote the folder of Shar, so that its tars need not be read."""
 
 
 def detect_by_name(given: str, form: InputFormat | None, tars: str | None = None) -> ShardInput | None:
@@ -106,6 +109,8 @@ def detect_folder(given: str, names: Sequence[str], form: InputFormat | None) ->
     Raises:
         ManifestError: The folder is not of the given format, or holds a NeMo data set, of which the manifest is needed.
     """
+    if form is None and any(name_of(name) == FOLDER for name in names):
+        return ShardInput(format="shar", folder=_absolute(given), is_packed=True)
     if form in (None, "shar") and (shards := shar_shards(names, given)):
         return ShardInput(format="shar", folder=_absolute(given), shar=shards)
     if form == "shar":

@@ -142,6 +142,10 @@ class Entry(NamedTuple):
     earlier one, for instance if a tar turns out to hold two members with the name in a line.
     """
 
+    is_measured: bool = False
+    """Whether length, rate and channels in `cut` were measured on the audio itself, so that its header need not be
+    read."""
+
     problem: Problem | None = None
     """Why the entry is rejected without probing it, if the source knows."""
 

@@ -10,6 +10,7 @@ import os
 import posixpath
 import tarfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import glob, has_magic
@@ -75,7 +76,7 @@ class ParquetFiles:
         """
         prefix = cut_id_of(item, self.root)
         tars = _TarFiles(self.write_to, self.stored_in, number)
-        with _open(item) as file:
+        with _open(item) as file, closing(tars):
             for row, audio, labels in _rows(file, item):
                 where = f"{item} (row {row})"
                 entry = Entry(where, f"{prefix}/{row}", labels=labels, number=(number << _ROW_BITS) + row)
@@ -107,6 +108,7 @@ class _TarFiles:
         self._number = number
         self._num_tars = 0
         self._num_members = 0
+        self._file: io.BufferedWriter | None = None
         self._tar: tarfile.TarFile | None = None
         self._entries: list[tuple[Entry, int, int, int]] = []
 
@@ -114,7 +116,8 @@ class _TarFiles:
         """Adds the audio of an entry; yields the entries of the tar if that is now complete."""
         if self._tar is None:
             self._write_to.mkdir(parents=True, exist_ok=True)
-            self._tar = tarfile.open(self._path(".tmp"), "w", format=tarfile.USTAR_FORMAT)
+            self._file = self._path(".tmp").open("wb")
+            self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.USTAR_FORMAT)
         header = tarfile.TarInfo(f"{self._num_members:09d}{suffix}")
         header.size = len(content)
         self._entries.append((entry, self._tar.offset + _TAR_HEADER, len(content), crc32(content)))
@@ -137,6 +140,7 @@ class _TarFiles:
             return
         self._tar.close()
         self._tar = None
+        self.close()
         path = self._path("")
         os.replace(self._path(".tmp"), path)
         shard = ObjectInfo(f"{self._stored_in}/{path.name}", path.stat().st_size, None)
@@ -144,6 +148,12 @@ class _TarFiles:
         for entry, offset, length, checksum in entries:
             content = StoredContent(str(path), offset, length)
             yield entry if checksum < 0 else entry._replace(member=Member(shard, offset, length, content, checksum))
+
+    def close(self) -> None:
+        """Closes the tar that is being written; it stays incomplete."""
+        file, self._file = self._file, None
+        if file:
+            file.close()
 
     def _path(self, suffix: str) -> Path:
         # The folder is part of the name, so that names are unique in the corpus.

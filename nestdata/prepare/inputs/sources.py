@@ -16,6 +16,7 @@ from nestdata.prepare.inputs.jsonl import LhotseManifest, NemoManifest
 from nestdata.prepare.inputs.kaldi import KaldiDirectory
 from nestdata.prepare.inputs.listing import forget_listings
 from nestdata.prepare.inputs.nemo_tarred import NemoTarred
+from nestdata.prepare.inputs.packed import PackedShar
 from nestdata.prepare.inputs.parquet import ParquetFiles
 from nestdata.prepare.inputs.shar import SharDirectory
 from nestdata.prepare.inputs.webdataset import WebDataset
@@ -117,6 +118,8 @@ def _open_shards(found: DetectedInput, shards: ShardInput, root: str, name: str,
             root=root,
             scratch=f"{options.scratch}.{name}",
         )
+    if shards.is_packed:
+        return PackedShar(found.path, shards.folder)
     if shards.format == "shar":
         parser = LhotseManifest(found.path, found.base, options.channel, options.allow_commands)
         return SharDirectory(found.path, shards.shar, parser)

@@ -1,0 +1,104 @@
+"""Packed sets that are written to, and verified on, a real S3 server."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nestdata import Corpus, OutputError, prepare_corpus, verify_corpus
+from nestdata.storage import storage
+from tests.cli.commands import run
+from tests.nestdata.pack.packing import DEMO, SHARD_BYTES, digests, pack
+from tests.remote.conftest import Access
+from tests.remote.proxy import FaultProxy
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    corpus = tmp_path_factory.mktemp("speech") / "speech.corpus"
+    prepare_corpus([DEMO / "speech.json"], corpus)
+    return corpus
+
+
+@pytest.fixture(scope="module")
+def packed(speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("packed") / "speech"
+    pack(speech, output)
+    return output
+
+
+@pytest.fixture(autouse=True)
+def new_clients(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets `storage()` read the environment again; called once before each test."""
+
+    def forget() -> None:
+        monkeypatch.setattr("nestdata.storage.access._of_process", None)
+
+    forget()
+    return forget
+
+
+def contents(url: str) -> dict[str, bytes]:
+    """Returns the objects below a URL by their relative names."""
+    return {info.location[len(url) + 1 :]: storage().read(info.location) for info in storage().list_objects(url)}
+
+
+def local_contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in digests(folder)}
+
+
+@pytest.mark.multiprocess
+def test_objects_are_those_of_a_local_set_and_an_interrupted_run_goes_on(
+    access: Access, speech: Path, packed: Path
+) -> None:
+    access.use()
+    url = "s3://speech/packed"
+    # In processes of its own, because those of this one may have been started with another environment.
+    command = ("pack", speech, "-o", url, "--shard-bytes", SHARD_BYTES, "--jobs", 2)
+    outcome = run("nestdata", *command, cwd=DEMO)
+    assert outcome.code == 0, outcome.err
+    assert f"{url}: 40 cuts" in outcome.out
+    assert f"nestdata prepare {url} -o packed.corpus" in outcome.out
+    assert contents(url) == local_contents(packed)
+    with pytest.raises(OutputError, match=r"s3://speech/packed: exists already"):
+        pack(speech, url)
+    # What a run leaves behind that was killed while it wrote the last shard.
+    for name in ("cuts.pack/pack.json", "cuts.pack/000002.json", "recording.000002.tar"):
+        storage().delete(f"{url}/{name}")
+    with pytest.raises(OutputError, match=r"begun with other seed"):
+        pack(speech, url, seed=1)
+    assert pack(speech, url).num_kept_shards == 2
+    assert contents(url) == local_contents(packed)
+
+
+def test_a_server_with_faults_gives_the_same_objects(
+    access: Access, proxy: FaultProxy, speech: Path, packed: Path, new_clients: Callable[[], None]
+) -> None:
+    proxy.set(unavailable=0.1, throttled=0.1, reset=0.1, short=0.1)
+    access.use(endpoint=proxy.url)
+    pack(speech, "s3://speech/faults")
+    access.use()
+    new_clients()
+    assert contents("s3://speech/faults") == local_contents(packed)
+
+
+def test_what_is_wrong_in_a_bucket_is_found(access: Access, speech: Path, tmp_path: Path) -> None:
+    access.use()
+    url = "s3://speech/verified"
+    pack(speech, url)
+    prepare_corpus([url], tmp_path / "packed.corpus")
+    corpus = tmp_path / "packed.corpus"
+    assert Corpus.open(corpus).fingerprint == Corpus.open(speech).fingerprint
+    for place in (url, corpus):
+        report = verify_corpus(place, checksums=True)
+        assert (report.problems, report.num_checked, report.num_shards) == ([], 40, 3)
+    changed = f"{url}/recording.000001.tar"
+    content = bytearray(storage().read(changed))
+    content[5000] ^= 1
+    storage().write(changed, bytes(content))
+    storage().delete(f"{url}/recording.000002.tar")
+    for place, first in ((url, "corrupt"), (corpus, "changed")):
+        found = {problem.location: problem.kind for problem in verify_corpus(place, checksums=True).problems}
+        assert found == {changed: first, f"{url}/recording.000002.tar": "missing"}
+    # The store's ETag is another one, so the corpus needs no checksum to find it.
+    assert [problem.kind for problem in verify_corpus(corpus).problems] == ["changed", "missing"]

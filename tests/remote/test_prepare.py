@@ -1,0 +1,197 @@
+"""`prepare` with inputs in a bucket: the corpus is that of the same files on disk."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nestdata import Corpus, PrepareConfig, prepare_corpus
+from nestdata.storage import storage
+from tests.cli import commands
+from tests.nestdata.prepare.inputs.reading import lhotse_cut
+from tests.ports import free_port
+from tests.remote.conftest import Access
+from tests.remote.server import READER
+from tests.synthesis import hiss, write_audio, write_jsonl
+
+BUCKET = "s3://speech/test_prepare"
+NUM_FILES = 60
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Audio in a folder and a subfolder, with manifests of several formats beside it."""
+    folder = tmp_path_factory.mktemp("speech") / "set"
+    names = [f"wavs/{'deep/' if i % 3 == 0 else ''}{i:02d}.{'wav' if i % 7 == 0 else 'flac'}" for i in range(NUM_FILES)]
+    for i, name in enumerate(names):
+        write_audio(folder / name, hiss(4000 + 10 * i, i))
+    rows = [{"audio_filepath": name, "text": f"wort ü{i}"} for i, name in enumerate(names)]
+    rows += [{"audio_filepath": names[5], "offset": 0.1, "duration": 0.1}]
+    write_jsonl(folder / "nemo.json", rows)
+    (folder / "nemo.json.gz").write_bytes(gzip.compress((folder / "nemo.json").read_bytes()))
+    lines = [f"{name}\t{4000 + 10 * i}\n" for i, name in enumerate(names)]
+    (folder / "train.tsv").write_text("./\n" + "".join(lines))
+    cuts = [lhotse_cut(f"cut-{i}", name) | {"duration": 0.25} for i, name in enumerate(names)]
+    (folder / "cuts.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(cut) + "\n" for cut in cuts).encode()))
+    return folder
+
+
+@pytest.fixture
+def uploaded(speech: Path, access: Access) -> str:  # noqa: ARG001, the access is needed, not used
+    """The same folder in a bucket."""
+    if not any(storage().list_objects(BUCKET)):
+        upload(speech, BUCKET)
+    return BUCKET
+
+
+def upload(folder: Path, url: str) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            storage().write(f"{url}/{path.relative_to(folder)}", path)
+
+
+@pytest.mark.parametrize("name", ["nemo.json", "nemo.json.gz", "train.tsv", "cuts.jsonl.gz", "wavs/"])
+def test_an_input_in_a_bucket_gives_the_corpus_of_the_same_files_on_disk(
+    speech: Path, uploaded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(speech)  # Lhotse takes relative paths from there
+    local = prepare_corpus([speech / name], tmp_path / "local.corpus")
+    report = prepare_corpus([f"{uploaded}/{name}"], tmp_path / "remote.corpus", jobs=2 if name == "nemo.json" else 1)
+    assert (report.num_cuts, report.hours, report.rejected) == (local.num_cuts, local.hours, local.rejected)
+    corpus, expected = Corpus.open(tmp_path / "remote.corpus"), Corpus.open(tmp_path / "local.corpus")
+    assert corpus.fingerprint == expected.fingerprint
+    assert corpus.is_remote
+    for row in (0, len(corpus) // 2, len(corpus) - 1):
+        address = corpus.address(row)
+        assert address is not None
+        assert (address.offset, address.length == address.shard_size, address.crc32 is None) == (0, True, False)
+        assert address.location.startswith(uploaded)
+        assert corpus[row].id == expected[row].id
+        np.testing.assert_array_equal(corpus.load(row)[1], expected.load(row)[1])
+
+
+def test_a_bucket_that_was_moved_gives_the_same_fingerprint(speech: Path, uploaded: str, tmp_path: Path) -> None:
+    upload(speech, "s3://noise/another/place")
+    fingerprints = {
+        Corpus.open(prepare_corpus([f"{url}/nemo.json"], tmp_path / f"{number}.corpus").path).fingerprint
+        for number, url in enumerate([uploaded, "s3://noise/another/place"])
+    }
+    assert len(fingerprints) == 1
+
+
+def test_lines_of_a_local_manifest_may_be_urls(uploaded: str, tmp_path: Path) -> None:
+    write_audio(tmp_path / "here.wav", hiss(8000, 1))
+    rows = [{"audio_filepath": f"{uploaded}/wavs/01.flac"}, {"audio_filepath": "here.wav"}]
+    rows += [{"audio_filepath": f"{uploaded}/wavs/gone.flac"}]
+    report = prepare_corpus([write_jsonl(tmp_path / "m.json", rows)], tmp_path / "speech.corpus")
+    assert (report.num_cuts, report.rejected) == (2, {"missing": 1})
+    corpus = Corpus.open(tmp_path / "speech.corpus")
+    assert {cut.id for cut in (corpus[0], corpus[1])} == {f"{uploaded}/wavs/01", "here"}
+    assert [corpus.address(row) is None for row in range(2)] == [False, True]
+    assert "gone.flac" in json.loads((tmp_path / "speech.corpus" / "rejected.jsonl").read_text())["detail"]
+
+
+def test_durations_in_the_manifest_are_trusted_without_reading_audio(uploaded: str, tmp_path: Path) -> None:
+    rows = [{"audio_filepath": f"{uploaded}/wavs/{name}", "duration": 0.25} for name in ("01.flac", "gone.flac")]
+    manifest = write_jsonl(tmp_path / "m.json", rows)
+    before = storage().stats.bytes_read
+    report = prepare_corpus([manifest], tmp_path / "speech.corpus", PrepareConfig(probe="missing"))
+    assert (report.num_cuts, report.rejected, storage().stats.bytes_read) == (1, {"missing": 1}, before)
+    assert len(Corpus.open(tmp_path / "speech.corpus").load(0)[1]) == 4000
+
+
+# Prepares a manifest with every sample decoded, in tasks of 25 files, prints the bytes read after each task, and waits
+# after the number of entries in `sys.argv[3]`.
+PROGRAM = """
+import sys
+from nestdata import PrepareConfig, prepare_corpus
+def show(found):
+    print(found.entries, found.bytes_read, flush=True)
+    if found.entries == int(sys.argv[3]):
+        print("waiting", flush=True)
+        sys.stdin.read()
+prepare_corpus([sys.argv[1]], sys.argv[2], PrepareConfig(probe="decode"), on_progress=show)
+"""
+
+
+def run(manifest: str, output: Path, *, kill_after: int = 0) -> list[list[int]]:
+    """Prepares a corpus in another process, which may be killed; returns the entries and bytes after each task."""
+    command = [sys.executable, "-c", PROGRAM, manifest, str(output), str(kill_after)]
+    pipe, seen = subprocess.PIPE, []
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line == "waiting\n":
+                process.kill()
+            else:
+                seen.append([int(word) for word in line.split()])
+        process.wait(timeout=300)
+    return seen
+
+
+def tree(corpus: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(corpus.iterdir()) if path.name != "report.html"}
+
+
+@pytest.mark.multiprocess
+def test_a_killed_run_is_continued_without_reading_finished_tasks_again(uploaded: str, tmp_path: Path) -> None:
+    output = tmp_path / "speech.corpus"
+    manifest = f"{uploaded}/nemo.json"
+    unbroken = run(manifest, output)
+    assert [entries for entries, _ in unbroken] == [25, 50, 61]
+    expected = tree(output)
+    output.rename(tmp_path / "unbroken")
+    assert [entries for entries, _ in run(manifest, output, kill_after=50)] == [25, 50]
+    last_task = unbroken[2][1] - unbroken[1][1]
+    manifest_bytes = storage().info(manifest).size
+    second = run(manifest, output)
+    assert [entries for entries, _ in second] == [25, 50, 61]
+    assert last_task <= second[-1][1] <= last_task + manifest_bytes
+    assert tree(output) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "message"),
+    [
+        (["s3://no-such-bucket/m.json"], {}, "no such bucket"),
+        (["s3://no-such-bucket/folder/"], {}, "no such bucket"),
+        ([f"{BUCKET}/nemo.json"], {"AWS_SECRET_ACCESS_KEY": "wrong"}, "wrong key|no permission"),
+        (["s3://noise/m.json"], {"AWS_ACCESS_KEY_ID": READER.access_key, "AWS_SECRET_ACCESS_KEY": READER.secret_key},
+         "no permission"),
+        ([f"{BUCKET}/gone.json"], {}, "no object of this name, and no audio below it|no such manifest"),
+        ([f"{BUCKET}/gone.json", "--format", "nemo"], {}, "no such"),
+        ([f"{BUCKET}/gone/"], {}, "no audio below it"),
+        ([f"{BUCKET}/wavs/01.flac"], {}, "one audio file"),
+        ([f"{BUCKET}/wavs", "--format", "kaldi"], {}, "a Kaldi directory is not read from a URL"),
+        ([f"{BUCKET}/wavs", "-o", "s3://speech/a.corpus"], {}, "written to a local path"),
+        (["s3://key:secret@speech/m.json"], {}, "holds credentials"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("uploaded")
+def test_what_cannot_be_read_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    changes: dict[str, str],
+    message: str,
+) -> None:
+    for name, value in changes.items():
+        monkeypatch.setenv(name, value)
+    outcome = commands.run("nestdata", "prepare", *arguments, cwd=tmp_path)
+    assert outcome.code == 1, outcome.err
+    (line,) = outcome.error_lines
+    assert any(part in line for part in message.split("|")), line
+    assert "secret" not in outcome.err + outcome.out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("access")
+def test_a_server_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    outcome = commands.run("nestdata", "prepare", "s3://speech/m.json", cwd=tmp_path)
+    assert outcome.code == 1
+    assert "connection refused" in outcome.error_lines[0]
