@@ -35,9 +35,6 @@ from peer import run_peer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.remote.proxy import FaultProxy, Faults
-from tests.remote.server import s3_server
-
 from nestdata import (
     AudioNoiseDataset,
     BatchPlan,
@@ -50,6 +47,8 @@ from nestdata import (
     microbatches,
     prepare_corpus,
 )
+from tests.remote.proxy import FaultProxy, Faults
+from tests.remote.server import s3_server
 
 UTTERANCE_S = 8.0
 """Prompts are joined until they last at least this long."""

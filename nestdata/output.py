@@ -143,15 +143,15 @@ def _partial_directory(output: Path, resumable: Collection[str] = ()) -> Iterato
     try:
         partial.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cannot_be_written(output, error) from error
-    with locked_directory(partial, output):
+        raise _cannot_be_written(output, error) from error
+    with _locked(partial, output):
         _clear(partial, resumable)
         try:
             yield partial
         except BaseException as error:
             _clear_after_error(partial, resumable)
             if isinstance(error, OSError) and is_full_disk(error):
-                raise cannot_be_written(output, error) from error
+                raise _cannot_be_written(output, error) from error
             raise
 
 
