@@ -46,7 +46,7 @@ class StoreUse:
         """Returns requests, bytes and, if prices are given, their cost."""
         parts = [f"{self.requests:,.0f} requests, {gigabytes(self.num_bytes)}"]
         if (cost := self.cost(prices)) is not None:
-            parts.append(f"{cost:,.2f} at the given price")
+            parts.append(f"{cost:,.2f} at the given prices" if cost >= 1 else f"{cost:.2g} at the given prices")
         return ", ".join(parts)
 
     def cost(self, prices: Prices) -> float | None:

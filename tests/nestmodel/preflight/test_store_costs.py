@@ -75,7 +75,8 @@ def test_the_cost_is_that_of_requests_and_of_bytes() -> None:
     assert use.cost(Prices(per_1000_requests=0.0004)) == pytest.approx(14.4)
     assert use.cost(Prices(per_gb=0.09)) == pytest.approx(648.0)
     both = Prices(per_1000_requests=0.0004, per_gb=0.09)
-    assert use.text(both) == "36,000,000 requests, 7200.0 GB, 662.40 at the given price"
+    assert use.text(both) == "36,000,000 requests, 7200.0 GB, 662.40 at the given prices"
+    assert (use * 1e-6).text(Prices(per_1000_requests=0.0004)) == "36 requests, 7.2 MB, 1.4e-05 at the given prices"
     assert use.text(Prices()) == "36,000,000 requests, 7200.0 GB"
 
 
