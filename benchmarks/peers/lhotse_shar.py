@@ -108,6 +108,7 @@ def _resume(arguments: argparse.Namespace) -> dict[str, float]:
 
 def _orders(directory: Path, num_utterances: int) -> list[list[int]]:
     """Returns the positions of all utterances in two epochs of a set of cuts without audio."""
+    directory.mkdir()
     CutSet.from_cuts(map(_cut, range(num_utterances))).to_shar(directory, fields={}, shard_size=SHARD)
     sampler = _sampler(directory)
     positions = []

@@ -17,6 +17,9 @@ from nestmodel.training.data import NestDataModule
 _PATIENCE_S = 20.0
 """Seconds for which a request is retried."""
 
+_LAST_TRY_S = 30.0
+"""Time that the last try of a loader may take after its patience has ended, in seconds."""
+
 
 def check_object_store(
     data: NestDataModule, trainer: pl.Trainer, prices: Prices, measure_s: float, step_rate: float | None
@@ -134,10 +137,10 @@ def _noise_warning(noise: StoreUse) -> list[str]:
 def _patience_warning(data: NestDataModule, trainer: pl.Trainer) -> list[str]:
     callbacks = cast(list[pl.Callback], getattr(trainer, "callbacks", []))
     guard = next((one for one in callbacks if isinstance(one, StallGuard) and one.enabled), None)
-    if guard is None or data.remote.patience_s < guard.limits.step_s:
+    if guard is None or data.remote.patience_s + _LAST_TRY_S <= guard.limits.step_s:
         return []
     return [
-        f"data.remote.patience_s ({data.remote.patience_s:g}) is not below guard.limits.step_s "
+        f"data.remote.patience_s ({data.remote.patience_s:g}) is not {_LAST_TRY_S:g} s below guard.limits.step_s "
         f"({guard.limits.step_s:g}): the stall guard would end the run while the loader still waits for the store. "
         "Lower the former or raise the latter."
     ]

@@ -112,7 +112,7 @@ def test_noise_in_a_store_and_too_much_patience_are_warnings(site: Site, tmp_pat
     result = check_object_store(data, trainer(tmp_path, [guard]), Prices(), 0.0, None)
     assert result.status == "warning"
     assert "Prepare the noise with --pcm." in result.advice
-    assert "data.remote.patience_s (300) is not below guard.limits.step_s (200)" in result.advice
+    assert "data.remote.patience_s (300) is not 30 s below guard.limits.step_s (200)" in result.advice
     assert " for noise" in result.notes[0]
 
 
