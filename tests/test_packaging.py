@@ -49,7 +49,7 @@ def test_every_data_file_is_in_the_wheel() -> None:
 
 def test_the_lowest_version_of_each_dependency_is_the_one_that_was_tested() -> None:
     lowest = pins("constraints-lowest.txt")
-    for requirement in requirements("dask", "huggingface", "probe", "safetensors", "test"):
+    for requirement in requirements("dask", "huggingface", "probe", "remote", "safetensors", "test"):
         bounds = [one.version for one in requirement.specifier if one.operator == ">="]
         assert bounds, requirement
         assert Version(lowest[requirement.name.lower()]) == Version(bounds[0]), requirement
@@ -57,6 +57,6 @@ def test_the_lowest_version_of_each_dependency_is_the_one_that_was_tested() -> N
 
 def test_the_pinned_versions_are_within_the_declared_ranges() -> None:
     pinned = pins("constraints.txt")
-    for requirement in requirements("dask", "export", "huggingface", "probe", "safetensors", "test"):
+    for requirement in requirements("dask", "export", "huggingface", "probe", "remote", "safetensors", "test"):
         if requirement.name != "nest-pretrain":
             assert requirement.specifier.contains(pinned[requirement.name.lower()]), requirement

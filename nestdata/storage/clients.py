@@ -7,6 +7,7 @@ after its parent had made a client raises instead.
 import os
 import threading
 from datetime import timedelta
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from nestdata.errors import ConfigError, StorageError
@@ -44,6 +45,23 @@ def check_not_forked(location: str) -> None:
             "survive a fork. Start processes by forkserver or spawn (multiprocessing.get_context('forkserver'), "
             "start_method='forkserver' of the loader).",
         )
+
+
+def import_obstore() -> ModuleType:
+    """Returns the module `obstore`.
+
+    Raises:
+        ConfigError: The extra `remote` is not installed.
+    """
+    try:
+        import obstore
+        import obstore.exceptions
+        import obstore.store
+    except ImportError:
+        raise ConfigError(
+            "Object stores need obstore. Install it with `pip install 'nest-pretrain[remote]'`."
+        ) from None
+    return obstore
 
 
 class Client:
@@ -109,12 +127,9 @@ class Clients:
 
 def _make_store(address: ObjectAddress, config: StorageConfig, *, is_patient: bool) -> "ObjectStore":
     global _has_made_clients
-    try:
-        from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
-    except ImportError:
-        raise ConfigError(
-            f"{address.scheme}:// needs obstore. Install it with `pip install 'nest-pretrain[remote]'`."
-        ) from None
+    import_obstore()
+    from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+
     _has_made_clients = True
     options: Any = {"client_options": _client_options(address, config, is_patient=is_patient)}
     options["retry_config"] = _retries(config) if is_patient else {"max_retries": 0}

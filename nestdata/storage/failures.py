@@ -45,7 +45,16 @@ _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerDisabled", "Contain
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 _WRONG_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed", "InvalidSecurity"}
 _WRONG_REGION = {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
-_CREDENTIAL_SERVICES = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "login.microsoftonline.com")
+_CREDENTIAL_SERVICES = (
+    "169.254.169.254",
+    "169.254.170.2",
+    "/latest/api/token",
+    "/latest/meta-data/",
+    "metadata.google.internal",
+    "login.microsoftonline.com",
+)
+"""Parts of the URLs at which clouds give credentials to their machines."""
+
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "OperationAborted"}
 
 _VARIABLES = {
@@ -88,7 +97,7 @@ def classify(error: Exception, scheme: str = "") -> Failure:
     if name == "NotSupportedError":
         cure = "Copy the data to a server that does."
         return Failure("invalid", "the server does not answer requests for a range of bytes", cure)
-    if any(host in text for host in _CREDENTIAL_SERVICES):
+    if any(part in text for part in _CREDENTIAL_SERVICES):
         problem = "no credentials were found in the environment, and no service of the cloud gave any"
         return Failure("denied", problem, _set_keys(scheme), is_transient=True, is_unreachable=True)
     if match := _STATUS.search(text):

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nestdata.errors import ConfigError, StorageError
-from nestdata.storage.clients import Client, Clients, check_not_forked
+from nestdata.errors import StorageError
+from nestdata.storage.clients import Client, Clients, check_not_forked, import_obstore
 from nestdata.storage.config import MIB, StorageConfig
 from nestdata.storage.failures import ObjectChanged, ShortAnswer, classify, num_own_retries
 from nestdata.storage.info import ObjectInfo, StatsCounter
@@ -38,15 +38,13 @@ class RemoteObjects:
         """Asks for size and ETag of an object."""
 
         def head(client: Client, key: str) -> ObjectInfo:
-            import obstore
-
             try:
-                return _info(location, obstore.head(client.reading, key))
-            except Exception as error:
+                return _info(location, import_obstore().head(client.reading, key))
+            except request_errors() as error:
                 if classify(error).is_transient:
                     raise
                 # Answers to HEAD have no body, which would tell a missing bucket from a missing object.
-                return _info(location, obstore.get(client.reading, key, options={"range": (0, 1)}).meta)
+                return _info(location, import_obstore().get(client.reading, key, options={"range": (0, 1)}).meta)
 
         return self._persist(location, head)
 
@@ -65,10 +63,8 @@ class RemoteObjects:
         patience = self._patience(location, stop)
 
         def get(client: Client, key: str) -> bytes:
-            import obstore
-
             start = offset + sum(map(len, received))
-            answer = obstore.get(client.reading, key, options={"range": (start, offset + length)})
+            answer = import_obstore().get(client.reading, key, options={"range": (start, offset + length)})
             _check_version(answer.meta, etag=etag, size=size, end=offset + length)
             if answer.range != (start, offset + length):
                 raise ShortAnswer(f"the answer holds bytes {answer.range}, expected {(start, offset + length)}")
@@ -91,10 +87,8 @@ class RemoteObjects:
             )
 
         def list_all(client: Client, key: str) -> list[ObjectInfo]:
-            import obstore
-
             _reach(client, key)
-            pages = obstore.list(client.patient, key.rstrip("/") or None, chunk_size=1000)
+            pages = import_obstore().list(client.patient, key.rstrip("/") or None, chunk_size=1000)
             return [_info(root + meta["path"], meta) for page in pages for meta in page]
 
         yield from sorted(self._persist(folder, list_all))
@@ -104,10 +98,8 @@ class RemoteObjects:
         size = source.stat().st_size if isinstance(source, Path) else len(source)
 
         def put(client: Client, key: str) -> None:
-            import obstore
-
             _reach(client, key)
-            obstore.put(client.patient, key, source, chunk_size=UPLOAD_PART_BYTES, max_concurrency=4)
+            import_obstore().put(client.patient, key, source, chunk_size=UPLOAD_PART_BYTES, max_concurrency=4)
 
         self._persist(location, put)
         self._stats.add(bytes_written=size)
@@ -123,9 +115,7 @@ class RemoteObjects:
         """Deletes an object. One that does not exist counts as deleted."""
 
         def delete(client: Client, key: str) -> None:
-            import obstore
-
-            obstore.delete(client.reading, key)
+            import_obstore().delete(client.reading, key)
 
         try:
             self._persist(location, delete)
@@ -170,9 +160,7 @@ class RemoteObjects:
                         result = request(client, address.key)
                     client.was_reached = True
                     return result
-                except (StorageError, ConfigError):
-                    raise
-                except Exception as error:
+                except request_errors() as error:
                     failure, num_tries = classify(error, address.scheme), num_own_retries(error) + 1
                 client.was_reached = client.was_reached or not failure.is_unreachable
                 if failure.kind == "denied" and not failure.is_transient and not has_renewed:
@@ -191,6 +179,11 @@ class RemoteObjects:
         finally:
             del self._under_way[thread]
             self._stats.add(seconds_waited=time.monotonic() - started)
+
+
+def request_errors() -> tuple[type[Exception], ...]:
+    """Returns the exceptions that a failed request raises; all others are errors of this program."""
+    return (import_obstore().exceptions.BaseError, OSError, ValueError, ShortAnswer, ObjectChanged)
 
 
 def normalised_etag(etag: str | None) -> str | None:
@@ -218,13 +211,11 @@ def _check_version(meta: Any, *, etag: str | None, size: int | None, end: int) -
 
 def _reach(client: Client, key: str) -> None:
     """Raises if a server that has not answered before cannot be reached: the patient client would wait for long."""
-    import obstore
-
     if client.was_reached:
         return
     try:
-        obstore.head(client.reading, key or "any")
-    except Exception as error:
+        import_obstore().head(client.reading, key or "any")
+    except request_errors() as error:
         if classify(error).is_transient:
             raise
     client.was_reached = True

@@ -12,11 +12,12 @@ from nestdata import (
     NestDataError,
     OutputError,
     PlanError,
+    StorageError,
     errors,
     last_error_line,
 )
 
-ALL = [AudioError, ConfigError, CorpusError, ManifestError, NestDataError, OutputError, PlanError]
+ALL = [AudioError, ConfigError, CorpusError, ManifestError, NestDataError, OutputError, PlanError, StorageError]
 
 
 @pytest.mark.parametrize("error", ALL)
@@ -69,3 +70,8 @@ def test_the_type_is_removed_from_a_traceback_whether_built_in_or_not(error: Bas
     text = "Caught it in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
     rebuilt = type(error)(text + "".join(traceback.format_exception_only(error)))
     assert last_error_line(rebuilt) == "a: b"
+
+
+def test_a_storage_error_has_a_kind_beside_its_message() -> None:
+    error = StorageError.because("missing", "s3://bucket/name: no such object.")
+    assert (error.kind, str(error)) == ("missing", "s3://bucket/name: no such object.")

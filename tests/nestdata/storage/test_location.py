@@ -1,0 +1,88 @@
+import pytest
+
+from nestdata.errors import StorageError
+from nestdata.storage import SCHEMES, is_url, join, name_of, parent, redacted
+from nestdata.storage.location import ObjectAddress, parse_url
+
+
+def test_urls_are_told_from_paths() -> None:
+    assert [is_url(f"{scheme}://bucket/name") for scheme in SCHEMES] == [True] * len(SCHEMES)
+    for text in ("/data/s3://odd", "s3:/bucket/name", "relative/name", "file:///data", "S3", "", "ftp://host/name"):
+        assert not is_url(text)
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        ("s3://bucket/a/b.tar", ObjectAddress("s3", "bucket", "a/b.tar")),
+        ("S3://bucket/a/b.tar", ObjectAddress("s3", "bucket", "a/b.tar")),
+        ("gs://bucket", ObjectAddress("gs", "bucket", "")),
+        ("az://container/a/", ObjectAddress("az", "container", "a/")),
+        ("s3://bucket/a%20b?c#d", ObjectAddress("s3", "bucket", "a%20b?c#d")),
+        ("https://host:8080/a%20b", ObjectAddress("https", "host:8080", "a b")),
+    ],
+)
+def test_urls_are_split_into_bucket_and_key(location: str, expected: ObjectAddress) -> None:
+    assert parse_url(location) == expected
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("ftp://host/name", "is no URL of an object store"),
+        ("s3://", "names no bucket: expected s3://BUCKET/NAME"),
+        ("s3:///name", "names no bucket"),
+        ("s3://bucket/a//b", "empty part"),
+        ("s3://bucket/a/../b", "empty part, '.' or '..'"),
+        ("https://host/a?version=2", "has a query or a fragment"),
+    ],
+)
+def test_wrong_urls_are_one_error(location: str, message: str) -> None:
+    with pytest.raises(StorageError, match=message) as caught:
+        parse_url(location)
+    assert caught.value.kind == "invalid"
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "https://user:hunter2@host/name",
+        "s3://key:hunter2@bucket/name",
+        "https://host/name?X-Amz-Algorithm=AWS4&X-Amz-Signature=hunter2",
+        "https://account.blob.core.windows.net/c/name?sv=2020&sig=hunter2",
+        "https://storage.googleapis.com/b/name?GoogleAccessId=me&Signature=hunter2",
+        "s3://bucket/name?AWSAccessKeyId=hunter2",
+    ],
+)
+def test_urls_with_credentials_are_refused_and_never_shown(location: str) -> None:
+    with pytest.raises(StorageError, match=r"holds credentials.*AWS_ACCESS_KEY_ID") as caught:
+        parse_url(location)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in redacted(location)
+
+
+def test_locations_without_secrets_are_shown_as_they_are() -> None:
+    for location in ("/data/a b.wav", "s3://bucket/a?b", "https://host:1/a%20b", "relative"):
+        assert redacted(location) == location
+
+
+def test_names_are_joined_to_folders() -> None:
+    assert join("s3://bucket", "a/b") == "s3://bucket/a/b"
+    assert join("s3://bucket/c/", "a") == "s3://bucket/c/a"
+    assert join("/data", "a/b") == "/data/a/b"
+    assert join("/", "a") == "/a"
+    assert join("/data", "/other/a") == "/other/a"
+    assert join("/data", "gs://b/a") == "gs://b/a"
+    assert join("s3://bucket/c", "/other/a") == "/other/a"
+
+
+def test_parents_and_names_end_at_the_bucket() -> None:
+    assert parent("s3://bucket/a/b.tar") == "s3://bucket/a"
+    assert parent("s3://bucket/b.tar") == "s3://bucket"
+    assert parent("s3://bucket") == "s3://bucket"
+    assert parent("s3://bucket/a/") == "s3://bucket"
+    assert parent("/data/a") == "/data"
+    assert parent("/a") == "/"
+    assert name_of("s3://bucket/a/b.tar") == "b.tar"
+    assert name_of("s3://bucket/") == "bucket"
+    assert name_of("/data/a/") == "a"
