@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -218,7 +218,7 @@ def _measure(site: Site) -> Iterator[tuple[str, float]]:
         yield f"{what}, Lhotse Shar", json.loads(run_peer(command).splitlines()[-1])[value]
     if site.mosaic_python:
         yield "speed, MosaicML", _mosaic(site, "speed", site.folder / "mds")["utterances_per_s"]
-        yield "resume, MosaicML", _mosaic(site, "resume", site.folder / "mds")["seconds"]
+        yield "resume, MosaicML", _mosaic(site, "resume", site.folder / "mds", num_workers=0)["seconds"]
         remote = _mosaic(site, "speed", site.folder / "cache", "--remote", f"{BUCKET}/mds", delay=25)
         yield "speed, MosaicML, S3 at 25 ms, first epoch", remote["utterances_per_s"]
     reads = _child(site, "reads", site.folder / "prompts" / "audio", site.folder / "prompt_tars")
@@ -232,13 +232,15 @@ def _measure(site: Site) -> Iterator[tuple[str, float]]:
     yield "curl, S3", megabytes / _curl(site)
 
 
-def _mosaic(site: Site, *arguments: str | Path, delay: int | None = None) -> dict[str, float]:
+def _mosaic(
+    site: Site, *arguments: str | Path, delay: int | None = None, num_workers: int = NUM_WORKERS
+) -> dict[str, float]:
     assert site.mosaic_python is not None
     environment = dict(os.environ)
     if delay is not None:
         environment |= site.environments[delay]
         environment["S3_ENDPOINT_URL"] = environment["AWS_ENDPOINT_URL"]
-    command = [site.mosaic_python, PEERS / "mosaic_streaming.py", *arguments, "--workers", str(NUM_WORKERS)]
+    command = [site.mosaic_python, PEERS / "mosaic_streaming.py", *arguments, "--workers", str(num_workers)]
     measured: dict[str, float] = json.loads(run_peer(command, env=environment).splitlines()[-1])
     return measured
 
@@ -277,14 +279,14 @@ def _speed(path: str, noise: str | None = None) -> dict[str, float]:
 
 
 def _resume(path: str) -> dict[str, float]:
-    """Opens a corpus and reads the batch in the middle of an epoch."""
-    from torch.utils.data import DataLoader  # noqa: F401 - the peers measure without imports, too
-
+    """Opens a corpus and reads the batch in the middle of an epoch; another batch was read before, for the imports."""
+    dataset = _dataset(Corpus.open(path), None)
+    next(iter(dataset.loader([(0, 0)])))
     started = time.perf_counter()
     dataset = _dataset(Corpus.open(path), None)
     middle = dataset.plan.steps_per_epoch // 2
     indices = microbatches(dataset.plan, start_step=middle, num_steps=dataset.plan.steps_per_epoch - middle)
-    next(iter(dataset.loader(indices, num_workers=NUM_WORKERS)))
+    next(iter(dataset.loader(indices)))
     return {"seconds": time.perf_counter() - started}
 
 
@@ -345,19 +347,38 @@ _CHILDREN: dict[str, Any] = {
 }
 
 
-def _orders(site: Site, num_utterances: int) -> dict[str, tuple[float, float]]:
-    """Returns the two measures of `_uniformity` for each contestant."""
+class Order(NamedTuple):
+    """How uniform a shuffle is, and how long its state takes to restore; see `_uniformity`."""
+
+    correlation: float
+    distance: float
+    resume_s: float
+
+
+def _orders(site: Site, num_utterances: int) -> dict[str, Order]:
+    """Returns the orders of each contestant for utterances without audio."""
     lengths = np.sort(np.random.default_rng(0).integers(8 * 16000, 12 * 16000, num_utterances))
-    plan = BatchPlan(lengths, 16000, PlanConfig(max_batch_seconds=BATCH_SECONDS, microbatches_per_step=1))
+    plan = _own_plan(lengths)
     stored = np.random.default_rng(1).permutation(num_utterances)  # number in the store, by length
-    orders = {"ours": [_own_positions(plan, epoch, stored) for epoch in range(2)]}
+    positions = [_own_positions(plan, epoch, stored) for epoch in range(2)]
+    started = time.perf_counter()
+    plan = _own_plan(lengths)
+    plan.indices(plan.steps_per_epoch // 2, 0)
+    orders = {"ours": {"positions": positions, "resume_s": time.perf_counter() - started}}
     number = ["--utterances", str(num_utterances)]
     shar = run_peer([sys.executable, PEERS / "lhotse_shar.py", "order", site.folder / "order", *number])
     orders["Lhotse Shar"] = json.loads(shar.splitlines()[-1])
     if site.mosaic_python:
         mosaic = run_peer([site.mosaic_python, PEERS / "mosaic_streaming.py", "order", *number])
         orders["MosaicML"] = json.loads(mosaic.splitlines()[-1])
-    return {f"{name}, {num_utterances:,} utterances": _uniformity(*order) for name, order in orders.items()}
+    return {
+        f"{name}, {num_utterances:,} utterances": Order(*_uniformity(*order["positions"]), order["resume_s"])
+        for name, order in orders.items()
+    }
+
+
+def _own_plan(lengths: NDArray[np.int64]) -> BatchPlan:
+    return BatchPlan(lengths, 16000, PlanConfig(max_batch_seconds=BATCH_SECONDS, microbatches_per_step=1))
 
 
 def _own_positions(plan: BatchPlan, epoch: int, stored: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -398,7 +419,7 @@ _RATIOS = [
 _UNITS = {"speed": "utterances/s", "resume": "s", "reads": "µs a read", "prepare": "members/s", "curl": "MB/s"}
 
 
-def _print(rounds: list[dict[str, float]], orders: dict[str, tuple[float, float]]) -> None:
+def _print(rounds: list[dict[str, float]], orders: dict[str, Order]) -> None:
     print("# Audio in tars and object stores\n")
     print(f"Made by `benchmarks/bench_remote.py`, {len(rounds)} rounds, {platform.machine()}, {os.cpu_count()} cores.")
     print(f"One loader worker; utterances of {UTTERANCE_S:g} s and more, batches of {BATCH_SECONDS:g} s.\n")
@@ -414,9 +435,12 @@ def _print(rounds: list[dict[str, float]], orders: dict[str, tuple[float, float]
         if name in rounds[0] and other in rounds[0]:
             ratios = [measured[name] / measured[other] for measured in rounds]
             print(f"| {name} / {other} | {statistics.median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f} |")
-    print("\n| order | rank correlation of two epochs | distance of stored neighbours (uniform: 0.29) |\n|---|---|---|")
-    for name, (correlation, distance) in orders.items():
-        print(f"| {name} | {correlation:+.4f} | {distance:.3f} |")
+    print("\nOrder: rank correlation of the positions of utterances in two epochs; median distance, in an epoch, of")
+    print("utterances that are stored next to each other, as a share of the epoch (uniform: 0.29); seconds to restore")
+    print("the state in the middle of an epoch, without audio.\n")
+    print("| order | rank correlation | distance | resume, s |\n|---|---|---|---|")
+    for name, order in orders.items():
+        print(f"| {name} | {order.correlation:+.4f} | {order.distance:.3f} | {order.resume_s:.3g} |")
 
 
 if __name__ == "__main__":

@@ -93,21 +93,28 @@ def _speed(arguments: argparse.Namespace) -> dict[str, float]:
 
 def _resume(arguments: argparse.Namespace) -> dict[str, float]:
     """Stops in the middle of an epoch, and measures the time to the next batch of a restored sampler."""
-    num_batches = sum(1 for _ in _sampler(arguments.directory))
-    sampler = _sampler(arguments.directory)
-    batches = iter(sampler)
-    for _ in range(num_batches // 2):
-        next(batches)
+    sampler, num_batches = _sampler_in_middle(arguments.directory)
+    Speech()[next(iter(_sampler(arguments.directory)))]
     state = sampler.state_dict()
     started = time.perf_counter()
     resumed = _sampler(arguments.directory)
     resumed.load_state_dict(state)
     Speech()[next(iter(resumed))]
-    return {"seconds": time.perf_counter() - started}
+    return {"seconds": time.perf_counter() - started, "batches": num_batches}
 
 
-def _orders(directory: Path, num_utterances: int) -> list[list[int]]:
-    """Returns the positions of all utterances in two epochs of a set of cuts without audio."""
+def _sampler_in_middle(directory: Path) -> tuple[DynamicBucketingSampler, int]:
+    """Returns a sampler that has yielded half of an epoch, and the number of batches of the epoch."""
+    num_batches = sum(1 for _ in _sampler(directory))
+    sampler = _sampler(directory)
+    batches = iter(sampler)
+    for _ in range(num_batches // 2):
+        next(batches)
+    return sampler, num_batches
+
+
+def _orders(directory: Path, num_utterances: int) -> dict[str, Any]:
+    """Returns the positions of all utterances in two epochs of a set of cuts without audio, and the time to resume."""
     directory.mkdir()
     CutSet.from_cuts(map(_cut, range(num_utterances))).to_shar(directory, fields={}, shard_size=SHARD)
     sampler = _sampler(directory)
@@ -119,7 +126,12 @@ def _orders(directory: Path, num_utterances: int) -> list[list[int]]:
         for position, number in enumerate(ids):
             inverse[number] = position
         positions.append(inverse)
-    return positions
+    state = _sampler_in_middle(directory)[0].state_dict()
+    started = time.perf_counter()
+    resumed = _sampler(directory)
+    resumed.load_state_dict(state)
+    next(iter(resumed))
+    return {"positions": positions, "resume_s": time.perf_counter() - started}
 
 
 def _cut(number: int) -> MonoCut:

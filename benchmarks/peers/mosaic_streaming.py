@@ -114,18 +114,23 @@ def _resume(arguments: argparse.Namespace) -> dict[str, float]:
     return {"seconds": time.perf_counter() - started}
 
 
-def _orders(num_utterances: int) -> list[list[int]]:
-    """Returns the positions of all utterances in two epochs, with the default algorithm and block size."""
+def _orders(num_utterances: int) -> dict[str, Any]:
+    """Returns the positions of all utterances in two epochs, with the default algorithm and block size.
+
+    The order of an epoch is computed anew for a resume; the time of the second one is returned.
+    """
     num_shards = -(-num_utterances // SAMPLES_PER_SHARD)
     sizes = np.full(num_shards, SAMPLES_PER_SHARD)
     sizes[-1] = num_utterances - SAMPLES_PER_SHARD * (num_shards - 1)
-    positions = []
+    positions, seconds = [], 0.0
     for epoch in range(2):
+        started = time.perf_counter()
         order = get_shuffle("py1e", sizes, 1, 9176, epoch, max(4_000_000, 1 << 18))
+        seconds = time.perf_counter() - started
         inverse = np.empty_like(order)
         inverse[order] = np.arange(len(order))
         positions.append(inverse.tolist())
-    return positions
+    return {"positions": positions, "resume_s": seconds}
 
 
 if __name__ == "__main__":
