@@ -14,7 +14,15 @@ SEEDS = ("data.plan.seed", "model.config.seed")
 _SWITCHES = ("--json", "--find_budget")
 _HYPHENATED = {
     f"--{name.replace('_', '-')}": f"--{name}"
-    for name in ("feeding_seconds", "find_budget", "memory_limit", "memory_margin")
+    for name in (
+        "feeding_seconds",
+        "find_budget",
+        "memory_limit",
+        "memory_margin",
+        "price_per_1000_requests",
+        "price_per_gb",
+        "store_seconds",
+    )
 }
 _CONFIG_FLAGS = ("--config", "-c")
 

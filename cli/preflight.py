@@ -45,6 +45,9 @@ class PreflightTrainer(Trainer):
         num_batches: int = _DEFAULTS.num_batches,
         timeout_s: float = _DEFAULTS.timeout_s,
         feeding_seconds: float = _DEFAULTS.feeding_seconds,
+        store_seconds: float = _DEFAULTS.store_seconds,
+        price_per_1000_requests: float | None = _DEFAULTS.price_per_1000_requests,
+        price_per_gb: float | None = _DEFAULTS.price_per_gb,
         find_budget: bool = False,
         memory_limit: str | None = _BUDGET.memory_limit,
         memory_margin: float = _BUDGET.memory_margin,
@@ -52,7 +55,7 @@ class PreflightTrainer(Trainer):
         ckpt_path: str | None = None,  # noqa: ARG002 - accepted because the files and flags of fit may set it
         weights_only: bool | None = None,  # noqa: ARG002
     ) -> None:
-        """Check ranks, disks, audio, memory and network before a run.
+        """Check ranks, disks, audio, object stores, memory and network before a run.
 
         Args:
             model: The model to train.
@@ -60,6 +63,9 @@ class PreflightTrainer(Trainer):
             num_batches: Number of batches that each rank reads.
             timeout_s: Seconds that ranks wait for each other in each check, and for one step with find_budget.
             feeding_seconds: Seconds for which each number of loader workers is measured; 0 skips this check.
+            store_seconds: Seconds for which the object store of the speech is measured, twice; 0 leaves it out.
+            price_per_1000_requests: Price of 1,000 requests to the object store, to print the cost of a run.
+            price_per_gb: Price of 1 GB that leaves the object store.
             find_budget: Instead of the checks, find the largest data.plan.max_batch_seconds that fits, and the best.
             memory_limit: Memory of one rank with find_budget, such as 8GiB; required on a CPU.
             memory_margin: Share of the memory that find_budget leaves free.
@@ -76,7 +82,14 @@ class PreflightTrainer(Trainer):
         if memory_limit is not None:
             raise ConfigError("--memory_limit has no effect without --find_budget: add it, or leave both out.")
         show: Callable[[PreflightReport], None] = _print_json if json else _print_table
-        config = PreflightConfig(num_batches=num_batches, timeout_s=timeout_s, feeding_seconds=feeding_seconds)
+        config = PreflightConfig(
+            num_batches=num_batches,
+            timeout_s=timeout_s,
+            feeding_seconds=feeding_seconds,
+            store_seconds=store_seconds,
+            price_per_1000_requests=price_per_1000_requests,
+            price_per_gb=price_per_gb,
+        )
         self.exit_code = int(run_preflight(model, datamodule, self, config, show).has_failed)
 
 

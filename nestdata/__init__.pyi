@@ -68,6 +68,11 @@ from .prepare.progress import PrepareProgress as PrepareProgress
 from .prepare.run import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
 from .stateless_rng import derive_key as derive_key
+from .storage import ObjectInfo as ObjectInfo
+from .storage import Storage as Storage
+from .storage import StorageConfig as StorageConfig
+from .storage import is_url as is_url
+from .storage import redacted as redacted
 
 __all__ = [
     "Address",
@@ -98,6 +103,7 @@ __all__ = [
     "NoiseConfig",
     "NoiseSampler",
     "NoiseSpan",
+    "ObjectInfo",
     "OutputError",
     "PackCodec",
     "PackConfig",
@@ -117,12 +123,15 @@ __all__ = [
     "ShortAudio",
     "SpeakerNoiseMixer",
     "StartMethod",
+    "Storage",
+    "StorageConfig",
     "StorageError",
     "VerifyProblem",
     "VerifyReport",
     "batch_digest",
     "derive_key",
     "draw_plan",
+    "is_url",
     "last_error_line",
     "microbatches",
     "output_directory",
@@ -130,6 +139,7 @@ __all__ = [
     "pack_corpora",
     "prepare_corpus",
     "preview_rows",
+    "redacted",
     "start_fork_server",
     "summarise_plan",
     "time_decoding",

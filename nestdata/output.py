@@ -150,7 +150,7 @@ def _partial_directory(output: Path, resumable: Collection[str] = ()) -> Iterato
             yield partial
         except BaseException as error:
             _clear_after_error(partial, resumable)
-            if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+            if isinstance(error, OSError) and is_full_disk(error):
                 raise _cannot_be_written(output, error) from error
             raise
 

@@ -1,4 +1,4 @@
-"""Runs the preflight: settings, disk, reading of audio, memory of a step, feeding, and collectives, on all ranks.
+"""Runs the preflight: settings, disk, shards, audio, memory of a step, feeding, store, and collectives, on all ranks.
 
 This module holds the list of checks and their order. A check that raises an error on a rank has failed on that rank,
 and the other checks continue. If a rank does not answer in time, it is named and the preflight ends. Nothing is
@@ -22,9 +22,12 @@ from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.preflight.checks import check_disk, check_reading, check_restarts, check_shared_memory
 from nestmodel.preflight.feeding import check_feeding, cores_of_rank, own_cores
 from nestmodel.preflight.hardware import allocate_buffers, check_collectives, check_step
+from nestmodel.preflight.object_store import check_object_store
 from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
 from nestmodel.preflight.settings import compare_settings, rank_settings_or_error
+from nestmodel.preflight.shards import check_shards
 from nestmodel.preflight.store import StoreExchange
+from nestmodel.preflight.store_costs import Prices
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
 from nestmodel.training.module import NestModel
@@ -48,7 +51,20 @@ class PreflightConfig:
     feeding_seconds: float = 2.0
     """How long each number of loader workers is measured, in seconds; 0 skips the check `feeding`."""
 
+    store_seconds: float = 2.0
+    """How long the object store of the speech is measured, in seconds, with single and with parallel requests; 0
+    leaves the measurement out."""
+
+    price_per_1000_requests: float | None = None
+    """Price of 1,000 requests to the object store, in any currency."""
+
+    price_per_gb: float | None = None
+    """Price of 10^9 bytes that leave the object store."""
+
     def __post_init__(self) -> None:
+        for name in ("store_seconds", "price_per_1000_requests", "price_per_gb"):
+            if (getattr(self, name) or 0.0) < 0:
+                raise ConfigError(f"preflight.{name} is {getattr(self, name):g}: give 0 or a positive number.")
         if self.feeding_seconds < 0:
             raise ConfigError(
                 f"preflight.feeding_seconds is {self.feeding_seconds:g}: give a number of seconds, or 0 for none."
@@ -67,6 +83,7 @@ def rank_checks(
         ("restarts", lambda: check_restarts(os.environ)),
         ("disk", lambda: check_disk(model, trainer)),
         ("shared memory", lambda: check_shared_memory(data, trainer)),
+        ("shards", lambda: check_shards(data, trainer, config.timeout_s)),
         ("reading", lambda: check_reading(data, trainer, config.num_batches)),
         ("training step", lambda: check_step(model, data, trainer)),
     ]
@@ -136,17 +153,28 @@ def _results_of_checks(
     yield "settings", _check_settings(exchange, rank_settings_or_error(model, data, trainer))
     figures: dict[str, float] = {}  # of this rank
     for name, check in rank_checks(model, data, trainer, config):
-        results = _check_on_all_ranks(exchange, name, check)
-        own = results[trainer.global_rank]
-        figures |= own.figures if own is not None else {}
+        # A loader would wait for a store that does not answer, for longer than the others wait for this rank.
+        is_blocked = name == "reading" and bool(figures.get("unreachable_shards"))
+        results = _check_on_all_ranks(exchange, name, _blocked if is_blocked else check)
+        figures |= _own_figures(results, trainer)
         yield name, results
-    yield (
-        "feeding",
-        _check_feeding(
-            model, data, trainer, config, exchange, can_run={"step_seconds", "seconds_per_batch"} <= figures.keys()
-        ),
-    )
+    can_run = {"step_seconds", "seconds_per_batch"} <= figures.keys()
+    yield "feeding", (results := _check_feeding(model, data, trainer, config, exchange, can_run=can_run))
+    figures |= _own_figures(results, trainer)
+    prices = Prices(per_1000_requests=config.price_per_1000_requests, per_gb=config.price_per_gb)
+    measure_s = 0.0 if figures.get("unreachable_shards") else config.store_seconds
+    check = lambda: check_object_store(data, trainer, prices, measure_s, figures.get("step_audio_s_per_s"))  # noqa: E731
+    yield "store", _check_on_all_ranks(exchange, "store", check)
     yield "collectives", _check_collectives(model, data, trainer, config, exchange, figures.get("step_seconds"))
+
+
+def _own_figures(results: RankResults, trainer: pl.Trainer) -> dict[str, float]:
+    own = results[trainer.global_rank]
+    return own.figures if own is not None else {}
+
+
+def _blocked() -> CheckResult:
+    return CheckResult(status="skipped", value="shards cannot be reached")
 
 
 def _check_on_all_ranks(exchange: StoreExchange, topic: str, check: Callable[[], CheckResult]) -> RankResults:

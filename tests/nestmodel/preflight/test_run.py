@@ -34,7 +34,8 @@ from tests.synthesis import folder_corpus, hiss
 from tests.training import tiny_config, trainer
 
 REPOSITORY = Path(__file__).parents[3]
-NAMES = ["settings", "restarts", "disk", "shared memory", "reading", "training step", "feeding", "collectives"]
+NAMES = ["settings", "restarts", "disk", "shared memory", "shards", "reading", "training step", "feeding", "store"]
+NAMES += ["collectives"]
 SHORT = PreflightConfig(feeding_seconds=0.1)
 WITHOUT_FEEDING = PreflightConfig(feeding_seconds=0.0)
 Usage = namedtuple("Usage", "total used free")
@@ -62,7 +63,8 @@ def test_every_check_passes_in_order_if_nothing_is_wrong(messy_corpora: MessyCor
     status = {check.name: check.status for check in report.checks}
     # Whether the loader feeds the step depends on the speed of the machine.
     assert status.pop("feeding") in ("ok", "warning")
-    assert status == {**dict.fromkeys(NAMES[:-2], "ok"), "restarts": "skipped", "collectives": "skipped"}
+    skipped = dict.fromkeys(("restarts", "shards", "store", "collectives"), "skipped")
+    assert status == {**dict.fromkeys(NAMES[:-3], "ok"), **skipped}
     assert [line for line in report.problems() if not line.startswith("warning: feeding")] == []
     assert not report.has_failed
     assert json.loads(json.dumps(report.as_dict()))["ok"] is True
@@ -91,7 +93,7 @@ def test_feeding_is_measured_on_the_corpus_and_explained(messy_corpora: MessyCor
     assert pcm.startswith("preparing the speech with --pcm ")
     assert "from the disk as it is stored" in disk
     assert report.notes() == [f"feeding: {note}" for note in feeding.notes]
-    assert json.loads(json.dumps(report.as_dict()))["checks"][-2]["ranks"][0]["notes"] == list(feeding.notes)
+    assert json.loads(json.dumps(report.as_dict()))["checks"][-3]["ranks"][0]["notes"] == list(feeding.notes)
 
 
 def test_feeding_can_be_left_out(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -139,9 +141,8 @@ def test_a_full_disk_and_too_little_memory_fail_with_their_sizes(
     loader = data.train_dataset.loader([], num_workers=1)
     assert shared.figures["needed_bytes"] == loader.shared_bytes == 6 * loader.shared_bytes // loader.num_slots
     assert "Lower data.num_workers" in shared.advice
-    assert [check.status for check in report.checks if check.name not in ("restarts", "disk", "shared memory")][:3] == [
-        "ok"
-    ] * 3
+    results = results_of(report)
+    assert [results[name].status for name in ("settings", "reading", "training step")] == ["ok"] * 3
 
 
 def test_restarts_that_can_read_addresses_of_the_previous_attempt_are_a_warning() -> None:
@@ -287,6 +288,9 @@ def test_invalid_settings_and_results_are_refused() -> None:
         PreflightConfig(timeout_s=0.0)
     with pytest.raises(ConfigError, match="feeding_seconds is -1"):
         PreflightConfig(feeding_seconds=-1.0)
+    for name in ("store_seconds", "price_per_1000_requests", "price_per_gb"):
+        with pytest.raises(ConfigError, match=f"{name} is -1"):
+            PreflightConfig(**{name: -1.0})
     with pytest.raises(ConfigError, match="the name of a check is empty"):
         CheckReport(name="", ranks=(result(),))
     with pytest.raises(ConfigError, match="no results"):

@@ -1,0 +1,447 @@
+"""Measures loading and preparing from tars and from an S3 server, beside local files, MosaicML Streaming and Lhotse.
+
+    python benchmarks/bench_remote.py SPEECH.json NOISE.json [--mosaic-python PATH] [--rounds 5] [--quick]
+
+Prints Markdown; takes about ten minutes. SPEECH.json is a NeMo manifest of FLAC files, which are joined to utterances
+of about 10 s. The server is SeaweedFS on this machine, behind a proxy that delays every request. Every measurement is a
+process of its own with one loader worker, so that a second core is left for server and proxy. Each round measures each
+contestant once; ratios are computed within a round. MosaicML Streaming needs an environment with `mosaicml-streaming`,
+`soundfile` and torch.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import sys
+import tarfile
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import soundfile
+import torch
+from numpy.typing import NDArray
+from peer import run_peer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from nestdata import (
+    AudioNoiseDataset,
+    BatchPlan,
+    Corpus,
+    NoiseSampler,
+    PlanConfig,
+    PrepareConfig,
+    SpeakerNoiseMixer,
+    Storage,
+    microbatches,
+    prepare_corpus,
+)
+from tests.remote.proxy import FaultProxy, Faults
+from tests.remote.server import s3_server
+
+UTTERANCE_S = 8.0
+"""Prompts are joined until they last at least this long."""
+
+MEMBERS_PER_TAR = 335
+DELAYS_MS = (0, 25, 50)
+BUCKET = "s3://speech"
+BATCH_SECONDS = 160.0
+NUM_WORKERS = 1
+PEERS = Path(__file__).parent / "peers"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the data of the benchmark are."""
+
+    folder: Path
+    environments: Mapping[int, Mapping[str, str]]
+    """Environment variables of a process that uses the server, by delay in milliseconds."""
+
+    mosaic_python: str | None
+
+    def corpus(self, name: str) -> Path:
+        """Returns the path of a prepared corpus."""
+        return self.folder / f"{name}.corpus"
+
+
+def main() -> int:
+    """Runs the measurements and prints them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("speech", type=Path, nargs="?")
+    parser.add_argument("noise", type=Path, nargs="?")
+    parser.add_argument("--mosaic-python", help="Python of an environment with mosaicml-streaming")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round, a tenth of the speech")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    if arguments.child:
+        print(json.dumps(_CHILDREN[arguments.child[0]](*arguments.child[1:])))
+        return 0
+    if arguments.speech is None or arguments.noise is None:
+        parser.error("SPEECH.json and NOISE.json are required")
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as servers:
+        site = _set_up(arguments, Path(directory), servers)
+        rounds = []
+        for number in range(1 if arguments.quick else arguments.rounds):
+            rounds.append(dict(_measure(site)))
+            print(f"round {number}: {rounds[-1]}", file=sys.stderr)
+        orders = _orders(site, 20_000 if arguments.quick else 200_000)
+    _print(rounds, orders)
+    return 0
+
+
+def _set_up(arguments: argparse.Namespace, folder: Path, servers: ExitStack) -> Site:
+    """Writes all forms of the speech, starts the servers, and prepares the corpora."""
+    prompts = [json.loads(line) for line in arguments.speech.open()]
+    prompts = [Path(arguments.speech.parent, row["audio_filepath"]) for row in prompts]
+    prompts = prompts[: len(prompts) // 10] if arguments.quick else prompts
+    _write_utterances(prompts, folder / "files")
+    _write_tars(sorted((folder / "files" / "audio").iterdir()), folder / "tars")
+    _copy_prompts(prompts, folder / "prompts")
+    _write_tars(sorted((folder / "prompts" / "audio").iterdir()), folder / "prompt_tars")
+    server = servers.enter_context(s3_server(folder / "server"))
+    environments = {
+        delay: server.environment(
+            endpoint=servers.enter_context(FaultProxy(server.port, Faults(delay_s=delay / 1000))).url
+        )
+        for delay in DELAYS_MS
+    }
+    environments[-1] = server.environment()  # without a proxy
+    site = Site(folder, environments, arguments.mosaic_python)
+    _upload(site)
+    for name in ("files", "tars"):
+        _prepare(site, name, folder / name)
+    _child(site, "prepare", f"{BUCKET}/tars", site.corpus("s3"), delay=-1)
+    prepare_corpus([arguments.noise], site.corpus("noise"), PrepareConfig(pcm=True))
+    manifest = folder / "files" / "speech.json"
+    run_peer([sys.executable, PEERS / "lhotse_shar.py", "write", folder / "shar", "--manifest", manifest])
+    if site.mosaic_python:
+        run_peer([site.mosaic_python, PEERS / "mosaic_streaming.py", "write", folder / "mds", "--manifest", manifest])
+        _child(site, "upload", folder / "mds", f"{BUCKET}/mds", delay=-1)
+    return site
+
+
+def _write_utterances(prompts: list[Path], folder: Path) -> None:
+    """Joins prompts to utterances, and writes them as FLAC files with a NeMo manifest."""
+    (folder / "audio").mkdir(parents=True)
+    parts: list[NDArray[np.int16]] = []
+    rows = []
+    for prompt in prompts:
+        samples, rate = soundfile.read(prompt, dtype="int16")
+        if rate != 16000 or samples.ndim != 1:
+            continue
+        parts.append(samples)
+        if sum(map(len, parts)) >= UTTERANCE_S * rate:
+            name = f"audio/{len(rows):06d}.flac"
+            utterance = np.concatenate(parts)
+            soundfile.write(folder / name, utterance, rate)
+            rows.append({"audio_filepath": name, "duration": len(utterance) / rate})
+            parts = []
+    _write_manifest(folder / "speech.json", rows)
+
+
+def _copy_prompts(prompts: list[Path], folder: Path) -> None:
+    (folder / "audio").mkdir(parents=True)
+    rows = []
+    for number, prompt in enumerate(prompts):
+        name = f"audio/{number:06d}.flac"
+        shutil.copyfile(prompt, folder / name)
+        rows.append({"audio_filepath": name, "duration": soundfile.info(prompt).duration})
+    _write_manifest(folder / "speech.json", rows)
+
+
+def _write_tars(paths: list[Path], folder: Path) -> None:
+    """Writes the NeMo tars of a folder of files, in random order, with the header that `tar.add` makes."""
+    folder.mkdir()
+    rows = [json.loads(line) for line in (paths[0].parents[1] / "speech.json").open()]
+    random.Random(0).shuffle(rows)
+    for first in range(0, len(rows), MEMBERS_PER_TAR):
+        number = first // MEMBERS_PER_TAR
+        with tarfile.open(folder / f"audio_{number}.tar", "w") as tar:
+            for row in rows[first : first + MEMBERS_PER_TAR]:
+                tar.add(paths[0].parents[1] / row["audio_filepath"], arcname=row["audio_filepath"])
+                row["shard_id"] = number
+    _write_manifest(folder / "tarred_audio_manifest.json", rows)
+
+
+def _write_manifest(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _upload(site: Site) -> None:
+    _child(site, "upload", site.folder / "tars", f"{BUCKET}/tars", delay=-1)
+
+
+def _prepare(site: Site, name: str, folder: Path) -> None:
+    if (folder / "tarred_audio_manifest.json").exists():
+        _prepare_tars(str(folder), str(site.corpus(name)))
+    else:
+        prepare_corpus([folder / "speech.json"], site.corpus(name))
+
+
+def _child(site: Site, *arguments: str | Path, delay: int | None = None) -> Any:
+    """Runs a measurement of this script in a process of its own, with the server at a delay in milliseconds."""
+    environment = {**os.environ, **(site.environments[delay] if delay is not None else {})}
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", *map(str, arguments)]
+    return json.loads(run_peer(command, env=environment).splitlines()[-1])
+
+
+def _measure(site: Site) -> Iterator[tuple[str, float]]:
+    """Yields the name and the result of every measurement of a round."""
+    noise = site.corpus("noise")
+    for name in ("files", "tars"):
+        yield f"speed, local {name}, noise", _child(site, "speed", site.corpus(name), noise)["utterances_per_s"]
+    for delay in DELAYS_MS:
+        measured = _child(site, "speed", site.corpus("s3"), noise, delay=delay)
+        yield f"speed, S3 at {delay} ms, noise", measured["utterances_per_s"]
+    yield "speed, local tars", _child(site, "speed", site.corpus("tars"))["utterances_per_s"]
+    yield "resume, local tars", _child(site, "resume", site.corpus("tars"))["seconds"]
+    yield "resume, S3 at 25 ms", _child(site, "resume", site.corpus("s3"), delay=25)["seconds"]
+    yield "speed, S3 at 25 ms", _child(site, "speed", site.corpus("s3"), delay=25)["utterances_per_s"]
+    shar = [sys.executable, PEERS / "lhotse_shar.py"]
+    for what, value in (("speed", "utterances_per_s"), ("resume", "seconds")):
+        command = [*shar, what, site.folder / "shar", "--workers", str(NUM_WORKERS)]
+        yield f"{what}, Lhotse Shar", json.loads(run_peer(command).splitlines()[-1])[value]
+    if site.mosaic_python:
+        yield "speed, MosaicML", _mosaic(site, "speed", site.folder / "mds")["utterances_per_s"]
+        yield "resume, MosaicML", _mosaic(site, "resume", site.folder / "mds", num_workers=0)["seconds"]
+        remote = _mosaic(site, "speed", site.folder / "cache", "--remote", f"{BUCKET}/mds", delay=25)
+        yield "speed, MosaicML, S3 at 25 ms, first epoch", remote["utterances_per_s"]
+    reads = _child(site, "reads", site.folder / "prompts" / "audio", site.folder / "prompt_tars")
+    yield from ((f"reads, {name}", seconds) for name, seconds in reads.items())
+    for name in ("prompts", "prompt_tars"):
+        measured = _child(site, "prepare", site.folder / name, site.folder / "prepared.corpus")
+        yield f"prepare, {name}", measured["cuts"] / measured["seconds"]
+    megabytes = sum(path.stat().st_size for path in (site.folder / "tars").glob("*.tar")) / 1e6
+    measured = _child(site, "prepare", f"{BUCKET}/tars", site.folder / "prepared.corpus", delay=-1)
+    yield "prepare, S3", megabytes / measured["seconds"]
+    yield "curl, S3", megabytes / _curl(site)
+
+
+def _mosaic(
+    site: Site, *arguments: str | Path, delay: int | None = None, num_workers: int = NUM_WORKERS
+) -> dict[str, float]:
+    assert site.mosaic_python is not None
+    environment = dict(os.environ)
+    if delay is not None:
+        environment |= site.environments[delay]
+        environment["S3_ENDPOINT_URL"] = environment["AWS_ENDPOINT_URL"]
+    command = [site.mosaic_python, PEERS / "mosaic_streaming.py", *arguments, "--workers", str(num_workers)]
+    measured: dict[str, float] = json.loads(run_peer(command, env=environment).splitlines()[-1])
+    return measured
+
+
+def _curl(site: Site) -> float:
+    """Returns the seconds in which curl reads all tars, one after the other over one connection."""
+    variables = site.environments[-1]
+    key = f"{variables['AWS_ACCESS_KEY_ID']}:{variables['AWS_SECRET_ACCESS_KEY']}"
+    urls = []
+    for path in sorted((site.folder / "tars").glob("*.tar")):
+        urls += ["-o", "/dev/null", f"{variables['AWS_ENDPOINT_URL']}/speech/tars/{path.name}"]
+    command = ["curl", "--silent", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", key, *urls]
+    started = time.perf_counter()
+    run_peer(command)
+    return time.perf_counter() - started
+
+
+def _dataset(corpus: Corpus, noise: str | None) -> AudioNoiseDataset:
+    plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=BATCH_SECONDS, microbatches_per_step=1))
+    if noise is None:
+        return AudioNoiseDataset(corpus, plan)
+    return AudioNoiseDataset(corpus, plan, NoiseSampler(Corpus.open(noise)), SpeakerNoiseMixer())
+
+
+def _speed(path: str, noise: str | None = None) -> dict[str, float]:
+    """Reads two epochs; the clock starts with the first batch, when the worker has started."""
+    dataset = _dataset(Corpus.open(path), noise)
+    indices = microbatches(dataset.plan, num_steps=2 * dataset.plan.steps_per_epoch)
+    number, started = 0, 0.0
+    for batch in dataset.loader(indices, num_workers=NUM_WORKERS):
+        if not started:
+            started = time.perf_counter()
+        else:
+            number += len(batch.sample_id)
+    return {"utterances_per_s": number / (time.perf_counter() - started)}
+
+
+def _resume(path: str) -> dict[str, float]:
+    """Opens a corpus and reads the batch in the middle of an epoch; another batch was read before, for the imports."""
+    dataset = _dataset(Corpus.open(path), None)
+    next(iter(dataset.loader([(0, 0)])))
+    started = time.perf_counter()
+    dataset = _dataset(Corpus.open(path), None)
+    middle = dataset.plan.steps_per_epoch // 2
+    indices = microbatches(dataset.plan, start_step=middle, num_steps=dataset.plan.steps_per_epoch - middle)
+    next(iter(dataset.loader(indices)))
+    return {"seconds": time.perf_counter() - started}
+
+
+def _reads(files: str, tars: str) -> dict[str, float]:
+    """Reads all members of tars in random order, and the same number of files; returns seconds for each read."""
+    corpus = Path(tars).with_name("reads.corpus")
+    if not corpus.exists():
+        _prepare_tars(tars, str(corpus))
+    opened = Corpus.open(corpus)
+    addresses = [address for index in range(len(opened)) if (address := opened.address(index)) is not None]
+    paths = sorted(Path(files).iterdir())
+    random.Random(0).shuffle(addresses)
+    random.Random(1).shuffle(paths)
+    started = time.perf_counter()
+    storage = Storage()
+    for address in addresses:
+        storage.read_range(address.location, address.offset, address.length)
+    members_s = (time.perf_counter() - started) / len(addresses)
+    started = time.perf_counter()
+    for path in paths:
+        path.read_bytes()
+    return {"random members of tars": members_s, "random files": (time.perf_counter() - started) / len(paths)}
+
+
+def _prepare_child(source: str, output: str) -> dict[str, float]:
+    """Prepares a corpus after a first one of one file, for which all modules are imported."""
+    shutil.rmtree(output, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "audio").mkdir()
+        soundfile.write(Path(directory) / "audio" / "a.flac", np.zeros(16000, np.float32), 16000)
+        prepare_corpus([Path(directory) / "audio"], Path(directory) / "a.corpus")
+    started = time.perf_counter()
+    if (Path(source) / "speech.json").exists():
+        report = prepare_corpus([Path(source) / "speech.json"], Path(output))
+    else:
+        report = _prepare_tars(source, output)
+    return {"seconds": time.perf_counter() - started, "cuts": report.num_cuts}
+
+
+def _prepare_tars(folder: str, output: str) -> Any:
+    return prepare_corpus([f"{folder}/tarred_audio_manifest.json"], Path(output))
+
+
+def _upload_child(folder: str, url: str) -> dict[str, float]:
+    started = time.perf_counter()
+    storage = Storage()
+    for path in sorted(Path(folder).iterdir()):
+        storage.write(f"{url}/{path.name}", path)
+    return {"seconds": time.perf_counter() - started}
+
+
+_CHILDREN: dict[str, Any] = {
+    "prepare": _prepare_child,
+    "reads": _reads,
+    "resume": _resume,
+    "speed": _speed,
+    "upload": _upload_child,
+}
+
+
+class Order(NamedTuple):
+    """How uniform a shuffle is, and how long its state takes to restore; see `_uniformity`."""
+
+    correlation: float
+    distance: float
+    resume_s: float
+
+
+def _orders(site: Site, num_utterances: int) -> dict[str, Order]:
+    """Returns the orders of each contestant for utterances without audio."""
+    lengths = np.sort(np.random.default_rng(0).integers(8 * 16000, 12 * 16000, num_utterances))
+    plan = _own_plan(lengths)
+    stored = np.random.default_rng(1).permutation(num_utterances)  # number in the store, by length
+    positions = [_own_positions(plan, epoch, stored) for epoch in range(2)]
+    started = time.perf_counter()
+    plan = _own_plan(lengths)
+    plan.indices(plan.steps_per_epoch // 2, 0)
+    orders = {"ours": {"positions": positions, "resume_s": time.perf_counter() - started}}
+    number = ["--utterances", str(num_utterances)]
+    shar = run_peer([sys.executable, PEERS / "lhotse_shar.py", "order", site.folder / "order", *number])
+    orders["Lhotse Shar"] = json.loads(shar.splitlines()[-1])
+    if site.mosaic_python:
+        mosaic = run_peer([site.mosaic_python, PEERS / "mosaic_streaming.py", "order", *number])
+        orders["MosaicML"] = json.loads(mosaic.splitlines()[-1])
+    return {
+        f"{name}, {num_utterances:,} utterances": Order(*_uniformity(*order["positions"]), order["resume_s"])
+        for name, order in orders.items()
+    }
+
+
+def _own_plan(lengths: NDArray[np.int64]) -> BatchPlan:
+    return BatchPlan(lengths, 16000, PlanConfig(max_batch_seconds=BATCH_SECONDS, microbatches_per_step=1))
+
+
+def _own_positions(plan: BatchPlan, epoch: int, stored: NDArray[np.int64]) -> NDArray[np.int64]:
+    first = epoch * plan.steps_per_epoch
+    order = stored[np.concatenate([plan.indices(first + step, 0) for step in range(plan.steps_per_epoch)])]
+    positions = np.zeros(len(stored), np.int64)
+    positions[order] = np.arange(len(order))
+    return positions
+
+
+def _uniformity(first: Any, second: Any) -> tuple[float, float]:
+    """Returns how little order is left after shuffling.
+
+    Args:
+        first: Position of each utterance in one epoch, in the order in which they are stored.
+        second: The same for the next epoch.
+
+    Returns:
+        The rank correlation of positions between the epochs, 0 for independent orders; and the median distance, in an
+        epoch, of utterances that are stored next to each other, as a share of the epoch: 0.29 for a uniform shuffle.
+    """
+    correlation = float(np.corrcoef(np.asarray(first), np.asarray(second))[0, 1])
+    return correlation, float(np.median(np.abs(np.diff(np.asarray(first))))) / len(first)
+
+
+_RATIOS = [
+    ("speed, local tars, noise", "speed, local files, noise"),
+    *((f"speed, S3 at {delay} ms, noise", "speed, local files, noise") for delay in DELAYS_MS),
+    ("speed, local tars", "speed, Lhotse Shar"),
+    ("speed, local tars", "speed, MosaicML"),
+    ("speed, S3 at 25 ms", "speed, MosaicML, S3 at 25 ms, first epoch"),
+    ("resume, Lhotse Shar", "resume, local tars"),
+    ("resume, MosaicML", "resume, local tars"),
+    ("reads, random files", "reads, random members of tars"),
+    ("prepare, prompt_tars", "prepare, prompts"),
+    ("prepare, S3", "curl, S3"),
+]
+_UNITS = {"speed": "utterances/s", "resume": "s", "reads": "µs a read", "prepare": "members/s", "curl": "MB/s"}
+
+
+def _print(rounds: list[dict[str, float]], orders: dict[str, Order]) -> None:
+    print("# Audio in tars and object stores\n")
+    print(f"Made by `benchmarks/bench_remote.py`, {len(rounds)} rounds, {platform.machine()}, {os.cpu_count()} cores.")
+    print(f"One loader worker; utterances of {UTTERANCE_S:g} s and more, batches of {BATCH_SECONDS:g} s.\n")
+    print("| what | unit | median | minimum | maximum |\n|---|---|---|---|---|")
+    for name in rounds[0]:
+        unit = "MB/s" if name == "prepare, S3" else _UNITS[name.split(",")[0]]
+        factor = 1e6 if unit.startswith("µs") else 1.0
+        values = [factor * measured[name] for measured in rounds]
+        cells = " | ".join(f"{value:.4g}" for value in (statistics.median(values), min(values), max(values)))
+        print(f"| {name} | {unit} | {cells} |")
+    print("\n| ratio | median | minimum | maximum |\n|---|---|---|---|")
+    for name, other in _RATIOS:
+        if name in rounds[0] and other in rounds[0]:
+            ratios = [measured[name] / measured[other] for measured in rounds]
+            print(f"| {name} / {other} | {statistics.median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f} |")
+    print("\nOrder: rank correlation of the positions of utterances in two epochs; median distance, in an epoch, of")
+    print("utterances that are stored next to each other, as a share of the epoch (uniform: 0.29); seconds to restore")
+    print("the state in the middle of an epoch, without audio.\n")
+    print("| order | rank correlation | distance | resume, s |\n|---|---|---|---|")
+    for name, order in orders.items():
+        print(f"| {name} | {order.correlation:+.4f} | {order.distance:.3f} | {order.resume_s:.3g} |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

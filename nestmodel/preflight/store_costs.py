@@ -1,0 +1,96 @@
+"""Requests and bytes that a run takes from object stores, and their price. This module reads no audio."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nestdata import BatchPlan, Corpora, Corpus, MixConfig
+from nestmodel.preflight.memory import gigabytes
+from nestmodel.preflight.store_speed import remote_member
+
+_SAMPLE = 2000
+"""Cuts of a corpus whose sizes are looked up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prices:
+    """Prices of an object store, in any currency; None if not given."""
+
+    per_1000_requests: float | None = None
+    per_gb: float | None = None
+    """For each 10^9 bytes that leave the store."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreUse:
+    """Requests and bytes of an epoch, retries and repeated requests excluded."""
+
+    requests: float
+    num_bytes: float
+    audio_s: float
+    """Duration of the cuts that these requests are for, in seconds."""
+
+    def __add__(self, other: "StoreUse") -> "StoreUse":
+        return StoreUse(
+            requests=self.requests + other.requests,
+            num_bytes=self.num_bytes + other.num_bytes,
+            audio_s=self.audio_s + other.audio_s,
+        )
+
+    def __mul__(self, factor: float) -> "StoreUse":
+        return StoreUse(
+            requests=factor * self.requests, num_bytes=factor * self.num_bytes, audio_s=factor * self.audio_s
+        )
+
+    def text(self, prices: Prices) -> str:
+        """Returns requests, bytes and, if prices are given, their cost."""
+        parts = [f"{self.requests:,.0f} requests, {gigabytes(self.num_bytes)}"]
+        if (cost := self.cost(prices)) is not None:
+            parts.append(f"{cost:,.2f} at the given prices" if cost >= 1 else f"{cost:.2g} at the given prices")
+        return ", ".join(parts)
+
+    def cost(self, prices: Prices) -> float | None:
+        """Returns the cost in the currency of the prices; None without prices."""
+        if prices.per_1000_requests is None and prices.per_gb is None:
+            return None
+        return self.requests / 1000 * (prices.per_1000_requests or 0.0) + self.num_bytes / 1e9 * (prices.per_gb or 0.0)
+
+
+def speech_use(corpora: Corpora, plan: BatchPlan) -> StoreUse:
+    """Returns what the speech of an epoch takes, on average over epochs: one request for each cut in a store.
+
+    The mean size is estimated from a sample of each corpus.
+    """
+    return sum(
+        (
+            _use_of(corpus) * (repeats * len(corpus))
+            for corpus, repeats in zip(corpora.corpora, plan.repeats_per_epoch, strict=True)
+        ),
+        StoreUse(requests=0.0, num_bytes=0.0, audio_s=0.0),
+    )
+
+
+def noise_use(noise: Corpus | None, mix: MixConfig, plan: BatchPlan, corpora: Corpora) -> StoreUse:
+    """Returns what the noise of an epoch takes, on average: one request for each cut that receives noise."""
+    if noise is None or not len(noise):
+        return StoreUse(requests=0.0, num_bytes=0.0, audio_s=0.0)
+    num_cuts = sum(
+        repeats * len(corpus) for corpus, repeats in zip(corpora.corpora, plan.repeats_per_epoch, strict=True)
+    )
+    return _use_of(noise) * (num_cuts * mix.prob * mix.noise_ratio)
+
+
+def _use_of(corpus: Corpus) -> StoreUse:
+    """Returns what a cut takes on average."""
+    if corpus.has_bank or not corpus.is_remote:
+        return StoreUse(requests=0.0, num_bytes=0.0, audio_s=0.0)
+    indices: Sequence[int] = range(len(corpus))
+    if len(corpus) > _SAMPLE:
+        indices = random.Random(0).sample(indices, _SAMPLE)
+    single = Corpora([corpus])
+    members = [member for index in indices if (member := remote_member(single, index)) is not None]
+    return StoreUse(
+        requests=len(members) / len(indices),
+        num_bytes=sum(member.address.length for member in members) / len(indices),
+        audio_s=sum(member.audio_s for member in members) / len(indices),
+    )

@@ -1,0 +1,87 @@
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nestdata import Address, BatchPlan, Corpora, Corpus, MixConfig, PlanConfig
+from nestmodel.preflight.store_costs import Prices, StoreUse, noise_use, speech_use
+from nestmodel.preflight.store_speed import remote_members
+
+
+class RemoteCorpus(Corpus):
+    """A corpus of members of 1,000 bytes a second in a store."""
+
+    is_remote = True  # type: ignore[assignment]
+    has_bank = False  # type: ignore[assignment]
+
+    def __init__(self, seconds: list[int], fingerprint: str = "a") -> None:
+        index = np.zeros((2, len(seconds)), np.int64)
+        index[0] = 16000 * np.array(seconds)
+        meta = {"num_cuts": len(seconds), "sampling_rate": 16000, "fingerprint": fingerprint}
+        super().__init__(Path("remote.corpus"), meta, index, mmap.mmap(-1, 1))
+
+    def address(self, index: int) -> Address | None:
+        return Address("s3://bucket/a.tar", 512 * index, self.num_samples_of(index) // 16, 1 << 40, None, None)
+
+
+class LocalCorpus(RemoteCorpus):
+    is_remote = False
+
+    def address(self, index: int) -> Address | None:  # noqa: ARG002
+        return None
+
+
+class BankedCorpus(RemoteCorpus):
+    has_bank = True
+
+
+def use_of(corpora: list[RemoteCorpus], **plan: Any) -> StoreUse:
+    joined = Corpora(corpora)
+    settings = {"max_batch_seconds": 100.0, "microbatches_per_step": 1, **plan}
+    return speech_use(joined, BatchPlan.of(joined, PlanConfig(**settings)))
+
+
+def test_an_epoch_takes_one_request_for_each_cut_in_a_store() -> None:
+    assert use_of([RemoteCorpus([2, 4, 6])]) == StoreUse(requests=3.0, num_bytes=12_000.0, audio_s=12.0)
+
+
+@pytest.mark.parametrize("other", [LocalCorpus, BankedCorpus])
+def test_local_audio_and_sample_banks_take_none(other: type[RemoteCorpus]) -> None:
+    assert use_of([RemoteCorpus([2, 4]), other([50, 60], "b")]).requests == 2.0
+    assert use_of([other([50, 60])]) == StoreUse(requests=0.0, num_bytes=0.0, audio_s=0.0)
+
+
+def test_repeated_corpora_are_requested_as_often_as_they_are_repeated() -> None:
+    # Both corpora get half of the 40 s of an epoch, so the first one is seen twice, and the second 2/3 times.
+    use = use_of([RemoteCorpus([10]), RemoteCorpus([30], "b")], weights=(1.0, 1.0))
+    assert use.audio_s == pytest.approx(40.0, rel=1e-3)
+    assert use.requests == pytest.approx(2 + 2 / 3, rel=1e-3)
+
+
+def test_noise_takes_one_request_for_each_cut_that_receives_noise() -> None:
+    corpora, noise = Corpora([RemoteCorpus([10] * 100)]), RemoteCorpus([60, 60], "noise")
+    plan = BatchPlan.of(corpora, PlanConfig(max_batch_seconds=100.0, microbatches_per_step=1))
+    mix = MixConfig(prob=0.5, noise_ratio=0.4)
+    assert noise_use(noise, mix, plan, corpora).requests == pytest.approx(20.0)
+    assert noise_use(noise, mix, plan, corpora).num_bytes == pytest.approx(20 * 60_000)
+    assert noise_use(None, mix, plan, corpora).requests == 0.0
+
+
+def test_the_cost_is_that_of_requests_and_of_bytes() -> None:
+    use = StoreUse(requests=36e6, num_bytes=7.2e12, audio_s=0.0)
+    assert use.cost(Prices()) is None
+    assert use.cost(Prices(per_1000_requests=0.0004)) == pytest.approx(14.4)
+    assert use.cost(Prices(per_gb=0.09)) == pytest.approx(648.0)
+    both = Prices(per_1000_requests=0.0004, per_gb=0.09)
+    assert use.text(both) == "36,000,000 requests, 7200.0 GB, 662.40 at the given prices"
+    assert (use * 1e-6).text(Prices(per_1000_requests=0.0004)) == "36 requests, 7.2 MB, 1.4e-05 at the given prices"
+    assert use.text(Prices()) == "36,000,000 requests, 7200.0 GB"
+
+
+def test_members_are_drawn_from_stores_only_and_end_if_there_are_none() -> None:
+    mixed = [RemoteCorpus([2, 4]), LocalCorpus([50, 60], "b")]
+    members = remote_members(Corpora(mixed), seed=0)
+    assert {next(members).audio_s for _ in range(50)} == {2.0, 4.0}
+    assert list(remote_members(Corpora(mixed[1:]), seed=0)) == []
