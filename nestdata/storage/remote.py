@@ -63,9 +63,11 @@ class RemoteObjects:
         patience = self._patience(location, stop)
 
         def get(client: Client, key: str) -> bytes:
+            nonlocal etag, size
             start = offset + sum(map(len, received))
             answer = import_obstore().get(client.reading, key, options={"range": (start, offset + length)})
             _check_version(answer.meta, etag=etag, size=size, end=offset + length)
+            etag, size = answer.meta["e_tag"], answer.meta["size"]  # later tries must not add bytes of another version
             if answer.range != (start, offset + length):
                 raise ShortAnswer(f"the answer holds bytes {answer.range}, expected {(start, offset + length)}")
             for chunk in answer.stream(min_chunk_size=MIB):

@@ -169,8 +169,8 @@ class _Proxy:
             upstream.append(below)
             while await self._exchange(reader, writer, above, below):
                 pass
-        except (OSError, asyncio.IncompleteReadError):
-            pass
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # cancelled at the end of the process only
         finally:
             self._writers.discard(writer)
             for one in (writer, *upstream):
