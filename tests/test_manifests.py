@@ -164,7 +164,7 @@ def test_one_corpus_of_all_formats_does_not_depend_on_the_number_of_processes(
     rows = [json.loads(line) for line in contents[0][0].splitlines()]
     # Lhotse cuts keep their ids; ids of files are relative to the folder that holds all inputs, so that two cuts of the
     # fairseq manifest repeat ids of the NeMo manifest.
-    assert [rows[row]["id"] for row in (0, 4, 7, 11)] == [
-        "demo/speech/en_m5_01", "nemo_tarred/en_m5_01", "es_f4_01", "webdataset/en_m5_01",
+    assert [rows[row]["id"] for row in (0, 4, 7, 9, 11)] == [
+        "demo/speech/en_m5_01", "nemo_tarred/en_m5_01", "es_f4_01", "webdataset/en_m5_01", "en_m5_01",
     ]  # fmt: skip
     assert len({row["id"] for row in rows}) == len(rows) == 4 + 3 + 2 + 2 + 3 + (3 - 2) + 3 + 2 + 8
