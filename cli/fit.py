@@ -70,7 +70,7 @@ class _Cli(LightningCLI):
             prepare_deterministic()
         elif settings["deterministic"] == "warn":
             warnings.warn(_ONLY_WARNS, stacklevel=1)
-        cast(NestDataModule, self.datamodule).use_fork_server([f"{__package__}.nestmodel"])
+        cast(NestDataModule, self.datamodule).use_fork_server()
         trainer = super().instantiate_trainer(**kwargs)
         watch_ranks(lambda: launched_processes(trainer))
         if settings["logger"] not in (None, True) or settings["fast_dev_run"]:

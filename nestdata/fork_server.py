@@ -8,11 +8,13 @@ process that started it and all workers.
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.util import _finalizer_registry  # type: ignore[attr-defined]  # not annotated
 from typing import Any
 
@@ -20,14 +22,23 @@ JOB_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
 """Signals that a whole job receives; blocked in the fork server and, until they unblock them, in its workers."""
 
 
-def start(preload: Sequence[str] = ()) -> None:
+_imports_main = True
+"""Whether workers import the main module of this process again."""
+
+
+def start(preload: Sequence[str] = (), *, imports_main: bool = True) -> None:
     """Starts the fork server; does nothing if it runs already.
 
     Returns at once: the modules are imported meanwhile.
 
     Args:
         preload: Modules that the fork server imports for all of its workers.
+        imports_main: Whether workers of an `UnnamedContext` import the main module, as Python's own do. False for a
+            program whose workers need nothing of it: a start script without `if __name__ == "__main__":` would start
+            the program in every worker. Stays False for the process.
     """
+    global _imports_main
+    _imports_main = _imports_main and imports_main
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
     # The resource tracker ignores SIGINT and SIGTERM by itself; starting it unblocks them.
     with _blocked({signal.SIGUSR1}):
@@ -58,6 +69,21 @@ def _exit_after_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+class _Worker(ForkServerProcess):
+    """A worker that does not import the main module if `start` was told so."""
+
+    def start(self) -> None:
+        main = sys.modules["__main__"]
+        spec = main.__spec__
+        if not _imports_main:
+            # Python does not import a `__main__` of a package again, since it cannot have a guard.
+            main.__spec__ = ModuleSpec("program.__main__", None)
+        try:
+            super().start()
+        finally:
+            main.__spec__ = spec
 
 
 class UnnamedContext(ForkServerContext):
@@ -93,7 +119,7 @@ class UnnamedContext(ForkServerContext):
         self._finalizers.clear()
 
     def Process(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]  # noqa: D102
-        self._processes.append(super().Process(*arguments, **options))
+        self._processes.append(_Worker(*arguments, **options))
         return self._processes[-1]
 
     def Lock(self) -> Any:  # noqa: D102

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Generic, Literal
@@ -306,16 +306,17 @@ class _StartWorker:
             fork_server.end_with_parent()
 
 
-def start_fork_server(preload: Sequence[str] = ()) -> None:
+def start_fork_server(*, imports_main: bool = True) -> None:
     """Starts the process from which loaders with the start method "forkserver" fork their workers.
 
     Does nothing if it runs. A loader starts it with its first workers, which then wait until it has imported torch;
     started earlier, it imports while the rank does something else.
 
     Args:
-        preload: Modules that the program's main module imports, because every worker imports that module.
+        imports_main: Whether workers import the main module of the program, as Python's own do. With False, it needs no
+            `if __name__ == "__main__":`, but batches must need nothing that it defines. Stays False for the process.
     """
-    fork_server.start((*_NEEDED_BY_WORKERS, *preload))
+    fork_server.start(_NEEDED_BY_WORKERS, imports_main=imports_main)
 
 
 def microbatches(

@@ -4,6 +4,7 @@ Only corpora with audio in object stores use it; local audio, in tars as well, i
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,6 +225,7 @@ class _ReaderOfProcess:
         self._shares = shares
         self._known: dict[Index, list[Request]] = {}
         self._num_hits = 0
+        self._hits_lock = threading.Lock()
         self._reported = RemoteStats()
 
     def begin(self, index: Index, upcoming: Iterable[Index], requests_of: Callable[[Index], list[Request]]) -> None:
@@ -255,7 +257,8 @@ class _ReaderOfProcess:
         address, cache = request.address, self.cache if request.is_pinned else None
         content = None if cache is None else cache.get(address)
         if content is not None:
-            self._num_hits += 1
+            with self._hits_lock:
+                self._num_hits += 1
             return content
         try:
             content = self._storage.read_range(

@@ -5,7 +5,7 @@ and yields the batches of the next one. There is therefore no loader state to sa
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -191,18 +191,15 @@ class NestDataModule(pl.LightningDataModule):
             )
         return dataset.loader(batch_indices, num_workers=num_workers, pin_memory=on_gpu, start_method=method)
 
-    def use_fork_server(self, preload: Sequence[str] = ()) -> None:
+    def use_fork_server(self) -> None:
         """Starts loader workers from a fork server unless `start_method` was given, and the fork server now.
 
-        For programs whose main module may be imported again in every worker. A worker that is forked from a rank with
-        threads, such as gloo's, may deadlock.
-
-        Args:
-            preload: Modules that the program's main module imports.
+        For programs of whose main module workers need nothing. A worker that is forked from a rank with threads, such
+        as gloo's, may deadlock.
         """
         self.start_method = self.start_method or "forkserver"
         if self.num_workers and self.start_method == "forkserver":
-            start_fork_server(preload)
+            start_fork_server(imports_main=False)
 
     def _loader(
         self, dataset: AudioNoiseDataset, next_step: Callable[[], int]

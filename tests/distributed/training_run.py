@@ -54,7 +54,7 @@ class Seen(pl.Callback):
 def main(argv: list[str]) -> None:
     run = json.loads(Path(argv[0]).read_text())
     if run["start_method"] == "forkserver" or run["remote"]:
-        start_fork_server([__spec__.name])  # workers import this module
+        start_fork_server(imports_main=False)
     rank, world_size, directory = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(run["directory"])
     is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if run["has_device"]:
