@@ -91,7 +91,8 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
 
 @pytest.mark.parametrize("flag", ["--json", "--overwrite", "--device"])
 def test_a_shared_flag_has_the_same_help_in_every_command(flag: str) -> None:
-    helps = {found[flag].help for command in OWN_COMMANDS if flag in (found := parameters(command))}
+    commands = {*OWN_COMMANDS} - ({"pack"} if flag == "--overwrite" else set())  # which deletes the old set first
+    helps = {found[flag].help for command in commands if flag in (found := parameters(command))}
     assert len(helps) == 1
 
 
