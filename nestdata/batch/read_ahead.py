@@ -31,7 +31,8 @@ class ReadAhead:
 
     All bytes of the current microbatch are requested at once, then those of the next ones, in the order in which they
     are needed. No bytes are requested twice as long as they are needed, and bytes that are no longer needed are
-    dropped. Errors are raised where the bytes are taken. `begin` and `take` are called by one thread.
+    dropped. Errors are raised where the bytes are taken; bytes that could not be fetched ahead are first requested
+    again. `begin` and `take` are called by one thread.
 
     Args:
         fetch: Returns the bytes of a request, or None if the caller has to find out why there are none; called by
@@ -96,17 +97,9 @@ class ReadAhead:
             Exception: What `fetch` raised for this request.
         """
         entry = self._entries.get(request)
-        if entry is None or not entry.is_done:
+        if entry is None or not entry.is_done or entry.error is not None:
             on_wait()
-            began = time.monotonic()
-            try:
-                if entry is None:
-                    return self._fetch(request)
-                with self._arrived:
-                    while not entry.is_done:
-                        self._arrived.wait()
-            finally:
-                self.waited_s += time.monotonic() - began
+            entry = self._awaited(request, entry)
         with self._requested:
             self._uses[request] -= 1
             if self._uses[request] <= 0:
@@ -115,6 +108,22 @@ class ReadAhead:
         if entry.error is not None:
             raise entry.error
         return entry.content
+
+    def _awaited(self, request: Request, entry: "_Entry | None") -> "_Entry":
+        """Waits for the bytes of a request, or fetches them now if there is no entry or if it has failed before."""
+        began = time.monotonic()
+        try:
+            # Bytes that could not be fetched ahead are requested again, because the store may have recovered since.
+            if entry is None or entry.error is not None:
+                entry = _Entry()
+                entry.content = self._fetch(request)
+                return entry
+            with self._arrived:
+                while not entry.is_done:
+                    self._arrived.wait()
+            return entry
+        finally:
+            self.waited_s += time.monotonic() - began
 
     def _request_more(self) -> None:
         """Moves requests to the queue, in order, as far as the limit allows."""
@@ -153,7 +162,7 @@ class ReadAhead:
                 continue  # no longer needed
             try:
                 entry.content = self._fetch(request)
-            except Exception as error:
+            except BaseException as error:  # such as a panic of obstore, after which `take` would wait forever
                 entry.error = error
             with self._arrived:
                 entry.is_done = True
@@ -167,5 +176,5 @@ class _Entry:
 
     def __init__(self) -> None:
         self.content: bytes | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.is_done = False

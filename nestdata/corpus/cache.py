@@ -4,8 +4,8 @@ Every cut is read about once an epoch, so a cache that evicts would drop nearly 
 Here, the share that fits is chosen by a hash, and stays.
 
     CACHE/0a3/0a3f...     the bytes of a member, and their crc32 in the last four bytes
-    CACHE/partial/        files that are being written; a complete one is renamed
-    CACHE/used            number of bytes written, in decimal
+    CACHE/partial/        files that are being written, NAME.LENGTH.WRITER; a complete one is renamed
+    CACHE/used            number of bytes written, in decimal; counted again if it is missing or damaged
 """
 
 import contextlib
@@ -68,11 +68,11 @@ class PinnedCache:
     def put(self, address: Address, content: bytes) -> None:
         """Adds the bytes at an address, if there is room for them and the disk takes them."""
         path = self._path(address)
-        if self.failure or path.exists():
-            return
-        partial = self._directory / "partial" / f"{path.name}.{os.getpid()}.{threading.get_ident()}"
+        # The length tells `_remove_stale` what was reserved for a file whose writer was killed.
+        name = f"{path.name}.{len(content)}.{os.getpid()}-{threading.get_ident()}"
+        partial = self._directory / "partial" / name
         try:
-            if not self._reserve(len(content)):
+            if self.failure or path.exists() or not self._reserve(len(content)):
                 return
             try:
                 partial.write_bytes(content + _CHECKSUM.pack(crc32(content)))
@@ -83,8 +83,9 @@ class PinnedCache:
                     partial.unlink()
                 self._reserve(-len(content))
                 raise
-        except FileNotFoundError:
-            pass  # another process has cleared the directory
+        except FileNotFoundError:  # somebody has cleared the directory
+            with contextlib.suppress(OSError):
+                (self._directory / "partial").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             self._give_up(error)
 
@@ -101,12 +102,18 @@ class PinnedCache:
     def _reserve(self, num_bytes: int) -> bool:
         """Adds to the number of bytes used by all processes; returns False, and adds nothing, beyond the limit."""
         with self._locked_counter() as file:
-            used = int(os.pread(file, 32, 0) or b"0") + num_bytes
+            digits = os.pread(file, 32, 0)
+            # After a power failure, a file may hold zero bytes.
+            used = (int(digits) if digits.isdigit() else self._count()) + num_bytes
             if num_bytes > 0 and used > self._max_bytes:
                 return False
             # Of fixed length, so that it is overwritten in place even if the disk is full.
             os.pwrite(file, b"%032d" % max(0, used), 0)
             return True
+
+    def _count(self) -> int:
+        """Returns the number of bytes of the content of all files."""
+        return sum(path.stat().st_size - _CHECKSUM.size for path in self._directory.glob(f"{'[0-9a-f]' * 3}/*"))
 
     @contextlib.contextmanager
     def _locked_counter(self) -> Iterator[int]:
@@ -119,9 +126,10 @@ class PinnedCache:
 
     def _remove_stale(self) -> None:
         for path in (self._directory / "partial").iterdir():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError, IndexError):
                 if time.time() - path.stat().st_mtime > _STALE_S:
                     path.unlink()
+                    self._reserve(-int(path.name.split(".")[1]))
 
     def _give_up(self, error: OSError) -> None:
         self.failure = (

@@ -248,7 +248,7 @@ class Corpus:
             out: Array that receives the samples; a new array by default.
             on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
             content: The bytes at the address of the cut, if the caller has read them; by default, they are read here.
-                Damaged bytes are read once more. Has no effect on a cut without an address.
+                Damaged bytes are read again. Has no effect on a cut without an address.
 
         Raises:
             AudioError: The audio cannot be used; the message names the cut.

@@ -12,10 +12,12 @@ from nestdata.errors import AudioError, StorageError
 from nestdata.storage import ObjectInfo, is_url, redacted, storage
 
 _TAR_BLOCK = 512
+# Bytes that are damaged on their way are read again this often. In a shard that is damaged itself, two reads agree.
+_MAX_READS = 5
 
 
 def fetch(address: Address, cut_id: str, content: bytes | None = None) -> bytes:
-    """Returns the bytes of a member; damaged ones are read once more.
+    """Returns the bytes of a member; damaged ones are read again until two reads agree.
 
     Args:
         address: Where the member is.
@@ -23,20 +25,22 @@ def fetch(address: Address, cut_id: str, content: bytes | None = None) -> bytes:
         content: The bytes if they have been read already. They are returned if they are intact.
 
     Raises:
-        AudioError: The shard is missing or has changed, or the bytes do not have the checksum in the corpus.
+        AudioError: The shard is missing or has changed, or its bytes do not have the checksum in the corpus.
         StorageError: The shard cannot be read for another reason, which says nothing about the cut.
     """
     if content is not None and is_intact(address, content):
         return content
-    for _ in range(1 if content is not None else 2):
-        content = _read(address, cut_id)
+    for _ in range(_MAX_READS):
+        before, content = content, _read(address, cut_id)
         if is_intact(address, content):
             return content
-    raise AudioError.because(
-        "corrupt",
-        f"cut {cut_id!r}: {describe(*address[:3])} do not have the checksum that the corpus says, read twice. "
-        "Restore the shard, or prepare the corpus again.",
-    )
+        if content == before:
+            raise AudioError.because(
+                "corrupt",
+                f"cut {cut_id!r}: {describe(*address[:3])} do not have the checksum that the corpus says, read twice. "
+                "Restore the shard, or prepare the corpus again.",
+            )
+    raise _unsteady(address, cut_id)
 
 
 def load_member(
@@ -56,13 +60,16 @@ def load_member(
         StorageError: As for `fetch`.
     """
     content = fetch(address, line["id"], content)
-    try:
-        load_samples(line, start=start, num_samples=len(out), out=out, content=content)
-    except AudioError:
-        # Without a checksum, only the decoder notices bytes that were damaged on their way.
-        if address.crc32 is not None or (again := fetch(address, line["id"])) == content:
-            raise
-        load_samples(line, start=start, num_samples=len(out), out=out, content=again)
+    for _ in range(_MAX_READS):
+        try:
+            load_samples(line, start=start, num_samples=len(out), out=out, content=content)
+            return
+        except AudioError:
+            # Without a checksum, only the decoder notices bytes that were damaged on their way.
+            if address.crc32 is not None or (again := fetch(address, line["id"])) == content:
+                raise
+            content = again
+    raise _unsteady(address, line["id"])
 
 
 def is_intact(address: Address, content: bytes) -> bool:
@@ -111,3 +118,12 @@ def _read(address: Address, cut_id: str) -> bytes:
             f"cut {cut_id!r}: {describe(*address[:3])} cannot be read: {error} "
             "Restore the shard, or prepare the corpus again.",
         ) from error
+
+
+def _unsteady(address: Address, cut_id: str) -> StorageError:
+    """Returns the error for bytes that are damaged on their way, which say nothing about the cut."""
+    return StorageError.because(
+        "unavailable",
+        f"cut {cut_id!r}: {describe(*address[:3])} arrive damaged, and differently each time ({_MAX_READS} reads). "
+        "Check the network and the memory of this machine.",
+    )

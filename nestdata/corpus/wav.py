@@ -73,17 +73,17 @@ def parse_wav(content: bytes) -> PlainWav | None:
     """
     if content[:4] != b"RIFF" or content[8:16] != b"WAVEfmt ":
         return None
-    begin, form = 12, b""
+    begin, form, data = 12, b"", (0, 0)
     while len(head := content[begin : begin + 8]) == 8:
         kind, size, begin = head[:4], int.from_bytes(head[4:], "little"), begin + 8
-        if kind == b"data":
-            return _samples(content, form, begin, size)
-        if kind == b"fmt " and not form and 16 <= size <= 18:
+        if kind == b"data" and not data[0]:
+            data = begin, size
+        elif kind == b"fmt " and not form and not data[0] and 16 <= size <= 18:
             form = content[begin : begin + 16]
-        elif kind not in _SKIPPED or size % 2:
+        elif kind not in _SKIPPED or size % 2:  # also a second file, or a second `data`, which libsndfile refuses
             return None
         begin += size
-    return None
+    return _samples(content, form, *data) if begin == len(content) else None
 
 
 def _samples(content: bytes, form: bytes, begin: int, size: int) -> PlainWav | None:

@@ -1,7 +1,7 @@
 """Clients of object stores, made by obstore: one a bucket and process, with the credentials of the environment.
 
 The threads of obstore do not survive a fork, and a forked child that uses it hangs. Therefore a child that was forked
-after its parent had made a client raises instead.
+after its parent had begun to use one raises instead.
 """
 
 import os
@@ -20,24 +20,27 @@ if TYPE_CHECKING:
 
 _WRITE_TIMEOUT_S = 180
 
-_has_made_clients = False
+_is_used = False
 _was_forked_after_use = False
 
 
 def _after_fork_in_child() -> None:
     global _was_forked_after_use
-    _was_forked_after_use = _was_forked_after_use or _has_made_clients
+    _was_forked_after_use = _was_forked_after_use or _is_used
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def check_not_forked(location: str) -> None:
-    """Refuses object stores in a process that was forked after its parent had used one.
+    """Notes that this process uses object stores; refuses them if it was forked after its parent had used one.
+
+    The first request counts as use, before there is a client: another thread may fork while this one holds a lock.
 
     Raises:
         StorageError: "invalid": this is such a process.
     """
+    global _is_used
     if _was_forked_after_use:
         raise StorageError.because(
             "invalid",
@@ -45,6 +48,7 @@ def check_not_forked(location: str) -> None:
             "survive a fork. Start processes by forkserver or spawn (multiprocessing.get_context('forkserver'), "
             "start_method='forkserver' of the loader).",
         )
+    _is_used = True
 
 
 def import_obstore() -> ModuleType:
@@ -127,11 +131,9 @@ class Clients:
 
 
 def _make_store(address: ObjectAddress, config: StorageConfig, *, is_patient: bool) -> "ObjectStore":
-    global _has_made_clients
     import_obstore()
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
-    _has_made_clients = True
     options: Any = {"client_options": _client_options(address, config, is_patient=is_patient)}
     options["retry_config"] = _retries(config) if is_patient else {"max_retries": 0}
     if address.scheme == "s3":

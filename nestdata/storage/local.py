@@ -89,6 +89,7 @@ class LocalFiles:
             try:
                 return action()
             except ObjectChanged as error:
+                self._open.forget(location)  # the file may be replaced by a restored one
                 patience.failed(classify(error))
             except OSError as error:
                 failure = classify_system_error(error)

@@ -171,3 +171,39 @@ def test_an_error_is_raised_where_its_bytes_are_taken() -> None:
     ahead.begin([request(2)], [])
     with pytest.raises(StorageError, match="after 40 tries in 300 s"):
         ahead.take(request(2))
+
+
+def test_bytes_that_could_not_be_fetched_ahead_are_requested_again_when_they_are_needed() -> None:
+    store = Store()
+    is_down = threading.Event()
+    is_down.set()
+
+    def fetch(wanted: Request) -> bytes:
+        content = store.fetch(wanted)
+        if number_of(wanted) == 2 and is_down.is_set():
+            raise StorageError.because("unavailable", "s3://bucket/shard.tar: connection refused.")
+        return content
+
+    ahead = ReadAhead(fetch, num_threads=1, max_bytes=1000)
+    ahead.begin([request(1)], [[request(2)], [request(3)]])
+    store.wait_for(1, 2, 3)
+    is_down.clear()
+    ahead.begin([request(2)], [[request(3)]])
+    assert ahead.take(request(2)) == b"\2" * 10
+    assert ahead.take(request(3)) == b"\3" * 10
+    assert ahead.held_bytes == 0
+
+
+class Panic(BaseException):
+    """As a failed assertion in a client that is not written in Python."""
+
+
+def test_no_kind_of_error_leaves_the_caller_waiting() -> None:
+    def fail(_: Request) -> bytes:
+        raise Panic("called `Option::unwrap()` on a `None` value")
+
+    ahead = ReadAhead(fail, num_threads=1, max_bytes=1000)
+    ahead.begin([request(1), request(2)], [])
+    for number in (1, 2):
+        with pytest.raises(Panic, match="unwrap"):
+            ahead.take(request(number))

@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -206,7 +207,7 @@ def test_a_server_that_is_away_for_longer_than_the_patience_ends_the_run_with_on
     line = last_error_line(caught.value)
     assert line.startswith(f"{web.url}/")
     assert "503" in line
-    assert "tries in" in line
+    assert re.search(r"after \d+ tr(y|ies) in \d+ s", line)  # one try on a slow machine
 
 
 def test_a_missing_object_is_replaced_and_counted(corpora: tuple[Path, Path], web: WebServer, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
+import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,13 +134,50 @@ def test_processes_that_are_killed_while_writing_leave_only_complete_files(tmp_p
 
 
 def test_partial_files_of_killed_processes_are_removed_after_an_hour(tmp_path: Path) -> None:
-    PinnedCache(tmp_path, 1000)
-    old, new = tmp_path / "partial" / "old", tmp_path / "partial" / "new"
+    PinnedCache(tmp_path, 10_000).put(address(1), content(1))
+    old, new = tmp_path / "partial" / "0a3f.700.12-34", tmp_path / "partial" / "0a40.800.12-35"
     for path in (old, new):
         path.write_bytes(b"half")
+    (tmp_path / "used").write_bytes(b"%032d" % (1000 + 700 + 800))
     os.utime(old, (time.time() - 4000,) * 2)
-    PinnedCache(tmp_path, 1000)
+    PinnedCache(tmp_path, 10_000)
     assert (old.exists(), new.exists()) == (False, True)
+    assert used(tmp_path) == 1000 + 800  # the room of the removed file is free again
+
+
+@pytest.mark.parametrize("damaged", [None, b"", bytes(32), b"12x"])
+def test_a_counter_that_was_lost_or_damaged_is_counted_again(tmp_path: Path, damaged: bytes | None) -> None:
+    for number in (1, 2):
+        PinnedCache(tmp_path, 3000).put(address(number), content(number))
+    (tmp_path / "used").unlink()
+    if damaged is not None:
+        (tmp_path / "used").write_bytes(damaged)
+    cache = PinnedCache(tmp_path, 3000)
+    for number in (3, 4):
+        cache.put(address(number), content(number))
+    assert [cache.get(address(number)) is not None for number in (1, 2, 3, 4)] == [True, True, True, False]
+    assert (used(tmp_path), cache.failure) == (3000, "")
+
+
+def test_a_folder_that_is_removed_during_a_run_is_filled_again(tmp_path: Path) -> None:
+    cache = PinnedCache(tmp_path / "cache", 2000)
+    for number in (1, 2):
+        cache.put(address(number), content(number))
+    shutil.rmtree(tmp_path / "cache")
+    for number in (3, 4, 5):
+        cache.put(address(number), content(number))  # the first one finds that the folder is gone
+    assert [cache.get(address(number)) is not None for number in range(1, 6)] == [False] * 3 + [True] * 2
+    assert (used(tmp_path / "cache"), cache.failure) == (2000, "")
+
+
+def test_a_file_that_cannot_be_looked_at_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    cache = PinnedCache(tmp_path, 10_000)
+    monkeypatch.setattr(Path, "stat", refuse)  # as in a folder of another user; root may read those
+    cache.put(address(1), content(1))
+    assert "Permission denied" in cache.failure
 
 
 def put_all(directory: str, numbers: range) -> None:

@@ -277,6 +277,48 @@ def test_shard_with_another_byte_is_corrupt(folder: Path) -> None:
     corpus.load(1)
 
 
+class DamagingStorage(Storage):
+    """Stands in for a network that damages the first answers, each in another way."""
+
+    def __init__(self, num_damaged: int) -> None:
+        super().__init__()
+        self.num_damaged = num_damaged
+        self.num_reads = 0
+
+    def read_range(self, location: str, offset: int, length: int, **options: Any) -> bytes:
+        """Reads a range of a file."""
+        content = bytearray(super().read_range(location, offset, length, **options))
+        self.num_reads += 1
+        if self.num_reads <= self.num_damaged:
+            # In the first four bytes, so that decoders notice it as well.
+            content[self.num_reads % 4] ^= self.num_reads
+        return bytes(content)
+
+
+@pytest.mark.parametrize("config", [PrepareConfig(), DECODED])
+@pytest.mark.parametrize("num_damaged", [1, 4])
+def test_bytes_damaged_differently_on_their_way_do_not_replace_the_cut(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, config: PrepareConfig, num_damaged: int
+) -> None:
+    corpus = tar_corpus(folder, config)
+    expected = corpus.load(0)[1].copy()
+    store = DamagingStorage(num_damaged)
+    monkeypatch.setattr(nestdata.corpus.members, "storage", lambda: store)
+    np.testing.assert_array_equal(corpus.load(0)[1], expected)
+    assert store.num_reads == num_damaged + 1
+
+
+@pytest.mark.parametrize("config", [PrepareConfig(), DECODED])
+def test_bytes_that_never_arrive_the_same_end_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, config: PrepareConfig
+) -> None:
+    corpus = tar_corpus(folder, config)
+    store = DamagingStorage(100)
+    monkeypatch.setattr(nestdata.corpus.members, "storage", lambda: store)
+    with pytest.raises(StorageError, match=r"cut 'b': bytes .*speech\.tar arrive damaged, and differently each time"):
+        corpus.load(0)
+
+
 @pytest.mark.parametrize(("damage", "reason"), [("missing", "missing"), ("shorter", "changed"), ("longer", "changed")])
 def test_shard_that_is_gone_or_has_another_size_is_a_reason(
     folder: Path, forget_files: Callable[[], None], damage: str, reason: str
@@ -292,13 +334,14 @@ def test_shard_that_is_gone_or_has_another_size_is_a_reason(
     assert error.value.reason == reason
 
 
-class RefusingStorage:
+class RefusingStorage(Storage):
     """Stands in for a store that cannot be read for reasons that say nothing about a cut."""
 
     def __init__(self, kind: Any) -> None:
+        super().__init__()
         self.kind = kind
 
-    def read_range(self, location: str, *_: int, **__: Any) -> bytes:
+    def read_range(self, location: str, *_: int, **__: Any) -> bytes:  # type: ignore[override]  # reads none of them
         """Raises."""
         raise StorageError.because(self.kind, f"{location}: refused.")
 

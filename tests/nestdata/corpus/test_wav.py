@@ -61,6 +61,12 @@ def test_arrays_are_filled_from_their_start(dtype: str) -> None:
     assert (out[800:] == 7).all()
 
 
+def test_a_list_after_the_samples_is_skipped() -> None:
+    file = parse_wav(wav() + chunk(b"LIST", b"INFOabcd"))
+    assert file is not None
+    assert file.frames == 1000
+
+
 @pytest.mark.parametrize("kind", [b"LIST", b"fact", b"JUNK", b"bext"])
 def test_chunks_before_the_samples_are_skipped(kind: bytes) -> None:
     content = with_chunk(kind, 602)
@@ -83,6 +89,9 @@ def test_chunks_before_the_samples_are_skipped(kind: bytes) -> None:
         with_chunk(b"LIST", 7),
         with_chunk(b"odd?", 8),
         wav().replace(b"RIFF", b"RIFX"),
+        wav() + wav(),  # libsndfile refuses it, as a file as well
+        wav() + chunk(b"data", bytes(10)),
+        wav() + b"rest",
     ],
 )
 def test_other_files_are_left_to_libsndfile(content: bytes) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nestdata.errors import ConfigError, StorageError
-from nestdata.storage import ObjectInfo, Storage, StorageConfig, storage
+from nestdata.storage import ObjectInfo, Storage, StorageConfig, clients, storage
 from nestdata.storage.local import OpenFiles
 
 CONTENT = bytes(range(256)) * 40
@@ -260,3 +260,23 @@ def test_wrong_settings_are_refused() -> None:
     for settings in ({"patience_s": -1.0}, {"max_requests": 0}, {"stall_timeout_s": 0.0}, {"max_open_files": 0}):
         with pytest.raises(ConfigError, match=f"storage.{next(iter(settings))}"):
             StorageConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_damaged_file_that_is_restored_is_opened_anew(file: str, tmp_path: Path) -> None:
+    store = Storage()
+    store.read_range(file, 0, 5, size=len(CONTENT))
+    os.truncate(file, 100)
+    with pytest.raises(StorageError, match="has 100 bytes, expected 10240"):
+        store.read_range(file, 0, 5, size=len(CONTENT))
+    (tmp_path / "restored").write_bytes(CONTENT)
+    (tmp_path / "restored").replace(file)
+    assert store.read_range(file, 0, 5, size=len(CONTENT)) == CONTENT[:5]
+
+
+def test_a_child_that_is_forked_during_the_first_request_to_a_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_is_used", False)
+    monkeypatch.setattr(clients, "_was_forked_after_use", False)
+    clients.check_not_forked("s3://bucket/a")  # begins every request
+    clients._after_fork_in_child()  # another thread forks; there is no client yet
+    with pytest.raises(StorageError, match="s3://bucket/a: this process was forked after its parent had used"):
+        clients.check_not_forked("s3://bucket/a")
