@@ -146,6 +146,21 @@ def test_tars_of_files_that_are_no_longer_inputs_do_not_get_into_the_corpus(data
     assert [path.name for path in (tmp_path / "speech.corpus").rglob("*.tar")] == ["0-000001-000.tar"]
 
 
+def test_unfinished_tars_are_not_kept(data: Path, tmp_path: Path) -> None:
+    write_parquet(data / "0.parquet", [embedded(hiss(400_000, 1))])
+    with files_up_to(300_000), pytest.raises(OutputError, match="cannot be written"):
+        prepare_corpus([data], tmp_path / "speech.corpus")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_tars_without_any_cut_are_not_part_of_the_corpus(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "bad.parquet", [{"bytes": b"bad", "path": None}])
+    write_audio(tmp_path / "audio" / "good.wav", hiss(8000, 1))
+    report = prepare_corpus([tmp_path / "bad.parquet", tmp_path / "audio"], tmp_path / "speech.corpus")
+    assert (report.num_cuts, report.rejected) == (1, {"unreadable": 1})
+    assert not (tmp_path / "speech.corpus" / "shards").exists()
+
+
 def test_finished_work_survives_a_full_disk_and_says_so(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
