@@ -166,8 +166,8 @@ class _Row(NamedTuple):
     """The values of `_COLUMNS`; the offset of the line is added later."""
 
     is_resampled: bool
-    labels: tuple[tuple[str, str], ...]
-    """Kind and name, such as `("language", "en")`."""
+    names: tuple[Any, Any]
+    """Language and speaker; None or empty if the cut has none."""
 
 
 class ItemCollector:
@@ -202,14 +202,10 @@ class ItemCollector:
         digest = hashlib.blake2b(row["id"].encode(), digest_size=8).digest()
         channel = MIXED_CHANNEL if is_mixed(row) else row["channel"]
         columns = (num_samples, 0, round(row["start"] * 1e6), channel, number, *self._address(cut))
-        labels = tuple(
-            (kind, value)
-            for label in row["supervisions"][:1]
-            for kind in ("language", "speaker")
-            if (value := label.get(kind))
-        )
-        is_resampled = "transforms" in row["recording"]
-        self._results.setdefault(number, []).append(_Row(line, digest, columns, is_resampled, labels))
+        label = row["supervisions"][0] if row["supervisions"] else {}
+        names = label.get("language"), label.get("speaker")
+        result = _Row(line, digest, columns, "transforms" in row["recording"], names)
+        self._results.setdefault(number, []).append(result)
 
     def reject(self, reject: Reject, number: int) -> None:
         """Adds a reject; `number` is that of its entry or item, counted from 1."""
@@ -221,8 +217,9 @@ class ItemCollector:
         rows = [result for result in results if isinstance(result, _Row)]
         samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
         for row in rows:
-            for kind, name in row.labels:
-                samples_by[kind][name] += row.columns[0]
+            for counter, name in zip(samples_by.values(), row.names, strict=True):
+                if name:
+                    counter[name] += row.columns[0]
         return ProbedItems(
             num_entries=self.num_entries,
             lines=b"".join(row.line for row in rows),

@@ -213,7 +213,8 @@ def _check_rate_and_channel(entry: Entry, rate: int, channel: int, num_channels:
 
 def _cut_row(entry: Entry, info: _AudioInfo, duration: float, channel: int) -> dict[str, Any]:
     cut_id, channels = entry.cut_id, list(range(info.num_channels))
-    source = {"type": "", "channels": channels, "source": ""} | _source(entry)
+    kind, location = _source(entry)
+    source = {"type": kind, "channels": channels, "source": location}
     row: dict[str, Any] = {
         "id": cut_id,
         "start": entry.offset,
@@ -244,12 +245,12 @@ def _cut_row(entry: Entry, info: _AudioInfo, duration: float, channel: int) -> d
     return row
 
 
-def _source(entry: Entry) -> dict[str, Any]:
+def _source(entry: Entry) -> tuple[str, str]:
     """Returns type and source of the Lhotse `AudioSource` of an entry that is not a Lhotse cut."""
     if entry.member:
-        return source_at(*entry.member[:3])
-    kind = "command" if entry.command else "file"
-    return {"type": kind, "source": entry.command or entry.stored_path or entry.path}
+        found = source_at(*entry.member[:3])
+        return found["type"], found["source"]
+    return "command" if entry.command else "file", entry.command or entry.stored_path or entry.path
 
 
 def _windows(row: dict[str, Any], limits: Limits) -> list[dict[str, Any]]:

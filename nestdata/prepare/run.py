@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -111,7 +111,7 @@ def prepare_corpus(
         partial = stack.enter_context(
             output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=_is_corpus, resumable=resumable)
         )
-        stack.enter_context(_tells_what_is_kept(partial))
+        stack.enter_context(_keeps_finished_work(partial))
         sources = _open_sources(manifests, config, partial, output)
         (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
@@ -209,11 +209,14 @@ def _remove_work(partial: Path) -> None:
     shutil.rmtree(partial / _KEPT_RESULTS, ignore_errors=True)
     if not (partial / _SHARDS).is_dir():
         return
-    with suppress(FileNotFoundError), (partial / "shards.jsonl").open("rb") as file:
+    if not (partial / "shards.jsonl").exists():  # no cut has an address
+        shutil.rmtree(partial / _SHARDS)
+        return
+    with (partial / "shards.jsonl").open("rb") as file:
         used = {os.path.basename(json.loads(line)["name"]) for line in file}
-        for path in (partial / _SHARDS).rglob("*"):
-            if path.is_file() and path.name not in used:
-                path.unlink()
+    for path in (partial / _SHARDS).rglob("*"):
+        if path.is_file() and path.name not in used:
+            path.unlink()
 
 
 def _warn_of_traffic(traffic: "Traffic", report: PrepareReport) -> None:
@@ -229,13 +232,18 @@ def _warn_of_traffic(traffic: "Traffic", report: PrepareReport) -> None:
 
 
 @contextmanager
-def _tells_what_is_kept(partial: Path) -> Iterator[None]:
-    """Logs how many results are kept if the block raises."""
+def _keeps_finished_work(partial: Path) -> Iterator[None]:
+    """Removes unfinished files, and logs how many results are kept, if the block raises."""
     try:
         yield
     except BaseException:
-        num_kept = sum(not path.name.endswith(".tmp") for path in (partial / _KEPT_RESULTS).glob("*"))
-        if num_kept:
+        for folder in (_KEPT_RESULTS, _SHARDS):
+            for path in (partial / folder).rglob("*.tmp"):
+                path.unlink(missing_ok=True)
+        num_kept = sum(1 for _ in (partial / _KEPT_RESULTS).glob("*"))
+        if not num_kept:  # tars without a result would be written again
+            shutil.rmtree(partial / _SHARDS, ignore_errors=True)
+        else:
             _log.warning(
                 "the results of %d finished tasks are kept in %s. The same call goes on from there; remove the "
                 "directory to start over",

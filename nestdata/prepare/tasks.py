@@ -2,7 +2,7 @@
 
 The results of tasks whose audio is in shards or at URLs are kept in files until the corpus is complete, so that a run
 that was ended by a signal, a full disk or a store goes on where it stopped. A kept result is taken only if source,
-items and settings are the same, and the shards have not changed.
+items and settings are the same, and neither the shards nor the audio that was rejected have changed.
 """
 
 import hashlib
@@ -23,9 +23,6 @@ from nestdata.prepare.inputs.entry import Entry, ReadsFiles
 from nestdata.prepare.inputs.remote import audio_location, in_parallel, with_members
 from nestdata.prepare.probe import Cut, Limits, Reject, probe
 from nestdata.storage import ObjectInfo, is_url, storage
-
-# Rejects for these reasons may disappear without any change of the input.
-_PASSING_REASONS = frozenset({"missing", "changed", "corrupt", "shard_unreadable"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,11 +73,11 @@ class _Found(NamedTuple):
 
     in_epoch: int
     needed: float
-    rejected: list[str]
-    """Locations of audio that was rejected for a reason that may pass."""
+    rejected: dict[str, ObjectInfo | None]
+    """Locations of audio that was rejected, with size and ETag where they are known."""
 
     can_be_kept: bool
-    """Whether all that the result depends on is known: every cut has an address, and every such reject a location."""
+    """Whether all that the result depends on is known: every cut has an address, and every reject a location."""
 
 
 def run_task(task: Task) -> TaskResult:
@@ -102,18 +99,17 @@ def run_task(task: Task) -> TaskResult:
 
 
 def _probe_items(task: Task, collector: ItemCollector) -> _Found:
-    in_epoch, needed, rejected, can_be_kept = 0, 0.0, list[str](), True
+    in_epoch, needed, rejected, can_be_kept = 0, 0.0, dict[str, ObjectInfo | None](), True
     entries = with_members(_numbered_entries(task), trusts_durations=task.limits.mode == "missing")
     for number, entry in entries:
         collector.begin(entry.number)
         for found in _cuts_and_rejects(entry, task.limits):
             if isinstance(found, Reject):
                 collector.reject(found, number)
-                if found.reason in _PASSING_REASONS:
-                    location = audio_location(entry)
-                    rejected += [location] if location else []
-                    # The files that an item depends on are known anyway, if the source names them.
-                    can_be_kept &= bool(location) or isinstance(task.source, ReadsFiles)
+                if location := audio_location(entry):
+                    rejected[location] = entry.member.shard if entry.member else None
+                else:  # the files that an item depends on are known anyway, if the source names them
+                    can_be_kept &= isinstance(task.source, ReadsFiles)
                 continue
             collector.add(found, number, entry.where)
             if found.member:
@@ -160,18 +156,18 @@ class _KeptResult:
             probed = ProbedItems.from_bytes(content)
         except (OSError, ValueError, KeyError, TypeError, zlib.error):
             return None
-        locations = [shard.location for shard in probed.shards] + values["rejected"]
-        if values["versions"] != self._versions(locations):
+        if values["versions"] != self._versions([location for location, *_ in values["versions"]]):
             return None
         return probed, Traffic(0, values["in_epoch"], values["needed"])
 
-    def save(self, probed: ProbedItems, traffic: Traffic, rejected: list[str]) -> None:
+    def save(self, probed: ProbedItems, traffic: Traffic, rejected: dict[str, ObjectInfo | None]) -> None:
         """Keeps a result whose audio is in shards or at URLs.
 
         Args:
             probed: The cuts and rejects.
             traffic: Their traffic.
-            rejected: Locations of audio that was rejected for a reason that may pass.
+            rejected: Locations of audio that was rejected, with size and ETag where they are known. The audio may be
+                repaired, and the result is then not taken.
 
         Raises:
             OSError: The disk is full.
@@ -179,8 +175,9 @@ class _KeptResult:
         # A worker of Dask may have no access to the directory.
         if not probed.shards or not self._directory.is_dir():
             return
-        versions = self._versions([shard.location for shard in probed.shards] + rejected, probed.shards)
-        header = {"versions": versions, "in_epoch": traffic.in_epoch, "needed": traffic.needed, "rejected": rejected}
+        infos = rejected | {shard.location: shard for shard in probed.shards}
+        versions = self._versions([*infos], [info for info in infos.values() if info])
+        header = {"versions": versions, "in_epoch": traffic.in_epoch, "needed": traffic.needed}
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         try:
             temporary.write_bytes(json.dumps(header).encode() + b"\n" + probed.to_bytes())

@@ -99,7 +99,10 @@ class LocalFiles:
 
 
 class OpenFiles:
-    """The descriptors that were used last, opened for reading, by path. A descriptor in use is never closed."""
+    """The descriptors that were used last, opened for reading, by path. A descriptor in use is never closed.
+
+    A path that leads to another file than before is opened anew, so that bytes of a replaced file are never read.
+    """
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
@@ -133,12 +136,12 @@ class OpenFiles:
             self.forget(path)
 
     def _take(self, path: str) -> "_OpenFile":
-        with self._lock:
-            file = self._files.get(path)
-            if file is not None:
-                self._files.move_to_end(path)
-                file.num_users += 1
-                return file
+        known = self._take_known(path)
+        if known is not None:
+            if known.is_at(path):
+                return known
+            self._release(known)
+            self.forget(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -156,6 +159,14 @@ class OpenFiles:
                 oldest.close_if_unused()
             return file
 
+    def _take_known(self, path: str) -> "_OpenFile | None":
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                file.num_users += 1
+            return file
+
     def _release(self, file: "_OpenFile") -> None:
         with self._lock:
             file.num_users -= 1
@@ -171,6 +182,14 @@ class _OpenFile:
         self.descriptor = descriptor
         self.num_users = 1
         self.is_kept = True
+        self._status = os.fstat(descriptor)
+
+    def is_at(self, path: str) -> bool:
+        """Returns whether a path leads to this file; another one may have been renamed to it."""
+        try:
+            return os.path.samestat(self._status, os.stat(path))
+        except OSError:
+            return False
 
     def close_if_unused(self) -> None:
         if not self.is_kept and self.num_users == 0:

@@ -1,4 +1,4 @@
-"""Listings of folders in object stores, each made once although detection and reading both need it."""
+"""Answers of object stores that are needed more than once: listings of folders, and sizes of tars."""
 
 from functools import lru_cache
 
@@ -7,7 +7,7 @@ from nestdata.storage import ObjectInfo, storage
 
 @lru_cache(maxsize=8)
 def objects_below(url: str) -> tuple[ObjectInfo, ...]:
-    """Returns the objects below a URL, sorted by location, as of the first call since `forget_listings`.
+    """Returns the objects below a URL, sorted by location, as of the first call since `forget_answers`.
 
     Raises:
         StorageError: The folder cannot be listed.
@@ -15,6 +15,17 @@ def objects_below(url: str) -> tuple[ObjectInfo, ...]:
     return tuple(storage().list_objects(url))
 
 
-def forget_listings() -> None:
-    """Makes the next calls list again; to be called before inputs are opened."""
+@lru_cache(maxsize=4096)
+def object_info(url: str) -> ObjectInfo:
+    """Returns size and ETag of an object, as of the first call since `forget_answers`.
+
+    Raises:
+        StorageError: The object does not exist, or the store does not answer.
+    """
+    return storage().info(url)
+
+
+def forget_answers() -> None:
+    """Makes the next calls ask again; to be called before inputs are opened."""
     objects_below.cache_clear()
+    object_info.cache_clear()

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 from zlib import crc32
 
 from nestdata.errors import ConfigError, ManifestError, StorageError
+from nestdata.output import flush_to_disk
 from nestdata.prepare.inputs.content import StoredContent
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, Member, Problem, cut_id_of, resolve
 from nestdata.prepare.inputs.listing import objects_below
@@ -142,6 +143,7 @@ class _TarFiles:
         self._tar = None
         self.close()
         path = self._path("")
+        flush_to_disk(self._path(".tmp"))  # the corpus is flushed at the end, but not what is in its folders
         os.replace(self._path(".tmp"), path)
         shard = ObjectInfo(f"{self._stored_in}/{path.name}", path.stat().st_size, None)
         self._num_tars += 1

@@ -1,14 +1,14 @@
 """Pointers of Lhotse 2 to members of tars, `TAR?o=START&e=END`, as `cuts.jsonl` has them as well."""
 
 import re
-from functools import lru_cache
 
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.content import StoredContent
 from nestdata.prepare.inputs.entry import Member, Problem, resolve
+from nestdata.prepare.inputs.listing import object_info
 from nestdata.prepare.inputs.shard import damage, unsafe
 from nestdata.prepare.inputs.tar import TarError, walk
-from nestdata.storage import ObjectInfo, is_url, storage
+from nestdata.storage import is_url, storage
 
 # END is the header of the next sample, and says nothing that the header at START does not.
 _POINTER = re.compile(r"(?P<tar>[^?]+)\?o=(?P<start>\d{1,18})&e=\d{1,18}")
@@ -32,7 +32,7 @@ def member_at(pointer: str, directory: str, where: str) -> Member | Problem:
     location = parts["tar"] if is_url(parts["tar"]) else resolve(directory, parts["tar"])
     start = int(parts["start"])
     try:
-        info = _info(location)
+        info = object_info(location) if is_url(location) else storage().info(location)
 
         def read_at(offset: int, length: int) -> bytes:
             length = max(0, min(length, info.size - start - offset))
@@ -51,9 +51,3 @@ def member_at(pointer: str, directory: str, where: str) -> Member | Problem:
         return unsafe(found, location)
     offset = start + found.offset
     return Member(info, offset, found.size, StoredContent(location, offset, found.size, info.etag, info.size))
-
-
-@lru_cache(maxsize=4096)
-def _info(location: str) -> ObjectInfo:
-    """Returns size and ETag of a tar, which is asked for once in each process."""
-    return storage().info(location)

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -99,7 +99,7 @@ def audio_location(entry: Entry) -> str:
     """Returns the path or URL of the audio of an entry that was rejected; empty if it has none of its own."""
     if entry.member:
         return entry.member.shard.location
-    return _location(entry._replace(problem=None)) or entry.path
+    return entry.path if entry.cut is None else _source_of(entry.cut, ("file", "url"))
 
 
 def _location(entry: Entry) -> str:
@@ -111,8 +111,14 @@ def _location(entry: Entry) -> str:
         return content.location if isinstance(content, StoredContent) and is_url(content.location) else ""
     if entry.cut is None:
         return entry.path if "://" in entry.path and is_url(entry.path) else ""
-    for source in entry.cut["recording"]["sources"]:
-        if source["type"] == "url" and entry.cut["channel"] in source["channels"] and is_url(source["source"]):
+    location = _source_of(entry.cut, ("url",))
+    return location if is_url(location) else ""
+
+
+def _source_of(cut: dict[str, Any], kinds: Collection[str]) -> str:
+    """Returns the path or URL of the channel of a cut, if its source is of one of these kinds; empty otherwise."""
+    for source in cut["recording"]["sources"]:
+        if source["type"] in kinds and cut["channel"] in source["channels"]:
             return str(source["source"])
     return ""
 

@@ -14,7 +14,7 @@ from nestdata.prepare.inputs.folder import AudioFolder, BucketFolder
 from nestdata.prepare.inputs.huggingface import HuggingFaceDataset
 from nestdata.prepare.inputs.jsonl import LhotseManifest, NemoManifest
 from nestdata.prepare.inputs.kaldi import KaldiDirectory
-from nestdata.prepare.inputs.listing import forget_listings
+from nestdata.prepare.inputs.listing import forget_answers
 from nestdata.prepare.inputs.nemo_tarred import NemoTarred
 from nestdata.prepare.inputs.parquet import ParquetFiles
 from nestdata.prepare.inputs.shar import SharDirectory
@@ -74,9 +74,8 @@ def open_sources(paths: Sequence[Path | str], options: InputOptions) -> list[Sou
             f"{len(options.tars)} patterns of tars for {len(paths)} inputs. Give --tars once for all inputs, or once "
             "for each, in the same order."
         )
-    forget_listings()
     tars = options.tars if len(options.tars) == len(paths) else [*options.tars, None][:1] * len(paths)
-    forget_listings()
+    forget_answers()
     inputs = [detect_input(path, options.format, pattern) for path, pattern in zip(paths, tars, strict=True)]
     root = common_root(inputs)
     return [_open_source(found, root, str(number), options) for number, found in enumerate(inputs)]

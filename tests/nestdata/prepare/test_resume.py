@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from nestdata import OutputError, PrepareConfig, PrepareProgress, prepare_corpus
+from nestdata import Corpus, OutputError, PrepareConfig, PrepareProgress, prepare_corpus
 from tests.nestdata.full_disk import files_up_to
+from tests.nestdata.prepare.inputs.shards import shar_cut, write_tar
 from tests.nestdata.prepare.inputs.test_parquet import embedded, write_parquet
-from tests.synthesis import hiss, tone
+from tests.synthesis import hiss, tone, write_audio, write_jsonl
 
 NUM_FILES = 4
 # Prepares a folder of Parquet files, prints the name of each one that is read, and waits after `sys.argv[3]` of them.
@@ -105,6 +107,28 @@ def test_changed_inputs_and_settings_are_read_again(data: Path, tmp_path: Path) 
     assert meta_of(tmp_path / "other.corpus")["fingerprint"] == meta_of(output)["fingerprint"]
 
 
+def test_rejected_audio_that_was_repaired_is_probed_again(tmp_path: Path) -> None:
+    good, bad = write_audio(tmp_path / "good.wav", hiss(8000, 1)), tmp_path / "bad.wav"
+    tar = write_tar(tmp_path / "a.tar", [("good.wav", good.read_bytes())])
+    start = tar.read_bytes().index(good.read_bytes()) - 512
+    rows = [shar_cut(name, 8000)[0] | {"start": 0.0} for name in ("good", "bad")]
+    rows[0]["recording"]["sources"][0] |= {"type": "shar_ptr", "source": f"{tar}?o={start}&e={start}"}
+    rows[1]["recording"]["sources"][0] |= {"type": "file", "source": str(bad)}
+    bad.write_bytes(b"not audio")
+    manifest, output = write_jsonl(tmp_path / "cuts.jsonl", rows), tmp_path / "speech.corpus"
+
+    def interrupt(_: PrepareProgress) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            prepare_corpus([manifest], output, on_progress=interrupt)
+    assert len([*(tmp_path / "speech.corpus.partial" / "tasks").iterdir()]) == 1
+    bad.write_bytes(good.read_bytes())
+    report = prepare_corpus([manifest], output)
+    assert (report.num_cuts, report.rejected) == (2, {})
+
+
 def test_damaged_results_and_tars_that_are_gone_are_made_again(data: Path, tmp_path: Path) -> None:
     output = tmp_path / "speech.corpus"
     interrupted(data, output)
@@ -120,6 +144,21 @@ def test_tars_of_files_that_are_no_longer_inputs_do_not_get_into_the_corpus(data
     interrupted(data, tmp_path / "speech.corpus")
     prepare_corpus([data / "0.parquet"], tmp_path / "speech.corpus")
     assert [path.name for path in (tmp_path / "speech.corpus").rglob("*.tar")] == ["0-000001-000.tar"]
+
+
+def test_unfinished_tars_are_not_kept(data: Path, tmp_path: Path) -> None:
+    write_parquet(data / "0.parquet", [embedded(hiss(400_000, 1))])
+    with files_up_to(300_000), pytest.raises(OutputError, match="cannot be written"):
+        prepare_corpus([data], tmp_path / "speech.corpus")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_tars_without_any_cut_are_not_part_of_the_corpus(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "bad.parquet", [{"bytes": b"bad", "path": None}])
+    write_audio(tmp_path / "audio" / "good.wav", hiss(8000, 1))
+    report = prepare_corpus([tmp_path / "bad.parquet", tmp_path / "audio"], tmp_path / "speech.corpus")
+    assert (report.num_cuts, report.rejected) == (1, {"unreadable": 1})
+    assert not (tmp_path / "speech.corpus" / "shards").exists()
 
 
 def test_finished_work_survives_a_full_disk_and_says_so(
@@ -158,3 +197,12 @@ def test_the_corpus_does_not_depend_on_the_number_of_processes(data: Path, tmp_p
     changed = {name for name in one if one[name] != two[name]}
     assert changed == {"cuts.jsonl", "meta.json", "rejected.jsonl"}  # they hold the name of the target
     assert meta_of(tmp_path / "1.corpus")["fingerprint"] == meta_of(tmp_path / "2.corpus")["fingerprint"]
+
+
+def test_replaced_inputs_are_read_anew_by_the_same_process(data: Path, tmp_path: Path) -> None:
+    source, output = data / "0.parquet", tmp_path / "speech.corpus"
+    for num_samples in (9000, 12000):
+        write_parquet(source, [embedded(hiss(num_samples, 1)), embedded(hiss(num_samples + 1, 2))])
+        report = prepare_corpus([source], output, overwrite=True)
+        assert (report.num_cuts, report.shortest_s, report.rejected) == (2, num_samples / 16000, {})
+        np.testing.assert_allclose(Corpus.open(output).load(0)[1], hiss(num_samples, 1), atol=1e-4)

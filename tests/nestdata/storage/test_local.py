@@ -141,6 +141,19 @@ def test_a_replaced_file_is_read_anew_after_this_process_wrote_it(file: str) -> 
         store.read_range(file, 0, 5)
 
 
+def test_a_file_that_others_replace_or_remove_is_read_anew(tmp_path: Path, file: str) -> None:
+    store = Storage()
+    store.read_range(file, 0, 10)
+    (tmp_path / "new").write_bytes(b"other bytes")
+    (tmp_path / "new").replace(file)
+    assert store.read_range(file, 0, 5, size=11) == b"other"
+    if os.path.isdir("/proc/self/fd"):
+        assert num_descriptors(str(tmp_path)) == 1
+    os.remove(file)
+    with pytest.raises(StorageError, match="no such file"):
+        store.read_range(file, 0, 5)
+
+
 def test_writing_makes_folders_and_leaves_nothing_beside(tmp_path: Path, file: str) -> None:
     store = Storage()
     target = str(tmp_path / "deep/er/name.bin")
