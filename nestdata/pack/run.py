@@ -9,6 +9,7 @@ numpy and the modules that need it are imported when a corpus is packed, so that
 import hashlib
 import logging
 import os
+import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -121,8 +122,9 @@ def pack_corpora(
             summaries, num_kept = _write_shards(opened, config, target, settings, jobs, on_progress)
         except OSError as error:
             if is_full_disk(error):
+                place = f"{location}: a shard in {tempfile.gettempdir()}" if is_url(location) else f"{location}:"
                 raise OutputError(
-                    f"{location}: cannot be written ({error.strerror}). Complete shards are kept: free some space, "
+                    f"{place} cannot be written ({error.strerror}). Complete shards are kept: free some space, "
                     "and run the same command again."
                 ) from error
             raise

@@ -204,9 +204,13 @@ def _new_file(location: str, name: str) -> Iterator[BinaryIO]:
             storage().write(join(location, name), Path(temporary.name))
         return
     partial = Path(location, FOLDER, name + PARTIAL_SUFFIX)
-    with partial.open("wb") as file:
-        yield file
-    flush_to_disk(partial)
+    try:
+        with partial.open("wb") as file:
+            yield file
+        flush_to_disk(partial)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     os.replace(partial, Path(location, name))
 
 

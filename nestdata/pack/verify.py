@@ -106,8 +106,8 @@ def verify_corpus(
 
     Raises:
         CorpusError: The corpus is damaged, or the packed set is incomplete.
-        StorageError: The store does not answer, which says nothing about the corpus; or the root is no location, or
-            cannot be written.
+        StorageError: The store does not answer or refuses its credentials, which says nothing about the corpus; or the
+            root is no location, or cannot be written.
         ConfigError: `jobs` is below 1, or a root is given for a corpus that has none.
     """
     from nestdata.corpus.packed_set import FOLDER
@@ -183,11 +183,12 @@ def problem_of(error: OSError | StorageError, location: str) -> VerifyProblem:
     """Returns what kept a file or object from being read, as a problem of it.
 
     Raises:
-        StorageError: The store does not answer, which says nothing about the audio.
+        StorageError: The store does not answer or refuses its credentials, which says nothing about the audio.
     """
     if isinstance(error, OSError):
         return VerifyProblem(location, "unreadable", error.strerror or type(error).__name__)
-    if error.kind == "unavailable":
+    is_of_store = is_url(location) and error.kind not in ("missing", "changed")
+    if is_of_store or error.kind == "unavailable":
         raise error
     return VerifyProblem(location, error.kind, str(error).removeprefix(f"{location}: "))
 

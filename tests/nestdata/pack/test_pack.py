@@ -341,6 +341,7 @@ def test_other_files_are_never_replaced(speech: Path, tmp_path: Path, name: str)
 def test_a_full_disk_is_one_error_and_the_next_run_goes_on(speech: Path, packed: Path, tmp_path: Path) -> None:
     with files_up_to(500_000), pytest.raises(OutputError, match=r"cannot be written .* Complete shards are kept: free"):
         pack(speech, tmp_path / "packed")
+    assert list((tmp_path / "packed").rglob("*.partial")) == []
     pack(speech, tmp_path / "packed")
     assert digests(tmp_path / "packed") == digests(packed)
 
