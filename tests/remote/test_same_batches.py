@@ -30,8 +30,8 @@ from nestdata import (
     StorageConfig,
     microbatches,
     prepare_corpus,
-    start_fork_server,
 )
+from nestdata.fork_server import start as start_fork_server
 from tests.batches import digest
 from tests.remote.proxy import FaultProxy
 from tests.remote.server import S3Server
