@@ -22,16 +22,29 @@ def verify_command(
             "sizes and ETags are compared.",
         ),
     ] = False,
+    root: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|URL", help="Where the audio is now, if its folder or bucket was moved. [default: as prepared]"
+        ),
+    ] = None,
+    set_root: Annotated[
+        bool, typer.Option("--set-root", help="Use the corpus with --root from now on, if no problem is found there.")
+    ] = False,
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", help="Number of shards or files that are checked at a time.")
     ] = 8,
     as_json: AsJson = False,
 ) -> int:
     """Compare every shard, and with --checksums every audio file, with what the corpus says."""
-    from nestdata import verify_corpus
+    from nestdata import ConfigError, verify_corpus
 
+    if set_root and root is None:
+        raise ConfigError("--set-root needs --root: give the folder or bucket where the audio is now.")
     with progress("verifying") as on_progress:
-        report = verify_corpus(corpus, checksums=checksums, jobs=jobs, on_progress=on_progress)
+        report = verify_corpus(
+            corpus, checksums=checksums, root=root, set_root=set_root, jobs=jobs, on_progress=on_progress
+        )
     if as_json:
         print_json(asdict(report))
     else:
@@ -39,4 +52,8 @@ def verify_command(
         for problem in report.problems:
             out.print(str(problem))
         out.print(report.summary())
+        if report.new_root is not None:
+            out.print(f"  its audio is read from {report.new_root} from now on")
+        elif set_root:
+            out.print("  the root was not set, because of the problems")
     return 1 if report.problems else 0

@@ -28,7 +28,7 @@ from nestdata.corpus.audio import load_pcm16, load_samples
 from nestdata.corpus.bank import SampleBank
 from nestdata.corpus.members import fetch, load_member, point_to
 from nestdata.errors import AudioError, ConfigError, CorpusError
-from nestdata.storage import is_url
+from nestdata.storage import is_url, storage
 
 FORMAT_VERSION = 3
 # Corpora of format 2 have no addresses, and are otherwise equal.
@@ -150,6 +150,18 @@ class Corpus:
             yield from () if self._addresses is None else self._addresses.shards()
         except ValueError as error:
             raise CorpusError(f"{self.path}: the corpus is damaged ({error}). Prepare it again.") from error
+
+    def write_root(self) -> None:
+        """Writes the root that the corpus was opened with to `meta.json`, where the next `open` finds it.
+
+        Has no effect on processes that have the corpus open.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
+        assert self.root, "only corpora whose audio has a root can be moved"
+        self.meta = self.meta | {"root": self.root}
+        storage().write(str(self.path.resolve() / "meta.json"), meta_content(self.meta))
 
     def __len__(self) -> int:
         return int(self.meta["num_cuts"])
@@ -326,6 +338,11 @@ class Corpus:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.path, self.root)
+
+
+def meta_content(meta: dict[str, Any]) -> bytes:
+    """Returns the content of `meta.json`."""
+    return (json.dumps(meta, indent=2, default=str) + "\n").encode()
 
 
 def _reopen(path: Path, root: str | None) -> Corpus:

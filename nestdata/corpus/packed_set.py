@@ -13,6 +13,7 @@ and ignores only those that begin with `cuts.` and have no `.jsonl` in them.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -229,6 +230,11 @@ def record_name(number: int) -> str:
 def index_name(name: str) -> str:
     """Returns the name of the index of a file."""
     return f"{FOLDER}/{name}.idx"
+
+
+def index_content(offsets: NDArray[Any] | Sequence[int]) -> bytes:
+    """Returns an index of Lhotse 2: where each cut of a file starts, and its size, as 64-bit integers."""
+    return np.asarray(offsets, "<u8").tobytes()
 
 
 def digest_of(settings: dict[str, Any]) -> str:

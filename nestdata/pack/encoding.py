@@ -32,8 +32,8 @@ def load_integers(corpora: Corpora, index: int, bits: int, content: bytes | None
     """Loads a cut as integers.
 
     Audio of 16 bits is kept as it is. Other audio is rounded to the nearest of the integers of `bits` bits, so the
-    error of an amplitude is at most 2^-bits. Nothing is clipped: audio with an amplitude outside of [-1, 1] is
-    multiplied by the factor that brings the largest one to 1.
+    error of an amplitude is at most 2^-bits, and twice that near 1, which the integers do not reach. Nothing else is
+    clipped: audio with an amplitude outside of [-1, 1] is multiplied by the factor that brings the largest one to 1.
 
     Args:
         corpora: The corpora that hold the cut.

@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,10 @@ from nestdata.pack.shard import PARTIAL_SUFFIX
 from nestdata.storage import is_url, join, storage
 
 _OWN_NAMES = re.compile(rf"cuts\.\d+\.jsonl|recording\.\d+\.tar|{re.escape(FOLDER)}/.*")
+# Local files that a killed run was writing: of this package, and of `Storage.write`.
+_UNFINISHED = re.compile(rf"(\.cuts\.\d+\.jsonl\.|{re.escape(FOLDER)}/).*{re.escape(PARTIAL_SUFFIX)}")
+# Requests at a time for small files of a set.
+_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,10 @@ class PackOutput:
 
     location: str
     sizes: dict[str, int]
-    """Size of every file that is there, by its name relative to the folder."""
+    """Size of every complete file that is there, by its name relative to the folder."""
+
+    unfinished: list[str]
+    """Names of the files that a killed run was writing."""
 
     begun_settings: dict[str, Any] | None
     """Settings of the run that began the set; None if there is none, or if it is going to be replaced."""
@@ -48,16 +57,26 @@ class PackOutput:
             StorageError: The folder cannot be listed.
         """
         sizes = _sizes(location)
+        unfinished = list(filter(_UNFINISHED.fullmatch, sizes))
+        for name in unfinished:
+            del sizes[name]
         if not sizes:
-            return cls(location, sizes, None)
+            return cls(location, sizes, unfinished, None)
         if not all(map(_OWN_NAMES.fullmatch, sizes)) or not {SETTINGS, MANIFEST} & sizes.keys():
             other = next((name for name in sizes if not _OWN_NAMES.fullmatch(name)), "Shar that another program wrote")
             raise OutputError(f"{location}: is not empty and not a packed set ({other}). Choose another path.")
         if overwrite:
-            return cls(location, sizes, None)
+            return cls(location, sizes, unfinished, None)
         if MANIFEST in sizes:
             raise OutputError(f"{location}: exists already. Choose another path, or pass --overwrite to replace it.")
-        return cls(location, sizes, orjson.loads(storage().read(join(location, SETTINGS))))
+        try:
+            begun = orjson.loads(storage().read(join(location, SETTINGS)))
+        except ValueError as error:
+            raise OutputError(
+                f"{join(location, SETTINGS)}: is damaged ({error}). Choose another path, or pass --overwrite to "
+                "replace the set."
+            ) from error
+        return cls(location, sizes, unfinished, begun)
 
     def begin(self, settings: dict[str, Any], *, overwrite: bool) -> None:
         """Writes the settings into an empty folder, or checks that they are those of the set that is there.
@@ -70,6 +89,7 @@ class PackOutput:
             OutputError: The set was begun with other corpora or settings.
             StorageError: The folder cannot be written.
         """
+        self._delete(self.unfinished)
         if self.begun_settings is not None:
             if other := [name for name, value in settings.items() if self.begun_settings.get(name) != value]:
                 raise OutputError(
@@ -77,27 +97,24 @@ class PackOutput:
                     "command that began it, choose another path, or pass --overwrite to replace it."
                 )
             return
-        if overwrite:
-            # Without its manifest and settings, the rest is not taken for a set.
-            for name in sorted(self.sizes, key=lambda name: (name != MANIFEST, name != SETTINGS)):
-                storage().delete(join(self.location, name))
-            self.sizes.clear()
         if not is_url(self.location):
             Path(self.location, FOLDER).mkdir(exist_ok=True)
+        if overwrite and self.sizes:
+            # If this run is killed meanwhile, the rest is a set that was begun, but no run goes on with it.
+            storage().write(join(self.location, SETTINGS), settings_content({}))
+            storage().delete(join(self.location, MANIFEST))
+            self._delete(self.sizes.keys() - {SETTINGS, MANIFEST})
+            self.sizes.clear()
         storage().write(join(self.location, SETTINGS), settings_content(settings))
 
     def finished_shards(self, num_shards: int) -> dict[int, ShardSummary]:
-        """Returns the shards that an earlier run has completed, by their number.
-
-        Local files that it was writing are removed.
-        """
+        """Returns the shards that an earlier run has completed, by their number."""
         if self.begun_settings is None:
             return {}
-        for name in self.sizes:
-            if name.endswith(PARTIAL_SUFFIX):
-                storage().delete(join(self.location, name))
-        found = (self._finished(number) for number in range(num_shards) if record_name(number) in self.sizes)
-        return {summary.shard.number: summary for summary in found if summary is not None}
+        numbers = (number for number in range(num_shards) if record_name(number) in self.sizes)
+        with ThreadPoolExecutor(_THREADS) as threads:
+            found = threads.map(self._finished, numbers)
+            return {summary.shard.number: summary for summary in found if summary is not None}
 
     def finish(
         self,
@@ -110,6 +127,11 @@ class PackOutput:
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in left_out)
         storage().write(join(self.location, LEFT_OUT), lines.encode("utf-8", "backslashreplace"))
         storage().write(join(self.location, MANIFEST), manifest_content(settings, totals, shards))
+
+    def _delete(self, names: Iterable[str]) -> None:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for _ in threads.map(lambda name: storage().delete(join(self.location, name)), names):
+                pass
 
     def _finished(self, number: int) -> ShardSummary | None:
         assert self.begun_settings is not None

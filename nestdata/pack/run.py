@@ -6,7 +6,10 @@ one process, and its record comes last. A run that goes on after an earlier one 
 numpy and the modules that need it are imported when a corpus is packed, so that importing this module is fast.
 """
 
+import hashlib
 import logging
+import os
+import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -97,7 +100,8 @@ def pack_corpora(
         OutputError: Something else is at `output`, such as a part of a set with other settings, or another run is
             writing it, or the disk is full.
         CorpusError: A corpus cannot be opened, no cut of it can be packed, or a worker process ended unexpectedly.
-        ConfigError: The corpora have different sampling rates, or share an id, or a setting is invalid.
+        ConfigError: The corpora have different sampling rates, or share an id, or their audio is in the set that would
+            be replaced, or a setting is invalid.
         StorageError: The output cannot be written, or a corpus cannot be read for a reason that may pass.
     """
     from nestdata.corpus.corpora import Corpora
@@ -108,6 +112,8 @@ def pack_corpora(
     location = str(output).rstrip("/") if is_url(str(output)) else str(Path(output).resolve())
     with _lock(location):
         target = PackOutput.open(location, overwrite=overwrite)
+        if overwrite and target.sizes:
+            _check_sources(opened, target)
         _check_ids(opened)
         _warn_of_windows(opened)
         settings = _settings(opened, config, target)
@@ -116,8 +122,9 @@ def pack_corpora(
             summaries, num_kept = _write_shards(opened, config, target, settings, jobs, on_progress)
         except OSError as error:
             if is_full_disk(error):
+                place = f"{location}: a shard in {tempfile.gettempdir()}" if is_url(location) else f"{location}:"
                 raise OutputError(
-                    f"{location}: cannot be written ({error.strerror}). Complete shards are kept: free some space, "
+                    f"{place} cannot be written ({error.strerror}). Complete shards are kept: free some space, "
                     "and run the same command again."
                 ) from error
             raise
@@ -126,14 +133,12 @@ def pack_corpora(
 
 def _check_ids(corpora: "Corpora") -> None:
     """Raises ConfigError if an id occurs in several corpora. Within a corpus, `prepare` has seen to it."""
-    import hashlib
-
     import numpy as np
 
     if len(corpora.corpora) == 1:
         return
     ids = (corpora.line(index)["id"] for index in range(len(corpora)))
-    digests = np.array([hashlib.blake2b(cut_id.encode(), digest_size=8).digest() for cut_id in ids], "S8")
+    digests = np.fromiter(map(_digest, ids), np.uint64, len(corpora))
     digests.sort()
     repeated = set(digests[1:][digests[1:] == digests[:-1]].tolist())
     if not repeated:
@@ -146,8 +151,27 @@ def _check_ids(corpora: "Corpora") -> None:
                 f"several corpora have a cut with the id {cut_id!r}. Pack them one by one, or prepare one corpus from "
                 "all of their inputs, which makes the ids distinct."
             )
-        if hashlib.blake2b(cut_id.encode(), digest_size=8).digest() in repeated:
+        if _digest(cut_id) in repeated:
             seen.add(cut_id)
+
+
+def _digest(cut_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(cut_id.encode(), digest_size=8).digest(), "little")
+
+
+def _check_sources(corpora: "Corpora", target: "PackOutput") -> None:
+    """Raises ConfigError if audio of the corpora is in the set that would be replaced."""
+    inside = target.location + "/"
+    for corpus in corpora.corpora:
+        if corpus.has_bank:
+            continue
+        for shard in corpus.shards():
+            location = shard.info.location
+            if (location if is_url(location) else os.path.realpath(location)).startswith(inside):
+                raise ConfigError(
+                    f"{target.location}: holds the audio of {corpus.path}, so it cannot be replaced by packing that "
+                    "corpus. Choose another path."
+                )
 
 
 def _warn_of_windows(corpora: "Corpora") -> None:

@@ -23,6 +23,7 @@ from nestdata.corpus.packed_set import (
     ShardRecord,
     ShardSummary,
     cuts_name,
+    index_content,
     index_name,
     record_name,
     recording_name,
@@ -73,9 +74,9 @@ def write_shard(task: ShardTask) -> ShardSummary:
     with _new_file(task.location, tar_name) as file:
         tar = writer.write_tar(file)
     recording = PackedFile(tar_name, tar.size, tar.sha256)
-    _write(task.location, index_name(tar_name), _index([*writer.headers, tar.size]))
+    _write(task.location, index_name(tar_name), index_content([*writer.headers, tar.size]))
     cuts = _write(task.location, cuts_name(task.number), b"".join(writer.lines))
-    _write(task.location, index_name(cuts.name), _index(np.cumsum([0, *map(len, writer.lines)])))
+    _write(task.location, index_name(cuts.name), index_content(np.cumsum([0, *map(len, writer.lines)])))
     record = writer.record(PackedShard(task.number, len(writer.lines), recording, cuts))
     _write(task.location, record_name(task.number), record.content())
     return record.summary
@@ -203,20 +204,19 @@ def _new_file(location: str, name: str) -> Iterator[BinaryIO]:
             storage().write(join(location, name), Path(temporary.name))
         return
     partial = Path(location, FOLDER, name + PARTIAL_SUFFIX)
-    with partial.open("wb") as file:
-        yield file
-    flush_to_disk(partial)
+    try:
+        with partial.open("wb") as file:
+            yield file
+        flush_to_disk(partial)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     os.replace(partial, Path(location, name))
 
 
 def _write(location: str, name: str, content: bytes) -> PackedFile:
     storage().write(join(location, name), content)
     return PackedFile(name, len(content), sha256(content).hexdigest())
-
-
-def _index(offsets: Any) -> bytes:
-    """Returns an index of Lhotse 2: where each cut starts, and the size of the file, as 64-bit integers."""
-    return np.asarray(offsets, "<u8").tobytes()
 
 
 def _json_line(fields: dict[str, Any]) -> bytes:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -11,8 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nestdata.errors import ConfigError, StorageError
 from nestdata.storage import is_url, storage
+from nestdata.storage.location import parse_url
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from nestdata.corpus.addresses import Address
     from nestdata.corpus.corpus import Corpus
 
@@ -53,6 +58,9 @@ class VerifyReport:
 
     problems: list[VerifyProblem] = field(default_factory=list)
 
+    new_root: str | None = None
+    """The root that was written to `meta.json`; None if it stays as it was."""
+
     def summary(self) -> str:
         """Returns one line with the counts."""
         checked = f", audio of {self.num_checked} read" if self.num_checked else ""
@@ -73,6 +81,8 @@ def verify_corpus(
     path: str | Path,
     *,
     checksums: bool = False,
+    root: str | None = None,
+    set_root: bool = False,
     jobs: int = 8,
     on_progress: Callable[[int, int | None], None] | None = None,
 ) -> VerifyReport:
@@ -85,6 +95,9 @@ def verify_corpus(
         path: A corpus directory, or the folder or URL of a packed set.
         checksums: Whether all audio is read as well. Its bytes are compared with their checksums; the cuts of a corpus
             without checksums are decoded.
+        root: Where the folder or bucket of the audio of a corpus is now, if it was moved: a path or a URL. By default,
+            the root in its `meta.json`.
+        set_root: Whether `root` is written to `meta.json` if no problem was found, so that the corpus is used with it.
         jobs: Number of threads, each of which checks one shard at a time.
         on_progress: Called with the number of shards and groups of files that were checked, and their total.
 
@@ -93,30 +106,63 @@ def verify_corpus(
 
     Raises:
         CorpusError: The corpus is damaged, or the packed set is incomplete.
-        StorageError: The store does not answer. This says nothing about the corpus.
-        ConfigError: `jobs` is below 1.
+        StorageError: The store does not answer or refuses its credentials, which says nothing about the corpus; or the
+            root is no location, or cannot be written.
+        ConfigError: `jobs` is below 1, or a root is given for a corpus that has none.
     """
     from nestdata.corpus.packed_set import FOLDER
 
+    if set_root and root is None:
+        raise ConfigError("set_root needs a root: give the folder or bucket where the audio is now.")
     if jobs < 1:
         raise ConfigError(f"jobs is {jobs}: give at least 1.")
     location = str(path).rstrip("/") if is_url(str(path)) else str(Path(path).resolve())
     if is_url(location) or Path(location, FOLDER).is_dir():
         from nestdata.pack.verify_packed import packed_tasks
 
-        report, tasks = packed_tasks(location, checksums)
+        if root is not None:
+            raise ConfigError(f"{location}: is a packed set, which is where it is. Give the root of a corpus only.")
+        report, num_tasks, tasks = packed_tasks(location, checksums)
     else:
         from nestdata.corpus.corpus import Corpus
 
-        corpus = Corpus.open(location)
-        report = VerifyReport(location=location, num_cuts=len(corpus), num_shards=corpus.num_shards)
-        tasks = _corpus_tasks(corpus, checksums)
+        corpus = Corpus.open(location, root=_checked_root(root))
+        if root is not None:
+            _check_root_matters(corpus)
+        report, num_tasks, tasks = _corpus_tasks(corpus, checksums)
     for done, checked in enumerate(_run_all(tasks, jobs), start=1):
         report.num_checked += checked.num_checked
         report.problems += checked.problems
         if on_progress:
-            on_progress(done, None)
+            on_progress(done, num_tasks)
+    if set_root and not report.problems:
+        corpus.write_root()
+        report.new_root = corpus.root
     return report
+
+
+def _checked_root(root: str | None) -> str | None:
+    """Returns a root as an absolute path or a URL.
+
+    Raises:
+        StorageError: "invalid": it is no URL of an object store, or holds credentials.
+    """
+    if root is None:
+        return None
+    if not is_url(root):
+        return str(Path(root).resolve())
+    parse_url(root)
+    return root.rstrip("/")
+
+
+def _check_root_matters(corpus: "Corpus") -> None:
+    if corpus.has_bank:
+        raise ConfigError(f"{corpus.path}: its audio is read from its sample bank, so it needs no root.")
+    if not corpus.root:
+        raise ConfigError(
+            f"{corpus.path}: its audio is not relative to a root, so it cannot be moved. Prepare it again where the "
+            "audio is now."
+        )
 
 
 def _run_all(tasks: Iterable[Callable[[], Checked]], jobs: int) -> Iterator[Checked]:
@@ -133,6 +179,20 @@ def _run_all(tasks: Iterable[Callable[[], Checked]], jobs: int) -> Iterator[Chec
                 future.cancel()
 
 
+def problem_of(error: OSError | StorageError, location: str) -> VerifyProblem:
+    """Returns what kept a file or object from being read, as a problem of it.
+
+    Raises:
+        StorageError: The store does not answer or refuses its credentials, which says nothing about the audio.
+    """
+    if isinstance(error, OSError):
+        return VerifyProblem(location, "unreadable", error.strerror or type(error).__name__)
+    is_of_store = is_url(location) and error.kind not in ("missing", "changed")
+    if is_of_store or error.kind == "unavailable":
+        raise error
+    return VerifyProblem(location, error.kind, str(error).removeprefix(f"{location}: "))
+
+
 def compare_size(location: str, size: int, etag: str | None) -> list[VerifyProblem]:
     """Compares a file or object with the size and ETag that it should have.
 
@@ -142,9 +202,7 @@ def compare_size(location: str, size: int, etag: str | None) -> list[VerifyProbl
     try:
         found = storage().info(location)
     except StorageError as error:
-        if error.kind == "unavailable":
-            raise
-        return [VerifyProblem(location, error.kind, _without_location(str(error), location))]
+        return [problem_of(error, location)]
     if found.size != size:
         return [VerifyProblem(location, "changed", f"it has {found.size} bytes, and should have {size}")]
     if etag is not None and found.etag is not None and found.etag != etag:
@@ -152,23 +210,33 @@ def compare_size(location: str, size: int, etag: str | None) -> list[VerifyProbl
     return []
 
 
-def _corpus_tasks(corpus: "Corpus", checksums: bool) -> Iterator[Callable[[], Checked]]:
-    """Yields the checks of the shards, then those of the cuts that are read from files of their own."""
-    from functools import partial
-
+def _corpus_tasks(corpus: "Corpus", checksums: bool) -> tuple[VerifyReport, int, Iterator[Callable[[], Checked]]]:
+    """Returns an empty report of a corpus, the number of its checks, and the checks."""
     import numpy as np
 
     from nestdata.corpus.addresses import NO_SHARD
 
+    report = VerifyReport(location=str(corpus.path), num_cuts=len(corpus), num_shards=0)
     if corpus.has_bank:
-        return
+        return report, 0, iter(())
+    report.num_shards = corpus.num_shards
     shards = corpus.shard_numbers()
+    without_shard = np.flatnonzero(shards == NO_SHARD)
+    num_tasks = corpus.num_shards + -(-len(without_shard) // _CUTS_PER_TASK)
+    return report, num_tasks, _checks_of(corpus, shards, without_shard, checksums)
+
+
+def _checks_of(
+    corpus: "Corpus", shards: "NDArray[np.int64]", without_shard: "NDArray[np.int64]", checksums: bool
+) -> Iterator[Callable[[], Checked]]:
+    """Yields the checks of the shards, then those of the cuts that are read from files of their own."""
+    import numpy as np
+
     by_shard = np.argsort(shards, kind="stable") if checksums else None
     ends = None if by_shard is None else np.searchsorted(shards[by_shard], np.arange(corpus.num_shards + 1))
     for number, shard in enumerate(corpus.shards()):
         own = None if by_shard is None or ends is None else by_shard[ends[number] : ends[number + 1]].tolist()
         yield partial(_check_shard, corpus, shard.info, own)
-    without_shard = np.flatnonzero(shards == NO_SHARD)
     for first in range(0, len(without_shard), _CUTS_PER_TASK):
         indices = without_shard[first : first + _CUTS_PER_TASK].tolist()
         yield partial(_check_files, corpus, indices, checksums)
@@ -181,12 +249,15 @@ def _check_shard(corpus: "Corpus", info: Any, indices: list[int] | None) -> Chec
         return Checked(0, problems)
     found = ((corpus.address(index), index) for index in indices)
     addressed = sorted((address, index) for address, index in found if address is not None)
-    with MemberStream(info.location) as stream:
-        # Windows of one file share its bytes, which are read once and compared once.
-        for address, group in groupby(addressed, itemgetter(0)):
-            content = stream.read(address.offset, address.length)
-            for _, index in islice(group, 1 if address.crc32 is not None else None):
-                problems += _check_member(corpus, index, address, content)
+    try:
+        with MemberStream(info.location) as stream:
+            # Windows of one file share its bytes, which are read once and compared once.
+            for address, group in groupby(addressed, itemgetter(0)):
+                content = stream.read(address.offset, address.length)
+                for _, index in islice(group, 1 if address.crc32 is not None else None):
+                    problems += _check_member(corpus, index, address, content)
+    except (OSError, StorageError) as error:
+        problems.append(problem_of(error, info.location))
     return Checked(len(indices), problems)
 
 
@@ -276,7 +347,3 @@ class MemberStream:
         content: bytes = self._stream.read(length)
         self._position = offset + len(content)
         return content
-
-
-def _without_location(message: str, location: str) -> str:
-    return message.removeprefix(f"{location}: ")

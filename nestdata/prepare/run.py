@@ -308,17 +308,17 @@ def _check_rejects(
 
 def _write_rest(partial: Path, report: PrepareReport, meta: dict[str, Any], config: PrepareConfig, pool: Pool) -> None:
     """Writes the sample bank, the HTML report and `meta.json`."""
+    from nestdata.corpus.corpus import meta_content, open_addresses
     from nestdata.prepare.report import write_report
 
     if config.pcm:
-        from nestdata.corpus.corpus import open_addresses
         from nestdata.prepare.bank_writer import write_bank
 
         write_bank(partial, report.path, pool, open_addresses(partial, meta))
     hours_by = {"language": report.hours_by_language, "speaker": report.hours_by_speaker}
     write_report(partial, report.path.name, meta, hours_by)
     # Last, because a directory without it does not open as a corpus.
-    (partial / "meta.json").write_text(json.dumps(meta, indent=2, default=str) + "\n")
+    (partial / "meta.json").write_bytes(meta_content(meta))
 
 
 def _report(stats: "CorpusStats", output: Path, rate: int) -> PrepareReport:

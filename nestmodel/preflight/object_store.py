@@ -46,7 +46,8 @@ def check_object_store(
         if prices != Prices():
             raise ConfigError("prices of an object store are given, but all audio is local. Leave them out.")
         return CheckResult(status="skipped", value="all audio is local")
-    figures = {"requests_per_epoch": speech.requests + noise.requests, "bytes_per_epoch": speech.num_bytes}
+    epoch = speech + noise
+    figures = {"requests_per_epoch": epoch.requests, "bytes_per_epoch": epoch.num_bytes}
     notes = _use_notes(speech, noise, prices, _num_epochs(data, trainer))
     warnings = [*_noise_warning(noise), *_patience_warning(data, trainer)]
     value = "not measured"
@@ -85,9 +86,15 @@ def _figures(single: RequestRate, many: RequestRate) -> dict[str, float]:
 
 def _num_epochs(data: NestDataModule, trainer: pl.Trainer) -> float | None:
     """Returns the length of the run in epochs of the plan; None if it has no limit in steps or epochs."""
+    num_steps = data.train_dataset.plan.steps_per_epoch
+    limits = []
     if trainer.max_steps > 0:
-        return trainer.max_steps / data.train_dataset.plan.steps_per_epoch
-    return float(trainer.max_epochs) if trainer.max_epochs and trainer.max_epochs > 0 else None
+        limits.append(trainer.max_steps / num_steps)
+    if trainer.max_epochs is not None and trainer.max_epochs > 0:
+        limit = trainer.limit_train_batches  # in steps, or a share of an epoch
+        share = limit if isinstance(limit, float) else limit / num_steps
+        limits.append(trainer.max_epochs * min(1.0, share))
+    return min(limits, default=None)  # Lightning ends at the first limit that is reached
 
 
 def _use_notes(speech: StoreUse, noise: StoreUse, prices: Prices, num_epochs: float | None) -> list[str]:

@@ -95,7 +95,8 @@ class _Found:
 
     @property
     def num_unanswered(self) -> int:
-        return sum(len(messages) for kind, messages in self.messages.items() if kind not in _PERMANENT)
+        with self.lock:  # another thread may add a kind
+            return sum(len(messages) for kind, messages in self.messages.items() if kind not in _PERMANENT)
 
 
 def _shards_of(corpus: Corpus) -> list[ObjectInfo]:

@@ -1,17 +1,19 @@
 """Packed sets that are written to, and verified on, a real S3 server."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nestdata import Corpus, OutputError, prepare_corpus, verify_corpus
+from nestdata import Corpus, OutputError, StorageError, prepare_corpus, verify_corpus
 from nestdata.storage import storage
 from tests.cli.commands import run
 from tests.nestdata.pack.packing import DEMO, SHARD_BYTES, digests, pack, samples_by_id, shar_of
 from tests.remote.conftest import Access
 from tests.remote.proxy import FaultProxy
+from tests.remote.server import OWNER
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +111,17 @@ def test_what_is_wrong_in_a_bucket_is_found(access: Access, speech: Path, tmp_pa
         assert found == {changed: first, f"{url}/recording.000002.tar": "missing"}
     # The store's ETag is another one, so the corpus needs no checksum to find it.
     assert [problem.kind for problem in verify_corpus(corpus).problems] == ["changed", "missing"]
+
+
+def test_a_wrong_key_ends_verifying_with_one_error(
+    access: Access, speech: Path, tmp_path: Path, new_clients: Callable[[], None]
+) -> None:
+    access.use()
+    url = "s3://speech/denied"
+    pack(speech, url)
+    prepare_corpus([url], tmp_path / "packed.corpus")
+    access.use(dataclasses.replace(OWNER, secret_key="not-the-secret"))
+    new_clients()
+    for place in (url, tmp_path / "packed.corpus"):
+        with pytest.raises(StorageError, match="AWS_SECRET_ACCESS_KEY"):
+            verify_corpus(place)

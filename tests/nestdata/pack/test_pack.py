@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 import zlib
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,24 @@ def test_a_killed_run_is_incomplete_and_goes_on_to_the_same_bytes(speech: Path, 
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
+@pytest.mark.parametrize("left", ["cuts.pack/.settings.json", "cuts.pack/.000001.json", ".cuts.000001.jsonl"])
+def test_files_that_a_killed_run_was_writing_do_not_stop_the_next(
+    speech: Path, packed: Path, tmp_path: Path, left: str
+) -> None:
+    output = tmp_path / "packed"
+    if "settings" not in left:
+        shutil.copytree(packed, output)
+        (output / "cuts.pack/pack.json").unlink()
+        (output / "cuts.pack/000001.json").unlink()
+    # A name that `Storage.write` gives to a local file until it is complete.
+    unfinished = output / f"{left}.0123456789ab.partial"
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    unfinished.write_text("{")
+    report = pack(speech, output)
+    assert report.num_kept_shards == (0 if "settings" in left else 2)
+    assert digests(output) == digests(packed)
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -275,6 +294,41 @@ def test_existing_output_is_replaced_only_if_asked(speech: Path, packed: Path, t
     assert digests(output) == digests(packed)
 
 
+def test_a_set_is_not_replaced_by_packing_its_own_audio(packed: Path, tmp_path: Path) -> None:
+    output, link = Path(shutil.copytree(packed, tmp_path / "packed")), tmp_path / "link"
+    prepare_corpus([output], tmp_path / "packed.corpus")
+    link.symlink_to(output)
+    before = digests(output)
+    for target in (output, link):
+        with pytest.raises(ConfigError, match=r"packed: holds the audio of .*packed.corpus, so it cannot be replaced"):
+            pack(tmp_path / "packed.corpus", target, overwrite=True)
+    assert digests(output) == before
+
+
+def test_a_run_killed_while_it_replaces_a_set_is_replaced_by_the_next(
+    speech: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "packed"
+    pack(speech, output, seed=1, shard_bytes=300_000)
+    delete, deleted = storage().delete, []
+
+    def delete_some(location: str) -> None:
+        if len(deleted) == 3:
+            raise KeyboardInterrupt
+        deleted.append(location)
+        delete(location)
+
+    monkeypatch.setattr(storage(), "delete", delete_some)
+    with pytest.raises(KeyboardInterrupt):
+        pack(speech, output, overwrite=True)
+    monkeypatch.undo()
+    assert deleted[0] == str(output / "cuts.pack/pack.json")
+    with pytest.raises(OutputError, match=r"begun with other corpora, .* or pass --overwrite"):
+        pack(speech, output)
+    pack(speech, output, overwrite=True)
+    assert digests(output) == digests(packed)
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "cuts.000000.jsonl"])
 def test_other_files_are_never_replaced(speech: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
@@ -287,6 +341,7 @@ def test_other_files_are_never_replaced(speech: Path, tmp_path: Path, name: str)
 def test_a_full_disk_is_one_error_and_the_next_run_goes_on(speech: Path, packed: Path, tmp_path: Path) -> None:
     with files_up_to(500_000), pytest.raises(OutputError, match=r"cannot be written .* Complete shards are kept: free"):
         pack(speech, tmp_path / "packed")
+    assert list((tmp_path / "packed").rglob("*.partial")) == []
     pack(speech, tmp_path / "packed")
     assert digests(tmp_path / "packed") == digests(packed)
 
@@ -299,6 +354,16 @@ def test_corpora_with_a_common_id_are_refused_and_others_are_packed_together(spe
     assert report.num_cuts == len(found) == 40 + len(Corpus.open(noise))
     with pytest.raises(ConfigError, match=r"several corpora have a cut with the id 'speech/"):
         pack_corpora([speech, noise, speech], tmp_path / "twice")
+
+
+def test_a_common_id_is_found_whatever_its_hash(tmp_path: Path) -> None:
+    # The hash ends with a zero byte, which numpy would cut off the end of a byte string.
+    name = next(
+        f"{number}" for number in range(10_000) if blake2b(f"{number}".encode(), digest_size=8).digest()[-1] == 0
+    )
+    corpora = [folder_corpus(tmp_path / side, {f"{name}.wav": tone(300, 0.2)}).path for side in ("one", "two")]
+    with pytest.raises(ConfigError, match=rf"several corpora have a cut with the id '{name}'"):
+        pack_corpora(corpora, tmp_path / "packed")
 
 
 def test_absolute_ids_lose_their_slash_and_unusable_ones_are_left_out(tmp_path: Path) -> None:

@@ -1,11 +1,21 @@
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nestcli.nestdata import main
-from nestdata import ConfigError, CorpusError, VerifyReport, prepare_corpus, verify_corpus
+from nestdata import (
+    ConfigError,
+    Corpus,
+    CorpusError,
+    PrepareConfig,
+    StorageError,
+    VerifyReport,
+    prepare_corpus,
+    verify_corpus,
+)
 from tests.synthesis import folder_corpus, hiss, tone
 
 
@@ -43,7 +53,8 @@ def test_intact_audio_has_no_problems(intact: Path, name: str) -> None:
     done: list[tuple[int, int | None]] = []
     report = verify_corpus(intact / name, on_progress=lambda *counts: done.append(counts))
     assert (report.problems, report.num_cuts, report.num_shards, report.num_checked) == ([], 40, 3, 0)
-    assert len(done) >= 3
+    num_tasks = 4 if name == "packed" else 3
+    assert done == [(number, num_tasks) for number in range(1, num_tasks + 1)]
     report = verify_corpus(intact / name, checksums=True, jobs=2)
     assert (report.problems, report.num_checked) == ([], 40)
     assert report.summary() == f"{intact / name}: 40 cuts, audio of 40 read, 3 shards: no problems"
@@ -82,6 +93,60 @@ def test_a_shard_replaced_by_another_is_found(intact: Path, name: str, shard: Pa
     found = kinds(verify_corpus(intact / name, checksums=True))
     assert len(found) > 5
     assert set(found) == {(shard.name, "corrupt")}
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("000001.json", None, "unusable"),
+        ("000001.json", b"{", "unusable"),
+        ("recording.000001.tar.idx", None, "missing"),
+        ("cuts.000001.jsonl.idx", None, "missing"),
+        ("left_out.jsonl", None, "missing"),
+    ],
+)
+def test_a_missing_or_damaged_small_file_of_a_packed_set_is_found(
+    intact: Path, name: str, content: bytes | None, kind: str, checksums: bool
+) -> None:
+    path = intact / "packed/cuts.pack" / name
+    before = path.read_bytes()
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    try:
+        assert kinds(verify_corpus(intact / "packed", checksums=checksums)) == [(name, kind)]
+    finally:
+        path.write_bytes(before)
+
+
+def test_wrong_addresses_checksums_and_indexes_in_small_files_are_found(intact: Path) -> None:
+    folder = intact / "packed/cuts.pack"
+
+    def found_after(name: str, change: Callable[[bytes], bytes]) -> list[tuple[str, str]]:
+        before = (folder / name).read_bytes()
+        (folder / name).write_bytes(change(before))
+        try:
+            return kinds(verify_corpus(intact / "packed", checksums=True))
+        finally:
+            (folder / name).write_bytes(before)
+
+    def with_first(column: str, value: int) -> Callable[[bytes], bytes]:
+        def change(content: bytes) -> bytes:
+            fields = json.loads(content)
+            fields["members"][column][0] = value
+            return json.dumps(fields).encode()
+
+        return change
+
+    tar = ("recording.000001.tar", "corrupt")
+    assert found_after("000001.json", with_first("crc32", 0)) == [tar]
+    for offset in (0, 10**12):
+        assert found_after("000001.json", with_first("offsets", offset))[0] == tar
+    for length in (-1, 10**12):
+        assert found_after("000001.json", with_first("lengths", length)) == [tar]
+    for name in ("recording.000001.tar.idx", "cuts.000001.jsonl.idx"):
+        assert found_after(name, lambda content: content[:-8] + bytes(8)) == [(name, "corrupt")]
 
 
 def test_other_files_and_a_missing_manifest_of_a_packed_set_are_found(intact: Path) -> None:
@@ -125,6 +190,54 @@ def test_the_command_lists_problems_and_exits_with_1(
     found = json.loads(capsys.readouterr().out)
     assert found["problems"][0]["kind"] == "missing"
     assert found["num_cuts"] == 40
+
+
+def test_a_moved_corpus_is_verified_there_and_set_to_its_new_root(
+    intact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, moved = tmp_path / "packed.corpus", tmp_path / "moved"
+    shutil.copytree(intact / "packed.corpus", corpus)
+    shutil.copytree(intact / "packed", moved)
+    before = (corpus / "meta.json").read_bytes()
+    (moved / "recording.000001.tar").rename(moved / "away")
+    assert main(["verify", str(corpus), "--root", str(moved), "--set-root"]) == 1
+    out = capsys.readouterr().out
+    assert f"{moved / 'recording.000001.tar'}: missing: " in out
+    assert out.endswith("  the root was not set, because of the problems\n")
+    (moved / "away").rename(moved / "recording.000001.tar")
+    assert verify_corpus(corpus, root=str(moved), checksums=True).num_checked == 40
+    assert (corpus / "meta.json").read_bytes() == before
+    assert main(["verify", str(corpus), "--root", str(moved), "--set-root"]) == 0
+    assert capsys.readouterr().out.endswith(f"  its audio is read from {moved} from now on\n")
+    opened, original = Corpus.open(corpus), Corpus.open(intact / "packed.corpus")
+    assert opened.root == str(moved)
+    assert opened.meta == original.meta | {"root": str(moved)}
+    for path in moved.glob("*.tar"):
+        assert verify_corpus(corpus).problems == []
+        path.unlink()
+        assert kinds(verify_corpus(corpus)) == [(path.name, "missing")]
+        break
+    verify_corpus(corpus, root=original.root, set_root=True)
+    assert (corpus / "meta.json").read_bytes() == before
+
+
+def test_roots_that_cannot_be_used_are_refused(
+    intact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(intact / "packed.corpus"), "--set-root"]) == 1
+    assert "--set-root needs --root" in capsys.readouterr().err
+    with pytest.raises(StorageError, match=r"s3://\*\*\*@bucket: holds credentials"):
+        verify_corpus(intact / "packed.corpus", root="s3://user:word@bucket", set_root=True)
+    with pytest.raises(ConfigError, match=r"packed: is a packed set"):
+        verify_corpus(intact / "packed", root=str(tmp_path))
+    files = folder_corpus(tmp_path / "in", {"a.wav": tone(300, 0.2)})
+    with pytest.raises(ConfigError, match=r"its audio is not relative to a root"):
+        verify_corpus(files.path, root=str(tmp_path))
+    prepare_corpus([intact / "packed"], tmp_path / "bank.corpus", PrepareConfig(pcm=True))
+    with pytest.raises(ConfigError, match=r"bank.corpus: its audio is read from its sample bank"):
+        verify_corpus(tmp_path / "bank.corpus", root=str(tmp_path))
+    report = verify_corpus(tmp_path / "bank.corpus", checksums=True)
+    assert (report.num_shards, report.num_checked) == (0, 0)
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from nestdata import Address, BatchPlan, Corpora, Corpus, MixConfig, PlanConfig
+from nestmodel.preflight.object_store import check_object_store
 from nestmodel.preflight.store_costs import Prices, StoreUse, noise_use, speech_use
 from nestmodel.preflight.store_speed import remote_members
+from tests.addressed import addressed_copy
+from tests.conftest import MessyCorpora
+from tests.training import messy_data, trainer
 
 
 class RemoteCorpus(Corpus):
@@ -85,3 +89,40 @@ def test_members_are_drawn_from_stores_only_and_end_if_there_are_none() -> None:
     members = remote_members(Corpora(mixed), seed=0)
     assert {next(members).audio_s for _ in range(50)} == {2.0, 4.0}
     assert list(remote_members(Corpora(mixed[1:]), seed=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "share"),
+    [
+        ({"max_epochs": 3}, 3.0),
+        ({"max_epochs": 3, "limit_train_batches": 0.5}, 1.5),
+        ({"max_epochs": 3, "limit_train_batches": 1}, "3 steps"),
+        ({"max_epochs": 3, "max_steps": 2}, "2 steps"),
+        ({"max_epochs": 1, "max_steps": 10**6}, 1.0),
+        ({"max_epochs": -1}, None),
+    ],
+)
+def test_the_run_ends_at_its_first_limit_and_its_noise_counts(
+    messy_corpora: MessyCorpora, tmp_path: Path, limits: dict[str, Any], share: float | str | None
+) -> None:
+    folder = messy_corpora.speech.parent
+    corpora = [
+        addressed_copy(path, tmp_path / path.name, folder=folder, root="s3://bucket/messy")
+        for path in (messy_corpora.speech, messy_corpora.noise)
+    ]
+    data = messy_data(MessyCorpora(*corpora, Path(), Path()))
+    result = check_object_store(data, trainer(tmp_path, **limits), Prices(per_1000_requests=1.0), 0.0, None)
+    plan, corpus = data.train_dataset.plan, data.train_dataset.corpus
+    speech = speech_use(corpus, plan)
+    noise = noise_use(data.noise.corpus, data.mixer.config, plan, corpus)
+    assert noise.num_bytes > 0
+    assert result.figures["requests_per_epoch"] == speech.requests + noise.requests
+    assert result.figures["bytes_per_epoch"] == speech.num_bytes + noise.num_bytes
+    if isinstance(share, str):
+        share = int(share.split()[0]) / plan.steps_per_epoch
+    notes = [note for note in result.notes if note.startswith("the run of ")]
+    if share is None:
+        assert notes == []
+    else:
+        total = (speech + noise) * share
+        assert notes[0].endswith(f" takes {total.text(Prices(per_1000_requests=1.0))}, on all ranks together")
