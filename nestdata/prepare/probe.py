@@ -8,6 +8,7 @@ import math
 import os
 import re
 import subprocess
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -412,7 +413,8 @@ def _header_by_lhotse(audio: EncodedAudio) -> _AudioInfo | None:
     """Reads the header of a format that libsndfile does not know, such as M4A or SPHERE, with Lhotse's decoders."""
     from lhotse import Recording
 
-    with audio.as_file() as path:
+    with audio.as_file() as path, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # audioread leaves files open that it cannot read
         for decodes in (False, True):
             with suppress(Exception):  # decoders raise errors of many kinds; None if all of them fail
                 recording = Recording.from_file(path, force_read_audio=decodes)

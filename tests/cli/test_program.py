@@ -21,7 +21,7 @@ from nestmodel import ExtractConfig, ProbeConfig, WeightsError
 
 PROGRAMS = {"nestdata": nestdata_program.PROGRAM, "nestmodel": nestmodel_program.PROGRAM}
 # Commands whose arguments Typer parses, not Lightning.
-OWN_COMMANDS = ["prepare", "plan", "sample-batch preview", "features", "probe", "import", "export"]
+OWN_COMMANDS = ["prepare", "pack", "verify", "plan", "sample-batch preview", "features", "probe", "import", "export"]
 HEAVY = ("torch", "lhotse", "pytorch_lightning", "numpy", "matplotlib", "sklearn", "rich", "jsonargparse")
 
 REPOSITORY = Path(__file__).parents[2]
@@ -55,8 +55,13 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
         "prepare": [
             *("--allow-commands", "--channel", "--dask", "--format", "--jobs -j", "--json", "--max-seconds"),
             *("--min-rate", "--min-seconds", "--output -o", "--overwrite", "--pcm", "--probe", "--sampling-rate"),
-            *("--strict", "--window-seconds", "INPUT"),
+            *("--strict", "--tars", "--window-seconds", "INPUT"),
         ],
+        "pack": [
+            *("--bits", "--codec", "--jobs -j", "--json", "--output -o", "--overwrite", "--seed", "--shard-bytes"),
+            "CORPUS",
+        ],
+        "verify": ["--checksums", "--jobs -j", "--json", "CORPUS"],
         "plan": [
             *("--config -c", "--json", "--max-batch-seconds", "--max-cuts", "--microbatches-per-step"),
             *("--min-audio-seconds", "--mixed-lengths", "--num-shapes", "--picture", "--quadratic-seconds", "--seed"),
@@ -78,14 +83,16 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
         "export": ["--output -o", "--overwrite", "--parts", "--to", "MODEL"],
     }
     assert list(signature(PreflightTrainer.preflight).parameters) == [
-        *("self", "model", "datamodule", "num_batches", "timeout_s", "feeding_seconds", "find_budget"),
-        *("memory_limit", "memory_margin", "json", "ckpt_path", "weights_only"),
+        *("self", "model", "datamodule", "num_batches", "timeout_s", "feeding_seconds", "store_seconds"),
+        *("price_per_1000_requests", "price_per_gb", "find_budget", "memory_limit", "memory_margin", "json"),
+        *("ckpt_path", "weights_only"),
     ]
 
 
 @pytest.mark.parametrize("flag", ["--json", "--overwrite", "--device"])
 def test_a_shared_flag_has_the_same_help_in_every_command(flag: str) -> None:
-    helps = {found[flag].help for command in OWN_COMMANDS if flag in (found := parameters(command))}
+    commands = {*OWN_COMMANDS} - ({"pack"} if flag == "--overwrite" else set())  # which deletes the old set first
+    helps = {found[flag].help for command in commands if flag in (found := parameters(command))}
     assert len(helps) == 1
 
 
@@ -110,7 +117,8 @@ def test_flags_and_configuration_fields_have_the_same_names_and_defaults(
         if option is None:
             assert command == "sample-batch preview", field.name  # which sets few fields of a plan
         elif not is_in_help:
-            assert option.required if field.default is MISSING else option.default == field.default, field.name
+            default = None if field.default == () else field.default  # no default for an option that can be repeated
+            assert option.required if field.default is MISSING else option.default == default, field.name
             compared += 1
         elif field.default is not None:
             assert option.default is None, field.name

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
-from nestdata.corpus.packed_set import FOLDER
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, open_lines
 from nestdata.prepare.inputs.listing import objects_below
@@ -108,6 +107,8 @@ def detect_folder(given: str, names: Sequence[str], form: InputFormat | None) ->
     Raises:
         ManifestError: The folder is not of the given format, or holds a NeMo data set, of which the manifest is needed.
     """
+    from nestdata.corpus.packed_set import FOLDER  # imports numpy, which `--help` can do without
+
     if form is None and any(name_of(name) == FOLDER for name in names):
         return ShardInput(format="shar", folder=_absolute(given), is_packed=True)
     if form in (None, "shar") and (shards := shar_shards(names, given)):

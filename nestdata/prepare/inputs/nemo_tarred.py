@@ -2,7 +2,7 @@
 
 Source: NVIDIA NeMo 3.0, `convert_to_tarred_audio_dataset.py`, which writes them, and `LazyNeMoTarredIterator` and
 `TarredAudioToTextDataLayer`, which read them. A file with several lines is stored once; the further lines are called
-`NAME-sub1.flac`, `NAME-sub2.flac`. With `--force_codec`, members have another suffix than the lines.
+`NAME-sub1.flac`, `NAME-sub2.flac`. With its option force_codec, members have another suffix than the lines.
 """
 
 import posixpath

@@ -16,7 +16,6 @@ from nestdata.prepare.inputs.jsonl import LhotseManifest, NemoManifest
 from nestdata.prepare.inputs.kaldi import KaldiDirectory
 from nestdata.prepare.inputs.listing import forget_listings
 from nestdata.prepare.inputs.nemo_tarred import NemoTarred
-from nestdata.prepare.inputs.packed import PackedShar
 from nestdata.prepare.inputs.parquet import ParquetFiles
 from nestdata.prepare.inputs.shar import SharDirectory
 from nestdata.prepare.inputs.webdataset import WebDataset
@@ -119,6 +118,8 @@ def _open_shards(found: DetectedInput, shards: ShardInput, root: str, name: str,
             scratch=f"{options.scratch}.{name}",
         )
     if shards.is_packed:
+        from nestdata.prepare.inputs.packed import PackedShar  # imports numpy, which `--help` can do without
+
         return PackedShar(found.path, shards.folder)
     if shards.format == "shar":
         parser = LhotseManifest(found.path, found.base, options.channel, options.allow_commands)

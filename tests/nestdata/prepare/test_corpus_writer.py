@@ -159,6 +159,8 @@ ITEMS = st.builds(
     num_samples=st.integers(1, 9),
     language=st.sampled_from([None, "en", "de"]),
     is_resampled=st.booleans(),
+    shard=st.just(""),
+    offset=st.just(0),
 )
 
 
