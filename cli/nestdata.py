@@ -10,7 +10,9 @@ PROGRAM = Program(
     commands={
         "prepare": Command("prepare:prepare_command", "Prepare one corpus from one or more inputs."),
         "pack": Command("pack:pack_command", "Write the audio of corpora as Lhotse Shar, to a folder or a URL."),
-        "verify": Command("verify:verify_command", "Compare all audio with what a corpus or packed set says about it."),
+        "verify": Command(
+            "verify:verify_command", "Check that the audio of a corpus or packed set is complete and unchanged."
+        ),
         "plan": Command("plan:plan_command", "Show the steps, padding and buckets of an epoch without reading audio."),
         "sample-batch": Command("sample_batch:sample_batch", "Inspect single training batches."),
     },

@@ -20,7 +20,9 @@ def pack_command(
     corpora: Annotated[list[Path], typer.Argument(metavar="CORPUS", help="Corpora from `nestdata prepare`.")],
     output: Annotated[
         str,
-        typer.Option("--output", "-o", metavar="DIR|URL", help="Folder to write to: a path, or a URL such as s3://."),
+        typer.Option(
+            "--output", "-o", metavar="DIR|URL", help="Folder to write to: a path, or a URL such as s3://bucket/packed."
+        ),
     ],
     codec: Annotated[
         PackCodec,
@@ -33,14 +35,14 @@ def pack_command(
     seed: Annotated[int, typer.Option(help="Seed of the order of the cuts.")] = 0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Number of processes, each of which writes a shard.")] = 1,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete the packed set that is there, complete or not, and begin anew.")
+        bool, typer.Option("--overwrite", help="Delete an existing packed set, complete or not, before writing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the audio of corpora as Lhotse Shar: large tar files, in random order.
 
-    Each cut becomes a file of its own, at the sampling rate of the corpus. If the command is interrupted, the same
-    command goes on.
+    Each cut becomes a file of its own, at the sampling rate of the corpus. After an interruption, run the same command
+    again: complete shards are kept.
     """
     from nestdata import PackConfig, pack_corpora
 
@@ -64,7 +66,7 @@ def _print_summary(report: "PackReport") -> None:
     if report.num_rounded:
         out.print(f"  rounded: {report.num_rounded} cuts")
     if report.num_scaled:
-        out.print(f"  made quieter, for they exceeded full scale: {report.num_scaled} cuts")
+        out.print(f"  made quieter because they exceeded full scale: {report.num_scaled} cuts")
     if report.left_out:
         counts = ", ".join(f"{number} {reason}" for reason, number in report.left_out.items())
         out.print(f"  left out: {counts}; see {report.left_out_file}")

@@ -63,8 +63,8 @@ class PreflightTrainer(Trainer):
             num_batches: Number of batches that each rank reads.
             timeout_s: Seconds that ranks wait for each other in each check, and for one step with find_budget.
             feeding_seconds: Seconds for which each number of loader workers is measured; 0 skips this check.
-            store_seconds: Seconds for which the object store of the speech is measured, twice; 0 leaves it out.
-            price_per_1000_requests: Price of 1,000 requests to the object store, to print the cost of a run.
+            store_seconds: Seconds of each of the two measurements of the object store; 0 skips them.
+            price_per_1000_requests: Price of 1,000 requests to the object store, to compute the cost of the run.
             price_per_gb: Price of 1 GB that leaves the object store.
             find_budget: Instead of the checks, find the largest data.plan.max_batch_seconds that fits, and the best.
             memory_limit: Memory of one rank with find_budget, such as 8GiB; required on a CPU.

@@ -30,8 +30,9 @@ def prepare_command(
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="NeMo, Lhotse or fairseq manifests, Kaldi directories, Hugging Face data sets on disk, Parquet files, "
-            "or folders of audio; manifests, Parquet files and folders may be URLs, such as s3://bucket/speech/.",
+            help="NeMo, Lhotse or fairseq manifests, Lhotse Shar, WebDataset tars, Kaldi directories, Hugging Face "
+            "data sets on disk, Parquet files, or folders of audio. All but Kaldi directories and data sets on disk "
+            "may be URLs, such as s3://bucket/speech.",
         ),
     ],
     output: Annotated[
@@ -49,8 +50,8 @@ def prepare_command(
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Tars of NeMo manifests, such as 's3://bucket/audio_{0..511}.tar'; once, or once for each input. "
-            "[default: those beside the manifest]",
+            help="Tars of NeMo tarred manifests, such as 's3://bucket/audio_{0..511}.tar'; once, or once for each "
+            "input. [default: those beside the manifest]",
         ),
     ] = None,
     probe: Annotated[
@@ -131,11 +132,11 @@ def prepare_command(
 
 
 def _bar_of(found: "PrepareProgress") -> tuple[int, int | None, str]:
-    """Returns what the progress bar shows: done, total, and a note."""
-    read = f"{found.bytes_read / 1e9:.2f} GB read" if found.bytes_read else ""
+    """Returns what the progress bar shows: a number, its total, and a note that begins with their unit."""
+    read = [f"{found.bytes_read / 1e9:.2f} GB read"] if found.bytes_read else []
     if not found.total_shards:
-        return found.entries, found.total_entries, read
-    return found.shards, found.total_shards, ", ".join(filter(None, ["shards", f"{found.entries} entries", read]))
+        return found.entries, found.total_entries, ", ".join(["entries", *read])
+    return found.shards, found.total_shards, ", ".join(["shards", f"{found.entries} entries", *read])
 
 
 def _print_summary(report: "PrepareReport") -> None:

@@ -13,7 +13,7 @@ class Report(Protocol):
     """Reports how far a command has come."""
 
     def __call__(self, done: int, total: int | None, note: str = "") -> None:
-        """Reports items done, their total or None, and what else is known."""
+        """Reports items done, their total or None, and a note that is shown after the numbers."""
 
 
 @contextmanager
@@ -40,6 +40,6 @@ def _plain_lines(label: str) -> Report:
         if time.monotonic() - last > _SECONDS_BETWEEN_LINES:
             last = time.monotonic()
             count = f"{done}" if total is None else f"{done} of {total}"
-            print(f"{label}: {count}{f' ({note})' if note else ''}", file=sys.stderr)
+            print(f"{label}: {count} {note}".rstrip(), file=sys.stderr)
 
     return report

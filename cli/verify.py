@@ -1,4 +1,4 @@
-"""`nestdata verify`: compares the audio of a corpus with what the corpus says about it."""
+"""`nestdata verify`: checks that the audio of a corpus is complete and unchanged."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -12,14 +12,14 @@ from .progress import progress
 
 def verify_command(
     corpus: Annotated[
-        str, typer.Argument(metavar="CORPUS", help="A corpus, or a folder or URL that `nestdata pack` wrote.")
+        str, typer.Argument(metavar="CORPUS", help="A corpus directory, or a packed set: a folder or URL.")
     ],
     checksums: Annotated[
         bool,
         typer.Option(
             "--checksums",
-            help="Read all audio: compare checksums, and decode the cuts that have none. Without it, only the shards' "
-            "sizes and ETags are compared.",
+            help="Read all audio: compare checksums, and decode the cuts that have none. Without it, only sizes and "
+            "ETags are compared.",
         ),
     ] = False,
     root: Annotated[
@@ -36,7 +36,10 @@ def verify_command(
     ] = 8,
     as_json: AsJson = False,
 ) -> int:
-    """Compare every shard, and with --checksums every audio file, with what the corpus says."""
+    """Check that the audio of a corpus or packed set is complete and unchanged.
+
+    Each problem is one line; the exit code is 1 if there is any.
+    """
     from nestdata import ConfigError, verify_corpus
 
     if set_root and root is None:

@@ -309,12 +309,13 @@ class _StartWorker:
 def start_fork_server(*, imports_main: bool = True) -> None:
     """Starts the process from which loaders with the start method "forkserver" fork their workers.
 
-    Does nothing if it runs. A loader starts it with its first workers, which then wait until it has imported torch;
-    started earlier, it imports while the rank does something else.
+    Does nothing if it runs already. Otherwise, a loader starts it with its first workers, which then wait until it has
+    imported torch. If it is started earlier, it imports torch while the rank does something else.
 
     Args:
-        imports_main: Whether workers import the main module of the program, as Python's own do. With False, it needs no
-            `if __name__ == "__main__":`, but batches must need nothing that it defines. Stays False for the process.
+        imports_main: Whether workers import the main module of the program, as Python does by default. With False, the
+            program needs no `if __name__ == "__main__":`, but batches must not need anything that its main module
+            defines. Once False, it stays False for this process.
     """
     fork_server.start(_NEEDED_BY_WORKERS, imports_main=imports_main)
 

@@ -30,11 +30,11 @@ Index = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteConfig:
-    """How audio in object stores is read. Decides nothing about batches, and may change on resume."""
+    """How audio in object stores is read. Does not change batches, and may differ when a run is resumed."""
 
     patience_s: float = 240.0
-    """Seconds for which a request that fails for a transient reason is repeated, before the run ends. Less than the
-    stall guard's limit for loading, `guard.limits.step_s`."""
+    """Seconds for which a request that fails for a transient reason is repeated, before the run ends. Should be 30 s or
+    more below the stall guard's limit for loading, `guard.limits.step_s`."""
 
     max_requests: int = 32
     """Requests of one loading process at the same time."""

@@ -6,6 +6,7 @@ from typing import Literal
 from nestdata.config_checks import require, require_at_least
 
 PackCodec = Literal["flac", "pcm"]
+"""Format of packed audio files: FLAC, or WAV with integer samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

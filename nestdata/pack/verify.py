@@ -1,4 +1,4 @@
-"""Compares the audio that a corpus or a packed set names with what it says about it: `verify_corpus`."""
+"""Checks that the audio of a corpus or a packed set is complete and unchanged: `verify_corpus`."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +27,7 @@ _CUTS_PER_TASK = 200
 
 @dataclass(frozen=True, slots=True)
 class VerifyProblem:
-    """One thing that is not as the corpus says."""
+    """A difference between audio and what its corpus or packed set says."""
 
     location: str
     """The file or object."""
@@ -44,14 +44,14 @@ class VerifyProblem:
 
 @dataclass(kw_only=True)
 class VerifyReport:
-    """What was compared, and what was found."""
+    """The result of `verify_corpus`."""
 
     location: str
     """The corpus or packed set."""
 
     num_cuts: int
     num_shards: int
-    """Number of files and objects whose size was compared."""
+    """Number of shards, whose sizes were compared. Local files that are not in tars do not count."""
 
     num_checked: int = 0
     """Number of cuts whose bytes or samples were read; 0 without checksums."""

@@ -132,6 +132,13 @@ def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
     return [*cuts]
 
 
+def reads_audio(entry: Entry, limits: Limits) -> bool:
+    """Returns whether `probe` reads the header or the samples of an entry."""
+    if limits.mode == "missing":
+        return entry.duration is None and entry.num_frames is None and entry.cut is None
+    return limits.mode == "decode" or not entry.is_measured
+
+
 def _with_checksum(entry: Entry, limits: Limits) -> Entry:
     """Reads the bytes of a member that is to be decoded, and returns the entry with their checksum.
 

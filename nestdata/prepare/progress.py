@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class PrepareProgress(NamedTuple):
-    """What has been probed so far. A result that was kept from an interrupted run counts, but its bytes do not."""
+    """What has been probed so far. Results that are reused from an interrupted run count, except for their bytes."""
 
     entries: int
     """Number of entries: lines of manifests, files, members of shards."""

@@ -21,7 +21,7 @@ from nestdata.prepare.corpus_writer import ItemCollector, ProbedItems
 from nestdata.prepare.inputs import Source
 from nestdata.prepare.inputs.entry import Entry, ReadsFiles
 from nestdata.prepare.inputs.remote import audio_location, in_parallel, with_members
-from nestdata.prepare.probe import Cut, Limits, Reject, probe
+from nestdata.prepare.probe import Cut, Limits, Reject, probe, reads_audio
 from nestdata.storage import ObjectInfo, is_url, storage
 
 
@@ -100,7 +100,7 @@ def run_task(task: Task) -> TaskResult:
 
 def _probe_items(task: Task, collector: ItemCollector) -> _Found:
     in_epoch, needed, rejected, can_be_kept = 0, 0.0, dict[str, ObjectInfo | None](), True
-    entries = with_members(_numbered_entries(task), trusts_durations=task.limits.mode == "missing")
+    entries = with_members(_numbered_entries(task), lambda entry: reads_audio(entry, task.limits))
     for number, entry in entries:
         collector.begin(entry.number)
         for found in _cuts_and_rejects(entry, task.limits):

@@ -1,4 +1,4 @@
-"""Settings of the access to files and object stores. Credentials are no settings: they come from the environment."""
+"""Settings for reading and writing files and objects. Credentials are not settings: they come from the environment."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageConfig:
-    """How patiently, and with how many connections, data are read."""
+    """Patience, timeouts and limits for reading and writing."""
 
     patience_s: float = 300.0
     """Seconds for which a request is repeated that fails for a transient reason, before `StorageError` is raised."""

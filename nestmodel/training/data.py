@@ -192,10 +192,10 @@ class NestDataModule(pl.LightningDataModule):
         return dataset.loader(batch_indices, num_workers=num_workers, pin_memory=on_gpu, start_method=method)
 
     def use_fork_server(self) -> None:
-        """Starts loader workers from a fork server unless `start_method` was given, and the fork server now.
+        """Selects a fork server for loader workers and starts it, unless another `start_method` was given.
 
-        For programs of whose main module workers need nothing. A worker that is forked from a rank with threads, such
-        as gloo's, may deadlock.
+        A worker that is forked from a rank with threads, such as gloo's, may deadlock. Workers do not import the main
+        module of the program, so batches must not need anything that it defines, such as transforms.
         """
         self.start_method = self.start_method or "forkserver"
         if self.num_workers and self.start_method == "forkserver":

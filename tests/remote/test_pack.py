@@ -89,7 +89,9 @@ def test_what_is_wrong_in_a_bucket_is_found(access: Access, speech: Path, tmp_pa
     access.use()
     url = "s3://speech/verified"
     pack(speech, url)
-    prepare_corpus([url], tmp_path / "packed.corpus")
+    prepare_corpus([url], tmp_path / "packed.corpus", on_progress=(progress := []).append)
+    num_bytes = sum(info.size for info in storage().list_objects(url) if info.location.endswith(".tar"))
+    assert 0 < progress[-1].bytes_read < num_bytes / 4, "the tar files were read"
     corpus = tmp_path / "packed.corpus"
     assert Corpus.open(corpus).fingerprint == Corpus.open(speech).fingerprint
     for place in (url, corpus):

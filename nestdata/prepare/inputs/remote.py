@@ -24,14 +24,14 @@ def whole_object(info: ObjectInfo) -> Member:
     return Member(info, 0, info.size, StoredContent(info.location, 0, info.size, info.etag))
 
 
-def with_members(entries: Iterable[tuple[int, Entry]], *, trusts_durations: bool) -> Iterator[tuple[int, Entry]]:
+def with_members(entries: Iterable[tuple[int, Entry]], is_read: Callable[[Entry], bool]) -> Iterator[tuple[int, Entry]]:
     """Yields numbered entries in order; those with audio at a URL get a member, or a problem if there is no object.
 
     Objects are asked for and fetched many at a time, as far ahead as `StorageConfig.max_requests`.
 
     Args:
         entries: The entries of a task, with their numbers.
-        trusts_durations: Whether the audio of entries with a duration is not read.
+        is_read: Returns whether the audio of an entry will be read. Only then is it fetched.
 
     Raises:
         ManifestError: A URL is invalid.
@@ -39,17 +39,16 @@ def with_members(entries: Iterable[tuple[int, Entry]], *, trusts_durations: bool
     """
 
     def located(pair: tuple[int, Entry]) -> tuple[int, Entry]:
-        return pair[0], _with_member(pair[1], trusts_durations)
+        return pair[0], _with_member(pair[1], is_read)
 
-    return in_parallel(located, entries, is_slow=_is_remote, quick=lambda pair: pair)
+    def is_slow(pair: tuple[int, Entry]) -> bool:
+        entry = pair[1]
+        # Most entries are local files, and this test is called for each one.
+        if entry.member is None and entry.cut is None and "://" not in entry.path:
+            return False
+        return bool(_location(entry)) and (entry.member is None or is_read(entry))
 
-
-def _is_remote(pair: tuple[int, Entry]) -> bool:
-    entry = pair[1]
-    # Most entries are local files, and this test is called for each one.
-    if entry.member is None and entry.cut is None and "://" not in entry.path:
-        return False
-    return bool(_location(entry))
+    return in_parallel(located, entries, is_slow=is_slow, quick=lambda pair: pair)
 
 
 def in_parallel(
@@ -123,12 +122,11 @@ def _source_of(cut: dict[str, Any], kinds: Collection[str]) -> str:
     return ""
 
 
-def _with_member(entry: Entry, trusts_durations: bool) -> Entry:
+def _with_member(entry: Entry, is_read: Callable[[Entry], bool]) -> Entry:
     location = _location(entry)
-    has_duration = entry.duration is not None or entry.num_frames is not None or entry.cut is not None
     try:
         member = entry.member or whole_object(storage().info(location))
-        if member.length <= _MAX_LOADED_BYTES and not (trusts_durations and has_duration):
+        if member.length <= _MAX_LOADED_BYTES and is_read(entry):
             member = member._replace(content=LoadedContent(member.content.read()))
     except StorageError as error:
         if error.kind == "invalid":
