@@ -5,8 +5,10 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 import pytorch_lightning as pl
 
@@ -79,7 +81,7 @@ class _Found:
     messages: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Errors by kind."""
 
-    lock: Lock = field(default_factory=Lock)
+    lock: AbstractContextManager[Any] = field(default_factory=Lock)
 
     def add(self, kind: str, message: str, *, num_bytes: int = 0) -> None:
         """Counts an answer; an empty kind is a good one."""

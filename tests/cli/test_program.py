@@ -61,7 +61,7 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
             *("--bits", "--codec", "--jobs -j", "--json", "--output -o", "--overwrite", "--seed", "--shard-bytes"),
             "CORPUS",
         ],
-        "verify": ["--checksums", "--jobs -j", "--json", "CORPUS"],
+        "verify": ["--checksums", "--jobs -j", "--json", "--root", "--set-root", "CORPUS"],
         "plan": [
             *("--config -c", "--json", "--max-batch-seconds", "--max-cuts", "--microbatches-per-step"),
             *("--min-audio-seconds", "--mixed-lengths", "--num-shapes", "--picture", "--quadratic-seconds", "--seed"),
