@@ -172,7 +172,9 @@ class StartupWatch:
             code = process.poll()
             if code:
                 self._terminate_ranks()
-                _exit(max(code, 1), f"a rank that this process started {_describe_exit(code)} during start-up")
+                # A rank that is asked to leave before it has installed its handlers is ended by the signal itself.
+                asked = next((_EXIT_CODES[number] for number in _EXIT_CODES if number == -code), None)
+                _exit(asked or max(code, 1), f"a rank that this process started {_describe_exit(code)} during start-up")
 
     def _exit_on_rank_in_startup(self) -> None:
         """Exits if a rank was signalled before it released its own watch, which it does a moment after this process.
