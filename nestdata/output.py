@@ -137,7 +137,8 @@ def _cannot_be_written(output: Path, error: OSError) -> OutputError:
 def _partial_directory(output: Path, resumable: Collection[str] = ()) -> Iterator[Path]:
     """Yields a directory beside the target, locked during the block, and removes it if the block raises.
 
-    It is empty but for the subfolders in `resumable`, which are kept unless they are empty.
+    At first it contains at most the subfolders in `resumable`, which an earlier run has left. If the block raises and
+    one of them contains a file, the directory and these subfolders stay for the next run.
     """
     partial = output.with_name(output.name + ".partial")
     try:
@@ -181,7 +182,7 @@ def _clear(directory: Path, keep: Collection[str] = ()) -> None:
 
 
 def _clear_after_error(partial: Path, resumable: Collection[str]) -> None:
-    """Removes a directory but for its subfolders of finished work; all of it if there is none."""
+    """Removes the content of a directory except its subfolders of finished work, or all of it if there is none."""
     if any(file.is_file() for name in resumable for file in (partial / name).rglob("*")):
         with suppress(OSError):
             _clear(partial, resumable)

@@ -1,4 +1,4 @@
-"""Servers that the tests of object stores share, and an environment without the settings of whoever runs them."""
+"""Servers that the tests of object stores share, and an environment without credentials of the user."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_settings_of_stores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes keys and endpoints of whoever runs the tests."""
+    """Removes the credentials and endpoints of the user from the environment."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
             monkeypatch.delenv(name)
