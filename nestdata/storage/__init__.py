@@ -9,10 +9,12 @@ from nestdata.storage.access import Storage, storage
 from nestdata.storage.config import StorageConfig
 from nestdata.storage.info import ObjectInfo
 from nestdata.storage.location import SCHEMES, common_folder, is_url, join, name_of, parent, redacted
+from nestdata.storage.stream import SizedStream
 
 __all__ = [
     "SCHEMES",
     "ObjectInfo",
+    "SizedStream",
     "Storage",
     "StorageConfig",
     "common_folder",

@@ -1,4 +1,4 @@
-"""Sequential reading of an object in parts that are requested ahead."""
+"""Streams of a known size, and sequential reading of an object in parts that are requested ahead."""
 
 import io
 import threading
@@ -9,7 +9,39 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from nestdata.storage.config import StorageConfig
 
 
-class PartStream(io.RawIOBase):
+class SizedStream(io.RawIOBase):
+    """A readable, seekable stream of a known number of bytes. Subclasses read at `_position`, and move it.
+
+    Args:
+        size: Number of bytes.
+        position: Where to begin, in bytes.
+    """
+
+    def __init__(self, size: int, position: int = 0) -> None:
+        super().__init__()
+        self._size = size
+        self._position = position
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def tell(self) -> int:
+        """Returns the position in bytes."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Moves to another position; nothing is read before it is asked for."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+
+class PartStream(SizedStream):
     """Reads an object from an offset to its end.
 
     Parts beyond the one that is being read are requested by threads meanwhile. Closing the stream ends them; a stream
@@ -38,33 +70,13 @@ class PartStream(io.RawIOBase):
             offset: Where to begin.
             config: Size and number of parts.
         """
-        super().__init__()
+        super().__init__(size, offset)
         self.name = name
         self._fetch = fetch
-        self._size = size
         self._config = config
         self._stop = threading.Event()
         self._pool: ThreadPoolExecutor | None = None
-        self._position = offset
         self._parts: deque[tuple[int, Future[bytes]]] = deque()
-
-    def readable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def tell(self) -> int:
-        """Returns the position in the object, in bytes."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves to another position; nothing is requested before the next read."""
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, start + offset)
-        return self._position
 
     def readall(self) -> bytes:
         """Returns everything from here to the end."""

@@ -6,7 +6,7 @@ from io import BufferedIOBase, BytesIO
 from typing import Any
 
 from nestdata.errors import StorageError
-from nestdata.storage import is_url, storage
+from nestdata.storage import SizedStream, is_url, storage
 
 # Bytes that are read at a time. A header needs a few kilobytes; a request to a store costs as much as half a megabyte.
 _LOCAL_BUFFER, _REMOTE_BUFFER = 1 << 14, 1 << 18
@@ -52,34 +52,18 @@ class StoredContent:
         return storage().read_range(self.location, self.offset + start, length, etag=self.etag, size=self.size)
 
 
-class _RangeReader(io.RawIOBase):
+class _RangeReader(SizedStream):
     """A seekable stream of the bytes of a `StoredContent`."""
 
     def __init__(self, content: StoredContent) -> None:
-        super().__init__()
+        super().__init__(content.length)
         self._content = content
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._content.length}
-        self._position = max(0, origins[whence] + offset)
-        return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the standard library says WriteableBuffer
-        content = self._content
-        num_bytes = min(len(buffer), content.length - self._position)
+        num_bytes = min(len(buffer), self._size - self._position)
         if num_bytes <= 0:
             return 0
-        found = content.read_range(self._position, num_bytes)
+        found = self._content.read_range(self._position, num_bytes)
         buffer[: len(found)] = found
         self._position += len(found)
         return len(found)
