@@ -17,6 +17,10 @@ ONE_THREAD := OMP_NUM_THREADS=1
 # Old and new releases of dependencies emit warnings that this project cannot avoid.
 WARNINGS_PASS := --override-ini filterwarnings=default
 
+# Byte code is kept. Otherwise every worker of pytest, and every process that a test starts, would compile the packages
+# again; some images of containers set this variable.
+unexport PYTHONDONTWRITEBYTECODE
+
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-isa test-faults test-remote azurite test-lowest test-newest soak check format docs wheel test-wheel clean
@@ -51,9 +55,9 @@ test-isa: $(READY)
 	$(BIN)/python -m tests.isa
 
 # The whole fault matrix: real ranks that are killed, stopped and stuck. Its time limits need the cores to themselves,
-# so it runs in one process. Up to forty minutes.
+# so it runs in one process. `make test` runs none of these tests. Up to forty minutes.
 test-faults: $(READY)
-	$(BIN)/python -m pytest -m 'faults or multiprocess' tests/distributed tests/nestmodel tests/cli tests/test_gpu_benchmark.py
+	$(BIN)/python -m pytest -m 'faults and not remote'
 
 # The servers of the tests of object stores; they run on loopback.
 $(VENV)/.servers: $(READY) tests/remote/requirements.txt

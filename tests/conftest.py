@@ -3,7 +3,9 @@
 Imports none of the packages at module level: jaxtyping has to install its import hook first.
 """
 
+import gc
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,6 @@ from typing import Any
 
 import hypothesis
 import pytest
-import torch
 
 # The same examples in every run, however slow the machine; `--hypothesis-profile default` searches for new ones.
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
@@ -20,9 +21,7 @@ hypothesis.settings.load_profile("steady")
 # A shell starts background jobs with SIGINT ignored, and every process that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# With more threads than free cores, an operation on a small tensor waits longer for its threads than it computes.
-torch.set_num_threads(1)
-
+SERIAL = "serial"
 SERIAL_TESTS = ("tests/nestguard/", "tests/distributed/", "tests/cli/test_preflight.py")
 """Tests that start several processes with time limits: one worker runs all of them, so no two run at a time."""
 
@@ -45,10 +44,47 @@ NUMERICS = (
 """Tests that compare numbers or bytes that an instruction set could change: all of them are marked `numerics`."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Limits torch to one thread, in processes that run tests.
+
+    With more threads than free cores, an operation on a small tensor waits longer for its threads than it computes.
+    The process that starts the workers of `pytest -n` does without torch, because they wait for it.
+    """
+    if not session.config.getoption("numprocesses", None):
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(NUMERICS):
             item.add_marker(pytest.mark.numerics)
+    if hasattr(config, "workerinput"):
+        _sort_by_length(items)
+
+
+def pytest_collection_finish() -> None:
+    """Exempts what was imported and collected from garbage collection, which would search all of it each time."""
+    gc.freeze()
+
+
+def _sort_by_length(items: list[pytest.Item]) -> None:
+    """Moves long groups of tests to the front, so that all workers finish at about the same time.
+
+    The serial tests take longest. Modules with slow tests follow, then those with many tests.
+    """
+    scopes = [_scope_of(item.nodeid) for item in items]
+    sizes = Counter(scopes)
+    slow = {scope for scope, item in zip(scopes, items, strict=True) if item.get_closest_marker("slow")}
+    order = {scope: (scope != SERIAL, scope not in slow, -size) for scope, size in sizes.items()}
+    items.sort(key=lambda item: order[_scope_of(item.nodeid)])
+
+
+def _scope_of(nodeid: str) -> str:
+    """Returns the group of a test: one worker runs all tests of a group."""
+    path = nodeid.split("::", 1)[0]
+    return SERIAL if path.startswith(SERIAL_TESTS) else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -57,15 +93,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.split("::", 1)[0]
-            return "serial" if path.startswith(SERIAL_TESTS) else path
+            return _scope_of(nodeid)
 
+    config.option.loadscopereorder = False  # pytest_collection_modifyitems sorts the tests
     return Scheduling(config, log)
 
 
 @pytest.fixture
 def restored_determinism(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undoes what Lightning and `prepare_deterministic` set: environment variables and torch's global flags."""
+    import torch
+
     for name in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

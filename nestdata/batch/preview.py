@@ -117,8 +117,10 @@ def _plain(mix: Mix) -> dict[str, Any]:
 def _draw(signals: dict[str, NDArray[np.float32]], mix: Mix, row: PreviewRow, rate: int, path: Path) -> None:
     from matplotlib.figure import Figure  # not pyplot, which keeps global state and looks for a display
 
-    figure = Figure(figsize=(10, 8.4), layout="constrained")
-    axes = figure.subplots(6, 1, sharex=True, height_ratios=[1, 1.4] * 3)
+    figure = Figure(figsize=(10, 8.4))
+    # Fixed margins: a layout engine would draw every picture twice.
+    margins = {"left": 0.075, "right": 0.985, "top": 0.95, "bottom": 0.06, "hspace": 0.12}
+    axes = figure.subplots(6, 1, sharex=True, height_ratios=[1, 1.4] * 3, gridspec_kw=margins)
     interference = row.mode if row.snr_db is None else f"{row.mode} ({row.noise}) at {row.snr_db:.1f} dB"
     figure.suptitle(f"{row.cut}: {interference}", fontsize=11)
     peak = max(float(np.abs(samples).max()) for samples in signals.values()) or 1.0

@@ -24,7 +24,7 @@ def arguments(directory: Path, corpus: Path) -> list[str]:
 def test_preflight_prints_a_table_and_leaves_no_files(
     messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(arguments(tmp_path, messy_corpora.speech)) == 0
+    assert main([*arguments(tmp_path, messy_corpora.speech), "--feeding_seconds", "0.1"]) == 0
     out = capsys.readouterr().out
     for name in ("settings", "disk", "shared memory", "reading", "training step", "feeding", "collectives"):
         assert name in out
@@ -55,7 +55,8 @@ def test_preflight_accepts_the_configuration_of_a_run(
     with pytest.raises(SystemExit):
         main(["fit", *flags[1:], "--print_config"])
     (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
-    assert main(["preflight", "--config", str(tmp_path / "config.yaml"), "--num_batches", "1"]) == 0
+    preflight = ["preflight", "--config", str(tmp_path / "config.yaml"), "--num_batches", "1", "--feeding_seconds", "0"]
+    assert main(preflight) == 0
     assert "1 read, " in capsys.readouterr().out
 
 

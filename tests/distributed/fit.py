@@ -1,4 +1,4 @@
-"""Trains a tiny model on several ranks, which Lightning starts as copies of this command.
+"""Trains a tiny model on one rank or on several, which Lightning starts as copies of this command.
 
 python -m tests.distributed.fit SPEECH NOISE WORLD_SIZE DIRECTORY
 """
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
         [recorder, first, ProportionalSteps()],
         max_steps=5,
         devices=world_size,
-        strategy="ddp",
+        strategy="auto" if world_size == 1 else "ddp",
         limit_val_batches=1.0,
     )
     runner.fit(model, datamodule=messy_data(corpora, microbatches_per_step=4))

@@ -9,19 +9,25 @@ import pytest
 import torch
 
 from tests.conftest import MessyCorpora
+from tests.distributed import fit
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def fit_with(corpora: MessyCorpora, directory: Path, world_size: int) -> dict[str, Any]:
-    """Trains with real processes over gloo; returns the batches and losses of every rank, and the gradients."""
+    """Returns the batches and losses of every rank, and the gradients.
+
+    Several ranks are real processes, which communicate by gloo. One rank trains in this process, without DDP.
+    """
     directory.mkdir()
-    command = [sys.executable, "-m", "tests.distributed.fit", corpora.speech, corpora.noise, world_size, directory]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [str(word) for word in command], cwd=REPOSITORY, env=environment, timeout=400, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    arguments = [str(word) for word in (corpora.speech, corpora.noise, world_size, directory)]
+    if world_size == 1:
+        fit.main(arguments)
+    else:
+        command = [sys.executable, "-m", "tests.distributed.fit", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=400, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
     ranks = [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in range(world_size)]
     return {"ranks": ranks, "grads": torch.load(directory / "grads.pt", weights_only=True)}
 

@@ -66,6 +66,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.multiprocess
+@pytest.mark.slow
 def test_a_killed_run_is_continued_without_reading_finished_files_again(data: Path, tmp_path: Path) -> None:
     output = tmp_path / "speech.corpus"
     names = [f"{number}.parquet" for number in range(NUM_FILES)]

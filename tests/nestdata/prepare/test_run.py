@@ -371,6 +371,7 @@ def test_the_corpus_does_not_depend_on_the_number_of_jobs(varied_inputs: list[Pa
 
 
 @pytest.mark.multiprocess
+@pytest.mark.slow
 def test_a_corpus_prepared_on_a_dask_cluster_equals_one_prepared_locally(
     varied_inputs: list[Path], tmp_path: Path
 ) -> None:

@@ -20,10 +20,16 @@ TINY = tiny_config()
 ONE_LAYER = tiny_config(num_layers=1)  # most of the time goes into tracing layers
 CONFIGS = {
     "tiny": TINY,
-    "no biases, no scaling": replace(ONE_LAYER, encoder=replace(ONE_LAYER.encoder, use_bias=False, xscaling=False)),
-    "layer norm, by four, checkpoints": replace(
+    "no biases, no scaling, layer norm, by four, checkpoints": replace(
         ONE_LAYER,
-        encoder=replace(ONE_LAYER.encoder, conv_norm="layer_norm", subsampling_factor=4, checkpoint_activations=True),
+        encoder=replace(
+            ONE_LAYER.encoder,
+            use_bias=False,
+            xscaling=False,
+            conv_norm="layer_norm",
+            subsampling_factor=4,
+            checkpoint_activations=True,
+        ),
     ),
 }
 

@@ -7,9 +7,10 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from nestdata import AudioNoiseBatch
-from nestmodel import Checkpoints, ConfigError, NestModel
+from nestdata import AudioNoiseBatch, MixConfig, PlanConfig
+from nestmodel import Checkpoints, ConfigError, NestDataModule, NestModel
 from tests.conftest import MessyCorpora
+from tests.synthesis import folder_corpus, hiss
 from tests.training import Recorder, fit, messy_data, tiny_config, trainer
 
 MICROBATCHES = 4  # of a step, all of them on one rank
@@ -47,10 +48,17 @@ class OneWeight(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def validations_of(
-    corpora: MessyCorpora, directory: Path, model: pl.LightningModule, **settings: Any
-) -> list[tuple[int, int]]:
-    seen, data = Validations(), messy_data(corpora, microbatches_per_step=MICROBATCHES)
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of one short cut for each microbatch of an epoch, because only their number matters here."""
+    audio = {f"{i}.wav": hiss(16000, i) for i in range(STEPS * MICROBATCHES)}
+    return folder_corpus(tmp_path_factory.mktemp("steps") / "speech", audio).path
+
+
+def validations_of(corpus: Path, directory: Path, model: pl.LightningModule, **settings: Any) -> list[tuple[int, int]]:
+    plan = PlanConfig(max_batch_seconds=1.0, microbatches_per_step=MICROBATCHES)
+    data = NestDataModule(corpus, None, corpus, plan, MixConfig(prob=0.0), num_workers=0)
+    seen = Validations()
     assert data.train_dataset.plan.steps_per_epoch == STEPS
     path = settings.pop("ckpt_path", None)
     runner = trainer(directory, [seen, *settings.pop("callbacks", [])], **{"limit_val_batches": 1.0, **settings})
@@ -74,19 +82,19 @@ def validations_of(
     ],
 )
 def test_limits_count_whole_optimizer_steps(
-    messy_corpora: MessyCorpora, tmp_path: Path, settings: dict[str, Any], expected: list[tuple[int, int]]
+    corpus: Path, tmp_path: Path, settings: dict[str, Any], expected: list[tuple[int, int]]
 ) -> None:
-    assert validations_of(messy_corpora, tmp_path, OneWeight(), max_steps=6, **settings) == expected
+    assert validations_of(corpus, tmp_path, OneWeight(), max_steps=6, **settings) == expected
 
 
-def test_a_resumed_run_validates_after_the_same_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_resumed_run_validates_after_the_same_steps(corpus: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"limit_train_batches": 2, "limit_val_batches": 1}
-    plain = validations_of(messy_corpora, tmp_path, OneWeight(), max_steps=8, **settings)
+    plain = validations_of(corpus, tmp_path, OneWeight(), max_steps=8, **settings)
     saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved", keep=10)
     saving = {"callbacks": [saver], "enable_checkpointing": True, **settings}
-    validations_of(messy_corpora, tmp_path, OneWeight(), max_steps=6, **saving)
+    validations_of(corpus, tmp_path, OneWeight(), max_steps=6, **saving)
     path = tmp_path / "saved" / "step_00000005.ckpt"
-    resumed = validations_of(messy_corpora, tmp_path, OneWeight(), max_steps=8, ckpt_path=path, **settings)
+    resumed = validations_of(corpus, tmp_path, OneWeight(), max_steps=8, ckpt_path=path, **settings)
     assert resumed == plain[-2:]
 
 
@@ -135,8 +143,6 @@ def test_fast_dev_run_makes_one_whole_step_and_writes_nothing(messy_corpora: Mes
         ({"val_check_interval": 4}, r"val_check_interval is 4 optimizer steps, but an epoch has 3\. Lower it"),
     ],
 )
-def test_unsupported_limits_are_rejected(
-    messy_corpora: MessyCorpora, tmp_path: Path, settings: dict[str, Any], message: str
-) -> None:
+def test_unsupported_limits_are_rejected(corpus: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        validations_of(messy_corpora, tmp_path, OneWeight(), max_steps=1, **settings)
+        validations_of(corpus, tmp_path, OneWeight(), max_steps=1, **settings)
