@@ -114,7 +114,7 @@ def test_invalid_input_is_one_line_with_the_remedy(
 
 @pytest.mark.slow
 def test_fit_starts_from_the_encoder_of_a_nemo_file_and_reports_the_loaded_weights(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     other = NestModel(tiny_config(num_layers=3))
@@ -129,8 +129,9 @@ def test_fit_starts_from_the_encoder_of_a_nemo_file_and_reports_the_loaded_weigh
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(_plain(content)))
     corpora = ("--data.corpus", str(messy_corpora.speech), "--data.noise", str(messy_corpora.noise))
     start = ("--model.init_from", "start.nemo", "--model.init_parts", "encoder")
-    assert main(["fit", "--config", "tiny.yaml", *corpora, *start]) == 0
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "weights loaded" in line]
+    with caplog.at_level("INFO", logger="pytorch_lightning.utilities.rank_zero"):
+        assert main(["fit", "--config", "tiny.yaml", *corpora, *start]) == 0
+    (line,) = [message for message in caplog.messages if "weights loaded" in message]
     assert line.startswith("start.nemo: ")
     assert "encoder.layers.2.* " in line
     assert " 0 missing" in line
