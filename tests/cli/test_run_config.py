@@ -66,6 +66,12 @@ def data_module(corpora: MessyCorpora, seed: int) -> NestDataModule:
     )
 
 
+@pytest.fixture(autouse=True)
+def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips the pictures, which take most of the time of a preview: the tests of this module compare digests."""
+    monkeypatch.setattr("nestdata.batch.preview._draw", lambda *_: None)
+
+
 @pytest.fixture
 def run_yaml(messy_corpora: MessyCorpora, tmp_path: Path) -> Path:
     data = {
