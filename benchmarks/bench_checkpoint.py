@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--saves", type=int, default=3, help="checkpoints in each process")
     parser.add_argument("--directory", type=Path, default=Path(), help="where checkpoints are written for the moment")
     parser.add_argument("--quick", action="store_true", help="the demo preset and one round")
-    parser.add_argument("--child", nargs=2, type=Path, metavar=("CORPUS", "DIR"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=2, type=Path, metavar=("AUDIO", "DIR"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         print(json.dumps(_measure_here(arguments.preset, *arguments.child, arguments.saves)))
@@ -58,12 +58,12 @@ def main() -> int:
     trees["now"] = Path(__file__).resolve().parents[1]
     rounds: list[dict[str, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory(dir=arguments.directory.resolve()) as name:
-        corpus = _noise_corpus(Path(name))
+        audio = _noise_files(Path(name))
         for number in range(1 if arguments.quick else arguments.rounds):
             rounds.append({})
             for tree, path in trees.items():
                 with tempfile.TemporaryDirectory(dir=name) as saved:
-                    rounds[-1][tree] = _measure(path, preset, corpus, Path(saved), arguments.saves)
+                    rounds[-1][tree] = _measure(path, preset, audio, Path(saved), arguments.saves)
                 print(f"round {number}, {tree}: {rounds[-1][tree]}", file=sys.stderr, flush=True)
     _print(preset, rounds)
     return 0
@@ -83,20 +83,20 @@ def _affordable(preset: str) -> str:
     return "large"
 
 
-def _noise_corpus(directory: Path) -> Path:
-    (directory / "audio").mkdir()
+def _noise_files(directory: Path) -> Path:
+    audio = directory / "audio"
+    audio.mkdir()
     generator = np.random.default_rng(0)
     for number in range(200):
         noise = 0.1 * generator.standard_normal(int(16_000 * SECONDS), dtype=np.float32)
-        soundfile.write(directory / "audio" / f"{number}.wav", noise, 16_000)
-    prepare_corpus([directory / "audio"], directory / "corpus", PrepareConfig())
-    return directory / "corpus"
+        soundfile.write(audio / f"{number}.wav", noise, 16_000)
+    return audio
 
 
-def _measure(tree: Path, preset: str, corpus: Path, saved: Path, saves: int) -> dict[str, Any]:
+def _measure(tree: Path, preset: str, audio: Path, saved: Path, saves: int) -> dict[str, Any]:
     command = [sys.executable, Path(__file__).resolve(), "--preset", preset, "--saves", str(saves)]
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    output = run_peer([*command, "--child", corpus, saved], cwd=tree, env=environment)
+    output = run_peer([*command, "--child", audio, saved], cwd=tree, env=environment)
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 
@@ -140,9 +140,11 @@ class _Meter(pl.Callback):
         return any(self.directory.glob("*.partial"))
 
 
-def _measure_here(preset: str, corpus: Path, directory: Path, saves: int) -> dict[str, Any]:
+def _measure_here(preset: str, audio: Path, directory: Path, saves: int) -> dict[str, Any]:
     """Trains with the code of this process; returns seconds and bytes."""
     warnings.simplefilter("ignore")
+    corpus = directory / "noise.corpus"
+    prepare_corpus([audio], corpus, PrepareConfig())
     torch.set_num_threads(1)
     saver = Checkpoints(every_n_steps=10**9, keep=1, directory=directory)
     meter = _Meter(saver, directory, saves)

@@ -138,17 +138,21 @@ def report(results: dict[str, list[Result]], num_rounds: int) -> None:
     print("# The stall guard's monitor on node 0\n")
     print(f"Made by `benchmarks/bench_guard_scale.py`, medians of {num_rounds} rounds with minimum and maximum. A node")
     print(f"has {NUM_RANKS} ranks and {NUM_WORKERS} loader workers.\n")
-    print("| | CPU of node 0's monitor, share of a core | all nodes connected after | connections lost |", end="")
-    print(" diagnosis, after the limit |\n|---|---|---|---|---|")
+    print("| | CPU of node 0's monitor, share of a core | all nodes connected after, s | connections lost |", end="")
+    print(" diagnosis, s after the limit |\n|---|---|---|---|---|")
     for name, runs in results.items():
         print(
-            f"| {name} | {_spread([100 * run.load for run in runs])} % | {_spread([run.connected_s for run in runs])} s"
-            f" | {_spread([float(run.num_lost) for run in runs])} | {_spread([run.verdict_s for run in runs])} s |"
+            f"| {name} | {_spread([100 * run.load for run in runs])} % | {_spread([run.connected_s for run in runs])}"
+            f" | {_spread([float(run.num_lost) for run in runs])} | {_spread([run.verdict_s for run in runs])} |"
         )
 
 
 def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+    median, low, high = (
+        "never" if value == math.inf else f"{value:.1f}"
+        for value in (statistics.median(values), min(values), max(values))
+    )
+    return f"{median} ({low} to {high})" if low != high else median
 
 
 def measure(package: Path, num_nodes: int, directory: Path) -> Result:

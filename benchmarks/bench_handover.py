@@ -5,8 +5,8 @@
 Prints Markdown. Every round measures each contestant once, and ratios are computed within a round. Each contestant
 loads the same speech in microbatches of 240 s, with noise from a bank, one thread per process, and drops its batches.
 Bare loops decode the files of one process each with `soundfile.read`; bare sums write the three signals of a batch, so
-they show how far the memory lets two processes be faster than one. CHECKOUT is a work tree of another commit, which is
-measured by the same code on the same corpora, in a process of its own.
+they show how far the memory lets two processes be faster than one. CHECKOUT is a work tree of another commit, which
+prepares the same manifests itself and is measured by the same code, in a process of its own.
 """
 
 import argparse
@@ -42,6 +42,7 @@ from nestdata import (
 
 LIMITS = (1.0, 60.0)
 BATCH_SECONDS = 240.0
+KINDS = ("FLAC", "PCM")
 LOOP, SUMS = "bare loop of soundfile", "bare sums of a batch"
 
 
@@ -54,23 +55,27 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=12.0, help="shortest time of one measurement")
     parser.add_argument("--quick", action="store_true", help="one round of two seconds each")
+    parser.add_argument("--prepare", type=Path, metavar="DIR", help=argparse.SUPPRESS)  # prepares corpora, in a child
     parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)  # measures one contestant, in a child
     parser.add_argument("--packed", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     torch.set_num_threads(1)
+    if arguments.prepare is not None:
+        _prepare_here(arguments)
+        return 0
     if arguments.workers is not None:
         print(json.dumps(_measure_here(arguments)))
         return 0
     rounds, seconds = (1, 2.0) if arguments.quick else (arguments.rounds, arguments.seconds)
     with tempfile.TemporaryDirectory() as directory:
-        speech = {"FLAC": Path(directory) / "flac.corpus", "PCM": Path(directory) / "pcm.corpus"}
-        noise = Path(directory) / "noise.corpus"
-        for kind, path in speech.items():
-            limits = PrepareConfig(min_seconds=LIMITS[0], max_seconds=LIMITS[1], pcm=kind == "PCM")
-            prepare_corpus([arguments.speech], path, limits)
-        prepare_corpus([arguments.noise], noise, PrepareConfig(pcm=True))
-        contestants = _contestants(speech, noise, arguments.before, seconds)
+        trees = {"ours": Path(__file__).resolve().parents[1]}
+        if arguments.before:
+            trees["before"] = arguments.before.resolve()
+        manifests = (arguments.speech.resolve(), arguments.noise.resolve())
+        for name, tree in trees.items():
+            _run_in(tree, *manifests, "--prepare", str(Path(directory) / name))
+        contestants = _contestants(trees, Path(directory), seconds)
         measured: list[dict[str, dict[str, float]]] = []
         for number in range(-1, rounds):  # the first round fills caches and is discarded
             measured.append({name: measure() for name, measure in contestants.items()})
@@ -79,33 +84,46 @@ def main() -> int:
     return 0
 
 
-def _contestants(
-    speech: dict[str, Path], noise: Path, before: Path | None, seconds: float
-) -> dict[str, Callable[[], dict[str, float]]]:
+def _prepare_here(arguments: argparse.Namespace) -> None:
+    """Prepares the corpora with the code of one work tree, since an earlier commit cannot open those of a later one."""
+    arguments.prepare.mkdir()
+    for kind in KINDS:
+        limits = PrepareConfig(min_seconds=LIMITS[0], max_seconds=LIMITS[1], pcm=kind == "PCM")
+        prepare_corpus([arguments.speech], arguments.prepare / f"{kind}.corpus", limits)
+    prepare_corpus([arguments.noise], arguments.prepare / "noise.corpus", PrepareConfig(pcm=True))
+
+
+def _contestants(trees: dict[str, Path], directory: Path, seconds: float) -> dict[str, Callable[[], dict[str, float]]]:
     contestants: dict[str, Callable[[], dict[str, float]]] = {}
-    corpus = Corpus.open(speech["FLAC"])
+    corpus = Corpus.open(directory / "ours" / "FLAC.corpus")
     paths = [str(corpus.line(index)["recording"]["sources"][0]["source"]) for index in range(len(corpus))]
     total = corpus.hours * 3600
     for processes in (1, 2):
         contestants[f"{LOOP}, {processes} processes"] = partial(_loops, paths, total, processes)
         contestants[f"{SUMS}, {processes} processes"] = partial(_sums, processes)
-    trees = {"ours": Path(__file__).parents[1]} | ({"before": before} if before else {})
     for name, tree in trees.items():
-        for kind, path in speech.items():
+        for kind in KINDS:
             for packed in (False, True) if name == "ours" else (False,):
                 for workers in (0, 1, 2) if name == "ours" else (2,):
                     label = f"{name}, {kind}{', packed' if packed else ''}, {workers} workers"
-                    contestants[label] = partial(_measure, tree, path, noise, seconds, workers, packed=packed)
+                    contestants[label] = partial(
+                        _measure, tree, directory / name, kind, seconds, workers, packed=packed
+                    )
     return contestants
 
 
-def _measure(tree: Path, speech: Path, noise: Path, seconds: float, workers: int, *, packed: bool) -> dict[str, float]:
+def _measure(tree: Path, corpora: Path, kind: str, seconds: float, workers: int, *, packed: bool) -> dict[str, float]:
     """Measures one dataset of one work tree in a process of its own."""
-    command = [sys.executable, Path(__file__).resolve(), speech, noise, "--workers", str(workers)]
-    command += ["--seconds", str(seconds)] + (["--packed"] if packed else [])
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    found: dict[str, float] = json.loads(run_peer(command, cwd=tree, env=environment))
+    options = ["--workers", str(workers), "--seconds", str(seconds)] + (["--packed"] if packed else [])
+    printed = _run_in(tree, corpora / f"{kind}.corpus", corpora / "noise.corpus", *options)
+    found: dict[str, float] = json.loads(printed)
     return found
+
+
+def _run_in(tree: Path, speech: Path, noise: Path, *options: str) -> str:
+    """Runs this script with the packages of a work tree."""
+    command = [sys.executable, Path(__file__).resolve(), speech, noise, *options]
+    return run_peer(command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"})
 
 
 def _measure_here(arguments: argparse.Namespace) -> dict[str, float]:
