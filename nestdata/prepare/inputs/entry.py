@@ -79,6 +79,9 @@ class Problem(NamedTuple):
 class Content(Protocol):
     """The bytes of one audio file, wherever they are."""
 
+    def head(self) -> bytes:
+        """Returns the first bytes, which suffice for most headers, or all bytes."""
+
     def open(self) -> BufferedIOBase:
         """Returns a seekable stream of these bytes alone, which reads only what is asked for if they are local."""
 
