@@ -15,8 +15,13 @@ from nestdata.prepare.inputs.entry import LABELS, Entry
 def cut_row(entry: Entry, info: AudioInfo, duration: float, channel: int) -> dict[str, Any]:
     """Returns the cut of an entry that is not a Lhotse cut."""
     cut_id, channels = entry.cut_id, list(range(info.num_channels))
-    kind, location = _source(entry)
-    source = {"type": kind, "channels": channels, "source": location}
+    if entry.member:
+        found = source_at(*entry.member[:3])
+        source = {"type": found["type"], "channels": channels, "source": found["source"]}
+    elif entry.command:
+        source = {"type": "command", "channels": channels, "source": entry.command}
+    else:
+        source = {"type": "file", "channels": channels, "source": entry.stored_path or entry.path}
     row: dict[str, Any] = {
         "id": cut_id,
         "start": entry.offset,
@@ -76,14 +81,6 @@ def resample(recording: dict[str, Any], rate: int) -> None:
     recording["sampling_rate"] = rate
     transforms = recording.get("transforms") or []
     recording["transforms"] = [*transforms, {"name": "Resample", "kwargs": kwargs}]
-
-
-def _source(entry: Entry) -> tuple[str, str]:
-    """Returns type and source of the Lhotse `AudioSource` of an entry that is not a Lhotse cut."""
-    if entry.member:
-        found = source_at(*entry.member[:3])
-        return found["type"], found["source"]
-    return "command" if entry.command else "file", entry.command or entry.stored_path or entry.path
 
 
 def _window(row: dict[str, Any], start: float, duration: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -18,6 +19,8 @@ from nestdata.prepare.inputs.entry import Entry, Member, Problem, RejectReason
 
 # Tolerance for durations that manifests have rounded up.
 _ROUNDING_S = 0.05
+# A few limits are compared with every cut.
+_limit_in = cache(samples_in)
 
 
 class Reject(NamedTuple):
@@ -78,7 +81,8 @@ def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
         StorageError: Bytes cannot be read for a reason that says nothing about the audio.
     """
     try:
-        entry = _with_checksum(entry, limits)
+        if entry.member and not entry.problem:
+            entry = _with_checksum(entry, entry.member, limits)
         if entry.problem:
             return [_reject(entry, *entry.problem)]
         row = _cut_from_file(entry, limits) if entry.cut is None else _cut_from_lhotse(entry, limits)
@@ -108,34 +112,30 @@ def reads_audio(entry: Entry, limits: Limits) -> bool:
     return limits.mode == "decode" or not entry.is_measured
 
 
-def _with_checksum(entry: Entry, limits: Limits) -> Entry:
+def _with_checksum(entry: Entry, member: Member, limits: Limits) -> Entry:
     """Reads the bytes of a member that is to be decoded, and returns the entry with their checksum.
 
     Raises:
         StorageError: The bytes cannot be read.
     """
-    member = entry.member
-    if member is None or member.length > MAX_MEMBER_BYTES:
-        return entry
     content = member.content
-    if limits.mode == "decode" and not isinstance(content, LoadedContent):
+    if limits.mode == "decode" and not isinstance(content, LoadedContent) and member.length <= MAX_MEMBER_BYTES:
         content = LoadedContent(content.read())
-    if isinstance(content, LoadedContent):
-        found = crc32(content.content)
-        if member.crc32 not in (None, found):
-            detail = f"{name_of(entry.path, entry.member)}: its checksum is not the one that the input gives"
-            return entry._replace(problem=Problem("corrupt", detail))
-        member = member._replace(crc32=found)
-    member = member._replace(content=content)
-    return entry._replace(member=member)
+    if not isinstance(content, LoadedContent):
+        return entry
+    found = crc32(content.content)
+    if member.crc32 not in (None, found):
+        detail = f"{name_of(entry.path, member)}: its checksum is not the one that the input gives"
+        return entry._replace(problem=Problem("corrupt", detail))
+    return entry._replace(member=member._replace(content=content, crc32=found))
 
 
 def _check_length(entry: Entry, cut: Cut, limits: Limits) -> Reject | None:
     """Checks the limits on duration, in samples, because a duration in seconds after an offset is inexact."""
     rate, seconds = limits.sampling_rate, cut.row["duration"]
-    if cut.num_samples < samples_in(limits.min_seconds, rate):
+    if cut.num_samples < _limit_in(limits.min_seconds, rate):
         return _reject(entry, "too_short", f"{seconds:.6g} s, the minimum is {limits.min_seconds:g} s")
-    if limits.max_seconds is not None and cut.num_samples > samples_in(limits.max_seconds, rate):
+    if limits.max_seconds is not None and cut.num_samples > _limit_in(limits.max_seconds, rate):
         return _reject(entry, "too_long", f"{seconds:.6g} s, the maximum is {limits.max_seconds:g} s")
     if cut.num_samples < 1:
         return _reject(entry, "empty", "the span is shorter than one sample")
