@@ -17,11 +17,11 @@ from nestdata.prepare.inputs.entry import (
     check_command,
     count_lines,
     cut_id_of,
-    names_shards,
     open_lines,
     relative_id,
     resolve,
 )
+from nestdata.prepare.inputs.patterns import names_shards
 from nestdata.prepare.inputs.pointer import member_at
 from nestdata.storage import is_url
 
