@@ -156,8 +156,9 @@ class _KeptResult:
     def load(self) -> tuple[ProbedItems, Traffic] | None:
         """Returns the kept result; None if there is none, or if a shard has changed."""
         try:
-            if not any(os.scandir(self._directory)):  # the digest would take a tenth of the time of a trusted line
-                return None
+            with os.scandir(self._directory) as kept:
+                if not any(kept):  # the digest would take a tenth of the time of a line whose duration is trusted
+                    return None
             header, _, content = self._path.read_bytes().partition(b"\n")
             values = json.loads(header)
             probed = ProbedItems.from_bytes(content)
