@@ -108,7 +108,7 @@ def test_a_stream_in_pieces_gives_the_same_members_and_contents_as_a_file(
             return super().read(min(size or 0, piece))
 
     read_at = ForwardReader(Pieces(tar))
-    found = []
+    found: list[tuple[TarMember, bytes]] = []
     for member in walk(read_at, len(tar)):
         found.append((member, read_at(member.offset, member.size) if reads else contents[len(found)]))
     assert found == list(zip(members_of(tar), contents, strict=True))
