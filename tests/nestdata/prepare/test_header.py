@@ -73,7 +73,12 @@ def test_the_header_of_flac_with_padding_is_parsed_here(content: bytes, size: in
 
 def test_plain_members_are_read_without_libsndfile_and_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
-    monkeypatch.setattr(header, "open_stream", lambda stream: opened.append(stream) or open_stream(stream))
+
+    def noting(stream: Any) -> Any:
+        opened.append(stream)
+        return open_stream(stream)
+
+    monkeypatch.setattr(header, "open_stream", noting)
     plain, other = encoded("FLAC", "PCM_16"), encoded("WAV", "FLOAT")
     assert read_header("", member_of(plain)) == AudioInfo(22050, 3000, 1)
     assert not opened
