@@ -1,7 +1,6 @@
 """`nestdata prepare`: writes one corpus directory from one or more inputs."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,7 +39,8 @@ def prepare_command(
         typer.Option(
             "--output",
             "-o",
-            help="Corpus directory to write, a local path. [default: NAME.corpus for an input NAME.json]",
+            help="Corpus directory to write, a local path. "
+            "[default: NAME.corpus for an input NAME.json or NAME_{0..7}.tar]",
         ),
     ] = None,
     form: Annotated[
@@ -95,12 +95,12 @@ def prepare_command(
     as_json: AsJson = False,
 ) -> None:
     """Prepare one corpus from one or more inputs."""
-    from nestdata import PrepareConfig, prepare_corpus
+    from nestdata import PrepareConfig, default_output, prepare_corpus
 
     if output is None:
         if len(inputs) > 1:
             raise ConfigError("several inputs need a name for the corpus: give one with --output NAME.corpus.")
-        output = Path(inputs[0]).resolve().name.split(".")[0] + ".corpus"
+        output = str(default_output(inputs[0]))
     config = PrepareConfig(
         sampling_rate=sampling_rate,
         channel=channel,

@@ -64,6 +64,7 @@ from .plan.summary import summarise_plan as summarise_plan
 from .prepare.config import PrepareConfig as PrepareConfig
 from .prepare.config import ProbeMode as ProbeMode
 from .prepare.inputs import InputFormat as InputFormat
+from .prepare.inputs.patterns import default_output as default_output
 from .prepare.progress import PrepareProgress as PrepareProgress
 from .prepare.run import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
@@ -129,6 +130,7 @@ __all__ = [
     "VerifyProblem",
     "VerifyReport",
     "batch_digest",
+    "default_output",
     "derive_key",
     "draw_plan",
     "is_url",

@@ -28,7 +28,7 @@ from nestdata.corpus.audio import load_pcm16, load_samples
 from nestdata.corpus.bank import SampleBank
 from nestdata.corpus.members import fetch, load_member, point_to
 from nestdata.errors import AudioError, ConfigError, CorpusError
-from nestdata.storage import is_url, storage
+from nestdata.storage import is_url, join, storage
 
 FORMAT_VERSION = 3
 # Corpora of format 2 have no addresses, and are otherwise equal.
@@ -367,10 +367,13 @@ def open_addresses(path: Path, meta: dict[str, Any], root: str | None = None) ->
     if "shards" not in meta:
         return None
     shards = meta["shards"]
+    if root is None:
+        # A relative root is a folder in the corpus directory, with which its audio is moved.
+        root = join(str(path.resolve()), meta["root"]) if meta["root"] else ""
     return AddressTable.open(
         path,
         meta["num_cuts"],
-        meta["root"] if root is None else root,
+        root,
         prepared_root=shards["root"],
         has_checksums=shards["has_checksums"],
     )

@@ -121,7 +121,7 @@ def prepare_corpus(
             _check_rejects(writer, stats, sources, config)
         assert stats is not None
         report = _report(stats, output, config.sampling_rate)
-        _write_rest(partial, report, _meta(stats, sources, config), config, pool)
+        _write_rest(partial, report, _meta(stats, sources, config, output), config, pool)
         _remove_work(partial)
     _warn_of_traffic(traffic, report)
     return report
@@ -339,11 +339,16 @@ def _report(stats: "CorpusStats", output: Path, rate: int) -> PrepareReport:
     )
 
 
-def _meta(stats: "CorpusStats", sources: list[Source], config: PrepareConfig) -> dict[str, Any]:
+def _meta(stats: "CorpusStats", sources: list[Source], config: PrepareConfig, output: Path) -> dict[str, Any]:
+    from nestdata.corpus.addresses import relative_name
     from nestdata.corpus.corpus import FORMAT_VERSION
 
     rate = config.sampling_rate
-    shards = {} if stats.shards is None else {"root": stats.shards.root, "shards": asdict(stats.shards)}
+    shards: dict[str, Any] = {}
+    if stats.shards is not None:
+        # A root in the corpus directory is relative to it, so that the corpus may be moved.
+        root = relative_name(stats.shards.root, str(output))
+        shards = {"root": root, "shards": asdict(stats.shards)}
     return {
         "format_version": FORMAT_VERSION,
         "sampling_rate": rate,

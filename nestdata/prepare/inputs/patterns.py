@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.listing import objects_below
@@ -18,6 +19,7 @@ from nestdata.storage import is_url, name_of, parent, redacted
 _PATTERN = re.compile(
     r"(?:[\[({<]|_OP_)(\d+)\.\.(\d+)(?:\.\.(\d+))?(?:[\])}>]|_CL_)|(?:\{|_OP_)([^{},/]*(?:,[^{},/]*)+)(?:\}|_CL_)"
 )
+_GLOB = re.compile(r"[*?]+")
 # NeMo takes the last number that follows an underscore as the shard_id.
 _NUMBER = re.compile(r".*_(\d+)")
 _ANY_NUMBER = re.compile(r".*?(\d+)\D*$")
@@ -29,6 +31,21 @@ _MAX_LISTED = 16
 def is_pattern(text: str) -> bool:
     """Returns whether a path or URL names several shards."""
     return ("{" in text or ".." in text or "_OP_" in text) and _PATTERN.search(text) is not None
+
+
+def names_shards(name: str) -> bool:
+    """Returns whether a path in a manifest stands for numbered shards; lists in braces may be part of a file name."""
+    return ".." in name and any(match[1] for match in _PATTERN.finditer(name))
+
+
+def default_output(manifest: str | Path) -> Path:
+    """Returns the corpus directory of an input for which none is named: in the current directory, by the input's name.
+
+    `audio_{0..511}.tar` becomes `audio.corpus`, and `{0..511}.tar` is named after its folder.
+    """
+    location = str(manifest) if is_url(str(manifest)) else str(Path(manifest).resolve())
+    stems = (_stem(name) for name in reversed(location.split("/")))
+    return Path(next((stem for stem in stems if stem), "speech") + ".corpus")
 
 
 def expand(pattern: str) -> list[str]:
@@ -109,6 +126,12 @@ def check_shards(locations: Sequence[str], given: str) -> None:
         f"{redacted(given)}: {redacted(gone[0])}{more} not exist, of {len(locations)} shards. Restore the shards, or "
         "give a pattern of those that are there."
     )
+
+
+def _stem(name: str) -> str:
+    """Returns a name without suffixes and patterns, and without the separators around these; may be empty."""
+    plain = _GLOB.sub("", _PATTERN.sub("", name))
+    return name.split(".")[0] if plain == name else plain.split(".")[0].strip("-_")
 
 
 def _alternatives(match: "re.Match[str]", pattern: str) -> Sequence[str]:

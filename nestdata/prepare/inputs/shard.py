@@ -6,15 +6,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from nestdata.errors import ManifestError, StorageError
-from nestdata.prepare.inputs.content import LoadedContent, StoredContent
-from nestdata.prepare.inputs.entry import Content, Member, Problem
+from nestdata.prepare.inputs.content import HEAD_BYTES, LoadedContent, StoredContent
+from nestdata.prepare.inputs.entry import Member, Problem
 from nestdata.prepare.inputs.tar import ForwardReader, ReadAt, TarError, TarMember, walk
 from nestdata.storage import ObjectInfo, is_url, redacted, storage
 
+MAX_HELD = 256 << 20
+"""Length in bytes of the longest member of a remote tar that is held in memory. Of a longer one, the samples are only
+needed to decode it, for which it is read again."""
+
 # Longer members cannot have an address; they are rejected without reading them.
-_MAX_LOADED = (1 << 32) - 1
+_MAX_ADDRESSED = (1 << 32) - 1
 # Bits of the number of an entry for its position in the manifest of its shard, or in its tar.
 _POSITION_BITS = 32
+# Bytes of a local tar that are read at a time: the headers of a member, and the start of its content.
+_READ_AHEAD = HEAD_BYTES + 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,6 @@ class OpenShard:
 
     info: ObjectInfo
     read_at: ReadAt
-    is_stream: bool
 
     def members(self) -> Iterator[TarMember]:
         """Yields the members in the order in which they are stored; errors are those of `walk`."""
@@ -34,13 +39,38 @@ class OpenShard:
         return self.read_at(found.offset, found.size)
 
     def member(self, found: TarMember) -> Member:
-        """Returns the address of the member that was yielded last, with its bytes if the shard is a stream."""
-        content: Content
-        if self.is_stream and found.size <= _MAX_LOADED:
-            content = LoadedContent(self.read(found))
+        """Returns the address of the member that was yielded last.
+
+        A member of a stream comes with its bytes, or if it is long with its header and its checksum.
+        """
+        crc, start = None, b""
+        if isinstance(self.read_at, ForwardReader):
+            if found.size <= MAX_HELD:
+                return Member(self.info, found.offset, found.size, LoadedContent(self.read(found)))
+            if found.size <= _MAX_ADDRESSED:
+                start = self.read_at(found.offset, HEAD_BYTES)
+                crc = self.read_at.checksum(found.offset, found.size)
         else:
-            content = StoredContent(self.info.location, found.offset, found.size, self.info.etag)
-        return Member(self.info, found.offset, found.size, content)
+            start = self.read_at(found.offset, min(found.size, HEAD_BYTES))
+        content = StoredContent(self.info.location, found.offset, found.size, self.info.etag, start=start)
+        return Member(self.info, found.offset, found.size, content, crc)
+
+
+class _BufferedFile:
+    """A `ReadAt` for a local file: keeps the bytes that were read last."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._start = 0
+        self._kept = b""
+
+    def __call__(self, offset: int, length: int) -> bytes:
+        """Returns up to `length` bytes at any offset."""
+        begin = offset - self._start
+        if begin < 0 or begin + length > len(self._kept):
+            self._start, self._kept = offset, os.pread(self._descriptor, max(length, _READ_AHEAD), offset)
+            begin = 0
+        return self._kept[begin : begin + length]
 
 
 @contextmanager
@@ -61,11 +91,11 @@ def open_shard(location: str) -> Iterator[OpenShard]:
         ) from error
     if is_url(location):
         with storage().open_stream(location) as stream:
-            yield OpenShard(info, ForwardReader(stream), is_stream=True)
+            yield OpenShard(info, ForwardReader(stream))
         return
     file = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        yield OpenShard(info, lambda offset, length: os.pread(file, length, offset), is_stream=False)
+        yield OpenShard(info, _BufferedFile(file))
     finally:
         os.close(file)
 

@@ -10,10 +10,13 @@ Source: POSIX.1-2008, pax interchange format; GNU tar manual, "Basic Tar Format"
 import re
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from zlib import adler32, crc32
 
 BLOCK = 512
 # Bytes that are read at a time: enough for a pax header, its records and the header that it describes.
 _READ = 4 * BLOCK
+# Bytes of a stream that are read at a time: many members, which are then copied once.
+_CHUNK = 1 << 22
 # Records of extended headers and long names are a few hundred bytes; more than this is damage.
 _MAX_EXTENSION = 1 << 20
 _ZEROS = bytes(BLOCK)
@@ -28,6 +31,7 @@ _COMPRESSIONS = {
     b"\x04\x22\x4d\x18": "lz4",
     b"\x1f\x9d": "compress",
 }
+_ADLER_MODULUS = 65521
 _PAX_RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
 
 ReadAt = Callable[[int, int], bytes]
@@ -134,45 +138,52 @@ class Readable(Protocol):
 
 
 class ForwardReader:
-    """A `ReadAt` for a stream: keeps the bytes from the last offset on, and can only go forward."""
+    """A `ReadAt` for a stream: holds a chunk of it from the last offset on, and can only go forward."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
-        self._kept = b""
-        self._start = 0
+        self._chunk = b""
+        self._start = 0  # of the chunk
+        self._offset = 0  # of the last call
 
     def __call__(self, offset: int, length: int) -> bytes:
         """Returns up to `length` bytes at an offset, which must not be lower than that of an earlier call."""
-        assert offset >= self._start, "a stream is read forward"
-        self._skip_to(offset)
-        if len(self._kept) < length:
-            parts = [self._kept]
-            missing = length - len(self._kept)
-            while missing and (part := self._stream.read(missing)):
-                parts.append(part)
-                missing -= len(part)
-            self._kept = b"".join(parts)
-        return self._kept if len(self._kept) == length else self._kept[:length]
+        assert offset >= self._offset, "a stream is read forward"
+        self._offset = offset
+        if offset + length > self._start + len(self._chunk):
+            self._read(offset, length)
+        begin = offset - self._start
+        return self._chunk[begin : begin + length]
 
-    def _skip_to(self, offset: int) -> None:
-        skipped = offset - self._start
+    def checksum(self, offset: int, length: int) -> int:
+        """Returns the crc32 of bytes without holding all of them; they cannot be read again."""
+        found = 0
+        for begin in range(offset, offset + length, _CHUNK):
+            found = crc32(self(begin, min(_CHUNK, offset + length - begin)), found)
+        return found
+
+    def _read(self, offset: int, length: int) -> None:
+        """Reads on, until the chunk begins at an offset and has a length, or the stream ends."""
+        end = self._start + len(self._chunk)
+        parts = [self._chunk[offset - self._start :]]
+        while end < offset and (part := self._stream.read(min(offset - end, _CHUNK))):
+            end += len(part)
         self._start = offset
-        if skipped <= len(self._kept):
-            self._kept = self._kept[skipped:]
-            return
-        skipped -= len(self._kept)
-        self._kept = b""
-        while skipped and (part := self._stream.read(min(skipped, 1 << 20))):
-            skipped -= len(part)
+        missing = length - len(parts[0])
+        while missing > 0 and (part := self._stream.read(max(missing, _CHUNK))):
+            parts.append(part)
+            missing -= len(part)
+        self._chunk = b"".join(parts)
 
 
 def _check_header(header: bytes, offset: int) -> None:
     """Raises TarError if a block is not a header, and names the likely reason."""
     if len(header) == BLOCK:
-        # Most bytes are zero; dropping them first makes the sum four times as fast.
-        total = sum(header.translate(None, b"\0")) - sum(header[148:156]) + 8 * ord(" ")
+        # The lower half of an Adler-32 checksum is one more than the sum of all bytes, modulo 65521 (RFC 1950), and
+        # takes a tenth of the time of `sum`.
+        total = (adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * ord(" ")
         stated = _octal(header[148:156])
-        if stated == total or (stated is not None and stated == _signed_sum(header)):
+        if stated is not None and ((stated - total) % _ADLER_MODULUS == 0 or stated == _signed_sum(header)):
             return
     if offset == 0:
         for magic, name in _COMPRESSIONS.items():

@@ -108,6 +108,14 @@ def test_changed_inputs_and_settings_are_read_again(data: Path, tmp_path: Path) 
     assert meta_of(tmp_path / "other.corpus")["fingerprint"] == meta_of(output)["fingerprint"]
 
 
+def test_results_of_another_version_of_the_package_are_not_taken(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(data, tmp_path / "speech.corpus")
+    monkeypatch.setattr("nestdata.prepare.tasks._package_version", lambda: "0.0.1")
+    assert reads(data, tmp_path / "speech.corpus") == NUM_FILES
+
+
 def test_rejected_audio_that_was_repaired_is_probed_again(tmp_path: Path) -> None:
     good, bad = write_audio(tmp_path / "good.wav", hiss(8000, 1)), tmp_path / "bad.wav"
     tar = write_tar(tmp_path / "a.tar", [("good.wav", good.read_bytes())])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs.entry import count_lines, cut_id_of, names_shards, open_lines, resolve
+from nestdata.prepare.inputs.entry import count_lines, cut_id_of, open_lines, resolve
 
 _LINES = b"".join(b"line %d\n" % i for i in range(500))
 
@@ -66,22 +66,6 @@ def test_opening_anything_but_a_file_is_an_error_that_says_what_it_is(tmp_path: 
     (tmp_path / "folder").mkdir()
     with pytest.raises(ManifestError, match=message):
         lines_of(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("name", "is_pattern"),
-    [
-        ("audio_{0..127}.tar", True),
-        ("audio__OP_0..127_CL_.tar", True),
-        ("audio_[0..7]/a.wav", True),
-        ("audio_0.tar", False),
-        ("../a.wav", False),
-        ("a{1}..wav", False),
-        ("take_OP_1.wav", False),
-    ],
-)
-def test_shard_patterns_are_distinguished_from_file_names(name: str, is_pattern: bool) -> None:
-    assert names_shards(name) == is_pattern
 
 
 @pytest.mark.parametrize(

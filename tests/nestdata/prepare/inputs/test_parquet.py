@@ -61,6 +61,20 @@ def test_embedded_audio_becomes_members_of_tars_in_the_corpus(tmp_path: Path) ->
         assert tar.getnames() == [f"{row:09d}.wav" for row in range(3)]
 
 
+def test_a_corpus_that_holds_its_audio_may_be_moved(tmp_path: Path) -> None:
+    noise = [hiss(8000 + 100 * i, i) for i in range(2)]
+    write_parquet(tmp_path / "train.parquet", [embedded(samples) for samples in noise])
+    prepare_corpus([tmp_path / "train.parquet"], tmp_path / "a.corpus")
+    before = Corpus.open(tmp_path / "a.corpus").fingerprint
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "a.corpus").rename(tmp_path / "moved" / "b.corpus")
+    corpus = Corpus.open(tmp_path / "moved" / "b.corpus")
+    assert (corpus.root, corpus.fingerprint) == (str(corpus.path / "shards/0"), before)
+    for row, samples in enumerate(noise):
+        np.testing.assert_allclose(corpus.load(row)[1], samples, atol=1e-4)
+        assert corpus.line(row)["recording"]["sources"][0]["source"].startswith(f"{corpus.path}/shards/0/")
+
+
 def test_tars_are_divided_and_the_sample_bank_is_made_of_their_audio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs.patterns import check_shards, expand, is_pattern, numbered, shard_number
+from nestdata.prepare.inputs.patterns import (
+    check_shards,
+    default_output,
+    expand,
+    is_pattern,
+    names_shards,
+    numbered,
+    shard_number,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +38,46 @@ from nestdata.prepare.inputs.patterns import check_shards, expand, is_pattern, n
 def test_a_pattern_stands_for_its_names(pattern: str, names: list[str]) -> None:
     assert expand(pattern) == names
     assert is_pattern(pattern) == (names != [pattern])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_shard"),
+    [
+        ("audio_{0..127}.tar", True),
+        ("audio__OP_0..127_CL_.tar", True),
+        ("audio_[0..7]/a.wav", True),
+        ("audio_0.tar", False),
+        ("../a.wav", False),
+        ("a{1}..wav", False),
+        ("a..{x,y}.wav", False),
+        ("audio_{0..127..2}.tar", True),
+        ("take_OP_1.wav", False),
+    ],
+)
+def test_shard_patterns_are_distinguished_from_file_names(name: str, is_shard: bool) -> None:
+    assert names_shards(name) == is_shard
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("data/speech.json", "speech"),
+        ("data/cuts.jsonl.gz", "cuts"),
+        ("data/calls/", "calls"),
+        ("data/_raw_", "_raw_"),
+        ("data/shard-{000000..000009}.tar", "shard"),
+        ("data/audio__OP_0..127_CL_.tar", "audio"),
+        ("s3://bucket/tars/manifest_{0..511}.json", "manifest"),
+        ("s3://bucket/speech/", "speech"),
+        ("s3://bucket", "bucket"),
+        ("data/{0..7}.tar", "data"),
+        ("data/{en,de}/{0..7}.tar", "data"),
+        ("data/train-*.parquet", "train"),
+        ("data/*.parquet", "data"),
+    ],
+)
+def test_a_corpus_is_named_after_its_input_without_patterns(given: str, name: str) -> None:
+    assert default_output(given) == Path(f"{name}.corpus")
 
 
 def test_a_pattern_of_too_many_names_is_an_error() -> None:

@@ -2,6 +2,7 @@ import gzip
 import io
 import lzma
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from nestdata.prepare.inputs import shard as shard_module
+from nestdata.prepare.inputs import tar as tar_module
+from nestdata.prepare.inputs.content import HEAD_BYTES, LoadedContent, StoredContent
+from nestdata.prepare.inputs.shard import OpenShard
 from nestdata.prepare.inputs.tar import (
     BLOCK,
     ForwardReader,
@@ -19,6 +24,7 @@ from nestdata.prepare.inputs.tar import (
     stem_and_suffix,
     walk,
 )
+from nestdata.storage import ObjectInfo
 
 _FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 _LONG = "long/" * 40 + "name"
@@ -102,10 +108,31 @@ def test_a_stream_in_pieces_gives_the_same_members_and_contents_as_a_file(
             return super().read(min(size or 0, piece))
 
     read_at = ForwardReader(Pieces(tar))
-    found = []
+    found: list[tuple[TarMember, bytes]] = []
     for member in walk(read_at, len(tar)):
         found.append((member, read_at(member.offset, member.size) if reads else contents[len(found)]))
     assert found == list(zip(members_of(tar), contents, strict=True))
+
+
+def test_the_checksum_of_a_long_member_is_computed_without_holding_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tar_module, "_CHUNK", 1000)
+    monkeypatch.setattr(shard_module, "MAX_HELD", 5000)
+    contents = [bytes([number]) * size for number, size in enumerate([5000, 50_000, 10])]
+    archive = tar_of(*((info_of(f"{number}.wav"), content) for number, content in enumerate(contents)))
+    reader = ForwardReader(io.BytesIO(archive))
+    shard = OpenShard(ObjectInfo("s3://bucket/a.tar", len(archive), "etag"), reader)
+    for found, content in zip(shard.members(), contents, strict=True):
+        member = shard.member(found)
+        assert archive[member.offset : member.offset + member.length] == content
+        if len(content) <= 5000:
+            assert (member.content, member.crc32) == (LoadedContent(content), None)
+        else:
+            assert member.content.head() == content[:HEAD_BYTES]
+            assert (member.content, member.crc32) == (
+                StoredContent("s3://bucket/a.tar", found.offset, found.size, "etag", start=content[:HEAD_BYTES]),
+                zlib.crc32(content),
+            )
+        assert len(reader._chunk) <= HEAD_BYTES + 1000
 
 
 @pytest.mark.parametrize("form", _FORMATS)
