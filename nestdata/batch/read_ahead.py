@@ -25,12 +25,16 @@ class Request(NamedTuple):
 
 Fetch = Callable[[Request], bytes | None]
 
+CURRENT_BYTES = 256 << 20
+"""Limit for the bytes of the current microbatch that are held or requested. One member may exceed it."""
+
 
 class ReadAhead:
     """Holds the bytes of the microbatch that a process loads, and of those that it loads next, within a limit.
 
     All bytes of the current microbatch are requested at once, then those of the next ones, in the order in which they
-    are needed. No bytes are requested twice as long as they are needed, and bytes that are no longer needed are
+    are needed. If the current microbatch has more bytes than the limit, further ones are requested as others are taken.
+    Within the limits, no bytes are requested twice as long as they are needed. Bytes that are no longer needed are
     dropped. Errors are raised where the bytes are taken; bytes that could not be fetched ahead are first requested
     again. `begin` and `take` are called by one thread.
 
@@ -38,27 +42,32 @@ class ReadAhead:
         fetch: Returns the bytes of a request, or None if the caller has to find out why there are none; called by
             several threads.
         num_threads: Largest number of calls of `fetch` at the same time.
-        max_bytes: Limit for the bytes that are held or requested; the current microbatch may exceed it.
+        max_bytes: Limit for the bytes that are held or requested.
+        current_bytes: The same while bytes of the current microbatch are requested, if it is larger.
     """
 
     waited_s: float = 0.0
     """Seconds for which `take` has waited for bytes."""
 
-    def __init__(self, fetch: Fetch, *, num_threads: int, max_bytes: int) -> None:
+    def __init__(self, fetch: Fetch, *, num_threads: int, max_bytes: int, current_bytes: int = CURRENT_BYTES) -> None:
         self._fetch = fetch
         self._num_threads = num_threads
         self._max_bytes = max_bytes
+        self._current_bytes = max(max_bytes, current_bytes)
         lock = threading.Lock()
         self._requested = threading.Condition(lock)
         self._arrived = threading.Condition(lock)
         self._entries: dict[Request, _Entry] = {}
         self._queue: deque[Request] = deque()
         self._later: deque[Request] = deque()
-        """What is not requested yet, because of the limit."""
+        """Further uses, in order, that the limits do not allow yet."""
 
         self._uses: Counter[Request] = Counter()
         self._current: frozenset[Request] = frozenset()
         self._held_bytes = 0
+        self._num_untaken = 0
+        """Number of entries that were never taken."""
+
         self._threads: list[threading.Thread] = []
         self._num_idle = 0
 
@@ -80,10 +89,9 @@ class ReadAhead:
             self._current = frozenset(current)
             for request in [request for request in self._entries if request not in self._uses]:
                 self._drop(request)
-            wanted = dict.fromkeys(in_order)
-            self._later = deque(request for request in wanted if request not in self._entries)
+            self._later = deque(in_order)
             waiting = set(self._queue)
-            self._queue = deque(request for request in wanted if request in waiting)
+            self._queue = deque(request for request in self._uses if request in waiting)
             self._request_more()
 
     def take(self, request: Request, on_wait: Callable[[], None] = lambda: None) -> bytes | None:
@@ -102,9 +110,12 @@ class ReadAhead:
             entry = self._awaited(request, entry)
         with self._requested:
             self._uses[request] -= 1
-            if self._uses[request] <= 0:
+            if (held := self._entries.get(request)) is not None:
+                self._note_taken(held)
+            # Bytes that exceed the limit are requested again for their next use.
+            if self._uses[request] <= 0 or self._held_bytes > self._current_bytes:
                 self._drop(request)
-                self._request_more()
+            self._request_more()
         if entry.error is not None:
             raise entry.error
         return entry.content
@@ -129,12 +140,26 @@ class ReadAhead:
         """Moves requests to the queue, in order, as far as the limit allows."""
         while self._later:
             request = self._later[0]
-            if request not in self._current and self._held_bytes + request.length > self._max_bytes:
-                return
+            if request not in self._entries and self._uses[request] > 0:
+                if not self._has_room(request):
+                    return
+                self._entries[request] = _Entry()
+                self._num_untaken += 1
+                self._held_bytes += request.length
+                self._add_to_queue(request)
             self._later.popleft()
-            self._entries[request] = _Entry()
-            self._held_bytes += request.length
-            self._add_to_queue(request)
+
+    def _has_room(self, request: Request) -> bool:
+        num_bytes = self._held_bytes + request.length
+        if request not in self._current:
+            return num_bytes <= self._max_bytes
+        # A member of any length is requested while its predecessor is decoded.
+        return num_bytes <= self._current_bytes or not self._num_untaken
+
+    def _note_taken(self, entry: "_Entry") -> None:
+        if not entry.is_taken:
+            entry.is_taken = True
+            self._num_untaken -= 1
 
     def _add_to_queue(self, request: Request) -> None:
         self._queue.append(request)
@@ -145,7 +170,9 @@ class ReadAhead:
         self._requested.notify()
 
     def _drop(self, request: Request) -> None:
-        if self._entries.pop(request, None) is not None:
+        entry = self._entries.pop(request, None)
+        if entry is not None:
+            self._note_taken(entry)
             self._held_bytes -= request.length
 
     def _work(self) -> None:
@@ -172,9 +199,10 @@ class ReadAhead:
 class _Entry:
     """The bytes of a request, or the error instead of them."""
 
-    __slots__ = ("content", "error", "is_done")
+    __slots__ = ("content", "error", "is_done", "is_taken")
 
     def __init__(self) -> None:
         self.content: bytes | None = None
         self.error: BaseException | None = None
         self.is_done = False
+        self.is_taken = False
