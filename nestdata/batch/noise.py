@@ -18,6 +18,7 @@ from nestdata.corpus.audio import SILENCE_DB, energy
 from nestdata.corpus.corpus import Corpus
 from nestdata.errors import AudioError
 from nestdata.stateless_rng import StatelessRng
+from nestdata.storage import Storage
 
 # Crops of one noise cut that are read one by one; after that many silent crops, the whole cut is read.
 _CROPS_READ_SINGLY = 10
@@ -91,6 +92,7 @@ class NoiseSampler:
         *,
         on_cut: Callable[[str], None] | None = None,
         content_of: Callable[[int], bytes | None] | None = None,
+        store: Storage | None = None,
     ) -> NoiseSpan:
         """Returns a span of noise of `num_samples` samples, or fewer if the noise cut is shorter.
 
@@ -99,6 +101,7 @@ class NoiseSampler:
             rng: Source of the random numbers for the choice of noise, the position of the crop, and white noise.
             on_cut: Called with the id of each noise cut before it is decoded, for instance to refresh a heartbeat.
             content_of: Returns the bytes of a noise cut by its index, for `Corpus.load`.
+            store: Reads bytes that `content_of` does not have, for `Corpus.load`.
         """
         if self.corpus is None:
             return NoiseSpan(samples=np.zeros(num_samples, np.float32), kind="none")
@@ -107,7 +110,7 @@ class NoiseSampler:
             index = rng.below(len(self.corpus))
             try:
                 content = content_of(index) if content_of else None
-                read = partial(self.corpus.load, index, on_cut=on_cut, content=content)
+                read = partial(self.corpus.load, index, on_cut=on_cut, content=content, store=store)
                 cut_id, samples, num_silent = self._crop(
                     read, self.corpus.num_samples_of(index) - num_samples + 1, num_samples, rng
                 )

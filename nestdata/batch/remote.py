@@ -27,6 +27,9 @@ NUM_AHEAD = 8
 
 Index = tuple[int, int]
 
+_was_reached = False
+"""Whether stores have delivered a batch in this run. New loader workers then wait for them with full patience."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteConfig:
@@ -40,7 +43,8 @@ class RemoteConfig:
     """Requests of one loading process at the same time."""
 
     ahead_bytes: int = 64_000_000
-    """Bytes that a loading process holds or requests ahead of the microbatch that it loads."""
+    """Bytes that a loading process holds or requests while it reads ahead. The microbatch that it loads may take up to
+    256 MiB, and always one member."""
 
     cache_dir: Path | None = None
     """Folder of the cache, on a disk of the node; the ranks of a node share it. None: no cache."""
@@ -115,9 +119,6 @@ class RemoteReader:
         cuts_of: Returns the cuts of a microbatch, as far as they are known before it is loaded.
     """
 
-    was_reached: bool = False
-    """Whether a store has delivered a batch in this run; a new process then waits for it with full patience."""
-
     def __init__(
         self,
         speech: Corpora,
@@ -144,7 +145,7 @@ class RemoteReader:
         """Requests the bytes of a microbatch, and then those of the next ones."""
         if self._process is None:
             shares = _shares(self.config.cache_bytes, self._speech, self._noise, self._repeats)
-            self._process = _ReaderOfProcess(self.config, shares, self.was_reached)
+            self._process = _ReaderOfProcess(self.config, shares)
         self._process.begin(index, upcoming, self._requests)
 
     def speech(self, index: int) -> bytes | None:
@@ -160,6 +161,11 @@ class RemoteReader:
         """Returns the bytes of a cut of the noise; result and errors are those of `speech`."""
         return None if self._noise is None else self._take(self._noise, index)
 
+    @property
+    def storage(self) -> Storage:
+        """Reads bytes again that are missing or damaged, with the patience and the connections of this process."""
+        return self._started().storage
+
     def drop(self, index: int) -> None:
         """Removes a cut of the speech whose audio could not be used from the cache."""
         process, (corpus, own_index) = self._started(), self._speech.locate(index)
@@ -173,7 +179,8 @@ class RemoteReader:
 
     def note_delivered(self, stats: RemoteStats) -> None:
         """Notes in the rank that a batch has arrived. Logs once if the cache of a process has failed."""
-        self.was_reached = True
+        global _was_reached
+        _was_reached = True
         if stats.cache_failure and not self._has_warned:
             self._has_warned = True
             _log.warning("%s", stats.cache_failure)
@@ -201,7 +208,12 @@ class RemoteReader:
         return self._process
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None}
+        return {**self.__dict__, "_process": None, "_was_reached": _was_reached}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        global _was_reached
+        _was_reached = state.pop("_was_reached") or _was_reached
+        self.__dict__.update(state)
 
 
 class _ReaderOfProcess:
@@ -210,12 +222,11 @@ class _ReaderOfProcess:
     Args:
         config: Patience and limits.
         shares: The share of each corpus that the cache keeps, by path.
-        was_reached: Whether the run has read from its stores before.
     """
 
-    def __init__(self, config: RemoteConfig, shares: Mapping[Path, float], was_reached: bool) -> None:
-        first_contact_s = config.patience_s if was_reached else StorageConfig().first_contact_s
-        self._storage = Storage(
+    def __init__(self, config: RemoteConfig, shares: Mapping[Path, float]) -> None:
+        first_contact_s = config.patience_s if _was_reached else StorageConfig().first_contact_s
+        self.storage = Storage(
             StorageConfig(
                 patience_s=config.patience_s, max_requests=config.max_requests, first_contact_s=first_contact_s
             )
@@ -241,7 +252,7 @@ class _ReaderOfProcess:
         return Request(address, self.cache is not None and is_pinned(address, self._shares[corpus.path]))
 
     def new_stats(self) -> RemoteStats:
-        counted = self._storage.stats
+        counted = self.storage.stats
         total = RemoteStats(
             wait_s=self.ahead.waited_s,
             retries=counted.retries,
@@ -261,7 +272,7 @@ class _ReaderOfProcess:
                 self._num_hits += 1
             return content
         try:
-            content = self._storage.read_range(
+            content = self.storage.read_range(
                 address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
             )
         except StorageError as error:

@@ -32,7 +32,6 @@ class RemoteObjects:
         self._stats = stats
         self._clients = Clients(config)
         self._slots = threading.BoundedSemaphore(config.max_requests)
-        self._under_way: dict[int, tuple[float, str]] = {}
 
     def info(self, location: str) -> ObjectInfo:
         """Asks for size and ETag of an object."""
@@ -125,11 +124,6 @@ class RemoteObjects:
             if error.kind != "missing":
                 raise
 
-    def longest_wait(self) -> tuple[str, float] | None:
-        """Returns location and age, in seconds, of the request that has waited longest. None if none is under way."""
-        oldest = min(self._under_way.copy().values(), default=None)
-        return None if oldest is None else (oldest[1], time.monotonic() - oldest[0])
-
     def _address(self, location: str) -> ObjectAddress:
         address = parse_url(location)
         check_not_forked(location)
@@ -153,7 +147,7 @@ class RemoteObjects:
         address = self._address(location)
         patience = patience or self._patience(location)
         has_renewed = False
-        with self._waiting(location):
+        with self._waiting():
             while True:
                 client = self._clients.get(address)
                 self._stats.add(requests=1)
@@ -172,14 +166,11 @@ class RemoteObjects:
                 patience.failed(failure, num_tries=num_tries)
 
     @contextmanager
-    def _waiting(self, location: str) -> Iterator[None]:
-        thread = threading.get_ident()
+    def _waiting(self) -> Iterator[None]:
         started = time.monotonic()
-        self._under_way[thread] = (started, location)
         try:
             yield
         finally:
-            del self._under_way[thread]
             self._stats.add(seconds_waited=time.monotonic() - started)
 
 

@@ -203,10 +203,11 @@ def test_a_file_system_that_keeps_failing_ends_with_counts(file: str, monkeypatc
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "pread", pread)
-    expected = r"content\.bin: Input/output error, after [2-9] tries in 0 s\. Check the store and the network"
-    with pytest.raises(StorageError, match=expected) as caught:
-        Storage(StorageConfig(patience_s=0.4)).read_range(file, 0, 10)
-    assert caught.value.kind == "unavailable"
+    expected = r"content\.bin: Input/output error, after [2-9] tries in 0 s\. Check the disk"
+    for config in (StorageConfig(patience_s=0.4), StorageConfig(local_patience_s=0.4)):
+        with pytest.raises(StorageError, match=expected) as caught:
+            Storage(config).read_range(file, 0, 10)
+        assert caught.value.kind == "unavailable"
 
 
 def test_too_many_open_files_is_no_missing_file(file: str) -> None:
