@@ -102,7 +102,7 @@ def _local_processes(number: int, preload: Sequence[str]) -> Iterator[Executor]:
         fork_server.start(preload)
     others = multiprocessing.active_children()
     with ProcessPoolExecutor(
-        number, mp_context=context, initializer=_start_worker, initargs=[StoreEnvironment()]
+        number, mp_context=context, initializer=_start_worker, initargs=(StoreEnvironment(),)
     ) as executor:
         try:
             yield executor

@@ -16,11 +16,14 @@ SHORTEST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 15.0
 
 _WARN_AFTER_S = 5.0
+_WARN_EVERY_S = 30.0
 
 logger = logging.getLogger(__name__)
 
 # Pauses must differ between processes, and decide nothing about a batch, so they have no key.
 _jitter = random.SystemRandom()
+
+_last_warning_s = -_WARN_EVERY_S
 
 
 class Patience:
@@ -82,9 +85,7 @@ class Patience:
             raise StorageError.because(failure.kind, self._gave_up(failure, waited))
         if waited >= _WARN_AFTER_S and not self._has_warned:
             self._has_warned = True
-            logger.warning(
-                "%s: %s, for %.0f s; trying again for up to %.0f s", self._location, failure.reason, waited, patience
-            )
+            _warn("%s: %s, for %.0f s; trying again for up to %.0f s", self._location, failure.reason, waited, patience)
         self._pause_s = min(LONGEST_PAUSE_S, _jitter.uniform(SHORTEST_PAUSE_S, 3 * self._pause_s))
         self._stop.wait(min(self._pause_s, patience - waited))
         self._stats.add(retries=1)
@@ -98,6 +99,15 @@ class Patience:
         tries = f"{self._num_tries} {'try' if self._num_tries == 1 else 'tries'} in {waited:.0f} s"
         cure = failure.cure or "Check the store and the network, or wait longer (patience_s)."
         return _sentences(f"{self._location}: {failure.reason}, after {tries}", cure)
+
+
+def _warn(message: str, *values: object) -> None:
+    """Logs a warning, unless another request has done so just now: an outage concerns all of them."""
+    global _last_warning_s
+    now = time.monotonic()
+    if now - _last_warning_s >= _WARN_EVERY_S:
+        _last_warning_s = now
+        logger.warning(message, *values)
 
 
 def _sentences(problem: str, cure: str) -> str:
