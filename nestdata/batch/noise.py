@@ -98,7 +98,8 @@ class NoiseSampler:
             num_samples: Number of samples, at least 1.
             rng: Source of the random numbers for the choice of noise, the position of the crop, and white noise.
             on_cut: Called with the id of each noise cut before it is decoded, for instance to refresh a heartbeat.
-            content_of: Returns the bytes of a noise cut by its index, for `Corpus.load`.
+            content_of: Returns the bytes of a noise cut by its index, compared with the checksum in the corpus, or None
+                if `Corpus.load` has to read them.
         """
         if self.corpus is None:
             return NoiseSpan(samples=np.zeros(num_samples, np.float32), kind="none")
@@ -107,7 +108,7 @@ class NoiseSampler:
             index = rng.below(len(self.corpus))
             try:
                 content = content_of(index) if content_of else None
-                read = partial(self.corpus.load, index, on_cut=on_cut, content=content)
+                read = partial(self.corpus.load, index, on_cut=on_cut, content=content, is_checked=True)
                 cut_id, samples, num_silent = self._crop(
                     read, self.corpus.num_samples_of(index) - num_samples + 1, num_samples, rng
                 )

@@ -152,7 +152,7 @@ class RemoteReader:
         self._process.begin(index, upcoming, self._requests)
 
     def speech(self, index: int) -> bytes | None:
-        """Returns the bytes of a cut of the speech; None if `Corpora.load` has to read them.
+        """Returns the intact bytes of a cut of the speech; None if `Corpora.load` has to read them.
 
         Raises:
             StorageError: The store did not answer within the patience, or refuses the credentials.
@@ -259,7 +259,7 @@ class _ReaderOfProcess:
         return total.since(before)
 
     def _fetch(self, request: Request) -> bytes | None:
-        """Returns the bytes of a request, from the cache or the store; None if the store does not have them."""
+        """Returns the intact bytes of a request, from the cache or the store; None if the store does not have them."""
         address, cache = request.address, self.cache if request.is_pinned else None
         content = None if cache is None else cache.get(address)
         if content is not None:
@@ -274,7 +274,9 @@ class _ReaderOfProcess:
             if error.kind in ("missing", "changed"):
                 return None  # the cut is replaced where its audio is loaded
             raise
-        if cache is not None and is_intact(address, content):
+        if not is_intact(address, content):
+            return None  # read again, and judged, where the audio is loaded
+        if cache is not None:
             cache.put(address, content)
         return content
 

@@ -250,6 +250,7 @@ class Corpus:
         out: NDArray[np.float32] | None = None,
         on_cut: Callable[[str], None] | None = None,
         content: bytes | None = None,
+        is_checked: bool = False,
     ) -> tuple[str, NDArray[np.float32]]:
         """Returns the id of a cut and its samples, or a span of them, shape (num_samples,).
 
@@ -261,6 +262,7 @@ class Corpus:
             on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
             content: The bytes at the address of the cut, if the caller has read them; by default, they are read here.
                 Damaged bytes are read again. Has no effect on a cut without an address.
+            is_checked: Whether `content` has been compared with the checksum in the corpus.
 
         Raises:
             AudioError: The audio cannot be used; the message names the cut.
@@ -277,7 +279,7 @@ class Corpus:
         if self._bank is not None:
             self._bank.read(index, line["id"], start, out)
         elif address := self.address(index):
-            load_member(line, address, content, start=start, out=out)
+            load_member(line, address, content, start=start, out=out, is_checked=is_checked)
         else:
             load_samples(line, start=start, num_samples=len(out), out=out)
         return line["id"], out
@@ -290,6 +292,7 @@ class Corpus:
         out: NDArray[np.int16],
         on_cut: Callable[[str], None] | None = None,
         content: bytes | None = None,
+        is_checked: bool = False,
     ) -> tuple[str, bool]:
         """Loads a cut, or a span of it, as 16-bit integers; the amplitudes that `load` returns are `out / 32768`.
 
@@ -299,6 +302,7 @@ class Corpus:
             out: Array that receives the samples, shape (num_samples,).
             on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
             content: As for `load`.
+            is_checked: As for `load`.
 
         Returns:
             The id of the cut, and whether `out` was filled. If not, the samples do not fit into 16 bits, or the audio
@@ -318,7 +322,7 @@ class Corpus:
         if address is None:
             return line["id"], load_pcm16(line, start=start, out=out)
         try:
-            content = fetch(address, line["id"], content)
+            content = fetch(address, line["id"], content, is_checked=is_checked)
         except AudioError:
             return line["id"], False
         return line["id"], load_pcm16(line, start=start, out=out, content=content)
