@@ -100,8 +100,9 @@ class NoiseSampler:
             num_samples: Number of samples, at least 1.
             rng: Source of the random numbers for the choice of noise, the position of the crop, and white noise.
             on_cut: Called with the id of each noise cut before it is decoded, for instance to refresh a heartbeat.
-            content_of: Returns the bytes of a noise cut by its index, for `Corpus.load`.
-            store: Reads bytes that `content_of` does not have, for `Corpus.load`.
+            content_of: Returns the bytes of a noise cut by its index, compared with the checksum in the corpus, or None
+                if `Corpus.load` has to read them.
+            store: Reads them then, for `Corpus.load`.
         """
         if self.corpus is None:
             return NoiseSpan(samples=np.zeros(num_samples, np.float32), kind="none")
@@ -110,7 +111,8 @@ class NoiseSampler:
             index = rng.below(len(self.corpus))
             try:
                 content = content_of(index) if content_of else None
-                read = partial(self.corpus.load, index, on_cut=on_cut, content=content, store=store)
+                options = {"on_cut": on_cut, "content": content, "is_checked": True, "store": store}
+                read = partial(self.corpus.load, index, **options)
                 cut_id, samples, num_silent = self._crop(
                     read, self.corpus.num_samples_of(index) - num_samples + 1, num_samples, rng
                 )

@@ -1,5 +1,6 @@
 """`ReadAhead`: fetches the bytes of the current and the next microbatches of a process by threads, in order."""
 
+import queue
 import threading
 import time
 from collections import Counter, deque
@@ -54,9 +55,9 @@ class ReadAhead:
         self._num_threads = num_threads
         self._max_bytes = max_bytes
         self._current_bytes = max(max_bytes, current_bytes)
-        lock = threading.Lock()
-        self._requested = threading.Condition(lock)
-        self._arrived = threading.Condition(lock)
+        self._lock = threading.Lock()
+        # A condition would do as well, but it is written in Python, and takes longer than all the rest of this class.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._entries: dict[Request, _Entry] = {}
         self._queue: deque[Request] = deque()
         self._later: deque[Request] = deque()
@@ -83,7 +84,7 @@ class ReadAhead:
             current: What is taken now, each request as often as it is taken.
             upcoming: The same for the next microbatches.
         """
-        with self._requested:
+        with self._lock:
             in_order = list(chain(current, *upcoming))
             self._uses = Counter(in_order)
             self._current = frozenset(current)
@@ -108,7 +109,7 @@ class ReadAhead:
         if entry is None or not entry.is_done or entry.error is not None:
             on_wait()
             entry = self._awaited(request, entry)
-        with self._requested:
+        with self._lock:
             self._uses[request] -= 1
             if (held := self._entries.get(request)) is not None:
                 self._note_taken(held)
@@ -129,9 +130,11 @@ class ReadAhead:
                 entry = _Entry()
                 entry.content = self._fetch(request)
                 return entry
-            with self._arrived:
-                while not entry.is_done:
-                    self._arrived.wait()
+            with self._lock:
+                if not entry.is_done:
+                    entry.arrived = threading.Event()
+            if entry.arrived is not None:
+                entry.arrived.wait()
             return entry
         finally:
             self.waited_s += time.monotonic() - began
@@ -167,7 +170,7 @@ class ReadAhead:
             thread = threading.Thread(target=self._work, name=f"read-ahead-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._requested.notify()
+        self._wake.put(None)
 
     def _drop(self, request: Request) -> None:
         entry = self._entries.pop(request, None)
@@ -178,31 +181,34 @@ class ReadAhead:
     def _work(self) -> None:
         """Fetches what is in the queue; ends with the process."""
         while True:
-            with self._requested:
+            with self._lock:
                 self._num_idle += 1
-                while not self._queue:
-                    self._requested.wait()
+            self._wake.get()
+            with self._lock:
                 self._num_idle -= 1
-                request = self._queue.popleft()
-                entry = self._entries.get(request)
-            if entry is None:
-                continue  # no longer needed
+                request = self._queue.popleft() if self._queue else None  # empty: no longer needed
+                entry = None if request is None else self._entries.get(request)
+            if request is None or entry is None:
+                continue
             try:
                 entry.content = self._fetch(request)
             except BaseException as error:  # such as a panic of obstore, after which `take` would wait forever
                 entry.error = error
-            with self._arrived:
+            with self._lock:
                 entry.is_done = True
-                self._arrived.notify_all()
+            if entry.arrived is not None:
+                entry.arrived.set()
 
 
 class _Entry:
     """The bytes of a request, or the error instead of them."""
 
-    __slots__ = ("content", "error", "is_done", "is_taken")
+    __slots__ = ("arrived", "content", "error", "is_done", "is_taken")
 
     def __init__(self) -> None:
         self.content: bytes | None = None
         self.error: BaseException | None = None
         self.is_done = False
         self.is_taken = False
+        self.arrived: threading.Event | None = None
+        """Set when the bytes have arrived; only if `take` waits for them."""

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ _log = logging.getLogger(__name__)
 
 NUM_AHEAD = 8
 """Number of next microbatches that a loading process knows; `ahead_bytes` limits what it fetches of them."""
+
+# Requests are made when a microbatch is known, and looked up when its cuts are taken. Each takes half a kilobyte.
+_MAX_KNOWN_REQUESTS = 1024
 
 Index = tuple[int, int]
 
@@ -149,7 +153,7 @@ class RemoteReader:
         self._process.begin(index, upcoming, self._requests)
 
     def speech(self, index: int) -> bytes | None:
-        """Returns the bytes of a cut of the speech; None if `Corpora.load` has to read them.
+        """Returns the intact bytes of a cut of the speech; None if `Corpora.load` has to read them.
 
         Raises:
             StorageError: The store did not answer within the patience, or refuses the credentials.
@@ -235,6 +239,9 @@ class _ReaderOfProcess:
         self.ahead = ReadAhead(self._fetch, num_threads=config.max_requests, max_bytes=config.ahead_bytes)
         self._shares = shares
         self._known: dict[Index, list[Request]] = {}
+        self.request = lru_cache(maxsize=_MAX_KNOWN_REQUESTS)(self._request)
+        """Returns what to request for a cut, for a corpus and an index; None if it is not read from an object store."""
+
         self._num_hits = 0
         self._hits_lock = threading.Lock()
         self._reported = RemoteStats()
@@ -244,8 +251,7 @@ class _ReaderOfProcess:
         self._known = {each: self._known.get(each) or requests_of(each) for each in indices}
         self.ahead.begin(self._known[index], [self._known[each] for each in indices[1:]])
 
-    def request(self, corpus: Corpus, index: int) -> Request | None:
-        """Returns what to request for a cut; None if it is not read from an object store."""
+    def _request(self, corpus: Corpus, index: int) -> Request | None:
         address = None if corpus.has_bank else corpus.address(index)
         if address is None or not is_url(address.location):
             return None
@@ -264,7 +270,7 @@ class _ReaderOfProcess:
         return total.since(before)
 
     def _fetch(self, request: Request) -> bytes | None:
-        """Returns the bytes of a request, from the cache or the store; None if the store does not have them."""
+        """Returns the intact bytes of a request, from the cache or the store; None if the store does not have them."""
         address, cache = request.address, self.cache if request.is_pinned else None
         content = None if cache is None else cache.get(address)
         if content is not None:
@@ -279,7 +285,9 @@ class _ReaderOfProcess:
             if error.kind in ("missing", "changed"):
                 return None  # the cut is replaced where its audio is loaded
             raise
-        if cache is not None and is_intact(address, content):
+        if not is_intact(address, content):
+            return None  # read again, and judged, where the audio is loaded
+        if cache is not None:
             cache.put(address, content)
         return content
 

@@ -102,7 +102,8 @@ class SpeechRows:
         """Decodes a cut to the start of a row and returns its id."""
         options: dict[str, Any] = {"on_cut": self._on_cut}
         if self._remote is not None:
-            options |= {"content": self._remote.speech(corpus_index), "store": self._remote.storage}
+            content = self._remote.speech(corpus_index)
+            options |= {"content": content, "is_checked": True, "store": self._remote.storage}
         if self.samples.dtype == np.int16:
             out = self.samples[row, :num_samples]
             cut_id, is_loaded = self._corpus.load_pcm16(corpus_index, out=out, **options)

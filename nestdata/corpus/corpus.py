@@ -255,6 +255,7 @@ class Corpus:
         out: NDArray[np.float32] | None = None,
         on_cut: Callable[[str], None] | None = None,
         content: bytes | None = None,
+        is_checked: bool = False,
         store: Storage | None = None,
     ) -> tuple[str, NDArray[np.float32]]:
         """Returns the id of a cut and its samples, or a span of them, shape (num_samples,).
@@ -267,6 +268,7 @@ class Corpus:
             on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
             content: The bytes at the address of the cut, if the caller has read them; by default, they are read here.
                 Damaged bytes are read again. Has no effect on a cut without an address.
+            is_checked: Whether `content` has been compared with the checksum in the corpus.
             store: Reads the bytes at the address of the cut, with the patience of its settings; `storage()` by default.
 
         Raises:
@@ -284,7 +286,7 @@ class Corpus:
         if self._bank is not None:
             self._bank.read(index, line["id"], start, out)
         elif address := self.address(index):
-            load_member(line, address, content, start=start, out=out, store=store)
+            load_member(line, address, content, start=start, out=out, is_checked=is_checked, store=store)
         else:
             load_samples(line, start=start, num_samples=len(out), out=out)
         return line["id"], out
@@ -297,6 +299,7 @@ class Corpus:
         out: NDArray[np.int16],
         on_cut: Callable[[str], None] | None = None,
         content: bytes | None = None,
+        is_checked: bool = False,
         store: Storage | None = None,
     ) -> tuple[str, bool]:
         """Loads a cut, or a span of it, as 16-bit integers; the amplitudes that `load` returns are `out / 32768`.
@@ -307,6 +310,7 @@ class Corpus:
             out: Array that receives the samples, shape (num_samples,).
             on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
             content: As for `load`.
+            is_checked: As for `load`.
             store: As for `load`.
 
         Returns:
@@ -327,7 +331,7 @@ class Corpus:
         if address is None:
             return line["id"], load_pcm16(line, start=start, out=out)
         try:
-            content = fetch(address, line["id"], content, store)
+            content = fetch(address, line["id"], content, is_checked=is_checked, store=store)
         except AudioError:
             return line["id"], False
         return line["id"], load_pcm16(line, start=start, out=out, content=content)

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.ports import free_port
@@ -44,6 +44,8 @@ class S3Server:
 
     port: int
     filer_port: int
+    pid: int = 0
+    """The process that runs the server as its child."""
 
     @property
     def endpoint(self) -> str:
@@ -107,7 +109,7 @@ def s3_server(
         _wait(server, folder, process)
         for name in () if again else buckets:
             server.make_bucket(name)
-        yield server
+        yield replace(server, pid=process.pid)
 
 
 def _command(weed: str, folder: Path, server: S3Server) -> list[str]:
