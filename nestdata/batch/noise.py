@@ -7,7 +7,7 @@ resort. Every fallback is counted.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,7 +111,7 @@ class NoiseSampler:
             index = rng.below(len(self.corpus))
             try:
                 content = content_of(index) if content_of else None
-                options = {"on_cut": on_cut, "content": content, "is_checked": True, "store": store}
+                options: dict[str, Any] = {"on_cut": on_cut, "content": content, "is_checked": True, "store": store}
                 read = partial(self.corpus.load, index, **options)
                 cut_id, samples, num_silent = self._crop(
                     read, self.corpus.num_samples_of(index) - num_samples + 1, num_samples, rng
