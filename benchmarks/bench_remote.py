@@ -3,10 +3,13 @@
     python benchmarks/bench_remote.py SPEECH.json NOISE.json [--mosaic-python PATH] [--rounds 5] [--quick]
 
 Prints Markdown; takes about ten minutes. SPEECH.json is a NeMo manifest of FLAC files, which are joined to utterances
-of about 10 s. The server is SeaweedFS on this machine, behind a proxy that delays every request. Every measurement is a
-process of its own with one loader worker, so that a second core is left for server and proxy. Each round measures each
-contestant once; ratios are computed within a round. MosaicML Streaming needs an environment with `mosaicml-streaming`,
-`soundfile` and torch.
+of about 10 s. Two S3 servers run on this machine: `range_server.py`, which delays its answers and needs little
+processor time, and SeaweedFS, which needs a multiple of it, behind a proxy that delays every request. Every measurement
+is a process of its own with one loader worker. Each round measures each contestant once; ratios are computed within a
+round. The processor time of worker, consumer, server and proxy is listed for an utterance. The rows `one core` restrict
+worker and consumer to the first core, and server and proxy to the last one, so that the ratio to local files is that of
+the reader's own processor time. MosaicML Streaming needs an environment with `mosaicml-streaming`, `soundfile` and
+torch.
 """
 
 import argparse
@@ -22,7 +25,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,8 +33,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import soundfile
 import torch
+from cpu_time import descendants, on_core, seconds, seconds_of_main_threads
 from numpy.typing import NDArray
 from peer import run_peer
+from range_server import range_server
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -55,10 +60,29 @@ UTTERANCE_S = 8.0
 
 MEMBERS_PER_TAR = 335
 DELAYS_MS = (0, 25, 50)
+SEAWEED_DELAY_MS = 25
 BUCKET = "s3://speech"
 BATCH_SECONDS = 160.0
 NUM_WORKERS = 1
+NUM_UNCOUNTED = 16
+"""Batches at the beginning and at the end, during which more or less is read ahead than used."""
+
+MIN_BATCHES = 10 * NUM_UNCOUNTED
+ONE_CORE = ("local files", "S3 at 25 ms", f"SeaweedFS at {SEAWEED_DELAY_MS} ms")
+"""What is also measured with worker and consumer on one core, and server and proxy on another."""
+
+PROCESSES = ("decoding thread", "other threads", "consumer", "server", "proxy")
 PEERS = Path(__file__).parent / "peers"
+
+
+class Store(NamedTuple):
+    """A way to a server."""
+
+    environment: Mapping[str, str]
+    """Environment variables of a process that uses it."""
+
+    pids: Mapping[str, int]
+    """The processes on the way, by name."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +90,7 @@ class Site:
     """Where the data of the benchmark are."""
 
     folder: Path
-    environments: Mapping[int, Mapping[str, str]]
-    """Environment variables of a process that uses the server, by delay in milliseconds."""
+    stores: Mapping[str, Store]
 
     mosaic_python: str | None
 
@@ -113,26 +136,38 @@ def _set_up(arguments: argparse.Namespace, folder: Path, servers: ExitStack) -> 
     _write_tars(sorted((folder / "files" / "audio").iterdir()), folder / "tars")
     _copy_prompts(prompts, folder / "prompts")
     _write_tars(sorted((folder / "prompts" / "audio").iterdir()), folder / "prompt_tars")
-    server = servers.enter_context(s3_server(folder / "server"))
-    environments = {
-        delay: server.environment(
-            endpoint=servers.enter_context(FaultProxy(server.port, Faults(delay_s=delay / 1000))).url
-        )
-        for delay in DELAYS_MS
-    }
-    environments[-1] = server.environment()  # without a proxy
-    site = Site(folder, environments, arguments.mosaic_python)
+    (folder / "served" / "speech").mkdir(parents=True)
+    (folder / "served" / "speech" / "tars").symlink_to(folder / "tars")
+    site = Site(folder, _start_servers(folder, servers), arguments.mosaic_python)
     _upload(site)
     for name in ("files", "tars"):
         _prepare(site, name, folder / name)
-    _child(site, "prepare", f"{BUCKET}/tars", site.corpus("s3"), delay=-1)
+    _child(site, "prepare", f"{BUCKET}/tars", site.corpus("s3"), store="S3 at 0 ms")
+    _child(site, "prepare", f"{BUCKET}/tars", site.corpus("seaweed"), store="SeaweedFS")
     prepare_corpus([arguments.noise], site.corpus("noise"), PrepareConfig(pcm=True))
     manifest = folder / "files" / "speech.json"
     run_peer([sys.executable, PEERS / "lhotse_shar.py", "write", folder / "shar", "--manifest", manifest])
     if site.mosaic_python:
         run_peer([site.mosaic_python, PEERS / "mosaic_streaming.py", "write", folder / "mds", "--manifest", manifest])
-        _child(site, "upload", folder / "mds", f"{BUCKET}/mds", delay=-1)
+        _child(site, "upload", folder / "mds", f"{BUCKET}/mds", store="SeaweedFS")
     return site
+
+
+def _start_servers(folder: Path, servers: ExitStack) -> dict[str, Store]:
+    """Returns the ways to the servers, by name."""
+    seaweed = servers.enter_context(s3_server(folder / "server"))
+    proxy = servers.enter_context(FaultProxy(seaweed.port, Faults(delay_s=SEAWEED_DELAY_MS / 1000)))
+    pid = descendants(seaweed.pid)[0]
+    stores = {
+        "SeaweedFS": Store(seaweed.environment(), {"server": pid}),
+        f"SeaweedFS at {SEAWEED_DELAY_MS} ms": Store(
+            seaweed.environment(endpoint=proxy.url), {"server": pid, "proxy": proxy.pid}
+        ),
+    }
+    for delay in DELAYS_MS:
+        server = servers.enter_context(range_server(folder / "served", delay_ms=delay))
+        stores[f"S3 at {delay} ms"] = Store(seaweed.environment(endpoint=server.url), {"server": server.pid})
+    return stores
 
 
 def _write_utterances(prompts: list[Path], folder: Path) -> None:
@@ -183,7 +218,7 @@ def _write_manifest(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _upload(site: Site) -> None:
-    _child(site, "upload", site.folder / "tars", f"{BUCKET}/tars", delay=-1)
+    _child(site, "upload", site.folder / "tars", f"{BUCKET}/tars", store="SeaweedFS")
 
 
 def _prepare(site: Site, name: str, folder: Path) -> None:
@@ -193,25 +228,28 @@ def _prepare(site: Site, name: str, folder: Path) -> None:
         prepare_corpus([folder / "speech.json"], site.corpus(name))
 
 
-def _child(site: Site, *arguments: str | Path, delay: int | None = None) -> Any:
-    """Runs a measurement of this script in a process of its own, with the server at a delay in milliseconds."""
-    environment = {**os.environ, **(site.environments[delay] if delay is not None else {})}
+def _child(site: Site, *arguments: str | Path, store: str | None = None) -> Any:
+    """Runs a measurement of this script in a process of its own, with the server of a store."""
+    environment = {**os.environ, **(site.stores[store].environment if store else {})}
     command = [sys.executable, str(Path(__file__).resolve()), "--child", *map(str, arguments)]
     return json.loads(run_peer(command, env=environment).splitlines()[-1])
 
 
 def _measure(site: Site) -> Iterator[tuple[str, float]]:
     """Yields the name and the result of every measurement of a round."""
-    noise = site.corpus("noise")
-    for name in ("files", "tars"):
-        yield f"speed, local {name}, noise", _child(site, "speed", site.corpus(name), noise)["utterances_per_s"]
-    for delay in DELAYS_MS:
-        measured = _child(site, "speed", site.corpus("s3"), noise, delay=delay)
-        yield f"speed, S3 at {delay} ms, noise", measured["utterances_per_s"]
-    yield "speed, local tars", _child(site, "speed", site.corpus("tars"))["utterances_per_s"]
+    remote = {f"S3 at {delay} ms": "s3" for delay in DELAYS_MS} | {f"SeaweedFS at {SEAWEED_DELAY_MS} ms": "seaweed"}
+    local = {"local files": "files", "local tars": "tars"}
+    for name, corpus in (local | remote).items():
+        yield from _measure_speed(site, name, corpus, noise=True)
+    if len(os.sched_getaffinity(0)) > 1:
+        for name, corpus in (local | remote).items():
+            if name in ONE_CORE:
+                yield from _measure_speed(site, name, corpus, noise=True, one_core=True)
+    yield from _measure_speed(site, "local tars", "tars")
     yield "resume, local tars", _child(site, "resume", site.corpus("tars"))["seconds"]
-    yield "resume, S3 at 25 ms", _child(site, "resume", site.corpus("s3"), delay=25)["seconds"]
-    yield "speed, S3 at 25 ms", _child(site, "speed", site.corpus("s3"), delay=25)["utterances_per_s"]
+    seaweed = f"SeaweedFS at {SEAWEED_DELAY_MS} ms"
+    yield f"resume, {seaweed}", _child(site, "resume", site.corpus("seaweed"), store=seaweed)["seconds"]
+    yield from _measure_speed(site, seaweed, "seaweed")
     shar = [sys.executable, PEERS / "lhotse_shar.py"]
     for what, value in (("speed", "utterances_per_s"), ("resume", "seconds")):
         command = [*shar, what, site.folder / "shar", "--workers", str(NUM_WORKERS)]
@@ -219,26 +257,43 @@ def _measure(site: Site) -> Iterator[tuple[str, float]]:
     if site.mosaic_python:
         yield "speed, MosaicML", _mosaic(site, "speed", site.folder / "mds")["utterances_per_s"]
         yield "resume, MosaicML", _mosaic(site, "resume", site.folder / "mds", num_workers=0)["seconds"]
-        remote = _mosaic(site, "speed", site.folder / "cache", "--remote", f"{BUCKET}/mds", delay=25)
-        yield "speed, MosaicML, S3 at 25 ms, first epoch", remote["utterances_per_s"]
+        first = _mosaic(site, "speed", site.folder / "cache", "--remote", f"{BUCKET}/mds", store=seaweed)
+        yield f"speed, MosaicML, {seaweed}, first epoch", first["utterances_per_s"]
     reads = _child(site, "reads", site.folder / "prompts" / "audio", site.folder / "prompt_tars")
     yield from ((f"reads, {name}", seconds) for name, seconds in reads.items())
     for name in ("prompts", "prompt_tars"):
         measured = _child(site, "prepare", site.folder / name, site.folder / "prepared.corpus")
         yield f"prepare, {name}", measured["cuts"] / measured["seconds"]
     megabytes = sum(path.stat().st_size for path in (site.folder / "tars").glob("*.tar")) / 1e6
-    measured = _child(site, "prepare", f"{BUCKET}/tars", site.folder / "prepared.corpus", delay=-1)
+    measured = _child(site, "prepare", f"{BUCKET}/tars", site.folder / "prepared.corpus", store="SeaweedFS")
     yield "prepare, S3", megabytes / measured["seconds"]
     yield "curl, S3", megabytes / _curl(site)
 
 
+def _measure_speed(
+    site: Site, name: str, corpus: str, *, noise: bool = False, one_core: bool = False
+) -> Iterator[tuple[str, float]]:
+    """Yields the speed of a corpus, and the processor time of each process in milliseconds an utterance."""
+    store = site.stores.get(name)
+    pids = dict(store.pids) if store else {}
+    cores = sorted(os.sched_getaffinity(0))
+    options = {"noise": str(site.corpus("noise")) if noise else None, "core": cores[0] if one_core else None}
+    with on_core(cores[-1], pids.values()) if one_core else nullcontext():
+        options_json = json.dumps({**options, "pids": pids})
+        measured = _child(site, "speed", site.corpus(corpus), options_json, store=name if store else None)
+    full_name = f"{name}{', noise' if noise else ''}{', one core' if one_core else ''}"
+    yield f"speed, {full_name}", measured["utterances_per_s"]
+    for process, milliseconds in measured["cpu_ms"].items():
+        yield f"cpu, {full_name}, {process}", milliseconds
+
+
 def _mosaic(
-    site: Site, *arguments: str | Path, delay: int | None = None, num_workers: int = NUM_WORKERS
+    site: Site, *arguments: str | Path, store: str | None = None, num_workers: int = NUM_WORKERS
 ) -> dict[str, float]:
     assert site.mosaic_python is not None
     environment = dict(os.environ)
-    if delay is not None:
-        environment |= site.environments[delay]
+    if store:
+        environment |= site.stores[store].environment
         environment["S3_ENDPOINT_URL"] = environment["AWS_ENDPOINT_URL"]
     command = [site.mosaic_python, PEERS / "mosaic_streaming.py", *arguments, "--workers", str(num_workers)]
     measured: dict[str, float] = json.loads(run_peer(command, env=environment).splitlines()[-1])
@@ -247,7 +302,7 @@ def _mosaic(
 
 def _curl(site: Site) -> float:
     """Returns the seconds in which curl reads all tars, one after the other over one connection."""
-    variables = site.environments[-1]
+    variables = site.stores["SeaweedFS"].environment
     key = f"{variables['AWS_ACCESS_KEY_ID']}:{variables['AWS_SECRET_ACCESS_KEY']}"
     urls = []
     for path in sorted((site.folder / "tars").glob("*.tar")):
@@ -265,17 +320,36 @@ def _dataset(corpus: Corpus, noise: str | None) -> AudioNoiseDataset:
     return AudioNoiseDataset(corpus, plan, NoiseSampler(Corpus.open(noise)), SpeakerNoiseMixer())
 
 
-def _speed(path: str, noise: str | None = None) -> dict[str, float]:
-    """Reads two epochs; the clock starts with the first batch, when the worker has started."""
-    dataset = _dataset(Corpus.open(path), noise)
-    indices = microbatches(dataset.plan, num_steps=2 * dataset.plan.steps_per_epoch)
-    number, started = 0, 0.0
-    for batch in dataset.loader(indices, num_workers=NUM_WORKERS):
-        if not started:
-            started = time.perf_counter()
-        else:
-            number += len(batch.sample_id)
-    return {"utterances_per_s": number / (time.perf_counter() - started)}
+def _speed(path: str, options: str) -> dict[str, Any]:
+    """Reads two epochs or more, and measures while as much is read ahead as is used.
+
+    Args:
+        path: The corpus.
+        options: JSON: the noise corpus, the core for this process and its worker, and the processes of the server.
+    """
+    given = json.loads(options)
+    if given["core"] is not None:
+        os.sched_setaffinity(0, {given["core"]})
+    dataset = _dataset(Corpus.open(path), given["noise"])
+    num_batches = max(MIN_BATCHES, 2 * dataset.plan.steps_per_epoch)
+    indices = microbatches(dataset.plan, num_steps=num_batches)
+    number, started, before = 0, 0.0, {}
+    for position, batch in enumerate(dataset.loader(indices, num_workers=NUM_WORKERS), 1):
+        number += len(batch.sample_id)
+        if position == NUM_UNCOUNTED:
+            number, started, before = 0, time.perf_counter(), _cpu_s(given["pids"])
+        elif position == num_batches - NUM_UNCOUNTED:
+            speed, cpu_s = number / (time.perf_counter() - started), _cpu_s(given["pids"])
+            cpu_ms = {name: 1e3 * (cpu_s[name] - before[name]) / number for name in cpu_s}
+    return {"utterances_per_s": speed, "cpu_ms": cpu_ms}
+
+
+def _cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
+    """Returns the processor time of this process, of its worker, and of other processes, by name."""
+    workers = descendants(os.getpid())
+    decoding = seconds_of_main_threads(workers)
+    own = {"decoding thread": decoding, "other threads": seconds(workers) - decoding, "consumer": time.process_time()}
+    return own | {name: seconds([pid]) for name, pid in pids.items()}
 
 
 def _resume(path: str) -> dict[str, float]:
@@ -404,12 +478,15 @@ def _uniformity(first: Any, second: Any) -> tuple[float, float]:
     return correlation, float(np.median(np.abs(np.diff(np.asarray(first))))) / len(first)
 
 
+_SEAWEED = f"SeaweedFS at {SEAWEED_DELAY_MS} ms"
 _RATIOS = [
     ("speed, local tars, noise", "speed, local files, noise"),
     *((f"speed, S3 at {delay} ms, noise", "speed, local files, noise") for delay in DELAYS_MS),
+    (f"speed, {_SEAWEED}, noise", "speed, local files, noise"),
+    *((f"speed, {name}, noise, one core", "speed, local files, noise, one core") for name in ONE_CORE[1:]),
     ("speed, local tars", "speed, Lhotse Shar"),
     ("speed, local tars", "speed, MosaicML"),
-    ("speed, S3 at 25 ms", "speed, MosaicML, S3 at 25 ms, first epoch"),
+    (f"speed, {_SEAWEED}", f"speed, MosaicML, {_SEAWEED}, first epoch"),
     ("resume, Lhotse Shar", "resume, local tars"),
     ("resume, MosaicML", "resume, local tars"),
     ("reads, random files", "reads, random members of tars"),
@@ -423,9 +500,9 @@ def _print(rounds: list[dict[str, float]], orders: dict[str, Order]) -> None:
     print("# Audio in tars and object stores\n")
     print(f"Made by `benchmarks/bench_remote.py`, {len(rounds)} rounds, {platform.machine()}, {os.cpu_count()} cores.")
     print(f"One loader worker; utterances of {UTTERANCE_S:g} s and more, batches of {BATCH_SECONDS:g} s. Local data")
-    print("are in the page cache. Speed is measured from the first batch on.\n")
+    print(f"are in the page cache. Our speed is that without the first and last {NUM_UNCOUNTED} batches.\n")
     print("| what | unit | median | minimum | maximum |\n|---|---|---|---|---|")
-    for name in rounds[0]:
+    for name in (name for name in rounds[0] if not name.startswith("cpu")):
         unit = "MB/s" if name == "prepare, S3" else _UNITS[name.split(",")[0]]
         factor = 1e6 if unit.startswith("µs") else 1.0
         values = [factor * measured[name] for measured in rounds]
@@ -436,12 +513,28 @@ def _print(rounds: list[dict[str, float]], orders: dict[str, Order]) -> None:
         if name in rounds[0] and other in rounds[0]:
             ratios = [measured[name] / measured[other] for measured in rounds]
             print(f"| {name} / {other} | {statistics.median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f} |")
+    _print_cpu_time(rounds)
     print("\nOrder: rank correlation of the positions of utterances in two epochs; median distance, in an epoch, of")
     print("utterances that are stored next to each other, as a share of the epoch (uniform: 0.29); seconds to restore")
     print("the state in the middle of an epoch, without audio.\n")
     print("| order | rank correlation | distance | resume, s |\n|---|---|---|---|")
     for name, order in orders.items():
         print(f"| {name} | {order.correlation:+.4f} | {order.distance:.3f} | {order.resume_s:.3g} |")
+
+
+def _print_cpu_time(rounds: list[dict[str, float]]) -> None:
+    print("\nMedian processor time in milliseconds an utterance. `worker` is the sum of its decoding thread and of its")
+    print("other threads, which fetch. The server's and the proxy's is spent outside of the training node.\n")
+    print(f"| what | worker | {' | '.join(PROCESSES)} |\n|---|{'---|' * (1 + len(PROCESSES))}")
+    for name in (name.removeprefix("speed, ") for name in rounds[0] if f"cpu{name[5:]}, consumer" in rounds[0]):
+        medians = {
+            process: statistics.median(measured[key] for measured in rounds)
+            for process in PROCESSES
+            if (key := f"cpu, {name}, {process}") in rounds[0]
+        }
+        cells = [f"{medians[process]:.3f}" if process in medians else "" for process in PROCESSES]
+        worker = medians["decoding thread"] + medians["other threads"]
+        print(f"| {name} | {worker:.3f} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

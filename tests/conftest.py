@@ -147,3 +147,24 @@ def messy_corpora(tmp_path_factory: pytest.TempPathFactory) -> MessyCorpora:
         windows=windowed_speech(directory).path,
         banked=banked_noise(directory).path,
     )
+
+
+@pytest.fixture(scope="session")
+def demo_speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus of the demo's speech: 40 FLAC files of 16 bits."""
+    from nestdata import prepare_corpus
+    from tests.nestdata.pack.packing import DEMO
+
+    corpus = tmp_path_factory.mktemp("demo") / "speech.corpus"
+    prepare_corpus([DEMO / "speech.json"], corpus)
+    return corpus
+
+
+@pytest.fixture(scope="session")
+def demo_packed(demo_speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's speech as a packed set of several shards; not to be changed."""
+    from tests.nestdata.pack.packing import pack
+
+    output = tmp_path_factory.mktemp("demo") / "packed"
+    pack(demo_speech, output)
+    return output

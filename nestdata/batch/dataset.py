@@ -352,6 +352,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
                 StatelessRng(seed, "noise", *counters),
                 on_cut=on_cut,
                 content_of=None if self.remote is None else self.remote.noise,
+                store=None if self.remote is None else self.remote.storage,
             )
             if not self._noise_chain:
                 return span

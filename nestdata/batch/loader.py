@@ -23,6 +23,7 @@ from nestdata.batch.batch import Batch, BatchIndex, Microbatch
 from nestdata.batch.memory import BatchMemory, SlotRing
 from nestdata.batch.remote import NUM_AHEAD, RemoteReader
 from nestdata.plan.batch_plan import BatchPlan
+from nestdata.storage import StoreEnvironment
 
 StartMethod = Literal["fork", "forkserver", "spawn"]
 Load = Callable[..., Batch]
@@ -284,7 +285,10 @@ def _opened(value: Any, memory: Tensor) -> Any:
 
 
 class _StartWorker:
-    """Initialises a loader worker: starts its heartbeat, and lets it survive a signal to the whole job for a while.
+    """Initialises a loader worker.
+
+    Sets its variables of object stores, starts its heartbeat, and lets it survive a signal to the whole job for a
+    while.
 
     After SIGTERM or SIGUSR1, the rank that owns the worker completes its step and still needs the batches for it.
     """
@@ -292,8 +296,10 @@ class _StartWorker:
     def __init__(self, num_workers: int, slot: nestguard.HeartbeatSlot | None) -> None:
         self.num_workers = num_workers
         self.slot = slot
+        self.environment = StoreEnvironment()
 
     def __call__(self, worker_id: int) -> None:
+        self.environment.apply()
         nestguard.start_worker(worker_id, self.num_workers, self.slot)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         # A forked worker inherits the handler of its rank; the default action ends the process.

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,13 @@ _log = logging.getLogger(__name__)
 NUM_AHEAD = 8
 """Number of next microbatches that a loading process knows; `ahead_bytes` limits what it fetches of them."""
 
+# Requests are made when a microbatch is known, and looked up when its cuts are taken. Each takes half a kilobyte.
+_MAX_KNOWN_REQUESTS = 1024
+
 Index = tuple[int, int]
+
+_was_reached = False
+"""Whether stores have delivered a batch in this run. New loader workers then wait for them with full patience."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +47,8 @@ class RemoteConfig:
     """Requests of one loading process at the same time."""
 
     ahead_bytes: int = 64_000_000
-    """Bytes that a loading process holds or requests ahead of the microbatch that it loads."""
+    """Bytes that a loading process holds or requests while it reads ahead. The microbatch that it loads may take up to
+    256 MiB, and always one member."""
 
     cache_dir: Path | None = None
     """Folder of the cache, on a disk of the node; the ranks of a node share it. None: no cache."""
@@ -115,9 +123,6 @@ class RemoteReader:
         cuts_of: Returns the cuts of a microbatch, as far as they are known before it is loaded.
     """
 
-    was_reached: bool = False
-    """Whether a store has delivered a batch in this run; a new process then waits for it with full patience."""
-
     def __init__(
         self,
         speech: Corpora,
@@ -144,11 +149,11 @@ class RemoteReader:
         """Requests the bytes of a microbatch, and then those of the next ones."""
         if self._process is None:
             shares = _shares(self.config.cache_bytes, self._speech, self._noise, self._repeats)
-            self._process = _ReaderOfProcess(self.config, shares, self.was_reached)
+            self._process = _ReaderOfProcess(self.config, shares)
         self._process.begin(index, upcoming, self._requests)
 
     def speech(self, index: int) -> bytes | None:
-        """Returns the bytes of a cut of the speech; None if `Corpora.load` has to read them.
+        """Returns the intact bytes of a cut of the speech; None if `Corpora.load` has to read them.
 
         Raises:
             StorageError: The store did not answer within the patience, or refuses the credentials.
@@ -159,6 +164,11 @@ class RemoteReader:
     def noise(self, index: int) -> bytes | None:
         """Returns the bytes of a cut of the noise; result and errors are those of `speech`."""
         return None if self._noise is None else self._take(self._noise, index)
+
+    @property
+    def storage(self) -> Storage:
+        """Reads bytes again that are missing or damaged, with the patience and the connections of this process."""
+        return self._started().storage
 
     def drop(self, index: int) -> None:
         """Removes a cut of the speech whose audio could not be used from the cache."""
@@ -173,7 +183,8 @@ class RemoteReader:
 
     def note_delivered(self, stats: RemoteStats) -> None:
         """Notes in the rank that a batch has arrived. Logs once if the cache of a process has failed."""
-        self.was_reached = True
+        global _was_reached
+        _was_reached = True
         if stats.cache_failure and not self._has_warned:
             self._has_warned = True
             _log.warning("%s", stats.cache_failure)
@@ -201,7 +212,12 @@ class RemoteReader:
         return self._process
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None}
+        return {**self.__dict__, "_process": None, "_was_reached": _was_reached}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        global _was_reached
+        _was_reached = state.pop("_was_reached") or _was_reached
+        self.__dict__.update(state)
 
 
 class _ReaderOfProcess:
@@ -210,12 +226,11 @@ class _ReaderOfProcess:
     Args:
         config: Patience and limits.
         shares: The share of each corpus that the cache keeps, by path.
-        was_reached: Whether the run has read from its stores before.
     """
 
-    def __init__(self, config: RemoteConfig, shares: Mapping[Path, float], was_reached: bool) -> None:
-        first_contact_s = config.patience_s if was_reached else StorageConfig().first_contact_s
-        self._storage = Storage(
+    def __init__(self, config: RemoteConfig, shares: Mapping[Path, float]) -> None:
+        first_contact_s = config.patience_s if _was_reached else StorageConfig().first_contact_s
+        self.storage = Storage(
             StorageConfig(
                 patience_s=config.patience_s, max_requests=config.max_requests, first_contact_s=first_contact_s
             )
@@ -224,6 +239,9 @@ class _ReaderOfProcess:
         self.ahead = ReadAhead(self._fetch, num_threads=config.max_requests, max_bytes=config.ahead_bytes)
         self._shares = shares
         self._known: dict[Index, list[Request]] = {}
+        self.request = lru_cache(maxsize=_MAX_KNOWN_REQUESTS)(self._request)
+        """Returns what to request for a cut, for a corpus and an index; None if it is not read from an object store."""
+
         self._num_hits = 0
         self._hits_lock = threading.Lock()
         self._reported = RemoteStats()
@@ -233,15 +251,14 @@ class _ReaderOfProcess:
         self._known = {each: self._known.get(each) or requests_of(each) for each in indices}
         self.ahead.begin(self._known[index], [self._known[each] for each in indices[1:]])
 
-    def request(self, corpus: Corpus, index: int) -> Request | None:
-        """Returns what to request for a cut; None if it is not read from an object store."""
+    def _request(self, corpus: Corpus, index: int) -> Request | None:
         address = None if corpus.has_bank else corpus.address(index)
         if address is None or not is_url(address.location):
             return None
         return Request(address, self.cache is not None and is_pinned(address, self._shares[corpus.path]))
 
     def new_stats(self) -> RemoteStats:
-        counted = self._storage.stats
+        counted = self.storage.stats
         total = RemoteStats(
             wait_s=self.ahead.waited_s,
             retries=counted.retries,
@@ -253,7 +270,7 @@ class _ReaderOfProcess:
         return total.since(before)
 
     def _fetch(self, request: Request) -> bytes | None:
-        """Returns the bytes of a request, from the cache or the store; None if the store does not have them."""
+        """Returns the intact bytes of a request, from the cache or the store; None if the store does not have them."""
         address, cache = request.address, self.cache if request.is_pinned else None
         content = None if cache is None else cache.get(address)
         if content is not None:
@@ -261,14 +278,16 @@ class _ReaderOfProcess:
                 self._num_hits += 1
             return content
         try:
-            content = self._storage.read_range(
+            content = self.storage.read_range(
                 address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
             )
         except StorageError as error:
             if error.kind in ("missing", "changed"):
                 return None  # the cut is replaced where its audio is loaded
             raise
-        if cache is not None and is_intact(address, content):
+        if not is_intact(address, content):
+            return None  # read again, and judged, where the audio is loaded
+        if cache is not None:
             cache.put(address, content)
         return content
 

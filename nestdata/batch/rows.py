@@ -1,7 +1,7 @@
 """Loads the speech of a microbatch into the rows of one array, with substitutes for cuts that cannot be used."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -100,15 +100,18 @@ class SpeechRows:
 
     def _decode(self, corpus_index: int, row: int, num_samples: int) -> str:
         """Decodes a cut to the start of a row and returns its id."""
-        content = None if self._remote is None else self._remote.speech(corpus_index)
+        options: dict[str, Any] = {"on_cut": self._on_cut}
+        if self._remote is not None:
+            content = self._remote.speech(corpus_index)
+            options |= {"content": content, "is_checked": True, "store": self._remote.storage}
         if self.samples.dtype == np.int16:
             out = self.samples[row, :num_samples]
-            cut_id, is_loaded = self._corpus.load_pcm16(corpus_index, out=out, on_cut=self._on_cut, content=content)
+            cut_id, is_loaded = self._corpus.load_pcm16(corpus_index, out=out, **options)
             if is_loaded:
                 return cut_id
         # A cut that cannot be used raises here, so that 16-bit rows stay.
         out = np.empty(num_samples, np.float32) if self.samples.dtype == np.int16 else self.samples[row, :num_samples]
-        cut_id, _ = self._corpus.load(corpus_index, out=out, on_cut=self._on_cut, content=content)
+        cut_id, _ = self._corpus.load(corpus_index, out=out, **options)
         if self.samples.dtype == np.int16:
             self._widen()
             self.samples[row, :num_samples] = out

@@ -28,7 +28,7 @@ from nestdata.corpus.audio import load_pcm16, load_samples
 from nestdata.corpus.bank import SampleBank
 from nestdata.corpus.members import fetch, load_member, point_to
 from nestdata.errors import AudioError, ConfigError, CorpusError
-from nestdata.storage import is_url, join, storage
+from nestdata.storage import Storage, is_url, join, storage
 
 FORMAT_VERSION = 3
 # Corpora of format 2 have no addresses, and are otherwise equal.
@@ -134,6 +134,11 @@ class Corpus:
             return False
         # Without a common root, which may have moved, the names of all shards are absolute.
         return is_url(self._addresses.root) if self._addresses.root else bool(self.meta["shards"]["has_urls"])
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether audio is elsewhere than when the corpus was prepared, so that `cuts.jsonl` says where it was."""
+        return self._addresses is not None and self._addresses.is_moved
 
     @property
     def num_shards(self) -> int:
@@ -250,6 +255,8 @@ class Corpus:
         out: NDArray[np.float32] | None = None,
         on_cut: Callable[[str], None] | None = None,
         content: bytes | None = None,
+        is_checked: bool = False,
+        store: Storage | None = None,
     ) -> tuple[str, NDArray[np.float32]]:
         """Returns the id of a cut and its samples, or a span of them, shape (num_samples,).
 
@@ -261,6 +268,8 @@ class Corpus:
             on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
             content: The bytes at the address of the cut, if the caller has read them; by default, they are read here.
                 Damaged bytes are read again. Has no effect on a cut without an address.
+            is_checked: Whether `content` has been compared with the checksum in the corpus.
+            store: Reads the bytes at the address of the cut, with the patience of its settings; `storage()` by default.
 
         Raises:
             AudioError: The audio cannot be used; the message names the cut.
@@ -277,7 +286,7 @@ class Corpus:
         if self._bank is not None:
             self._bank.read(index, line["id"], start, out)
         elif address := self.address(index):
-            load_member(line, address, content, start=start, out=out)
+            load_member(line, address, content, start=start, out=out, is_checked=is_checked, store=store)
         else:
             load_samples(line, start=start, num_samples=len(out), out=out)
         return line["id"], out
@@ -290,6 +299,8 @@ class Corpus:
         out: NDArray[np.int16],
         on_cut: Callable[[str], None] | None = None,
         content: bytes | None = None,
+        is_checked: bool = False,
+        store: Storage | None = None,
     ) -> tuple[str, bool]:
         """Loads a cut, or a span of it, as 16-bit integers; the amplitudes that `load` returns are `out / 32768`.
 
@@ -299,6 +310,8 @@ class Corpus:
             out: Array that receives the samples, shape (num_samples,).
             on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
             content: As for `load`.
+            is_checked: As for `load`.
+            store: As for `load`.
 
         Returns:
             The id of the cut, and whether `out` was filled. If not, the samples do not fit into 16 bits, or the audio
@@ -318,7 +331,7 @@ class Corpus:
         if address is None:
             return line["id"], load_pcm16(line, start=start, out=out)
         try:
-            content = fetch(address, line["id"], content)
+            content = fetch(address, line["id"], content, is_checked=is_checked, store=store)
         except AudioError:
             return line["id"], False
         return line["id"], load_pcm16(line, start=start, out=out, content=content)

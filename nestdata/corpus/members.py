@@ -9,29 +9,38 @@ from numpy.typing import NDArray
 from nestdata.corpus.addresses import Address
 from nestdata.corpus.audio import load_samples
 from nestdata.errors import AudioError, StorageError
-from nestdata.storage import ObjectInfo, is_url, redacted, storage
+from nestdata.storage import ObjectInfo, Storage, is_url, redacted, storage
 
 _TAR_BLOCK = 512
 # Bytes that are damaged on their way are read again this often. In a shard that is damaged itself, two reads agree.
 _MAX_READS = 5
 
 
-def fetch(address: Address, cut_id: str, content: bytes | None = None) -> bytes:
+def fetch(
+    address: Address,
+    cut_id: str,
+    content: bytes | None = None,
+    *,
+    is_checked: bool = False,
+    store: Storage | None = None,
+) -> bytes:
     """Returns the bytes of a member; damaged ones are read again until two reads agree.
 
     Args:
         address: Where the member is.
         cut_id: Names the cut in messages.
         content: The bytes if they have been read already. They are returned if they are intact.
+        is_checked: Whether `content` is known to be intact, see `is_intact`.
+        store: Reads the bytes; `storage()` by default.
 
     Raises:
         AudioError: The shard is missing or has changed, or its bytes do not have the checksum in the corpus.
         StorageError: The shard cannot be read for another reason, which says nothing about the cut.
     """
-    if content is not None and is_intact(address, content):
+    if content is not None and (is_checked or is_intact(address, content)):
         return content
     for _ in range(_MAX_READS):
-        before, content = content, _read(address, cut_id)
+        before, content = content, _read(address, cut_id, store)
         if is_intact(address, content):
             return content
         if content == before:
@@ -44,7 +53,14 @@ def fetch(address: Address, cut_id: str, content: bytes | None = None) -> bytes:
 
 
 def load_member(
-    line: dict[str, Any], address: Address, content: bytes | None, *, start: int, out: NDArray[np.float32]
+    line: dict[str, Any],
+    address: Address,
+    content: bytes | None,
+    *,
+    start: int,
+    out: NDArray[np.float32],
+    is_checked: bool = False,
+    store: Storage | None = None,
 ) -> None:
     """Fills `out` with samples of a cut that has an address.
 
@@ -54,19 +70,21 @@ def load_member(
         content: These bytes if the caller has read them.
         start: First sample to load, counted from the start of the cut.
         out: Array that receives the samples, shape (num_samples,).
+        is_checked: As for `fetch`.
+        store: As for `fetch`.
 
     Raises:
         AudioError: The audio cannot be used; the message names the cut.
         StorageError: As for `fetch`.
     """
-    content = fetch(address, line["id"], content)
+    content = fetch(address, line["id"], content, is_checked=is_checked, store=store)
     for _ in range(_MAX_READS):
         try:
             load_samples(line, start=start, num_samples=len(out), out=out, content=content)
             return
         except AudioError:
             # Without a checksum, only the decoder notices bytes that were damaged on their way.
-            if address.crc32 is not None or (again := fetch(address, line["id"])) == content:
+            if address.crc32 is not None or (again := fetch(address, line["id"], store=store)) == content:
                 raise
             content = again
     raise _unsteady(address, line["id"])
@@ -103,9 +121,9 @@ def point_to(line: dict[str, Any], address: Address) -> None:
             source.update(source_at(shard, address.offset, address.length))
 
 
-def _read(address: Address, cut_id: str) -> bytes:
+def _read(address: Address, cut_id: str, store: Storage | None) -> bytes:
     try:
-        return storage().read_range(
+        return (store or storage()).read_range(
             address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
         )
     except StorageError as error:

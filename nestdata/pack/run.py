@@ -8,6 +8,7 @@ numpy and the modules that need it are imported when a corpus is packed, so that
 
 import hashlib
 import logging
+import mmap
 import os
 import tempfile
 import zlib
@@ -132,27 +133,47 @@ def pack_corpora(
 
 
 def _check_ids(corpora: "Corpora") -> None:
-    """Raises ConfigError if an id occurs in several corpora. Within a corpus, `prepare` has seen to it."""
+    """Raises ConfigError if two cuts would have the same name: cuts of several corpora, or `a` and `/a`."""
     import numpy as np
 
-    if len(corpora.corpora) == 1:
+    from nestdata.pack.shard import name_in_set
+
+    # Within a corpus, `prepare` has made the ids distinct.
+    if len(corpora.corpora) == 1 and not _may_begin_with_slash(corpora.corpora[0].path / "cuts.jsonl"):
         return
-    ids = (corpora.line(index)["id"] for index in range(len(corpora)))
+
+    def name(index: int) -> str:
+        cut_id: str = corpora.line(index)["id"]
+        # Cuts whose ids cannot be names are left out.
+        return name_in_set(cut_id) or cut_id
+
+    ids = map(name, range(len(corpora)))
     digests = np.fromiter(map(_digest, ids), np.uint64, len(corpora))
     digests.sort()
     repeated = set(digests[1:][digests[1:] == digests[:-1]].tolist())
     if not repeated:
         return
-    seen = set()
+    seen: dict[str, str] = {}
     for index in range(len(corpora)):
-        cut_id = corpora.line(index)["id"]
-        if cut_id in seen:
+        name_of_cut, cut_id = name(index), corpora.line(index)["id"]
+        if name_of_cut in seen and seen[name_of_cut] != cut_id:
+            raise ConfigError(
+                f"the cuts {seen[name_of_cut]!r} and {cut_id!r} would have the same name, since names in tar files "
+                "begin without a slash. Change one of the ids in the input, and prepare the corpus again."
+            )
+        if name_of_cut in seen:
             raise ConfigError(
                 f"several corpora have a cut with the id {cut_id!r}. Pack them one by one, or prepare one corpus from "
                 "all of their inputs, which makes the ids distinct."
             )
-        if _digest(cut_id) in repeated:
-            seen.add(cut_id)
+        if _digest(name_of_cut) in repeated:
+            seen[name_of_cut] = cut_id
+
+
+def _may_begin_with_slash(lines: Path) -> bool:
+    """Returns whether an id in `cuts.jsonl` begins with a slash: of a cut, or of anything else there."""
+    with lines.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(b'"id":"/') >= 0
 
 
 def _digest(cut_id: str) -> int:

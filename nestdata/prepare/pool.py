@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from nestdata import fork_server
 from nestdata.errors import ConfigError, CorpusError
+from nestdata.storage import StoreEnvironment
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -100,7 +101,9 @@ def _local_processes(number: int, preload: Sequence[str]) -> Iterator[Executor]:
     with _delayed_ctrl_c():
         fork_server.start(preload)
     others = multiprocessing.active_children()
-    with ProcessPoolExecutor(number, mp_context=context, initializer=_start_worker) as executor:
+    with ProcessPoolExecutor(
+        number, mp_context=context, initializer=_start_worker, initargs=(StoreEnvironment(),)
+    ) as executor:
         try:
             yield executor
         except BaseException:
@@ -145,7 +148,8 @@ def _dask_client(address: str) -> Any:
         ) from error
 
 
-def _start_worker() -> None:
+def _start_worker(environment: StoreEnvironment) -> None:
+    environment.apply()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # if the fork server was started elsewhere, SIGINT is not blocked
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1})
     fork_server.end_with_parent()

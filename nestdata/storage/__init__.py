@@ -7,6 +7,7 @@ lists, writes and deletes. Transient failures are repeated with patience; every 
 
 from nestdata.storage.access import Storage, storage
 from nestdata.storage.config import StorageConfig
+from nestdata.storage.environment import StoreEnvironment
 from nestdata.storage.info import ObjectInfo
 from nestdata.storage.location import SCHEMES, common_folder, is_url, join, name_of, parent, redacted
 from nestdata.storage.stream import SizedStream
@@ -17,6 +18,7 @@ __all__ = [
     "SizedStream",
     "Storage",
     "StorageConfig",
+    "StoreEnvironment",
     "common_folder",
     "is_url",
     "join",

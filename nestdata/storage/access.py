@@ -51,10 +51,6 @@ class Storage:
         """Counters since this object was made."""
         return self._stats.total()
 
-    def longest_wait(self) -> tuple[str, float] | None:
-        """Returns location and age, in seconds, of the oldest request to a store. None if none is under way."""
-        return self._remote.longest_wait()
-
     def info(self, location: str) -> ObjectInfo:
         """Returns size and ETag of an object (a HEAD request), or the size of a file."""
         if is_url(location):

@@ -7,6 +7,7 @@ after its parent had begun to use one raises instead.
 import os
 import threading
 from datetime import timedelta
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ def check_not_forked(location: str) -> None:
     _is_used = True
 
 
+@cache
 def import_obstore() -> ModuleType:
     """Returns the module `obstore`.
 
@@ -87,9 +89,10 @@ class Client:
         Raises:
             ConfigError: The extra `remote` is not installed.
         """
-        with self._lock:
-            self._reading = self._reading or _make_store(self._address, self._config, is_patient=False)
-            return self._reading
+        if self._reading is None:
+            with self._lock:
+                self._reading = self._reading or _make_store(self._address, self._config, is_patient=False)
+        return self._reading
 
     @property
     def patient(self) -> "ObjectStore":

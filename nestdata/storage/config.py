@@ -18,6 +18,10 @@ class StorageConfig:
     """The same for a server that has not answered this process yet and cannot be reached, because a wrong host name or
     port is then the likeliest reason. At most `patience_s` counts."""
 
+    local_patience_s: float = 60.0
+    """The same for local files. A file system repeats requests itself before it reports an error, which may take
+    minutes already. At most `patience_s` counts."""
+
     max_requests: int = 32
     """Requests to object stores that are under way at the same time; further threads wait."""
 
@@ -38,7 +42,7 @@ class StorageConfig:
     """Local files that are kept open for reading ranges."""
 
     def __post_init__(self) -> None:
-        require_at_least(0, "storage", self, "patience_s", "first_contact_s", "parts_ahead")
+        require_at_least(0, "storage", self, "patience_s", "first_contact_s", "local_patience_s", "parts_ahead")
         require_at_least(1, "storage", self, "max_requests", "max_open_files", "part_bytes")
         for name in ("connect_timeout_s", "stall_timeout_s"):
             require(getattr(self, name) > 0, f"storage.{name}", getattr(self, name), "more than 0 seconds")

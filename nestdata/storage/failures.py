@@ -5,6 +5,7 @@ else of a message is passed on: it may hold signed URLs and parts of credentials
 """
 
 import errno
+import os
 import re
 from typing import NamedTuple
 
@@ -99,7 +100,8 @@ def classify(error: Exception, scheme: str = "") -> Failure:
         return Failure("invalid", "the server does not answer requests for a range of bytes", cure)
     if any(part in text for part in _CREDENTIAL_SERVICES):
         problem = "no credentials were found in the environment, and no service of the cloud gave any"
-        return Failure("denied", problem, _set_keys(scheme), is_transient=True, is_unreachable=True)
+        cure = f"{_set_keys(scheme)}{_unread_profile() if scheme == 's3' else ''}"
+        return Failure("denied", problem, cure, is_transient=True, is_unreachable=True)
     if match := _STATUS.search(text):
         code = _CODE.search(text)
         return _of_status(int(match[1]), (code[1] or code[2]) if code else "", text, scheme)
@@ -130,7 +132,7 @@ def classify_system_error(error: OSError) -> Failure:
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
         return Failure("denied", f"no permission ({reason})", "Check the permissions of the file and its folders.")
     if error.errno in _TRANSIENT_SYSTEM_ERRORS:
-        return Failure("unavailable", reason, is_transient=True)
+        return Failure("unavailable", reason, "Check the disk, or the server of the file system.", is_transient=True)
     if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
         return Failure("invalid", reason)
     return Failure("unavailable", reason)
@@ -195,6 +197,17 @@ def _of_connection(text: str, scheme: str) -> Failure:
 
 def _set_keys(scheme: str) -> str:
     return f"Check {_VARIABLES[scheme][0]} in the environment." if scheme in _VARIABLES else ""
+
+
+def _unread_profile() -> str:
+    """Returns how to use the profile of the AWS tools, which obstore does not read; empty if there is none."""
+    if "AWS_PROFILE" in os.environ:
+        found = f"The profile {os.environ['AWS_PROFILE']!r} in AWS_PROFILE"
+    elif os.path.exists(os.path.expanduser("~/.aws/credentials")):
+        found = "The file ~/.aws/credentials"
+    else:
+        return ""
+    return f' {found} is not read: run `eval "$(aws configure export-credentials --format env)"`.'
 
 
 def _allow_http(scheme: str) -> str:

@@ -35,31 +35,17 @@ class StatsCounter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._total = StorageStats()
+        self._total: dict[str, int | float] = dict(StorageStats()._asdict())
 
-    def add(
-        self,
-        *,
-        requests: int = 0,
-        retries: int = 0,
-        bytes_read: int = 0,
-        bytes_written: int = 0,
-        seconds_waited: float = 0.0,
-    ) -> None:
-        """Adds counts."""
+    def add(self, **counts: int | float) -> None:
+        """Adds counts, by field of `StorageStats`."""
         with self._lock:
-            old = self._total
-            self._total = StorageStats(
-                old.requests + requests,
-                old.retries + retries,
-                old.bytes_read + bytes_read,
-                old.bytes_written + bytes_written,
-                old.seconds_waited + seconds_waited,
-            )
+            for name, count in counts.items():
+                self._total[name] += count
 
     def total(self) -> StorageStats:
         """Returns the counts so far."""
-        return self._total
+        return StorageStats(**self._total)  # type: ignore[arg-type]  # counts are integers where the fields are
 
     def replace_lock(self) -> None:
         """Makes the counter usable in a forked child, whose copy of the lock may be held by a thread of the parent."""

@@ -8,6 +8,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ class LocalFiles:
     """Reads and writes local files. Thread-safe."""
 
     def __init__(self, config: StorageConfig, stats: StatsCounter) -> None:
-        self._config = config
+        self._config = replace(config, patience_s=min(config.patience_s, config.local_patience_s))
         self._stats = stats
         self._open = OpenFiles(config.max_open_files)
 

@@ -6,6 +6,7 @@ The key of an `s3://`, `gs://` or `az://` URL is taken as it stands: `%20` in it
 
 import posixpath
 import re
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -35,6 +36,7 @@ def is_url(text: str) -> bool:
     return match is not None and match[1].lower() in SCHEMES
 
 
+@lru_cache(maxsize=8192)
 def parse_url(location: str) -> ObjectAddress:
     """Splits a URL into scheme, bucket and key.
 

@@ -16,11 +16,14 @@ SHORTEST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 15.0
 
 _WARN_AFTER_S = 5.0
+_WARN_EVERY_S = 30.0
 
 logger = logging.getLogger(__name__)
 
 # Pauses must differ between processes, and decide nothing about a batch, so they have no key.
 _jitter = random.SystemRandom()
+
+_last_warning_s = -_WARN_EVERY_S
 
 
 class Patience:
@@ -48,10 +51,10 @@ class Patience:
             stop: Ends the pauses if it is set.
             was_reached: Returns whether the server has answered this process before.
         """
-        self._location = redacted(location)
+        self._location = location
         self._config = config
         self._stats = stats
-        self._stop = stop or threading.Event()
+        self._stop = stop
         self._was_reached = was_reached
         self._num_tries = 0
         self._pause_s = SHORTEST_PAUSE_S
@@ -75,18 +78,19 @@ class Patience:
         """
         self._num_tries += num_tries
         if not failure.is_transient:
-            raise StorageError.because(failure.kind, _sentences(f"{self._location}: {failure.reason}", failure.cure))
+            problem = f"{redacted(self._location)}: {failure.reason}"
+            raise StorageError.because(failure.kind, _sentences(problem, failure.cure))
+        stop = self._stop or threading.Event()
         waited = time.monotonic() - self._started
         patience = self._patience_s(failure)
-        if waited >= patience or self._stop.is_set():
+        if waited >= patience or stop.is_set():
             raise StorageError.because(failure.kind, self._gave_up(failure, waited))
         if waited >= _WARN_AFTER_S and not self._has_warned:
             self._has_warned = True
-            logger.warning(
-                "%s: %s, for %.0f s; trying again for up to %.0f s", self._location, failure.reason, waited, patience
-            )
+            location, reason = redacted(self._location), failure.reason
+            _warn("%s: %s, for %.0f s; trying again for up to %.0f s", location, reason, waited, patience)
         self._pause_s = min(LONGEST_PAUSE_S, _jitter.uniform(SHORTEST_PAUSE_S, 3 * self._pause_s))
-        self._stop.wait(min(self._pause_s, patience - waited))
+        stop.wait(min(self._pause_s, patience - waited))
         self._stats.add(retries=1)
 
     def _patience_s(self, failure: Failure) -> float:
@@ -97,7 +101,16 @@ class Patience:
     def _gave_up(self, failure: Failure, waited: float) -> str:
         tries = f"{self._num_tries} {'try' if self._num_tries == 1 else 'tries'} in {waited:.0f} s"
         cure = failure.cure or "Check the store and the network, or wait longer (patience_s)."
-        return _sentences(f"{self._location}: {failure.reason}, after {tries}", cure)
+        return _sentences(f"{redacted(self._location)}: {failure.reason}, after {tries}", cure)
+
+
+def _warn(message: str, *values: object) -> None:
+    """Logs a warning, unless another request has done so just now: an outage concerns all of them."""
+    global _last_warning_s
+    now = time.monotonic()
+    if now - _last_warning_s >= _WARN_EVERY_S:
+        _last_warning_s = now
+        logger.warning(message, *values)
 
 
 def _sentences(problem: str, cure: str) -> str:

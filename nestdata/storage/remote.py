@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,7 +31,6 @@ class RemoteObjects:
         self._stats = stats
         self._clients = Clients(config)
         self._slots = threading.BoundedSemaphore(config.max_requests)
-        self._under_way: dict[int, tuple[float, str]] = {}
 
     def info(self, location: str) -> ObjectInfo:
         """Asks for size and ETag of an object."""
@@ -60,16 +58,18 @@ class RemoteObjects:
     ) -> bytes:
         """Returns a range of an object. After a failure, only the bytes that are still missing are requested."""
         received: list[bytes] = []
+        end = offset + length
         patience = self._patience(location, stop)
 
         def get(client: Client, key: str) -> bytes:
             nonlocal etag, size
             start = offset + sum(map(len, received))
-            answer = import_obstore().get(client.reading, key, options={"range": (start, offset + length)})
-            _check_version(answer.meta, etag=etag, size=size, end=offset + length)
-            etag, size = answer.meta["e_tag"], answer.meta["size"]  # later tries must not add bytes of another version
-            if answer.range != (start, offset + length):
-                raise ShortAnswer(f"the answer holds bytes {answer.range}, expected {(start, offset + length)}")
+            answer = import_obstore().get(client.reading, key, options={"range": (start, end)})
+            meta = answer.meta
+            _check_version(meta, etag=etag, size=size, end=end)
+            etag, size = meta["e_tag"], meta["size"]  # later tries must not add bytes of another version
+            if answer.range != (start, end):
+                raise ShortAnswer(f"the answer holds bytes {answer.range}, expected {(start, end)}")
             for chunk in answer.stream(min_chunk_size=MIB):
                 received.append(chunk)
                 patience.made_progress()
@@ -125,11 +125,6 @@ class RemoteObjects:
             if error.kind != "missing":
                 raise
 
-    def longest_wait(self) -> tuple[str, float] | None:
-        """Returns location and age, in seconds, of the request that has waited longest. None if none is under way."""
-        oldest = min(self._under_way.copy().values(), default=None)
-        return None if oldest is None else (oldest[1], time.monotonic() - oldest[0])
-
     def _address(self, location: str) -> ObjectAddress:
         address = parse_url(location)
         check_not_forked(location)
@@ -152,11 +147,12 @@ class RemoteObjects:
         """
         address = self._address(location)
         patience = patience or self._patience(location)
-        has_renewed = False
-        with self._waiting(location):
+        has_renewed, num_requests = False, 0
+        started = time.monotonic()
+        try:
             while True:
                 client = self._clients.get(address)
-                self._stats.add(requests=1)
+                num_requests += 1
                 try:
                     with self._slots:
                         result = request(client, address.key)
@@ -170,17 +166,8 @@ class RemoteObjects:
                     self._clients.renew(address, client)
                     continue
                 patience.failed(failure, num_tries=num_tries)
-
-    @contextmanager
-    def _waiting(self, location: str) -> Iterator[None]:
-        thread = threading.get_ident()
-        started = time.monotonic()
-        self._under_way[thread] = (started, location)
-        try:
-            yield
         finally:
-            del self._under_way[thread]
-            self._stats.add(seconds_waited=time.monotonic() - started)
+            self._stats.add(requests=num_requests, seconds_waited=time.monotonic() - started)
 
 
 def request_errors() -> tuple[type[Exception], ...]:

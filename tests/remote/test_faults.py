@@ -116,20 +116,6 @@ def test_a_flipped_byte_is_not_noticed_here(proxy: FaultProxy) -> None:
     assert [index for index in range(1000) if found[index] != CONTENT[index]] == [500]
 
 
-def test_the_oldest_request_under_way_is_named(proxy: FaultProxy) -> None:
-    storage = Storage()
-    with proxy.with_faults(delay_s=1.5):
-        reader = threading.Thread(target=storage.read_range, args=(LOCATION, 0, 10))
-        reader.start()
-        waits = []
-        while reader.is_alive():
-            waits.append(storage.longest_wait())
-            time.sleep(0.02)
-    assert {wait[0] for wait in waits if wait} == {LOCATION}
-    assert max(wait[1] for wait in waits if wait) > 0.5
-    assert storage.longest_wait() is None
-
-
 def test_closing_a_stream_ends_its_requests(proxy: FaultProxy) -> None:
     storage = Storage(QUICK)
     stream = storage.open_stream(LOCATION)

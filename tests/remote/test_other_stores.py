@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from nestdata import verify_corpus
 from nestdata.errors import StorageError
 from nestdata.storage import Storage, StorageConfig
-from tests.remote.other_servers import azure_server, find_azurite, find_fake_gcs, gcs_server
+from tests.nestdata.pack.packing import digests, pack
+from tests.remote.other_servers import azure_server, find_azurite, find_fake_gcs, gcs_server, gcs_uploads
+from tests.remote.server import S3Server
 
 CONTENT = random.Random(1).randbytes(3_000_000)
 SMALL_PARTS = StorageConfig(part_bytes=1_000_000, patience_s=10.0)
@@ -38,6 +41,29 @@ def test_google_cloud_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         check_reading("gs://speech")
+
+
+def test_uploads_to_google_cloud_storage(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch, demo_speech: Path, demo_packed: Path
+) -> None:
+    s3.make_bucket("anyone")
+    with gcs_uploads(s3) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("nestdata.storage.access._of_process", None)
+        large = CONTENT * 4  # two parts of an upload
+        store = Storage(SMALL_PARTS)
+        for content in (large, b"ab", b""):
+            assert store.write("gs://anyone/a/b c.bin", content).size == len(content)
+            assert store.read("gs://anyone/a/b c.bin") == content
+        store.delete("gs://anyone/a/b c.bin")
+        assert list(store.list_objects("gs://anyone/a")) == []
+        pack(demo_speech, "gs://anyone/packed")
+        found = {
+            info.location.removeprefix("gs://anyone/packed/"): info.size for info in store.list_objects("gs://anyone")
+        }
+        assert found == {name: (demo_packed / name).stat().st_size for name in digests(demo_packed)}
+        assert verify_corpus("gs://anyone/packed", checksums=True).problems == []
 
 
 @pytest.mark.skipif(find_azurite() is None, reason="needs Azurite: make azurite installs it with npm")

@@ -17,17 +17,13 @@ from tests.remote.server import OWNER
 
 
 @pytest.fixture(scope="module")
-def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    corpus = tmp_path_factory.mktemp("speech") / "speech.corpus"
-    prepare_corpus([DEMO / "speech.json"], corpus)
-    return corpus
+def speech(demo_speech: Path) -> Path:
+    return demo_speech
 
 
 @pytest.fixture(scope="module")
-def packed(speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("packed") / "speech"
-    pack(speech, output)
-    return output
+def packed(demo_packed: Path) -> Path:
+    return demo_packed
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,14 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nestdata.storage import storage
+from nestdata import RemoteConfig, Storage
+from nestguard import StallLimits
 from tests.addressed import addressed_copy
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import Run
@@ -16,10 +18,11 @@ from tests.distributed.test_exact import state_of
 from tests.distributed.test_stall import gone_soon
 from tests.remote.conftest import Access
 from tests.remote.proxy import FaultProxy
+from tests.remote.server import find_weed, s3_server
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
-OUTAGE_S = 6.0
+OUTAGE_S = 60.0
 SETTINGS: dict[str, Any] = {
     "world_size": 2,
     "num_workers": 1,
@@ -39,15 +42,22 @@ def plain(messy_corpora: MessyCorpora, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture
 def corpora(messy_corpora: MessyCorpora, access: Access, proxy: FaultProxy, tmp_path: Path) -> MessyCorpora:
     """The same speech and noise in a bucket behind the proxy."""
+    copies = uploaded(messy_corpora, tmp_path)
+    access.use(endpoint=proxy.url)
+    return copies
+
+
+def uploaded(messy_corpora: MessyCorpora, output: Path) -> MessyCorpora:
+    """Writes the audio to a bucket, and returns corpora that read it there."""
     folder = messy_corpora.speech.parent
+    store = Storage()
     audio = [path for path in folder.rglob("*") if path.suffix in (".flac", ".wav", ".ogg")]
     for path in audio:
-        storage().write(f"s3://speech/messy/{path.relative_to(folder)}", path)
+        store.write(f"s3://speech/messy/{path.relative_to(folder)}", path)
     speech, noise = (
-        addressed_copy(corpus, tmp_path / corpus.name, folder=folder, root="s3://speech/messy")
+        addressed_copy(corpus, output / corpus.name, folder=folder, root="s3://speech/messy")
         for corpus in (messy_corpora.speech, messy_corpora.noise)
     )
-    access.use(endpoint=proxy.url)
     return MessyCorpora(speech, noise, Path(), Path())
 
 
@@ -78,19 +88,33 @@ def test_a_run_that_is_killed_and_resumed_ends_bit_for_bit_as_from_files(
     assert gone_soon(run)
 
 
-def test_a_run_survives_an_outage_without_an_alarm(
-    corpora: MessyCorpora, plain: Run, proxy: FaultProxy, tmp_path: Path
+@pytest.mark.skipif(find_weed() is None, reason="needs SeaweedFS: make test-remote installs it")
+def test_a_run_goes_on_without_an_alarm_after_its_server_was_away_for_a_minute(
+    messy_corpora: MessyCorpora, plain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(corpora=corpora, directory=tmp_path / "run", remote={"patience_s": 60.0, "ahead_bytes": 0}, **SETTINGS)
+    # The limits and the patience are the defaults of a run.
+    settings = SETTINGS | {"limits": {"step_s": StallLimits().step_s, "first_step_s": StallLimits().first_step_s}}
+    run = Run(corpora=messy_corpora, directory=tmp_path / "run", remote={"ahead_bytes": 0}, **settings)
+    down_s: list[float] = []
+    with ExitStack() as stack:
+        first = stack.enter_context(ExitStack())
+        server = first.enter_context(s3_server(tmp_path / "s3"))
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        run.corpora = uploaded(messy_corpora, tmp_path)
 
-    def interrupt() -> None:
-        proxy.set(stopped=True)
-        time.sleep(OUTAGE_S)
-        proxy.set(stopped=False)
+        def interrupt() -> None:
+            first.close()
+            stopped = time.monotonic()
+            time.sleep(OUTAGE_S)
+            stack.enter_context(s3_server(tmp_path / "s3", again=server))
+            down_s.append(time.monotonic() - stopped)
 
-    outage = after_step(run, 1, interrupt)
-    assert run.start() == [0, 0], run.log(0) + run.log(1)
-    outage.join()
+        outage = after_step(run, 1, interrupt)
+        assert run.start() == [0, 0], run.log(0) + run.log(1)
+        outage.join()
+    assert down_s[0] >= OUTAGE_S
+    assert f"trying again for up to {RemoteConfig().patience_s:.0f} s" in run.log(0) + run.log(1)
     assert run.logged() == plain.logged()
     assert state_of(run) == state_of(plain)
     assert not (run.directory / "stalls").exists()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import nestdata.corpus.members
 import nestguard
 from nestdata import (
     AudioNoiseBatch,
@@ -225,6 +226,40 @@ def test_a_missing_object_is_replaced_and_counted(corpora: tuple[Path, Path], we
         moved.rename(served)
     assert {(cut.cut_id, cut.reason) for cut in batch.bad_cuts} >= {(dataset.corpus.line(gone)["id"], "missing")}
     assert dataset.corpus.line(gone)["id"] not in batch.sample_id
+
+
+def test_damaged_and_missing_bytes_are_read_again_with_the_patience_of_the_run(
+    corpora: tuple[Path, Path], expected: list[dict[str, Any]], web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def default_storage() -> None:
+        pytest.fail("the default storage has another patience")
+
+    monkeypatch.setattr(nestdata.corpus.members, "storage", default_storage)
+    dataset = remote(corpora)
+    noise = dataset.noise.corpus
+    assert noise is not None
+    paths = {
+        shard.info.location.removeprefix(web.url)
+        for corpus in (*dataset.corpus.corpora, noise)
+        for shard in corpus.shards()
+    }
+    web.flips |= paths
+    try:
+        assert [content(batch) for batch in loaded(dataset)] == expected
+        assert {path for path in paths - web.flips if "noise" in path}
+    finally:
+        web.flips.clear()
+
+
+def test_a_run_that_was_fed_waits_with_full_patience_in_new_processes(corpora: tuple[Path, Path]) -> None:
+    first, second = remote(corpora), remote(corpora)
+    assert first.remote is not None
+    assert second.remote is not None
+    next(iter(first.loader(indices(first))))
+    state = second.remote.__getstate__()  # another data set of the same run, such as validation
+    assert state["_was_reached"]
+    second.load((0, 0))
+    assert second.remote.storage.config.first_contact_s == second.remote.config.patience_s
 
 
 def test_the_cache_answers_in_place_of_the_store(

@@ -248,6 +248,20 @@ def test_content_that_the_caller_has_read_is_not_read_again(folder: Path) -> Non
     np.testing.assert_array_equal(out / np.float32(32768), expected)
 
 
+def test_content_that_the_caller_has_checked_is_not_checked_again(folder: Path) -> None:
+    corpus = tar_corpus(folder, DECODED)
+    expected = corpus.load(0)[1].copy()
+    address = corpus.address(0)
+    assert address is not None
+    content = bytearray(folder.with_suffix(".tar").read_bytes()[address.offset : address.offset + address.length])
+    content[-1] ^= 1
+    np.testing.assert_array_equal(corpus.load(0, content=bytes(content))[1], expected)
+    assert not np.array_equal(corpus.load(0, content=bytes(content), is_checked=True)[1], expected)
+    out = np.zeros(4000, np.int16)
+    assert corpus.load_pcm16(0, out=out, content=bytes(content), is_checked=True) == ("b", True)
+    assert not np.array_equal(out / np.float32(32768), expected)
+
+
 @pytest.mark.parametrize("config", [PrepareConfig(), DECODED])
 @pytest.mark.parametrize("damage", [lambda content: b"?" + content[1:], lambda content: content[:-1], lambda _: b""])
 def test_damaged_bytes_are_read_once_more(

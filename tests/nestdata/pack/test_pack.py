@@ -387,6 +387,17 @@ def test_absolute_ids_lose_their_slash_and_unusable_ones_are_left_out(tmp_path: 
     assert all(cut.load_audio().shape == (1, 16000) for cut in shar_of(tmp_path / "packed").values())
 
 
+def test_ids_that_differ_in_a_slash_at_their_start_only_are_refused(tmp_path: Path) -> None:
+    corpus = folder_corpus(tmp_path / "in", {"a.wav": tone(300, 0.5), "b.wav": tone(400, 0.5)}).path
+    rows = [json.loads(line) for line in (corpus / "cuts.jsonl").read_text().splitlines()]
+    rows[0]["id"], rows[1]["id"] = "/x/a", "x/a"
+    prepare_corpus([write_jsonl(tmp_path / "cuts.jsonl", rows)], tmp_path / "slash.corpus", PrepareConfig())
+    with pytest.raises(
+        ConfigError, match=r"the cuts '/x/a' and 'x/a' would have the same name.* Change one of the ids"
+    ):
+        pack(tmp_path / "slash.corpus", tmp_path / "packed")
+
+
 def test_a_corpus_without_usable_audio_is_an_error(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "in", {"a.wav": tone(300, 1.0)})
     (tmp_path / "in/a.wav").unlink()

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from nestdata.errors import ConfigError, StorageError
-from nestdata.storage import ObjectInfo, Storage, StorageConfig, clients, storage
+from nestdata.storage import ObjectInfo, Storage, StorageConfig, clients, patience, storage
+from nestdata.storage.failures import Failure
+from nestdata.storage.info import StatsCounter
 from nestdata.storage.local import OpenFiles
 
 CONTENT = bytes(range(256)) * 40
@@ -203,10 +205,24 @@ def test_a_file_system_that_keeps_failing_ends_with_counts(file: str, monkeypatc
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "pread", pread)
-    expected = r"content\.bin: Input/output error, after [2-9] tries in 0 s\. Check the store and the network"
-    with pytest.raises(StorageError, match=expected) as caught:
-        Storage(StorageConfig(patience_s=0.4)).read_range(file, 0, 10)
-    assert caught.value.kind == "unavailable"
+    expected = r"content\.bin: Input/output error, after [2-9] tries in 0 s\. Check the disk"
+    for config in (StorageConfig(patience_s=0.4), StorageConfig(local_patience_s=0.4)):
+        with pytest.raises(StorageError, match=expected) as caught:
+            Storage(config).read_range(file, 0, 10)
+        assert caught.value.kind == "unavailable"
+
+
+def test_an_outage_that_many_requests_meet_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(patience, "_WARN_AFTER_S", 0.0)
+    monkeypatch.setattr(patience, "_last_warning_s", -patience._WARN_EVERY_S)
+    failure = Failure("unavailable", "connection refused", is_transient=True)
+    for number in range(3):
+        patience.Patience(f"s3://bucket/{number}", StorageConfig(), StatsCounter()).failed(failure)
+    assert [record.getMessage() for record in caplog.records] == [
+        "s3://bucket/0: connection refused, for 0 s; trying again for up to 300 s"
+    ]
 
 
 def test_too_many_open_files_is_no_missing_file(file: str) -> None:

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
-from nestdata import Corpus, ManifestError, OutputError, PrepareConfig, prepare_corpus
+from nestdata import Corpus, ManifestError, OutputError, PrepareConfig, prepare_corpus, verify_corpus
 from nestmodel import (
     ConfigError,
     ExtractConfig,
@@ -56,6 +57,22 @@ def corpus(folder: Path) -> Corpus:
     output = folder.with_name("speech.corpus")
     prepare_corpus([folder], output, PrepareConfig(min_seconds=0.0))
     return Corpus.open(output)
+
+
+def test_a_corpus_whose_audio_was_moved_is_read_where_it_is_now(model: NestModel, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    write_audio(tmp_path / "a.wav", hiss(16000, 1))
+    write_audio(tmp_path / "b.wav", hiss(9000, 2))
+    with tarfile.open(tmp_path / "old/speech.tar", "w") as tar:
+        for name in ("a.wav", "b.wav"):
+            tar.add(tmp_path / name, name)
+    corpus = tmp_path / "tar.corpus"
+    prepare_corpus([tmp_path / "old"], corpus, PrepareConfig(min_seconds=0.0))
+    (tmp_path / "old").rename(tmp_path / "new")
+    verify_corpus(corpus, root=str(tmp_path / "new"), set_root=True)
+    report = extract_features(model, [corpus], tmp_path / "features")
+    assert (report.num_utterances, report.left_out) == (2, {})
+    assert sorted(path.name for path in tmp_path.rglob("moved-*")) == []
 
 
 @torch.no_grad()

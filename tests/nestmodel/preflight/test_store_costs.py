@@ -7,8 +7,8 @@ import pytest
 
 from nestdata import Address, BatchPlan, Corpora, Corpus, MixConfig, PlanConfig
 from nestmodel.preflight.object_store import check_object_store
-from nestmodel.preflight.store_costs import Prices, StoreUse, noise_use, speech_use
-from nestmodel.preflight.store_speed import remote_members
+from nestmodel.preflight.store_costs import Prices, StoreUse, noise_use, rounded, speech_use
+from nestmodel.preflight.store_speed import remote_member, remote_members
 from tests.addressed import addressed_copy
 from tests.conftest import MessyCorpora
 from tests.training import messy_data, trainer
@@ -57,6 +57,23 @@ def test_local_audio_and_sample_banks_take_none(other: type[RemoteCorpus]) -> No
     assert use_of([other([50, 60])]) == StoreUse(requests=0.0, num_bytes=0.0, audio_s=0.0)
 
 
+def test_few_cuts_in_a_store_among_many_local_ones_are_looked_up(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nestmodel.preflight.store_speed._MOST_TRIES", 0)  # no random cut was one in a store
+    folder = messy_corpora.speech.parent
+    copy = addressed_copy(messy_corpora.speech, tmp_path / "copy", folder=folder, root="s3://bucket/speech")
+    corpora = Corpora([LocalCorpus([2, 4]), Corpus.open(copy)])
+    members = remote_members(corpora, 0)
+    found = {next(members) for _ in range(40 * len(corpora))}
+    assert found == {remote_member(corpora, index) for index in range(2, len(corpora))}
+
+
+def test_numbers_are_written_without_an_exponent() -> None:
+    numbers = (6150.4, 123.4, 12.34, 1.0, 0.6453, 0.000062)
+    assert [rounded(number, 3) for number in numbers] == ["6,150", "123", "12.3", "1", "0.645", "0.000062"]
+
+
 def test_repeated_corpora_are_requested_as_often_as_they_are_repeated() -> None:
     # Both corpora get half of the 40 s of an epoch, so the first one is seen twice, and the second 2/3 times.
     use = use_of([RemoteCorpus([10]), RemoteCorpus([30], "b")], weights=(1.0, 1.0))
@@ -80,7 +97,7 @@ def test_the_cost_is_that_of_requests_and_of_bytes() -> None:
     assert use.cost(Prices(per_gb=0.09)) == pytest.approx(648.0)
     both = Prices(per_1000_requests=0.0004, per_gb=0.09)
     assert use.text(both) == "36,000,000 requests, 7200.0 GB, 662.40 at the given prices"
-    assert (use * 1e-6).text(Prices(per_1000_requests=0.0004)) == "36 requests, 7.2 MB, 1.4e-05 at the given prices"
+    assert (use * 1e-6).text(Prices(per_1000_requests=0.0004)) == "36 requests, 7.2 MB, 0.000014 at the given prices"
     assert use.text(Prices()) == "36,000,000 requests, 7200.0 GB"
 
 
