@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from nestdata.corpus.addresses import NO_SHARD
 from nestdata.corpus.channels import is_mixed
 from nestdata.errors import ManifestError
+from nestdata.prepare.audio_span import AudioSpan, span_of_cut
+from nestdata.prepare.draw import KeyedDraw, key_of
 from nestdata.prepare.inputs.packed import PackedShar
 from nestdata.prepare.probe import Cut, Reject
 from nestdata.prepare.shard_writer import ShardStats, ShardWriter
@@ -55,6 +57,8 @@ _COLUMNS = (
 MIXED_CHANNEL = -1
 # Number of records that are processed at a time.
 _BLOCK = 1 << 20
+# What is written of a reject.
+_REJECT_FIELDS = ("where", "cut_id", "reason", "detail")
 # Hours are not counted by language or speaker if there are more names than this: the counts would not fit a report.
 _MAX_NAMES = 100_000
 
@@ -89,6 +93,12 @@ class ProbedItems:
     shards: list[ObjectInfo] = field(default_factory=list)
     """The shards of the cuts, in the order of first use; the shard of a record counts from the start of this list."""
 
+    drawn_cuts: KeyedDraw[int] = field(default_factory=KeyedDraw)
+    """Digests of the ids of some cuts of each language."""
+
+    drawn_rejects: KeyedDraw[Reject] = field(default_factory=KeyedDraw)
+    """Some rejects of each reason, with their audio. Those in `rejects` have none."""
+
     def to_bytes(self) -> bytes:
         """Returns a compressed form that `from_bytes` reads."""
         values = {
@@ -97,6 +107,8 @@ class ProbedItems:
             "num_resampled": self.num_resampled,
             "samples_by": self.samples_by,
             "shards": self.shards,
+            "drawn_cuts": self.drawn_cuts.as_json(),
+            "drawn_rejects": self.drawn_rejects.as_json(),
             "num_records": len(self.records),
             "layout": _LAYOUT,
         }
@@ -121,6 +133,8 @@ class ProbedItems:
             rejects=[Reject(*reject) for reject in values.pop("rejects")],
             samples_by={kind: Counter(counts) for kind, counts in values.pop("samples_by").items()},
             shards=[ObjectInfo(*shard) for shard in values.pop("shards")],
+            drawn_cuts=KeyedDraw.from_json(values.pop("drawn_cuts"), int),
+            drawn_rejects=KeyedDraw.from_json(values.pop("drawn_rejects"), _reject_from_json),
             **values,
         )
 
@@ -153,6 +167,12 @@ class CorpusStats:
 
     shards: ShardStats | None = None
     """The shards of the corpus; None if no cut has an address."""
+
+    drawn_cuts: dict[str, list[int]] = field(default_factory=dict)
+    """Some cuts of each language, by the byte at which their line of `cuts.jsonl` starts."""
+
+    drawn_rejects: KeyedDraw[Reject] = field(default_factory=KeyedDraw)
+    """Some rejects of each reason, with their audio."""
 
 
 class _Row(NamedTuple):
@@ -216,18 +236,27 @@ class ItemCollector:
         results = list(chain.from_iterable(found for _, found in sorted(self._results.items())))
         rows = [result for result in results if isinstance(result, _Row)]
         samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
+        drawn_cuts, drawn_rejects = KeyedDraw[int](), KeyedDraw[Reject]()
         for row in rows:
             for counter, name in zip(samples_by.values(), row.names, strict=True):
                 if name:
                     counter[name] += row.columns[0]
+            if isinstance(row.names[0], str):
+                key = int.from_bytes(row.digest, "little")
+                drawn_cuts.offer(row.names[0], key, key)
+        rejects = [result for result in results if isinstance(result, Reject)]
+        for reject in rejects:
+            drawn_rejects.offer(reject.reason, key_of(reject.cut_id), reject)
         return ProbedItems(
             num_entries=self.num_entries,
             lines=b"".join(row.line for row in rows),
             records=_records_of(rows),
-            rejects=[result for result in results if isinstance(result, Reject)],
+            rejects=[reject._replace(audio=None) for reject in rejects],
             num_resampled=sum(row.is_resampled for row in rows),
             samples_by=samples_by,
             shards=[*self._shards],
+            drawn_cuts=drawn_cuts,
+            drawn_rejects=drawn_rejects,
         )
 
     def _address(self, cut: Cut) -> tuple[int, int, int, int]:
@@ -270,6 +299,7 @@ class CorpusWriter:
         self._num_resampled = 0
         self._all_checksums = True
         self._samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
+        self._drawn_cuts, self._drawn_rejects = KeyedDraw[int](), KeyedDraw[Reject]()
 
     def add(self, probed: ProbedItems, source_index: int) -> None:
         """Appends the cuts and rejects of the next items of a source; does not modify `probed`."""
@@ -287,6 +317,8 @@ class CorpusWriter:
             if len(self._samples_by[kind]) <= _MAX_NAMES:
                 self._samples_by[kind].update(counter)
         self._reject(probed.rejects)
+        self._drawn_cuts.merge(probed.drawn_cuts)
+        self._drawn_rejects.merge(probed.drawn_rejects)
 
     def finish(self, sources: Sequence[_Source], sampling_rate: int) -> CorpusStats | None:
         """Rejects cuts that repeat the id of an earlier cut, sorts the rest by length, and writes the index.
@@ -325,6 +357,8 @@ class CorpusWriter:
             rejected=dict(self.rejected.most_common()),
             samples_by={k: v for k, v in self._samples_by.items() if 0 < len(v) <= _MAX_NAMES},
             shards=shards,
+            drawn_cuts=_lines_of(self._drawn_cuts, records),
+            drawn_rejects=self._drawn_rejects,
         )
 
     def close(self) -> None:
@@ -335,7 +369,8 @@ class CorpusWriter:
         for reject in rejects:
             self.first_reject = self.first_reject or reject
             self.rejected[reject.reason] += 1
-            self._rejected.write(json.dumps(reject._asdict(), ensure_ascii=False) + "\n")
+            row = dict(zip(_REJECT_FIELDS, reject, strict=False))
+            self._rejected.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def _repeated(self, records: "_Records") -> "array[int]":
         """Returns the indices of cuts that repeat the id of an earlier cut, ascending."""
@@ -379,7 +414,9 @@ class CorpusWriter:
         cut = self._cut_at(record)
         detail = f"an earlier cut has the id {cut['id']!r}"
         where = sources[int(record["source"])].where(int(record["number"]))
-        self._reject([Reject(where, cut["id"], "duplicate_id", detail)])
+        reject = Reject(where, cut["id"], "duplicate_id", detail)
+        self._reject([reject])
+        self._drawn_rejects.offer("duplicate_id", key_of(where), reject._replace(audio=span_of_cut(cut)))
         label = (cut["supervisions"] or [{}])[0]
         for kind, counter in self._samples_by.items():
             if label.get(kind) in counter:
@@ -502,6 +539,22 @@ class _Records:
     def truncate(self, num_records: int) -> None:
         """Drops all records from index `num_records` on."""
         self._array = self._array[:num_records]
+
+
+def _lines_of(drawn: KeyedDraw[int], records: _Records) -> dict[str, list[int]]:
+    """Returns where the lines of drawn cuts start, in the order of the draw; cuts that were removed are omitted."""
+    digests = np.array(sorted({digest for group in drawn for digest in drawn[group]}), "<u8")
+    starts: dict[int, int] = {}
+    for _, block in records.blocks() if len(digests) else ():
+        positions = np.minimum(np.searchsorted(digests, block["id"]), len(digests) - 1)
+        found = block[digests[positions] == block["id"]]
+        starts |= zip(found["id"].tolist(), found["offset"].tolist(), strict=True)
+    return {group: [starts[digest] for digest in drawn[group] if digest in starts] for group in drawn}
+
+
+def _reject_from_json(values: list[Any]) -> Reject:
+    *fields, audio = values
+    return Reject(*fields, audio and AudioSpan.from_json(audio))
 
 
 def _fingerprint(records: _Records, sampling_rate: int) -> str:
