@@ -24,6 +24,18 @@ _MAX_COMMENTS = 1000
 _SYNC_CODES = (b"\xff\xf8", b"\xff\xf9")
 
 
+class FlacHeader(NamedTuple):
+    """The properties that the header of a FLAC file gives."""
+
+    rate: int
+    num_channels: int
+    bits: int
+    """Bits per sample."""
+
+    num_samples: int
+    """Number of samples of each channel, at least 1."""
+
+
 class FlacFile(NamedTuple):
     """A FLAC file in memory, with the properties that its header gives."""
 
@@ -81,13 +93,25 @@ def read_flac(path: str) -> FlacFile | None:
 
 
 def parse_flac(content: bytes) -> FlacFile | None:
-    """Parses the metadata of a FLAC file in memory; the layout is that of RFC 9639, section 8.
+    """Parses the metadata of a FLAC file in memory.
 
     Returns:
         None if libsndfile has to decode the file, as for `read_flac`.
     """
-    if _dr_flac() is None:
-        return None
+    header = None if _dr_flac() is None else parse_header(content)
+    return None if header is None else FlacFile(content, *header)
+
+
+def parse_header(content: bytes) -> FlacHeader | None:
+    """Parses the metadata of a FLAC file; the layout is that of RFC 9639, section 8.
+
+    Args:
+        content: The file, or its start up to the first frame or further.
+
+    Returns:
+        None if libsndfile has to read the header: it is not FLAC, the metadata is damaged, unusual, or longer than
+        `content`, or it does not give the number of samples.
+    """
     # STREAMINFO of 34 bytes comes first.
     if len(content) < 42 or content[:4] != b"fLaC" or content[4] & 0x7F or content[5:8] != b"\x00\x00\x22":
         return None
@@ -99,7 +123,7 @@ def parse_flac(content: bytes) -> FlacFile | None:
     num_samples = packed & 0xFFFFFFFFF
     if not rate or not num_samples or bits not in _BITS:
         return None
-    return FlacFile(content, rate, num_channels, bits, num_samples)
+    return FlacHeader(rate, num_channels, bits, num_samples)
 
 
 def _has_plain_metadata(content: bytes) -> bool:

@@ -6,7 +6,7 @@ whether it can be used.
 """
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,36 +64,66 @@ class PlainWav:
         return len(found)
 
 
+class WavHeader(NamedTuple):
+    """The properties that the header of a plain 16-bit WAV file gives."""
+
+    rate: int
+    num_channels: int
+    num_samples: int
+    """Number of samples of each channel, at least 1."""
+
+    begin: int
+    """First byte of the samples in the file."""
+
+
 def parse_wav(content: bytes) -> PlainWav | None:
-    """Parses a WAV file; the layout is that of Microsoft's and IBM's "Multimedia Programming Interface" of 1991.
+    """Parses a WAV file in memory.
 
     Returns:
         None if libsndfile has to decode the file: it is not WAV, has another encoding than 16-bit integers, or is
         truncated or unusual.
     """
+    header = parse_header(content, len(content))
+    if header is None:
+        return None
+    num_values = header.num_samples * header.num_channels
+    samples = np.frombuffer(content, "<i2", num_values, header.begin).reshape(-1, header.num_channels)
+    return PlainWav(samples, header.rate)
+
+
+def parse_header(content: bytes, size: int) -> WavHeader | None:
+    """Parses the chunks of a WAV file; the layout is that of Microsoft's and IBM's "Multimedia Programming Interface".
+
+    Args:
+        content: The file, or its start. All chunks must begin in it.
+        size: Length of the file in bytes.
+
+    Returns:
+        None if libsndfile has to read the header, as for `parse_wav`, or if `content` is too short.
+    """
     if content[:4] != b"RIFF" or content[8:16] != b"WAVEfmt ":
         return None
     begin, form, data = 12, b"", (0, 0)
     while len(head := content[begin : begin + 8]) == 8:
-        kind, size, begin = head[:4], int.from_bytes(head[4:], "little"), begin + 8
+        kind, length, begin = head[:4], int.from_bytes(head[4:], "little"), begin + 8
         if kind == b"data" and not data[0]:
-            data = begin, size
-        elif kind == b"fmt " and not form and not data[0] and 16 <= size <= 18:
+            data = begin, length
+        elif kind == b"fmt " and not form and not data[0] and 16 <= length <= 18:
             form = content[begin : begin + 16]
-        elif kind not in _SKIPPED or size % 2:  # also a second file, or a second `data`, which libsndfile refuses
+        elif kind not in _SKIPPED or length % 2:  # also a second file, or a second `data`, which libsndfile refuses
             return None
-        begin += size
-    return _samples(content, form, *data) if begin == len(content) else None
+        begin += length
+    return _checked(form, *data) if begin == size else None
 
 
-def _samples(content: bytes, form: bytes, begin: int, size: int) -> PlainWav | None:
+def _checked(form: bytes, begin: int, length: int) -> WavHeader | None:
+    """Returns the header, given the content of `fmt `, and begin and length of `data`."""
     if len(form) < 16:
         return None
     tag, num_channels, rate, bytes_per_second, bytes_per_frame, bits = struct.unpack("<HHIIHH", form)
     is_plain = (tag, bits, bytes_per_frame) == (_PCM, 16, 2 * num_channels) and num_channels and rate
     if not is_plain or bytes_per_second != rate * bytes_per_frame:
         return None
-    if not size or size % bytes_per_frame or begin + size > len(content):
+    if not length or length % bytes_per_frame:
         return None
-    samples = np.frombuffer(content, "<i2", size // 2, begin).reshape(-1, num_channels)
-    return PlainWav(samples, rate)
+    return WavHeader(rate, num_channels, length // bytes_per_frame, begin)

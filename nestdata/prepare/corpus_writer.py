@@ -2,13 +2,10 @@
 
 Cuts are added in order. Each one adds a line to `cuts.jsonl` and a record of fixed size to a temporary file. Once all
 cuts are there, `CorpusWriter.finish` removes those with a repeated id and sorts the rest by length.
-`nestdata.prepare.shard_writer` writes the shards that addresses refer to.
+`nestdata.prepare.records` holds the records, and `nestdata.prepare.shard_writer` writes the shards of addresses.
 """
 
-import hashlib
 import json
-import mmap
-import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,46 +14,20 @@ from dataclasses import dataclass, field
 from io import BufferedIOBase
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from nestdata.corpus.addresses import NO_SHARD
-from nestdata.corpus.channels import is_mixed
-from nestdata.errors import ManifestError
-from nestdata.prepare.audio_span import AudioSpan, span_of_cut
+from nestdata.prepare.audio_span import span_of_cut
 from nestdata.prepare.draw import KeyedDraw, key_of
 from nestdata.prepare.inputs.packed import PackedShar
-from nestdata.prepare.probe import Cut, Reject
+from nestdata.prepare.probe import Reject
+from nestdata.prepare.probed_items import ProbedItems
+from nestdata.prepare.records import LengthOrder, Records, fingerprint, repeated_values
 from nestdata.prepare.shard_writer import ShardStats, ShardWriter
-from nestdata.storage import ObjectInfo
 
-_RECORD = np.dtype(
-    [
-        ("num_samples", "<i8"),
-        ("offset", "<i8"),  # of the line in cuts.jsonl, in bytes
-        ("id", "<u8"),  # a digest of the cut id
-        ("start_us", "<i8"),
-        ("channel", "<i4"),
-        ("source", "<i4"),  # index of the source
-        ("number", "<i8"),  # of the item in its source, counted from 1
-        ("begin", "<i8"),  # first byte of the audio in its shard
-        ("extent", "<u8"),  # shard << 32 | bytes of the audio; the shard is `NO_SHARD` without an address
-        ("crc32", "<u4"),
-        ("has_crc32", "<u4"),
-    ]
-)
-_LAYOUT = str(_RECORD.descr)
-# The fields of a record that a worker knows, but the digest of the id.
-_COLUMNS = (
-    "num_samples", "offset", "start_us", "channel", "number", "begin", "extent", "crc32", "has_crc32",
-)  # fmt: skip
-# The channel in the fingerprint of a cut that is the average of all channels.
-MIXED_CHANNEL = -1
-# Number of records that are processed at a time.
-_BLOCK = 1 << 20
 # What is written of a reject.
 _REJECT_FIELDS = ("where", "cut_id", "reason", "detail")
 # Hours are not counted by language or speaker if there are more names than this: the counts would not fit a report.
@@ -68,75 +39,6 @@ class _Source(Protocol):
     """The part of `nestdata.prepare.inputs.Source` that `CorpusWriter` uses."""
 
     def where(self, number: int) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ProbedItems:
-    """The cuts and rejects of consecutive items of one source, sent by a worker to the `CorpusWriter`."""
-
-    num_entries: int
-    """Number of entries among the items; blank lines do not count."""
-
-    lines: bytes
-    """The cuts as lines of `cuts.jsonl`."""
-
-    records: NDArray[Any]
-    """One record per cut, shape (num_cuts,), dtype `_RECORD`; offsets count from the start of `lines`."""
-
-    rejects: list[Reject]
-    num_resampled: int
-    """Number of cuts that are resampled when they are loaded."""
-
-    samples_by: dict[str, Counter[str]]
-    """Number of samples by name, under the keys `language` and `speaker`."""
-
-    shards: list[ObjectInfo] = field(default_factory=list)
-    """The shards of the cuts, in the order of first use; the shard of a record counts from the start of this list."""
-
-    drawn_cuts: KeyedDraw[int] = field(default_factory=KeyedDraw)
-    """Digests of the ids of some cuts of each language."""
-
-    drawn_rejects: KeyedDraw[Reject] = field(default_factory=KeyedDraw)
-    """Some rejects of each reason, with their audio. Those in `rejects` have none."""
-
-    def to_bytes(self) -> bytes:
-        """Returns a compressed form that `from_bytes` reads."""
-        values = {
-            "num_entries": self.num_entries,
-            "rejects": self.rejects,
-            "num_resampled": self.num_resampled,
-            "samples_by": self.samples_by,
-            "shards": self.shards,
-            "drawn_cuts": self.drawn_cuts.as_json(),
-            "drawn_rejects": self.drawn_rejects.as_json(),
-            "num_records": len(self.records),
-            "layout": _LAYOUT,
-        }
-        # json, because orjson does not write file names that are not Unicode.
-        return zlib.compress(json.dumps(values).encode() + b"\n" + self.records.tobytes() + self.lines, 1)
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> "ProbedItems":
-        """Returns what `to_bytes` of this version of the package wrote.
-
-        Raises:
-            ValueError, KeyError, zlib.error: It is damaged.
-        """
-        header, _, content = zlib.decompress(content).partition(b"\n")
-        values = json.loads(header)
-        if values.pop("layout") != _LAYOUT:
-            raise ValueError("written by another version of the package")
-        num_bytes = values.pop("num_records") * _RECORD.itemsize
-        return cls(
-            lines=content[num_bytes:],
-            records=np.frombuffer(content[:num_bytes], _RECORD),
-            rejects=[Reject(*reject) for reject in values.pop("rejects")],
-            samples_by={kind: Counter(counts) for kind, counts in values.pop("samples_by").items()},
-            shards=[ObjectInfo(*shard) for shard in values.pop("shards")],
-            drawn_cuts=KeyedDraw.from_json(values.pop("drawn_cuts"), int),
-            drawn_rejects=KeyedDraw.from_json(values.pop("drawn_rejects"), _reject_from_json),
-            **values,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,109 +75,6 @@ class CorpusStats:
 
     drawn_rejects: KeyedDraw[Reject] = field(default_factory=KeyedDraw)
     """Some rejects of each reason, with their audio."""
-
-
-class _Row(NamedTuple):
-    """A cut in the form in which it is written."""
-
-    line: bytes
-    digest: bytes
-    """Digest of the id."""
-
-    columns: tuple[int, ...]
-    """The values of `_COLUMNS`; the offset of the line is added later."""
-
-    is_resampled: bool
-    names: tuple[Any, Any]
-    """Language and speaker; None or empty if the cut has none."""
-
-
-class ItemCollector:
-    """Collects the cuts and rejects of consecutive items of one source into a `ProbedItems`.
-
-    They are in the order of their numbers, whatever the order in which they were added: the members of a tar that is
-    read as a stream arrive in another order than the lines of a manifest.
-    """
-
-    def __init__(self) -> None:
-        self.num_entries = 0
-        self._results: dict[int, list[_Row | Reject]] = {}
-        self._shards: dict[ObjectInfo, int] = {}
-
-    def begin(self, number: int | None) -> None:
-        """Begins an entry. One with a number of its own replaces an earlier one with this number."""
-        if number is None or self._results.pop(number, None) is None:
-            self.num_entries += 1
-
-    def add(self, cut: Cut, number: int, where: str) -> None:
-        """Adds a cut; `number` is that of its entry or item, counted from 1, and `where` its position in the input.
-
-        A cut that cannot be written as JSON, such as one whose file name is not Unicode, becomes a reject.
-        """
-        row, num_samples = cut.row, cut.num_samples
-        try:
-            line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
-        except TypeError as error:
-            detail = f"its name or a label is not Unicode: {error}"
-            self.reject(Reject(where, row["id"], "unreadable", detail), number)
-            return
-        digest = hashlib.blake2b(row["id"].encode(), digest_size=8).digest()
-        channel = MIXED_CHANNEL if is_mixed(row) else row["channel"]
-        columns = (num_samples, 0, round(row["start"] * 1e6), channel, number, *self._address(cut))
-        label = row["supervisions"][0] if row["supervisions"] else {}
-        names = label.get("language"), label.get("speaker")
-        result = _Row(line, digest, columns, "transforms" in row["recording"], names)
-        self._results.setdefault(number, []).append(result)
-
-    def reject(self, reject: Reject, number: int) -> None:
-        """Adds a reject; `number` is that of its entry or item, counted from 1."""
-        self._results.setdefault(number, []).append(reject)
-
-    def collected(self) -> ProbedItems:
-        """Returns all cuts and rejects that were added."""
-        results = list(chain.from_iterable(found for _, found in sorted(self._results.items())))
-        rows = [result for result in results if isinstance(result, _Row)]
-        samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
-        drawn_cuts, drawn_rejects = KeyedDraw[int](), KeyedDraw[Reject]()
-        for row in rows:
-            for counter, name in zip(samples_by.values(), row.names, strict=True):
-                if name:
-                    counter[name] += row.columns[0]
-            if isinstance(row.names[0], str):
-                key = int.from_bytes(row.digest, "little")
-                drawn_cuts.offer(row.names[0], key, key)
-        rejects = [result for result in results if isinstance(result, Reject)]
-        for reject in rejects:
-            drawn_rejects.offer(reject.reason, key_of(reject.cut_id), reject)
-        return ProbedItems(
-            num_entries=self.num_entries,
-            lines=b"".join(row.line for row in rows),
-            records=_records_of(rows),
-            rejects=[reject._replace(audio=None) for reject in rejects],
-            num_resampled=sum(row.is_resampled for row in rows),
-            samples_by=samples_by,
-            shards=[*self._shards],
-            drawn_cuts=drawn_cuts,
-            drawn_rejects=drawn_rejects,
-        )
-
-    def _address(self, cut: Cut) -> tuple[int, int, int, int]:
-        """Returns the values of the last columns of a cut: begin, extent, crc32, has_crc32."""
-        member = cut.member
-        if member is None:
-            return 0, NO_SHARD << 32, 0, 1
-        number = self._shards.setdefault(member.shard, len(self._shards))
-        return member.offset, number << 32 | member.length, member.crc32 or 0, member.crc32 is not None
-
-
-def _records_of(rows: list[_Row]) -> NDArray[Any]:
-    records = np.zeros(len(rows), _RECORD)
-    if rows:
-        for name, values in zip(_COLUMNS, zip(*(row.columns for row in rows), strict=True), strict=True):
-            records[name] = values
-        records["id"] = np.frombuffer(b"".join(row.digest for row in rows), "<u8")
-        records["offset"][1:] = np.cumsum([len(row.line) for row in rows[:-1]])
-    return records
 
 
 class CorpusWriter:
@@ -337,7 +136,7 @@ class CorpusWriter:
             file.flush()
         if not self._num_bytes:
             return None
-        records = _Records(self._records.fileno())
+        records = Records(self._records.fileno())
         if len(repeated := self._repeated(records)):
             self._remove(records, repeated, sources)
         for index, source in enumerate(sources):
@@ -352,7 +151,7 @@ class CorpusWriter:
             total_samples=int(lengths.sum()),
             shortest=int(lengths[0]),
             longest=int(lengths[-1]),
-            fingerprint=_fingerprint(records, sampling_rate),
+            fingerprint=fingerprint(records, sampling_rate),
             num_resampled=self._num_resampled,
             rejected=dict(self.rejected.most_common()),
             samples_by={k: v for k, v in self._samples_by.items() if 0 < len(v) <= _MAX_NAMES},
@@ -372,9 +171,9 @@ class CorpusWriter:
             row = dict(zip(_REJECT_FIELDS, reject, strict=False))
             self._rejected.write(json.dumps(row, ensure_ascii=False) + "\n")
 
-    def _repeated(self, records: "_Records") -> "array[int]":
+    def _repeated(self, records: Records) -> "array[int]":
         """Returns the indices of cuts that repeat the id of an earlier cut, ascending."""
-        repeated, repeated_digests = array("q"), _repeated_values(records.column("id"))
+        repeated, repeated_digests = array("q"), repeated_values(records.column("id"))
         first_with_digest = np.full(len(repeated_digests), -1)
         colliding: set[str] = set()  # ids that share their digest with a different, earlier id
         for start, block in records.blocks() if len(repeated_digests) else ():
@@ -393,7 +192,7 @@ class CorpusWriter:
                     colliding.add(cut_id)
         return repeated
 
-    def _remove(self, records: "_Records", repeated: "array[int]", sources: Sequence[_Source]) -> None:
+    def _remove(self, records: Records, repeated: "array[int]", sources: Sequence[_Source]) -> None:
         """Rejects repeated cuts, and moves the lines and records after them forward, in place."""
         for index in repeated:
             self._reject_repeated(records[index], sources)
@@ -437,43 +236,25 @@ class CorpusWriter:
         cut: dict[str, Any] = orjson.loads(self._cuts.readline())
         return cut
 
-    def _write_index(self, records: "_Records") -> NDArray[np.int64]:
-        """Writes the index, sorted by length, with cuts of the same length in input order.
+    def _write_index(self, records: Records) -> NDArray[np.int64]:
+        """Writes the index and the addresses, sorted by length, with cuts of the same length in input order.
 
         Returns:
             The lengths in samples, ascending, shape (num_cuts,).
         """
-        keys = records.column("num_samples")
-        bits = len(keys).bit_length()
-        if int(keys.max()).bit_length() + bits > 63:
-            raise ManifestError(
-                f"a cut of {int(keys.max())} samples is too long to be sorted. Divide it with --window-seconds."
-            )
-        # Length and index share one number, so that the sort is in place and takes 8 bytes per cut.
-        keys <<= bits
-        for start in range(0, len(keys), _BLOCK):
-            block = keys[start : start + _BLOCK]
-            block |= np.arange(start, start + len(block))
-        keys.sort()
-        mask = (1 << bits) - 1
-        # One column at a time, so that 8 bytes per cut are added to those of the keys.
-        with self._array_file("index.npy", "<i8", (2, len(keys))) as file:
-            for start in range(0, len(keys), _BLOCK):
-                file.write((keys[start : start + _BLOCK] >> bits).tobytes())
-            records.write_sorted(file, "offset", keys, mask)
+        order, num_cuts = LengthOrder(records), len(records)
+        # One column at a time, so that 8 bytes per cut are added to those of the order.
+        with self._array_file("index.npy", "<i8", (2, num_cuts)) as file:
+            order.write_lengths(file)
+            order.write(file, "offset")
         if self._shards.num_shards:
-            self._write_addresses(records, keys, mask)
-        keys >>= bits
-        return keys
-
-    def _write_addresses(self, records: "_Records", keys: NDArray[np.int64], mask: int) -> None:
-        """Writes addresses and checksums, sorted as the index is."""
-        with self._array_file("addresses.npy", "<i8", (2, len(keys))) as file:
-            records.write_sorted(file, "begin", keys, mask)
-            records.write_sorted(file, "extent", keys, mask)
-        if self._all_checksums:
-            with self._array_file("checksums.npy", "<u4", (len(keys),)) as file:
-                records.write_sorted(file, "crc32", keys, mask)
+            with self._array_file("addresses.npy", "<i8", (2, num_cuts)) as file:
+                order.write(file, "begin")
+                order.write(file, "extent")
+            if self._all_checksums:
+                with self._array_file("checksums.npy", "<u4", (num_cuts,)) as file:
+                    order.write(file, "crc32")
+        return order.lengths()
 
     @contextmanager
     def _array_file(self, name: str, descr: str, shape: tuple[int, ...]) -> Iterator[BufferedIOBase]:
@@ -485,63 +266,7 @@ class CorpusWriter:
             yield file
 
 
-class _Records:
-    """The file of records, memory-mapped, with at most one block resident."""
-
-    def __init__(self, file: int) -> None:
-        self._map = mmap.mmap(file, 0)
-        self._array = np.frombuffer(self._map, _RECORD)
-
-    def __len__(self) -> int:
-        return len(self._array)
-
-    def __getitem__(self, index: int) -> np.void:
-        record: np.void = self._array[index]
-        return record
-
-    def blocks(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yields blocks of records, each with the index of its first record."""
-        for start in range(0, len(self), _BLOCK):
-            yield start, self._array[start : start + _BLOCK]
-            self._map.madvise(mmap.MADV_DONTNEED)
-
-    def column(self, name: str) -> NDArray[Any]:
-        """Returns a copy of one field, at most 8 bytes per record, shape (num_records,)."""
-        values = np.empty(len(self), _RECORD[name])
-        for start, block in self.blocks():
-            values[start : start + len(block)] = block[name]
-        return values
-
-    def write_sorted(self, file: BufferedIOBase, name: str, keys: NDArray[np.int64], mask: int) -> None:
-        """Writes one field, in the order of the indices in the bits of `keys` that `mask` selects."""
-        values = self.column(name)
-        for start in range(0, len(keys), _BLOCK):
-            file.write(values[keys[start : start + _BLOCK] & mask].tobytes())
-
-    def move(self, first: int, stop: int, to: int, num_bytes: int) -> None:
-        """Moves the records [first, stop) forward to index `to`, and shifts their line offsets by `num_bytes`."""
-        for start in range(first, stop, _BLOCK):  # ascending, so that no block overwrites the next one
-            block = self._array[start : min(start + _BLOCK, stop)].copy()
-            block["offset"] += num_bytes
-            self._array[to : to + len(block)] = block
-            to += len(block)
-
-    def sort_by_number(self, source: int) -> None:
-        """Sorts the records of one source by the numbers of their items, in 16 bytes of memory per record."""
-        first, stop = np.searchsorted(self._array["source"], [source, source + 1]).tolist()
-        order = np.argsort(self._array["number"][first:stop], kind="stable")
-        for name in _RECORD.names or ():
-            values = self._array[name][first:stop].copy()
-            for start in range(0, len(order), _BLOCK):
-                block = order[start : start + _BLOCK]
-                self._array[name][first + start : first + start + len(block)] = values[block]
-
-    def truncate(self, num_records: int) -> None:
-        """Drops all records from index `num_records` on."""
-        self._array = self._array[:num_records]
-
-
-def _lines_of(drawn: KeyedDraw[int], records: _Records) -> dict[str, list[int]]:
+def _lines_of(drawn: KeyedDraw[int], records: Records) -> dict[str, list[int]]:
     """Returns where the lines of drawn cuts start, in the order of the draw; cuts that were removed are omitted."""
     digests = np.array(sorted({digest for group in drawn for digest in drawn[group]}), "<u8")
     starts: dict[int, int] = {}
@@ -550,25 +275,3 @@ def _lines_of(drawn: KeyedDraw[int], records: _Records) -> dict[str, list[int]]:
         found = block[digests[positions] == block["id"]]
         starts |= zip(found["id"].tolist(), found["offset"].tolist(), strict=True)
     return {group: [starts[digest] for digest in drawn[group] if digest in starts] for group in drawn}
-
-
-def _reject_from_json(values: list[Any]) -> Reject:
-    *fields, audio = values
-    return Reject(*fields, audio and AudioSpan.from_json(audio))
-
-
-def _fingerprint(records: _Records, sampling_rate: int) -> str:
-    content = hashlib.blake2b(str(sampling_rate).encode(), digest_size=16)
-    for _, block in records.blocks():
-        for name in ("id", "start_us", "channel", "num_samples"):
-            content.update(block[name].tobytes())
-    return content.hexdigest()
-
-
-def _repeated_values(values: NDArray[Any]) -> NDArray[Any]:
-    """Returns the values that occur more than once in an array, ascending, each one once; sorts the array in place."""
-    values.sort()
-    is_repeated = values[1:] == values[:-1]
-    is_repeated[1:] &= ~is_repeated[:-1]
-    repeated: NDArray[Any] = values[1:][is_repeated]
-    return repeated

@@ -6,24 +6,29 @@ items and settings are the same, and neither the shards nor the audio that was r
 """
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nestdata.corpus.corpus import FORMAT_VERSION
 from nestdata.errors import StorageError
 from nestdata.prepare.audio_span import span_of_entry
-from nestdata.prepare.corpus_writer import ItemCollector, ProbedItems
 from nestdata.prepare.inputs import Source
 from nestdata.prepare.inputs.entry import Entry, ReadsFiles
 from nestdata.prepare.inputs.remote import audio_location, in_parallel, with_members
 from nestdata.prepare.probe import Cut, Limits, Reject, probe, reads_audio
+from nestdata.prepare.probed_items import ItemCollector, ProbedItems
 from nestdata.storage import ObjectInfo, is_url, storage
+
+# Another version of the package may find something else in the same audio.
+_DISTRIBUTION = "nest-pretrain"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +109,7 @@ def _probe_items(task: Task, collector: ItemCollector) -> _Found:
     entries = with_members(_numbered_entries(task), lambda entry: reads_audio(entry, task.limits))
     for number, entry in entries:
         collector.begin(entry.number)
-        for found in _cuts_and_rejects(entry, task.limits):
+        for found in probe(entry, task.limits):
             if isinstance(found, Reject):
                 audio = found.audio or span_of_entry(entry, task.limits.channel)
                 collector.reject(found._replace(audio=audio), number)
@@ -128,12 +133,6 @@ def _numbered_entries(task: Task) -> Iterator[tuple[int, Entry]]:
             yield number if entry.number is None else entry.number, entry
 
 
-def _cuts_and_rejects(entry: Entry, limits: Limits) -> list[Cut | Reject]:
-    if entry.problem:
-        return [Reject(entry.where, entry.cut_id, *entry.problem)]
-    return probe(entry, limits)
-
-
 def _share_of_recording(cut: Cut) -> float:
     return min(1.0, float(cut.row["duration"] / cut.row["recording"]["duration"]))
 
@@ -143,16 +142,24 @@ class _KeptResult:
 
     def __init__(self, task: Task) -> None:
         self._moved = task.moved
-        files = _files_of(task.source, task.items)
+        self._task = task
         self._infos = {item.location: item for item in task.items if isinstance(item, ObjectInfo)}
         self._directory = Path(task.kept_in)
-        depends_on = (FORMAT_VERSION, task.source, task.first, task.items, task.limits, self._versions(files))
+        # Before anything is read, because the files may change meanwhile.
+        self._files = self._versions(_files_of(task.source, task.items))
+
+    @cached_property
+    def _path(self) -> Path:
+        task = self._task
+        depends_on = (_package_version(), FORMAT_VERSION, task.source, task.first, task.items, task.limits, self._files)
         digest = hashlib.blake2b(repr(depends_on).encode(errors="surrogateescape"), digest_size=20)
-        self._path = self._directory / digest.hexdigest()
+        return self._directory / digest.hexdigest()
 
     def load(self) -> tuple[ProbedItems, Traffic] | None:
         """Returns the kept result; None if there is none, or if a shard has changed."""
         try:
+            if not any(os.scandir(self._directory)):  # the digest would take a tenth of the time of a trusted line
+                return None
             header, _, content = self._path.read_bytes().partition(b"\n")
             values = json.loads(header)
             probed = ProbedItems.from_bytes(content)
@@ -202,6 +209,14 @@ class _KeptResult:
                 return [location, None, None]
 
         return list(in_parallel(version, locations, is_slow=lambda name: is_url(name) and name not in infos))
+
+
+@cache
+def _package_version() -> str:
+    try:
+        return importlib.metadata.version(_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:  # imported from a source tree that is not installed
+        return ""
 
 
 def _files_of(source: Source, items: list[Any]) -> list[str]:

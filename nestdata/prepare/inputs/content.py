@@ -1,7 +1,7 @@
 """The bytes of an audio file in a shard, in memory or read when they are needed."""
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedIOBase, BytesIO
 from typing import Any
 
@@ -10,6 +10,8 @@ from nestdata.storage import SizedStream, is_url, storage
 
 # Bytes that are read at a time. A header needs a few kilobytes; a request to a store costs as much as half a megabyte.
 _LOCAL_BUFFER, _REMOTE_BUFFER = 1 << 14, 1 << 18
+HEAD_BYTES = 1 << 14
+"""Bytes from the start of an audio file that hold its header, with 8 KiB of padding that the `flac` program writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,10 @@ class LoadedContent:
     """Bytes in memory."""
 
     content: bytes
+
+    def head(self) -> bytes:
+        """Returns the bytes."""
+        return self.content
 
     def open(self) -> BufferedIOBase:
         """Returns a stream of the bytes."""
@@ -37,6 +43,13 @@ class StoredContent:
     etag: str | None = None
     size: int | None = None
     """Size of the whole file or object, if it is known; another one is an error."""
+
+    start: bytes = field(default=b"", repr=False)
+    """The first bytes, if they have been read already."""
+
+    def head(self) -> bytes:
+        """Returns the first `HEAD_BYTES`, or all bytes if there are fewer; errors are those of `Storage.read_range`."""
+        return self.start or self.read_range(0, min(self.length, HEAD_BYTES))
 
     def open(self) -> BufferedIOBase:
         """Returns a seekable stream that reads what is asked for; its errors are those of `Storage.read_range`."""

@@ -79,6 +79,9 @@ class Problem(NamedTuple):
 class Content(Protocol):
     """The bytes of one audio file, wherever they are."""
 
+    def head(self) -> bytes:
+        """Returns the first bytes, which suffice for most headers, or all bytes."""
+
     def open(self) -> BufferedIOBase:
         """Returns a seekable stream of these bytes alone, which reads only what is asked for if they are local."""
 
@@ -254,7 +257,9 @@ def cut_id_of(file: str, root: str) -> str:
     Such ids do not change when the root is moved. Both locations are absolute and normalised. A file outside of the
     root has its absolute path or URL, without suffix, as its id; so has every file if the root is empty.
     """
-    stem = os.path.splitext(file)[0]
+    stem, dot, suffix = file.rpartition(".")
+    if not dot or "/" in suffix or stem[-1:] in ("", "/", "."):
+        stem = os.path.splitext(file)[0]  # a name without suffix, or one that begins with dots
     inside = root if root.endswith("/") else root + "/"
     return stem[len(inside) :] if root and stem.startswith(inside) else stem
 

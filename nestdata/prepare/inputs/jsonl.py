@@ -1,7 +1,6 @@
 """Manifests of one JSON object per line: NeMo's, and Lhotse's cuts and recordings."""
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +42,7 @@ class _JsonLines:
 
     def where(self, number: int) -> str:
         """Returns the path and the line number, counted from 1."""
-        return f"{self.path}:{number}"
+        return f"{self.path!s}:{number}"
 
     def count(self) -> int | None:
         """Returns the number of lines."""
@@ -66,9 +65,9 @@ class NemoManifest(_JsonLines):
             return
         where = self.where(number)
         name = row.get("audio_filepath") or row.get("audio_filename")
-        if not isinstance(name, str) or not os.path.basename(name) or "\0" in name:
+        if not isinstance(name, str) or name.endswith("/") or "\0" in name:
             raise ManifestError(name_problem(row, where))
-        if "shard_id" in row or names_shards(name):
+        if "shard_id" in row or (".." in name and names_shards(name)):
             raise ManifestError(
                 f"{where}: a line of a tarred data set ({_shard(row, name)}) in a manifest of files. Begin the "
                 "manifest with a line that has a shard_id, or give the archives with --tars PATTERN."

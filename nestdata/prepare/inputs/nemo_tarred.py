@@ -161,19 +161,25 @@ class NemoTarred:
         problem: Problem | None = None
         try:
             for found in shard.members():
-                hits = lookup.hits(plain_name(found.name))
+                name = plain_name(found.name)
+                hits = lookup.hits(name)
                 member = None if found.problem or not hits else shard.member(found)
                 for line, others in hits:
-                    cut_id = self._cut_id(line, plain_name(found.name))
-                    entry = Entry(line.where, cut_id, "", line.offset or 0.0, line.duration, None, line.labels)
-                    entry = entry._replace(number=line.number, member=member)
+                    unusable = unsafe(found, location) if found.problem else None
                     if others:
                         names = " and ".join(map(repr, others))
                         detail = f"{redacted(location)}: {line.name!r} may be any of the members {names}"
-                        entry = entry._replace(problem=Problem("ambiguous_member", detail))
-                    elif found.problem:
-                        entry = entry._replace(problem=unsafe(found, location))
-                    yield entry
+                        unusable = Problem("ambiguous_member", detail)
+                    yield Entry(
+                        line.where,
+                        self._cut_id(line, name),
+                        offset=line.offset or 0.0,
+                        duration=line.duration,
+                        labels=line.labels,
+                        member=member,
+                        number=line.number,
+                        problem=unusable,
+                    )
         except TarError as error:
             problem = damage(error, location)
         for line in lookup.missing():

@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
+from itertools import chain
 from typing import Any, TypeVar
 
 from nestdata.errors import ManifestError, StorageError
@@ -43,12 +44,16 @@ def with_members(entries: Iterable[tuple[int, Entry]], is_read: Callable[[Entry]
 
     def is_slow(pair: tuple[int, Entry]) -> bool:
         entry = pair[1]
-        # Most entries are local files, and this test is called for each one.
-        if entry.member is None and entry.cut is None and "://" not in entry.path:
-            return False
         return bool(_location(entry)) and (entry.member is None or is_read(entry))
 
-    return in_parallel(located, entries, is_slow=is_slow, quick=lambda pair: pair)
+    entries = iter(entries)
+    for pair in entries:
+        entry = pair[1]
+        # Most inputs have local files only, and this costs a tenth of the time of a line whose duration is trusted.
+        if entry.member or entry.cut or "://" in entry.path:
+            yield from in_parallel(located, chain([pair], entries), is_slow=is_slow, quick=lambda pair: pair)
+            return
+        yield pair
 
 
 def in_parallel(

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from nestdata.errors import ManifestError, StorageError
-from nestdata.prepare.inputs.content import LoadedContent, StoredContent
+from nestdata.prepare.inputs.content import HEAD_BYTES, LoadedContent, StoredContent
 from nestdata.prepare.inputs.entry import Content, Member, Problem
 from nestdata.prepare.inputs.tar import ForwardReader, ReadAt, TarError, TarMember, walk
 from nestdata.storage import ObjectInfo, is_url, redacted, storage
@@ -15,6 +15,8 @@ from nestdata.storage import ObjectInfo, is_url, redacted, storage
 _MAX_LOADED = (1 << 32) - 1
 # Bits of the number of an entry for its position in the manifest of its shard, or in its tar.
 _POSITION_BITS = 32
+# Bytes of a local tar that are read at a time: the headers of a member, and the start of its content.
+_READ_AHEAD = HEAD_BYTES + 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,26 @@ class OpenShard:
         if self.is_stream and found.size <= _MAX_LOADED:
             content = LoadedContent(self.read(found))
         else:
-            content = StoredContent(self.info.location, found.offset, found.size, self.info.etag)
+            start = b"" if self.is_stream else self.read_at(found.offset, min(found.size, HEAD_BYTES))
+            content = StoredContent(self.info.location, found.offset, found.size, self.info.etag, start=start)
         return Member(self.info, found.offset, found.size, content)
+
+
+class _BufferedFile:
+    """A `ReadAt` for a local file: keeps the bytes that were read last."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._start = 0
+        self._kept = b""
+
+    def __call__(self, offset: int, length: int) -> bytes:
+        """Returns up to `length` bytes at any offset."""
+        begin = offset - self._start
+        if begin < 0 or begin + length > len(self._kept):
+            self._start, self._kept = offset, os.pread(self._descriptor, max(length, _READ_AHEAD), offset)
+            begin = 0
+        return self._kept[begin : begin + length]
 
 
 @contextmanager
@@ -65,7 +85,7 @@ def open_shard(location: str) -> Iterator[OpenShard]:
         return
     file = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        yield OpenShard(info, lambda offset, length: os.pread(file, length, offset), is_stream=False)
+        yield OpenShard(info, _BufferedFile(file), is_stream=False)
     finally:
         os.close(file)
 

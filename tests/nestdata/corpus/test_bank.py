@@ -12,10 +12,11 @@ from hypothesis.extra import numpy as hnp
 from nestdata import AudioError, Corpus, CorpusError, NoiseSampler, PrepareConfig, prepare_corpus
 from nestdata.corpus.bank import FULL_SCALE
 from nestdata.prepare.bank_writer import _scale_of, write_bank
-from nestdata.prepare.corpus_writer import CorpusWriter, ItemCollector
+from nestdata.prepare.corpus_writer import CorpusWriter
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.pool import Pool
 from nestdata.prepare.probe import Cut, Limits, probe
+from nestdata.prepare.probed_items import ItemCollector
 from nestdata.stateless_rng import StatelessRng
 from tests.conftest import MessyCorpora
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio

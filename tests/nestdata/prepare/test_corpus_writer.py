@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from nestdata import Address, ManifestError
 from nestdata.corpus.addresses import AddressTable
-from nestdata.prepare import corpus_writer, shard_writer
-from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter, ItemCollector, ProbedItems
+from nestdata.prepare import corpus_writer, records, shard_writer
+from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.inputs.content import LoadedContent
 from nestdata.prepare.inputs.entry import Member
 from nestdata.prepare.probe import Cut, Reject
+from nestdata.prepare.probed_items import ItemCollector, ProbedItems
 from nestdata.prepare.shard_writer import ShardStats
 from nestdata.storage import ObjectInfo
 from tests.nestdata.full_disk import files_up_to
@@ -137,7 +138,7 @@ def test_the_sort_by_length_is_stable_for_any_lengths(lengths: list[int]) -> Non
 def test_the_index_does_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     items = [Item(str(i), 1 + i * 7919 % 101) for i in range(500)]
     write(tmp_path / "a", items)
-    monkeypatch.setattr(corpus_writer, "_BLOCK", 7)
+    monkeypatch.setattr(records, "BLOCK", 7)
     write(tmp_path / "b", items)
     for name in ("index.npy", "cuts.jsonl"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
@@ -178,7 +179,7 @@ def test_a_corpus_with_duplicates_equals_the_corpus_without_them(items: list[Ite
         else:
             kept[item.cut_id] = item
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_writer, "_BLOCK", block)
+        patch.setattr(records, "BLOCK", block)
         first, second = Path(directory, "first"), Path(directory, "second")
         written, expected = write(first, items, part), write(second, list(kept.values()))
         assert contents(written) == contents(expected)
@@ -297,7 +298,7 @@ def test_every_cut_keeps_its_own_address(items: list[Item], part: int, block: in
     expected = [item for item in items if first[item.cut_id] is item]
     with (
         TemporaryDirectory() as directory,
-        patch.object(corpus_writer, "_BLOCK", block),
+        patch.object(records, "BLOCK", block),
         patch.object(shard_writer, "_MAX_KNOWN", known),
     ):
         written = write(Path(directory), items, part)
@@ -374,7 +375,7 @@ def test_checksums_are_written_only_if_all_are_known(tmp_path: Path) -> None:
 def test_finishing_takes_at_most_16_bytes_per_cut_for_any_number_of_duplicates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_copies: int, num_shards: int
 ) -> None:
-    monkeypatch.setattr(corpus_writer, "_BLOCK", 100)
+    monkeypatch.setattr(records, "BLOCK", 100)
     num_cuts = 9_000
     with closing(CorpusWriter(tmp_path)) as writer:
         for first in range(0, num_cuts, 500):

@@ -15,8 +15,9 @@ from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
 import nestdata.prepare.probe
 from nestdata.corpus.audio import load_samples
+from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs import Entry
-from nestdata.prepare.probe import Cut, Limits, Reject, _AudioInfo, probe
+from nestdata.prepare.probe import Cut, Limits, Reject, probe
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import hiss, read_audio, tone, write_audio
 
@@ -317,9 +318,9 @@ def test_a_span_as_long_as_a_limit_is_accepted_at_any_offset(
 ) -> None:
     limits = replace(limits, min_seconds=length_ms / 1000, max_seconds=length_ms / 1000)
     entry = entry_of(Path("/gone.wav"), offset=offset_ms / 1000, duration=length_ms / 1000)
-    header = _AudioInfo(rate, math.ceil((offset_ms + length_ms) * rate / 1000), 1)
+    header = AudioInfo(rate, math.ceil((offset_ms + length_ms) * rate / 1000), 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nestdata.prepare.probe, "_header", lambda *_: header)
+        patch.setattr(nestdata.prepare.probe, "read_header", lambda *_: header)
         assert cut_of(entry, limits).num_samples == 16 * length_ms
         assert reject_of(entry, replace(limits, min_seconds=length_ms / 1000 + 1e-4))[0] == "too_short"
         assert reject_of(entry, replace(limits, max_seconds=max(0.0, length_ms / 1000 - 1e-4)))[0] == "too_long"

@@ -1,0 +1,166 @@
+"""Reads the headers of audio files: sampling rate, length and channels, or why the audio cannot be used.
+
+The headers of plain FLAC and WAV files are parsed here, in a twentieth of libsndfile's time. Everything else is left to
+libsndfile, which decides whether it can be used, and to Lhotse's decoders.
+"""
+
+import os
+import re
+import subprocess
+import warnings
+from contextlib import suppress
+from io import BytesIO
+from typing import TYPE_CHECKING, NamedTuple
+
+from nestdata.corpus import flac, wav
+from nestdata.corpus.encoded import EncodedAudio, open_descriptor, open_stream
+from nestdata.corpus.file_kind import check_regular_file, special_file_kind
+from nestdata.corpus.members import describe
+from nestdata.prepare.inputs.content import HEAD_BYTES, GuardedStream
+from nestdata.prepare.inputs.entry import Member, Problem
+
+if TYPE_CHECKING:
+    import soundfile
+
+# Number of frames that libsndfile reports for a stream whose header does not give one.
+_UNKNOWN_LENGTH = (1 << 63) - 1
+# libsndfile's log entry for a WAV or AIFF file that is shorter than the number of bytes in its header. Files written
+# to a pipe give 0 there, or almost 2^31 or 2^32.
+_ENDS_EARLY = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE)
+_FORMATS_WITH_BYTE_COUNT = frozenset({"WAV", "WAVEX", "AIFF"})
+_STREAMED_BYTES = 0x7FFF0000
+
+
+class AudioInfo(NamedTuple):
+    """Properties of an audio file or recording, known without decoding it."""
+
+    rate: int
+    num_frames: int
+    num_channels: int
+    ends_early: bool = False
+    """Whether the file is shorter than its own header says."""
+
+
+def read_header(path: str, member: Member | None) -> AudioInfo | Problem:
+    """Reads the header of an audio file, or of a member.
+
+    Raises:
+        StorageError: The member cannot be read.
+    """
+    import soundfile
+
+    try:
+        info = _header_of_file(path) if member is None else _header_of_member(member)
+    except (soundfile.LibsndfileError, OSError, ValueError) as error:
+        found = _header_after(error, path, member)
+        if isinstance(found, Problem):
+            return found
+        info = found
+    if info.num_frames >= _UNKNOWN_LENGTH:
+        detail = f"{name_of(path, member)}: its header does not give the number of samples; re-encode it"
+        return Problem("unknown_length", detail)
+    return info if info.num_frames > 0 else Problem("empty", f"{name_of(path, member)} holds no samples")
+
+
+def header_of_command(command: str) -> AudioInfo | Problem:
+    """Runs a command, which is the only way to find the length of its output."""
+    import soundfile
+
+    try:
+        written = subprocess.run(command, shell=True, stdout=subprocess.PIPE, check=True).stdout
+        samples, rate = soundfile.read(BytesIO(written), dtype="float32", always_2d=True)
+    except Exception as error:  # the shell, the program and the decoder may each fail
+        return Problem("unreadable", f"{command!r}: {' '.join(str(error).split())[:200]}")
+    if not len(samples):
+        return Problem("empty", f"{command!r} writes no samples")
+    return AudioInfo(rate, len(samples), samples.shape[1])
+
+
+def name_of(path: str, member: Member | None) -> str:
+    """Returns a name of the audio for messages."""
+    return path if member is None else describe(member.shard.location, member.offset, member.length)
+
+
+def _header_of_file(path: str) -> AudioInfo:
+    """Raises OSError, ValueError and soundfile.LibsndfileError."""
+    check_regular_file(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        info = _plain_header(os.read(descriptor, HEAD_BYTES), os.fstat(descriptor).st_size)
+        if info is None:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if info is not None:
+        os.close(descriptor)
+        return info
+    with open_descriptor(descriptor) as file:
+        return _info_of(file)
+
+
+def _header_of_member(member: Member) -> AudioInfo:
+    """Raises the errors of `_header_of_file`, and those of reading the member."""
+    if info := _plain_header(member.content.head(), member.length):
+        return info
+    with member.content.open() as stream:
+        guarded = GuardedStream(stream)
+        try:
+            with open_stream(guarded) as file:
+                return _info_of(file)
+        finally:
+            guarded.check()
+
+
+def _plain_header(head: bytes, size: int) -> AudioInfo | None:
+    """Parses the start of a file of `size` bytes; returns None if libsndfile has to read the header."""
+    if found := flac.parse_header(head):
+        return AudioInfo(found.rate, found.num_samples, found.num_channels)
+    if plain := wav.parse_header(head, size):
+        return AudioInfo(plain.rate, plain.num_samples, plain.num_channels)
+    return None
+
+
+def _info_of(file: "soundfile.SoundFile") -> AudioInfo:
+    return AudioInfo(file.samplerate, file.frames, file.channels, _ends_early(file))
+
+
+def _ends_early(file: "soundfile.SoundFile") -> bool:
+    if file.format not in _FORMATS_WITH_BYTE_COUNT:
+        return False
+    match = _ENDS_EARLY.search(file.extra_info)
+    return match is not None and int(match[2]) < int(match[1]) < _STREAMED_BYTES
+
+
+def _header_after(error: Exception, path: str, member: Member | None) -> AudioInfo | Problem:
+    """Returns why libsndfile could not read a header, or the header that another decoder found.
+
+    The causes are examined only after a failure, because most files are valid and every call costs time.
+    """
+    name = name_of(path, member)
+    if member is None:
+        if kind := special_file_kind(path):
+            return Problem("not_a_file", f"{path} is {kind}")
+        if not os.path.isfile(path):
+            return Problem("missing", f"{path} does not exist")
+    audio = EncodedAudio(name, member.content.read() if member else None)
+    if not audio.size():
+        return Problem("empty", f"{name} has no bytes")
+    if found := _header_by_lhotse(audio):
+        return found
+    # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.
+    detail = getattr(error, "error_string", str(error))
+    return Problem("unreadable", f"{name}: {' '.join(detail.split())}")
+
+
+def _header_by_lhotse(audio: EncodedAudio) -> AudioInfo | None:
+    """Reads the header of a format that libsndfile does not know, such as M4A or SPHERE, with Lhotse's decoders."""
+    from lhotse import Recording
+
+    with audio.as_file() as path, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # audioread leaves files open that it cannot read
+        for decodes in (False, True):
+            with suppress(Exception):  # decoders raise errors of many kinds; None if all of them fail
+                recording = Recording.from_file(path, force_read_audio=decodes)
+                return AudioInfo(recording.sampling_rate, recording.num_samples, recording.num_channels)
+    return None
