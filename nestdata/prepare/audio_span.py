@@ -75,7 +75,7 @@ def span_at_address(row: Mapping[str, Any], address: "Address | None") -> AudioS
 
 
 def _span(row: Mapping[str, Any], location: str | None, extent: Extent | None) -> AudioSpan | None:
-    for source in row["recording"]["sources"]:
+    for source in row["recording"].get("sources", ()):
         if row["channel"] in source["channels"]:
             if location is None and source["type"] != "file":
                 return None

@@ -43,8 +43,8 @@ class KeyedDraw(Generic[Value]):
 
     def merge(self, other: "KeyedDraw[Value]") -> None:
         """Adds the values of another draw."""
-        for group, kept in other._groups.items():
-            for key, value in kept:
+        for group in other:
+            for key, value in other.items(group):
                 self.offer(group, key, value)
 
     def __iter__(self) -> Iterator[str]:
@@ -53,15 +53,21 @@ class KeyedDraw(Generic[Value]):
 
     def __getitem__(self, group: str) -> list[Value]:
         """Returns the values of a group, ascending by key."""
-        return [value for _, value in self._groups.get(group, ())]
+        return [value for _, value in self.items(group)]
+
+    def items(self, group: str) -> list[tuple[int, Value]]:
+        """Returns the keys and values of a group, ascending by key."""
+        return self._groups.get(group, [])
 
     def as_json(self) -> dict[str, Any]:
         """Returns the groups as JSON values, if the values are."""
-        return {group: list(kept) for group, kept in self._groups.items()}
+        return {group: self.items(group) for group in self}
 
     @classmethod
     def from_json(cls, groups: dict[str, Any], value_of: Callable[[Any], Value]) -> "KeyedDraw[Value]":
         """Returns the draw that `as_json` was called on; `value_of` restores a value from its JSON form."""
         draw = cls()
-        draw._groups = {group: [(key, value_of(value)) for key, value in kept] for group, kept in groups.items()}
+        for group, kept in groups.items():
+            for key, value in kept:
+                draw.offer(group, key, value_of(value))
         return draw
