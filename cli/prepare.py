@@ -86,6 +86,12 @@ def prepare_command(
         bool,
         typer.Option("--allow-commands", help="Run shell commands that a manifest contains instead of file names."),
     ] = False,
+    report_samples: Annotated[
+        int,
+        typer.Option(
+            help="Cuts of each kind, and rejects of each reason, that can be listened to in the report; 0 for none."
+        ),
+    ] = 3,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Number of processes that check audio.")] = 1,
     dask: Annotated[
         str | None,
@@ -114,6 +120,7 @@ def prepare_command(
         allow_commands=allow_commands,
         strict=strict,
         pcm=pcm,
+        report_samples=report_samples,
     )
     with progress("checking audio") as show:
         report = prepare_corpus(
@@ -149,4 +156,4 @@ def _print_summary(report: "PrepareReport") -> None:
         out.print(f"  resampled when read: {report.num_resampled}")
     if report.rejected:
         out.print(f"  {rejected_text(report.rejected, report.path)}")
-    out.print(f"  pictures: {report.path / 'report.html'}")
+    out.print(f"  report: {report.path / 'report.html'}")

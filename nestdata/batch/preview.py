@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import soundfile
 import torch
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from nestdata.batch.batch import AudioNoiseBatch
 from nestdata.batch.mix import Mix
+from nestdata.pages import write_page
 
 _SIGNALS = ("clean", "noise", "noisy")
 _COLOURS = {"clean": "#2f6f9f", "noise": "#b5532a", "noisy": "#4b4b4b"}
@@ -104,9 +104,7 @@ def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | P
         shown.append({"row": rows[i], "stem": stem})
     (directory / "batch.json").write_text(json.dumps(batch_digest(batch), indent=2) + "\n")
     page = directory / "index.html"
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("nestdata"), autoescape=True)
-    template = environment.get_template("preview.html")
-    page.write_text(template.render(batch=batch, rows=rows, shown=shown, signals=_SIGNALS, rate=sampling_rate))
+    write_page(page, "preview.html", batch=batch, rows=rows, shown=shown, signals=_SIGNALS, rate=sampling_rate)
     return page
 
 

@@ -4,7 +4,7 @@
     cuts.jsonl       Lhotse MonoCuts, one per line, in the order of the input
     index.npy        int64 (2, num_cuts), sorted by length: samples of each cut, and the byte at which its line starts
     rejected.jsonl   every rejected entry: its position in the input, and the reason
-    report.html      durations, hours by language and speaker, and rejects, as charts
+    report.html      durations, hours by language and speaker, rejects, and samples, which are in the folder `report`
     bank.pcm, .npy   with `--pcm`, all samples (see `nestdata.corpus.bank`)
     addresses.npy    with audio in tars or object stores: where the bytes of each cut are (see
                      `nestdata.corpus.addresses`, which also describes checksums.npy, shards.jsonl and shards.npy)

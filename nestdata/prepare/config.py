@@ -6,6 +6,7 @@ from typing import Literal
 from nestdata.config_checks import require, require_at_least
 from nestdata.corpus.channels import Channel
 from nestdata.errors import ConfigError
+from nestdata.prepare.draw import MAX_DRAWN
 from nestdata.prepare.inputs.entry import InputFormat
 
 ProbeMode = Literal["missing", "all", "decode"]
@@ -57,11 +58,16 @@ class PrepareConfig:
     """Whether all audio is also decoded into one file of 16-bit samples at the rate of the corpus. Useful for noise,
     which is read many times."""
 
+    report_samples: int = 3
+    """Number of cuts of each kind, and of rejects of each reason, that can be listened to in the report: at most 20.
+    0 copies no audio and decodes none for the report."""
+
     def __post_init__(self) -> None:
         require(self.sampling_rate >= 1, "sampling_rate", self.sampling_rate, "a rate in Hz, such as 16000")
         is_valid = self.channel == "mix" if isinstance(self.channel, str) else self.channel >= 0
         require(is_valid, "channel", self.channel, "a channel counted from 0, or mix for the average of all")
         require_at_least(0, "", self, "min_seconds", "min_rate")
+        require(0 <= self.report_samples <= MAX_DRAWN, "report_samples", self.report_samples, f"0 to {MAX_DRAWN}")
         if self.max_seconds is not None and self.max_seconds < self.min_seconds:
             raise ConfigError(
                 f"max_seconds ({self.max_seconds:g}) is below min_seconds ({self.min_seconds:g}): no cut would be left."

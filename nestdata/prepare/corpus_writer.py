@@ -20,12 +20,16 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nestdata.prepare.audio_span import span_of_cut
+from nestdata.prepare.draw import KeyedDraw, key_of
 from nestdata.prepare.inputs.packed import PackedShar
 from nestdata.prepare.probe import Reject
 from nestdata.prepare.probed_items import ProbedItems
 from nestdata.prepare.records import LengthOrder, Records, fingerprint, repeated_values
 from nestdata.prepare.shard_writer import ShardStats, ShardWriter
 
+# What is written of a reject.
+_REJECT_FIELDS = ("where", "cut_id", "reason", "detail")
 # Hours are not counted by language or speaker if there are more names than this: the counts would not fit a report.
 _MAX_NAMES = 100_000
 
@@ -66,6 +70,12 @@ class CorpusStats:
     shards: ShardStats | None = None
     """The shards of the corpus; None if no cut has an address."""
 
+    drawn_cuts: dict[str, list[int]] = field(default_factory=dict)
+    """Some cuts of each language, by the byte at which their line of `cuts.jsonl` starts."""
+
+    drawn_rejects: KeyedDraw[Reject] = field(default_factory=KeyedDraw)
+    """Some rejects of each reason, with their audio."""
+
 
 class CorpusWriter:
     """Writes `cuts.jsonl`, `rejected.jsonl`, `index.npy` and the files of addresses of one corpus."""
@@ -88,6 +98,7 @@ class CorpusWriter:
         self._num_resampled = 0
         self._all_checksums = True
         self._samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
+        self._drawn_cuts, self._drawn_rejects = KeyedDraw[int](), KeyedDraw[Reject]()
 
     def add(self, probed: ProbedItems, source_index: int) -> None:
         """Appends the cuts and rejects of the next items of a source; does not modify `probed`."""
@@ -105,6 +116,8 @@ class CorpusWriter:
             if len(self._samples_by[kind]) <= _MAX_NAMES:
                 self._samples_by[kind].update(counter)
         self._reject(probed.rejects)
+        self._drawn_cuts.merge(probed.drawn_cuts)
+        self._drawn_rejects.merge(probed.drawn_rejects)
 
     def finish(self, sources: Sequence[_Source], sampling_rate: int) -> CorpusStats | None:
         """Rejects cuts that repeat the id of an earlier cut, sorts the rest by length, and writes the index.
@@ -143,6 +156,8 @@ class CorpusWriter:
             rejected=dict(self.rejected.most_common()),
             samples_by={k: v for k, v in self._samples_by.items() if 0 < len(v) <= _MAX_NAMES},
             shards=shards,
+            drawn_cuts=_lines_of(self._drawn_cuts, records),
+            drawn_rejects=self._drawn_rejects,
         )
 
     def close(self) -> None:
@@ -153,7 +168,8 @@ class CorpusWriter:
         for reject in rejects:
             self.first_reject = self.first_reject or reject
             self.rejected[reject.reason] += 1
-            self._rejected.write(json.dumps(reject._asdict(), ensure_ascii=False) + "\n")
+            row = dict(zip(_REJECT_FIELDS, reject, strict=False))
+            self._rejected.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def _repeated(self, records: Records) -> "array[int]":
         """Returns the indices of cuts that repeat the id of an earlier cut, ascending."""
@@ -197,7 +213,9 @@ class CorpusWriter:
         cut = self._cut_at(record)
         detail = f"an earlier cut has the id {cut['id']!r}"
         where = sources[int(record["source"])].where(int(record["number"]))
-        self._reject([Reject(where, cut["id"], "duplicate_id", detail)])
+        reject = Reject(where, cut["id"], "duplicate_id", detail)
+        self._reject([reject])
+        self._drawn_rejects.offer("duplicate_id", key_of(where), reject._replace(audio=span_of_cut(cut)))
         label = (cut["supervisions"] or [{}])[0]
         for kind, counter in self._samples_by.items():
             if label.get(kind) in counter:
@@ -246,3 +264,14 @@ class CorpusWriter:
             header = {"descr": descr, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
             yield file
+
+
+def _lines_of(drawn: KeyedDraw[int], records: Records) -> dict[str, list[int]]:
+    """Returns where the lines of drawn cuts start, in the order of the draw; cuts that were removed are omitted."""
+    digests = np.array(sorted({digest for group in drawn for digest in drawn[group]}), "<u8")
+    starts: dict[int, int] = {}
+    for _, block in records.blocks() if len(digests) else ():
+        positions = np.minimum(np.searchsorted(digests, block["id"]), len(digests) - 1)
+        found = block[digests[positions] == block["id"]]
+        starts |= zip(found["id"].tolist(), found["offset"].tolist(), strict=True)
+    return {group: [starts[digest] for digest in drawn[group] if digest in starts] for group in drawn}

@@ -11,6 +11,7 @@ from nestdata.corpus.audio import SILENCE_DB, energy, load_samples, samples_in
 from nestdata.corpus.channels import MIX_FIELD, Channel, is_mixed
 from nestdata.corpus.members import source_at
 from nestdata.errors import AudioError, StorageError
+from nestdata.prepare.audio_span import AudioSpan, span_of_cut
 from nestdata.prepare.config import ProbeMode
 from nestdata.prepare.cut_rows import cut_row, resample, windows
 from nestdata.prepare.header import AudioInfo, header_of_command, name_of, read_header
@@ -33,6 +34,9 @@ class Reject(NamedTuple):
     reason: RejectReason
     detail: str
     """An explanation that gives the values found."""
+
+    audio: AudioSpan | None = None
+    """The audio, if it may be worth listening to."""
 
 
 class Cut(NamedTuple):
@@ -242,11 +246,15 @@ def _decoded(entry: Entry, cut: Cut) -> Cut | Reject:
     try:
         samples = load_samples(row, content=entry.member.content.read() if entry.member else None)
     except AudioError as error:
-        return _reject(entry, error.reason, str(error))._replace(cut_id=row["id"])
+        return _reject_cut(entry, row, error.reason, str(error))
     if energy(samples) < 10 ** (SILENCE_DB / 10) * len(samples):
         detail = f"the level of the whole cut is below {SILENCE_DB:g} dB of full scale"
-        return _reject(entry, "silent", detail)._replace(cut_id=row["id"])
+        return _reject_cut(entry, row, "silent", detail)
     return cut
+
+
+def _reject_cut(entry: Entry, row: dict[str, Any], reason: RejectReason, detail: str) -> Reject:
+    return Reject(entry.where, row["id"], reason, detail, span_of_cut(row, entry.member))
 
 
 def _reject(entry: Entry, reason: RejectReason, detail: str) -> Reject:

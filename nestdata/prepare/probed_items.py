@@ -4,7 +4,7 @@ import hashlib
 import json
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import NO_SHARD
 from nestdata.corpus.channels import is_mixed
+from nestdata.prepare.audio_span import AudioSpan
+from nestdata.prepare.draw import MAX_DRAWN, KeyedDraw, key_of
 from nestdata.prepare.inputs.entry import Member
 from nestdata.prepare.probe import Cut, Reject
 from nestdata.prepare.records import RECORD
@@ -47,6 +49,12 @@ class ProbedItems:
     shards: list[ObjectInfo] = field(default_factory=list)
     """The shards of the cuts, in the order of first use; the shard of a record counts from the start of this list."""
 
+    drawn_cuts: KeyedDraw[int] = field(default_factory=KeyedDraw)
+    """Digests of the ids of some cuts of each language."""
+
+    drawn_rejects: KeyedDraw[Reject] = field(default_factory=KeyedDraw)
+    """Some rejects of each reason, with their audio. Those in `rejects` have none."""
+
     def to_bytes(self) -> bytes:
         """Returns a compressed form that `from_bytes` reads."""
         values = {
@@ -55,6 +63,8 @@ class ProbedItems:
             "num_resampled": self.num_resampled,
             "samples_by": self.samples_by,
             "shards": self.shards,
+            "drawn_cuts": self.drawn_cuts.as_json(),
+            "drawn_rejects": self.drawn_rejects.as_json(),
             "num_records": len(self.records),
             "layout": _LAYOUT,
         }
@@ -79,6 +89,8 @@ class ProbedItems:
             rejects=[Reject(*reject) for reject in values.pop("rejects")],
             samples_by={kind: Counter(counts) for kind, counts in values.pop("samples_by").items()},
             shards=[ObjectInfo(*shard) for shard in values.pop("shards")],
+            drawn_cuts=KeyedDraw.from_json(values.pop("drawn_cuts"), int),
+            drawn_rejects=KeyedDraw.from_json(values.pop("drawn_rejects"), _reject_from_json),
             **values,
         )
 
@@ -165,17 +177,20 @@ class ItemCollector:
             self._drop_replaced()
         columns = _Columns(*zip(*self._rows, strict=True)) if self._rows else _Columns()
         shards = {member.shard: None for member in columns.member if member}
+        records = _records_of(columns, {shard: number for number, shard in enumerate(shards)})
         return ProbedItems(
             num_entries=self.num_entries,
             lines=b"".join(columns.line),
-            records=_records_of(columns, {shard: number for number, shard in enumerate(shards)}),
-            rejects=[reject for _, reject in self._rejects],
+            records=records,
+            rejects=[reject._replace(audio=None) for _, reject in self._rejects],
             num_resampled=sum(columns.is_resampled),
             samples_by={
                 "language": _samples_by(columns.language, columns.num_samples),
                 "speaker": _samples_by(columns.speaker, columns.num_samples),
             },
             shards=[*shards],
+            drawn_cuts=_draw_cuts(columns.language, records["id"]),
+            drawn_rejects=_draw_rejects(reject for _, reject in self._rejects),
         )
 
     def _drop_replaced(self) -> None:
@@ -213,6 +228,31 @@ def _address(member: Member | None, shards: dict[ObjectInfo, int]) -> tuple[int,
     if member is None:
         return 0, NO_SHARD << 32, 0, 1
     return member.offset, shards[member.shard] << 32 | member.length, member.crc32 or 0, member.crc32 is not None
+
+
+def _draw_cuts(languages: Sequence[Any], digests: NDArray[Any]) -> KeyedDraw[int]:
+    """Draws cuts of each language by the digests of their ids."""
+    drawn, found = KeyedDraw[int](), Counter[str]()
+    # Ascending, so that only the first cuts of each language have to be offered.
+    for index in np.argsort(digests, kind="stable").tolist() if any(languages) else ():
+        language = languages[index]
+        if language and isinstance(language, str) and found[language] < MAX_DRAWN:
+            found[language] += 1
+            drawn.offer(language, int(digests[index]), int(digests[index]))
+    return drawn
+
+
+def _draw_rejects(rejects: Iterable[Reject]) -> KeyedDraw[Reject]:
+    """Draws rejects of each reason by their ids."""
+    drawn = KeyedDraw[Reject]()
+    for reject in rejects:
+        drawn.offer(reject.reason, key_of(reject.cut_id), reject)
+    return drawn
+
+
+def _reject_from_json(values: list[Any]) -> Reject:
+    *fields, audio = values
+    return Reject(*fields, audio and AudioSpan.from_json(audio))
 
 
 def _samples_by(names: Sequence[str | None], num_samples: Sequence[int]) -> Counter[str]:

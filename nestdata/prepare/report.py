@@ -1,27 +1,31 @@
-"""The HTML report of a corpus: durations, hours by language and speaker, rejects, and the padding of batch plans.
+"""The HTML report of a corpus: durations, samples, hours by language and speaker, rejects, padding of batch plans.
 
-The charts are bars drawn with HTML and CSS, so that the page is written in milliseconds and needs no other file.
+The charts are bars drawn with HTML and CSS, so that the page is written in milliseconds and needs no other file but
+the audio of the samples.
 """
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
-import jinja2
 import numpy as np
 
 from nestdata.errors import PlanError
+from nestdata.pages import write_page
 from nestdata.plan.batch_plan import BatchPlan, PlanConfig
 from nestdata.plan.lengths import Lengths
 from nestdata.plan.summary import summarise_plan
 from nestdata.prepare.inputs.entry import RejectReason
+from nestdata.prepare.listening import MAX_BYTES, Listening
+from nestdata.prepare.sound import MAX_SECONDS
 
 _NUM_BINS = 48
 _NUM_TICKS = 7
-_MAX_NAMES = 30
+_MAX_NAMES = 200
 _BUDGETS_S = (60.0, 120.0, 240.0, 480.0)
 _MICROBATCHES = 8
 _ADVICE: dict[RejectReason, str] = {
@@ -58,7 +62,13 @@ class _Bar:
     """The value divided by that of the longest bar."""
 
 
-def write_report(directory: Path, name: str, meta: dict[str, Any], hours_by: dict[str, dict[str, float]]) -> None:
+def write_report(
+    directory: Path,
+    name: str,
+    meta: dict[str, Any],
+    hours_by: dict[str, dict[str, float]],
+    listening: Listening | None,
+) -> None:
     """Writes `report.html` into a corpus directory.
 
     Args:
@@ -66,11 +76,13 @@ def write_report(directory: Path, name: str, meta: dict[str, Any], hours_by: dic
         name: Name of the corpus.
         meta: The content of `meta.json`, which may be written later.
         hours_by: Hours by name for each kind of label, descending, such as `{"language": {"en": 3.5}}`.
+        listening: Samples to listen to; None for a page without them.
     """
     lengths, _ = np.asarray(np.load(directory / "index.npy", mmap_mode="r"))
     rate = meta["sampling_rate"]
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("nestdata"), autoescape=True)
-    page = environment.get_template("report.html").render(
+    write_page(
+        directory / "report.html",
+        "report.html",
         name=name,
         meta=meta,
         seconds=(int(lengths[0]) / rate, int(lengths[-1]) / rate),
@@ -83,8 +95,11 @@ def write_report(directory: Path, name: str, meta: dict[str, Any], hours_by: dic
         advice=_ADVICE,
         plans=[_plan(lengths, rate, budget) for budget in _BUDGETS_S],
         microbatches=_MICROBATCHES,
+        listening=listening,
+        max_seconds=MAX_SECONDS,
+        max_bytes=MAX_BYTES,
+        inf=math.inf,
     )
-    (directory / "report.html").write_text(page, encoding="utf-8", errors="backslashreplace")
 
 
 def _bars(values: Iterable[tuple[str, float]]) -> list[_Bar]:

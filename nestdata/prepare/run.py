@@ -121,7 +121,7 @@ def prepare_corpus(
             _check_rejects(writer, stats, sources, config)
         assert stats is not None
         report = _report(stats, output, config.sampling_rate)
-        _write_rest(partial, report, _meta(stats, sources, config, output), config, pool)
+        _write_rest(partial, report, _meta(stats, sources, config, output), stats, config, pool)
         _remove_work(partial)
     _warn_of_traffic(traffic, report)
     return report
@@ -306,17 +306,36 @@ def _check_rejects(
         )
 
 
-def _write_rest(partial: Path, report: PrepareReport, meta: dict[str, Any], config: PrepareConfig, pool: Pool) -> None:
-    """Writes the sample bank, the HTML report and `meta.json`."""
+def _write_rest(
+    partial: Path,
+    report: PrepareReport,
+    meta: dict[str, Any],
+    stats: "CorpusStats",
+    config: PrepareConfig,
+    pool: Pool,
+) -> None:
+    """Writes the sample bank, the HTML report with its audio, and `meta.json`."""
     from nestdata.corpus.corpus import meta_content, open_addresses
+    from nestdata.prepare.listening import ListeningConfig, collect_samples
     from nestdata.prepare.report import write_report
 
+    addresses = open_addresses(partial, meta)
     if config.pcm:
         from nestdata.prepare.bank_writer import write_bank
 
-        write_bank(partial, report.path, pool, open_addresses(partial, meta))
+        write_bank(partial, report.path, pool, addresses)
+    listening = None
+    if config.report_samples:
+        options = ListeningConfig(
+            per_group=config.report_samples,
+            directory=partial,
+            stored_in=report.path,
+            with_lhotse=config.probe != "missing",
+        )
+        languages = {name: stats.drawn_cuts.get(name, []) for name in report.hours_by_language}
+        listening = collect_samples(options, addresses, languages, stats.drawn_rejects)
     hours_by = {"language": report.hours_by_language, "speaker": report.hours_by_speaker}
-    write_report(partial, report.path.name, meta, hours_by)
+    write_report(partial, report.path.name, meta, hours_by, listening)
     # Last, because a directory without it does not open as a corpus.
     (partial / "meta.json").write_bytes(meta_content(meta))
 

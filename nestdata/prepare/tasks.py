@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from nestdata.corpus.corpus import FORMAT_VERSION
 from nestdata.errors import StorageError
+from nestdata.prepare.audio_span import span_of_entry
 from nestdata.prepare.inputs import Source
 from nestdata.prepare.inputs.entry import Entry, ReadsFiles
 from nestdata.prepare.inputs.remote import audio_location, in_parallel, with_members
@@ -110,7 +111,8 @@ def _probe_items(task: Task, collector: ItemCollector) -> _Found:
         collector.begin(entry.number)
         for found in probe(entry, task.limits):
             if isinstance(found, Reject):
-                collector.reject(found, number)
+                audio = found.audio or span_of_entry(entry, task.limits.channel)
+                collector.reject(found._replace(audio=audio), number)
                 if location := audio_location(entry):
                     rejected[location] = entry.member.shard if entry.member else None
                 else:  # the files that an item depends on are known anyway, if the source names them

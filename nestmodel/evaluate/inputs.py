@@ -49,7 +49,7 @@ def open_inputs(
         yield inputs
         return
     temporary = directory / "corpus"
-    config = PrepareConfig(sampling_rate=sampling_rate, min_seconds=0.0, probe="all")
+    config = PrepareConfig(sampling_rate=sampling_rate, min_seconds=0.0, probe="all", report_samples=0)
     manifests = [_manifest_path(Path(path), directory / f"moved-{i}.jsonl") for i, path in enumerate(inputs)]
     prepare_corpus(manifests, temporary, config, on_progress=_entries_to(on_progress) if on_progress else None)
     try:

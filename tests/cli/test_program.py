@@ -54,8 +54,8 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
     assert {command: all_flags(command) for command in OWN_COMMANDS} == {
         "prepare": [
             *("--allow-commands", "--channel", "--dask", "--format", "--jobs -j", "--json", "--max-seconds"),
-            *("--min-rate", "--min-seconds", "--output -o", "--overwrite", "--pcm", "--probe", "--sampling-rate"),
-            *("--strict", "--tars", "--window-seconds", "INPUT"),
+            *("--min-rate", "--min-seconds", "--output -o", "--overwrite", "--pcm", "--probe"),
+            *("--report-samples", "--sampling-rate", "--strict", "--tars", "--window-seconds", "INPUT"),
         ],
         "pack": [
             *("--bits", "--codec", "--jobs -j", "--json", "--output -o", "--overwrite", "--seed", "--shard-bytes"),

@@ -235,7 +235,7 @@ def test_rejects_are_written_and_counted_in_input_order(tmp_path: Path) -> None:
         assert (writer.first_reject, writer.rejected.total()) == (rejects[0], 2)
     assert written is not None
     assert written.rejected == {"missing": 1, "empty": 1}
-    assert [tuple(reject.values()) for reject in rejects_of(tmp_path)] == rejects
+    assert [tuple(reject.values()) for reject in rejects_of(tmp_path)] == [reject[:4] for reject in rejects]
 
 
 def test_adding_items_does_not_modify_them(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_labels_that_cannot_be_written_are_rejected(value: Any) -> None:
     collector.add(Cut({**row_of(Item("a")), "custom": {"label": value}}, 16000), 5, "m:5")
     probed = collector.collected()
     assert (probed.lines, len(probed.records)) == (b"", 0)
-    ((where, cut_id, reason, _),) = probed.rejects
+    ((where, cut_id, reason, *_),) = probed.rejects
     assert (where, cut_id, reason) == ("m:5", "a", "unreadable")
 
 

@@ -1,0 +1,195 @@
+"""The report in Chromium, opened as a file: sorting, filtering, playing, and what assistive technology is told.
+
+Needs the `browser` extra and an installed Chromium or Chrome; playwright's own browsers are not downloaded.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nestdata import prepare_corpus
+from tests.synthesis import chirp, tone, write_audio, write_jsonl
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `browser`)")
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WIDTHS = (1280, 800, 390)
+LONG_NAME = "a-folder-with-a-name-that-has-no-spaces/" * 3 + "and_a_file_name_that_is_just_as_long.wav"
+SAMPLES = "Samples of the cuts of this corpus"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)} is on the path")
+    with sync_api.sync_playwright() as playwright:
+        # No sandbox, because it is not available to root and in most containers.
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("speech")
+    rows = []
+    for i in range(12):
+        write_audio(folder / f"cut-{i}.wav", chirp(200, 900, 1.0 + i / 4, 8000, level=0.5 * 0.8**i), 8000)
+        rows.append({"audio_filepath": f"cut-{i}.wav", "lang": ("en", "sw")[i % 3 == 0], "text": f"words {i}"})
+    write_audio(folder / "short.wav", tone(300, 0.05))
+    (folder / "text.wav").write_text("not audio")
+    rows += [{"audio_filepath": name} for name in ("short.wav", "text.wav", LONG_NAME)]
+    prepare_corpus([write_jsonl(folder / "speech.json", rows)], folder / "speech.corpus")
+    return folder / "speech.corpus"
+
+
+@pytest.fixture
+def page(browser: Any, corpus: Path) -> Iterator[Any]:
+    """The open report. In the end, it must have made no request but of files, and have logged nothing."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    logged: list[str] = []
+    requested: list[str] = []
+    page.on("console", lambda message: logged.append(message.text))
+    page.on("pageerror", lambda error: logged.append(str(error)))
+    page.on("request", lambda request: requested.append(request.url))
+    page.goto((corpus / "report.html").as_uri())
+    yield page
+    page.close()
+    assert logged == []
+    assert [url for url in requested if not url.startswith(corpus.as_uri())] == []
+
+
+def column(page: Any, caption: str, index: int) -> list[str]:
+    cells = page.get_by_role("table", name=caption).locator(f"tbody tr:visible > :nth-child({index})")
+    return [text.strip() for text in cells.all_inner_texts()]
+
+
+def sort_of(page: Any, header: str) -> str | None:
+    table = page.get_by_role("table", name=SAMPLES)
+    return table.get_by_role("columnheader", name=header).get_attribute("aria-sort")
+
+
+def test_a_click_on_a_header_sorts_by_number(page: Any) -> None:
+    seconds = [float(text) for text in column(page, SAMPLES, 4)]
+    button = page.get_by_role("table", name=SAMPLES).get_by_role("button", name="seconds")
+    button.click()
+    assert sort_of(page, "seconds") == "ascending"
+    assert [float(text) for text in column(page, SAMPLES, 4)] == sorted(seconds)
+    button.click()
+    assert sort_of(page, "seconds") == "descending"
+    assert [float(text) for text in column(page, SAMPLES, 4)] == sorted(seconds, reverse=True)
+
+
+def test_the_keyboard_sorts_by_word_and_marks_one_column(page: Any) -> None:
+    page.get_by_role("table", name=SAMPLES).get_by_role("button", name="seconds").click()
+    page.get_by_role("table", name=SAMPLES).get_by_role("button", name="sample of").focus()
+    page.keyboard.press("Enter")
+    assert column(page, SAMPLES, 1) == sorted(column(page, SAMPLES, 1))
+    page.keyboard.press("Space")
+    assert column(page, SAMPLES, 1) == sorted(column(page, SAMPLES, 1), reverse=True)
+    assert (sort_of(page, "sample of"), sort_of(page, "seconds")) == ("descending", None)
+
+
+def test_a_filter_shows_the_rows_with_all_words_and_their_number(page: Any) -> None:
+    total = len(column(page, SAMPLES, 1))
+    field = page.get_by_role("searchbox", name="Filter samples")
+    field.fill("LANGUAGE: sw")
+    assert set(column(page, SAMPLES, 1)) == {"language: sw"}
+    status = page.get_by_role("status").first
+    assert status.inner_text() == f"3 of {total} rows"
+    field.fill("no such words")
+    assert status.inner_text() == f"0 of {total} rows"
+    field.fill("")
+    assert status.inner_text() == f"{total} of {total} rows"
+
+
+def test_the_skip_link_and_players_are_reached_and_used_by_keyboard(page: Any) -> None:
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    assert page.locator(":focus").bounding_box()["x"] >= 0  # visible once it has the focus
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id || location.hash") in ("main", "#main")
+    page.evaluate("for (const player of document.querySelectorAll('audio')) player.muted = true")
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.tagName") == "AUDIO":
+            break
+    assert page.evaluate("document.activeElement.ariaLabel") == "Play cut-0, shortest"
+    page.keyboard.press("Space")
+    page.wait_for_function("document.activeElement.currentTime > 0.1")
+    assert page.evaluate("document.activeElement.duration") == pytest.approx(1.0)
+
+
+def test_a_player_plays_and_stops_the_one_before(page: Any) -> None:
+    players = page.locator("audio")
+    for index in (0, 3):
+        players.nth(index).evaluate("player => { player.muted = true; return player.play(); }")
+        page.wait_for_function(f"document.querySelectorAll('audio')[{index}].currentTime > 0.1")
+    assert players.nth(0).evaluate("player => player.paused")
+    assert not players.nth(3).evaluate("player => player.paused")
+    assert players.nth(3).evaluate("player => player.duration") == pytest.approx(3.75)
+
+
+def test_assistive_technology_gets_names_and_roles(page: Any) -> None:
+    rejected = page.get_by_role("table", name="Samples of rejected entries")
+    assert rejected.aria_snapshot().splitlines()[:9] == [
+        '- table "Samples of rejected entries":',
+        "  - caption: Samples of rejected entries",
+        "  - rowgroup:",
+        '    - row "reason listen cut position found":',
+        '      - columnheader "reason":',
+        '        - button "reason"',
+        '      - columnheader "listen"',
+        '      - columnheader "cut":',
+        '        - button "cut"',
+    ]
+    assert rejected.get_by_role("rowheader", name="short", exact=True).count() == 1
+    for role in ("banner", "main", "navigation"):
+        assert page.get_by_role(role).count() == 1
+    assert page.get_by_role("img", name="Histogram of the hours by length").count() == 1
+    assert page.get_by_role("searchbox").count() == page.get_by_role("status").count() == 4
+
+
+def test_words_are_not_broken_and_pages_do_not_scroll_sideways(browser: Any, corpus: Path) -> None:
+    """Of every text that is one word, such as a reason, all letters are in one line, at each width."""
+    page = browser.new_page()
+    page.goto((corpus / "report.html").as_uri())
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        broken = page.evaluate(
+            """[...document.querySelectorAll("thead th button, .word")].filter((cell) => {
+                const range = document.createRange();
+                range.selectNodeContents(cell.firstChild);
+                return new Set([...range.getClientRects()].map((box) => box.top)).size > 1;
+            }).map((cell) => cell.textContent)"""
+        )
+        assert broken == []
+        boxes = page.locator("audio").evaluate_all("players => players.map((one) => one.getBoundingClientRect().width)")
+        assert min(boxes) > 150
+    page.close()
+
+
+def test_tables_are_complete_without_scripts(browser: Any, corpus: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((corpus / "report.html").as_uri())
+    assert page.get_by_role("table").count() == 5
+    assert page.get_by_role("button").count() == page.get_by_role("searchbox").count() == 0
+    assert page.get_by_role("columnheader", name="reason").count() == 2
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation(browser: Any, corpus: Path, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the extra `browser` is not installed")
+    page = browser.new_page(color_scheme=scheme)
+    page.goto((corpus / "report.html").as_uri())
+    found = axe.Axe().run(page).response
+    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
+    assert len(found["passes"]) > 30
+    page.close()
