@@ -51,6 +51,27 @@ from .evaluate.encode import (
 from .evaluate.encode import (
     parse_layers as parse_layers,
 )
+from .evaluate.error_rates import (
+    ErrorCounts as ErrorCounts,
+)
+from .evaluate.error_rates import (
+    ErrorRate as ErrorRate,
+)
+from .evaluate.error_rates import (
+    Estimate as Estimate,
+)
+from .evaluate.error_rates import (
+    count_errors as count_errors,
+)
+from .evaluate.error_rates import (
+    error_difference as error_difference,
+)
+from .evaluate.error_rates import (
+    error_rate as error_rate,
+)
+from .evaluate.error_rates import (
+    error_reduction as error_reduction,
+)
 from .evaluate.extract import (
     ExtractConfig as ExtractConfig,
 )
@@ -68,6 +89,12 @@ from .evaluate.report import (
 )
 from .evaluate.report import (
     ProbeReport as ProbeReport,
+)
+from .evaluate.text import (
+    Alphabet as Alphabet,
+)
+from .evaluate.text import (
+    normalise_text as normalise_text,
 )
 from .formats.conversion import (
     export_model as export_model,
@@ -183,6 +210,7 @@ from .training.preemption import (
 )
 
 __all__ = [
+    "Alphabet",
     "BudgetConfig",
     "BudgetReport",
     "BudgetTrial",
@@ -194,6 +222,9 @@ __all__ = [
     "Curves",
     "EncoderConfig",
     "EncoderOutput",
+    "ErrorCounts",
+    "ErrorRate",
+    "Estimate",
     "ExportFormat",
     "ExtractConfig",
     "ExtractError",
@@ -236,6 +267,10 @@ __all__ = [
     "WeightReport",
     "WeightsError",
     "config_from_nemo",
+    "count_errors",
+    "error_difference",
+    "error_rate",
+    "error_reduction",
     "export_model",
     "extract_features",
     "find_budget",
@@ -245,6 +280,7 @@ __all__ = [
     "load_weights",
     "loss_stats",
     "newest_checkpoint",
+    "normalise_text",
     "parse_layers",
     "prepare_deterministic",
     "preset_path",
