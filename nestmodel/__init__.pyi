@@ -42,6 +42,15 @@ from .errors import (
 from .errors import (
     WeightsError as WeightsError,
 )
+from .evaluate.ctc_probe import (
+    run_ctc_probe as run_ctc_probe,
+)
+from .evaluate.ctc_report import (
+    CtcProbeConfig as CtcProbeConfig,
+)
+from .evaluate.ctc_report import (
+    CtcProbeReport as CtcProbeReport,
+)
 from .evaluate.encode import (
     Utterance as Utterance,
 )
@@ -80,6 +89,15 @@ from .evaluate.extract import (
 )
 from .evaluate.extract import (
     extract_features as extract_features,
+)
+from .evaluate.frame_probe import (
+    run_frame_probe as run_frame_probe,
+)
+from .evaluate.frame_report import (
+    FrameProbeConfig as FrameProbeConfig,
+)
+from .evaluate.frame_report import (
+    FrameProbeReport as FrameProbeReport,
 )
 from .evaluate.linear_probe import ProbeScore as ProbeScore
 from .evaluate.probe import run_probe as run_probe
@@ -219,6 +237,8 @@ __all__ = [
     "Checkpoints",
     "ConfigError",
     "ConformerEncoder",
+    "CtcProbeConfig",
+    "CtcProbeReport",
     "Curves",
     "EncoderConfig",
     "EncoderOutput",
@@ -232,6 +252,8 @@ __all__ = [
     "FeatureConfig",
     "FeatureType",
     "FileFormat",
+    "FrameProbeConfig",
+    "FrameProbeReport",
     "Health",
     "HiddenStates",
     "LossStats",
@@ -285,6 +307,8 @@ __all__ = [
     "prepare_deterministic",
     "preset_path",
     "read_config",
+    "run_ctc_probe",
+    "run_frame_probe",
     "run_preflight",
     "run_probe",
 ]

@@ -111,9 +111,8 @@ def count_errors(references: Sequence[str], hypotheses: Sequence[str], unit: Err
 
 def error_rate(counts: ErrorCounts, seed: int = 0) -> ErrorRate:
     """Returns the error rate over all utterances; `seed` determines the draws of the interval."""
-    estimate = _bootstrap(lambda errors, num_reference: errors[0] / num_reference[0], [counts], seed)
     return ErrorRate(
-        *estimate,
+        *ratio(counts.errors, counts.num_reference, seed),
         insertions=int(counts.insertions.sum()),
         deletions=int(counts.deletions.sum()),
         substitutions=int(counts.substitutions.sum()),
@@ -123,20 +122,39 @@ def error_rate(counts: ErrorCounts, seed: int = 0) -> ErrorRate:
 
 def error_difference(counts: ErrorCounts, baseline: ErrorCounts, seed: int = 0) -> Estimate:
     """Returns the error rate minus that of a baseline on the same utterances: negative if there are fewer errors."""
-    return _bootstrap(
-        lambda errors, num_reference: errors[0] / num_reference[0] - errors[1] / num_reference[1],
-        [counts, baseline],
-        seed,
-    )
+    return ratio_difference((counts.errors, counts.num_reference), (baseline.errors, baseline.num_reference), seed)
 
 
 def error_reduction(counts: ErrorCounts, baseline: ErrorCounts, seed: int = 0) -> Estimate:
-    """Returns the share of a baseline's errors that is avoided, 1 - rate / rate of the baseline."""
-    return _bootstrap(
-        lambda errors, num_reference: 1 - errors[0] / num_reference[0] * num_reference[1] / np.maximum(errors[1], 1),
-        [counts, baseline],
-        seed,
-    )
+    """Returns the share of a baseline's errors that is avoided, 1 - rate / rate of the baseline.
+
+    A draw without errors of the baseline counts as if it had one.
+    """
+
+    def reduction(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        rate, baseline_rate = sums[0] / sums[1], np.maximum(sums[2], 1) / sums[3]
+        return 1 - rate / baseline_rate
+
+    columns = (counts.errors, counts.num_reference, baseline.errors, baseline.num_reference)
+    return _bootstrap(reduction, columns, seed)
+
+
+def ratio(numerators: NDArray[np.int64], denominators: NDArray[np.int64], seed: int) -> Estimate:
+    """Returns the sum of numerators over the sum of denominators; both have the shape (utterances,)."""
+    return _bootstrap(lambda sums: sums[0] / sums[1], (numerators, denominators), seed)
+
+
+def ratio_difference(
+    one: tuple[NDArray[np.int64], NDArray[np.int64]], other: tuple[NDArray[np.int64], NDArray[np.int64]], seed: int
+) -> Estimate:
+    """Returns the difference of two ratios of sums over the same utterances, with a paired bootstrap interval."""
+    return _bootstrap(lambda sums: sums[0] / sums[1] - sums[2] / sums[3], (*one, *other), seed)
+
+
+def percent(estimate: ErrorRate | Estimate) -> str:
+    """Returns a rate or a difference with its interval, in percent."""
+    value, low, high = estimate[:3]
+    return f"{100 * value:.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def check_jiwer() -> None:
@@ -146,19 +164,15 @@ def check_jiwer() -> None:
 
 
 def _bootstrap(
-    statistic: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
-    recognisers: Sequence[ErrorCounts],
-    seed: int,
+    statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], columns: Sequence[NDArray[np.int64]], seed: int
 ) -> Estimate:
-    """Returns a function of the sums of errors and reference lengths, each of shape (recognisers, draws)."""
-    errors = np.stack([counts.errors for counts in recognisers]).astype(np.float64)
-    num_reference = np.stack([counts.num_reference for counts in recognisers]).astype(np.float64)
-    num_utterances = errors.shape[1]
+    """Returns a function of the sums of columns over utterances; it maps sums (columns, draws) to values (draws,)."""
+    values = np.stack(columns).astype(np.float64)  # (columns, utterances)
+    num_utterances = values.shape[1]
     generator = np.random.Generator(np.random.Philox(key=derive_key(seed, "bootstrap")))
     draws = []
     for _ in range(NUM_DRAWS // _DRAWS_AT_A_TIME):
         times = generator.multinomial(num_utterances, np.full(num_utterances, 1 / num_utterances), _DRAWS_AT_A_TIME)
-        draws.append(statistic(errors @ times.T, num_reference @ times.T))
+        draws.append(statistic(values @ times.T))
     low, high = np.quantile(np.concatenate(draws), _QUANTILES)
-    value = statistic(errors.sum(axis=1, keepdims=True), num_reference.sum(axis=1, keepdims=True))
-    return Estimate(float(value[0]), float(low), float(high))
+    return Estimate(float(statistic(values.sum(axis=1, keepdims=True))[0]), float(low), float(high))
