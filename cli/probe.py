@@ -18,13 +18,15 @@ from .progress import progress
 
 ProbeTask = Literal["labels", "ctc", "frames"]
 
-_OPTIONS: dict[ProbeTask, frozenset[str]] = {
+OPTIONS: dict[ProbeTask, frozenset[str]] = {
     "labels": frozenset({"label", "held_out", "held_out_where", "group_by", "train_per_class"}),
     "ctc": frozenset(
         {"test", "held_out", "group_by", "labels_per_frame", "learning_rates", "max_epochs", "patience", "probe_seeds"}
     ),
     "frames": frozenset({"test", "held_out", "group_by", "max_epochs", "patience", "num_units"}),
 }
+"""Options of each task that another task lacks: fields of its configuration, and `test`."""
+
 _NEEDED: dict[ProbeTask, str] = {"labels": "label", "ctc": "test", "frames": "test"}
 
 
@@ -147,8 +149,12 @@ def _run(
             report = run_frame_probe(load_network(model), inputs, test, FrameProbeConfig(**settings), output, **common)
     if as_json:
         print_json(report.to_dict())
+    elif task == "labels":
+        print_label_summary(report, output)
+    elif task == "ctc":
+        print_ctc_summary(report, output)
     else:
-        {"labels": print_label_summary, "ctc": print_ctc_summary, "frames": print_frame_summary}[task](report, output)
+        print_frame_summary(report, output)
 
 
 def _options_of(task: ProbeTask, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,8 +164,8 @@ def _options_of(task: ProbeTask, given: Mapping[str, Any]) -> dict[str, Any]:
         UsageError: An option belongs to another task, or one is missing.
     """
     for name in given:
-        if name not in _OPTIONS[task]:
-            tasks = " or ".join(other for other, names in _OPTIONS.items() if name in names)
+        if name not in OPTIONS[task]:
+            tasks = " or ".join(other for other, names in OPTIONS.items() if name in names)
             raise UsageError(f"{_flag(name)} belongs to --task {tasks}, and the task is {task}.")
     if _NEEDED[task] not in given:
         raise UsageError(f"--task {task} needs {_flag(_NEEDED[task])}.")

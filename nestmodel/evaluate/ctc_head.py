@@ -106,7 +106,7 @@ class CtcHead(nn.Module):
     def forward(self, layers: Float[Tensor, "frames layers dim"]) -> Float[Tensor, "label_frames labels"]:
         """Returns log probabilities, `labels_per_frame` rows for each frame, in the order of time."""
         standardised = (layers - self.mean) * self.scale
-        logits = self.linear(torch.einsum("fld,l->fd", standardised, self.layer_weights))
+        logits: Tensor = self.linear(torch.einsum("fld,l->fd", standardised, self.layer_weights))
         return logits.view(-1, self.num_labels).log_softmax(dim=1)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
+from typing import Any
 
 from nestdata import Corpus, derive_key
 from nestmodel.evaluate.contestants import BASELINES, CONTESTANTS, Contestant
@@ -256,7 +257,7 @@ def _hypothesis_lines(
             name: {str(seed): texts[i] for seed, texts in zip(config.probe_seeds, one.hypotheses, strict=True)}
             for name, one in found.items()
         }
-        line = {"id": utterance.cut_id, "text": utterance.text, **transcripts}
+        line: dict[str, Any] = {"id": utterance.cut_id, "text": utterance.text, **transcripts}
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     return "".join(lines)
 

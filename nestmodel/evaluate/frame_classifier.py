@@ -43,7 +43,8 @@ class FrameClassifier:
     @torch.no_grad()
     def predict(self, values: Float[Tensor, "frames dim"]) -> Int[Tensor, " frames"]:
         """Returns the most likely unit of each frame."""
-        return self.linear((values - self.mean) * self.scale).argmax(dim=1)
+        logits: Tensor = self.linear((values - self.mean) * self.scale)
+        return logits.argmax(dim=1)
 
 
 def fit_frames(

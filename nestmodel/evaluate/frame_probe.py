@@ -8,7 +8,7 @@ replaced acoustic detail by something else.
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from nestdata import Corpus, derive_key
 from nestmodel.evaluate.contestants import CONTESTANTS, Contestant
 from nestmodel.evaluate.ctc_head import StoppingRule
-from nestmodel.evaluate.encode import frame_rate_hz, iterate_log_mels, resolve_device
+from nestmodel.evaluate.encode import Utterance, frame_rate_hz, iterate_log_mels, resolve_device
 from nestmodel.evaluate.error_rates import ratio, ratio_difference
 from nestmodel.evaluate.feature_cache import FeatureCache
 from nestmodel.evaluate.frame_classifier import LabelledFrames, fit_frames
@@ -127,10 +127,18 @@ def _probe_sides(
     on_work = progress_counter(
         (len(CONTESTANTS) + 1) * num_utterances + num_layers * len(training.utterances), on_progress
     )
-    settings = {"max_batch_seconds": config.max_batch_seconds, "device": config.device}
     with tempfile.TemporaryDirectory(dir=directory) as cache_directory:
         units, test_units = _units(model, training, test, config, on_work)
-        caches = write_caches(model, training, test, Path(cache_directory), on_work, seed=config.seed, **settings)
+        caches = write_caches(
+            model,
+            training,
+            test,
+            Path(cache_directory),
+            on_work,
+            seed=config.seed,
+            max_batch_seconds=config.max_batch_seconds,
+            device=config.device,
+        )
         task = _task(training, test, caches, units, test_units, config)
         scored = [
             _score_layer(name, layer, caches[name], task, config, on_work, len(training.utterances))
@@ -157,21 +165,13 @@ def _probe_sides(
 def _units(
     model: NestNetwork, training: Side, test: Side, config: FrameProbeConfig, on_work: OnWork
 ) -> tuple[Units, Units]:
-    both = [
-        counted(
-            iterate_log_mels(
-                model,
-                side.corpus,
-                config.max_batch_seconds,
-                config.device,
-                rows=[one.row for one in side.utterances],
-                on_reject=side.rejects.add,
-            ),
-            on_work,
-        )
-        for side in (training, test)
-    ]
-    return mfcc_units(*both, config.num_units, model.config.encoder.subsampling_factor, config.seed)
+    def log_mels(side: Side) -> Iterator[Utterance]:
+        rows = [one.row for one in side.utterances]
+        settings = (config.max_batch_seconds, config.device)
+        return counted(iterate_log_mels(model, side.corpus, *settings, rows=rows, on_reject=side.rejects.add), on_work)
+
+    factor = model.config.encoder.subsampling_factor
+    return mfcc_units(log_mels(training), log_mels(test), config.num_units, factor, config.seed)
 
 
 def _task(
