@@ -51,9 +51,7 @@ def main() -> int:
         name = letters[letter]
         if (output / f"{letter}.ckpt").exists():
             continue
-        checkpoint = (
-            Path(given[name]).absolute() if given else _pretrain(output, letter, int(name.split()[0]), arguments)
-        )
+        checkpoint = Path(given[name]) if given else _pretrain(output, letter, int(name.split()[0]), arguments)
         shutil.copy(checkpoint, output / f"{letter}.ckpt")
     for letter in _order(output, "scoring", letters):
         _score(output, letter, arguments)
@@ -218,10 +216,10 @@ def _report(
 
 Made by `benchmarks/bench_content.py`{" --quick" if arguments.quick else ""} on {os.cpu_count()} CPU cores \
 ({platform.machine()}), {packages}. Error rates and accuracies in %, differences in percentage points, with 95 %
-bootstrap intervals over utterances. {probe["num_training"]} utterances for training, {probe["num_held_out"]} held out, \
-{probe["num_test"]} test utterances.
-Heads: seeds {config["probe_seeds"]}, learning rates {config["learning_rates"]}, at most {config["max_epochs"]} epochs, \
-patience {config["patience"]}, {config["labels_per_frame"]} labels per frame.
+bootstrap intervals over utterances. {probe["num_training"]} utterances for training, {probe["num_held_out"]} held
+out, {probe["num_test"]} test utterances. Heads: seeds {config["probe_seeds"]}, learning rates
+{config["learning_rates"]}, at most {config["max_epochs"]} epochs, patience {config["patience"]},
+{config["labels_per_frame"]} labels per frame.
 
 Models had letters instead of names until the figures were written (SHA-256 of figures.md: `{digest}`). Drawn orders:
 {drawn}. Time of the content probe, features included: {seconds}.
