@@ -17,13 +17,14 @@ from .program import UsageError
 from .progress import progress
 
 ProbeTask = Literal["labels", "ctc", "frames"]
+FrameUnits = Literal["mfcc", "characters"]
 
 OPTIONS: dict[ProbeTask, frozenset[str]] = {
     "labels": frozenset({"label", "held_out", "held_out_where", "group_by", "train_per_class"}),
     "ctc": frozenset(
         {"test", "held_out", "group_by", "labels_per_frame", "learning_rates", "max_epochs", "patience", "probe_seeds"}
     ),
-    "frames": frozenset({"test", "held_out", "group_by", "max_epochs", "patience", "num_units"}),
+    "frames": frozenset({"test", "held_out", "group_by", "max_epochs", "patience", "units", "num_units"}),
 }
 """Options of each task that another task lacks: fields of its configuration, and `test`."""
 
@@ -82,8 +83,12 @@ def probe_command(
         int | None, typer.Option(help="ctc, frames: epochs without improvement. [default: ctc 10, frames 3]")
     ] = None,
     probe_seeds: Annotated[str | None, typer.Option(help="ctc: seeds of the heads. [default: 0,1,2]")] = None,
+    units: Annotated[
+        FrameUnits | None,
+        typer.Option(help="frames: units of MFCCs, or characters by alignment of the texts. [default: mfcc]"),
+    ] = None,
     num_units: Annotated[
-        int | None, typer.Option(help="frames: number of k-means units of MFCCs. [default: 100]")
+        int | None, typer.Option(help="frames: number of k-means clusters, and of units of MFCCs. [default: 100]")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split and of the untrained encoder.")] = 0,
     output: Annotated[
@@ -110,6 +115,7 @@ def probe_command(
         "max_epochs": max_epochs,
         "patience": patience,
         "probe_seeds": _numbers("probe-seeds", probe_seeds, int),
+        "units": units,
         "num_units": num_units,
     }
     options = _options_of(task, {name: value for name, value in given.items() if value is not None})

@@ -75,7 +75,7 @@ def print_frame_summary(report: "FrameProbeReport", output: Path | None) -> None
         table.add_row(contestant_name(score.contestant), str(score.layer), percent(score.accuracy), *clusters)
     out.print(table)
     out.print(
-        f"{report.config.num_units} units, most frequent: {percent(report.chance)} %; {report.num_training_frames} "
+        f"{report.num_units} units, most frequent: {percent(report.chance)} %; {report.num_training_frames} "
         f"training frames, {report.num_test_frames} test frames of {report.num_test} utterances (95 % intervals)"
     )
     _print_rejects(report.left_out, output)

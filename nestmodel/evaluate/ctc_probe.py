@@ -110,7 +110,8 @@ def run_ctc_probe(
             draw_ctc_probe(report, directory / "probe.png")
             (directory / "report.md").write_text(markdown(report), encoding="utf-8")
             (directory / "hypotheses.jsonl").write_text(hypotheses, encoding="utf-8")
-            (directory / "probe.json").write_text(json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
+            content = json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n"
+            (directory / "probe.json").write_text(content, encoding="utf-8")
     return report
 
 
@@ -253,7 +254,7 @@ def _hypothesis_lines(
     """Returns one JSON line per test utterance: its id, its text, and its transcripts by contestant and seed."""
     lines = []
     for i, utterance in enumerate(test):
-        transcripts = {
+        transcripts: dict[str, Any] = {
             name: {str(seed): texts[i] for seed, texts in zip(config.probe_seeds, one.hypotheses, strict=True)}
             for name, one in found.items()
         }

@@ -133,7 +133,8 @@ def error_reduction(counts: ErrorCounts, baseline: ErrorCounts, seed: int = 0) -
 
     def reduction(sums: NDArray[np.float64]) -> NDArray[np.float64]:
         baseline_rate: NDArray[np.float64] = np.maximum(sums[2], 1) / sums[3]
-        return 1 - sums[0] / sums[1] / baseline_rate
+        rate: NDArray[np.float64] = sums[0] / sums[1]
+        return 1 - rate / baseline_rate
 
     columns = (counts.errors, counts.num_reference, baseline.errors, baseline.num_reference)
     return _bootstrap(reduction, columns, seed)

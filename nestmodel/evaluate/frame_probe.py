@@ -1,9 +1,9 @@
 """Runs the frame probe: which layers hold the acoustic content of single frames.
 
-A linear classifier predicts the unit of each encoder frame from one layer; the units are k-means clusters of MFCCs, so
-that no transcript is needed. Besides, k-means clusters of the layer are compared with the units. The log-mel frames
-determine the MFCCs almost linearly: their accuracy is an upper bound rather than a baseline, and a layer below it has
-replaced acoustic detail by something else.
+A linear classifier predicts the unit of each encoder frame from one layer. The units are k-means clusters of MFCCs, for
+which no transcript is needed, or the characters of a forced alignment. Besides, k-means clusters of the layer are
+compared with the units. The log-mel frames determine the MFCCs almost linearly: there, their accuracy is an upper bound
+rather than a baseline.
 """
 
 import json
@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +21,9 @@ from nestdata import Corpus, derive_key
 from nestmodel.evaluate.contestants import CONTESTANTS, Contestant
 from nestmodel.evaluate.ctc_head import StoppingRule
 from nestmodel.evaluate.encode import Utterance, frame_rate_hz, iterate_log_mels, resolve_device
-from nestmodel.evaluate.error_rates import ratio, ratio_difference
+from nestmodel.evaluate.error_rates import check_jiwer, ratio, ratio_difference
 from nestmodel.evaluate.feature_cache import FeatureCache
+from nestmodel.evaluate.frame_alignment import aligned_units
 from nestmodel.evaluate.frame_classifier import LabelledFrames, fit_frames
 from nestmodel.evaluate.frame_report import (
     FrameProbeConfig,
@@ -46,6 +48,13 @@ Units = Mapping[int, NDArray[np.int64]]
 """Units of the encoder frames of utterances, by their index in the corpus."""
 
 
+class _Units(NamedTuple):
+    training: Units
+    test: Units
+    num_units: int
+    alphabet: str | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Task:
     """What every layer is trained and scored on."""
@@ -54,6 +63,8 @@ class _Task:
     test_rows: list[int]
     units: Units
     test_units: Units
+    num_units: int
+    alphabet: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,11 +85,12 @@ def run_frame_probe(
     model_name: str = "",
     on_progress: OnProgress | None = None,
 ) -> FrameProbeReport:
-    """Predicts acoustic units of single frames from each layer of an encoder, trained and untrained, and of log-mels.
+    """Predicts units of single frames from each layer of an encoder, trained and untrained, and from log-mels.
 
     Args:
         model: Its encoder is used, in eval mode, and moved to the device.
-        inputs: Utterances for training; a corpus, or any inputs that `nestdata prepare` reads. No labels are needed.
+        inputs: Utterances for training; a corpus, or any inputs that `nestdata prepare` reads. Texts are needed
+            for the units `characters` only.
         test: Utterances that are scored, of other recordings.
         config: The units, and how the classifiers are trained.
         output: Directory for `probe.json`, `report.md`, `probe.png`, `rejected.jsonl` and `rejected_test.jsonl`; None
@@ -98,11 +110,15 @@ def run_frame_probe(
     """
     config = config or FrameProbeConfig()
     check_sklearn()
+    if config.units == "characters":
+        check_jiwer()
     resolve_device(config.device)
     target = None if output is None else Path(output).resolve()
     rate = model.config.features.sampling_rate
     with probe_directory(target, overwrite) as directory:
-        with open_sides(inputs, test, rate, directory, needs_text=False, group_by=config.group_by) as sides:
+        with open_sides(
+            inputs, test, rate, directory, needs_text=config.units == "characters", group_by=config.group_by
+        ) as sides:
             report = _probe_sides(model, *sides, config, directory, on_progress)
             left_out = {"training": sides[0].rejects.counts, "test": sides[1].rejects.counts}
         report = replace(report, model=model_name, left_out=left_out)
@@ -128,7 +144,6 @@ def _probe_sides(
         (len(CONTESTANTS) + 1) * num_utterances + num_layers * len(training.utterances), on_progress
     )
     with tempfile.TemporaryDirectory(dir=directory) as cache_directory:
-        units, test_units = _units(model, training, test, config, on_work)
         caches = write_caches(
             model,
             training,
@@ -139,7 +154,7 @@ def _probe_sides(
             max_batch_seconds=config.max_batch_seconds,
             device=config.device,
         )
-        task = _task(training, test, caches, units, test_units, config)
+        task = _task(training, test, caches, _units(model, training, test, caches, config, on_work), config)
         scored = [
             _score_layer(name, layer, caches[name], task, config, on_work, len(training.utterances))
             for name in CONTESTANTS
@@ -157,46 +172,63 @@ def _probe_sides(
         num_held_out_frames=sum(len(task.units[row]) for row in task.rows.held_out),
         num_test_frames=int(num_frames.sum()),
         chance=ratio(_most_frequent_correct(task), num_frames, config.seed),
+        alphabet=task.alphabet,
         layers=[one.score for one in scored],
         differences=_differences(scored, num_frames, config.seed),
     )
 
 
 def _units(
-    model: NestNetwork, training: Side, test: Side, config: FrameProbeConfig, on_work: OnWork
-) -> tuple[Units, Units]:
+    model: NestNetwork,
+    training: Side,
+    test: Side,
+    caches: Mapping[Contestant, Caches],
+    config: FrameProbeConfig,
+    on_work: OnWork,
+) -> _Units:
+    if config.units == "characters":
+        aligned = aligned_units(caches, training, test, held_out=config.held_out, seed=config.seed)
+        on_work(len(training.utterances) + len(test.utterances))
+        characters = aligned.alphabet.characters
+        return _Units(aligned.training, aligned.test, len(characters), characters)
+
     def log_mels(side: Side) -> Iterator[Utterance]:
         rows = [one.row for one in side.utterances]
         settings = (config.max_batch_seconds, config.device)
         return counted(iterate_log_mels(model, side.corpus, *settings, rows=rows, on_reject=side.rejects.add), on_work)
 
     factor = model.config.encoder.subsampling_factor
-    return mfcc_units(log_mels(training), log_mels(test), config.num_units, factor, config.seed)
+    return _Units(
+        *mfcc_units(log_mels(training), log_mels(test), config.num_units, factor, config.seed),
+        num_units=config.num_units,
+        alphabet=None,
+    )
 
 
 def _task(
     training: Side,
     test: Side,
     caches: Mapping[Contestant, Caches],
-    units: Units,
-    test_units: Units,
+    units: _Units,
     config: FrameProbeConfig,
 ) -> _Task:
-    in_all = set(units).intersection(*(one.training.rows for one in caches.values()))
-    in_all_test = set(test_units).intersection(*(one.test.rows for one in caches.values()))
+    in_all = set(units.training).intersection(*(one.training.rows for one in caches.values()))
+    in_all_test = set(units.test).intersection(*(one.test.rows for one in caches.values()))
     usable = [one for one in training.utterances if one.row in in_all]
     scored = [one for one in test.utterances if one.row in in_all_test]
     drawn, num_frames = [], 0
     for one in sorted(usable, key=lambda one: (derive_key(config.seed, f"probe frames/{one.cut_id}"), one.cut_id)):
         if num_frames < MAX_TRAINING_FRAMES:
             drawn.append(one)
-            num_frames += len(units[one.row])
+            num_frames += len(units.training[one.row])
     check_enough(len(drawn), len(scored))
     return _Task(
         rows=split_training(sorted(drawn), config.held_out, config.seed),
         test_rows=[one.row for one in scored],
-        units=units,
-        test_units=test_units,
+        units=units.training,
+        test_units=units.test,
+        num_units=units.num_units,
+        alphabet=units.alphabet,
     )
 
 
@@ -214,7 +246,7 @@ def _score_layer(
     training = _frames(caches.training, layer, task.rows.training, task.units)
     held_out = _frames(caches.training, layer, task.rows.held_out, task.units)
     test = _frames(caches.test, layer, task.test_rows, task.test_units)
-    classifier = fit_frames(training, held_out, config.num_units, rule, config.seed)
+    classifier = fit_frames(training, held_out, task.num_units, rule, config.seed)
     is_correct = (classifier.predict(test.values) == test.units).numpy()
     num_frames = np.array([len(task.test_units[row]) for row in task.test_rows])
     num_correct = np.add.reduceat(is_correct.astype(np.int64), np.cumsum([0, *num_frames[:-1]]))

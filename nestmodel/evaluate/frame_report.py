@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,13 +16,18 @@ from nestmodel.evaluate.frame_classifier import FRAMES_PER_STEP, LEARNING_RATE
 from nestmodel.evaluate.frame_units import ClusterScore
 from nestmodel.figures import BLUE, GREY, ORANGE, finish_axes, new_figure
 
+FrameUnits = Literal["mfcc", "characters"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameProbeConfig:
     """The units of a frame probe, and how its classifiers are trained: the same for every layer and contestant."""
 
+    units: FrameUnits = "mfcc"
+    """What is predicted: `mfcc`, k-means clusters of MFCCs, or `characters`, by forced alignment of the transcripts."""
+
     num_units: int = 100
-    """Number of k-means clusters of MFCCs. The clusters of layers, which are compared with them, are as many."""
+    """Number of k-means clusters: of MFCCs, and of the features of each layer, which are compared with the units."""
 
     held_out: float = 0.1
     """Share of the training utterances that ends the training of a classifier, in (0, 1)."""
@@ -99,10 +104,18 @@ class FrameProbeReport:
     chance: Estimate
     """Accuracy of always predicting the most frequent unit of the training frames."""
 
+    alphabet: str | None
+    """The characters, if they are the units."""
+
     layers: list[LayerScore]
     differences: list[LayerDifference]
     left_out: dict[str, dict[str, int]] = field(default_factory=dict)
     """Number of unusable utterances by reason, of the training and of the test corpus."""
+
+    @property
+    def num_units(self) -> int:
+        """Number of units that are predicted."""
+        return self.config.num_units if self.alphabet is None else len(self.alphabet)
 
     def scores(self, name: Contestant) -> list[LayerScore]:
         """Returns the scores of a contestant by layer."""
@@ -147,19 +160,25 @@ def draw_frame_probe(report: FrameProbeReport, picture: Path) -> None:
         axis.set_xlabel("layer (0 is the input of the first block)")
         axis.set_ylabel(label)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    finish_axes(left, f"{report.config.num_units} units, linear classifier", has_legend=True)
+    finish_axes(left, f"linear classifier, {_units_name(report)}", has_legend=True)
     finish_axes(right, "clusters of the layer and units", has_legend=False)
     figure.savefig(picture, dpi=110)
+
+
+def _units_name(report: FrameProbeReport) -> str:
+    if report.alphabet is not None:
+        return f"{len(report.alphabet)} characters"
+    return f"{report.config.num_units} units of MFCCs"
 
 
 def _results(report: FrameProbeReport) -> Iterator[str]:
     yield f"# Frame probe of {report.model or 'a model'}"
     yield ""
     yield (
-        f"How well frames of {1000 / report.frame_rate_hz:.0f} ms predict k-means units of MFCCs "
-        f"({report.config.num_units} units). Accuracy of a linear classifier in %, with 95 % bootstrap intervals over "
-        f"{report.num_test} test utterances ({report.num_test_frames} frames). Always predicting the most frequent "
-        f"unit: {percent(report.chance)}. PNMI and purity compare {report.config.num_units} k-means clusters of the "
+        f"How well frames of {1000 / report.frame_rate_hz:.0f} ms predict {_units_name(report)}. Accuracy of a linear "
+        f"classifier in %, with 95 % bootstrap intervals over {report.num_test} test utterances "
+        f"({report.num_test_frames} frames). Always predicting the most frequent unit: {percent(report.chance)}. PNMI "
+        f"and purity compare {report.config.num_units} k-means clusters of the "
         "features with the units."
     )
     yield ""
@@ -192,6 +211,9 @@ def _training(report: FrameProbeReport) -> Iterator[str]:
         f"{LEARNING_RATE:g}, falling linearly to 0 over {config.max_epochs} epochs of {FRAMES_PER_STEP} frames per "
         f"step; training ends early after {config.patience} epochs without improvement."
     )
+    if report.alphabet is not None:
+        yield "The characters are those of a forced alignment by CTC heads of all features, whose probabilities are"
+        yield f"averaged. Frames with a blank get the nearest character. Alphabet: `{report.alphabet}`."
     for side, reasons in report.left_out.items():
         counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         yield f"Unusable utterances, {side}: {counts or 'none'}."

@@ -79,7 +79,8 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
         "probe": [
             *("--device", "--group-by", "--held-out", "--held-out-where", "--json", "--label", "--labels-per-frame"),
             *("--learning-rates", "--max-batch-seconds", "--max-epochs", "--num-units", "--output -o", "--overwrite"),
-            *("--patience", "--probe-seeds", "--seed", "--task", "--test", "--train-per-class", "INPUT", "MODEL"),
+            *("--patience", "--probe-seeds", "--seed", "--task", "--test", "--train-per-class", "--units"),
+            *("INPUT", "MODEL"),
         ],
         "import": ["--output -o", "--overwrite", "MODEL"],
         "export": ["--output -o", "--overwrite", "--parts", "--to", "MODEL"],
@@ -145,7 +146,7 @@ def test_the_options_of_a_probe_task_are_its_configuration_fields(task: ProbeTas
             assert option.default is None
         if field.name not in shared and field.default not in (MISSING, None):
             values = field.default if isinstance(field.default, tuple) else (field.default,)
-            default = ",".join(f"{value:g}" for value in values)
+            default = ",".join(value if isinstance(value, str) else f"{value:g}" for value in values)
             assert re.search(rf"\[default: .*?{re.escape(default)}\b", option.help), field.name
 
 

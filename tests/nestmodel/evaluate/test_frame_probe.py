@@ -9,6 +9,7 @@ import torch
 
 from nestmodel import ConfigError, FrameProbeConfig, FrameProbeReport, NestNetwork, ProbeError, run_frame_probe
 from nestmodel.evaluate.ctc_head import StoppingRule
+from nestmodel.evaluate.frame_alignment import align
 from nestmodel.evaluate.frame_classifier import LabelledFrames, fit_frames
 from nestmodel.evaluate.frame_units import cluster_score, majority, mfccs
 from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
@@ -81,6 +82,26 @@ def test_the_result_is_written(folder: Path, report: FrameProbeReport) -> None:
     assert found["layers"][1]["clusters"]["purity"] == report.layers[1].clusters.purity
     assert "| log-mel | 0 | " in (output / "report.md").read_text()
     assert (output / "probe.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_characters_are_predicted_after_forced_alignment(model: NestNetwork, folder: Path) -> None:
+    for name, seeds in (("spoken", range(60)), ("spoken_test", range(100, 112))):
+        rows = write_manifest(folder, name, seeds)
+        changed(folder, rows, {0: {"text": "abcd" * 30}} if name == "spoken" else {1: {"text": "xyz"}}, name)
+    found = run_frame_probe(
+        model, [folder / "spoken.json"], [folder / "spoken_test.json"], replace(CONFIG, units="characters")
+    )
+    assert found.alphabet == " abcd"
+    assert found.left_out == {"training": {"not_aligned": 1}, "test": {"not_aligned": 1}}
+    (log_mel,) = found.scores("log_mel")
+    assert log_mel.accuracy.value > 0.6 > found.chance.value
+
+
+def test_an_alignment_gives_each_frame_the_nearest_character() -> None:
+    path = [0, 0, 1, 0, 0, 0, 0, 2, 2, 0, 1]
+    log_probs = torch.full((len(path), 3), -10.0)
+    log_probs[range(len(path)), path] = 0.0
+    assert align(log_probs, [1, 2, 1]).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0]
 
 
 def test_test_utterances_of_the_training_audio_are_refused(model: NestNetwork, folder: Path) -> None:
