@@ -30,8 +30,8 @@ from peer import run_peer
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 QUICK_PROBE = "--max-epochs 2 --learning-rates 0.01 --probe-seeds 0"
+QUICK_FRAMES = "--max-epochs 1 --num-units 10"
 QUICK_UTTERANCES = {"train": 60, "test": 20}
-BASELINES = ("untrained", "log_mel")
 
 
 def main() -> int:
@@ -150,7 +150,7 @@ def _score(output: Path, letter: str, arguments: argparse.Namespace) -> None:
     options = f"{QUICK_PROBE if arguments.quick else ''} {arguments.probe_options}"
     commands = {
         f"ctc-{letter}": f"--task ctc {options}",
-        f"frames-{letter}": f"--task frames {'--max-epochs 1 --num-units 10' if arguments.quick else ''}",
+        f"frames-{letter}": f"--task frames --units characters {QUICK_FRAMES if arguments.quick else ''}",
     }
     for name, task in commands.items():
         if not (output / name / "probe.json").exists():
@@ -227,7 +227,8 @@ Models had letters instead of names until the figures were written (SHA-256 of f
 Trained below both baselines by more than the interval of the difference: {", ".join(below) or "none"}.
 
 {_figures(found)}
-Alphabet: `{probe["alphabet"]}`. Test characters outside it: {sum(probe["unknown_characters"].values())}.
+The units of the frames are the characters of a forced alignment. Alphabet: `{probe["alphabet"]}`.
+Test characters outside it: {sum(probe["unknown_characters"].values())}.
 """
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from .output import console, rejected_text
 
 if TYPE_CHECKING:
-    from nestmodel import CtcProbeReport, FrameProbeReport, ProbeReport, ProbeScore
+    from nestmodel import CtcProbeReport, ErrorRate, Estimate, FrameProbeReport, ProbeReport, ProbeScore
 
 
 def print_label_summary(report: "ProbeReport", output: Path | None) -> None:
@@ -38,18 +38,15 @@ def print_ctc_summary(report: "CtcProbeReport", output: Path | None) -> None:
     """Prints the error rates of the contestants, the differences, and one example."""
     from rich.table import Table
 
-    from nestmodel.evaluate.contestants import contestant_name
-    from nestmodel.evaluate.error_rates import percent
-
     out = console()
     table = Table("features", "CER, %", "WER, %", "learning rate", "epochs by seed")
     for score in report.contestants:
         epochs = ", ".join(str(one.num_epochs) for one in score.seeds)
-        rates = (percent(score.characters), percent(score.words))
-        table.add_row(contestant_name(score.name), *rates, f"{score.learning_rate:g}", epochs)
+        rates = (_percent(score.characters), _percent(score.words))
+        table.add_row(_name(score.name), *rates, f"{score.learning_rate:g}", epochs)
     out.print(table)
     for one in report.differences:
-        out.print(f"CER, trained minus {contestant_name(one.baseline)}: {percent(one.characters)} percentage points")
+        out.print(f"CER, trained minus {_name(one.baseline)}: {_percent(one.characters)} percentage points")
     out.print(
         f"{report.num_training} training utterances, {report.num_held_out} held out, {report.num_test} test "
         f"utterances; {len(report.alphabet)} characters (95 % intervals)"
@@ -57,7 +54,7 @@ def print_ctc_summary(report: "CtcProbeReport", output: Path | None) -> None:
     for example in report.examples[:1]:
         out.print(f"text: {example.reference}")
         for name, text in example.hypotheses.items():
-            out.print(f"  {contestant_name(name)}: {text}")
+            out.print(f"  {_name(name)}: {text}")
     _print_rejects(report.left_out, output)
 
 
@@ -65,17 +62,14 @@ def print_frame_summary(report: "FrameProbeReport", output: Path | None) -> None
     """Prints the accuracy of frames by layer and contestant."""
     from rich.table import Table
 
-    from nestmodel.evaluate.contestants import contestant_name
-    from nestmodel.evaluate.error_rates import percent
-
     out = console()
     table = Table("features", "layer", "accuracy, %", "PNMI of clusters", "purity of clusters")
     for score in report.layers:
         clusters = (f"{score.clusters.normalised_information:.3f}", f"{score.clusters.purity:.3f}")
-        table.add_row(contestant_name(score.contestant), str(score.layer), percent(score.accuracy), *clusters)
+        table.add_row(_name(score.contestant), str(score.layer), _percent(score.accuracy), *clusters)
     out.print(table)
     out.print(
-        f"{report.num_units} units, most frequent: {percent(report.chance)} %; {report.num_training_frames} "
+        f"{report.num_units} units, most frequent: {_percent(report.chance)} %; {report.num_training_frames} "
         f"training frames, {report.num_test_frames} test frames of {report.num_test} utterances (95 % intervals)"
     )
     _print_rejects(report.left_out, output)
@@ -90,5 +84,11 @@ def _print_rejects(left_out: dict[str, dict[str, int]], output: Path | None) -> 
         out.print(f"report: {output / 'report.md'}   picture: {output / 'probe.png'}")
 
 
-def _percent(score: "ProbeScore") -> str:
-    return f"{100 * score.accuracy:.1f} ({100 * score.low:.1f} to {100 * score.high:.1f})"
+def _name(contestant: str) -> str:
+    return contestant.replace("_", "-")
+
+
+def _percent(score: "ProbeScore | ErrorRate | Estimate") -> str:
+    """Returns a value and its interval, the first three fields of each kind of score."""
+    value, low, high = score[:3]
+    return f"{100 * value:.1f} ({100 * low:.1f} to {100 * high:.1f})"

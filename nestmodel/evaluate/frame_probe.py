@@ -38,11 +38,11 @@ from nestmodel.evaluate.inputs import OnProgress
 from nestmodel.evaluate.linear_probe import check_sklearn
 from nestmodel.evaluate.probe_output import OnWork, probe_directory, progress_counter
 from nestmodel.evaluate.sides import Caches, Side, counted, open_sides, write_caches
-from nestmodel.evaluate.transcripts import SplitRows, check_enough, split_training
+from nestmodel.evaluate.transcripts import SpeechUtterance, SplitRows, check_enough, split_training
 from nestmodel.nn.network import NestNetwork
 
-MAX_TRAINING_FRAMES = 200_000
-"""Classifiers are trained on whole utterances, drawn by a key, with about this number of frames at most."""
+MAX_TRAINING_HOURS = 4.0
+"""Training utterances are drawn by a key until they last about as long."""
 
 Units = Mapping[int, NDArray[np.int64]]
 """Units of the encoder frames of utterances, by their index in the corpus."""
@@ -138,6 +138,7 @@ def _probe_sides(
     on_progress: OnProgress | None,
 ) -> FrameProbeReport:
     """Returns the report without the name of the model and the rejects."""
+    training = replace(training, utterances=_draw(training, config.seed))
     num_layers = 2 * (model.config.encoder.num_layers + 1) + 1
     num_utterances = len(training.utterances) + len(test.utterances)
     on_work = progress_counter(
@@ -178,6 +179,16 @@ def _probe_sides(
     )
 
 
+def _draw(side: Side, seed: int) -> list[SpeechUtterance]:
+    """Returns utterances of about `MAX_TRAINING_HOURS` at most, by index."""
+    drawn, num_samples = [], 0
+    for one in sorted(side.utterances, key=lambda one: (derive_key(seed, f"probe frames/{one.cut_id}"), one.cut_id)):
+        if num_samples < MAX_TRAINING_HOURS * 3600 * side.corpus.sampling_rate:
+            drawn.append(one)
+            num_samples += side.corpus.num_samples_of(one.row)
+    return sorted(drawn)
+
+
 def _units(
     model: NestNetwork,
     training: Side,
@@ -216,14 +227,9 @@ def _task(
     in_all_test = set(units.test).intersection(*(one.test.rows for one in caches.values()))
     usable = [one for one in training.utterances if one.row in in_all]
     scored = [one for one in test.utterances if one.row in in_all_test]
-    drawn, num_frames = [], 0
-    for one in sorted(usable, key=lambda one: (derive_key(config.seed, f"probe frames/{one.cut_id}"), one.cut_id)):
-        if num_frames < MAX_TRAINING_FRAMES:
-            drawn.append(one)
-            num_frames += len(units.training[one.row])
-    check_enough(len(drawn), len(scored))
+    check_enough(len(usable), len(scored))
     return _Task(
-        rows=split_training(sorted(drawn), config.held_out, config.seed),
+        rows=split_training(usable, config.held_out, config.seed),
         test_rows=[one.row for one in scored],
         units=units.training,
         test_units=units.test,

@@ -15,14 +15,14 @@ from nestmodel.evaluate.frame_units import cluster_score, majority, mfccs
 from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
 from tests.training import tiny_config
 
-CONFIG = FrameProbeConfig(num_units=8, device="cpu")
+CONFIG = FrameProbeConfig(num_units=8, max_epochs=5, device="cpu")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory with the tone sequences `train.json` and `test.json`; nothing reads their texts."""
     folder = tmp_path_factory.mktemp("frames")
-    for name, seeds in (("train", range(40)), ("test", range(100, 112))):
+    for name, seeds in (("train", range(32)), ("test", range(100, 112))):
         rows = write_manifest(folder, name, seeds)
         changed(folder, rows, {i: {"text": None} for i in range(len(rows))}, name)
     return folder
@@ -48,7 +48,7 @@ def test_units_are_predicted_from_log_mels_and_less_well_by_chance(report: Frame
     assert log_mel.clusters.normalised_information > 0.5
     assert log_mel.clusters.purity > 0.5
     assert [one.layer for one in report.scores("trained")] == [0, 1, 2]
-    assert (report.num_training + report.num_held_out, report.num_test) == (40, 12)
+    assert (report.num_training + report.num_held_out, report.num_test) == (32, 12)
 
 
 def test_differences_compare_the_same_test_frames(report: FrameProbeReport) -> None:
@@ -105,7 +105,7 @@ def test_an_alignment_gives_each_frame_the_nearest_character() -> None:
 
 
 def test_test_utterances_of_the_training_audio_are_refused(model: NestNetwork, folder: Path) -> None:
-    with pytest.raises(ProbeError, match="40 of 40 test utterances are audio of the training utterances"):
+    with pytest.raises(ProbeError, match="32 of 32 test utterances are audio of the training utterances"):
         run_frame_probe(model, [folder / "train.json"], [folder / "train.json"], CONFIG)
 
 
