@@ -74,7 +74,7 @@ def probe_command(
         int | None, typer.Option(help="ctc: labels predicted from each encoder frame. [default: 2]")
     ] = None,
     learning_rates: Annotated[
-        str | None, typer.Option(help="ctc: learning rates to choose from. [default: 0.003,0.01,0.03]")
+        str | None, typer.Option(help="ctc: learning rates to choose from. [default: 0.005,0.02,0.08]")
     ] = None,
     max_epochs: Annotated[
         int | None, typer.Option(help="ctc, frames: maximum number of epochs. [default: ctc 30, frames 10]")

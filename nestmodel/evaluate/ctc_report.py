@@ -32,7 +32,7 @@ class CtcProbeConfig:
     labels_per_frame: int = 2
     """Number of labels that are predicted from each encoder frame, in the order of time."""
 
-    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03)
+    learning_rates: tuple[float, ...] = (0.005, 0.02, 0.08)
     """Learning rates of Adam to choose from; each contestant gets the one with its lowest held-out error rate."""
 
     max_epochs: int = 30

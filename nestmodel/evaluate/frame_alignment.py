@@ -84,7 +84,8 @@ def align(log_probs: Float[Tensor, "label_frames labels"], labels: Sequence[int]
     written: NDArray[np.int64] = path.numpy().astype(np.int64)
     spoken = np.flatnonzero(written != BLANK)
     nearest = np.abs(np.arange(len(written))[:, None] - spoken[None, :]).argmin(axis=1)
-    return written[spoken[nearest]] - 1
+    characters: NDArray[np.int64] = written[spoken[nearest]] - 1
+    return characters
 
 
 @torch.no_grad()
