@@ -17,7 +17,7 @@ PROGRAM = Program(
         ),
         "features": Command("features:features_command", "Extract encoder features, one file per utterance."),
         "probe": Command(
-            "probe:probe_command", "Evaluate a linear probe per encoder layer, beside an untrained encoder."
+            "probe:probe_command", "Evaluate what the encoder has learned, beside an untrained encoder and log-mels."
         ),
         "import": Command("import_model:import_command", "Convert a NeMo or safetensors model to a checkpoint."),
         "export": Command("export_model:export_command", "Export a model to NeMo, Hugging Face, safetensors or ONNX."),

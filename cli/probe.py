@@ -1,29 +1,63 @@
-"""`nestmodel probe`: scores a linear probe on the encoder layers of a model, from labelled inputs."""
+"""`nestmodel probe`: measures what the encoder of a model has learned, beside baselines.
 
+The tasks share one command; an option of another task is refused. Defaults that differ between tasks are those of the
+configurations, so their options are None here.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
 from .options import AsJson, BatchSeconds, Device, InputArguments, ModelArgument, Overwrite
-from .output import console, print_json, rejected_text
+from .output import print_json
+from .probe_summary import print_ctc_summary, print_frame_summary, print_label_summary
+from .program import UsageError
 from .progress import progress
 
-if TYPE_CHECKING:
-    from nestmodel import ProbeReport, ProbeScore
+ProbeTask = Literal["labels", "ctc", "frames"]
+FrameUnits = Literal["mfcc", "characters"]
+
+OPTIONS: dict[ProbeTask, frozenset[str]] = {
+    "labels": frozenset({"label", "held_out", "held_out_where", "group_by", "train_per_class"}),
+    "ctc": frozenset(
+        {"test", "held_out", "group_by", "labels_per_frame", "learning_rates", "max_epochs", "patience", "probe_seeds"}
+    ),
+    "frames": frozenset({"test", "held_out", "group_by", "max_epochs", "patience", "units", "num_units"}),
+}
+"""Options of each task that another task lacks: fields of its configuration, and `test`."""
+
+_NEEDED: dict[ProbeTask, str] = {"labels": "label", "ctc": "test", "frames": "test"}
 
 
 def probe_command(
     model: ModelArgument,
     inputs: InputArguments,
+    task: Annotated[
+        ProbeTask,
+        typer.Option(
+            help="What is predicted: labels of utterances, characters by CTC, or acoustic units of single frames."
+        ),
+    ] = "labels",
     label: Annotated[
-        str, typer.Option(help="Label to predict: language, speaker, or any other field of the manifest.")
-    ],
-    held_out: Annotated[float, typer.Option(help="Share of each class that is held out for scoring.")] = 0.25,
+        str | None, typer.Option(help="labels: label to predict: language, speaker, or any field of the manifest.")
+    ] = None,
+    test: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="INPUT", help="ctc, frames: utterances to score, of other recordings. May be repeated."),
+    ] = None,
+    held_out: Annotated[
+        float | None,
+        typer.Option(
+            help="Share that is held out: of each class for scoring with labels, of the training utterances for the "
+            "choice of learning rate and epoch otherwise. [default: with labels 0.25, else 0.1]"
+        ),
+    ] = None,
     held_out_where: Annotated[
         str | None,
         typer.Option(
-            metavar="FIELD=VALUE", help="Hold out the utterances with this value instead, such as split=test."
+            metavar="FIELD=VALUE", help="labels: hold out the utterances with this value instead, such as split=test."
         ),
     ] = None,
     group_by: Annotated[
@@ -34,13 +68,33 @@ def probe_command(
         ),
     ] = None,
     train_per_class: Annotated[
-        int | None, typer.Option(help="Maximum number of training utterances per class. [default: all]")
+        int | None, typer.Option(help="labels: maximum number of training utterances per class. [default: all]")
+    ] = None,
+    labels_per_frame: Annotated[
+        int | None, typer.Option(help="ctc: labels predicted from each encoder frame. [default: 2]")
+    ] = None,
+    learning_rates: Annotated[
+        str | None, typer.Option(help="ctc: learning rates to choose from. [default: 0.005,0.02,0.08]")
+    ] = None,
+    max_epochs: Annotated[
+        int | None, typer.Option(help="ctc, frames: maximum number of epochs. [default: ctc 30, frames 10]")
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="ctc, frames: epochs without improvement. [default: ctc 10, frames 3]")
+    ] = None,
+    probe_seeds: Annotated[str | None, typer.Option(help="ctc: seeds of the heads. [default: 0,1,2]")] = None,
+    units: Annotated[
+        FrameUnits | None,
+        typer.Option(help="frames: units of MFCCs, or characters by alignment of the texts. [default: mfcc]"),
+    ] = None,
+    num_units: Annotated[
+        int | None, typer.Option(help="frames: number of k-means clusters, and of units of MFCCs. [default: 100]")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split and of the untrained encoder.")] = 0,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Directory for probe.json, probe.png and rejected.jsonl. [default: only print]"
+            "--output", "-o", help="Directory for the report, its picture and the rejects. [default: only print]"
         ),
     ] = None,
     max_batch_seconds: BatchSeconds = 120.0,
@@ -48,58 +102,88 @@ def probe_command(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a linear probe per encoder layer, beside an untrained encoder."""
-    from nestmodel import ProbeConfig, load_network, run_probe
+    """Evaluate what the encoder has learned, beside an untrained encoder and log-mels."""
+    given: dict[str, Any] = {
+        "label": label,
+        "test": test,
+        "held_out": held_out,
+        "held_out_where": held_out_where,
+        "group_by": group_by,
+        "train_per_class": train_per_class,
+        "labels_per_frame": labels_per_frame,
+        "learning_rates": _numbers("learning-rates", learning_rates, float),
+        "max_epochs": max_epochs,
+        "patience": patience,
+        "probe_seeds": _numbers("probe-seeds", probe_seeds, int),
+        "units": units,
+        "num_units": num_units,
+    }
+    options = _options_of(task, {name: value for name, value in given.items() if value is not None})
+    settings = {"seed": seed, "max_batch_seconds": max_batch_seconds, "device": device}
+    _run(task, model, inputs, {**options, **settings}, output, overwrite=overwrite, as_json=as_json)
 
-    config = ProbeConfig(
-        label=label,
-        held_out=held_out,
-        held_out_where=held_out_where,
-        group_by=group_by,
-        train_per_class=train_per_class,
-        seed=seed,
-        max_batch_seconds=max_batch_seconds,
-        device=device,
+
+def _run(
+    task: ProbeTask,
+    model: Path,
+    inputs: list[Path],
+    settings: dict[str, Any],
+    output: Path | None,
+    *,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    from nestmodel import (
+        CtcProbeConfig,
+        FrameProbeConfig,
+        ProbeConfig,
+        load_network,
+        run_ctc_probe,
+        run_frame_probe,
+        run_probe,
     )
+
+    test = settings.pop("test", None)
+    report: Any
     with progress("probing") as on_progress:
-        report = run_probe(
-            load_network(model),
-            inputs,
-            config,
-            output,
-            overwrite=overwrite,
-            model_name=str(model),
-            on_progress=on_progress,
-        )
+        common: dict[str, Any] = {"overwrite": overwrite, "model_name": str(model), "on_progress": on_progress}
+        if task == "labels":
+            report = run_probe(load_network(model), inputs, ProbeConfig(**settings), output, **common)
+        elif task == "ctc":
+            report = run_ctc_probe(load_network(model), inputs, test, CtcProbeConfig(**settings), output, **common)
+        else:
+            report = run_frame_probe(load_network(model), inputs, test, FrameProbeConfig(**settings), output, **common)
     if as_json:
         print_json(report.to_dict())
+    elif task == "labels":
+        print_label_summary(report, output)
+    elif task == "ctc":
+        print_ctc_summary(report, output)
     else:
-        _print_summary(report, output)
+        print_frame_summary(report, output)
 
 
-def _print_summary(report: "ProbeReport", output: Path | None) -> None:
-    from rich.table import Table
+def _options_of(task: ProbeTask, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that were given.
 
-    out = console()
-    table = Table("layer", "trained, %", "untrained, %")
-    for layer, (trained, untrained) in enumerate(zip(report.trained, report.untrained, strict=True)):
-        table.add_row(str(layer), _percent(trained), _percent(untrained))
-    table.add_row("all together", _percent(report.trained_together), _percent(report.untrained_together))
-    out.print(table)
-    out.print(f"log-mel statistics: {_percent(report.log_mel)}   chance: {_percent(report.chance)}   (95 % intervals)")
-    out.print(
-        f"{report.config.label}: {len(report.classes)} classes, {report.num_train} training utterances, "
-        f"{report.num_held_out} held out"
-    )
-    if report.num_unlabelled:
-        out.print(f"without the label or its group: {report.num_unlabelled} utterances")
-    for name, reason in report.excluded_classes.items():
-        out.print(f"excluded class: {name}: {reason}")
-    if report.left_out:
-        out.print(rejected_text(report.left_out, output))
-    if output is not None:
-        out.print(f"picture: {output / 'probe.png'}")
+    Raises:
+        UsageError: An option belongs to another task, or one is missing.
+    """
+    for name in given:
+        if name not in OPTIONS[task]:
+            tasks = " or ".join(other for other, names in OPTIONS.items() if name in names)
+            raise UsageError(f"{_flag(name)} belongs to --task {tasks}, and the task is {task}.")
+    if _NEEDED[task] not in given:
+        raise UsageError(f"--task {task} needs {_flag(_NEEDED[task])}.")
+    return dict(given)
 
 
-def _percent(score: "ProbeScore") -> str:
-    return f"{100 * score.accuracy:.1f} ({100 * score.low:.1f} to {100 * score.high:.1f})"
+def _numbers(name: str, text: str | None, kind: type[int] | type[float]) -> tuple[float, ...] | None:
+    try:
+        return None if text is None else tuple(kind(number) for number in text.split(","))
+    except ValueError:
+        raise UsageError(f"--{name} is {text!r}: give numbers separated by commas.") from None
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -42,6 +42,15 @@ from .errors import (
 from .errors import (
     WeightsError as WeightsError,
 )
+from .evaluate.ctc_probe import (
+    run_ctc_probe as run_ctc_probe,
+)
+from .evaluate.ctc_report import (
+    CtcProbeConfig as CtcProbeConfig,
+)
+from .evaluate.ctc_report import (
+    CtcProbeReport as CtcProbeReport,
+)
 from .evaluate.encode import (
     Utterance as Utterance,
 )
@@ -50,6 +59,27 @@ from .evaluate.encode import (
 )
 from .evaluate.encode import (
     parse_layers as parse_layers,
+)
+from .evaluate.error_rates import (
+    ErrorCounts as ErrorCounts,
+)
+from .evaluate.error_rates import (
+    ErrorRate as ErrorRate,
+)
+from .evaluate.error_rates import (
+    Estimate as Estimate,
+)
+from .evaluate.error_rates import (
+    count_errors as count_errors,
+)
+from .evaluate.error_rates import (
+    error_difference as error_difference,
+)
+from .evaluate.error_rates import (
+    error_rate as error_rate,
+)
+from .evaluate.error_rates import (
+    error_reduction as error_reduction,
 )
 from .evaluate.extract import (
     ExtractConfig as ExtractConfig,
@@ -60,6 +90,15 @@ from .evaluate.extract import (
 from .evaluate.extract import (
     extract_features as extract_features,
 )
+from .evaluate.frame_probe import (
+    run_frame_probe as run_frame_probe,
+)
+from .evaluate.frame_report import (
+    FrameProbeConfig as FrameProbeConfig,
+)
+from .evaluate.frame_report import (
+    FrameProbeReport as FrameProbeReport,
+)
 from .evaluate.linear_probe import ProbeScore as ProbeScore
 from .evaluate.probe import run_probe as run_probe
 from .evaluate.rejects import RejectedUtterance as RejectedUtterance
@@ -68,6 +107,12 @@ from .evaluate.report import (
 )
 from .evaluate.report import (
     ProbeReport as ProbeReport,
+)
+from .evaluate.text import (
+    Alphabet as Alphabet,
+)
+from .evaluate.text import (
+    normalise_text as normalise_text,
 )
 from .formats.conversion import (
     export_model as export_model,
@@ -183,6 +228,7 @@ from .training.preemption import (
 )
 
 __all__ = [
+    "Alphabet",
     "BudgetConfig",
     "BudgetReport",
     "BudgetTrial",
@@ -191,9 +237,14 @@ __all__ = [
     "Checkpoints",
     "ConfigError",
     "ConformerEncoder",
+    "CtcProbeConfig",
+    "CtcProbeReport",
     "Curves",
     "EncoderConfig",
     "EncoderOutput",
+    "ErrorCounts",
+    "ErrorRate",
+    "Estimate",
     "ExportFormat",
     "ExtractConfig",
     "ExtractError",
@@ -201,6 +252,8 @@ __all__ = [
     "FeatureConfig",
     "FeatureType",
     "FileFormat",
+    "FrameProbeConfig",
+    "FrameProbeReport",
     "Health",
     "HiddenStates",
     "LossStats",
@@ -236,6 +289,10 @@ __all__ = [
     "WeightReport",
     "WeightsError",
     "config_from_nemo",
+    "count_errors",
+    "error_difference",
+    "error_rate",
+    "error_reduction",
     "export_model",
     "extract_features",
     "find_budget",
@@ -245,10 +302,13 @@ __all__ = [
     "load_weights",
     "loss_stats",
     "newest_checkpoint",
+    "normalise_text",
     "parse_layers",
     "prepare_deterministic",
     "preset_path",
     "read_config",
+    "run_ctc_probe",
+    "run_frame_probe",
     "run_preflight",
     "run_probe",
 ]

@@ -3,7 +3,7 @@
     NestModelError
     ├── ConfigError    invalid setting, preset or foreign configuration
     ├── ExtractError   features cannot be computed or written
-    ├── ProbeError     the labels do not suffice for a probe
+    ├── ProbeError     the labels or texts do not suffice for a probe
     ├── TrainingError  training or a preflight cannot continue
     └── WeightsError   model file that cannot be read or does not fit the model
 
@@ -24,7 +24,7 @@ class ExtractError(NestModelError):
 
 
 class ProbeError(NestModelError):
-    """The labels of a corpus do not suffice for a probe: there are none, or too few per class."""
+    """The labels or texts of a corpus do not suffice for a probe, or training and test utterances share audio."""
 
 
 class TrainingError(NestModelError):

@@ -1,1 +1,1 @@
-"""Encoder features and the linear probe."""
+"""Encoder features, and probes of labels, content and single frames."""

@@ -99,6 +99,30 @@ def iterate_log_mels(
     return _iterate_corpus(model, corpus, compute, max_batch_seconds, device, rows, on_reject)
 
 
+def iterate_stacked_mels(
+    model: NestNetwork,
+    corpus: Corpus,
+    max_batch_seconds: float = 120.0,
+    device: str = "auto",
+    *,
+    rows: Sequence[int] | None = None,
+    on_reject: OnReject | None = None,
+) -> Iterator[Utterance]:
+    """Yields the encoder's input as one layer at its frame rate, shape (1, enc_frames, subsampling_factor * mels).
+
+    The log-mel frames are normalised per utterance, as the encoder reads them. Those of one encoder frame are stacked;
+    frames past the end of an utterance are zero. The arguments and errors are those of `iterate_features`.
+    """
+    factor = model.config.encoder.subsampling_factor
+
+    def compute(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
+        feats, feat_lens = model.features(audio, audio_lens)
+        stacked = feats.transpose(1, 2).unflatten(1, (-1, factor)).flatten(2)  # (batch, enc_frames, factor * mels)
+        return stacked.unsqueeze(0), model.encoder.pre_encode.out_lens(feat_lens)
+
+    return _iterate_corpus(model, corpus, compute, max_batch_seconds, device, rows, on_reject)
+
+
 def log_mels(
     model: NestNetwork, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
 ) -> tuple[Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:

@@ -3,6 +3,7 @@
 scikit-learn belongs to the extra `probe` and is imported inside the function that uses it.
 """
 
+import importlib.util
 import math
 import warnings
 from collections import Counter
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestdata import derive_key
+from nestmodel.errors import ConfigError
 
 _INVERSE_REGULARISATION = (0.01, 0.1, 1.0)
 _MAX_FOLDS = 3
@@ -69,3 +71,9 @@ def fit_and_score(
         search.fit(features[~is_held_out], train_labels)
     num_correct = int((search.predict(features[is_held_out]) == labels[is_held_out]).sum())
     return ProbeScore.from_counts(num_correct, int(is_held_out.sum()))
+
+
+def check_sklearn() -> None:
+    """Raises ConfigError if scikit-learn is not installed."""
+    if importlib.util.find_spec("sklearn") is None:
+        raise ConfigError("a probe needs scikit-learn: pip install 'nest-pretrain[probe]'.")

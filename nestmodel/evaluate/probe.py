@@ -14,24 +14,22 @@ The split depends on ids, labels and seed only, not on the order of the manifest
 `probe`.
 """
 
-import importlib.util
 import json
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata import Corpus, output_directory
-from nestdata.output import has_json_kind
-from nestmodel.errors import ConfigError, ProbeError
+from nestdata import Corpus
+from nestmodel.errors import ProbeError
+from nestmodel.evaluate.contestants import untrained_network
 from nestmodel.evaluate.encode import Utterance, iterate_features, iterate_log_mels, resolve_device
 from nestmodel.evaluate.inputs import OnProgress, cut_labels, open_inputs
-from nestmodel.evaluate.linear_probe import ProbeScore, fit_and_score
+from nestmodel.evaluate.linear_probe import ProbeScore, check_sklearn, fit_and_score
+from nestmodel.evaluate.probe_output import OnWork, probe_directory, progress_counter
 from nestmodel.evaluate.rejects import RejectLog
 from nestmodel.evaluate.report import MIN_TRAIN_PER_CLASS, ProbeConfig, ProbeReport, draw_probe
 from nestmodel.evaluate.split import LabelledUtterance, limit_per_class, split_held_out
@@ -39,9 +37,6 @@ from nestmodel.nn.network import NestNetwork
 
 PooledFeatures = dict[int, NDArray[np.float32]]
 """By index in the corpus: mean and standard deviation over frames for each layer, shape (layers, 2 * dim)."""
-
-OnWork = Callable[[int], None]
-"""Called with the number of units of work that were finished since the last call."""
 
 _HELD_OUT, _TRAINING = "held out", "training"  # names of the groups if `held_out_where` defines the split
 _MAX_NAMES = 12
@@ -82,11 +77,11 @@ def run_probe(
         OutputError: `output` exists and may not be replaced, or cannot be written.
         NestDataError: An input cannot be read.
     """
-    _check_sklearn()
+    check_sklearn()
     resolve_device(config.device)
     target = None if output is None else Path(output).resolve()
     rate = model.config.features.sampling_rate
-    with _probe_directory(target, overwrite) as directory:
+    with probe_directory(target, overwrite) as directory:
         with RejectLog(directory) as rejects, open_inputs(inputs, rate, directory, rejects) as corpus:
             report = _probe_corpus(model, corpus, config, rejects, on_progress)
         report = replace(report, model=model_name, left_out=rejects.counts)
@@ -107,7 +102,7 @@ def _probe_corpus(
     utterances, held_out_ids = _split(labelled, config)
     _count_classes(labelled, utterances, held_out_ids)  # raises before any audio is read
     num_fits = 2 * (model.config.encoder.num_layers + 2) + 1
-    on_work = _progress_counter(len(utterances) * (3 + num_fits), on_progress)
+    on_work = progress_counter(len(utterances) * (3 + num_fits), on_progress)
     pooled = _pool_all(model, corpus, config, [one.row for one in utterances], rejects, on_work)
     usable = [one for one in utterances if all(one.row in features for features in pooled.values())]
     classes, excluded_classes = _count_classes(labelled, usable, held_out_ids)
@@ -216,7 +211,7 @@ def _pool_all(
 ) -> dict[str, PooledFeatures]:
     """Returns the pooled features of the utterances by extractor: `trained`, `untrained`, `log_mel`."""
     batches = (config.max_batch_seconds, config.device)
-    untrained = NestNetwork(replace(model.config, seed=config.seed))
+    untrained = untrained_network(model, config.seed)
     pooled = {}
     for name, encoder in (("trained", model), ("untrained", untrained)):
         utterances = iterate_features(encoder, corpus, "all", *batches, rows=rows, on_reject=rejects.add)
@@ -233,35 +228,3 @@ def _pool(utterances: Iterator[Utterance], on_work: OnWork) -> PooledFeatures:
         pooled[utterance.row] = np.concatenate([values.mean(axis=1), values.std(axis=1)], axis=-1)
         on_work(1)
     return pooled
-
-
-def _progress_counter(total: int, on_progress: OnProgress | None) -> OnWork:
-    done = 0
-
-    def on_work(number: int) -> None:
-        nonlocal done
-        done += number
-        if on_progress:
-            on_progress(done, total)
-
-    return on_work
-
-
-@contextmanager
-def _probe_directory(target: Path | None, overwrite: bool) -> Iterator[Path]:
-    """Yields the directory that becomes `target`, or a temporary directory if there is no target."""
-    if target is None:
-        with tempfile.TemporaryDirectory(prefix="nestmodel-probe-") as name:
-            yield Path(name)
-    else:
-        with output_directory(target, kind="a probe", overwrite=overwrite, may_replace=_is_probe) as partial:
-            yield partial
-
-
-def _check_sklearn() -> None:
-    if importlib.util.find_spec("sklearn") is None:
-        raise ConfigError("a probe needs scikit-learn: pip install 'nest-pretrain[probe]'.")
-
-
-def _is_probe(directory: Path) -> bool:
-    return has_json_kind(directory, "probe.json", "probe")

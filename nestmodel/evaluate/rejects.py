@@ -29,11 +29,12 @@ class RejectLog:
     Use it as a context manager: the file is open inside the `with` block, and complete after it.
 
     Args:
-        directory: Directory in which `rejected.jsonl` is created.
+        directory: Directory in which the file is created.
+        name: Name of the file.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._file = (directory / "rejected.jsonl").open("w", encoding="utf-8")
+    def __init__(self, directory: Path, name: str = "rejected.jsonl") -> None:
+        self._file = (directory / name).open("w", encoding="utf-8")
         self._counts: Counter[str] = Counter()
         self._cut_ids: set[str] = set()
         self.first: RejectedUtterance | None = None

@@ -9,6 +9,7 @@ import torch
 from nestcli.nestmodel import main
 from nestmodel import NestModel
 from tests.cli.commands import run
+from tests.nestmodel.evaluate.spoken_tones import write_manifest
 from tests.synthesis import hiss, tone, write_audio, write_jsonl
 from tests.training import tiny_config
 
@@ -91,6 +92,20 @@ def test_probe_without_an_output_directory_only_prints(directory: Path, capsys: 
     assert sorted(path.name for path in directory.iterdir()) == before
 
 
+def test_probe_of_content_prints_error_rates_and_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seeds in (("train", range(24)), ("test", range(50, 60))):
+        write_manifest(tmp_path, name, seeds)
+    inputs = ["model.ckpt", str(tmp_path / "train.json"), "--test", str(tmp_path / "test.json"), "--device", "cpu"]
+    options = ["--learning-rates", "0.1", "--max-epochs", "2", "--probe-seeds", "3"]
+    assert main(["probe", *inputs, "--task", "ctc", *options, "-o", str(tmp_path / "ctc")]) == 0
+    out = capsys.readouterr().out
+    for text in ("CER, %", "log-mel", "CER, trained minus untrained: ", "22 training utterances, 2 held out, 10 test"):
+        assert text in out
+    assert out.splitlines()[-1] == f"report: {tmp_path / 'ctc' / 'report.md'}   picture: {tmp_path / 'ctc/probe.png'}"
+    assert main(["probe", *inputs, "--task", "frames", "--num-units", "4", "--max-epochs", "2"]) == 0
+    assert "4 units, most frequent: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -102,7 +117,13 @@ def test_probe_without_an_output_directory_only_prints(directory: Path, capsys: 
         (["features", "model.ckpt", "speech", "-o", "speech", "--overwrite"], 1, "is not a directory of features"),
         (["features", "gone.ckpt", "speech", "-o", "f"], 1, "gone.ckpt"),
         (["features", "model.ckpt", "gone.json", "-o", "f"], 1, "gone.json"),
-        (["probe", "model.ckpt", "speech.json"], 2, "--label"),
+        (["probe", "model.ckpt", "speech.json"], 2, "--task labels needs --label"),
+        (["probe", "model.ckpt", "speech.json", "--task", "ctc"], 2, "--task ctc needs --test"),
+        (["probe", "model.ckpt", "speech.json", "--task", "words"], 2, "'words'"),
+        (["probe", "a", "b", "--task", "frames", "--label", "x"], 2, "--label belongs to --task labels, and the task"),
+        (["probe", "a", "b", "--label", "x", "--test", "c"], 2, "--test belongs to --task ctc or frames"),
+        (["probe", "a", "b", "--task", "ctc", "--probe-seeds", "a,b"], 2, "--probe-seeds is 'a,b': give numbers"),
+        (["probe", "model.ckpt", "speech.json", "--task", "ctc", "--test", "speech"], 1, "24 of 24 test utterances"),
         (["probe", "model.ckpt", "speech.json", "--label", "tempo"], 1, "label is 'tempo', and no utterance has that"),
         (["probe", "model.ckpt", "speech.json", "--label", "language"], 1, "1 of 1 classes can be probed"),
         (["probe", "model.ckpt", "speech.json", "--label", "pitch", "--held-out", "2"], 1, "held_out is 2"),

@@ -14,10 +14,11 @@ from typer.main import get_command
 from nestcli import nestdata as nestdata_program
 from nestcli import nestmodel as nestmodel_program
 from nestcli.preflight import PreflightTrainer
+from nestcli.probe import OPTIONS, ProbeTask
 from nestcli.program import Command, Program
 from nestdata import ConfigError, MixConfig, PlanConfig, PrepareConfig
 from nestguard import GuardError
-from nestmodel import ExtractConfig, ProbeConfig, WeightsError
+from nestmodel import CtcProbeConfig, ExtractConfig, FrameProbeConfig, ProbeConfig, WeightsError
 
 PROGRAMS = {"nestdata": nestdata_program.PROGRAM, "nestmodel": nestmodel_program.PROGRAM}
 # Commands whose arguments Typer parses, not Lightning.
@@ -76,8 +77,10 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
             *("--overwrite", "INPUT", "MODEL"),
         ],
         "probe": [
-            *("--device", "--group-by", "--held-out", "--held-out-where", "--json", "--label", "--max-batch-seconds"),
-            *("--output -o", "--overwrite", "--seed", "--train-per-class", "INPUT", "MODEL"),
+            *("--device", "--group-by", "--held-out", "--held-out-where", "--json", "--label", "--labels-per-frame"),
+            *("--learning-rates", "--max-batch-seconds", "--max-epochs", "--num-units", "--output -o", "--overwrite"),
+            *("--patience", "--probe-seeds", "--seed", "--task", "--test", "--train-per-class", "--units"),
+            *("INPUT", "MODEL"),
         ],
         "import": ["--output -o", "--overwrite", "MODEL"],
         "export": ["--output -o", "--overwrite", "--parts", "--to", "MODEL"],
@@ -101,7 +104,6 @@ def test_a_shared_flag_has_the_same_help_in_every_command(flag: str) -> None:
     [
         ("prepare", PrepareConfig, False),
         ("features", ExtractConfig, False),
-        ("probe", ProbeConfig, False),
         ("plan", PlanConfig, True),
         ("sample-batch preview", PlanConfig, True),
     ],
@@ -126,6 +128,26 @@ def test_flags_and_configuration_fields_have_the_same_names_and_defaults(
             assert re.search(rf"else {default}\]$", option.help), field.name
             compared += 1
     assert compared >= 3
+
+
+@pytest.mark.parametrize(
+    ("task", "config"), [("labels", ProbeConfig), ("ctc", CtcProbeConfig), ("frames", FrameProbeConfig)]
+)
+def test_the_options_of_a_probe_task_are_its_configuration_fields(task: ProbeTask, config: type[Any]) -> None:
+    """Options that are not in every configuration are None by default; their help gives the defaults."""
+    found = parameters("probe")
+    shared = {"seed", "max_batch_seconds", "device"}
+    assert {field.name for field in fields(config)} == (OPTIONS[task] - {"test"}) | shared
+    for field in fields(config):
+        option = found["--" + field.name.replace("_", "-")]
+        if field.name in shared:
+            assert option.default == field.default
+        else:
+            assert option.default is None
+        if field.name not in shared and field.default not in (MISSING, None):
+            values = field.default if isinstance(field.default, tuple) else (field.default,)
+            default = ",".join(value if isinstance(value, str) else f"{value:g}" for value in values)
+            assert re.search(rf"\[default: .*?{re.escape(default)}\b", option.help), field.name
 
 
 def test_the_help_of_mix_prob_gives_its_default() -> None:

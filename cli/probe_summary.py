@@ -1,0 +1,94 @@
+"""What `nestmodel probe` prints: one table for each task."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .output import console, rejected_text
+
+if TYPE_CHECKING:
+    from nestmodel import CtcProbeReport, ErrorRate, Estimate, FrameProbeReport, ProbeReport, ProbeScore
+
+
+def print_label_summary(report: "ProbeReport", output: Path | None) -> None:
+    """Prints the accuracy by layer and the baselines."""
+    from rich.table import Table
+
+    out = console()
+    table = Table("layer", "trained, %", "untrained, %")
+    for layer, (trained, untrained) in enumerate(zip(report.trained, report.untrained, strict=True)):
+        table.add_row(str(layer), _percent(trained), _percent(untrained))
+    table.add_row("all together", _percent(report.trained_together), _percent(report.untrained_together))
+    out.print(table)
+    out.print(f"log-mel statistics: {_percent(report.log_mel)}   chance: {_percent(report.chance)}   (95 % intervals)")
+    out.print(
+        f"{report.config.label}: {len(report.classes)} classes, {report.num_train} training utterances, "
+        f"{report.num_held_out} held out"
+    )
+    if report.num_unlabelled:
+        out.print(f"without the label or its group: {report.num_unlabelled} utterances")
+    for name, reason in report.excluded_classes.items():
+        out.print(f"excluded class: {name}: {reason}")
+    if report.left_out:
+        out.print(rejected_text(report.left_out, output))
+    if output is not None:
+        out.print(f"picture: {output / 'probe.png'}")
+
+
+def print_ctc_summary(report: "CtcProbeReport", output: Path | None) -> None:
+    """Prints the error rates of the contestants, the differences, and one example."""
+    from rich.table import Table
+
+    out = console()
+    table = Table("features", "CER, %", "WER, %", "learning rate", "epochs by seed")
+    for score in report.contestants:
+        epochs = ", ".join(str(one.num_epochs) for one in score.seeds)
+        rates = (_percent(score.characters), _percent(score.words))
+        table.add_row(_name(score.name), *rates, f"{score.learning_rate:g}", epochs)
+    out.print(table)
+    for one in report.differences:
+        out.print(f"CER, trained minus {_name(one.baseline)}: {_percent(one.characters)} percentage points")
+    out.print(
+        f"{report.num_training} training utterances, {report.num_held_out} held out, {report.num_test} test "
+        f"utterances; {len(report.alphabet)} characters (95 % intervals)"
+    )
+    for example in report.examples[:1]:
+        out.print(f"text: {example.reference}")
+        for name, text in example.hypotheses.items():
+            out.print(f"  {_name(name)}: {text}")
+    _print_rejects(report.left_out, output)
+
+
+def print_frame_summary(report: "FrameProbeReport", output: Path | None) -> None:
+    """Prints the accuracy of frames by layer and contestant."""
+    from rich.table import Table
+
+    out = console()
+    table = Table("features", "layer", "accuracy, %", "PNMI of clusters", "purity of clusters")
+    for score in report.layers:
+        clusters = (f"{score.clusters.normalised_information:.3f}", f"{score.clusters.purity:.3f}")
+        table.add_row(_name(score.contestant), str(score.layer), _percent(score.accuracy), *clusters)
+    out.print(table)
+    out.print(
+        f"{report.num_units} units, most frequent: {_percent(report.chance)} %; {report.num_training_frames} "
+        f"training frames, {report.num_test_frames} test frames of {report.num_test} utterances (95 % intervals)"
+    )
+    _print_rejects(report.left_out, output)
+
+
+def _print_rejects(left_out: dict[str, dict[str, int]], output: Path | None) -> None:
+    out = console()
+    for side, reasons in left_out.items():
+        if reasons:
+            out.print(f"{side}: " + rejected_text(reasons, None))
+    if output is not None:
+        out.print(f"report: {output / 'report.md'}   picture: {output / 'probe.png'}")
+
+
+def _name(contestant: str) -> str:
+    return contestant.replace("_", "-")
+
+
+def _percent(score: "ProbeScore | ErrorRate | Estimate") -> str:
+    """Returns a value and its interval, the first three fields of each kind of score."""
+    value, low, high = score[:3]
+    return f"{100 * value:.1f} ({100 * low:.1f} to {100 * high:.1f})"

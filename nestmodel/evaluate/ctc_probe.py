@@ -1,0 +1,268 @@
+"""Runs the content probe: a linear CTC head on frozen features recognises characters.
+
+Source: SUPERB, arXiv:2105.01051: a frozen encoder, a learned weighted sum of its layers, a small head. The head is that
+of SUPERB's phoneme recognition, one linear map with CTC; its speech recognition has a BLSTM of two layers. Differs:
+characters instead of phonemes; each dimension of each layer is standardised; several labels per frame, because the
+frames are 80 ms instead of 20 ms long; the number of epochs is limited by held-out utterances.
+
+Every contestant has the same texts, split, head, learning rates to choose from, and stopping rule. Features are
+computed once and cached on disk. Heads are trained on the CPU.
+"""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+from nestdata import Corpus, derive_key
+from nestmodel.evaluate.contestants import BASELINES, CONTESTANTS, Contestant
+from nestmodel.evaluate.ctc_head import StoppingRule, TrainedHead, fit_head, num_label_frames_needed, transcribe
+from nestmodel.evaluate.ctc_report import (
+    NUM_EXAMPLES,
+    ContestantScore,
+    CtcProbeConfig,
+    CtcProbeReport,
+    Difference,
+    Example,
+    SeedScore,
+    draw_ctc_probe,
+    markdown,
+)
+from nestmodel.evaluate.encode import frame_rate_hz, resolve_device
+from nestmodel.evaluate.error_rates import ErrorCounts, check_jiwer, count_errors, error_difference, error_rate
+from nestmodel.evaluate.feature_cache import FeatureCache
+from nestmodel.evaluate.inputs import OnProgress
+from nestmodel.evaluate.probe_output import OnWork, probe_directory, progress_counter
+from nestmodel.evaluate.sides import Caches, Side, open_sides, write_caches
+from nestmodel.evaluate.text import Alphabet
+from nestmodel.evaluate.transcripts import SpeechUtterance, SplitRows, check_enough, split_training
+from nestmodel.nn.network import NestNetwork
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Task:
+    """What every contestant is trained and scored on."""
+
+    texts: dict[int, str]
+    rows: SplitRows
+    alphabet: Alphabet
+    test: list[SpeechUtterance]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Recognition:
+    """Test transcripts of one contestant and their errors, by seed."""
+
+    score: ContestantScore
+    hypotheses: list[list[str]]
+    characters: list[ErrorCounts]
+    words: list[ErrorCounts]
+
+
+def run_ctc_probe(
+    model: NestNetwork,
+    inputs: Corpus | Sequence[str | Path],
+    test: Corpus | Sequence[str | Path],
+    config: CtcProbeConfig | None = None,
+    output: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    model_name: str = "",
+    on_progress: OnProgress | None = None,
+) -> CtcProbeReport:
+    """Compares how well characters are recognised from a trained encoder, an untrained encoder and log-mels.
+
+    Args:
+        model: Its encoder is used, in eval mode, and moved to the device.
+        inputs: Transcribed utterances for training; a corpus, or any inputs that `nestdata prepare` reads.
+        test: Transcribed utterances that are scored, of other recordings.
+        config: How the heads are trained.
+        output: Directory for `probe.json`, `report.md`, `probe.png`, `hypotheses.jsonl`, `rejected.jsonl` and
+            `rejected_test.jsonl`; None writes nothing.
+        overwrite: Whether an earlier probe at `output` is replaced.
+        model_name: Name of the model in the report.
+        on_progress: Called with the finished and the total units of work: an utterance that is encoded once, or on
+            which one head is trained.
+
+    Raises:
+        ConfigError: The device does not exist, a corpus has another sampling rate than the model, or jiwer is not
+            installed.
+        ProbeError: There are too few utterances with text, they cannot be split, or both sides have the same audio.
+        ExtractError: A batch does not fit into memory.
+        OutputError: `output` exists and may not be replaced, or cannot be written.
+        NestDataError: An input cannot be read.
+    """
+    config = config or CtcProbeConfig()
+    check_jiwer()
+    resolve_device(config.device)
+    target = None if output is None else Path(output).resolve()
+    rate = model.config.features.sampling_rate
+    with probe_directory(target, overwrite) as directory:
+        with open_sides(inputs, test, rate, directory, needs_text=True, group_by=config.group_by) as sides:
+            report, hypotheses = _probe_sides(model, *sides, config, directory, on_progress)
+            left_out = {"training": sides[0].rejects.counts, "test": sides[1].rejects.counts}
+        report = replace(report, model=model_name, left_out=left_out)
+        if target is not None:
+            draw_ctc_probe(report, directory / "probe.png")
+            (directory / "report.md").write_text(markdown(report), encoding="utf-8")
+            (directory / "hypotheses.jsonl").write_text(hypotheses, encoding="utf-8")
+            content = json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n"
+            (directory / "probe.json").write_text(content, encoding="utf-8")
+    return report
+
+
+def _probe_sides(
+    model: NestNetwork,
+    training: Side,
+    test: Side,
+    config: CtcProbeConfig,
+    directory: Path,
+    on_progress: OnProgress | None,
+) -> tuple[CtcProbeReport, str]:
+    """Returns the report without the name of the model and the rejects, and the lines of `hypotheses.jsonl`."""
+    num_heads = len(CONTESTANTS) * (len(config.learning_rates) + len(config.probe_seeds) - 1)
+    num_encoded = len(CONTESTANTS) * (len(training.utterances) + len(test.utterances))
+    on_work = progress_counter(num_encoded + num_heads * len(training.utterances), on_progress)
+    with tempfile.TemporaryDirectory(dir=directory) as cache_directory:
+        caches = write_caches(
+            model,
+            training,
+            test,
+            Path(cache_directory),
+            on_work,
+            seed=config.seed,
+            max_batch_seconds=config.max_batch_seconds,
+            device=config.device,
+        )
+        in_all = set.intersection(*(each.training.rows for each in caches.values()))
+        in_all_test = set.intersection(*(each.test.rows for each in caches.values()))
+        usable = [one for one in training.utterances if one.row in in_all]
+        scored = [one for one in test.utterances if one.row in in_all_test]
+        fits = [one for one in usable if _fits(one, caches["trained"].training, config)]
+        check_enough(len(fits), len(scored))
+        task = _Task(
+            texts={one.row: one.text for one in fits},
+            rows=split_training(fits, config.held_out, config.seed),
+            alphabet=Alphabet.of_texts(one.text for one in fits),
+            test=scored,
+        )
+        found = {name: _recognise(name, caches[name], task, config, on_work, len(usable)) for name in CONTESTANTS}
+        num_fast = sum(not _fits(one, caches["trained"].test, config) for one in scored)
+    known_texts = {one.text for one in training.utterances}
+    report = CtcProbeReport(
+        config=config,
+        model="",
+        alphabet=task.alphabet.characters,
+        unknown_characters=task.alphabet.count_unknown(one.text for one in scored),
+        frame_rate_hz=frame_rate_hz(model),
+        num_training=len(task.rows.training),
+        num_held_out=len(task.rows.held_out),
+        num_test=len(scored),
+        num_too_fast={"training": len(usable) - len(fits), "test": num_fast},
+        num_known_texts=sum(one.text in known_texts for one in scored),
+        contestants=[one.score for one in found.values()],
+        differences=[_difference(name, found["trained"], found[name], config.seed) for name in BASELINES],
+        examples=_examples(task.test, found, config.seed),
+    )
+    return report, _hypothesis_lines(task.test, found, config)
+
+
+def _recognise(
+    name: Contestant, caches: Caches, task: _Task, config: CtcProbeConfig, on_work: OnWork, num_utterances: int
+) -> _Recognition:
+    """Selects the learning rate of a contestant, trains its heads, and counts their errors on the test utterances."""
+
+    def fit(learning_rate: float, seed: int) -> TrainedHead:
+        trained = fit_head(
+            caches.training,
+            task.texts,
+            task.alphabet,
+            *task.rows,
+            labels_per_frame=config.labels_per_frame,
+            learning_rate=learning_rate,
+            rule=StoppingRule(max_epochs=config.max_epochs, patience=config.patience),
+            seed=seed,
+        )
+        on_work(num_utterances)
+        return trained
+
+    first, *others = config.probe_seeds
+    candidates = [fit(learning_rate, first) for learning_rate in config.learning_rates]
+    best = min(candidates, key=lambda one: one.error_rate)
+    heads = [best, *(fit(best.learning_rate, seed) for seed in others)]
+    references, test_rows = [one.text for one in task.test], [one.row for one in task.test]
+    hypotheses = [transcribe(one.head, caches.test, task.alphabet, test_rows) for one in heads]
+    characters = [count_errors(references, texts, "characters") for texts in hypotheses]
+    words = [count_errors(references, texts, "words") for texts in hypotheses]
+    seeds = zip(config.probe_seeds, heads, characters, words, strict=True)
+    score = ContestantScore(
+        name=name,
+        num_parameters=sum(values.numel() for values in best.head.parameters()),
+        learning_rate=best.learning_rate,
+        held_out_error_rates={one.learning_rate: one.error_rate for one in candidates},
+        seeds=[_seed_score(*each, config.seed) for each in seeds],
+        characters=error_rate(reduce(add, characters), config.seed),
+        words=error_rate(reduce(add, words), config.seed),
+    )
+    return _Recognition(score=score, hypotheses=hypotheses, characters=characters, words=words)
+
+
+def _seed_score(
+    probe_seed: int, trained: TrainedHead, characters: ErrorCounts, words: ErrorCounts, seed: int
+) -> SeedScore:
+    return SeedScore(
+        seed=probe_seed,
+        held_out_error_rate=trained.error_rate,
+        best_epoch=trained.best_epoch,
+        num_epochs=trained.num_epochs,
+        num_steps=trained.num_steps,
+        layer_weights=trained.head.layer_weights.tolist(),
+        characters=error_rate(characters, seed),
+        words=error_rate(words, seed),
+    )
+
+
+def _difference(baseline: Contestant, trained: _Recognition, other: _Recognition, seed: int) -> Difference:
+    pairs = zip(trained.characters, other.characters, strict=True)
+    return Difference(
+        baseline=baseline,
+        characters=error_difference(reduce(add, trained.characters), reduce(add, other.characters), seed),
+        words=error_difference(reduce(add, trained.words), reduce(add, other.words), seed),
+        characters_by_seed=[error_difference(one, another, seed) for one, another in pairs],
+    )
+
+
+def _examples(test: list[SpeechUtterance], found: dict[Contestant, _Recognition], seed: int) -> list[Example]:
+    drawn = sorted(range(len(test)), key=lambda i: (derive_key(seed, f"probe example/{test[i].cut_id}"), i))
+    return [
+        Example(
+            cut_id=test[i].cut_id,
+            reference=test[i].text,
+            hypotheses={name: one.hypotheses[0][i] for name, one in found.items()},
+        )
+        for i in drawn[:NUM_EXAMPLES]
+    ]
+
+
+def _hypothesis_lines(
+    test: list[SpeechUtterance], found: dict[Contestant, _Recognition], config: CtcProbeConfig
+) -> str:
+    """Returns one JSON line per test utterance: its id, its text, and its transcripts by contestant and seed."""
+    lines = []
+    for i, utterance in enumerate(test):
+        transcripts: dict[str, Any] = {
+            name: {str(seed): texts[i] for seed, texts in zip(config.probe_seeds, one.hypotheses, strict=True)}
+            for name, one in found.items()
+        }
+        line: dict[str, Any] = {"id": utterance.cut_id, "text": utterance.text, **transcripts}
+        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    return "".join(lines)
+
+
+def _fits(utterance: SpeechUtterance, cache: FeatureCache, config: CtcProbeConfig) -> bool:
+    num_label_frames = cache.num_frames(utterance.row) * config.labels_per_frame
+    return num_label_frames_needed(utterance.text) <= num_label_frames

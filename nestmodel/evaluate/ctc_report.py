@@ -1,0 +1,285 @@
+"""Settings and result of the content probe: configuration, scores, the report in Markdown, its plot."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nestdata.config_checks import require
+from nestmodel.errors import ConfigError
+from nestmodel.evaluate.contestants import Contestant, contestant_name
+from nestmodel.evaluate.ctc_head import UTTERANCES_PER_STEP
+from nestmodel.evaluate.encode import check_batch_seconds
+from nestmodel.evaluate.error_rates import ErrorRate, Estimate, percent
+from nestmodel.evaluate.text import NORMALISATION
+from nestmodel.figures import BLUE, GREY, ORANGE, finish_axes, new_figure
+
+NUM_EXAMPLES = 5
+"""Number of test utterances whose transcripts are shown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CtcProbeConfig:
+    """How the heads of a content probe are trained. All settings hold for every contestant."""
+
+    held_out: float = 0.1
+    """Share of the training utterances that selects learning rate and epoch, in (0, 1)."""
+
+    group_by: str | None = None
+    """A field, such as `speaker`: utterances with the same value are on the same side of that split. None keeps the
+    utterances of a recording together."""
+
+    labels_per_frame: int = 2
+    """Number of labels that are predicted from each encoder frame, in the order of time."""
+
+    learning_rates: tuple[float, ...] = (0.005, 0.02, 0.08)
+    """Learning rates of Adam to choose from; each contestant gets the one with its lowest held-out error rate."""
+
+    max_epochs: int = 30
+    """Maximum number of passes over the training utterances. The learning rate falls linearly to 0 over them."""
+
+    patience: int = 10
+    """Training ends when the held-out error rate has not improved for this number of epochs."""
+
+    probe_seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of the heads: initial weights and order of the utterances. The first one selects the learning rates."""
+
+    seed: int = 0
+    """Determines the split, the weights of the untrained encoder, the bootstrap draws and the examples."""
+
+    max_batch_seconds: float = 120.0
+    """Seconds of audio in a batch of the encoder, padding included."""
+
+    device: str = "auto"
+    """Device of the encoder, such as `cpu`; `auto` is a GPU if there is one. Heads are trained on the CPU."""
+
+    def __post_init__(self) -> None:
+        def check(is_valid: bool, name: str, expected: str) -> None:
+            require(is_valid, name, getattr(self, name), expected, error=ConfigError)
+
+        rates, seeds = self.learning_rates, self.probe_seeds
+        check(0.0 < self.held_out < 1.0, "held_out", "a share between 0 and 1")
+        check(self.labels_per_frame >= 1, "labels_per_frame", "1 or more")
+        check(len(rates) == len(set(rates)) > 0 and min(rates) > 0, "learning_rates", "different positive numbers")
+        check(self.max_epochs >= 1, "max_epochs", "1 or more")
+        check(self.patience >= 1, "patience", "1 or more")
+        check(len(seeds) == len(set(seeds)) > 0, "probe_seeds", "different seeds")
+        check_batch_seconds(self.max_batch_seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeedScore:
+    """Result of one head: how it was trained, and its errors on the test utterances."""
+
+    seed: int
+    held_out_error_rate: float
+    """Character error rate of the held-out utterances after the best epoch."""
+
+    best_epoch: int
+    num_epochs: int
+    num_steps: int
+    layer_weights: list[float]
+    """Learned weights of the layers, which add up to 1; layer 0 is the input of the first block."""
+
+    characters: ErrorRate
+    words: ErrorRate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContestantScore:
+    """Result of one feature set."""
+
+    name: Contestant
+    num_parameters: int
+    """Number of parameters of a head."""
+
+    learning_rate: float
+    held_out_error_rates: dict[float, float]
+    """Held-out character error rate by learning rate, with the first seed."""
+
+    seeds: list[SeedScore]
+    characters: ErrorRate
+    """Error rate over the test utterances, with the errors of all seeds added up."""
+
+    words: ErrorRate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Error rate of the trained encoder minus that of a baseline, on the same utterances; below 0 it is better."""
+
+    baseline: Contestant
+    characters: Estimate
+    words: Estimate
+    characters_by_seed: list[Estimate]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """A test utterance with its transcripts by the heads of the first seed."""
+
+    cut_id: str
+    reference: str
+    hypotheses: dict[Contestant, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CtcProbeReport:
+    """Scores of a content probe, and what they were computed from."""
+
+    config: CtcProbeConfig
+    model: str
+    alphabet: str
+    """Characters of the training texts."""
+
+    unknown_characters: dict[str, int]
+    """Characters of the test texts that are not in the alphabet; each occurrence is an error."""
+
+    frame_rate_hz: float
+    num_training: int
+    num_held_out: int
+    num_test: int
+    num_too_fast: dict[str, int]
+    """Utterances with more characters than label frames: of the training corpus, which are left out; of the test
+    corpus, which are scored."""
+
+    num_known_texts: int
+    """Number of test utterances whose text is also the text of a training utterance."""
+
+    contestants: list[ContestantScore]
+    differences: list[Difference]
+    examples: list[Example]
+    left_out: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Number of unusable utterances by reason, of the training and of the test corpus."""
+
+    def score(self, name: Contestant) -> ContestantScore:
+        """Returns the score of a contestant."""
+        return next(one for one in self.contestants if one.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the content of `probe.json`."""
+        found = asdict(self)
+        for written, score in zip(found["contestants"], self.contestants, strict=True):
+            _name_fields(written, score)
+            for written_seed, seed_score in zip(written["seeds"], score.seeds, strict=True):
+                _name_fields(written_seed, seed_score)
+        for written, difference in zip(found["differences"], self.differences, strict=True):
+            written["characters_by_seed"] = [one._asdict() for one in difference.characters_by_seed]
+            _name_fields(written, difference)
+        return {"kind": "probe", "task": "ctc", "normalisation": list(NORMALISATION), **found}
+
+
+def markdown(report: CtcProbeReport) -> str:
+    """Returns the content of `report.md`."""
+    return "\n".join([*_results(report), *_training(report), *_texts(report), *_examples(report)]) + "\n"
+
+
+def draw_ctc_probe(report: CtcProbeReport, picture: Path) -> None:
+    """Plots the character error rates with their intervals, and the rates of single seeds."""
+    figure = new_figure(6.0, 4.2)
+    axis = figure.subplots()
+    colours = {"trained": BLUE, "untrained": ORANGE, "log_mel": GREY}
+    for position, score in enumerate(report.contestants):
+        rate, low, high = (100 * value for value in score.characters[:3])
+        axis.bar([position], [rate], 0.6, color=colours[score.name], alpha=0.6)
+        axis.errorbar([position], [rate], [[rate - low], [high - rate]], fmt="none", ecolor="black", capsize=4)
+        singles = [100 * one.characters.rate for one in score.seeds]
+        axis.plot([position + 0.2] * len(singles), singles, "o", color="black", markersize=3)
+    axis.set_xticks(range(len(report.contestants)), [contestant_name(score.name) for score in report.contestants])
+    axis.set_ylabel("character error rate, %")
+    finish_axes(axis, f"{report.num_test} test utterances; 95 % intervals; points: seeds", has_legend=False)
+    figure.savefig(picture, dpi=110)
+
+
+def _name_fields(written: dict[str, Any], source: Any) -> None:
+    for name in ("characters", "words"):
+        written[name] = getattr(source, name)._asdict()
+
+
+def _results(report: CtcProbeReport) -> Iterator[str]:
+    yield f"# Content probe of {report.model or 'a model'}"
+    yield ""
+    yield (
+        "A linear CTC head on frozen features, with learned weights of the layers and greedy decoding. Error rates on "
+        f"{report.num_test} test utterances in %, with 95 % bootstrap intervals over utterances, over "
+        f"{len(report.config.probe_seeds)} seeds of the head."
+    )
+    yield ""
+    yield "| features | CER | WER | insertions | deletions | substitutions | CER by seed |"
+    yield "|---|---|---|---|---|---|---|"
+    for score in report.contestants:
+        found = score.characters
+        shares = [f"{100 * n / found.num_reference:.1f}" for n in (found.insertions, found.deletions)]
+        singles = ", ".join(f"{100 * one.characters.rate:.1f}" for one in score.seeds)
+        yield (
+            f"| {contestant_name(score.name)} | {percent(found)} | {percent(score.words)} | {' | '.join(shares)} | "
+            f"{100 * found.substitutions / found.num_reference:.1f} | {singles} |"
+        )
+    yield ""
+    yield "Insertions, deletions and substitutions are of characters, in % of the characters of the references."
+    yield ""
+    yield "Trained minus baseline, in percentage points (paired bootstrap); below 0 the trained encoder is better:"
+    yield ""
+    yield "| baseline | CER | WER | CER by seed |"
+    yield "|---|---|---|---|"
+    for one in report.differences:
+        singles = "; ".join(percent(estimate) for estimate in one.characters_by_seed)
+        yield f"| {contestant_name(one.baseline)} | {percent(one.characters)} | {percent(one.words)} | {singles} |"
+    yield ""
+
+
+def _training(report: CtcProbeReport) -> Iterator[str]:
+    config = report.config
+    yield "## Training of the heads"
+    yield ""
+    yield (
+        f"{report.num_training} utterances for training; {report.num_held_out} held out, which select the learning "
+        "rate and the epoch by their character error rate. Adam; the learning rate falls linearly to 0 over "
+        f"{config.max_epochs} epochs, and training ends early after {config.patience} epochs without improvement. "
+        f"{UTTERANCES_PER_STEP} utterances per step, {config.labels_per_frame} labels per frame of "
+        f"{1000 / report.frame_rate_hz:.0f} ms. Utterances with more characters than label frames: "
+        f"{report.num_too_fast['training']} of the training corpus, left out; {report.num_too_fast['test']} of the "
+        "test corpus, scored."
+    )
+    yield ""
+    yield (
+        "| features | parameters | held-out CER by learning rate | chosen | seed | best epoch | epochs | steps | "
+        "weights of the layers |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for score in report.contestants:
+        rates = ", ".join(f"{rate:g}: {100 * value:.1f}" for rate, value in score.held_out_error_rates.items())
+        features = f"| {contestant_name(score.name)} | {score.num_parameters} | {rates} | {score.learning_rate:g} |"
+        for one in score.seeds:
+            weights = " ".join(f"{weight:.2f}" for weight in one.layer_weights)
+            training = f"{one.seed} | {one.best_epoch} | {one.num_epochs} | {one.num_steps}"
+            yield f"{features} {training} | {weights} |"
+    yield ""
+
+
+def _texts(report: CtcProbeReport) -> Iterator[str]:
+    yield "## Texts"
+    yield ""
+    for rule in NORMALISATION:
+        yield f"- {rule}"
+    yield ""
+    yield f"Alphabet, from the training texts: {len(report.alphabet)} characters, `{report.alphabet}`."
+    unknown = ", ".join(f"`{character}` {count}" for character, count in report.unknown_characters.items())
+    yield f"Characters of the test texts outside the alphabet, each an error: {unknown or 'none'}."
+    yield f"Test utterances whose text is also in the training corpus: {report.num_known_texts}."
+    for side, reasons in report.left_out.items():
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        yield f"Unusable utterances, {side}: {counts or 'none'}."
+    yield ""
+
+
+def _examples(report: CtcProbeReport) -> Iterator[str]:
+    yield "## Examples"
+    yield ""
+    yield f"Drawn by a hash of their ids; with seed {report.config.probe_seeds[0]}."
+    for example in report.examples:
+        yield ""
+        yield f"    {example.cut_id}"
+        yield f"    text        {example.reference}"
+        for name, text in example.hypotheses.items():
+            yield f"    {contestant_name(name):<11} {text}"

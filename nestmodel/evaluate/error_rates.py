@@ -1,0 +1,179 @@
+"""Character and word error rates with 95 % intervals; jiwer aligns and counts. It belongs to the extra `probe`.
+
+Errors are counted per utterance, so that rates, differences and reductions get bootstrap intervals: utterances are
+drawn with replacement, and a draw counts the same utterances for both recognisers that are compared (paired bootstrap).
+Utterances are treated as independent.
+"""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nestdata import derive_key
+from nestmodel.errors import ConfigError
+
+ErrorUnit = Literal["characters", "words"]
+"""What is counted: characters, spaces included (CER), or words (WER)."""
+
+NUM_DRAWS = 2000
+"""Number of bootstrap draws of an interval."""
+
+_QUANTILES = (0.025, 0.975)
+_DRAWS_AT_A_TIME = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorCounts:
+    """Errors of one recogniser by utterance; every array has the shape (utterances,)."""
+
+    insertions: NDArray[np.int64]
+    deletions: NDArray[np.int64]
+    substitutions: NDArray[np.int64]
+
+    num_reference: NDArray[np.int64]
+    """Number of characters or words of the references."""
+
+    @property
+    def errors(self) -> NDArray[np.int64]:
+        """All errors of each utterance."""
+        return self.insertions + self.deletions + self.substitutions
+
+    def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
+        """Returns the counts of two recognitions of the same utterances, such as those with two seeds."""
+        return ErrorCounts(
+            insertions=self.insertions + other.insertions,
+            deletions=self.deletions + other.deletions,
+            substitutions=self.substitutions + other.substitutions,
+            num_reference=self.num_reference + other.num_reference,
+        )
+
+
+class Estimate(NamedTuple):
+    """A quantity with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class ErrorRate(NamedTuple):
+    """An error rate with its 95 % bootstrap interval, and the errors of all utterances."""
+
+    rate: float
+    """Errors per character or word of the references; above 1 if there are many insertions."""
+
+    low: float
+    high: float
+    insertions: int
+    deletions: int
+    substitutions: int
+    num_reference: int
+
+
+def count_errors(references: Sequence[str], hypotheses: Sequence[str], unit: ErrorUnit) -> ErrorCounts:
+    """Counts the errors of recognised texts by utterance.
+
+    Args:
+        references: Normalised transcripts.
+        hypotheses: The recognised text of each transcript, normalised in the same way; may be empty.
+        unit: Whether characters or words are counted.
+
+    Raises:
+        ConfigError: A reference is empty, the numbers of texts differ, or jiwer is not installed.
+    """
+    check_jiwer()
+    if len(references) != len(hypotheses) or not references or not all(references):
+        raise ConfigError(
+            f"{len(hypotheses)} recognised texts for {len(references)} references: give one for each, and no empty "
+            "reference."
+        )
+    import jiwer
+
+    count = jiwer.process_characters if unit == "characters" else jiwer.process_words
+    found = count(list(references), list(hypotheses))
+    totals = {kind: np.zeros(len(references), np.int64) for kind in ("insert", "delete", "substitute")}
+    for i, alignment in enumerate(found.alignments):
+        for chunk in alignment:
+            if chunk.type != "equal":
+                length = max(chunk.ref_end_idx - chunk.ref_start_idx, chunk.hyp_end_idx - chunk.hyp_start_idx)
+                totals[chunk.type][i] += length
+    return ErrorCounts(
+        insertions=totals["insert"],
+        deletions=totals["delete"],
+        substitutions=totals["substitute"],
+        num_reference=np.array([len(reference) for reference in found.references], np.int64),
+    )
+
+
+def error_rate(counts: ErrorCounts, seed: int = 0) -> ErrorRate:
+    """Returns the error rate over all utterances; `seed` determines the draws of the interval."""
+    return ErrorRate(
+        *ratio(counts.errors, counts.num_reference, seed),
+        insertions=int(counts.insertions.sum()),
+        deletions=int(counts.deletions.sum()),
+        substitutions=int(counts.substitutions.sum()),
+        num_reference=int(counts.num_reference.sum()),
+    )
+
+
+def error_difference(counts: ErrorCounts, baseline: ErrorCounts, seed: int = 0) -> Estimate:
+    """Returns the error rate minus that of a baseline on the same utterances: negative if there are fewer errors."""
+    return ratio_difference((counts.errors, counts.num_reference), (baseline.errors, baseline.num_reference), seed)
+
+
+def error_reduction(counts: ErrorCounts, baseline: ErrorCounts, seed: int = 0) -> Estimate:
+    """Returns the share of a baseline's errors that is avoided, 1 - rate / rate of the baseline.
+
+    A draw without errors of the baseline counts as if it had one.
+    """
+
+    def reduction(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        baseline_rate: NDArray[np.float64] = np.maximum(sums[2], 1) / sums[3]
+        rate: NDArray[np.float64] = sums[0] / sums[1]
+        return 1 - rate / baseline_rate
+
+    columns = (counts.errors, counts.num_reference, baseline.errors, baseline.num_reference)
+    return _bootstrap(reduction, columns, seed)
+
+
+def ratio(numerators: NDArray[np.int64], denominators: NDArray[np.int64], seed: int) -> Estimate:
+    """Returns the sum of numerators over the sum of denominators; both have the shape (utterances,)."""
+    return _bootstrap(lambda sums: sums[0] / sums[1], (numerators, denominators), seed)
+
+
+def ratio_difference(
+    one: tuple[NDArray[np.int64], NDArray[np.int64]], other: tuple[NDArray[np.int64], NDArray[np.int64]], seed: int
+) -> Estimate:
+    """Returns the difference of two ratios of sums over the same utterances, with a paired bootstrap interval."""
+    return _bootstrap(lambda sums: sums[0] / sums[1] - sums[2] / sums[3], (*one, *other), seed)
+
+
+def percent(estimate: ErrorRate | Estimate) -> str:
+    """Returns a rate or a difference with its interval, in percent."""
+    value, low, high = estimate[:3]
+    return f"{100 * value:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def check_jiwer() -> None:
+    """Raises ConfigError if jiwer is not installed."""
+    if importlib.util.find_spec("jiwer") is None:
+        raise ConfigError("error rates need jiwer: pip install 'nest-pretrain[probe]'.")
+
+
+def _bootstrap(
+    statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], columns: Sequence[NDArray[np.int64]], seed: int
+) -> Estimate:
+    """Returns a function of the sums of columns over utterances; it maps sums (columns, draws) to values (draws,)."""
+    values = np.stack(columns).astype(np.float64)  # (columns, utterances)
+    num_utterances = values.shape[1]
+    generator = np.random.Generator(np.random.Philox(key=derive_key(seed, "bootstrap")))
+    draws = []
+    for _ in range(NUM_DRAWS // _DRAWS_AT_A_TIME):
+        times = generator.multinomial(num_utterances, np.full(num_utterances, 1 / num_utterances), _DRAWS_AT_A_TIME)
+        draws.append(statistic(values @ times.T))
+    low, high = np.quantile(np.concatenate(draws), _QUANTILES)
+    return Estimate(float(statistic(values.sum(axis=1, keepdims=True))[0]), float(low), float(high))

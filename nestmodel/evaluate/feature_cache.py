@@ -1,0 +1,77 @@
+"""Features of many utterances in one file, which probes read again and again.
+
+The file is memory-mapped: it stays in memory if there is enough of it, and is read from disk otherwise.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nestmodel.evaluate.encode import Utterance
+
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+class FeatureCache:
+    """Frames of utterances in float16, all layers of a frame side by side. Utterances have their indices of a corpus.
+
+    Args:
+        path: File of the frames, shape (frames, layers, dim).
+        shape: Layers and dimension.
+        spans: First frame and end of each utterance, by its index.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, int], spans: dict[int, tuple[int, int]]) -> None:
+        self.shape = shape
+        self._spans = spans
+        num_frames = max((end for _, end in spans.values()), default=0)
+        self._frames: NDArray[np.float16] = (
+            np.memmap(path, np.float16, "r", shape=(num_frames, *shape)) if num_frames else np.empty((0, *shape), "f2")
+        )
+
+    @classmethod
+    def write(cls, path: Path, utterances: Iterable[Utterance]) -> "FeatureCache":
+        """Writes the features of utterances to a file. Values beyond the range of float16 are clipped."""
+        spans: dict[int, tuple[int, int]] = {}
+        shape, num_frames = (0, 0), 0
+        with path.open("wb") as file:
+            for utterance in utterances:
+                frames = utterance.values.transpose(1, 0, 2)  # (layers, frames, dim) -> (frames, layers, dim)
+                file.write(np.ascontiguousarray(frames.clip(-_LARGEST, _LARGEST), np.float16).tobytes())
+                spans[utterance.row] = (num_frames, num_frames + len(frames))
+                num_frames += len(frames)
+                shape = (frames.shape[1], frames.shape[2])
+        return cls(path, shape, spans)
+
+    @property
+    def rows(self) -> set[int]:
+        """Indices of the utterances that have features."""
+        return set(self._spans)
+
+    def num_frames(self, row: int) -> int:
+        """Returns the number of frames of an utterance."""
+        start, end = self._spans[row]
+        return end - start
+
+    def read(self, row: int) -> Float[Tensor, "frames layers dim"]:
+        """Returns the frames of an utterance in float32."""
+        start, end = self._spans[row]
+        return torch.from_numpy(self._frames[start:end].astype(np.float32))
+
+    def statistics(self, rows: Sequence[int]) -> tuple[Float[Tensor, "layers dim"], Float[Tensor, "layers dim"]]:
+        """Returns the mean and the standard deviation of each dimension over the frames of utterances."""
+        num_frames = 0
+        total, squares = torch.zeros(self.shape, dtype=torch.float64), torch.zeros(self.shape, dtype=torch.float64)
+        for row in rows:
+            frames = self.read(row).double()
+            num_frames += len(frames)
+            total += frames.sum(dim=0)
+            squares += frames.square().sum(dim=0)
+        mean = total / num_frames
+        variance = (squares / num_frames - mean.square()).clamp(min=0)
+        return mean.float(), variance.sqrt().float()

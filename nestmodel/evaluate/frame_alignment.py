@@ -1,0 +1,110 @@
+"""Characters of encoder frames, by forced alignment of the transcripts.
+
+The alignment is that of three CTC heads, one for each contestant, whose probabilities are averaged: no contestant is
+scored against an alignment of its own. CTC writes a character at one frame and blanks around it; a frame with a blank
+gets the nearest character.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nestmodel.evaluate.contestants import CONTESTANTS, Contestant
+from nestmodel.evaluate.ctc_head import CtcHead, StoppingRule, fit_head, num_label_frames_needed
+from nestmodel.evaluate.feature_cache import FeatureCache
+from nestmodel.evaluate.frame_units import majority
+from nestmodel.evaluate.rejects import RejectedUtterance
+from nestmodel.evaluate.sides import Caches, Side
+from nestmodel.evaluate.text import BLANK, Alphabet
+from nestmodel.evaluate.transcripts import SpeechUtterance, split_training
+
+LABELS_PER_FRAME = 2
+LEARNING_RATE = 0.02
+RULE = StoppingRule(max_epochs=30, patience=10)
+
+
+class AlignedUnits(NamedTuple):
+    """Numbers of characters by encoder frame, for each utterance by its index; 0 is the first of the alphabet."""
+
+    alphabet: Alphabet
+    training: dict[int, NDArray[np.int64]]
+    test: dict[int, NDArray[np.int64]]
+
+
+def aligned_units(
+    caches: Mapping[Contestant, Caches], training: Side, test: Side, *, held_out: float, seed: int
+) -> AlignedUnits:
+    """Trains a head for each contestant, and aligns the texts of both sides with the average of their probabilities.
+
+    Utterances that cannot be aligned are added to the rejects of their side: those with more characters than label
+    frames, and test utterances with characters outside the alphabet.
+
+    Args:
+        caches: Features of all contestants.
+        training: Utterances with text to train the heads on, and to align.
+        test: Utterances with text to align.
+        held_out: Share of the training utterances that ends the training of the heads.
+        seed: Determines the split and the heads.
+    """
+    all_training = set.intersection(*(one.training.rows for one in caches.values()))
+    fits = [one for one in training.utterances if one.row in all_training and _fits(one, caches["trained"].training)]
+    alphabet = Alphabet.of_texts(one.text for one in fits)
+    rows = split_training(fits, held_out, seed)
+    texts = {one.row: one.text for one in fits}
+    heads = {
+        name: fit_head(
+            caches[name].training,
+            texts,
+            alphabet,
+            *rows,
+            labels_per_frame=LABELS_PER_FRAME,
+            learning_rate=LEARNING_RATE,
+            rule=RULE,
+            seed=seed,
+        ).head
+        for name in CONTESTANTS
+    }
+    return AlignedUnits(
+        alphabet,
+        _align_side(heads, {name: caches[name].training for name in CONTESTANTS}, training, alphabet),
+        _align_side(heads, {name: caches[name].test for name in CONTESTANTS}, test, alphabet),
+    )
+
+
+def align(log_probs: Float[Tensor, "label_frames labels"], labels: Sequence[int]) -> NDArray[np.int64]:
+    """Returns the character of each label frame on the most likely path of CTC that writes `labels`, from 0."""
+    from torchaudio.functional import forced_align
+
+    path = forced_align(log_probs.unsqueeze(0), torch.tensor([list(labels)], dtype=torch.int32), blank=BLANK)[0][0]
+    written: NDArray[np.int64] = path.numpy().astype(np.int64)
+    spoken = np.flatnonzero(written != BLANK)
+    nearest = np.abs(np.arange(len(written))[:, None] - spoken[None, :]).argmin(axis=1)
+    characters: NDArray[np.int64] = written[spoken[nearest]] - 1
+    return characters
+
+
+@torch.no_grad()
+def _align_side(
+    heads: Mapping[Contestant, CtcHead], caches: Mapping[Contestant, FeatureCache], side: Side, alphabet: Alphabet
+) -> dict[int, NDArray[np.int64]]:
+    found = {}
+    for one in side.utterances:
+        if not all(one.row in cache.rows for cache in caches.values()):
+            continue
+        if alphabet.count_unknown([one.text]) or not _fits(one, caches["trained"]):
+            detail = f"{one.text!r} has too many characters for its frames, or characters outside the alphabet"
+            side.rejects.add(RejectedUtterance("", one.cut_id, "not_aligned", detail))
+            continue
+        probabilities = [heads[name](caches[name].read(one.row)).exp() for name in CONTESTANTS]
+        average = torch.stack(probabilities).mean(dim=0).log()
+        found[one.row] = majority(align(average, alphabet.encode(one.text)), LABELS_PER_FRAME)
+    return found
+
+
+def _fits(utterance: SpeechUtterance, cache: FeatureCache) -> bool:
+    return num_label_frames_needed(utterance.text) <= cache.num_frames(utterance.row) * LABELS_PER_FRAME

@@ -1,0 +1,219 @@
+"""Settings and result of the frame probe: configuration, scores by layer, the report in Markdown, its plot."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from nestdata.config_checks import require
+from nestmodel.errors import ConfigError
+from nestmodel.evaluate.contestants import Contestant, contestant_name
+from nestmodel.evaluate.encode import check_batch_seconds
+from nestmodel.evaluate.error_rates import Estimate, percent
+from nestmodel.evaluate.frame_classifier import FRAMES_PER_STEP, LEARNING_RATE
+from nestmodel.evaluate.frame_units import ClusterScore
+from nestmodel.figures import BLUE, GREY, ORANGE, finish_axes, new_figure
+
+FrameUnits = Literal["mfcc", "characters"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameProbeConfig:
+    """The units of a frame probe, and how its classifiers are trained: the same for every layer and contestant."""
+
+    units: FrameUnits = "mfcc"
+    """What is predicted: `mfcc`, k-means clusters of MFCCs, or `characters`, by forced alignment of the transcripts."""
+
+    num_units: int = 100
+    """Number of k-means clusters: of MFCCs, and of the features of each layer, which are compared with the units."""
+
+    held_out: float = 0.1
+    """Share of the training utterances that ends the training of a classifier, in (0, 1)."""
+
+    group_by: str | None = None
+    """A field, such as `speaker`: utterances with the same value are on the same side of that split. None keeps the
+    utterances of a recording together."""
+
+    max_epochs: int = 10
+    """Maximum number of passes over the training frames. The learning rate falls linearly to 0 over them."""
+
+    patience: int = 3
+    """Training ends when the held-out accuracy has not improved for this number of epochs."""
+
+    seed: int = 0
+    """Determines the split, the units, the classifiers, and the weights of the untrained encoder."""
+
+    max_batch_seconds: float = 120.0
+    """Seconds of audio in a batch of the encoder, padding included."""
+
+    device: str = "auto"
+    """Device of the encoder, such as `cpu`; `auto` is a GPU if there is one. Classifiers are trained on the CPU."""
+
+    def __post_init__(self) -> None:
+        require(0.0 < self.held_out < 1.0, "held_out", self.held_out, "a share between 0 and 1", error=ConfigError)
+        for name, least in (("num_units", 2), ("max_epochs", 1), ("patience", 1)):
+            require(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more", error=ConfigError)
+        check_batch_seconds(self.max_batch_seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerScore:
+    """Result of one layer of one contestant on the test frames."""
+
+    contestant: Contestant
+    layer: int
+    """0 is the input of the first block, i the output of block i; log-mels have only layer 0."""
+
+    accuracy: Estimate
+    """Share of the frames whose unit is predicted; the interval draws utterances."""
+
+    clusters: ClusterScore
+    """Agreement of k-means clusters of the layer with the units."""
+
+    best_epoch: int
+    num_epochs: int
+    num_steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerDifference:
+    """Accuracy of a layer of the trained encoder minus that of a baseline, with a paired bootstrap interval."""
+
+    layer: int
+    baseline: Contestant
+    accuracy: Estimate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameProbeReport:
+    """Scores of a frame probe, and what they were computed from."""
+
+    config: FrameProbeConfig
+    model: str
+    frame_rate_hz: float
+    num_training: int
+    """Number of utterances for training; the counts of frames are those that were used."""
+
+    num_held_out: int
+    num_test: int
+    num_training_frames: int
+    num_held_out_frames: int
+    num_test_frames: int
+    chance: Estimate
+    """Accuracy of always predicting the most frequent unit of the training frames."""
+
+    alphabet: str | None
+    """The characters, if they are the units."""
+
+    layers: list[LayerScore]
+    differences: list[LayerDifference]
+    left_out: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Number of unusable utterances by reason, of the training and of the test corpus."""
+
+    @property
+    def num_units(self) -> int:
+        """Number of units that are predicted."""
+        return self.config.num_units if self.alphabet is None else len(self.alphabet)
+
+    def scores(self, name: Contestant) -> list[LayerScore]:
+        """Returns the scores of a contestant by layer."""
+        return [one for one in self.layers if one.contestant == name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the content of `probe.json`."""
+        found = asdict(self)
+        found["chance"] = self.chance._asdict()
+        for written, score in zip(found["layers"], self.layers, strict=True):
+            written["accuracy"], written["clusters"] = score.accuracy._asdict(), score.clusters._asdict()
+        for written, difference in zip(found["differences"], self.differences, strict=True):
+            written["accuracy"] = difference.accuracy._asdict()
+        return {"kind": "probe", "task": "frames", **found}
+
+
+def frame_markdown(report: FrameProbeReport) -> str:
+    """Returns the content of `report.md`."""
+    return "\n".join([*_results(report), *_training(report)]) + "\n"
+
+
+def draw_frame_probe(report: FrameProbeReport, picture: Path) -> None:
+    """Plots accuracy over layers with 95 % intervals, and the agreement of clusters."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(9.0, 4.2)
+    left, right = figure.subplots(1, 2)
+    lines: tuple[tuple[Contestant, str, str], ...] = (("trained", BLUE, "-"), ("untrained", ORANGE, "--"))
+    for name, colour, style in lines:
+        scores = report.scores(name)
+        layers = [one.layer for one in scores]
+        accuracy, low, high = 100 * np.array([one.accuracy for one in scores]).T
+        left.plot(layers, accuracy, style, color=colour, marker="o", markersize=3, label=contestant_name(name))
+        left.fill_between(layers, low, high, color=colour, alpha=0.15, linewidth=0)
+        information = [one.clusters.normalised_information for one in scores]
+        right.plot(layers, information, style, color=colour, marker="o", markersize=3, label=contestant_name(name))
+    (log_mel,) = report.scores("log_mel")
+    left.axhline(100 * log_mel.accuracy.value, color=GREY, linestyle="-.", label="log-mel")
+    left.axhline(100 * report.chance.value, color=GREY, linestyle=":", label="most frequent unit")
+    right.axhline(log_mel.clusters.normalised_information, color=GREY, linestyle="-.", label="log-mel")
+    for axis, label in ((left, "accuracy on test frames, %"), (right, "normalised mutual information")):
+        axis.set_xlabel("layer (0 is the input of the first block)")
+        axis.set_ylabel(label)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    finish_axes(left, f"linear classifier, {_units_name(report)}", has_legend=True)
+    finish_axes(right, "clusters of the layer and units", has_legend=False)
+    figure.savefig(picture, dpi=110)
+
+
+def _units_name(report: FrameProbeReport) -> str:
+    if report.alphabet is not None:
+        return f"{len(report.alphabet)} characters"
+    return f"{report.config.num_units} units of MFCCs"
+
+
+def _results(report: FrameProbeReport) -> Iterator[str]:
+    yield f"# Frame probe of {report.model or 'a model'}"
+    yield ""
+    yield (
+        f"How well frames of {1000 / report.frame_rate_hz:.0f} ms predict {_units_name(report)}. Accuracy of a linear "
+        f"classifier in %, with 95 % bootstrap intervals over {report.num_test} test utterances "
+        f"({report.num_test_frames} frames). Always predicting the most frequent unit: {percent(report.chance)}. PNMI "
+        f"and purity compare {report.config.num_units} k-means clusters of the "
+        "features with the units."
+    )
+    yield ""
+    yield "| features | layer | accuracy | PNMI | purity | best epoch | epochs | steps |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for one in report.layers:
+        yield (
+            f"| {contestant_name(one.contestant)} | {one.layer} | {percent(one.accuracy)} | "
+            f"{one.clusters.normalised_information:.3f} | {one.clusters.purity:.3f} | {one.best_epoch} | "
+            f"{one.num_epochs} | {one.num_steps} |"
+        )
+    yield ""
+    yield "Trained minus baseline, in percentage points (paired bootstrap):"
+    yield ""
+    yield "| layer | baseline | accuracy |"
+    yield "|---|---|---|"
+    for difference in report.differences:
+        baseline = contestant_name(difference.baseline)
+        yield f"| {difference.layer} | {baseline} | {percent(difference.accuracy)} |"
+    yield ""
+
+
+def _training(report: FrameProbeReport) -> Iterator[str]:
+    config = report.config
+    yield "## Training of the classifiers"
+    yield ""
+    yield (
+        f"{report.num_training} utterances ({report.num_training_frames} frames) for training; {report.num_held_out} "
+        f"({report.num_held_out_frames} frames) held out, which select the epoch by their accuracy. Adam with "
+        f"{LEARNING_RATE:g}, falling linearly to 0 over {config.max_epochs} epochs of {FRAMES_PER_STEP} frames per "
+        f"step; training ends early after {config.patience} epochs without improvement."
+    )
+    if report.alphabet is not None:
+        yield "The characters are those of a forced alignment by CTC heads of all features, whose probabilities are"
+        yield f"averaged. Frames with a blank get the nearest character. Alphabet: `{report.alphabet}`."
+    for side, reasons in report.left_out.items():
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        yield f"Unusable utterances, {side}: {counts or 'none'}."

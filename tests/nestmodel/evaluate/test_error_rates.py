@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+
+from nestmodel import ConfigError, ErrorCounts, count_errors, error_difference, error_rate, error_reduction
+
+
+def counts(errors: list[int], num_reference: list[int]) -> ErrorCounts:
+    none = np.zeros(len(errors), np.int64)
+    return ErrorCounts(
+        insertions=none, deletions=none, substitutions=np.array(errors), num_reference=np.array(num_reference)
+    )
+
+
+def test_errors_are_counted_by_kind_and_utterance() -> None:
+    # Insertion of x; deletion of "b c"; substitution of a; no error.
+    references, hypotheses = ["ab", "a b c", "a", "b"], ["axb", "a ", "b", "b"]
+    found = count_errors(references, hypotheses, "characters")
+    assert found.insertions.tolist() == [1, 0, 0, 0]
+    assert found.deletions.tolist() == [0, 4, 0, 0]
+    assert found.substitutions.tolist() == [0, 0, 1, 0]
+    assert found.num_reference.tolist() == [2, 5, 1, 1]
+    words = count_errors(references, hypotheses, "words")
+    assert words.errors.tolist() == [1, 2, 1, 0]
+    assert words.deletions.tolist() == [0, 2, 0, 0]
+    assert words.num_reference.tolist() == [1, 3, 1, 1]
+    assert count_errors(["ab"], [""], "words").deletions.tolist() == [1]
+
+
+def test_a_rate_is_the_sum_of_errors_over_the_sum_of_lengths() -> None:
+    found = error_rate(count_errors(["ab", "a b c"], ["axb", "a"], "characters"))
+    assert (found.rate, found.insertions, found.deletions, found.substitutions) == (5 / 7, 1, 4, 0)
+    assert found.num_reference == 7
+    assert 0.5 <= found.low <= found.rate <= found.high <= 0.8  # the rates of the two utterances are 1/2 and 4/5
+
+
+def test_the_interval_of_a_rate_is_that_of_the_bootstrap_distribution() -> None:
+    # 400 utterances of one character, half of them wrong: the standard error is sqrt(0.25 / 400) = 0.025, and the
+    # quantiles of 2000 draws are known to about a twentieth of the interval's width.
+    found = error_rate(counts([0, 1] * 200, [1] * 400))
+    assert found.rate == 0.5
+    assert found.low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.006)
+    assert found.high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.006)
+
+
+def test_differences_are_paired_by_utterance() -> None:
+    generator = np.random.default_rng(0)
+    errors = generator.integers(0, 20, 100).tolist()
+    one, other = counts(errors, [20] * 100), counts([error + 1 for error in errors], [20] * 100)
+    # Every utterance has one error more, so that no draw changes the difference.
+    assert error_difference(one, other) == pytest.approx((-0.05, -0.05, -0.05))
+    rate = error_rate(one)
+    assert rate.high - rate.low > 0.1
+
+
+def test_a_reduction_is_the_share_of_errors_that_is_avoided() -> None:
+    value, low, high = error_reduction(counts([1, 2, 3], [10] * 3), counts([2, 4, 6], [10] * 3))
+    assert (value, low, high) == pytest.approx((0.5, 0.5, 0.5))
+    assert error_reduction(counts([0], [5]), counts([0], [5])).value == 1.0
+
+
+def test_counts_of_several_recognitions_add_up() -> None:
+    both = counts([1, 2], [10, 10]) + counts([3, 0], [10, 10])
+    assert error_rate(both).rate == 6 / 40
+
+
+def test_intervals_are_determined_by_the_seed() -> None:
+    found = counts([0, 3, 5, 1, 7], [10] * 5)
+    assert error_rate(found, seed=1) == error_rate(found, seed=1)
+    assert error_rate(found, seed=1) != error_rate(found, seed=2)
+
+
+@pytest.mark.parametrize(("references", "hypotheses"), [([], []), (["a"], []), (["a", ""], ["a", "b"])])
+def test_empty_references_and_unequal_numbers_of_texts_are_refused(
+    references: list[str], hypotheses: list[str]
+) -> None:
+    with pytest.raises(ConfigError, match="give one for each, and no empty reference"):
+        count_errors(references, hypotheses, "words")
+
+
+def test_an_error_names_the_extra_if_jiwer_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"error rates need jiwer: pip install 'nest-pretrain\[probe\]'"):
+        count_errors(["a"], ["a"], "words")
