@@ -61,6 +61,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     model.config.inputs_to_logits_ratio = samples_per_frame  # the pipeline of transformers cuts long audio by it
     rows = [row for row in drawn if fits(train, row, tokenizer, samples_per_frame)]
     print(f"training on {len(rows)} utterances; {len(drawn) - len(rows)} have more tokens than frames and are left out")
+    if not rows:
+        raise SystemExit(f"{args.train}: no utterance is left to train on. Give transcripts, or a larger --vocabulary.")
 
     plan = BatchPlan(
         train.num_samples[rows],
