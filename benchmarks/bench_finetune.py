@@ -15,6 +15,7 @@ import random
 import shlex
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +48,9 @@ def main() -> int:
     parser.add_argument(
         "--seeds", type=int, default=2, help="runs of each kind; a seed draws labels, order and weights"
     )
-    parser.add_argument("--settings", default="--steps 3000 --batch-seconds 20 --lr 0.0015 --save-steps 1000")
+    parser.add_argument("--settings", default="--steps 6000 --batch-seconds 20 --lr 0.0015 --save-steps 1000")
+    parser.add_argument("--at-once", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--threads", default="1", help="threads of each run")
     parser.add_argument("--quick", action="store_true", help="four steps and one seed, to see that it works")
     parser.add_argument("--results", type=Path, default=Path("finetune.md"), help="Markdown file to write")
     arguments = parser.parse_args()
@@ -55,12 +58,8 @@ def main() -> int:
         arguments.settings, arguments.seeds = QUICK, 1
     arguments.output.mkdir(parents=True, exist_ok=True)
     runs = draw_order(arguments.output / "order.json", arguments.seeds)
-    for number, run in enumerate(runs):
-        directory = arguments.output / f"run-{number}"
-        if not (directory / "results.json").exists():
-            start = time.perf_counter()
-            run_peer(command(arguments, run, directory))
-            print(f"run {number + 1} of {len(runs)}: {time.perf_counter() - start:.0f} s", flush=True)
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        list(pool.map(lambda number: make_run(arguments, number, runs), range(len(runs))))
     arguments.results.write_text(report(arguments, runs))
     print(arguments.results)
     return 0
@@ -73,6 +72,16 @@ def draw_order(path: Path, num_seeds: int) -> list[Run]:
         random.SystemRandom().shuffle(runs)
         path.write_text(json.dumps(runs))
     return [Run(*run) for run in json.loads(path.read_text())]
+
+
+def make_run(arguments: argparse.Namespace, number: int, runs: list[Run]) -> None:
+    """Trains and scores one recogniser, unless an earlier call did."""
+    directory = arguments.output / f"run-{number}"
+    if (directory / "results.json").exists():
+        return
+    start = time.perf_counter()
+    run_peer(command(arguments, runs[number], directory), env={**os.environ, "OMP_NUM_THREADS": arguments.threads})
+    print(f"run {number + 1} of {len(runs)}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def command(arguments: argparse.Namespace, run: Run, directory: Path) -> list[str | Path]:

@@ -69,9 +69,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         train.sampling_rate,
         PlanConfig(max_batch_seconds=args.batch_seconds, microbatches_per_step=1, seed=args.seed),
     )
+    settings = training_arguments(args)
+    if settings.n_gpu > 1 or settings.world_size > 1:
+        raise SystemExit("this example trains on one device: set CUDA_VISIBLE_DEVICES=0, and start one process.")
     trainer = Trainer(
         model,
-        training_arguments(args),
+        settings,
         train_dataset=TrainingBatches(train, np.array(rows), plan, processor, args.steps),
         data_collator=lambda batches: batches[0],  # an item is a whole batch
         callbacks=[FreezeEncoder(0 if args.from_scratch else args.freeze_steps)],
@@ -164,7 +167,11 @@ class TrainingBatches(torch.utils.data.Dataset):
         rows = self.rows[self.plan.indices(step, 0)].tolist()
         batch = load_features(self.corpus, rows, self.processor)
         feats = batch["input_features"].transpose(1, 2)[:, None]  # (batch, 1, mels, frames): masks for each utterance
-        batch["input_features"] = self.augment(feats)[:, 0].transpose(1, 2)
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # the masks depend on the step alone, so that a resumed run has them too
+            torch.manual_seed(derive_key(self.plan.config.seed, "masks", step))
+            batch["input_features"] = self.augment(feats)[:, 0].transpose(1, 2)
         texts = [transcript(self.corpus, row) for row in rows]
         batch["labels"] = self.processor.tokenizer(texts, padding=True, return_tensors="pt").input_ids
         return batch
@@ -177,17 +184,14 @@ def load_features(corpus: Corpus, rows: list[int], processor: ParakeetProcessor)
 
 
 class FreezeEncoder(TrainerCallback):
-    """Keeps the encoder as it is for the first steps, while the new head learns."""
+    """Keeps the encoder's weights as they are for the first steps, while the new head learns."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:  # noqa: ARG002
-        """Drops the gradients of the encoder, so that the optimizer skips it. Works for any number of ranks."""
-        if state.global_step < self.num_steps:
-            for name, parameter in model.named_parameters():
-                if "ctc_head" not in name:
-                    parameter.grad = None
+    def on_step_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:  # noqa: ARG002
+        """Depends on the step alone, so that a resumed run does the same."""
+        model.encoder.requires_grad_(state.global_step >= self.num_steps)
 
 
 def training_arguments(args: argparse.Namespace) -> TrainingArguments:
