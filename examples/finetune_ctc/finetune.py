@@ -64,22 +64,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if not rows:
         raise SystemExit(f"{args.train}: no utterance is left to train on. Give transcripts, or a larger --vocabulary.")
 
-    plan = BatchPlan(
-        train.num_samples[rows],
-        train.sampling_rate,
-        PlanConfig(max_batch_seconds=args.batch_seconds, microbatches_per_step=1, seed=args.seed),
-    )
-    settings = training_arguments(args)
-    if settings.n_gpu > 1 or settings.world_size > 1:
-        raise SystemExit("this example trains on one device: set CUDA_VISIBLE_DEVICES=0, and start one process.")
-    trainer = Trainer(
-        model,
-        settings,
-        train_dataset=TrainingBatches(train, np.array(rows), plan, processor, args.steps),
-        data_collator=lambda batches: batches[0],  # an item is a whole batch
-        callbacks=[FreezeEncoder(0 if args.from_scratch else args.freeze_steps)],
-    )
-    trainer.train(resume_from_checkpoint=args.resume or None)
+    train_model(model, TrainingBatches(train, rows, processor, args), args)
     model.save_pretrained(args.output)
     processor.save_pretrained(args.output)
 
@@ -152,10 +137,10 @@ def fits(corpus: Corpus, row: int, tokenizer: ParakeetTokenizer, samples_per_fra
 class TrainingBatches(torch.utils.data.Dataset):
     """One item for each optimizer step: the augmented features and the tokens of the cuts that the plan has for it."""
 
-    def __init__(
-        self, corpus: Corpus, rows: np.ndarray, plan: BatchPlan, processor: ParakeetProcessor, num_steps: int
-    ) -> None:
-        self.corpus, self.rows, self.plan, self.processor, self.num_steps = corpus, rows, plan, processor, num_steps
+    def __init__(self, corpus: Corpus, rows: list[int], processor: ParakeetProcessor, args: argparse.Namespace) -> None:
+        self.corpus, self.rows, self.processor, self.num_steps = corpus, np.array(rows), processor, args.steps
+        plan = PlanConfig(max_batch_seconds=args.batch_seconds, microbatches_per_step=1, seed=args.seed)
+        self.plan = BatchPlan(corpus.num_samples[self.rows], corpus.sampling_rate, plan)
         self.augment = SpecAugment(
             n_time_masks=2, time_mask_param=20, n_freq_masks=2, freq_mask_param=15, p=0.2, zero_masking=True
         )
@@ -192,6 +177,21 @@ class FreezeEncoder(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:  # noqa: ARG002
         """Depends on the step alone, so that a resumed run does the same."""
         model.encoder.requires_grad_(state.global_step >= self.num_steps)
+
+
+def train_model(model: ParakeetForCTC, batches: TrainingBatches, args: argparse.Namespace) -> None:
+    """Trains for all steps, or for those that are left after the last checkpoint."""
+    settings = training_arguments(args)
+    if settings.n_gpu > 1 or settings.world_size > 1:
+        raise SystemExit("this example trains on one device: set CUDA_VISIBLE_DEVICES=0, and start one process.")
+    trainer = Trainer(
+        model,
+        settings,
+        train_dataset=batches,
+        data_collator=lambda items: items[0],  # an item is a whole batch
+        callbacks=[FreezeEncoder(0 if args.from_scratch else args.freeze_steps)],
+    )
+    trainer.train(resume_from_checkpoint=args.resume or None)
 
 
 def training_arguments(args: argparse.Namespace) -> TrainingArguments:

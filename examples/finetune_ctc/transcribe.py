@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from transformers import pipeline
+from transformers.utils.logging import disable_progress_bar
 
 WINDOW_S, OVERLAP_S = 30, 5
 """Longer files are recognised in windows that overlap on both sides, so that memory does not grow with the length."""
@@ -24,6 +25,7 @@ def main(argv: list[str] | None = None) -> list[str]:
     parser.add_argument("model", type=Path, help="directory that finetune.py wrote")
     parser.add_argument("audio", type=Path, nargs="+", help="audio files")
     args = parser.parse_args(argv)
+    disable_progress_bar()
     recogniser = pipeline("automatic-speech-recognition", model=str(args.model))
     texts = []
     for path in args.audio:

@@ -47,6 +47,7 @@ def main() -> None:
         OmegaConf.create({"init_from_nemo_model": {"nest": {"path": str(args.nest), "include": ["encoder"]}}})
     )
     trainer.fit(model)
+    print(f"loss of the last step: {trainer.callback_metrics['train_loss']:.3f}")
     model.save_to(str(args.output / "recogniser.nemo"))
 
     lines = [json.loads(line) for line in (args.output / "test.json").read_text().splitlines()]
