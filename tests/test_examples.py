@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").rglob("*.py"))
 
 
 def load(name: str) -> ModuleType:

@@ -58,7 +58,7 @@ def test_the_lowest_version_of_each_dependency_is_the_one_that_was_tested() -> N
 def test_the_pinned_versions_are_within_the_declared_ranges() -> None:
     pinned = pins("constraints.txt")
     for requirement in requirements(
-        "browser", "dask", "export", "huggingface", "probe", "remote", "safetensors", "test"
+        "browser", "dask", "export", "finetune", "huggingface", "probe", "remote", "safetensors", "test"
     ):
         if requirement.name != "nest-pretrain":
             assert requirement.specifier.contains(pinned[requirement.name.lower()]), requirement

@@ -1,0 +1,289 @@
+"""Fine-tunes an exported encoder to a CTC recogniser, and scores it on a test manifest.
+
+    python examples/finetune_ctc/finetune.py ENCODER train.json test.json -o recogniser
+
+ENCODER is the directory that `nestmodel export --to huggingface` wrote. The manifests are of any format that
+`nestdata prepare` reads, with transcripts. OUTPUT receives the model for transformers' AutoModelForCTC with its
+processor, the corpora, checkpoints, `test.jsonl` (transcripts beside what was recognised) and `results.json`.
+
+Batches are those of `nestdata.BatchPlan`: cuts of similar length, up to a number of seconds. Model, loss, optimizer,
+checkpoints and resuming are those of transformers, the tokeniser is that of tokenizers, SpecAugment that of torchaudio.
+"""
+
+import argparse
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from torchaudio.transforms import SpecAugment
+from transformers import (
+    AutoConfig,
+    ParakeetCTCConfig,
+    ParakeetEncoder,
+    ParakeetFeatureExtractor,
+    ParakeetForCTC,
+    ParakeetProcessor,
+    ParakeetTokenizer,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils.logging import disable_progress_bar
+
+from nestdata import BatchPlan, Corpus, PlanConfig, PrepareConfig, derive_key, prepare_corpus
+from nestmodel import count_errors, error_rate, normalise_text
+
+BLANK, UNKNOWN = "<pad>", "<unk>"
+"""transformers uses the padding token as the blank of CTC."""
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Trains and scores a recogniser, and returns what `results.json` contains."""
+    args = parse_arguments(argv)
+    disable_progress_bar()
+    torch.manual_seed(args.seed)
+    extractor = ParakeetFeatureExtractor.from_pretrained(args.encoder)
+    train = prepare(args.train, args.output / "train.corpus", extractor.sampling_rate, args.batch_seconds)
+    test = prepare(args.test, args.output / "test.corpus", extractor.sampling_rate, args.batch_seconds)
+
+    drawn = draw_labelled(train, args.labels, args.seed)
+    tokenizer = train_tokenizer([transcript(train, row) for row in drawn], args.vocabulary)
+    processor = ParakeetProcessor(extractor, tokenizer, decoder_type="ctc")
+    model = build_model(args.encoder, processor, from_scratch=args.from_scratch)
+    samples_per_frame = extractor.hop_length * model.config.encoder_config.subsampling_factor
+    model.config.inputs_to_logits_ratio = samples_per_frame  # the pipeline of transformers cuts long audio by it
+    rows = [row for row in drawn if fits(train, row, tokenizer, samples_per_frame)]
+    print(f"training on {len(rows)} utterances; {len(drawn) - len(rows)} have more tokens than frames and are left out")
+    if not rows:
+        raise SystemExit(f"{args.train}: no utterance is left to train on. Give transcripts, or a larger --vocabulary.")
+
+    train_model(model, TrainingBatches(train, rows, processor, args), args)
+    model.save_pretrained(args.output)
+    processor.save_pretrained(args.output)
+
+    lines = recognise(model, processor, test, args.batch_seconds)
+    (args.output / "test.jsonl").write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    results = {"num_train": len(rows), "num_left_out": len(drawn) - len(rows), **score(lines)}
+    (args.output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    for unit in ("characters", "words"):
+        rate = results[unit]
+        print(f"errors in {unit}: {rate['rate']:.1%} (95 % interval {rate['low']:.1%} to {rate['high']:.1%})")
+    return results
+
+
+def prepare(manifest: Path, directory: Path, sampling_rate: int, max_seconds: float) -> Corpus:
+    """Prepares a manifest and opens the corpus. Rejects are listed in `directory`, with the reasons."""
+    config = PrepareConfig(sampling_rate=sampling_rate, max_seconds=max_seconds)
+    report = prepare_corpus([manifest], directory, config, overwrite=True)
+    print(f"{manifest}: {report.num_cuts} utterances, {report.hours:.2f} h, rejected: {report.rejected or 'none'}")
+    return Corpus.open(directory)
+
+
+def transcript(corpus: Corpus, row: int) -> str:
+    """Returns the normalised transcript of a cut; an empty string if it has none."""
+    return normalise_text(" ".join(one.get("text") or "" for one in corpus.line(row)["supervisions"]))
+
+
+def draw_labelled(corpus: Corpus, share: float, seed: int) -> list[int]:
+    """Draws a share of the cuts that have a transcript, by a key of their id: a small draw is part of a larger one."""
+    labelled = [row for row in range(len(corpus)) if transcript(corpus, row)]
+    drawn = sorted(labelled, key=lambda row: derive_key(seed, f"labels/{corpus.line(row)['id']}"))
+    return sorted(drawn[: round(share * len(labelled))])
+
+
+def train_tokenizer(texts: list[str], vocabulary: int) -> ParakeetTokenizer:
+    """Trains byte-pair encoding. A vocabulary below the number of characters gives a tokeniser of characters."""
+    bpe = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    special = [UNKNOWN, BLANK]
+    bpe.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False)
+    )
+    return ParakeetTokenizer(tokenizer_object=bpe, unk_token=UNKNOWN, pad_token=BLANK)
+
+
+def build_model(encoder: Path, processor: ParakeetProcessor, *, from_scratch: bool) -> ParakeetForCTC:
+    """Returns the encoder with a new CTC head. From scratch, its weights are drawn as torch's layers draw them."""
+    tokenizer = processor.tokenizer
+    config = ParakeetCTCConfig(
+        encoder_config=AutoConfig.from_pretrained(encoder).to_dict(),
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = ParakeetForCTC(config)
+    if not from_scratch:
+        model.encoder.load_state_dict(ParakeetEncoder.from_pretrained(encoder).state_dict())
+        return model
+    for module in model.encoder.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    return model
+
+
+def fits(corpus: Corpus, row: int, tokenizer: ParakeetTokenizer, samples_per_frame: int) -> bool:
+    """Returns whether CTC can align a cut: it needs a frame for each token, and a blank between two equal tokens."""
+    tokens = tokenizer(transcript(corpus, row)).input_ids
+    num_needed = len(tokens) + sum(first == second for first, second in pairwise(tokens))
+    return num_needed <= corpus.num_samples_of(row) // samples_per_frame
+
+
+class TrainingBatches(torch.utils.data.Dataset):
+    """One item for each optimizer step: the augmented features and the tokens of the cuts that the plan has for it."""
+
+    def __init__(self, corpus: Corpus, rows: list[int], processor: ParakeetProcessor, args: argparse.Namespace) -> None:
+        self.corpus, self.rows, self.processor, self.num_steps = corpus, np.array(rows), processor, args.steps
+        plan = PlanConfig(max_batch_seconds=args.batch_seconds, microbatches_per_step=1, seed=args.seed)
+        self.plan = BatchPlan(corpus.num_samples[self.rows], corpus.sampling_rate, plan)
+        self.augment = SpecAugment(
+            n_time_masks=2, time_mask_param=20, n_freq_masks=2, freq_mask_param=15, p=0.2, zero_masking=True
+        )
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __getitem__(self, step: int) -> dict[str, Tensor]:
+        rows = self.rows[self.plan.indices(step, 0)].tolist()
+        batch = load_features(self.corpus, rows, self.processor)
+        feats = batch["input_features"].transpose(1, 2)[:, None]  # (batch, 1, mels, frames): masks for each utterance
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # the masks depend on the step alone, so that a resumed run has them too
+            torch.manual_seed(derive_key(self.plan.config.seed, "masks", step))
+            batch["input_features"] = self.augment(feats)[:, 0].transpose(1, 2)
+        texts = [transcript(self.corpus, row) for row in rows]
+        batch["labels"] = self.processor.tokenizer(texts, padding=True, return_tensors="pt").input_ids
+        return batch
+
+
+def load_features(corpus: Corpus, rows: list[int], processor: ParakeetProcessor) -> dict[str, Tensor]:
+    """Returns the log-mel features of cuts and the mask of their valid frames."""
+    audio = [corpus.load(row)[1] for row in rows]
+    return dict(processor.feature_extractor(audio, sampling_rate=corpus.sampling_rate, return_tensors="pt"))
+
+
+class FreezeEncoder(TrainerCallback):
+    """Keeps the encoder's weights as they are for the first steps, while the new head learns."""
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:  # noqa: ARG002
+        """Depends on the step alone, so that a resumed run does the same."""
+        model.encoder.requires_grad_(state.global_step >= self.num_steps)
+
+
+def train_model(model: ParakeetForCTC, batches: TrainingBatches, args: argparse.Namespace) -> None:
+    """Trains for all steps, or for those that are left after the last checkpoint."""
+    settings = training_arguments(args)
+    if settings.n_gpu > 1 or settings.world_size > 1:
+        raise SystemExit("this example trains on one device: set CUDA_VISIBLE_DEVICES=0, and start one process.")
+    trainer = Trainer(
+        model,
+        settings,
+        train_dataset=batches,
+        data_collator=lambda items: items[0],  # an item is a whole batch
+        callbacks=[FreezeEncoder(0 if args.from_scratch else args.freeze_steps)],
+    )
+    trainer.train(resume_from_checkpoint=args.resume or None)
+
+
+def training_arguments(args: argparse.Namespace) -> TrainingArguments:
+    """Returns the Trainer's settings: AdamW, and a cosine after a linear warm-up."""
+    return TrainingArguments(
+        output_dir=str(args.output / "checkpoints"),
+        max_steps=args.steps,
+        learning_rate=args.lr,
+        warmup_steps=args.warmup_steps,
+        lr_scheduler_type="cosine",
+        adam_beta2=0.98,
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        save_steps=args.save_steps,
+        save_total_limit=2,
+        logging_steps=max(1, args.steps // 40),
+        per_device_train_batch_size=1,
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        disable_tqdm=True,
+        report_to=[],
+        seed=args.seed,
+    )
+
+
+def recognise(
+    model: ParakeetForCTC, processor: ParakeetProcessor, corpus: Corpus, batch_seconds: float
+) -> list[dict[str, str]]:
+    """Recognises all cuts that have a transcript, with the most likely token of each frame."""
+    rows = [row for row in range(len(corpus)) if transcript(corpus, row)]
+    plan = BatchPlan(
+        corpus.num_samples[rows],
+        corpus.sampling_rate,
+        PlanConfig(max_batch_seconds=batch_seconds, microbatches_per_step=1),
+    )
+    model.eval()
+    lines = {}
+    for step in range(plan.steps_per_epoch):
+        batch = [rows[index] for index in plan.indices(step, 0)]
+        inputs = load_features(corpus, batch, processor)
+        tokens = model.generate(**{name: value.to(model.device) for name, value in inputs.items()})
+        for row, text in zip(batch, processor.batch_decode(tokens, skip_special_tokens=True), strict=True):
+            lines[row] = {
+                "id": corpus.line(row)["id"],
+                "text": transcript(corpus, row),
+                "recognised": normalise_text(text),
+            }
+    return [lines[row] for row in rows]
+
+
+def score(lines: list[dict[str, str]]) -> dict[str, Any]:
+    """Returns the error rates in characters and words, with their 95 % intervals."""
+    references, hypotheses = [line["text"] for line in lines], [line["recognised"] for line in lines]
+    rates = {unit: error_rate(count_errors(references, hypotheses, unit)) for unit in ("characters", "words")}
+    return {"num_test": len(lines), **{unit: rate._asdict() for unit, rate in rates.items()}}
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Returns the arguments of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("encoder", type=Path, help="directory of `nestmodel export --to huggingface`")
+    add("train", type=Path, help="manifest with transcripts")
+    add("test", type=Path, help="manifest with transcripts")
+    add("-o", "--output", type=Path, required=True, help="directory to write")
+    add("--from-scratch", action="store_true", help="use the encoder's architecture with new weights")
+    add("--labels", type=float, default=1.0, help="share of the training utterances to use, drawn by --seed")
+    add("--vocabulary", type=int, default=128, help="number of tokens; small values give characters")
+    add("--steps", type=int, default=2000, help="optimizer steps")
+    add(
+        "--batch-seconds",
+        type=float,
+        default=60.0,
+        help="largest duration of a batch, in seconds; longer cuts are rejected",
+    )
+    add("--lr", type=float, default=1e-3, help="largest learning rate")
+    add("--warmup-steps", type=int, default=100, help="steps until the largest learning rate")
+    add("--freeze-steps", type=int, default=100, help="first steps in which only the head learns")
+    add("--save-steps", type=int, default=500, help="steps between checkpoints")
+    add("--seed", type=int, default=0, help="seed of weights, order, augmentation and --labels")
+    add("--resume", action="store_true", help="continue from the last checkpoint in OUTPUT")
+    args = parser.parse_args(argv)
+    checkpoints = args.output / "checkpoints"
+    has_checkpoint = checkpoints.exists() and get_last_checkpoint(str(checkpoints)) is not None
+    if has_checkpoint and not args.resume:
+        parser.error(f"{args.output} holds a run: pass --resume to continue it, or give another --output")
+    if args.resume and not has_checkpoint:
+        parser.error(f"{args.output} has no checkpoint to resume from: drop --resume")
+    return args
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)

@@ -1,0 +1,176 @@
+"""Runs examples/finetune_ctc on the demo corpus: from pretraining to the text of a WAV."""
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import soundfile
+import torch
+import torchaudio
+
+from nestcli.nestmodel import main as nestmodel
+from nestdata import Corpus, prepare_corpus
+from nestmodel import NestNetwork, normalise_text
+from nestmodel.formats.huggingface import write_huggingface
+from tests.test_examples import load
+from tests.training import tiny_config
+
+pytest.importorskip("accelerate")
+pytest.importorskip("jiwer")
+pytest.importorskip("transformers")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:::accelerate", "ignore:::huggingface_hub", "ignore:::transformers"),
+]
+DEMO = Path(__file__).parents[1] / "manifests" / "demo"
+TEXTS = {"en_f3_01": "good morning everyone", "en_f3_02": "the kettle is on do you want tea"}
+
+
+@pytest.fixture(scope="module")
+def finetune() -> ModuleType:
+    return load("finetune_ctc/finetune")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    directory = tmp_path_factory.mktemp("demo") / "speech.corpus"
+    prepare_corpus([DEMO / "speech.json"], directory)
+    return Corpus.open(directory)
+
+
+def pretrain_and_export(directory: Path) -> Path:
+    """Returns the directory of an encoder that a few steps of `nestmodel fit` trained."""
+    for name in ("speech", "noise"):
+        prepare_corpus([DEMO / f"{name}.json"], directory / f"{name}.corpus")
+    small = {"d_model": 32, "num_heads": 2, "num_layers": 2, "subsampling_channels": 8}
+    less_dropout = {"dropout": 0.0, "dropout_pre_encoder": 0.0}
+    flags = {
+        "data.corpus": directory / "speech.corpus",
+        "data.noise": directory / "noise.corpus",
+        "trainer.max_steps": 2,
+        "trainer.accelerator": "cpu",
+        "trainer.default_root_dir": directory / "run",
+        **{f"model.config.encoder.{name}": value for name, value in {**small, **less_dropout}.items()},
+    }
+    assert nestmodel(["fit", "--config", "demo", *(f"--{name}={value}" for name, value in flags.items())]) == 0
+    checkpoint = directory / "run" / "version_0" / "checkpoints" / "last.ckpt"
+    assert nestmodel(["export", str(checkpoint), "--to", "huggingface", "-o", str(directory / "encoder")]) == 0
+    return directory / "encoder"
+
+
+def build_model(finetune: ModuleType, directory: Path, *, from_scratch: bool = False) -> Any:
+    from transformers import ParakeetFeatureExtractor, ParakeetProcessor
+
+    config = tiny_config()
+    write_huggingface(directory, config, NestNetwork(config).state_dict())
+    extractor = ParakeetFeatureExtractor.from_pretrained(directory)
+    processor = ParakeetProcessor(extractor, finetune.train_tokenizer(["a b"], 1), decoder_type="ctc")
+    return finetune.build_model(directory, processor, from_scratch=from_scratch)
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(directory / "model.safetensors")
+
+
+def write_transcribed(directory: Path) -> Path:
+    """Writes a manifest of two utterances of the demo corpus, and each of them as a WAV in stereo at 48 kHz."""
+    lines = [json.loads(line) for line in (DEMO / "speech.json").read_text().splitlines()]
+    lines = [line for line in lines if Path(line["audio_filepath"]).stem in TEXTS]
+    for line in lines:
+        line["audio_filepath"] = str(DEMO / line["audio_filepath"])
+        samples, rate = soundfile.read(line["audio_filepath"], dtype="float32")
+        resampled = torchaudio.functional.resample(torch.from_numpy(samples), rate, 48000)
+        stereo = resampled[:, None].expand(-1, 2).numpy()
+        soundfile.write(directory / f"{Path(line['audio_filepath']).stem}.wav", stereo, 48000)
+    (directory / "two.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return directory / "two.json"
+
+
+@pytest.mark.slow
+def test_the_way_from_pretraining_to_the_text_of_a_wav(finetune: ModuleType, tmp_path: Path) -> None:
+    """Two utterances are learned by heart, so that every part has to work for the text to be right."""
+    encoder, manifest, output = pretrain_and_export(tmp_path), write_transcribed(tmp_path), tmp_path / "recogniser"
+    command = [*map(str, (encoder, manifest, manifest)), "-o", str(output), "--vocabulary", "48", "--lr", "0.01"]
+    command += "--steps 150 --save-steps 120 --warmup-steps 5 --freeze-steps 5 --batch-seconds 10".split()
+    results = finetune.main(command)
+    assert results == json.loads((output / "results.json").read_text())
+    assert (results["num_train"], results["num_left_out"], results["num_test"]) == (2, 0, 2)
+    assert (results["characters"]["rate"], results["words"]["num_reference"]) == (0.0, 11)
+    lines = [json.loads(line) for line in (output / "test.jsonl").read_text().splitlines()]
+    assert {Path(line["id"]).stem: line["recognised"] for line in lines} == TEXTS
+
+    found = load("finetune_ctc/transcribe").main([str(output), *(str(tmp_path / f"{name}.wav") for name in TEXTS)])
+    assert found == list(TEXTS.values())
+
+    tuned = weights(output)
+    shutil.rmtree(output / "checkpoints" / "checkpoint-150")
+    with pytest.raises(SystemExit):  # the output holds a run
+        finetune.main(command)
+    finetune.main([*command, "--resume"])
+    assert all(torch.equal(value, tuned[name]) for name, value in weights(output).items())
+
+
+def test_only_the_head_learns_in_the_first_steps(finetune: ModuleType, tmp_path: Path) -> None:
+    model = build_model(finetune, tmp_path)
+    freeze = finetune.FreezeEncoder(3)
+    for step, learns in ((2, {"ctc_head"}), (3, {"ctc_head", "encoder"})):
+        freeze.on_step_begin(None, SimpleNamespace(global_step=step), None, model=model)
+        assert {name.partition(".")[0] for name, p in model.named_parameters() if p.requires_grad} == learns
+
+
+def test_a_small_share_of_the_labels_is_part_of_a_larger_one(finetune: ModuleType, demo: Corpus) -> None:
+    tenth, half, everything = (finetune.draw_labelled(demo, share, seed=3) for share in (0.1, 0.5, 1.0))
+    assert (len(tenth), len(half), everything) == (4, 20, list(range(40)))
+    assert set(tenth) < set(half)
+    assert tenth != finetune.draw_labelled(demo, 0.1, seed=4)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 128])
+def test_tokens_become_the_text_again_whether_characters_or_pairs(
+    finetune: ModuleType, demo: Corpus, vocabulary: int
+) -> None:
+    texts = [finetune.transcript(demo, row) for row in range(len(demo))]
+    tokenizer = finetune.train_tokenizer(texts, vocabulary)
+    assert len(tokenizer) == (max(vocabulary, len(set("".join(texts))) + 2))
+    for text in texts:
+        tokens = tokenizer(text).input_ids
+        frames = [label for token in tokens for label in (token, token, tokenizer.pad_token_id)]
+        assert normalise_text(tokenizer.decode(frames, skip_special_tokens=True)) == text
+
+
+def test_an_utterance_fits_if_there_is_a_frame_for_each_token_and_for_blanks_between_equal_ones(
+    finetune: ModuleType, demo: Corpus
+) -> None:
+    tokenizer = finetune.train_tokenizer([finetune.transcript(demo, row) for row in range(len(demo))], 1)
+    row = next(row for row in range(len(demo)) if "tt" in finetune.transcript(demo, row))
+    text = finetune.transcript(demo, row)
+    num_needed = len(text) + 1 + sum(first == second for first, second in pairwise(text))
+    assert num_needed > len(text) + 1  # the space before the first word is a token
+    samples_per_frame = demo.num_samples_of(row) // num_needed
+    assert finetune.fits(demo, row, tokenizer, samples_per_frame)
+    assert not finetune.fits(demo, row, tokenizer, demo.num_samples_of(row) // (num_needed - 1))
+
+
+def test_from_scratch_keeps_the_architecture_and_draws_new_weights(finetune: ModuleType, tmp_path: Path) -> None:
+    trained = build_model(finetune, tmp_path).encoder.state_dict()
+    new = build_model(finetune, tmp_path, from_scratch=True).encoder.state_dict()
+    exported = weights(tmp_path)
+    assert exported.keys() == trained.keys() == new.keys()
+    assert all(torch.equal(value, exported[name]) for name, value in trained.items())
+    weight = new["subsampling.linear.weight"]
+    assert not torch.equal(weight, exported["subsampling.linear.weight"])
+    assert 0.9 < weight.abs().max() * weight.shape[1] ** 0.5 <= 1.0  # uniform, as torch draws it
+
+
+def test_a_resume_without_a_checkpoint_is_an_error(
+    finetune: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        finetune.main(["encoder", "train.json", "test.json", "-o", str(tmp_path), "--resume"])
+    assert "has no checkpoint to resume from: drop --resume" in capsys.readouterr().err
