@@ -106,7 +106,8 @@ def main() -> int:
     parser.add_argument("noise", type=Path, nargs="?")
     parser.add_argument("--mosaic-python", help="Python of an environment with mosaicml-streaming")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one round, a tenth of the speech")
+    parser.add_argument("--quick", action="store_true", help="one round, a tenth of the speech, shorter orders")
+    parser.add_argument("--ordered", type=int, default=200_000, help="utterances in the table of orders; 0: no table")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -122,7 +123,8 @@ def main() -> int:
         for number in range(1 if arguments.quick else arguments.rounds):
             rounds.append(dict(_measure(site)))
             print(f"round {number}: {rounds[-1]}", file=sys.stderr)
-        orders = _orders(site, 20_000 if arguments.quick else 200_000)
+        num_ordered = min(20_000, arguments.ordered) if arguments.quick else arguments.ordered
+        orders = _orders(site, num_ordered) if num_ordered else {}
     _print(rounds, orders)
     return 0
 
@@ -514,6 +516,11 @@ def _print(rounds: list[dict[str, float]], orders: dict[str, Order]) -> None:
             ratios = [measured[name] / measured[other] for measured in rounds]
             print(f"| {name} / {other} | {statistics.median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f} |")
     _print_cpu_time(rounds)
+    if orders:
+        _print_orders(orders)
+
+
+def _print_orders(orders: dict[str, Order]) -> None:
     print("\nOrder: rank correlation of the positions of utterances in two epochs; median distance, in an epoch, of")
     print("utterances that are stored next to each other, as a share of the epoch (uniform: 0.29); seconds to restore")
     print("the state in the middle of an epoch, without audio.\n")
