@@ -276,8 +276,9 @@ def _sound_of(config: ListeningConfig, request: _Request) -> Sound | str:
         return read_sound(span)
     except (AudioError, StorageError, OSError) as error:
         detail = str(error).replace(str(config.directory), str(config.stored_in))[:_MAX_TEXT]
-        by_lhotse = isinstance(error, AudioError) and config.with_lhotse and request.row and not span.extent
-    return _decoded_by_lhotse(request.row, span.location) or detail if by_lhotse else detail
+        if not isinstance(error, AudioError) or not config.with_lhotse or request.row is None or span.extent:
+            return detail
+    return _decoded_by_lhotse(request.row, span.location) or detail
 
 
 def _decoded_by_lhotse(row: dict[str, Any], path: str) -> Sound | None:

@@ -252,7 +252,7 @@ def _draw_rejects(rejects: Iterable[Reject]) -> KeyedDraw[Reject]:
 
 def _reject_from_json(values: list[Any]) -> Reject:
     *fields, audio = values
-    return Reject(*fields, audio and AudioSpan.from_json(audio))
+    return Reject(*fields)._replace(audio=audio and AudioSpan.from_json(audio))
 
 
 def _samples_by(names: Sequence[str | None], num_samples: Sequence[int]) -> Counter[str]:

@@ -49,6 +49,11 @@ def tree(directory: Path) -> dict[str, bytes | None]:
     }
 
 
+def names_in(directory: Path) -> set[str]:
+    """Returns the names of the files of a corpus, without the report and its audio."""
+    return {path.name for path in directory.iterdir() if path.stem != "report"}
+
+
 def rejects_of(corpus: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in (corpus / "rejected.jsonl").read_text().splitlines()]
 
@@ -367,7 +372,7 @@ def test_the_corpus_does_not_depend_on_the_number_of_jobs(varied_inputs: list[Pa
     for jobs in (2, 3):
         assert tree(tmp_path / f"{jobs}.corpus") == tree(tmp_path / "1.corpus")
         assert replace(reports[jobs - 1], path=reports[0].path) == reports[0]
-    assert set(tree(tmp_path / "1.corpus")) == CORPUS_FILES | {"bank.npy", "bank.pcm"}
+    assert names_in(tmp_path / "1.corpus") == CORPUS_FILES | {"bank.npy", "bank.pcm"}
 
 
 @pytest.mark.multiprocess
@@ -395,7 +400,7 @@ def test_preparing_a_corpus_twice_gives_the_same_bytes(manifest: Path, tmp_path:
     assert tree(tmp_path / "speech.corpus") == first
     prepare_corpus([manifest], tmp_path / "other.corpus")
     assert tree(tmp_path / "other.corpus") == first
-    assert set(first) == CORPUS_FILES
+    assert names_in(tmp_path / "speech.corpus") == CORPUS_FILES
 
 
 def test_the_description_holds_the_settings(manifest: Path, tmp_path: Path) -> None:
@@ -679,7 +684,7 @@ def test_files_of_a_killed_run_do_not_get_into_the_corpus(manifest: Path, tmp_pa
     write_audio(tmp_path / "speech.corpus.partial" / "folder" / "a.wav", hiss(100, 1))
     (tmp_path / "speech.corpus.partial" / "report.html").write_text("of the killed run")
     prepare_corpus([manifest], tmp_path / "speech.corpus")
-    assert set(tree(tmp_path / "speech.corpus")) == CORPUS_FILES
+    assert names_in(tmp_path / "speech.corpus") == CORPUS_FILES
     assert "of the killed run" not in "".join(path.read_text() for path in (tmp_path / "speech.corpus").glob("*.html"))
 
 
