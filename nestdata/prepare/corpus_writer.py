@@ -13,7 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from io import BufferedIOBase
 from itertools import chain, pairwise
 from pathlib import Path
@@ -29,6 +29,7 @@ from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.packed import PackedShar
 from nestdata.prepare.probe import Cut, Reject
 from nestdata.prepare.shard_writer import ShardStats, ShardWriter
+from nestdata.prepare.speech.measures import SpeechTotals
 from nestdata.storage import ObjectInfo
 
 _RECORD = np.dtype(
@@ -89,6 +90,9 @@ class ProbedItems:
     shards: list[ObjectInfo] = field(default_factory=list)
     """The shards of the cuts, in the order of first use; the shard of a record counts from the start of this list."""
 
+    speech: SpeechTotals = field(default_factory=SpeechTotals)
+    """Speech in the recordings, if it was looked for."""
+
     def to_bytes(self) -> bytes:
         """Returns a compressed form that `from_bytes` reads."""
         values = {
@@ -97,6 +101,7 @@ class ProbedItems:
             "num_resampled": self.num_resampled,
             "samples_by": self.samples_by,
             "shards": self.shards,
+            "speech": asdict(self.speech),
             "num_records": len(self.records),
             "layout": _LAYOUT,
         }
@@ -121,6 +126,7 @@ class ProbedItems:
             rejects=[Reject(*reject) for reject in values.pop("rejects")],
             samples_by={kind: Counter(counts) for kind, counts in values.pop("samples_by").items()},
             shards=[ObjectInfo(*shard) for shard in values.pop("shards")],
+            speech=SpeechTotals(**values.pop("speech")),
             **values,
         )
 
@@ -154,6 +160,9 @@ class CorpusStats:
     shards: ShardStats | None = None
     """The shards of the corpus; None if no cut has an address."""
 
+    speech: SpeechTotals = field(default_factory=SpeechTotals)
+    """Speech in all recordings, if it was looked for."""
+
 
 class _Row(NamedTuple):
     """A cut in the form in which it is written."""
@@ -179,7 +188,7 @@ class ItemCollector:
 
     def __init__(self) -> None:
         self.num_entries = 0
-        self._results: dict[int, list[_Row | Reject]] = {}
+        self._results: dict[int, list[_Row | Reject | SpeechTotals]] = {}
         self._shards: dict[ObjectInfo, int] = {}
 
     def begin(self, number: int | None) -> None:
@@ -211,6 +220,10 @@ class ItemCollector:
         """Adds a reject; `number` is that of its entry or item, counted from 1."""
         self._results.setdefault(number, []).append(reject)
 
+    def add_totals(self, totals: SpeechTotals, number: int) -> None:
+        """Adds the speech of a recording; `number` is that of its entry or item, counted from 1."""
+        self._results.setdefault(number, []).append(totals)
+
     def collected(self) -> ProbedItems:
         """Returns all cuts and rejects that were added."""
         results = list(chain.from_iterable(found for _, found in sorted(self._results.items())))
@@ -228,6 +241,7 @@ class ItemCollector:
             num_resampled=sum(row.is_resampled for row in rows),
             samples_by=samples_by,
             shards=[*self._shards],
+            speech=SpeechTotals.sum(result for result in results if isinstance(result, SpeechTotals)),
         )
 
     def _address(self, cut: Cut) -> tuple[int, int, int, int]:
@@ -269,6 +283,7 @@ class CorpusWriter:
         self._num_bytes = 0
         self._num_resampled = 0
         self._all_checksums = True
+        self._speech = SpeechTotals()
         self._samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
 
     def add(self, probed: ProbedItems, source_index: int) -> None:
@@ -283,6 +298,7 @@ class CorpusWriter:
         self._num_bytes += len(probed.lines)
         self.num_entries += probed.num_entries
         self._num_resampled += probed.num_resampled
+        self._speech = SpeechTotals.sum([self._speech, probed.speech])
         for kind, counter in probed.samples_by.items():
             if len(self._samples_by[kind]) <= _MAX_NAMES:
                 self._samples_by[kind].update(counter)
@@ -325,6 +341,7 @@ class CorpusWriter:
             rejected=dict(self.rejected.most_common()),
             samples_by={k: v for k, v in self._samples_by.items() if 0 < len(v) <= _MAX_NAMES},
             shards=shards,
+            speech=self._speech,
         )
 
     def close(self) -> None:

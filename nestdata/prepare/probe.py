@@ -26,6 +26,7 @@ from nestdata.errors import AudioError, StorageError
 from nestdata.prepare.config import ProbeMode
 from nestdata.prepare.inputs.content import GuardedStream, LoadedContent
 from nestdata.prepare.inputs.entry import LABELS, Entry, Member, Problem, RejectReason
+from nestdata.prepare.speech.config import SpeechLimits
 
 if TYPE_CHECKING:
     import soundfile
@@ -88,6 +89,9 @@ class Limits:
 
     mode: ProbeMode = "all"
 
+    speech: SpeechLimits | None = None
+    """How cuts are made and chosen by their speech; None if speech is not looked for."""
+
 
 class _AudioInfo(NamedTuple):
     """Properties of an audio file or recording, known without decoding it."""
@@ -108,39 +112,53 @@ def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
     Raises:
         StorageError: Bytes cannot be read for a reason that says nothing about the audio.
     """
+    checked = checked_row(entry, limits)
+    if isinstance(checked, Reject):
+        return [checked]
+    entry, row = checked
+    windows = windows_of(row, limits)
+    if reject := check_length(entry, windows[0], limits):
+        return [reject]
+    return [finished_cut(entry, window, limits) for window in windows]
+
+
+def checked_row(entry: Entry, limits: Limits) -> tuple[Entry, dict[str, Any]] | Reject:
+    """Returns an entry, with its bytes if they are needed, and its cut as a dict, before it is divided and resampled.
+
+    Raises:
+        StorageError: Bytes cannot be read for a reason that says nothing about the audio.
+    """
     try:
         entry = _with_checksum(entry, limits)
         if entry.problem:
-            return [_reject(entry, *entry.problem)]
+            return _reject(entry, *entry.problem)
         row = _cut_from_file(entry, limits) if entry.cut is None else _cut_from_lhotse(entry, limits)
     except StorageError as error:
         if error.kind not in ("missing", "changed"):
             raise
         row = _reject(entry, error.kind, str(error))
-    if isinstance(row, Reject):
-        return [row]
-    cuts = [
-        Cut(window, samples_in(window["duration"], limits.sampling_rate), entry.member)
-        for window in _windows(row, limits)
-    ]
-    if reject := _check_length(entry, cuts[0], limits):
-        return [reject]
-    for cut in cuts:
-        _resample(cut.row["recording"], limits.sampling_rate)
-    if limits.mode == "decode":
-        return [_decoded(entry, cut) for cut in cuts]
-    return [*cuts]
+    return row if isinstance(row, Reject) else (entry, row)
+
+
+def finished_cut(entry: Entry, row: dict[str, Any], limits: Limits) -> Cut | Reject:
+    """Returns a cut that is resampled and decoded as the limits ask; modifies the recording of `row`."""
+    num_samples = samples_in(row["duration"], limits.sampling_rate)
+    _resample(row["recording"], limits.sampling_rate)
+    cut = Cut(row, num_samples, entry.member)
+    return _decoded(entry, cut) if limits.mode == "decode" else cut
 
 
 def reads_audio(entry: Entry, limits: Limits) -> bool:
     """Returns whether `probe` reads the header or the samples of an entry."""
+    if limits.speech:
+        return True
     if limits.mode == "missing":
         return entry.duration is None and entry.num_frames is None and entry.cut is None
     return limits.mode == "decode" or not entry.is_measured
 
 
 def _with_checksum(entry: Entry, limits: Limits) -> Entry:
-    """Reads the bytes of a member that is to be decoded, and returns the entry with their checksum.
+    """Reads the bytes of a member that is decoded, and returns the entry with their checksum.
 
     Raises:
         StorageError: The bytes cannot be read.
@@ -149,7 +167,7 @@ def _with_checksum(entry: Entry, limits: Limits) -> Entry:
     if member is None or member.length > MAX_MEMBER_BYTES:
         return entry
     content = member.content
-    if limits.mode == "decode" and not isinstance(content, LoadedContent):
+    if (limits.mode == "decode" or limits.speech) and not isinstance(content, LoadedContent):
         content = LoadedContent(content.read())
     if isinstance(content, LoadedContent):
         found = crc32(content.content)
@@ -161,14 +179,15 @@ def _with_checksum(entry: Entry, limits: Limits) -> Entry:
     return entry._replace(member=member)
 
 
-def _check_length(entry: Entry, cut: Cut, limits: Limits) -> Reject | None:
+def check_length(entry: Entry, row: dict[str, Any], limits: Limits) -> Reject | None:
     """Checks the limits on duration, in samples, because a duration in seconds after an offset is inexact."""
-    rate, seconds = limits.sampling_rate, cut.row["duration"]
-    if cut.num_samples < samples_in(limits.min_seconds, rate):
+    rate, seconds = limits.sampling_rate, row["duration"]
+    num_samples = samples_in(seconds, rate)
+    if num_samples < samples_in(limits.min_seconds, rate):
         return _reject(entry, "too_short", f"{seconds:.6g} s, the minimum is {limits.min_seconds:g} s")
-    if limits.max_seconds is not None and cut.num_samples > samples_in(limits.max_seconds, rate):
+    if limits.max_seconds is not None and num_samples > samples_in(limits.max_seconds, rate):
         return _reject(entry, "too_long", f"{seconds:.6g} s, the maximum is {limits.max_seconds:g} s")
-    if cut.num_samples < 1:
+    if num_samples < 1:
         return _reject(entry, "empty", "the span is shorter than one sample")
     return None
 
@@ -260,7 +279,7 @@ def _source(entry: Entry) -> tuple[str, str]:
     return "command" if entry.command else "file", entry.command or entry.stored_path or entry.path
 
 
-def _windows(row: dict[str, Any], limits: Limits) -> list[dict[str, Any]]:
+def windows_of(row: dict[str, Any], limits: Limits) -> list[dict[str, Any]]:
     """Returns a cut, or its windows: as few as the limit allows, all of the same length in whole samples."""
     if limits.window_seconds is None:
         return [row]
@@ -270,10 +289,10 @@ def _windows(row: dict[str, Any], limits: Limits) -> list[dict[str, Any]]:
         return [row]
     num_windows = -(-num_samples // max_samples)
     step = num_samples // num_windows
-    return [_window(row, row["start"] + i * step / rate, step / rate) for i in range(num_windows)]
+    return [window_of(row, row["start"] + i * step / rate, step / rate) for i in range(num_windows)]
 
 
-def _window(row: dict[str, Any], start: float, duration: float) -> dict[str, Any]:
+def window_of(row: dict[str, Any], start: float, duration: float) -> dict[str, Any]:
     """Returns one window of a cut, with its labels but without text, alignment and features of the whole cut."""
     cut_id = f"{row['id']}@{start:.3f}+{duration:.3f}"
     span = {"id": cut_id, "start": 0.0, "duration": duration}

@@ -24,6 +24,8 @@ from nestdata.prepare.inputs import InputOptions, Source, open_sources
 from nestdata.prepare.inputs.jsonl import LhotseManifest
 from nestdata.prepare.pool import Pool, open_pool
 from nestdata.prepare.progress import PrepareProgress
+from nestdata.prepare.speech.config import SpeechLimits
+from nestdata.prepare.speech.summary import SpeechSummary
 from nestdata.storage import is_url
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ _MAX_OVERHEAD = 4
 # Items that are sent to a process at a time, unless the source sets a number: fewer in a slower mode, so that all
 # processes finish at about the same time.
 _ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 25}
+# Recordings that are cut at pauses may last hours, and utterances that are measured seconds.
+_RECORDINGS_PER_TASK = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +68,9 @@ class PrepareReport:
 
     hours_by_speaker: dict[str, float] = field(default_factory=dict)
     """Hours of each speaker, descending; empty if the inputs give no speakers or more than a hundred thousand."""
+
+    speech: SpeechSummary | None = None
+    """How much speech the recordings have; None if it was not looked for."""
 
 
 def prepare_corpus(
@@ -120,8 +127,8 @@ def prepare_corpus(
             stats = writer.finish(sources, config.sampling_rate)
             _check_rejects(writer, stats, sources, config)
         assert stats is not None
-        report = _report(stats, output, config.sampling_rate)
-        _write_rest(partial, report, _meta(stats, sources, config), config, pool)
+        report = _report(stats, output, config)
+        _write_rest(partial, report, _meta(stats, sources, config, report.speech), config, pool)
         _remove_work(partial)
     _warn_of_traffic(traffic, report)
     return report
@@ -178,6 +185,10 @@ def _tasks(sources: list[Source], config: PrepareConfig, partial: Path, output: 
     from nestdata.prepare.probe import Limits
     from nestdata.prepare.tasks import Task
 
+    speech = _speech_limits(config)
+    per_task = _ITEMS_PER_TASK["decode" if speech else config.probe]
+    if config.segment:
+        per_task = _RECORDINGS_PER_TASK
     limits = Limits(
         sampling_rate=config.sampling_rate,
         channel=config.channel,
@@ -186,12 +197,13 @@ def _tasks(sources: list[Source], config: PrepareConfig, partial: Path, output: 
         min_rate=config.min_rate,
         window_seconds=config.window_seconds,
         mode=config.probe,
+        speech=speech,
     )
     moved = (str(output), str(partial))
     for source_index, source in enumerate(sources):
         items = source.items()
         first = 1
-        while batch := list(islice(items, source.items_per_task or _ITEMS_PER_TASK[config.probe])):
+        while batch := list(islice(items, source.items_per_task or per_task)):
             yield Task(
                 source=source,
                 source_index=source_index,
@@ -202,6 +214,24 @@ def _tasks(sources: list[Source], config: PrepareConfig, partial: Path, output: 
                 moved=moved,
             )
             first += len(batch)
+
+
+def _speech_limits(config: PrepareConfig) -> SpeechLimits | None:
+    """Returns what is done with speech; None if it is not looked for.
+
+    Raises:
+        ConfigError: The detector is not installed.
+    """
+    if not config.finds_speech:
+        return None
+    from nestdata.prepare.speech.detector import detector_name
+
+    return SpeechLimits(
+        segment=config.segment,
+        min_share=config.min_speech_share,
+        min_snr_db=config.min_snr_db,
+        detector=detector_name(),
+    )
 
 
 def _remove_work(partial: Path) -> None:
@@ -260,6 +290,8 @@ def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
     torchaudio. Lhotse also parses its own manifests.
     """
     modules = ["nestdata.prepare.corpus_writer", "nestdata.prepare.probe", "nestdata.prepare.tasks"]
+    if config.finds_speech:
+        modules += ["nestdata.prepare.speech_cuts", "torch"]
     if config.probe != "missing" or config.pcm:
         return [*modules, "nestdata.prepare.bank_writer", "soundfile", "lhotse", "torchaudio"]
     return [*modules, "lhotse"] if any(isinstance(source, LhotseManifest) for source in sources) else modules
@@ -321,7 +353,8 @@ def _write_rest(partial: Path, report: PrepareReport, meta: dict[str, Any], conf
     (partial / "meta.json").write_bytes(meta_content(meta))
 
 
-def _report(stats: "CorpusStats", output: Path, rate: int) -> PrepareReport:
+def _report(stats: "CorpusStats", output: Path, config: PrepareConfig) -> PrepareReport:
+    rate = config.sampling_rate
     hours_by = {
         kind: {name: samples / rate / 3600 for name, samples in counter.most_common() if samples}
         for kind, counter in stats.samples_by.items()
@@ -336,13 +369,22 @@ def _report(stats: "CorpusStats", output: Path, rate: int) -> PrepareReport:
         rejected=stats.rejected,
         hours_by_language=hours_by.get("language", {}),
         hours_by_speaker=hours_by.get("speaker", {}),
+        speech=SpeechSummary.of(stats.speech) if config.finds_speech else None,
     )
 
 
-def _meta(stats: "CorpusStats", sources: list[Source], config: PrepareConfig) -> dict[str, Any]:
+def _meta(
+    stats: "CorpusStats", sources: list[Source], config: PrepareConfig, speech: SpeechSummary | None
+) -> dict[str, Any]:
     from nestdata.corpus.corpus import FORMAT_VERSION
 
     rate = config.sampling_rate
+    found = {}
+    if speech:
+        from nestdata.prepare.speech.detector import detector_name
+
+        found = {"speech": {"detector": detector_name(), **asdict(speech)}}
+        _log.info("%s: %s", ", ".join(str(source.path) for source in sources), speech.text())
     shards = {} if stats.shards is None else {"root": stats.shards.root, "shards": asdict(stats.shards)}
     return {
         "format_version": FORMAT_VERSION,
@@ -352,6 +394,7 @@ def _meta(stats: "CorpusStats", sources: list[Source], config: PrepareConfig) ->
         "hours": stats.total_samples / rate / 3600,
         "fingerprint": stats.fingerprint,
         "rejected": stats.rejected,
+        **found,
         **shards,
         "manifests": [str(source.path) for source in sources],
         "settings": asdict(config),
