@@ -18,6 +18,7 @@ from nestdata.plan.batch_plan import BatchPlan, PlanConfig
 from nestdata.plan.lengths import Lengths
 from nestdata.plan.summary import summarise_plan
 from nestdata.prepare.inputs.entry import RejectReason
+from nestdata.prepare.speech_report import speech_charts
 
 _NUM_BINS = 48
 _NUM_TICKS = 7
@@ -84,6 +85,7 @@ def write_report(directory: Path, name: str, meta: dict[str, Any], hours_by: dic
         rejects=_bars((reason, float(number)) for reason, number in meta["rejected"].items()),
         examples=_examples(directory / "rejected.jsonl", set(meta["rejected"])),
         advice=_ADVICE,
+        speech_charts=speech_charts(directory, meta),
         plans=[_plan(lengths, rate, budget) for budget in _BUDGETS_S],
         microbatches=_MICROBATCHES,
     )
