@@ -112,6 +112,7 @@ def prepare_corpus(
     from nestdata.prepare.corpus_writer import CorpusWriter
 
     config = config or PrepareConfig()
+    speech = _speech_limits(config)
     output = _local_path(output)
     resumable = (_KEPT_RESULTS, _SHARDS)
     with ExitStack() as stack:
@@ -122,8 +123,9 @@ def prepare_corpus(
         sources = _open_sources(manifests, config, partial, output)
         (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
+        tasks = _tasks(sources, config, speech, partial, output)
         with closing(CorpusWriter(partial)) as writer:
-            traffic = _probe_sources(sources, _tasks(sources, config, partial, output), pool, writer, on_progress)
+            traffic = _probe_sources(sources, tasks, pool, writer, on_progress)
             stats = writer.finish(sources, config.sampling_rate)
             _check_rejects(writer, stats, sources, config)
         assert stats is not None
@@ -181,11 +183,12 @@ def _totals(sources: list[Source]) -> tuple[int | None, int]:
     return total, sum(count or 0 for is_entries, count in counts if not is_entries)
 
 
-def _tasks(sources: list[Source], config: PrepareConfig, partial: Path, output: Path) -> "Iterator[Task]":
+def _tasks(
+    sources: list[Source], config: PrepareConfig, speech: SpeechLimits | None, partial: Path, output: Path
+) -> "Iterator[Task]":
     from nestdata.prepare.probe import Limits
     from nestdata.prepare.tasks import Task
 
-    speech = _speech_limits(config)
     per_task = _ITEMS_PER_TASK["decode" if speech else config.probe]
     if config.segment:
         per_task = _RECORDINGS_PER_TASK

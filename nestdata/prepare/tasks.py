@@ -78,7 +78,7 @@ class _Found(NamedTuple):
     rejected: dict[str, ObjectInfo | None]
     """Locations of audio that was rejected, with size and ETag where they are known."""
 
-    files: dict[str, None]
+    files: dict[str, ObjectInfo | None]
     """Local files that were searched for speech, in order. Other local files are probed again, which is fast."""
 
     can_be_kept: bool
@@ -106,7 +106,7 @@ def run_task(task: Task) -> TaskResult:
 
 def _probe_items(task: Task, collector: ItemCollector) -> _Found:
     in_epoch, needed, can_be_kept = 0, 0.0, True
-    rejected, files = dict[str, ObjectInfo | None](), dict[str, None]()
+    rejected, files = dict[str, ObjectInfo | None](), dict[str, ObjectInfo | None]()
     entries = with_members(_numbered_entries(task), lambda entry: reads_audio(entry, task.limits))
     for number, entry in entries:
         collector.begin(entry.number)

@@ -20,10 +20,10 @@ class SegmentConfig:
     """Longest cut, in seconds. Longer speech is cut at its longest pauses; speech without a pause, where it is least
     speech-like."""
 
-    max_pause: float = 1.0
+    max_pause: float = 2.0
     """Longest pause inside a cut, in seconds. Longer pauses are left out."""
 
-    padding_seconds: float = 0.16
+    padding_seconds: float = 0.3
     """What a cut includes before and after its speech, in seconds; less where the next cut is near."""
 
     def __post_init__(self) -> None:

@@ -61,9 +61,9 @@ def check_spans(spans: list[tuple[float, float]], talk: Recording) -> None:
     groups = [talk.utterances[:3], talk.utterances[3:]]
     assert len(spans) == len(groups)
     for (start, end), group in zip(spans, groups, strict=True):
-        # 0.16 s of padding, a frame of 0.032 s, and what the detector takes for the beginning or end of speech.
-        assert group[0][0] - 0.4 <= start <= group[0][0] + 0.1
-        assert group[-1][1] - 0.1 <= end <= group[-1][1] + 0.6
+        # 0.3 s of padding, a frame of 0.032 s, and what the detector takes for the beginning or end of speech.
+        assert group[0][0] - 0.6 <= start <= group[0][0] + 0.1
+        assert group[-1][1] - 0.1 <= end <= group[-1][1] + 0.8
 
 
 @needs_vad
@@ -118,7 +118,7 @@ def test_files_members_and_any_number_of_processes_give_the_same_cuts(
     assert members.meta["fingerprint"] == corpus.meta["fingerprint"]
     assert members.meta["speech"] == corpus.meta["speech"]
     assert [row["custom"] for row in rows_of(members)] == [row["custom"] for row in rows_of(corpus)]
-    np.testing.assert_array_equal(members.load(1), corpus.load(1))
+    np.testing.assert_array_equal(members.load(1)[1], corpus.load(1)[1])
 
 
 @needs_vad
@@ -180,7 +180,7 @@ def test_audio_before_damage_is_used_and_the_rest_is_rejected(
     monkeypatch.setattr(frames, "_BLOCK_FRAMES", 64)
     prepare_corpus([path.parent], tmp_path / "a.corpus", SEGMENTS)
     spans = spans_of(Corpus.open(tmp_path / "a.corpus"))
-    assert spans[0][0] == pytest.approx(talk.utterances[0][0], abs=0.4)
+    assert spans[0][0] == pytest.approx(talk.utterances[0][0], abs=0.6)
     ((rest, reason),) = rejects_of(tmp_path / "a.corpus").items()
     assert reason in ("truncated", "unreadable")
     start, duration = map(float, rest.removeprefix("a@").split("+"))

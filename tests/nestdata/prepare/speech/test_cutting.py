@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from nestdata import SegmentConfig
 from nestdata.prepare.speech.cutting import FrameRules, plan_cuts, speech_runs
 
-RULES = FrameRules.of(SegmentConfig())
+RULES = FrameRules.of(SegmentConfig(max_pause=1.0, padding_seconds=0.16))
 
 
 def frames(*lengths: int) -> NDArray[np.float32]:
@@ -31,10 +31,10 @@ def test_seconds_become_frames_of_32_ms() -> None:
     [
         ([], []),
         ([0.4] * 20, []),  # never reaches the threshold
-        ([0.4] * 5 + [0.6] * 9 + [0.4] * 5 + [0.3] * 5, [[5, 19]]),  # begins at 0.5 and lasts until below 0.35
-        ([0.9] * 7 + [0.1] * 9, []),  # shorter than a quarter of a second
-        ([0.9] * 5 + [0.1] * 2 + [0.9] * 5, [[0, 12]]),  # a gap of two frames is no pause
-        ([0.9] * 8 + [0.1] * 3 + [0.9] * 8, [[0, 8], [11, 19]]),
+        ([0.4] * 5 + [0.6] * 9 + [0.1] * 5 + [0.09] * 5, [[5, 19]]),  # begins at 0.5 and lasts until below 0.1
+        ([0.9] * 7 + [0.0] * 9, []),  # shorter than a quarter of a second
+        ([0.9] * 5 + [0.0] * 2 + [0.9] * 5, [[0, 12]]),  # a gap of two frames is no pause
+        ([0.9] * 8 + [0.0] * 3 + [0.9] * 8, [[0, 8], [11, 19]]),
     ],
 )
 def test_speech_has_two_thresholds_and_shortest_lengths(probabilities: list[float], runs: list[list[int]]) -> None:
@@ -96,7 +96,7 @@ rules = st.builds(
 @given(lengths, rules, st.integers(0, 2**32 - 1))
 def test_cuts_hold_all_speech_and_keep_the_rules(parts: list[tuple[bool, int]], rules: FrameRules, seed: int) -> None:
     random = np.random.default_rng(seed)
-    values = [random.uniform(0.5, 1.0, n) if is_speech else random.uniform(0.0, 0.45, n) for is_speech, n in parts]
+    values = [random.uniform(0.5, 1.0, n) if is_speech else random.uniform(0.0, 0.12, n) for is_speech, n in parts]
     probabilities = np.concatenate([np.empty(0), *values]).astype(np.float32)
     runs = speech_runs(probabilities)
     spans, num_in_speech = plan_cuts(runs, probabilities, rules)
