@@ -279,7 +279,7 @@ def _print_scores(recordings: list[Recording], cuts: dict[str, list[Spans]]) -> 
     )
     print("|---|---|---|---|---|---|---|---|")
     for name, spans in cuts.items():
-        print(_row(name, [_score(*each) for each in zip(recordings, spans, strict=True)]))
+        print(_row(name, [_score(*each) for each in zip(recordings, spans, strict=True)]), flush=True)
     print("\nThe same for `--segment vad`, by signal-to-noise ratio of the background:\n")
     print("| background, dB | edges inside an utterance | edges in audible speech | audible speech lost | ", end="")
     print("non-speech kept | cuts | median length, s | cuts of 5 to 30 s |")
