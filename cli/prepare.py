@@ -1,11 +1,11 @@
 """`nestdata prepare`: writes one corpus directory from one or more inputs."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nestdata import ConfigError, InputFormat, ProbeMode
+from nestdata import ConfigError, InputFormat, ProbeMode, SegmentConfig
 
 from .options import AsJson, Overwrite
 from .output import console, print_json, rejected_text
@@ -13,6 +13,8 @@ from .progress import progress
 
 if TYPE_CHECKING:
     from nestdata import Channel, PrepareProgress, PrepareReport
+
+_SEGMENT = SegmentConfig()
 
 
 def _channel(value: object) -> "Channel":
@@ -65,6 +67,33 @@ def prepare_command(
     window_seconds: Annotated[
         float | None, typer.Option(help="Split longer recordings into windows of at most this many seconds.")
     ] = None,
+    segment: Annotated[
+        Literal["vad"] | None,
+        typer.Option(help="Cut recordings at pauses, and leave out what is not speech (needs the extra `vad`)."),
+    ] = None,
+    min_segment_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="With --segment: join speech across pauses until a cut has this many seconds. Speech without a near "
+            f"neighbour stays shorter; --min-seconds rejects it. [default: {_SEGMENT.min_seconds:g}]",
+        ),
+    ] = None,
+    max_segment_seconds: Annotated[
+        float | None,
+        typer.Option(help=f"With --segment: longest cut in seconds. [default: {_SEGMENT.max_seconds:g}]"),
+    ] = None,
+    max_pause: Annotated[
+        float | None,
+        typer.Option(help=f"With --segment: longest pause inside a cut, in seconds. [default: {_SEGMENT.max_pause:g}]"),
+    ] = None,
+    min_speech_share: Annotated[
+        float | None,
+        typer.Option(help="Reject cuts with a lower share of speech, from 0 to 1 (needs the extra `vad`)."),
+    ] = None,
+    min_snr_db: Annotated[
+        float | None,
+        typer.Option(help="Reject cuts with a lower signal-to-noise ratio in dB (needs the extra `vad`)."),
+    ] = None,
     sampling_rate: Annotated[int, typer.Option(help="Sampling rate in Hz at which cuts are loaded.")] = 16000,
     min_rate: Annotated[int, typer.Option(help="Reject files with a lower sampling rate in Hz.")] = 0,
     channel: Annotated[
@@ -113,6 +142,9 @@ def prepare_command(
         min_seconds=min_seconds,
         max_seconds=max_seconds,
         window_seconds=window_seconds,
+        segment=_segment(segment, min_segment_seconds, max_segment_seconds, max_pause),
+        min_speech_share=min_speech_share,
+        min_snr_db=min_snr_db,
         min_rate=min_rate,
         probe=probe,
         format=form,
@@ -138,6 +170,20 @@ def prepare_command(
         _print_summary(report)
 
 
+def _segment(
+    method: str | None, min_seconds: float | None, max_seconds: float | None, max_pause: float | None
+) -> SegmentConfig | None:
+    """Returns how recordings are cut at pauses; options that are not given keep their defaults."""
+    options = {"min_seconds": min_seconds, "max_seconds": max_seconds, "max_pause": max_pause}
+    given = {name: value for name, value in options.items() if value is not None}
+    if method is None and given:
+        raise ConfigError(
+            "--min-segment-seconds, --max-segment-seconds and --max-pause need --segment vad; without it, recordings "
+            "are not cut at pauses."
+        )
+    return None if method is None else SegmentConfig(**given)
+
+
 def _bar_of(found: "PrepareProgress") -> tuple[int, int | None, str]:
     """Returns what the progress bar shows: a number, its total, and a note that begins with their unit."""
     read = [f"{found.bytes_read / 1e9:.2f} GB read"] if found.bytes_read else []
@@ -154,6 +200,8 @@ def _print_summary(report: "PrepareReport") -> None:
     )
     if report.num_resampled:
         out.print(f"  resampled when read: {report.num_resampled}")
+    if report.speech:
+        out.print(f"  {report.speech.text()}")
     if report.rejected:
         out.print(f"  {rejected_text(report.rejected, report.path)}")
     out.print(f"  report: {report.path / 'report.html'}")

@@ -68,6 +68,8 @@ from .prepare.inputs.patterns import default_output as default_output
 from .prepare.progress import PrepareProgress as PrepareProgress
 from .prepare.run import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
+from .prepare.speech.config import SegmentConfig as SegmentConfig
+from .prepare.speech.summary import SpeechSummary as SpeechSummary
 from .stateless_rng import derive_key as derive_key
 from .storage import ObjectInfo as ObjectInfo
 from .storage import Storage as Storage
@@ -120,9 +122,11 @@ __all__ = [
     "ProbeMode",
     "RemoteConfig",
     "RemoteStats",
+    "SegmentConfig",
     "Shard",
     "ShortAudio",
     "SpeakerNoiseMixer",
+    "SpeechSummary",
     "StartMethod",
     "Storage",
     "StorageConfig",

@@ -300,7 +300,7 @@ def _read_by_lhotse(
     samples = source.load_audio(offset_s, duration, force_opus_sampling_rate=source_rate or recording.sampling_rate)
     samples = _select(np.atleast_2d(samples).T, _channel_in(fields, {"channels": source.channels}))[None]
     if transforms:
-        with _one_torch_thread():
+        with one_torch_thread():
             for transform in transforms:
                 samples = transform(samples, recording.sampling_rate)
     return _fill(out, np.asarray(samples[0], dtype=np.float32))
@@ -330,7 +330,7 @@ def _resample(samples: NDArray[np.float32], source_rate: int, rate: int, num_wan
 
     if not len(samples):
         return samples
-    with _one_torch_thread():
+    with one_torch_thread():
         resampled: NDArray[np.float32] = _resampler(source_rate, rate)(torch.tensor(samples)).numpy()
     # A span may start and end between two samples of the file, which loses samples; as in Lhotse, they are filled in
     # by reflection.
@@ -347,7 +347,7 @@ def _resampler(source_rate: int, rate: int) -> Any:
 
 
 @contextmanager
-def _one_torch_thread() -> Iterator[None]:
+def one_torch_thread() -> Iterator[None]:
     """Limits torch to one thread, as in loader workers, because resampling rounds differently with several threads."""
     import torch
 

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from nestdata.config_checks import require, require_at_least
+from nestdata.config_checks import require, require_at_least, require_share
 from nestdata.corpus.channels import Channel
 from nestdata.errors import ConfigError
 from nestdata.prepare.draw import MAX_DRAWN
 from nestdata.prepare.inputs.entry import InputFormat
+from nestdata.prepare.speech.config import SegmentConfig
 
 ProbeMode = Literal["missing", "all", "decode"]
 
@@ -32,6 +33,17 @@ class PrepareConfig:
     window_seconds: float | None = None
     """Longer recordings are cut into windows of at most this many seconds: as few as possible, all of the same length.
     None keeps recordings whole. With windows, `min_seconds` and `max_seconds` apply to each window."""
+
+    segment: SegmentConfig | None = None
+    """How recordings are cut at pauses, by voice activity detection; None keeps them whole, or in windows. Text is
+    kept only by recordings that are not cut. `min_seconds` applies to each cut."""
+
+    min_speech_share: float | None = None
+    """Lowest share of speech in a cut, from 0 to 1; cuts below it are rejected. None sets no limit."""
+
+    min_snr_db: float | None = None
+    """Lowest signal-to-noise ratio of a cut, in dB, as `nestdata.prepare.speech.measures` estimates it; cuts below it
+    are rejected. Cuts for which it is unknown are kept. None sets no limit."""
 
     min_rate: int = 0
     """Lowest sampling rate of a file, in Hz; files below it are rejected."""
@@ -76,4 +88,35 @@ class PrepareConfig:
             raise ConfigError(
                 f"window_seconds ({self.window_seconds:g}) is below min_seconds ({self.min_seconds:g}): "
                 "every window would be rejected."
+            )
+        self._check_speech()
+
+    @property
+    def finds_speech(self) -> bool:
+        """Whether a detector looks for speech, which decodes all audio."""
+        return not (self.segment is None and self.min_speech_share is None and self.min_snr_db is None)
+
+    def _check_speech(self) -> None:
+        if self.min_speech_share is not None:
+            require_share("", self, "min_speech_share")
+        if self.finds_speech and self.probe == "missing":
+            raise ConfigError(
+                "probe is 'missing', which trusts the durations in manifests, but finding speech decodes all audio: "
+                "leave out --probe, or --segment, --min-speech-share and --min-snr-db."
+            )
+        if self.segment is None:
+            return
+        if self.window_seconds is not None:
+            raise ConfigError(
+                "segment and window_seconds exclude each other: cut either at pauses or into windows of one length."
+            )
+        if self.max_seconds is not None and self.max_seconds < self.segment.max_seconds:
+            raise ConfigError(
+                f"max_seconds ({self.max_seconds:g}) is below segment.max_seconds ({self.segment.max_seconds:g}): "
+                "longer segments would be rejected. Lower segment.max_seconds (--max-segment-seconds) instead."
+            )
+        if self.min_seconds > self.segment.max_seconds:
+            raise ConfigError(
+                f"min_seconds ({self.min_seconds:g}) is above segment.max_seconds ({self.segment.max_seconds:g}): "
+                "every segment would be rejected."
             )

@@ -27,6 +27,7 @@ from nestdata.prepare.probe import Reject
 from nestdata.prepare.probed_items import ProbedItems
 from nestdata.prepare.records import LengthOrder, Records, fingerprint, repeated_values
 from nestdata.prepare.shard_writer import ShardStats, ShardWriter
+from nestdata.prepare.speech.measures import SpeechTotals
 
 # What is written of a reject.
 _REJECT_FIELDS = ("where", "cut_id", "reason", "detail")
@@ -70,6 +71,9 @@ class CorpusStats:
     shards: ShardStats | None = None
     """The shards of the corpus; None if no cut has an address."""
 
+    speech: SpeechTotals = field(default_factory=SpeechTotals)
+    """Speech in all recordings, if it was looked for."""
+
     drawn_cuts: dict[str, list[int]] = field(default_factory=dict)
     """Some cuts of each language, by the byte at which their line of `cuts.jsonl` starts."""
 
@@ -97,6 +101,7 @@ class CorpusWriter:
         self._num_bytes = 0
         self._num_resampled = 0
         self._all_checksums = True
+        self._speech = SpeechTotals()
         self._samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
         self._drawn_cuts, self._drawn_rejects = KeyedDraw[int](), KeyedDraw[Reject]()
 
@@ -112,6 +117,7 @@ class CorpusWriter:
         self._num_bytes += len(probed.lines)
         self.num_entries += probed.num_entries
         self._num_resampled += probed.num_resampled
+        self._speech = SpeechTotals.sum([self._speech, probed.speech])
         for kind, counter in probed.samples_by.items():
             if len(self._samples_by[kind]) <= _MAX_NAMES:
                 self._samples_by[kind].update(counter)
@@ -156,6 +162,7 @@ class CorpusWriter:
             rejected=dict(self.rejected.most_common()),
             samples_by={k: v for k, v in self._samples_by.items() if 0 < len(v) <= _MAX_NAMES},
             shards=shards,
+            speech=self._speech,
             drawn_cuts=_lines_of(self._drawn_cuts, records),
             drawn_rejects=self._drawn_rejects,
         )

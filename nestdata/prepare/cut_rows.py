@@ -67,7 +67,7 @@ def windows(row: dict[str, Any], max_seconds: float | None, rate: int) -> list[d
         return [row]
     num_windows = -(-num_samples // max_samples)
     step = num_samples // num_windows
-    return [_window(row, row["start"] + i * step / rate, step / rate) for i in range(num_windows)]
+    return [window_of(row, row["start"] + i * step / rate, step / rate) for i in range(num_windows)]
 
 
 def resample(recording: dict[str, Any], rate: int) -> None:
@@ -83,7 +83,7 @@ def resample(recording: dict[str, Any], rate: int) -> None:
     recording["transforms"] = [*transforms, {"name": "Resample", "kwargs": kwargs}]
 
 
-def _window(row: dict[str, Any], start: float, duration: float) -> dict[str, Any]:
+def window_of(row: dict[str, Any], start: float, duration: float) -> dict[str, Any]:
     """Returns one window of a cut, with its labels but without text, alignment and features of the whole cut."""
     cut_id = f"{row['id']}@{start:.3f}+{duration:.3f}"
     span = {"id": cut_id, "start": 0.0, "duration": duration}

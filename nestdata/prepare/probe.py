@@ -17,6 +17,7 @@ from nestdata.prepare.cut_rows import cut_row, resample, windows
 from nestdata.prepare.header import AudioInfo, header_of_command, name_of, read_header
 from nestdata.prepare.inputs.content import LoadedContent
 from nestdata.prepare.inputs.entry import Entry, Member, Problem, RejectReason
+from nestdata.prepare.speech.config import SpeechLimits
 
 # Tolerance for durations that manifests have rounded up.
 _ROUNDING_S = 0.05
@@ -74,6 +75,9 @@ class Limits:
 
     mode: ProbeMode = "all"
 
+    speech: SpeechLimits | None = None
+    """How cuts are made and chosen by their speech; None if speech is not looked for."""
+
 
 def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
     """Returns the cut of an entry, or its windows, at the rate of the corpus; unusable ones are a `Reject`.
@@ -84,46 +88,61 @@ def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
     Raises:
         StorageError: Bytes cannot be read for a reason that says nothing about the audio.
     """
+    checked = checked_row(entry, limits)
+    if isinstance(checked, Reject):
+        return [checked]
+    entry, row = checked
+    rows = windows(row, limits.window_seconds, limits.sampling_rate)
+    if reject := check_length(entry, rows[0], limits):
+        return [reject]
+    return [finished_cut(entry, window, limits) for window in rows]
+
+
+def checked_row(entry: Entry, limits: Limits) -> tuple[Entry, dict[str, Any]] | Reject:
+    """Returns an entry, with its bytes if they are needed, and its cut as a dict, before it is divided and resampled.
+
+    Raises:
+        StorageError: Bytes cannot be read for a reason that says nothing about the audio.
+    """
     try:
         if entry.member and not entry.problem:
             entry = _with_checksum(entry, entry.member, limits)
         if entry.problem:
-            return [_reject(entry, *entry.problem)]
+            return _reject(entry, *entry.problem)
         row = _cut_from_file(entry, limits) if entry.cut is None else _cut_from_lhotse(entry, limits)
     except StorageError as error:
         if error.kind not in ("missing", "changed"):
             raise
         row = _reject(entry, error.kind, str(error))
-    if isinstance(row, Reject):
-        return [row]
-    cuts = [
-        Cut(window, samples_in(window["duration"], limits.sampling_rate), entry.member)
-        for window in windows(row, limits.window_seconds, limits.sampling_rate)
-    ]
-    if reject := _check_length(entry, cuts[0], limits):
-        return [reject]
-    for cut in cuts:
-        resample(cut.row["recording"], limits.sampling_rate)
-    if limits.mode == "decode":
-        return [_decoded(entry, cut) for cut in cuts]
-    return [*cuts]
+    return row if isinstance(row, Reject) else (entry, row)
+
+
+def finished_cut(entry: Entry, row: dict[str, Any], limits: Limits) -> Cut | Reject:
+    """Returns a cut that is resampled and decoded as the limits ask; modifies the recording of `row`."""
+    num_samples = samples_in(row["duration"], limits.sampling_rate)
+    resample(row["recording"], limits.sampling_rate)
+    cut = Cut(row, num_samples, entry.member)
+    return _decoded(entry, cut) if limits.mode == "decode" else cut
 
 
 def reads_audio(entry: Entry, limits: Limits) -> bool:
     """Returns whether `probe` reads the header or the samples of an entry."""
+    if limits.speech:
+        return True
     if limits.mode == "missing":
         return entry.duration is None and entry.num_frames is None and entry.cut is None
     return limits.mode == "decode" or not entry.is_measured
 
 
 def _with_checksum(entry: Entry, member: Member, limits: Limits) -> Entry:
-    """Reads the bytes of a member that is to be decoded, and returns the entry with their checksum.
+    """Reads the bytes of a member that is decoded, and returns the entry with their checksum.
 
     Raises:
         StorageError: The bytes cannot be read.
     """
     content = member.content
-    if limits.mode == "decode" and not isinstance(content, LoadedContent) and member.length <= MAX_MEMBER_BYTES:
+    decodes = limits.mode == "decode" or limits.speech
+    if decodes and not isinstance(content, LoadedContent) and member.length <= MAX_MEMBER_BYTES:
         content = LoadedContent(content.read())
     if not isinstance(content, LoadedContent):
         return entry
@@ -134,14 +153,15 @@ def _with_checksum(entry: Entry, member: Member, limits: Limits) -> Entry:
     return entry._replace(member=member._replace(content=content, crc32=found))
 
 
-def _check_length(entry: Entry, cut: Cut, limits: Limits) -> Reject | None:
+def check_length(entry: Entry, row: dict[str, Any], limits: Limits) -> Reject | None:
     """Checks the limits on duration, in samples, because a duration in seconds after an offset is inexact."""
-    rate, seconds = limits.sampling_rate, cut.row["duration"]
-    if cut.num_samples < _limit_in(limits.min_seconds, rate):
+    rate, seconds = limits.sampling_rate, row["duration"]
+    num_samples = samples_in(seconds, rate)
+    if num_samples < _limit_in(limits.min_seconds, rate):
         return _reject(entry, "too_short", f"{seconds:.6g} s, the minimum is {limits.min_seconds:g} s")
-    if limits.max_seconds is not None and cut.num_samples > _limit_in(limits.max_seconds, rate):
+    if limits.max_seconds is not None and num_samples > _limit_in(limits.max_seconds, rate):
         return _reject(entry, "too_long", f"{seconds:.6g} s, the maximum is {limits.max_seconds:g} s")
-    if cut.num_samples < 1:
+    if num_samples < 1:
         return _reject(entry, "empty", "the span is shorter than one sample")
     return None
 

@@ -5,7 +5,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from nestdata.prepare.draw import MAX_DRAWN, KeyedDraw, key_of
 from nestdata.prepare.inputs.entry import Member
 from nestdata.prepare.probe import Cut, Reject
 from nestdata.prepare.records import RECORD
+from nestdata.prepare.speech.measures import SpeechTotals
 from nestdata.storage import ObjectInfo
 
 _LAYOUT = str(RECORD.descr)
@@ -49,6 +50,9 @@ class ProbedItems:
     shards: list[ObjectInfo] = field(default_factory=list)
     """The shards of the cuts, in the order of first use; the shard of a record counts from the start of this list."""
 
+    speech: SpeechTotals = field(default_factory=SpeechTotals)
+    """Speech in the recordings, if it was looked for."""
+
     drawn_cuts: KeyedDraw[int] = field(default_factory=KeyedDraw)
     """Digests of the ids of some cuts of each language."""
 
@@ -63,6 +67,7 @@ class ProbedItems:
             "num_resampled": self.num_resampled,
             "samples_by": self.samples_by,
             "shards": self.shards,
+            "speech": asdict(self.speech),
             "drawn_cuts": self.drawn_cuts.as_json(),
             "drawn_rejects": self.drawn_rejects.as_json(),
             "num_records": len(self.records),
@@ -89,6 +94,7 @@ class ProbedItems:
             rejects=[Reject(*reject) for reject in values.pop("rejects")],
             samples_by={kind: Counter(counts) for kind, counts in values.pop("samples_by").items()},
             shards=[ObjectInfo(*shard) for shard in values.pop("shards")],
+            speech=SpeechTotals(**values.pop("speech")),
             drawn_cuts=KeyedDraw.from_json(values.pop("drawn_cuts"), int),
             drawn_rejects=KeyedDraw.from_json(values.pop("drawn_rejects"), _reject_from_json),
             **values,
@@ -132,8 +138,9 @@ class ItemCollector:
         # Plain lists and tuples, because this takes a fifth of the time of a line whose duration is trusted.
         self._rows: list[tuple[Any, ...]] = []
         self._rejects: list[tuple[int, Reject]] = []
-        # Of each entry with a number of its own, how many rows and rejects there were before it.
-        self._begun: dict[int, tuple[int, int]] = {}
+        self._speech: list[tuple[int, SpeechTotals]] = []
+        # Of each entry with a number of its own, how many rows, rejects and totals there were before it.
+        self._begun: dict[int, tuple[int, int, int]] = {}
 
     def begin(self, number: int | None) -> None:
         """Begins an entry. One with a number of its own replaces an earlier one with this number."""
@@ -141,7 +148,7 @@ class ItemCollector:
             self.num_entries += 1
             return
         self.num_entries += number not in self._begun
-        self._begun[number] = len(self._rows), len(self._rejects)
+        self._begun[number] = len(self._rows), len(self._rejects), len(self._speech)
 
     def add(self, cut: Cut, number: int, where: str) -> None:
         """Adds a cut; `number` is that of its entry or item, counted from 1, and `where` its position in the input.
@@ -171,6 +178,10 @@ class ItemCollector:
         """Adds a reject; `number` is that of its entry or item, counted from 1."""
         self._rejects.append((number, reject))
 
+    def add_totals(self, totals: SpeechTotals, number: int) -> None:
+        """Adds the speech of a recording; `number` is that of its entry or item, counted from 1."""
+        self._speech.append((number, totals))
+
     def collected(self) -> ProbedItems:
         """Returns all cuts and rejects that were added."""
         if self._begun:
@@ -189,19 +200,23 @@ class ItemCollector:
                 "speaker": _samples_by(columns.speaker, columns.num_samples),
             },
             shards=[*shards],
+            speech=SpeechTotals.sum(totals for _, totals in self._speech),
             drawn_cuts=_draw_cuts(columns.language, records["id"]),
             drawn_rejects=_draw_rejects(reject for _, reject in self._rejects),
         )
 
     def _drop_replaced(self) -> None:
         """Drops the results of entries that were replaced, and sorts the others by number."""
-        begun, nothing = self._begun, (0, 0)
+        begun, nothing = self._begun, (0, 0, 0)
         self._rows = [row for index, row in enumerate(self._rows) if index >= begun.get(row[_NUMBER], nothing)[0]]
         self._rows.sort(key=lambda row: row[_NUMBER])
         self._rejects = [
             reject for index, reject in enumerate(self._rejects) if index >= begun.get(reject[0], nothing)[1]
         ]
         self._rejects.sort(key=lambda reject: reject[0])
+        self._speech = [
+            totals for index, totals in enumerate(self._speech) if index >= begun.get(totals[0], nothing)[2]
+        ]
 
 
 def _records_of(columns: _Columns, shards: dict[ObjectInfo, int]) -> NDArray[Any]:

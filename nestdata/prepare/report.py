@@ -22,6 +22,7 @@ from nestdata.plan.summary import summarise_plan
 from nestdata.prepare.inputs.entry import RejectReason
 from nestdata.prepare.listening import MAX_BYTES, Listening
 from nestdata.prepare.sound import MAX_SECONDS
+from nestdata.prepare.speech_report import speech_charts
 
 _NUM_BINS = 48
 _NUM_TICKS = 7
@@ -38,6 +39,9 @@ _ADVICE: dict[RejectReason, str] = {
     "wrong_duration": "Rebuild the manifest from the current audio.",
     "not_finite": "Convert the files again: they hold NaN or Inf.",
     "silent": "Check that --channel names the channel with speech.",
+    "no_speech": "None is heard: these are pauses, music or noise, or --channel names another channel.",
+    "little_speech": "Lower --min-speech-share to keep them.",
+    "low_snr": "Lower --min-snr-db to keep them.",
     "too_short": "Lower --min-seconds to keep them.",
     "too_long": "Raise --max-seconds, or cut them with --window-seconds.",
     "duplicate_id": "Drop one of the two entries, or give each line of the same file its own offset.",
@@ -93,6 +97,7 @@ def write_report(
         rejects=_bars((reason, float(number)) for reason, number in meta["rejected"].items()),
         examples=_examples(directory / "rejected.jsonl", set(meta["rejected"])),
         advice=_ADVICE,
+        speech_charts=speech_charts(directory, meta),
         plans=[_plan(lengths, rate, budget) for budget in _BUDGETS_S],
         microbatches=_MICROBATCHES,
         listening=listening,

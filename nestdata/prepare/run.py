@@ -24,6 +24,8 @@ from nestdata.prepare.inputs import InputOptions, Source, open_sources
 from nestdata.prepare.inputs.jsonl import LhotseManifest
 from nestdata.prepare.pool import Pool, open_pool
 from nestdata.prepare.progress import PrepareProgress
+from nestdata.prepare.speech.config import SpeechLimits
+from nestdata.prepare.speech.summary import SpeechSummary
 from nestdata.storage import is_url
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ _MAX_OVERHEAD = 4
 # Items that are sent to a process at a time, unless the source sets a number: fewer in a slower mode, so that all
 # processes finish at about the same time.
 _ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 25}
+# Recordings that are cut at pauses may last hours, and utterances that are measured seconds.
+_RECORDINGS_PER_TASK = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +68,9 @@ class PrepareReport:
 
     hours_by_speaker: dict[str, float] = field(default_factory=dict)
     """Hours of each speaker, descending; empty if the inputs give no speakers or more than a hundred thousand."""
+
+    speech: SpeechSummary | None = None
+    """How much speech the recordings have; None if it was not looked for."""
 
 
 def prepare_corpus(
@@ -105,6 +112,7 @@ def prepare_corpus(
     from nestdata.prepare.corpus_writer import CorpusWriter
 
     config = config or PrepareConfig()
+    speech = _speech_limits(config)
     output = _local_path(output)
     resumable = (_KEPT_RESULTS, _SHARDS)
     with ExitStack() as stack:
@@ -115,13 +123,14 @@ def prepare_corpus(
         sources = _open_sources(manifests, config, partial, output)
         (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
+        tasks = _tasks(sources, config, speech, partial, output)
         with closing(CorpusWriter(partial)) as writer:
-            traffic = _probe_sources(sources, _tasks(sources, config, partial, output), pool, writer, on_progress)
+            traffic = _probe_sources(sources, tasks, pool, writer, on_progress)
             stats = writer.finish(sources, config.sampling_rate)
             _check_rejects(writer, stats, sources, config)
         assert stats is not None
-        report = _report(stats, output, config.sampling_rate)
-        _write_rest(partial, report, _meta(stats, sources, config, output), stats, config, pool)
+        report = _report(stats, output, config)
+        _write_rest(partial, report, _meta(stats, sources, config, report, output), stats, config, pool)
         _remove_work(partial)
     _warn_of_traffic(traffic, report)
     return report
@@ -174,10 +183,15 @@ def _totals(sources: list[Source]) -> tuple[int | None, int]:
     return total, sum(count or 0 for is_entries, count in counts if not is_entries)
 
 
-def _tasks(sources: list[Source], config: PrepareConfig, partial: Path, output: Path) -> "Iterator[Task]":
+def _tasks(
+    sources: list[Source], config: PrepareConfig, speech: SpeechLimits | None, partial: Path, output: Path
+) -> "Iterator[Task]":
     from nestdata.prepare.probe import Limits
     from nestdata.prepare.tasks import Task
 
+    per_task = _ITEMS_PER_TASK["decode" if speech else config.probe]
+    if config.segment:
+        per_task = _RECORDINGS_PER_TASK
     limits = Limits(
         sampling_rate=config.sampling_rate,
         channel=config.channel,
@@ -186,12 +200,13 @@ def _tasks(sources: list[Source], config: PrepareConfig, partial: Path, output: 
         min_rate=config.min_rate,
         window_seconds=config.window_seconds,
         mode=config.probe,
+        speech=speech,
     )
     moved = (str(output), str(partial))
     for source_index, source in enumerate(sources):
         items = source.items()
         first = 1
-        while batch := list(islice(items, source.items_per_task or _ITEMS_PER_TASK[config.probe])):
+        while batch := list(islice(items, source.items_per_task or per_task)):
             yield Task(
                 source=source,
                 source_index=source_index,
@@ -202,6 +217,24 @@ def _tasks(sources: list[Source], config: PrepareConfig, partial: Path, output: 
                 moved=moved,
             )
             first += len(batch)
+
+
+def _speech_limits(config: PrepareConfig) -> SpeechLimits | None:
+    """Returns what is done with speech; None if it is not looked for.
+
+    Raises:
+        ConfigError: The detector is not installed.
+    """
+    if not config.finds_speech:
+        return None
+    from nestdata.prepare.speech.detector import detector_name
+
+    return SpeechLimits(
+        segment=config.segment,
+        min_share=config.min_speech_share,
+        min_snr_db=config.min_snr_db,
+        detector=detector_name(),
+    )
 
 
 def _remove_work(partial: Path) -> None:
@@ -260,6 +293,8 @@ def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
     torchaudio. Lhotse also parses its own manifests.
     """
     modules = ["nestdata.prepare.corpus_writer", "nestdata.prepare.probe", "nestdata.prepare.tasks"]
+    if config.finds_speech:
+        modules += ["nestdata.prepare.speech_cuts", "torch"]
     if config.probe != "missing" or config.pcm:
         return [*modules, "nestdata.prepare.bank_writer", "soundfile", "lhotse", "torchaudio"]
     return [*modules, "lhotse"] if any(isinstance(source, LhotseManifest) for source in sources) else modules
@@ -340,7 +375,8 @@ def _write_rest(
     (partial / "meta.json").write_bytes(meta_content(meta))
 
 
-def _report(stats: "CorpusStats", output: Path, rate: int) -> PrepareReport:
+def _report(stats: "CorpusStats", output: Path, config: PrepareConfig) -> PrepareReport:
+    rate = config.sampling_rate
     hours_by = {
         kind: {name: samples / rate / 3600 for name, samples in counter.most_common() if samples}
         for kind, counter in stats.samples_by.items()
@@ -355,14 +391,23 @@ def _report(stats: "CorpusStats", output: Path, rate: int) -> PrepareReport:
         rejected=stats.rejected,
         hours_by_language=hours_by.get("language", {}),
         hours_by_speaker=hours_by.get("speaker", {}),
+        speech=SpeechSummary.of(stats.speech) if config.finds_speech else None,
     )
 
 
-def _meta(stats: "CorpusStats", sources: list[Source], config: PrepareConfig, output: Path) -> dict[str, Any]:
+def _meta(
+    stats: "CorpusStats", sources: list[Source], config: PrepareConfig, report: PrepareReport, output: Path
+) -> dict[str, Any]:
     from nestdata.corpus.addresses import relative_name
     from nestdata.corpus.corpus import FORMAT_VERSION
 
     rate = config.sampling_rate
+    found: dict[str, Any] = {}
+    if speech := report.speech:
+        from nestdata.prepare.speech.detector import detector_name
+
+        found = {"speech": {"detector": detector_name(), **asdict(speech)}}
+        _log.info("%s: %s", ", ".join(str(source.path) for source in sources), speech.text())
     shards: dict[str, Any] = {}
     if stats.shards is not None:
         # A root in the corpus directory is relative to it, so that the corpus may be moved.
@@ -376,6 +421,7 @@ def _meta(stats: "CorpusStats", sources: list[Source], config: PrepareConfig, ou
         "hours": stats.total_samples / rate / 3600,
         "fingerprint": stats.fingerprint,
         "rejected": stats.rejected,
+        **found,
         **shards,
         "manifests": [str(source.path) for source in sources],
         "settings": asdict(config),

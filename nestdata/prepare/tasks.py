@@ -1,8 +1,9 @@
 """Tasks of `prepare`: consecutive items of a source, probed by any process.
 
-The results of tasks whose audio is in shards or at URLs are kept in files until the corpus is complete, so that a run
-that was ended by a signal, a full disk or a store goes on where it stopped. A kept result is taken only if source,
-items and settings are the same, and neither the shards nor the audio that was rejected have changed.
+The results of tasks whose audio is in shards or at URLs, or is searched for speech, are kept in files until the corpus
+is complete, so that a run that was ended by a signal, a full disk or a store goes on where it stopped. A kept result is
+taken only if source, items and settings are the same, and neither the shards, the searched files nor the audio that was
+rejected have changed.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from nestdata.prepare.inputs.entry import Entry, ReadsFiles
 from nestdata.prepare.inputs.remote import audio_location, in_parallel, with_members
 from nestdata.prepare.probe import Cut, Limits, Reject, probe, reads_audio
 from nestdata.prepare.probed_items import ItemCollector, ProbedItems
+from nestdata.prepare.speech.measures import SpeechTotals
 from nestdata.storage import ObjectInfo, is_url, storage
 
 # Another version of the package may find something else in the same audio.
@@ -82,8 +84,12 @@ class _Found(NamedTuple):
     rejected: dict[str, ObjectInfo | None]
     """Locations of audio that was rejected, with size and ETag where they are known."""
 
+    files: dict[str, ObjectInfo | None]
+    """Local files that were searched for speech, in order. Other local files are probed again, which is fast."""
+
     can_be_kept: bool
-    """Whether all that the result depends on is known: every cut has an address, and every reject a location."""
+    """Whether all that the result depends on is known: every cut has an address or a searched file, and every reject a
+    location."""
 
 
 def run_task(task: Task) -> TaskResult:
@@ -100,16 +106,20 @@ def run_task(task: Task) -> TaskResult:
         found = _probe_items(task, collector)
         result = collector.collected(), Traffic(_newly_read(), found.in_epoch, found.needed)
         if found.can_be_kept:
-            kept.save(*result, found.rejected)
+            kept.save(*result, found.rejected | found.files, has_files=bool(found.files))
     return TaskResult(task.source_index, *result)
 
 
 def _probe_items(task: Task, collector: ItemCollector) -> _Found:
-    in_epoch, needed, rejected, can_be_kept = 0, 0.0, dict[str, ObjectInfo | None](), True
+    in_epoch, needed, can_be_kept = 0, 0.0, True
+    rejected, files = dict[str, ObjectInfo | None](), dict[str, ObjectInfo | None]()
     entries = with_members(_numbered_entries(task), lambda entry: reads_audio(entry, task.limits))
     for number, entry in entries:
         collector.begin(entry.number)
-        for found in probe(entry, task.limits):
+        for found in _probed(entry, task.limits):
+            if isinstance(found, SpeechTotals):
+                collector.add_totals(found, number)
+                continue
             if isinstance(found, Reject):
                 audio = found.audio or span_of_entry(entry, task.limits.channel)
                 collector.reject(found._replace(audio=audio), number)
@@ -122,15 +132,25 @@ def _probe_items(task: Task, collector: ItemCollector) -> _Found:
             if found.member:
                 in_epoch += found.member.length
                 needed += found.member.length * _share_of_recording(found)
+            elif task.limits.speech and (path := audio_location(entry)) and not entry.stored_path:
+                files[path] = None
             else:
                 can_be_kept = False
-    return _Found(in_epoch, needed, rejected, can_be_kept)
+    return _Found(in_epoch, needed, rejected, files, can_be_kept)
 
 
 def _numbered_entries(task: Task) -> Iterator[tuple[int, Entry]]:
     for number, item in enumerate(task.items, start=task.first):
         for entry in task.source.entries(number, item):
             yield number if entry.number is None else entry.number, entry
+
+
+def _probed(entry: Entry, limits: Limits) -> Sequence[Cut | Reject | SpeechTotals]:
+    if entry.problem or not limits.speech:
+        return probe(entry, limits)
+    from nestdata.prepare.speech_cuts import probe_speech
+
+    return probe_speech(entry, limits)
 
 
 def _share_of_recording(cut: Cut) -> float:
@@ -170,22 +190,25 @@ class _KeptResult:
             return None
         return probed, Traffic(0, values["in_epoch"], values["needed"])
 
-    def save(self, probed: ProbedItems, traffic: Traffic, rejected: dict[str, ObjectInfo | None]) -> None:
-        """Keeps a result whose audio is in shards or at URLs.
+    def save(
+        self, probed: ProbedItems, traffic: Traffic, audio: dict[str, ObjectInfo | None], *, has_files: bool
+    ) -> None:
+        """Keeps a result whose audio is in shards, at URLs, or in files that were searched for speech.
 
         Args:
             probed: The cuts and rejects.
             traffic: Their traffic.
-            rejected: Locations of audio that was rejected, with size and ETag where they are known. The audio may be
-                repaired, and the result is then not taken.
+            audio: Locations of audio that was rejected or searched, with size and ETag where they are known. If one of
+                them changes, the result is not taken.
+            has_files: Whether local files were searched for speech.
 
         Raises:
             OSError: The disk is full.
         """
         # A worker of Dask may have no access to the directory.
-        if not probed.shards or not self._directory.is_dir():
+        if not (probed.shards or has_files) or not self._directory.is_dir():
             return
-        infos = rejected | {shard.location: shard for shard in probed.shards}
+        infos = audio | {shard.location: shard for shard in probed.shards}
         versions = self._versions([*infos], [info for info in infos.values() if info])
         header = {"versions": versions, "in_epoch": traffic.in_epoch, "needed": traffic.needed}
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from nestcli.nestdata import main
 from nestdata import Corpus
 from tests.cli.commands import run
 from tests.conftest import MessyCorpora
+from tests.nestdata.prepare.speech.recordings import joined, needs_vad
 from tests.synthesis import chirp, tone, write_audio, write_jsonl
 
 
@@ -131,6 +133,47 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 def test_several_inputs_need_a_name_for_the_corpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prepare", "a.json", "b.json"]) == 1
     assert "--output NAME.corpus" in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-pause", "1"], "--max-pause need --segment vad"),
+        (["--segment", "vad", "--min-segment-seconds", "40"], "segment.min_seconds is 40.0: expected at most"),
+        (["--segment", "vad", "--window-seconds", "10"], "segment and window_seconds exclude each other"),
+        (["--segment", "vad", "--probe", "missing"], "finding speech decodes all audio: leave out --probe"),
+        (["--segment", "vad", "--max-seconds", "20"], "(--max-segment-seconds)"),
+    ],
+)
+def test_options_of_segments_that_contradict_each_other_are_one_line(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prepare", "a.json", *options]) == 1
+    assert message in error_of(capsys)
+
+
+@pytest.mark.parametrize("options", [["--segment", "vad"], ["--min-snr-db", "10"]])
+def test_a_missing_detector_is_one_line_with_its_extra(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest, find = manifest_of(tmp_path), importlib.util.find_spec
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "silero_vad" else find(name))
+    assert main(["prepare", str(manifest), "-o", str(tmp_path / "a.corpus"), *options]) == 1
+    assert "pip install 'nest-pretrain[vad]'" in error_of(capsys)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@needs_vad
+def test_prepare_prints_how_much_speech_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_audio(tmp_path / "talks" / "talk.wav", joined([0.5, 3.0]).samples)
+    options = ["--segment", "vad", "--max-segment-seconds", "20", "--min-segment-seconds", "1", "--max-pause", "1.5"]
+    assert main(["prepare", str(tmp_path / "talks"), "-o", str(tmp_path / "a.corpus"), *options]) == 0
+    printed = capsys.readouterr().out
+    assert "2 cuts" in printed
+    assert "speech in 1 of 1 recordings" in printed
+    settings = Corpus.open(tmp_path / "a.corpus").meta["settings"]["segment"]
+    assert settings == {"min_seconds": 1.0, "max_seconds": 20.0, "max_pause": 1.5, "padding_seconds": 0.3}
 
 
 def test_preview_writes_pictures_sound_and_a_page_for_up_to_eight_cuts(

@@ -1,0 +1,162 @@
+"""Cuts of recordings by their speech: cut at pauses, measured, and rejected if there is too little or too noisy speech.
+
+All audio is decoded. Whole utterances and windows of one length are measured, and not cut.
+"""
+
+import math
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+from nestdata.errors import AudioError
+from nestdata.prepare.cut_rows import window_of, windows
+from nestdata.prepare.inputs.entry import Entry, RejectReason
+from nestdata.prepare.probe import Cut, Limits, Reject, check_length, checked_row, finished_cut
+from nestdata.prepare.speech.config import FRAME_SECONDS, SegmentConfig, SpeechLimits
+from nestdata.prepare.speech.cutting import FrameRules, Spans, plan_cuts, speech_runs
+from nestdata.prepare.speech.frames import SpeechFrames, speech_frames
+from nestdata.prepare.speech.measures import FramePowers, SpeechMeasures, SpeechTotals
+
+Found = Cut | Reject | SpeechTotals
+
+
+def probe_speech(entry: Entry, limits: Limits) -> list[Found]:
+    """Returns the cuts and rejects of an entry as `probe` does, and how much speech it has.
+
+    Raises:
+        StorageError: Bytes cannot be read for a reason that says nothing about the audio.
+    """
+    assert limits.speech is not None
+    checked = checked_row(entry, limits)
+    if isinstance(checked, Reject):
+        return [checked]
+    entry, row = checked
+    segment = limits.speech.segment
+    is_bad = check_length(entry, windows(row, limits.window_seconds, limits.sampling_rate)[0], limits)
+    if is_bad and (segment is None or is_bad.reason != "too_long"):  # a recording that is too long is cut
+        return [is_bad]
+    try:
+        frames = speech_frames(_readable(entry, row), _content(entry, row))
+    except AudioError as error:
+        return [_reject(entry, row, error.reason, str(error))]
+    runs = speech_runs(frames.probabilities)
+    if segment is None:
+        return [*_measured_windows(entry, row, limits, frames, runs)]
+    return [*_segments(entry, row, limits, frames, runs, segment)]
+
+
+def _segments(
+    entry: Entry, row: dict[str, Any], limits: Limits, frames: SpeechFrames, runs: Spans, segment: SegmentConfig
+) -> Iterator[Found]:
+    """Yields the cuts of a recording between its pauses."""
+    num_frames = len(frames.powers)
+    plan = plan_cuts(runs, frames.probabilities, FrameRules.of(segment))
+    if num_frames:
+        yield _totals(frames, runs, plan.spans, num_in_speech=plan.num_in_speech)
+    if num_frames and not len(runs):
+        part = _part(row, 0, num_frames)
+        yield _reject(entry, part, "no_speech", f"no speech in {part['duration']:.6g} s")
+    powers = FramePowers(frames.powers, runs)
+    for start, stop in plan.spans.tolist():
+        part = _part(row, start, stop)
+        reject = check_length(entry, part, limits)
+        if reject:
+            yield reject._replace(cut_id=part["id"])
+        else:
+            yield _chosen(entry, part, limits, powers.measure(start, stop))
+    if frames.error:
+        rest = _part(row, num_frames, math.ceil(row["duration"] / FRAME_SECONDS))
+        yield _reject(entry, rest, frames.error.reason, str(frames.error))
+
+
+def _measured_windows(
+    entry: Entry, row: dict[str, Any], limits: Limits, frames: SpeechFrames, runs: Spans
+) -> Iterator[Found]:
+    """Yields the cut of an entry, or its windows, with their measures."""
+    powers = FramePowers(frames.powers, runs)
+    for window in windows(row, limits.window_seconds, limits.sampling_rate):
+        offset = window["start"] - row["start"]
+        start = math.floor(round(offset / FRAME_SECONDS, 6))
+        stop = math.ceil(round((offset + window["duration"]) / FRAME_SECONDS, 6))
+        if frames.error and stop > len(frames.powers):
+            yield _reject(entry, window, frames.error.reason, str(frames.error))
+        else:
+            yield _chosen(entry, window, limits, powers.measure(start, stop))
+    if len(frames.powers):
+        yield _totals(frames, runs, [[0, len(frames.powers)]])
+
+
+def _totals(frames: SpeechFrames, runs: Spans, spans: Any, num_in_speech: int = 0) -> SpeechTotals:
+    return SpeechTotals(
+        num_recordings=1,
+        num_without_speech=int(not len(runs)),
+        frames=len(frames.powers),
+        speech_frames=_length(runs),
+        cut_frames=_length(spans),
+        num_in_speech=num_in_speech,
+    )
+
+
+def _length(spans: Any) -> int:
+    return sum(int(stop - start) for start, stop in spans)
+
+
+def _chosen(entry: Entry, row: dict[str, Any], limits: Limits, measures: SpeechMeasures) -> Cut | Reject:
+    """Returns a cut with its measures, or why there is too little or too noisy speech in it."""
+    assert limits.speech is not None
+    if reason := _why_left_out(measures, limits.speech):
+        return _reject(entry, row, *reason)
+    # Windows share the custom fields and the recording of their row, which are modified later.
+    row = {**row, "custom": {**(row.get("custom") or {}), **measures.fields()}, "recording": {**row["recording"]}}
+    return finished_cut(entry, row, limits)
+
+
+def _why_left_out(measures: SpeechMeasures, limits: SpeechLimits) -> tuple[RejectReason, str] | None:
+    if measures.level_db is None:
+        return "no_speech", "no speech in the whole cut"
+    if limits.min_share is not None and measures.share < limits.min_share:
+        return "little_speech", f"the share of speech is {measures.share:g}, the minimum is {limits.min_share:g}"
+    if limits.min_snr_db is not None and measures.snr_db is not None and measures.snr_db < limits.min_snr_db:
+        return "low_snr", f"signal-to-noise ratio {measures.snr_db:g} dB, the minimum is {limits.min_snr_db:g} dB"
+    return None
+
+
+def _part(row: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """Returns a span of a cut in frames; the cut itself if the span is all of it."""
+    offset, duration = _seconds(row, start, stop)
+    return row if duration == row["duration"] else window_of(row, row["start"] + offset, duration)
+
+
+def _seconds(row: dict[str, Any], start: int, stop: int) -> tuple[float, float]:
+    """Returns offset and duration of a span in frames. The last frame may end after the cut."""
+    offset, end = round(start * FRAME_SECONDS, 6), min(round(stop * FRAME_SECONDS, 6), row["duration"])
+    return offset, round(end - offset, 9) if offset else end
+
+
+def _readable(entry: Entry, row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a cut whose file is where it is now: that of an entry with `stored_path` is moved later."""
+    if not entry.stored_path:
+        return row
+    recording = row["recording"]
+    return {**row, "recording": {**recording, "sources": [{**recording["sources"][0], "source": entry.path}]}}
+
+
+def _content(entry: Entry, row: dict[str, Any]) -> bytes | None:
+    """Returns the bytes of audio that is not a local file. A command is run once for the whole recording.
+
+    Raises:
+        AudioError: The command fails.
+    """
+    if entry.member:
+        return entry.member.content.read()
+    source = next(source for source in row["recording"]["sources"] if row["channel"] in source["channels"])
+    if source["type"] != "command":
+        return None
+    try:
+        return subprocess.run(source["source"], shell=True, stdout=subprocess.PIPE, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise AudioError.because("unreadable", f"{source['source']!r}: {error}") from error
+
+
+def _reject(entry: Entry, row: dict[str, Any], reason: RejectReason, detail: str) -> Reject:
+    return Reject(entry.where, row["id"], reason, detail)
