@@ -114,7 +114,8 @@ def report(arguments: argparse.Namespace, runs: list[Run]) -> str:
     )
     return f"""# Fine-tuning from a pretrained encoder, and from scratch
 
-Made by `benchmarks/bench_finetune.py` on {os.cpu_count()} CPU cores ({platform.machine()}), {packages}. Every run is
+Made by `benchmarks/bench_finetune.py` on {os.cpu_count()} CPU cores ({platform.machine()}),
+{packages}. Every run is
 
     python examples/finetune_ctc/finetune.py {options} {arguments.settings}
 
@@ -123,7 +124,8 @@ rate. A seed draws the labels (the same for both starts), the order, the augment
 {len(runs)} runs was drawn, and runs had numbers instead of names until all were scored. Training utterances:
 {"; ".join(f"labels {share}: {numbers}" for share, numbers in num_train.items())}. Test utterances: {num_test}.
 Intervals are 95 % bootstrap intervals over test utterances; the reduction is 1 - pretrained / from scratch, with
-pairs of the same utterances. The encoder is not frozen from scratch, and for the first 100 steps otherwise.
+pairs of the same utterances. A pretrained encoder is frozen for the first steps (`--freeze-steps`), a new one is not.
+A rate of 100 % of which all are deletions is that of a recogniser that writes nothing yet.
 
 {sections}
 """
@@ -156,7 +158,7 @@ def table(texts: dict[Run, tuple[list[str], list[str]]], share: str, unit: Any, 
 
 Errors in % of the {unit} of the transcripts; the last columns count insertions / deletions / substitutions.
 
-| seed | pretrained | from scratch | reduction, % | pretrained | from scratch |
+| seed | pretrained | from scratch | reduction, % | kinds, pretrained | kinds, from scratch |
 |---|---|---|---|---|---|
 {lines}
 """
