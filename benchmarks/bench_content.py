@@ -2,7 +2,7 @@
 
     python benchmarks/bench_content.py OUTPUT --train train.json --test test.json --model NAME=CHECKPOINT ...
     python benchmarks/bench_content.py OUTPUT --train train.json --test test.json \
-        --speech speech.json --noise noise.json --minutes 5,15,30
+        --speech speech.json --noise noise.json --minutes 5,15,30 --probe-options "--group-by scene"
 
 The first form scores given models. The second form pretrains the demo preset first, on SPEECH and on the training audio
 without its texts, once for each number of minutes. Models get letters in a drawn order, and are pretrained and scored
@@ -121,10 +121,13 @@ def _prepare(arguments: argparse.Namespace, output: Path) -> None:
     for row in rows:
         del row["text"]
     (output / "audio_only.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    speech, noise = shlex.quote(str(arguments.speech.absolute())), shlex.quote(str(arguments.noise.absolute()))
+    for name in ("speech", "noise"):
+        _write_manifest(
+            getattr(arguments, name), output / f"{name}.json", arguments.quick and QUICK_UTTERANCES["train"]
+        )
     for command in (
-        f"nestdata prepare {noise} -o noise.corpus --pcm --overwrite",
-        f"nestdata prepare {speech} audio_only.json -o pretrain.corpus --max-seconds 30",
+        "nestdata prepare noise.json -o noise.corpus --pcm --overwrite",
+        "nestdata prepare speech.json audio_only.json -o pretrain.corpus --max-seconds 30",
     ):
         _run(command, output)
 

@@ -201,8 +201,8 @@ def _results(report: CtcProbeReport) -> Iterator[str]:
     yield ""
     yield (
         "A linear CTC head on frozen features, with learned weights of the layers and greedy decoding. Error rates on "
-        f"{report.num_test} test utterances in %, with 95 % bootstrap intervals over utterances, over "
-        f"{len(report.config.probe_seeds)} seeds of the head."
+        f"{report.num_test} test utterances in %, with 95 % bootstrap intervals over utterances. The errors of all "
+        f"heads are added up; their seeds: {', '.join(map(str, report.config.probe_seeds))}."
     )
     yield ""
     yield "| features | CER | WER | insertions | deletions | substitutions | CER by seed |"
