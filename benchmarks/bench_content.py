@@ -8,7 +8,8 @@ The first form scores given models. The second form pretrains the demo preset fi
 without its texts, once for each number of minutes. Models get letters in a drawn order, and are pretrained and scored
 in drawn orders. The commands and their output name letters only. The figures of all letters are written to figures.md,
 whose SHA-256 is printed, before the letters are resolved to names in the results. A run that was interrupted goes on
-where it ended. `--quick` checks that everything runs, with a few utterances and steps.
+where it ended, if it is called with the same arguments. `--quick` checks that everything runs, with a few utterances
+and steps.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import hashlib
 import json
 import os
 import platform
-import random
 import shlex
 import shutil
 import sys
@@ -26,7 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from bench_learning import SETTINGS, environment
+from blind import draw_once
 from peer import run_peer
+
+from nestmodel import Estimate
+from nestmodel.evaluate.error_rates import percent
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 QUICK_PROBE = "--max-epochs 2 --learning-rates 0.01 --probe-seeds 0"
@@ -44,7 +48,7 @@ def main() -> int:
     given = dict(one.split("=", 1) for one in arguments.model)
     minutes = [] if given else [int(number) for number in arguments.minutes.split(",")]
     names = [*given, *(f"{number} minutes" for number in minutes)]
-    letters = _draw_letters(output, names)
+    letters = _draw_letters(arguments, output, names)
     if minutes:
         _prepare(arguments, output)
     for letter in _order(output, "pretraining", letters):
@@ -94,17 +98,10 @@ def _write_manifest(source: Path, target: Path, limit: int) -> None:
     target.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
-def _draw_letters(output: Path, names: list[str]) -> dict[str, str]:
-    """Returns the names by letter, from names.json if there was an earlier run of the same models."""
-    path = output / "names.json"
-    if not path.exists():
-        drawn = list(names)
-        random.SystemRandom().shuffle(drawn)
-        path.write_text(json.dumps(dict(zip(LETTERS, drawn, strict=False)), indent=2) + "\n")
-    letters: dict[str, str] = json.loads(path.read_text())
-    if sorted(letters.values()) != sorted(names):
-        raise SystemExit(f"{path}: belongs to other models. Give another output folder.")
-    return letters
+def _draw_letters(arguments: argparse.Namespace, output: Path, names: list[str]) -> dict[str, str]:
+    """Returns the names by letter, from names.json if there was an earlier run with the same arguments."""
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("output", "results")}
+    return dict(zip(LETTERS, draw_once(output / "names.json", names, settings), strict=False))
 
 
 def _order(output: Path, purpose: str, letters: dict[str, str]) -> list[str]:
@@ -200,7 +197,7 @@ def _figures(found: dict[str, dict[str, Any]]) -> str:
 
 
 def _shown(estimate: dict[str, float], name: str = "value") -> str:
-    return f"{100 * estimate[name]:.1f} ({100 * estimate['low']:.1f} to {100 * estimate['high']:.1f})"
+    return percent(Estimate(estimate[name], estimate["low"], estimate["high"]))
 
 
 def _report(

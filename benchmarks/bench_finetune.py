@@ -4,14 +4,14 @@
 
 ENCODER is what `nestmodel export --to huggingface` wrote. Every run is one call of examples/finetune_ctc/finetune.py
 with the same settings; the script draws their order, and gives them numbers instead of names until all are scored, so
-that nobody can watch one side and favour it. If OUTPUT holds runs of an earlier call, only the missing ones are made.
+that nobody can watch one side and favour it. If OUTPUT holds runs of an earlier call with the same arguments, only the
+missing ones are made.
 """
 
 import argparse
 import json
 import os
 import platform
-import random
 import shlex
 import sys
 import time
@@ -20,9 +20,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from blind import draw_once
 from peer import run_peer
 
-from nestmodel import Estimate, count_errors, error_rate, error_reduction
+from nestmodel import ErrorRate, Estimate, count_errors, error_rate, error_reduction
+from nestmodel.evaluate.error_rates import percent
 
 FINETUNE = Path(__file__).parents[1] / "examples" / "finetune_ctc" / "finetune.py"
 SHARES = {"all": 1.0, "a tenth": 0.1}
@@ -57,7 +59,7 @@ def main() -> int:
     if arguments.quick:
         arguments.settings, arguments.seeds = QUICK, 1
     arguments.output.mkdir(parents=True, exist_ok=True)
-    runs = draw_order(arguments.output / "order.json", arguments.seeds)
+    runs = draw_order(arguments)
     with ThreadPoolExecutor(arguments.at_once) as pool:
         list(pool.map(lambda number: make_run(arguments, number, runs), range(len(runs))))
     arguments.results.write_text(report(arguments, runs))
@@ -65,13 +67,11 @@ def main() -> int:
     return 0
 
 
-def draw_order(path: Path, num_seeds: int) -> list[Run]:
+def draw_order(arguments: argparse.Namespace) -> list[Run]:
     """Returns the runs in the order of their directories, which is drawn once and kept in a file."""
-    if not path.exists():
-        runs = [Run(start, share, seed) for start in STARTS for share in SHARES for seed in range(num_seeds)]
-        random.SystemRandom().shuffle(runs)
-        path.write_text(json.dumps(runs))
-    return [Run(*run) for run in json.loads(path.read_text())]
+    runs = [Run(start, share, seed) for start in STARTS for share in SHARES for seed in range(arguments.seeds)]
+    settings = {name: getattr(arguments, name) for name in ("encoder", "train", "test", "settings")}
+    return [Run(*run) for run in draw_once(arguments.output / "order.json", runs, settings)]
 
 
 def make_run(arguments: argparse.Namespace, number: int, runs: list[Run]) -> None:
@@ -150,9 +150,9 @@ def table(texts: dict[Run, tuple[list[str], list[str]]], share: str, unit: Any, 
     for name, pair in {**pairs, "all": sums}.items():
         rates = [error_rate(pair[start]) for start in STARTS]
         reduction = error_reduction(pair["pretrained"], pair["from scratch"])
-        cells = [*(Estimate(*rate[:3]) for rate in rates), reduction]
+        cells: list[ErrorRate | Estimate] = [*rates, reduction]
         kinds = [f"{rate.insertions} / {rate.deletions} / {rate.substitutions}" for rate in rates]
-        rows.append(f"| {name} | {' | '.join(map(shown, cells))} | {' | '.join(kinds)} |")
+        rows.append(f"| {name} | {' | '.join(map(percent, cells))} | {' | '.join(kinds)} |")
     lines = "\n".join(rows)
     return f"""## Errors in {unit}, labels: {share}
 
@@ -162,11 +162,6 @@ Errors in % of the {unit} of the transcripts; the last columns count insertions 
 |---|---|---|---|---|---|
 {lines}
 """
-
-
-def shown(estimate: Estimate) -> str:
-    """Returns an estimate in %, with its interval."""
-    return f"{100 * estimate.value:.1f} ({100 * estimate.low:.1f} to {100 * estimate.high:.1f})"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.blind import draw_once
 from benchmarks.peer import run_peer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -63,3 +64,19 @@ def test_benchmarks_start_processes_through_run_peer_only(path: Path) -> None:
         for alias in node.names
     }
     assert ("subprocess" in imported) == (path.name in STARTS_PROCESSES)
+
+
+def test_a_drawn_order_is_kept_for_a_run_that_goes_on(tmp_path: Path) -> None:
+    items = [("pretrained", seed) for seed in range(20)]
+    drawn = draw_once(tmp_path / "order.json", items, {"model": Path("encoder")})
+    assert sorted(map(tuple, drawn)) == items
+    assert draw_once(tmp_path / "order.json", items, {"model": Path("encoder")}) == drawn
+
+
+@pytest.mark.parametrize(("items", "settings"), [(["a", "b"], {"quick": True}), (["a", "c"], {"quick": False})])
+def test_results_of_another_draw_are_not_mixed_with_new_ones(
+    items: list[str], settings: dict[str, bool], tmp_path: Path
+) -> None:
+    draw_once(tmp_path / "order.json", ["a", "b"], {"quick": False})
+    with pytest.raises(SystemExit, match="other settings"):
+        draw_once(tmp_path / "order.json", items, settings)
