@@ -57,7 +57,8 @@ def test_api_page_lists_every_public_name_once(package: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_lines_are_short(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
-    assert [number for number, line in enumerate(lines, start=1) if len(line) > MAX_COLUMNS] == []
+    long = [number for number, line in enumerate(lines, start=1) if len(line) > MAX_COLUMNS]
+    assert [number for number in long if not lines[number - 1].startswith("|")] == []  # rows of tables have no breaks
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

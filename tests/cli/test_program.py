@@ -23,7 +23,7 @@ from nestmodel import CtcProbeConfig, ExtractConfig, FrameProbeConfig, ProbeConf
 PROGRAMS = {"nestdata": nestdata_program.PROGRAM, "nestmodel": nestmodel_program.PROGRAM}
 # Commands whose arguments Typer parses, not Lightning.
 OWN_COMMANDS = ["prepare", "pack", "verify", "plan", "sample-batch preview", "features", "probe", "import", "export"]
-HEAVY = ("torch", "lhotse", "pytorch_lightning", "numpy", "matplotlib", "sklearn", "rich", "jsonargparse")
+HEAVY = ("torch", "lhotse", "pytorch_lightning", "numpy", "matplotlib", "sklearn", "rich", "jsonargparse", "jiwer")
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -54,9 +54,10 @@ def all_flags(command: str) -> list[str]:
 def test_the_flags_of_all_commands_are_deliberate() -> None:
     assert {command: all_flags(command) for command in OWN_COMMANDS} == {
         "prepare": [
-            *("--allow-commands", "--channel", "--dask", "--format", "--jobs -j", "--json", "--max-seconds"),
-            *("--min-rate", "--min-seconds", "--output -o", "--overwrite", "--pcm", "--probe"),
-            *("--report-samples", "--sampling-rate", "--strict", "--tars", "--window-seconds", "INPUT"),
+            *("--allow-commands", "--channel", "--dask", "--format", "--jobs -j", "--json", "--max-pause"),
+            *("--max-seconds", "--max-segment-seconds", "--min-rate", "--min-seconds", "--min-segment-seconds"),
+            *("--min-snr-db", "--min-speech-share", "--output -o", "--overwrite", "--pcm", "--probe"),
+            *("--report-samples", "--sampling-rate", "--segment", "--strict", "--tars", "--window-seconds", "INPUT"),
         ],
         "pack": [
             *("--bits", "--codec", "--jobs -j", "--json", "--output -o", "--overwrite", "--seed", "--shard-bytes"),
