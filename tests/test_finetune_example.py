@@ -16,14 +16,12 @@ from nestcli.nestmodel import main as nestmodel
 from nestdata import Corpus, prepare_corpus
 from nestmodel import NestNetwork, normalise_text
 from nestmodel.formats.huggingface import write_huggingface
+from tests.extras import needs
 from tests.test_examples import load
 from tests.training import tiny_config
 
-pytest.importorskip("accelerate")
-pytest.importorskip("jiwer")
-pytest.importorskip("transformers")
-
 pytestmark = [
+    needs("finetune", "accelerate", "jiwer", "transformers"),
     pytest.mark.filterwarnings("ignore:::accelerate", "ignore:::huggingface_hub", "ignore:::transformers"),
 ]
 DEMO = Path(__file__).parents[1] / "manifests" / "demo"
@@ -36,20 +34,17 @@ def finetune() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    directory = tmp_path_factory.mktemp("demo") / "speech.corpus"
-    prepare_corpus([DEMO / "speech.json"], directory)
-    return Corpus.open(directory)
+def demo(demo_speech: Path) -> Corpus:
+    return Corpus.open(demo_speech)
 
 
-def pretrain_and_export(directory: Path) -> Path:
+def pretrain_and_export(corpus: Path, directory: Path) -> Path:
     """Returns the directory of an encoder that a few steps of `nestmodel fit` trained."""
-    for name in ("speech", "noise"):
-        prepare_corpus([DEMO / f"{name}.json"], directory / f"{name}.corpus")
+    prepare_corpus([DEMO / "noise.json"], directory / "noise.corpus")
     small = {"d_model": 32, "num_heads": 2, "num_layers": 2, "subsampling_channels": 8}
     less_dropout = {"dropout": 0.0, "dropout_pre_encoder": 0.0}
     flags = {
-        "data.corpus": directory / "speech.corpus",
+        "data.corpus": corpus,
         "data.noise": directory / "noise.corpus",
         "trainer.max_steps": 2,
         "trainer.accelerator": "cpu",
@@ -93,9 +88,9 @@ def write_transcribed(directory: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_way_from_pretraining_to_the_text_of_a_wav(finetune: ModuleType, tmp_path: Path) -> None:
+def test_the_way_from_pretraining_to_the_text_of_a_wav(finetune: ModuleType, demo: Corpus, tmp_path: Path) -> None:
     """Two utterances are learned by heart, so that every part has to work for the text to be right."""
-    encoder, manifest, output = pretrain_and_export(tmp_path), write_transcribed(tmp_path), tmp_path / "recogniser"
+    encoder, manifest, output = pretrain_and_export(demo.path, tmp_path), write_transcribed(tmp_path), tmp_path / "out"
     command = [*map(str, (encoder, manifest, manifest)), "-o", str(output), "--vocabulary", "48", "--lr", "0.01"]
     command += "--steps 150 --save-steps 120 --warmup-steps 5 --freeze-steps 5 --batch-seconds 10".split()
     results = finetune.main(command)

@@ -9,9 +9,12 @@ import torch
 from nestcli.nestmodel import main
 from nestmodel import NestModel
 from tests.cli.commands import run
+from tests.extras import needs
 from tests.nestmodel.evaluate.spoken_tones import write_manifest
 from tests.synthesis import hiss, tone, write_audio, write_jsonl
 from tests.training import tiny_config
+
+needs_probe = needs("probe", "jiwer", "sklearn")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,7 @@ def test_features_prints_its_summary_as_json(tmp_path: Path, capsys: pytest.Capt
     assert found["path"] == str(tmp_path / "f")
 
 
+@needs_probe
 def test_probe_prints_a_table_and_writes_numbers_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +85,7 @@ def test_probe_prints_a_table_and_writes_numbers_and_a_picture(
     assert sorted(path.name for path in output.iterdir()) == ["probe.json", "probe.png", "rejected.jsonl"]
 
 
+@needs_probe
 def test_probe_without_an_output_directory_only_prints(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(path.name for path in directory.iterdir())
     arguments = ["probe", "model.ckpt", "speech.json", "--label", "pitch", "--device", "cpu", "--train-per-class", "3"]
@@ -92,6 +97,7 @@ def test_probe_without_an_output_directory_only_prints(directory: Path, capsys: 
     assert sorted(path.name for path in directory.iterdir()) == before
 
 
+@needs_probe
 def test_probe_of_content_prints_error_rates_and_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, seeds in (("train", range(24)), ("test", range(50, 60))):
         write_manifest(tmp_path, name, seeds)
@@ -123,15 +129,34 @@ def test_probe_of_content_prints_error_rates_and_an_example(tmp_path: Path, caps
         (["probe", "a", "b", "--task", "frames", "--label", "x"], 2, "--label belongs to --task labels, and the task"),
         (["probe", "a", "b", "--label", "x", "--test", "c"], 2, "--test belongs to --task ctc or frames"),
         (["probe", "a", "b", "--task", "ctc", "--probe-seeds", "a,b"], 2, "--probe-seeds is 'a,b': give numbers"),
-        (["probe", "model.ckpt", "speech.json", "--task", "ctc", "--test", "speech"], 1, "24 of 24 test utterances"),
-        (["probe", "model.ckpt", "speech.json", "--label", "tempo"], 1, "label is 'tempo', and no utterance has that"),
-        (["probe", "model.ckpt", "speech.json", "--label", "language"], 1, "1 of 1 classes can be probed"),
-        (["probe", "model.ckpt", "speech.json", "--label", "pitch", "--held-out", "2"], 1, "held_out is 2"),
     ],
 )
 def test_an_invalid_request_is_one_line_with_the_reason(
     arguments: list[str], code: int, message: str, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    check_refused(arguments, code, message, directory, capsys)
+
+
+@needs_probe
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--task", "ctc", "--test", "speech"], "24 of 24 test utterances"),
+        (["--label", "tempo"], "label is 'tempo', and no utterance has that"),
+        (["--label", "language"], "1 of 1 classes can be probed"),
+        (["--label", "pitch", "--held-out", "2"], "held_out is 2"),
+    ],
+)
+def test_unsuitable_input_of_a_probe_is_one_line_with_the_reason(
+    options: list[str], message: str, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_refused(["probe", "model.ckpt", "speech.json", *options], 1, message, directory, capsys)
+
+
+def check_refused(
+    arguments: list[str], code: int, message: str, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs a command that has to end with one line on standard error and write nothing."""
     before = sorted(path.name for path in directory.iterdir())
     assert main(arguments) == code
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.strip()]

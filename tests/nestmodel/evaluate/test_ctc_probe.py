@@ -9,9 +9,11 @@ import torch
 from nestdata import OutputError
 from nestmodel import ConfigError, CtcProbeConfig, CtcProbeReport, NestNetwork, ProbeError, run_ctc_probe
 from nestmodel.evaluate.ctc_head import CtcHead, num_label_frames_needed
+from tests.extras import needs
 from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
 from tests.training import tiny_config
 
+pytestmark = needs("probe", "jiwer")
 FAST = CtcProbeConfig(learning_rates=(0.03, 0.1), max_epochs=20, patience=8, probe_seeds=(0, 1), device="cpu")
 SHORT = replace(FAST, learning_rates=(0.1,), max_epochs=2, probe_seeds=(0,))
 Rows = list[dict[str, Any]]

@@ -2,6 +2,9 @@ import numpy as np
 import pytest
 
 from nestmodel import ConfigError, ErrorCounts, count_errors, error_difference, error_rate, error_reduction
+from tests.extras import needs
+
+pytestmark = needs("probe", "jiwer")
 
 
 def counts(errors: list[int], num_reference: list[int]) -> ErrorCounts:

@@ -12,9 +12,11 @@ from nestmodel.evaluate.ctc_head import StoppingRule
 from nestmodel.evaluate.frame_alignment import align
 from nestmodel.evaluate.frame_classifier import LabelledFrames, fit_frames
 from nestmodel.evaluate.frame_units import cluster_score, majority, mfccs
+from tests.extras import needs
 from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
 from tests.training import tiny_config
 
+pytestmark = needs("probe", "jiwer", "sklearn")
 CONFIG = FrameProbeConfig(num_units=8, max_epochs=5, device="cpu")
 
 

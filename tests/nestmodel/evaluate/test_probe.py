@@ -22,9 +22,11 @@ from nestmodel import (
     run_probe,
 )
 from nestmodel.evaluate.report import draw_probe
+from tests.extras import needs
 from tests.synthesis import Samples, hiss, tone, write_audio, write_jsonl
 from tests.training import tiny_config
 
+pytestmark = needs("probe", "sklearn")
 NUM = 48
 
 

@@ -1,18 +1,17 @@
 """Recordings joined from real speech of the demo corpus, with known positions. Tests of the detector need its extra."""
 
-import importlib.util
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 
+from tests.extras import needs
 from tests.synthesis import Samples, hiss, read_audio
 
 SPEECH = Path(__file__).parents[4] / "manifests/demo/speech"
 RATE = 16000
 
-needs_vad = pytest.mark.skipif(importlib.util.find_spec("silero_vad") is None, reason="the extra vad is not installed")
+needs_vad = needs("vad", "silero_vad")
 
 
 class Recording(NamedTuple):
