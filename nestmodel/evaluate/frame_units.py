@@ -23,6 +23,9 @@ MAX_FITTED_FRAMES = 300_000
 
 _BATCH_FRAMES = 4096
 
+Numbers = NDArray[np.int32] | NDArray[np.int64]
+"""Numbers of units or clusters by frame; scikit-learn returns 32 bits. beartype 0.19 does not know `np.integer`."""
+
 
 class ClusterScore(NamedTuple):
     """Agreement of clusters with units, over frames."""
@@ -82,13 +85,13 @@ def mfcc_units(
     return training_units, test_units
 
 
-def majority(units: NDArray[np.integer[Any]], group: int) -> NDArray[np.int64]:
+def majority(units: Numbers, group: int) -> NDArray[np.int64]:
     """Returns the most frequent unit of each group of consecutive frames; the smallest one of several."""
     groups = [units[start : start + group] for start in range(0, len(units), group)]
     return np.array([np.bincount(one).argmax() for one in groups], np.int64)
 
 
-def cluster_score(units: NDArray[np.int64], clusters: NDArray[np.integer[Any]]) -> ClusterScore:
+def cluster_score(units: NDArray[np.int64], clusters: Numbers) -> ClusterScore:
     """Returns the agreement of two numberings of the same frames."""
     counts = np.zeros((int(units.max()) + 1, int(clusters.max()) + 1))
     np.add.at(counts, (units, clusters), 1)
