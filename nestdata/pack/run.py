@@ -6,7 +6,6 @@ one process, and its record comes last. A run that goes on after an earlier one 
 numpy and the modules that need it are imported when a corpus is packed, so that importing this module is fast.
 """
 
-import hashlib
 import logging
 import mmap
 import os
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from nestdata.errors import ConfigError, CorpusError, OutputError
 from nestdata.output import is_full_disk, locked_directory
 from nestdata.pack.config import PackConfig
+from nestdata.prepare.draw import key_of
 from nestdata.prepare.pool import open_pool
 from nestdata.storage import is_url, join
 
@@ -148,7 +148,7 @@ def _check_ids(corpora: "Corpora") -> None:
         return name_in_set(cut_id) or cut_id
 
     ids = map(name, range(len(corpora)))
-    digests = np.fromiter(map(_digest, ids), np.uint64, len(corpora))
+    digests = np.fromiter(map(key_of, ids), np.uint64, len(corpora))
     digests.sort()
     repeated = set(digests[1:][digests[1:] == digests[:-1]].tolist())
     if not repeated:
@@ -166,7 +166,7 @@ def _check_ids(corpora: "Corpora") -> None:
                 f"several corpora have a cut with the id {cut_id!r}. Pack them one by one, or prepare one corpus from "
                 "all of their inputs, which makes the ids distinct."
             )
-        if _digest(name_of_cut) in repeated:
+        if key_of(name_of_cut) in repeated:
             seen[name_of_cut] = cut_id
 
 
@@ -174,10 +174,6 @@ def _may_begin_with_slash(lines: Path) -> bool:
     """Returns whether an id in `cuts.jsonl` begins with a slash: of a cut, or of anything else there."""
     with lines.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(b'"id":"/') >= 0
-
-
-def _digest(cut_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(cut_id.encode(), digest_size=8).digest(), "little")
 
 
 def _check_sources(corpora: "Corpora", target: "PackOutput") -> None:
