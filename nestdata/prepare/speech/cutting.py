@@ -17,7 +17,7 @@ from nestdata.prepare.speech.config import FRAME_SECONDS, SegmentConfig
 # Speech begins with a frame of at least `_THRESHOLD` and lasts until one below `_RELEASE`. Silero VAD releases at 0.35,
 # which often ends speech before its last syllable (docs/decisions/0061-cut-at-pauses.md).
 _THRESHOLD, _RELEASE = 0.5, 0.1
-# Gaps shorter than a tenth of a second are no pauses; speech shorter than a quarter of a second is noise.
+# Gaps shorter than a tenth of a second do not count as pauses, nor sounds shorter than a quarter of a second as speech.
 _MIN_PAUSE, _MIN_SPEECH = 3, 8
 # Costs of a plan. Cutting at a pause costs one divided by its length in seconds: once at a pause of 0.2 s costs as much
 # as five times at pauses of 1 s. A cut in running speech costs more than at any pause. A cut that is far too short

@@ -102,7 +102,7 @@ def test_the_report_shows_speech(corpus: Corpus) -> None:
         charts = page.split(f"<h3>Hours by {title}</h3>")[1].split("<h3>")[0].split("<h2>")[0]
         hours = [float(value) for value in re.findall(r": ([\d.]+) h", charts)]
         assert sum(hours) == pytest.approx(corpus.meta["hours"], abs=0.001 * len(hours))
-    assert "None is heard" in page
+    assert "None is found" in page
 
 
 @needs_vad
