@@ -68,6 +68,9 @@ NUM_UNCOUNTED = 16
 """Batches at the beginning and at the end, during which more or less is read ahead than used."""
 
 MIN_BATCHES = 10 * NUM_UNCOUNTED
+WITHOUT_SAMPLES = PrepareConfig(report_samples=0)
+"""Copying the samples of the report takes the same time for every size of a corpus."""
+
 ONE_CORE = ("local files", "S3 at 25 ms", f"SeaweedFS at {SEAWEED_DELAY_MS} ms")
 """What is also measured with worker and consumer on one core, and server and proxy on another."""
 
@@ -396,14 +399,14 @@ def _prepare_child(source: str, output: str) -> dict[str, float]:
         prepare_corpus([Path(directory) / "audio"], Path(directory) / "a.corpus")
     started = time.perf_counter()
     if (Path(source) / "speech.json").exists():
-        report = prepare_corpus([Path(source) / "speech.json"], Path(output))
+        report = prepare_corpus([Path(source) / "speech.json"], Path(output), WITHOUT_SAMPLES)
     else:
         report = _prepare_tars(source, output)
     return {"seconds": time.perf_counter() - started, "cuts": report.num_cuts}
 
 
 def _prepare_tars(folder: str, output: str) -> Any:
-    return prepare_corpus([f"{folder}/tarred_audio_manifest.json"], Path(output))
+    return prepare_corpus([f"{folder}/tarred_audio_manifest.json"], Path(output), WITHOUT_SAMPLES)
 
 
 def _upload_child(folder: str, url: str) -> dict[str, float]:

@@ -107,8 +107,9 @@ class ListeningConfig:
     stored_in: Path
     """Its path once it is in place: paths of extracted audio start with it."""
 
-    with_lhotse: bool
-    """Whether audio that libsndfile does not read is decoded with Lhotse, whose import takes seconds."""
+    is_probed: bool
+    """Whether the audio has been read before. If not, as with trusted durations, audio at URLs is not read either, and
+    what libsndfile cannot read is not decoded with Lhotse, whose import takes seconds."""
 
 
 class _Request(NamedTuple):
@@ -207,7 +208,8 @@ def _examine(config: ListeningConfig, cuts: _Cuts) -> dict[int, Levels | str]:
     drawn = StatelessRng(0, "report", len(cuts)).distinct(min(MAX_EXAMINED, len(cuts)), len(cuts))
     requests = [cuts.request("", index) for index in drawn]
     if any(_is_remote(request) for request in requests):
-        drawn, requests = drawn[:MAX_EXAMINED_REMOTE], requests[:MAX_EXAMINED_REMOTE]
+        most = MAX_EXAMINED_REMOTE if config.is_probed else 0
+        drawn, requests = drawn[:most], requests[:most]
     found = (measure(sound.samples) if isinstance(sound, Sound) else sound for sound in _sounds(config, requests))
     return dict(zip(drawn, found, strict=True))
 
@@ -271,12 +273,14 @@ def _sounds(config: ListeningConfig, requests: Iterable[_Request]) -> Iterator[S
 def _sound_of(config: ListeningConfig, request: _Request) -> Sound | str:
     if request.span is None:
         return "not stored as a file"
+    if _is_remote(request) and not config.is_probed:
+        return "no audio in the object store was read (--probe missing)"
     span = request.span._replace(location=_current(request.span.location, config))
     try:
         return read_sound(span)
     except (AudioError, StorageError, OSError) as error:
         detail = str(error).replace(str(config.directory), str(config.stored_in))[:_MAX_TEXT]
-        if not isinstance(error, AudioError) or not config.with_lhotse or request.row is None or span.extent:
+        if not isinstance(error, AudioError) or not config.is_probed or request.row is None or span.extent:
             return detail
     return _decoded_by_lhotse(request.row, span.location) or detail
 

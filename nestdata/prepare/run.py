@@ -365,7 +365,7 @@ def _write_rest(
             per_group=config.report_samples,
             directory=partial,
             stored_in=report.path,
-            with_lhotse=config.probe != "missing",
+            is_probed=config.probe != "missing",
         )
         languages = {name: stats.drawn_cuts.get(name, []) for name in report.hours_by_language}
         listening = collect_samples(options, addresses, languages, stats.drawn_rejects)

@@ -99,7 +99,7 @@ def test_durations_in_the_manifest_are_trusted_without_reading_audio(uploaded: s
     rows = [{"audio_filepath": f"{uploaded}/wavs/{name}", "duration": 0.25} for name in ("01.flac", "gone.flac")]
     manifest = write_jsonl(tmp_path / "m.json", rows)
     before = storage().stats.bytes_read
-    report = prepare_corpus([manifest], tmp_path / "speech.corpus", PrepareConfig(probe="missing", report_samples=0))
+    report = prepare_corpus([manifest], tmp_path / "speech.corpus", PrepareConfig(probe="missing"))
     assert (report.num_cuts, report.rejected, storage().stats.bytes_read) == (1, {"missing": 1}, before)
     assert len(Corpus.open(tmp_path / "speech.corpus").load(0)[1]) == 4000
 

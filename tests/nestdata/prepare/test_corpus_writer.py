@@ -375,8 +375,8 @@ def test_checksums_are_written_only_if_all_are_known(tmp_path: Path) -> None:
 def test_finishing_takes_at_most_16_bytes_per_cut_for_any_number_of_duplicates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_copies: int, num_shards: int
 ) -> None:
-    monkeypatch.setattr(records, "BLOCK", 100)
-    num_cuts = 9_000
+    monkeypatch.setattr(records, "BLOCK", 200)
+    num_cuts = 18_000
     with closing(CorpusWriter(tmp_path)) as writer:
         for first in range(0, num_cuts, 500):
             items = [Item(str(i % (num_cuts // num_copies)), 1 + i % 977) for i in range(first, first + 500)]
@@ -391,7 +391,8 @@ def test_finishing_takes_at_most_16_bytes_per_cut_for_any_number_of_duplicates(
             tracemalloc.stop()
     assert written is not None
     assert written.num_cuts == num_cuts // num_copies
-    assert peak < 16 * num_cuts + 60_000  # memory for blocks
+    # Memory for blocks, and up to 2,000 tuples that the interpreter keeps for later use.
+    assert peak < 16 * num_cuts + 80_000 + 160_000
 
 
 def test_files_are_closed_and_the_temporary_one_removed_if_the_disk_is_full(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from nestdata.prepare.inputs.fairseq import fairseq_folder, is_fairseq
 from nestdata.prepare.inputs.folder import AudioFolder, sorted_as_files
 from nestdata.prepare.inputs.parquet import parquet_folder
 from nestdata.storage import ObjectInfo
+from nestdata.storage.clients import import_obstore
 from tests.nestdata.prepare.inputs.reading import entries_of
 from tests.synthesis import write_jsonl
 
@@ -132,6 +133,7 @@ def test_a_url_given_as_a_path_is_an_error(tmp_path: Path) -> None:
 
 def test_a_url_without_the_extra_remote_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
+    import_obstore.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'nest-pretrain\[remote\]'"):
         prepare_corpus(["s3://bucket-without-extra/m.json"], tmp_path / "a.corpus")
     assert list(tmp_path.iterdir()) == []
