@@ -80,7 +80,7 @@ def probe_command(
         int | None, typer.Option(help="ctc, frames: maximum number of epochs. [default: ctc 30, frames 10]")
     ] = None,
     patience: Annotated[
-        int | None, typer.Option(help="ctc, frames: epochs without improvement. [default: ctc 10, frames 3]")
+        int | None, typer.Option(help="ctc, frames: epochs without improvement. [default: ctc 30, frames 3]")
     ] = None,
     probe_seeds: Annotated[str | None, typer.Option(help="ctc: seeds of the heads. [default: 0,1,2]")] = None,
     units: Annotated[

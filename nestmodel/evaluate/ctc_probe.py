@@ -3,7 +3,7 @@
 Source: SUPERB, arXiv:2105.01051: a frozen encoder, a learned weighted sum of its layers, a small head. The head is that
 of SUPERB's phoneme recognition, one linear map with CTC; its speech recognition has a BLSTM of two layers. Differs:
 characters instead of phonemes; each dimension of each layer is standardised; several labels per frame, because the
-frames are 80 ms instead of 20 ms long; the number of epochs is limited by held-out utterances.
+frames are 80 ms instead of 20 ms long; the epoch is selected by a part of the training utterances.
 
 Every contestant has the same texts, split, head, learning rates to choose from, and stopping rule. Features are
 computed once and cached on disk. Heads are trained on the CPU.

@@ -38,8 +38,9 @@ class CtcProbeConfig:
     max_epochs: int = 30
     """Maximum number of passes over the training utterances. The learning rate falls linearly to 0 over them."""
 
-    patience: int = 10
-    """Training ends when the held-out error rate has not improved for this number of epochs."""
+    patience: int = 30
+    """Training ends when the held-out error rate has not improved for this number of epochs. By default, it does not
+    end early: the error rate often falls only when the learning rate is low."""
 
     probe_seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the heads: initial weights and order of the utterances. The first one selects the learning rates."""

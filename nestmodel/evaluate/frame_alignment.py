@@ -25,7 +25,7 @@ from nestmodel.evaluate.transcripts import SpeechUtterance, split_training
 
 LABELS_PER_FRAME = 2
 LEARNING_RATE = 0.02
-RULE = StoppingRule(max_epochs=30, patience=10)
+RULE = StoppingRule(max_epochs=30, patience=30)
 
 
 class AlignedUnits(NamedTuple):
