@@ -2,9 +2,10 @@
 
 The alignment is that of three CTC heads, one for each contestant, whose probabilities are averaged: no contestant is
 scored against an alignment of its own. CTC writes a character at one frame and blanks around it; a frame with a blank
-gets the nearest character.
+gets the nearest character. If an encoder frame has two characters, it gets the first one.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -100,8 +101,8 @@ def _align_side(
             detail = f"{one.text!r} has too many characters for its frames, or characters outside the alphabet"
             side.rejects.add(RejectedUtterance("", one.cut_id, "not_aligned", detail))
             continue
-        probabilities = [heads[name](caches[name].read(one.row)).exp() for name in CONTESTANTS]
-        average = torch.stack(probabilities).mean(dim=0).log()
+        log_probs = torch.stack([heads[name](caches[name].read(one.row)) for name in CONTESTANTS])
+        average = log_probs.logsumexp(dim=0) - math.log(len(CONTESTANTS))
         found[one.row] = majority(align(average, alphabet.encode(one.text)), LABELS_PER_FRAME)
     return found
 
