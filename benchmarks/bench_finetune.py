@@ -133,7 +133,7 @@ A rate of 100 % of which all are deletions is that of a recogniser that writes n
 
 def read_texts(directory: Path) -> tuple[list[str], list[str]]:
     """Returns the transcripts of the test utterances and what was recognised."""
-    lines = [json.loads(line) for line in (directory / "test.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (directory / "test.jsonl").read_text(encoding="utf-8").splitlines()]
     return [line["text"] for line in lines], [line["recognised"] for line in lines]
 
 
