@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nestmodel.evaluate.contestants import CONTESTANTS, Contestant
-from nestmodel.evaluate.ctc_head import CtcHead, StoppingRule, fit_head, num_label_frames_needed
+from nestmodel.evaluate.ctc_head import CtcHead, StoppingRule, fit_head, fits
 from nestmodel.evaluate.feature_cache import FeatureCache
 from nestmodel.evaluate.frame_units import majority
 from nestmodel.evaluate.rejects import RejectedUtterance
@@ -53,10 +53,12 @@ def aligned_units(
         seed: Determines the split and the heads.
     """
     all_training = set.intersection(*(one.training.rows for one in caches.values()))
-    fits = [one for one in training.utterances if one.row in all_training and _fits(one, caches["trained"].training)]
-    alphabet = Alphabet.of_texts(one.text for one in fits)
-    rows = split_training(fits, held_out, seed)
-    texts = {one.row: one.text for one in fits}
+    writable = [
+        one for one in training.utterances if one.row in all_training and _fits(one, caches["trained"].training)
+    ]
+    alphabet = Alphabet.of_texts(one.text for one in writable)
+    rows = split_training(writable, held_out, seed)
+    texts = {one.row: one.text for one in writable}
     heads = {
         name: fit_head(
             caches[name].training,
@@ -108,4 +110,4 @@ def _align_side(
 
 
 def _fits(utterance: SpeechUtterance, cache: FeatureCache) -> bool:
-    return num_label_frames_needed(utterance.text) <= cache.num_frames(utterance.row) * LABELS_PER_FRAME
+    return fits(utterance.text, cache.num_frames(utterance.row) * LABELS_PER_FRAME)
