@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_learning import SETTINGS, environment
+from kept_settings import keep_settings
 from peer import run_peer
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -39,6 +40,8 @@ def main() -> int:
     arguments = _arguments()
     output = arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
+    kept = ("train", "test", "speech", "noise", "overrides", "probe_options", "quick")
+    keep_settings(output, {name: str(getattr(arguments, name)) for name in kept})
     for side in ("train", "test"):
         _write_manifest(getattr(arguments, side), output / f"{side}.json", arguments.quick and QUICK_UTTERANCES[side])
     given = dict(one.split("=", 1) for one in arguments.model)
@@ -199,6 +202,13 @@ def _figures(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _is_below(differences: list[dict[str, Any]]) -> bool:
+    """Returns whether the intervals of all differences lie below 0, those of all seeds together and those of each."""
+    return all(
+        estimate["high"] < 0 for one in differences for estimate in (one["characters"], *one["characters_by_seed"])
+    )
+
+
 def _shown(estimate: dict[str, float], name: str = "value") -> str:
     return f"{100 * estimate[name]:.1f} ({100 * estimate['low']:.1f} to {100 * estimate['high']:.1f})"
 
@@ -212,9 +222,7 @@ def _report(
     orders = {purpose: _order(output, purpose, letters) for purpose in ("pretraining", "scoring")}
     drawn = "; ".join(f"{purpose}: {', '.join(letters[one] for one in order)}" for purpose, order in orders.items())
     seconds = ", ".join(f"{name}: {one['seconds']} s" for name, one in found.items())
-    below = [
-        name for name, one in found.items() if all(each["characters"]["high"] < 0 for each in one["ctc"]["differences"])
-    ]
+    below = [name for name, one in found.items() if _is_below(one["ctc"]["differences"])]
     return f"""# Content probe
 
 Made by `benchmarks/bench_content.py`{" --quick" if arguments.quick else ""} on {os.cpu_count()} CPU cores \
@@ -227,7 +235,8 @@ out, {probe["num_test"]} test utterances. Heads: seeds {config["probe_seeds"]}, 
 Models had letters instead of names until the figures were written (SHA-256 of figures.md: `{digest}`). Drawn orders:
 {drawn}. Time of the content probe, features included: {seconds}.
 
-Trained below both baselines by more than the interval of the difference: {", ".join(below) or "none"}.
+Trained below both baselines by more than the interval of the difference, with all seeds together and with each one:
+{", ".join(below) or "none"}.
 
 {_figures(found)}
 The units of the frames are the characters of a forced alignment. Alphabet: `{probe["alphabet"]}`.

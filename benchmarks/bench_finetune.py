@@ -4,7 +4,8 @@
 
 ENCODER is what `nestmodel export --to huggingface` wrote. Every run is one call of examples/finetune_ctc/finetune.py
 with the same settings; the script draws their order, and gives them numbers instead of names until all are scored, so
-that nobody can watch one side and favour it. If OUTPUT holds runs of an earlier call, only the missing ones are made.
+that nobody can watch one side and favour it. If OUTPUT holds runs of an earlier call with the same settings, only the
+missing ones are made.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kept_settings import keep_settings
 from peer import run_peer
 
 from nestmodel import Estimate, count_errors, error_rate, error_reduction
@@ -57,6 +59,8 @@ def main() -> int:
     if arguments.quick:
         arguments.settings, arguments.seeds = QUICK, 1
     arguments.output.mkdir(parents=True, exist_ok=True)
+    kept = {name: str(getattr(arguments, name)) for name in ("encoder", "train", "test", "seeds", "settings")}
+    keep_settings(arguments.output, kept)
     runs = draw_order(arguments.output / "order.json", arguments.seeds)
     with ThreadPoolExecutor(arguments.at_once) as pool:
         list(pool.map(lambda number: make_run(arguments, number, runs), range(len(runs))))

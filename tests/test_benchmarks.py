@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kept_settings import keep_settings
 from benchmarks.peer import run_peer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -63,3 +64,10 @@ def test_benchmarks_start_processes_through_run_peer_only(path: Path) -> None:
         for alias in node.names
     }
     assert ("subprocess" in imported) == (path.name in STARTS_PROCESSES)
+
+
+def test_a_benchmark_goes_on_with_the_settings_of_its_first_call_only(tmp_path: Path) -> None:
+    keep_settings(tmp_path, {"steps": 4, "quick": True})
+    keep_settings(tmp_path, {"steps": 4, "quick": True})
+    with pytest.raises(SystemExit, match=r"settings\.json: steps was 4 and is 5\. Give the same settings, or another"):
+        keep_settings(tmp_path, {"steps": 5, "quick": True})

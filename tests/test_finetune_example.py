@@ -103,6 +103,7 @@ def test_the_way_from_pretraining_to_the_text_of_a_wav(finetune: ModuleType, tmp
     results = finetune.main(command)
     assert results == json.loads((output / "results.json").read_text())
     assert (results["num_train"], results["num_left_out"], results["num_test"]) == (2, 0, 2)
+    assert results["num_test_in_train"] == 2
     assert (results["characters"]["rate"], results["words"]["num_reference"]) == (0.0, 11)
     lines = [json.loads(line) for line in (output / "test.jsonl").read_text().splitlines()]
     assert {Path(line["id"]).stem: line["recognised"] for line in lines} == TEXTS

@@ -55,6 +55,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     test = prepare(args.test, args.output / "test.corpus", extractor.sampling_rate, None)  # all of it is scored
     if not labelled(test):
         raise SystemExit(f"{args.test}: no utterance has a transcript to score against.")
+    num_shared = len(audio_spans(train) & audio_spans(test))
+    if num_shared:
+        print(f"warning: {num_shared} test utterances are also in {args.train}: error rates on them are too low")
 
     drawn = draw_labelled(train, args.labels, args.seed)
     tokenizer = train_tokenizer([transcript(train, row) for row in drawn], args.vocabulary)
@@ -76,7 +79,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     lines = recognise(model, processor, test, args.batch_seconds)
     written = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (args.output / "test.jsonl").write_text(written, encoding="utf-8")
-    results = {"num_train": len(rows), "num_left_out": len(drawn) - len(rows), **score(lines)}
+    sizes = {"num_train": len(rows), "num_left_out": len(drawn) - len(rows), "num_test_in_train": num_shared}
+    results = {**sizes, **score(lines)}
     (args.output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     for unit in ("characters", "words"):
         rate = results[unit]
@@ -90,6 +94,12 @@ def prepare(manifest: Path, directory: Path, sampling_rate: int, max_seconds: fl
     report = prepare_corpus([manifest], directory, config, overwrite=True)
     print(f"{manifest}: {report.num_cuts} utterances, {report.hours:.2f} h, rejected: {report.rejected or 'none'}")
     return Corpus.open(directory)
+
+
+def audio_spans(corpus: Corpus) -> set[tuple[str, float]]:
+    """Returns the file and the first second of each cut."""
+    cuts = map(corpus.line, range(len(corpus)))
+    return {(cut["recording"]["sources"][0]["source"], cut["start"]) for cut in cuts}
 
 
 def transcript(corpus: Corpus, row: int) -> str:
