@@ -8,8 +8,7 @@ The first form scores given models. The second form pretrains the demo preset fi
 without its texts, once for each number of minutes. Models get letters in a drawn order, and are pretrained and scored
 in drawn orders. The commands and their output name letters only. The figures of all letters are written to figures.md,
 whose SHA-256 is printed, before the letters are resolved to names in the results. A run that was interrupted goes on
-where it ended, if it is called with the same arguments. `--quick` checks that everything runs, with a few utterances
-and steps.
+where it ended. `--quick` checks that everything runs, with a few utterances and steps.
 """
 
 import argparse
@@ -27,6 +26,7 @@ from typing import Any
 
 from bench_learning import SETTINGS, environment
 from blind import draw_once
+from kept_settings import keep_settings
 from peer import run_peer
 
 from nestmodel import Estimate
@@ -43,12 +43,14 @@ def main() -> int:
     arguments = _arguments()
     output = arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
+    kept = ("train", "test", "speech", "noise", "overrides", "probe_options", "quick")
+    keep_settings(output, {name: str(getattr(arguments, name)) for name in kept})
     for side in ("train", "test"):
         _write_manifest(getattr(arguments, side), output / f"{side}.json", arguments.quick and QUICK_UTTERANCES[side])
     given = dict(one.split("=", 1) for one in arguments.model)
     minutes = [] if given else [int(number) for number in arguments.minutes.split(",")]
     names = [*given, *(f"{number} minutes" for number in minutes)]
-    letters = _draw_letters(arguments, output, names)
+    letters = _draw_letters(output, names)
     if minutes:
         _prepare(arguments, output)
     for letter in _order(output, "pretraining", letters):
@@ -98,10 +100,13 @@ def _write_manifest(source: Path, target: Path, limit: int) -> None:
     target.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
-def _draw_letters(arguments: argparse.Namespace, output: Path, names: list[str]) -> dict[str, str]:
-    """Returns the names by letter, from names.json if there was an earlier run with the same arguments."""
-    settings = {name: value for name, value in vars(arguments).items() if name not in ("output", "results")}
-    return dict(zip(LETTERS, draw_once(output / "names.json", names, settings), strict=False))
+def _draw_letters(output: Path, names: list[str]) -> dict[str, str]:
+    """Returns the names by letter, from names.json if there was an earlier run of the same models."""
+    path = output / "names.json"
+    letters = dict(zip(LETTERS, draw_once(path, names), strict=False))
+    if sorted(letters.values()) != sorted(names):
+        raise SystemExit(f"{path}: belongs to other models. Give another output folder.")
+    return letters
 
 
 def _order(output: Path, purpose: str, letters: dict[str, str]) -> list[str]:
@@ -196,6 +201,13 @@ def _figures(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _is_below(differences: list[dict[str, Any]]) -> bool:
+    """Returns whether the intervals of all differences lie below 0, those of all seeds together and those of each."""
+    return all(
+        estimate["high"] < 0 for one in differences for estimate in (one["characters"], *one["characters_by_seed"])
+    )
+
+
 def _shown(estimate: dict[str, float], name: str = "value") -> str:
     return percent(Estimate(estimate[name], estimate["low"], estimate["high"]))
 
@@ -209,9 +221,7 @@ def _report(
     orders = {purpose: _order(output, purpose, letters) for purpose in ("pretraining", "scoring")}
     drawn = "; ".join(f"{purpose}: {', '.join(letters[one] for one in order)}" for purpose, order in orders.items())
     seconds = ", ".join(f"{name}: {one['seconds']} s" for name, one in found.items())
-    below = [
-        name for name, one in found.items() if all(each["characters"]["high"] < 0 for each in one["ctc"]["differences"])
-    ]
+    below = [name for name, one in found.items() if _is_below(one["ctc"]["differences"])]
     return f"""# Content probe
 
 Made by `benchmarks/bench_content.py`{" --quick" if arguments.quick else ""} on {os.cpu_count()} CPU cores \
@@ -224,7 +234,8 @@ out, {probe["num_test"]} test utterances. Heads: seeds {config["probe_seeds"]}, 
 Models had letters instead of names until the figures were written (SHA-256 of figures.md: `{digest}`). Drawn orders:
 {drawn}. Time of the content probe, features included: {seconds}.
 
-Trained below both baselines by more than the interval of the difference: {", ".join(below) or "none"}.
+Trained below both baselines by more than the interval of the difference, with all seeds together and with each one:
+{", ".join(below) or "none"}.
 
 {_figures(found)}
 The units of the frames are the characters of a forced alignment. Alphabet: `{probe["alphabet"]}`.

@@ -4,7 +4,7 @@
 
 ENCODER is what `nestmodel export --to huggingface` wrote. Every run is one call of examples/finetune_ctc/finetune.py
 with the same settings; the script draws their order, and gives them numbers instead of names until all are scored, so
-that nobody can watch one side and favour it. If OUTPUT holds runs of an earlier call with the same arguments, only the
+that nobody can watch one side and favour it. If OUTPUT holds runs of an earlier call with the same settings, only the
 missing ones are made.
 """
 
@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from blind import draw_once
+from kept_settings import keep_settings
 from peer import run_peer
 
-from nestmodel import ErrorRate, Estimate, count_errors, error_rate, error_reduction
+from nestmodel import count_errors, error_rate, error_reduction
 from nestmodel.evaluate.error_rates import percent
 
 FINETUNE = Path(__file__).parents[1] / "examples" / "finetune_ctc" / "finetune.py"
@@ -59,7 +60,9 @@ def main() -> int:
     if arguments.quick:
         arguments.settings, arguments.seeds = QUICK, 1
     arguments.output.mkdir(parents=True, exist_ok=True)
-    runs = draw_order(arguments)
+    kept = {name: str(getattr(arguments, name)) for name in ("encoder", "train", "test", "seeds", "settings")}
+    keep_settings(arguments.output, kept)
+    runs = draw_order(arguments.output / "order.json", arguments.seeds)
     with ThreadPoolExecutor(arguments.at_once) as pool:
         list(pool.map(lambda number: make_run(arguments, number, runs), range(len(runs))))
     arguments.results.write_text(report(arguments, runs))
@@ -67,11 +70,10 @@ def main() -> int:
     return 0
 
 
-def draw_order(arguments: argparse.Namespace) -> list[Run]:
+def draw_order(path: Path, num_seeds: int) -> list[Run]:
     """Returns the runs in the order of their directories, which is drawn once and kept in a file."""
-    runs = [Run(start, share, seed) for start in STARTS for share in SHARES for seed in range(arguments.seeds)]
-    settings = {name: getattr(arguments, name) for name in ("encoder", "train", "test", "settings")}
-    return [Run(*run) for run in draw_once(arguments.output / "order.json", runs, settings)]
+    runs = [Run(start, share, seed) for start in STARTS for share in SHARES for seed in range(num_seeds)]
+    return [Run(*run) for run in draw_once(path, runs)]
 
 
 def make_run(arguments: argparse.Namespace, number: int, runs: list[Run]) -> None:
@@ -133,7 +135,7 @@ A rate of 100 % of which all are deletions is that of a recogniser that writes n
 
 def read_texts(directory: Path) -> tuple[list[str], list[str]]:
     """Returns the transcripts of the test utterances and what was recognised."""
-    lines = [json.loads(line) for line in (directory / "test.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (directory / "test.jsonl").read_text(encoding="utf-8").splitlines()]
     return [line["text"] for line in lines], [line["recognised"] for line in lines]
 
 
@@ -150,9 +152,8 @@ def table(texts: dict[Run, tuple[list[str], list[str]]], share: str, unit: Any, 
     for name, pair in {**pairs, "all": sums}.items():
         rates = [error_rate(pair[start]) for start in STARTS]
         reduction = error_reduction(pair["pretrained"], pair["from scratch"])
-        cells: list[ErrorRate | Estimate] = [*rates, reduction]
         kinds = [f"{rate.insertions} / {rate.deletions} / {rate.substitutions}" for rate in rates]
-        rows.append(f"| {name} | {' | '.join(map(percent, cells))} | {' | '.join(kinds)} |")
+        rows.append(f"| {name} | {' | '.join(map(percent, (*rates, reduction)))} | {' | '.join(kinds)} |")
     lines = "\n".join(rows)
     return f"""## Errors in {unit}, labels: {share}
 

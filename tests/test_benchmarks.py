@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.blind import draw_once
+from benchmarks.kept_settings import keep_settings
 from benchmarks.peer import run_peer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -66,17 +67,15 @@ def test_benchmarks_start_processes_through_run_peer_only(path: Path) -> None:
     assert ("subprocess" in imported) == (path.name in STARTS_PROCESSES)
 
 
+def test_a_benchmark_goes_on_with_the_settings_of_its_first_call_only(tmp_path: Path) -> None:
+    keep_settings(tmp_path, {"steps": 4, "quick": True})
+    keep_settings(tmp_path, {"steps": 4, "quick": True})
+    with pytest.raises(SystemExit, match=r"settings\.json: steps was 4 and is 5\. Give the same settings, or another"):
+        keep_settings(tmp_path, {"steps": 5, "quick": True})
+
+
 def test_a_drawn_order_is_kept_for_a_run_that_goes_on(tmp_path: Path) -> None:
-    items = [("pretrained", seed) for seed in range(20)]
-    drawn = draw_once(tmp_path / "order.json", items, {"model": Path("encoder")})
-    assert sorted(map(tuple, drawn)) == items
-    assert draw_once(tmp_path / "order.json", items, {"model": Path("encoder")}) == drawn
-
-
-@pytest.mark.parametrize(("items", "settings"), [(["a", "b"], {"quick": True}), (["a", "c"], {"quick": False})])
-def test_results_of_another_draw_are_not_mixed_with_new_ones(
-    items: list[str], settings: dict[str, bool], tmp_path: Path
-) -> None:
-    draw_once(tmp_path / "order.json", ["a", "b"], {"quick": False})
-    with pytest.raises(SystemExit, match="other settings"):
-        draw_once(tmp_path / "order.json", items, settings)
+    items = [["pretrained", seed] for seed in range(20)]
+    drawn = draw_once(tmp_path / "order.json", items)
+    assert sorted(drawn) == items
+    assert draw_once(tmp_path / "order.json", items) == drawn

@@ -1,6 +1,7 @@
 """Runs examples/finetune_ctc on the demo corpus: from pretraining to the text of a WAV."""
 
 import json
+import math
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -57,14 +58,15 @@ def pretrain_and_export(corpus: Path, directory: Path) -> Path:
     return directory / "encoder"
 
 
-def build_model(finetune: ModuleType, directory: Path, *, from_scratch: bool = False) -> Any:
+def build_model(finetune: ModuleType, directory: Path, *, from_scratch: bool = False) -> tuple[Any, Any]:
+    """Returns a tiny model, whose encoder is written to `directory`, and its processor."""
     from transformers import ParakeetFeatureExtractor, ParakeetProcessor
 
     config = tiny_config()
     write_huggingface(directory, config, NestNetwork(config).state_dict())
     extractor = ParakeetFeatureExtractor.from_pretrained(directory)
     processor = ParakeetProcessor(extractor, finetune.train_tokenizer(["a b"], 1), decoder_type="ctc")
-    return finetune.build_model(directory, processor, from_scratch=from_scratch)
+    return finetune.build_model(directory, processor, from_scratch=from_scratch), processor
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -96,6 +98,7 @@ def test_the_way_from_pretraining_to_the_text_of_a_wav(finetune: ModuleType, dem
     results = finetune.main(command)
     assert results == json.loads((output / "results.json").read_text())
     assert (results["num_train"], results["num_left_out"], results["num_test"]) == (2, 0, 2)
+    assert results["num_test_in_train"] == 2
     assert (results["characters"]["rate"], results["words"]["num_reference"]) == (0.0, 11)
     lines = [json.loads(line) for line in (output / "test.jsonl").read_text().splitlines()]
     assert {Path(line["id"]).stem: line["recognised"] for line in lines} == TEXTS
@@ -112,7 +115,7 @@ def test_the_way_from_pretraining_to_the_text_of_a_wav(finetune: ModuleType, dem
 
 
 def test_only_the_head_learns_in_the_first_steps(finetune: ModuleType, tmp_path: Path) -> None:
-    model = build_model(finetune, tmp_path)
+    model, _ = build_model(finetune, tmp_path)
     freeze = finetune.FreezeEncoder(3)
     for step, learns in ((2, {"ctc_head"}), (3, {"ctc_head", "encoder"})):
         freeze.on_step_begin(None, SimpleNamespace(global_step=step), None, model=model)
@@ -147,14 +150,46 @@ def test_an_utterance_fits_if_there_is_a_frame_for_each_token_and_for_blanks_bet
     text = finetune.transcript(demo, row)
     num_needed = len(text) + 1 + sum(first == second for first, second in pairwise(text))
     assert num_needed > len(text) + 1  # the space before the first word is a token
-    samples_per_frame = demo.num_samples_of(row) // num_needed
-    assert finetune.fits(demo, row, tokenizer, samples_per_frame)
-    assert not finetune.fits(demo, row, tokenizer, demo.num_samples_of(row) // (num_needed - 1))
+    num_samples = demo.num_samples_of(row)
+    enough, too_few = (math.ceil(num_samples / num_frames) for num_frames in (num_needed, num_needed - 1))
+    assert math.ceil(num_samples / enough) == num_needed > num_samples // enough  # the last frame is not full
+    assert finetune.fits(demo, row, tokenizer, hop_length=1, factor=enough)
+    assert not finetune.fits(demo, row, tokenizer, hop_length=1, factor=too_few)
+
+
+def test_the_frames_that_an_utterance_needs_are_those_of_the_model(
+    finetune: ModuleType, demo: Corpus, tmp_path: Path
+) -> None:
+    model, processor = build_model(finetune, tmp_path)
+    for row in range(0, len(demo), 8):
+        num_frames = model.generate(**finetune.load_features(demo, [row], processor)).shape[1]
+        for num_tokens in (num_frames, num_frames + 1):
+            tokens = SimpleNamespace(input_ids=list(range(num_tokens)))  # all different
+            assert finetune.fits(demo, row, lambda _, found=tokens: found, 160, 8) == (num_tokens <= num_frames)
+
+
+def test_utterances_that_are_longer_than_a_batch_are_recognised(
+    finetune: ModuleType, demo: Corpus, tmp_path: Path
+) -> None:
+    model, processor = build_model(finetune, tmp_path)
+    lines = finetune.recognise(model, processor, demo, 1.0)
+    assert [line["id"] for line in lines] == [demo.line(row)["id"] for row in range(len(demo))]
+
+
+def test_a_test_manifest_without_transcripts_is_an_error_before_the_training(
+    finetune: ModuleType, tmp_path: Path
+) -> None:
+    build_model(finetune, tmp_path)
+    manifest = write_transcribed(tmp_path)
+    line = json.loads(manifest.read_text().splitlines()[0])
+    (tmp_path / "mute.json").write_text(json.dumps({"audio_filepath": line["audio_filepath"]}) + "\n")
+    with pytest.raises(SystemExit, match=r"mute\.json: no utterance has a transcript to score against"):
+        finetune.main([*map(str, (tmp_path, manifest, tmp_path / "mute.json")), "-o", str(tmp_path / "recogniser")])
 
 
 def test_from_scratch_keeps_the_architecture_and_draws_new_weights(finetune: ModuleType, tmp_path: Path) -> None:
-    trained = build_model(finetune, tmp_path).encoder.state_dict()
-    new = build_model(finetune, tmp_path, from_scratch=True).encoder.state_dict()
+    trained = build_model(finetune, tmp_path)[0].encoder.state_dict()
+    new = build_model(finetune, tmp_path, from_scratch=True)[0].encoder.state_dict()
     exported = weights(tmp_path)
     assert exported.keys() == trained.keys() == new.keys()
     assert all(torch.equal(value, exported[name]) for name, value in trained.items())

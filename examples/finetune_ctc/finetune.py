@@ -12,6 +12,7 @@ checkpoints and resuming are those of transformers, the tokeniser is that of tok
 
 import argparse
 import json
+import math
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -51,15 +52,22 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     torch.manual_seed(args.seed)
     extractor = ParakeetFeatureExtractor.from_pretrained(args.encoder)
     train = prepare(args.train, args.output / "train.corpus", extractor.sampling_rate, args.batch_seconds)
-    test = prepare(args.test, args.output / "test.corpus", extractor.sampling_rate, args.batch_seconds)
+    test = prepare(args.test, args.output / "test.corpus", extractor.sampling_rate, None)  # all of it is scored
+    if not labelled(test):
+        raise SystemExit(f"{args.test}: no utterance has a transcript to score against.")
+    num_shared = len(audio_spans(train) & audio_spans(test))
+    if num_shared:
+        print(f"warning: {num_shared} test utterances are also in {args.train}: error rates on them are too low")
 
     drawn = draw_labelled(train, args.labels, args.seed)
     tokenizer = train_tokenizer([transcript(train, row) for row in drawn], args.vocabulary)
     processor = ParakeetProcessor(extractor, tokenizer, decoder_type="ctc")
     model = build_model(args.encoder, processor, from_scratch=args.from_scratch)
-    samples_per_frame = extractor.hop_length * model.config.encoder_config.subsampling_factor
-    model.config.inputs_to_logits_ratio = samples_per_frame  # the pipeline of transformers cuts long audio by it
-    rows = [row for row in drawn if fits(train, row, tokenizer, samples_per_frame)]
+    factor = model.config.encoder_config.subsampling_factor
+    model.config.inputs_to_logits_ratio = (
+        extractor.hop_length * factor
+    )  # for long audio in the pipeline of transformers
+    rows = [row for row in drawn if fits(train, row, tokenizer, extractor.hop_length, factor)]
     print(f"training on {len(rows)} utterances; {len(drawn) - len(rows)} have more tokens than frames and are left out")
     if not rows:
         raise SystemExit(f"{args.train}: no utterance is left to train on. Give transcripts, or a larger --vocabulary.")
@@ -69,8 +77,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     processor.save_pretrained(args.output)
 
     lines = recognise(model, processor, test, args.batch_seconds)
-    (args.output / "test.jsonl").write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    results = {"num_train": len(rows), "num_left_out": len(drawn) - len(rows), **score(lines)}
+    written = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    (args.output / "test.jsonl").write_text(written, encoding="utf-8")
+    sizes = {"num_train": len(rows), "num_left_out": len(drawn) - len(rows), "num_test_in_train": num_shared}
+    results = {**sizes, **score(lines)}
     (args.output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     for unit in ("characters", "words"):
         rate = results[unit]
@@ -78,7 +88,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     return results
 
 
-def prepare(manifest: Path, directory: Path, sampling_rate: int, max_seconds: float) -> Corpus:
+def prepare(manifest: Path, directory: Path, sampling_rate: int, max_seconds: float | None) -> Corpus:
     """Prepares a manifest and opens the corpus. Rejects are listed in `directory`, with the reasons."""
     config = PrepareConfig(sampling_rate=sampling_rate, max_seconds=max_seconds)
     report = prepare_corpus([manifest], directory, config, overwrite=True)
@@ -86,16 +96,26 @@ def prepare(manifest: Path, directory: Path, sampling_rate: int, max_seconds: fl
     return Corpus.open(directory)
 
 
+def audio_spans(corpus: Corpus) -> set[tuple[str, float]]:
+    """Returns the file and the first second of each cut."""
+    cuts = map(corpus.line, range(len(corpus)))
+    return {(cut["recording"]["sources"][0]["source"], cut["start"]) for cut in cuts}
+
+
 def transcript(corpus: Corpus, row: int) -> str:
     """Returns the normalised transcript of a cut; an empty string if it has none."""
     return normalise_text(" ".join(one.get("text") or "" for one in corpus.line(row)["supervisions"]))
 
 
+def labelled(corpus: Corpus) -> list[int]:
+    """Returns the indices of the cuts that have a transcript."""
+    return [row for row in range(len(corpus)) if transcript(corpus, row)]
+
+
 def draw_labelled(corpus: Corpus, share: float, seed: int) -> list[int]:
     """Draws a share of the cuts that have a transcript, by a key of their id: a small draw is part of a larger one."""
-    labelled = [row for row in range(len(corpus)) if transcript(corpus, row)]
-    drawn = sorted(labelled, key=lambda row: derive_key(seed, f"labels/{corpus.line(row)['id']}"))
-    return sorted(drawn[: round(share * len(labelled))])
+    drawn = sorted(labelled(corpus), key=lambda row: derive_key(seed, f"labels/{corpus.line(row)['id']}"))
+    return sorted(drawn[: round(share * len(drawn))])
 
 
 def train_tokenizer(texts: list[str], vocabulary: int) -> ParakeetTokenizer:
@@ -127,11 +147,14 @@ def build_model(encoder: Path, processor: ParakeetProcessor, *, from_scratch: bo
     return model
 
 
-def fits(corpus: Corpus, row: int, tokenizer: ParakeetTokenizer, samples_per_frame: int) -> bool:
-    """Returns whether CTC can align a cut: it needs a frame for each token, and a blank between two equal tokens."""
+def fits(corpus: Corpus, row: int, tokenizer: ParakeetTokenizer, hop_length: int, factor: int) -> bool:
+    """Returns whether CTC can align a cut: it needs a frame for each token, and a blank between two equal tokens.
+
+    The encoder writes a frame for every `factor` mel frames of `hop_length` samples, and for the rest of them.
+    """
     tokens = tokenizer(transcript(corpus, row)).input_ids
     num_needed = len(tokens) + sum(first == second for first, second in pairwise(tokens))
-    return num_needed <= corpus.num_samples_of(row) // samples_per_frame
+    return num_needed <= math.ceil(corpus.num_samples_of(row) // hop_length / factor)
 
 
 class TrainingBatches(torch.utils.data.Dataset):
@@ -152,9 +175,7 @@ class TrainingBatches(torch.utils.data.Dataset):
         rows = self.rows[self.plan.indices(step, 0)].tolist()
         batch = load_features(self.corpus, rows, self.processor)
         feats = batch["input_features"].transpose(1, 2)[:, None]  # (batch, 1, mels, frames): masks for each utterance
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # the masks depend on the step alone, so that a resumed run has them too
+        with torch.random.fork_rng(devices=[]):  # a resumed run draws the same masks: they depend on the step alone
             torch.manual_seed(derive_key(self.plan.config.seed, "masks", step))
             batch["input_features"] = self.augment(feats)[:, 0].transpose(1, 2)
         texts = [transcript(self.corpus, row) for row in rows]
@@ -169,7 +190,10 @@ def load_features(corpus: Corpus, rows: list[int], processor: ParakeetProcessor)
 
 
 class FreezeEncoder(TrainerCallback):
-    """Keeps the encoder's weights as they are for the first steps, while the new head learns."""
+    """Keeps the encoder's weights as they are for the first steps, while the new head learns.
+
+    The running statistics of batch norm adapt to the new audio from the first step.
+    """
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -221,13 +245,14 @@ def training_arguments(args: argparse.Namespace) -> TrainingArguments:
 def recognise(
     model: ParakeetForCTC, processor: ParakeetProcessor, corpus: Corpus, batch_seconds: float
 ) -> list[dict[str, str]]:
-    """Recognises all cuts that have a transcript, with the most likely token of each frame."""
-    rows = [row for row in range(len(corpus)) if transcript(corpus, row)]
-    plan = BatchPlan(
-        corpus.num_samples[rows],
-        corpus.sampling_rate,
-        PlanConfig(max_batch_seconds=batch_seconds, microbatches_per_step=1),
-    )
+    """Recognises all cuts that have a transcript, with the most likely token of each frame.
+
+    Batches have at most `batch_seconds` of audio, or a single cut that is longer.
+    """
+    rows = labelled(corpus)
+    longest = max(corpus.num_samples_of(row) for row in rows) / corpus.sampling_rate
+    settings = PlanConfig(max_batch_seconds=max(batch_seconds, longest), microbatches_per_step=1)
+    plan = BatchPlan(corpus.num_samples[rows], corpus.sampling_rate, settings)
     model.eval()
     lines = {}
     for step in range(plan.steps_per_epoch):
@@ -266,7 +291,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--batch-seconds",
         type=float,
         default=60.0,
-        help="largest duration of a batch, in seconds; longer cuts are rejected",
+        help="largest duration of a batch, in seconds; longer cuts of the training manifest are rejected",
     )
     add("--lr", type=float, default=1e-3, help="largest learning rate")
     add("--warmup-steps", type=int, default=100, help="steps until the largest learning rate")

@@ -54,9 +54,6 @@ class TrainedHead:
     error_rate: float
     """Character error rate of the held-out utterances after the best epoch."""
 
-    loss: float
-    """Mean CTC loss of the training utterances during the best epoch, in nats per character."""
-
     best_epoch: int
     """Number of the best epoch, from 1."""
 
@@ -140,11 +137,10 @@ def fit_head(
     total_steps = rule.max_epochs * math.ceil(len(training) / UTTERANCES_PER_STEP)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_steps)
     references = [texts[row] for row in held_out]
-    best = _Best(float("inf"), float("nan"), 0, {})
+    best = _Best(float("inf"), 0, {})
     num_steps = epoch = 0
     while epoch < rule.max_epochs and epoch - best.epoch < rule.patience:
         epoch += 1
-        total_loss = num_characters = 0.0
         for batch in _shuffled_batches(cache, training, seed, epoch):
             loss, length = _ctc_loss(head, cache, [alphabet.encode(texts[row]) for row in batch], batch)
             optimizer.zero_grad()
@@ -152,18 +148,17 @@ def fit_head(
             nn.utils.clip_grad_norm_(head.parameters(), MAX_GRADIENT_NORM)
             optimizer.step()
             schedule.step()
-            num_steps, total_loss, num_characters = num_steps + 1, total_loss + loss.item(), num_characters + length
+            num_steps += 1
         counts = count_errors(references, transcribe(head, cache, alphabet, held_out), "characters")
         rate = float(counts.errors.sum() / counts.num_reference.sum())
         if rate < best.error_rate:
             state = {name: values.clone() for name, values in head.state_dict().items()}
-            best = _Best(rate, total_loss / num_characters, epoch, state)
+            best = _Best(rate, epoch, state)
     head.load_state_dict(best.state)
     return TrainedHead(
         head=head.eval(),
         learning_rate=learning_rate,
         error_rate=best.error_rate,
-        loss=best.loss,
         best_epoch=best.epoch,
         num_epochs=epoch,
         num_steps=num_steps,
@@ -176,15 +171,14 @@ def transcribe(head: CtcHead, cache: FeatureCache, alphabet: Alphabet, rows: Seq
     return [alphabet.decode(head(cache.read(row)).argmax(dim=1).tolist()) for row in rows]
 
 
-def num_label_frames_needed(text: str) -> int:
-    """Returns the lowest number of label frames from which CTC can write a text: repeats need a blank between them."""
-    return len(text) + sum(one == other for one, other in pairwise(text))
+def fits(text: str, num_label_frames: int) -> bool:
+    """Returns whether CTC can write a text: it needs a label frame for each character, and a blank between repeats."""
+    return len(text) + sum(one == other for one, other in pairwise(text)) <= num_label_frames
 
 
 @dataclass(frozen=True, slots=True)
 class _Best:
     error_rate: float
-    loss: float
     epoch: int
     state: dict[str, Tensor]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from nestdata import Corpus, derive_key
 from nestmodel.evaluate.contestants import BASELINES, CONTESTANTS, Contestant
-from nestmodel.evaluate.ctc_head import StoppingRule, TrainedHead, fit_head, num_label_frames_needed, transcribe
+from nestmodel.evaluate.ctc_head import StoppingRule, TrainedHead, fit_head, fits, transcribe
 from nestmodel.evaluate.ctc_report import (
     NUM_EXAMPLES,
     ContestantScore,
@@ -142,15 +142,18 @@ def _probe_sides(
         in_all_test = set.intersection(*(each.test.rows for each in caches.values()))
         usable = [one for one in training.utterances if one.row in in_all]
         scored = [one for one in test.utterances if one.row in in_all_test]
-        fits = [one for one in usable if _fits(one, caches["trained"].training, config)]
-        check_enough(len(fits), len(scored))
+        writable = [one for one in usable if _fits(one, caches["trained"].training, config)]
+        check_enough(len(writable), len(scored))
         task = _Task(
-            texts={one.row: one.text for one in fits},
-            rows=split_training(fits, config.held_out, config.seed),
-            alphabet=Alphabet.of_texts(one.text for one in fits),
+            texts={one.row: one.text for one in writable},
+            rows=split_training(writable, config.held_out, config.seed),
+            alphabet=Alphabet.of_texts(one.text for one in writable),
             test=scored,
         )
-        found = {name: _recognise(name, caches[name], task, config, on_work, len(usable)) for name in CONTESTANTS}
+        found = {
+            name: _recognise(name, caches[name], task, config, on_work, len(training.utterances))
+            for name in CONTESTANTS
+        }
         num_fast = sum(not _fits(one, caches["trained"].test, config) for one in scored)
     known_texts = {one.text for one in training.utterances}
     report = CtcProbeReport(
@@ -162,7 +165,7 @@ def _probe_sides(
         num_training=len(task.rows.training),
         num_held_out=len(task.rows.held_out),
         num_test=len(scored),
-        num_too_fast={"training": len(usable) - len(fits), "test": num_fast},
+        num_too_fast={"training": len(usable) - len(writable), "test": num_fast},
         num_known_texts=sum(one.text in known_texts for one in scored),
         contestants=[one.score for one in found.values()],
         differences=[_difference(name, found["trained"], found[name], config.seed) for name in BASELINES],
@@ -264,5 +267,4 @@ def _hypothesis_lines(
 
 
 def _fits(utterance: SpeechUtterance, cache: FeatureCache, config: CtcProbeConfig) -> bool:
-    num_label_frames = cache.num_frames(utterance.row) * config.labels_per_frame
-    return num_label_frames_needed(utterance.text) <= num_label_frames
+    return fits(utterance.text, cache.num_frames(utterance.row) * config.labels_per_frame)

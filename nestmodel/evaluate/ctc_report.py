@@ -8,10 +8,11 @@ from typing import Any
 from nestdata.config_checks import require
 from nestmodel.errors import ConfigError
 from nestmodel.evaluate.contestants import Contestant, contestant_name
-from nestmodel.evaluate.ctc_head import UTTERANCES_PER_STEP
+from nestmodel.evaluate.ctc_head import MAX_GRADIENT_NORM, UTTERANCES_PER_STEP
 from nestmodel.evaluate.encode import check_batch_seconds
 from nestmodel.evaluate.error_rates import ErrorRate, Estimate, percent
 from nestmodel.evaluate.text import NORMALISATION
+from nestmodel.evaluate.transcripts import split_name
 from nestmodel.figures import BLUE, GREY, ORANGE, finish_axes, new_figure
 
 NUM_EXAMPLES = 5
@@ -234,13 +235,14 @@ def _training(report: CtcProbeReport) -> Iterator[str]:
     yield "## Training of the heads"
     yield ""
     yield (
-        f"{report.num_training} utterances for training; {report.num_held_out} held out, which select the learning "
-        "rate and the epoch by their character error rate. Adam; the learning rate falls linearly to 0 over "
-        f"{config.max_epochs} epochs, and training ends early after {config.patience} epochs without improvement. "
-        f"{UTTERANCES_PER_STEP} utterances per step, {config.labels_per_frame} labels per frame of "
+        f"{report.num_training} utterances for training; {report.num_held_out} held out, "
+        f"{split_name(config.group_by)}, which select the learning rate and the epoch by their character error rate. "
+        "Dimensions are standardised with the training frames. Adam, gradients clipped to norm "
+        f"{MAX_GRADIENT_NORM:g}, {UTTERANCES_PER_STEP} utterances per step; the learning rate falls linearly to 0 over "
+        f"{config.max_epochs} epochs{_early_end(config)}. {config.labels_per_frame} labels per frame of "
         f"{1000 / report.frame_rate_hz:.0f} ms. Utterances with more characters than label frames: "
         f"{report.num_too_fast['training']} of the training corpus, left out; {report.num_too_fast['test']} of the "
-        "test corpus, scored."
+        f"test corpus, scored. Seed of the split, the untrained encoder and the bootstrap: {config.seed}."
     )
     yield ""
     yield (
@@ -256,6 +258,12 @@ def _training(report: CtcProbeReport) -> Iterator[str]:
             training = f"{one.seed} | {one.best_epoch} | {one.num_epochs} | {one.num_steps}"
             yield f"{features} {training} | {weights} |"
     yield ""
+
+
+def _early_end(config: CtcProbeConfig) -> str:
+    if config.patience >= config.max_epochs:
+        return ""
+    return f", and training ends early after {config.patience} epochs without improvement"
 
 
 def _texts(report: CtcProbeReport) -> Iterator[str]:

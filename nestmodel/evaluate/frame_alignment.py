@@ -2,9 +2,10 @@
 
 The alignment is that of three CTC heads, one for each contestant, whose probabilities are averaged: no contestant is
 scored against an alignment of its own. CTC writes a character at one frame and blanks around it; a frame with a blank
-gets the nearest character.
+gets the nearest character. If an encoder frame has two characters, it gets the first one.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nestmodel.evaluate.contestants import CONTESTANTS, Contestant
-from nestmodel.evaluate.ctc_head import CtcHead, StoppingRule, fit_head, num_label_frames_needed
+from nestmodel.evaluate.ctc_head import CtcHead, StoppingRule, fit_head, fits
 from nestmodel.evaluate.feature_cache import FeatureCache
 from nestmodel.evaluate.frame_units import majority
 from nestmodel.evaluate.rejects import RejectedUtterance
@@ -52,10 +53,12 @@ def aligned_units(
         seed: Determines the split and the heads.
     """
     all_training = set.intersection(*(one.training.rows for one in caches.values()))
-    fits = [one for one in training.utterances if one.row in all_training and _fits(one, caches["trained"].training)]
-    alphabet = Alphabet.of_texts(one.text for one in fits)
-    rows = split_training(fits, held_out, seed)
-    texts = {one.row: one.text for one in fits}
+    writable = [
+        one for one in training.utterances if one.row in all_training and _fits(one, caches["trained"].training)
+    ]
+    alphabet = Alphabet.of_texts(one.text for one in writable)
+    rows = split_training(writable, held_out, seed)
+    texts = {one.row: one.text for one in writable}
     heads = {
         name: fit_head(
             caches[name].training,
@@ -100,11 +103,11 @@ def _align_side(
             detail = f"{one.text!r} has too many characters for its frames, or characters outside the alphabet"
             side.rejects.add(RejectedUtterance("", one.cut_id, "not_aligned", detail))
             continue
-        probabilities = [heads[name](caches[name].read(one.row)).exp() for name in CONTESTANTS]
-        average = torch.stack(probabilities).mean(dim=0).log()
+        log_probs = torch.stack([heads[name](caches[name].read(one.row)) for name in CONTESTANTS])
+        average = log_probs.logsumexp(dim=0) - math.log(len(CONTESTANTS))
         found[one.row] = majority(align(average, alphabet.encode(one.text)), LABELS_PER_FRAME)
     return found
 
 
 def _fits(utterance: SpeechUtterance, cache: FeatureCache) -> bool:
-    return num_label_frames_needed(utterance.text) <= cache.num_frames(utterance.row) * LABELS_PER_FRAME
+    return fits(utterance.text, cache.num_frames(utterance.row) * LABELS_PER_FRAME)

@@ -14,6 +14,7 @@ from nestmodel.evaluate.encode import check_batch_seconds
 from nestmodel.evaluate.error_rates import Estimate, percent
 from nestmodel.evaluate.frame_classifier import FRAMES_PER_STEP, LEARNING_RATE
 from nestmodel.evaluate.frame_units import ClusterScore
+from nestmodel.evaluate.transcripts import split_name
 from nestmodel.figures import BLUE, GREY, ORANGE, finish_axes, new_figure
 
 FrameUnits = Literal["mfcc", "characters"]
@@ -207,13 +208,16 @@ def _training(report: FrameProbeReport) -> Iterator[str]:
     yield ""
     yield (
         f"{report.num_training} utterances ({report.num_training_frames} frames) for training; {report.num_held_out} "
-        f"({report.num_held_out_frames} frames) held out, which select the epoch by their accuracy. Adam with "
-        f"{LEARNING_RATE:g}, falling linearly to 0 over {config.max_epochs} epochs of {FRAMES_PER_STEP} frames per "
-        f"step; training ends early after {config.patience} epochs without improvement."
+        f"({report.num_held_out_frames} frames) held out, {split_name(config.group_by)}, which select the epoch by "
+        "their accuracy. Dimensions are standardised with the training frames. Adam, "
+        f"{FRAMES_PER_STEP} frames per step; the learning rate falls linearly from {LEARNING_RATE:g} to 0 over "
+        f"{config.max_epochs} epochs, and training ends early after {config.patience} epochs without improvement. "
+        f"Seed of the split, the units, the classifiers, the untrained encoder and the bootstrap: {config.seed}."
     )
     if report.alphabet is not None:
         yield "The characters are those of a forced alignment by CTC heads of all features, whose probabilities are"
-        yield f"averaged. Frames with a blank get the nearest character. Alphabet: `{report.alphabet}`."
+        yield "averaged. Frames with a blank get the nearest character, frames with two characters the first. Alphabet:"
+        yield f"`{report.alphabet}`."
     for side, reasons in report.left_out.items():
         counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         yield f"Unusable utterances, {side}: {counts or 'none'}."

@@ -86,9 +86,9 @@ def mfcc_units(
 
 
 def majority(units: Numbers, group: int) -> NDArray[np.int64]:
-    """Returns the most frequent unit of each group of consecutive frames; the smallest one of several."""
+    """Returns the most frequent unit of each group of consecutive frames; the earliest one of several."""
     groups = [units[start : start + group] for start in range(0, len(units), group)]
-    return np.array([np.bincount(one).argmax() for one in groups], np.int64)
+    return np.array([one[np.bincount(one)[one].argmax()] for one in groups], np.int64)
 
 
 def cluster_score(units: NDArray[np.int64], clusters: Numbers) -> ClusterScore:

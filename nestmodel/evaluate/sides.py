@@ -54,8 +54,8 @@ def open_sides(
         open_inputs(test, sampling_rate, Path(test_directory), test_rejects) as test_corpus,
     ):
         check_disjoint(corpus, test_corpus)
-        found = speech_utterances(corpus, rejects, needs_text=needs_text, group_by=group_by)
-        test_found = speech_utterances(test_corpus, test_rejects, needs_text=needs_text, group_by=None)
+        found = speech_utterances(corpus, "training", rejects, needs_text=needs_text, group_by=group_by)
+        test_found = speech_utterances(test_corpus, "test", test_rejects, needs_text=needs_text, group_by=None)
         check_enough(len(found), len(test_found))
         yield (
             Side(corpus=corpus, rejects=rejects, utterances=found),

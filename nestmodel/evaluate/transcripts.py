@@ -42,12 +42,13 @@ class SplitRows(NamedTuple):
 
 
 def speech_utterances(
-    corpus: Corpus, rejects: RejectLog, *, needs_text: bool, group_by: str | None
+    corpus: Corpus, side: str, rejects: RejectLog, *, needs_text: bool, group_by: str | None
 ) -> list[SpeechUtterance]:
     """Returns the utterances of a corpus that can be used, by index; adds the others to `rejects`.
 
     Args:
         corpus: Training or test corpus.
+        side: Which of the two it is, for messages: paths of inputs are prepared to a corpus that has no name.
         rejects: Receives utterances without text, or whose text is empty after normalisation.
         needs_text: Whether utterances need a text.
         group_by: A field of the manifest that defines the groups. Without it, and for utterances that lack it, a group
@@ -71,9 +72,9 @@ def speech_utterances(
         name = f"recording {cut['recording']['id']}" if group is None else f"group {group}"
         found.append(SpeechUtterance(row, cut["id"], text if needs_text else "", name))
     if group_by is not None and not num_grouped:
-        raise ProbeError(f"group_by is {group_by!r}, and no utterance of {corpus.path} has that field.")
+        raise ProbeError(f"group_by is {group_by!r}, and no {side} utterance has that field.")
     if not found:
-        raise ProbeError(f"no utterance of {corpus.path} has text. Give a manifest with the field `text`.")
+        raise ProbeError(f"no {side} utterance has text. Give a manifest with the field `text`.")
     return found
 
 
@@ -95,6 +96,11 @@ def split_training(utterances: Sequence[SpeechUtterance], held_out: float, seed:
             "Give more recordings, or another --group-by."
         )
     return rows
+
+
+def split_name(group_by: str | None) -> str:
+    """Returns for reports what `split_training` keeps together."""
+    return "in whole recordings" if group_by is None else f"in whole groups of `{group_by}`"
 
 
 def check_enough(num_training: int, num_test: int) -> None:

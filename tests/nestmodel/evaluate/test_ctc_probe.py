@@ -8,7 +8,8 @@ import torch
 
 from nestdata import OutputError
 from nestmodel import ConfigError, CtcProbeConfig, CtcProbeReport, NestNetwork, ProbeError, run_ctc_probe
-from nestmodel.evaluate.ctc_head import CtcHead, num_label_frames_needed
+from nestmodel.evaluate.ctc_head import CtcHead, fits
+from nestmodel.evaluate.ctc_report import markdown
 from tests.extras import needs
 from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
 from tests.training import tiny_config
@@ -128,6 +129,17 @@ def test_the_result_is_written(folder: Path, report: CtcProbeReport, model: Nest
         probe(model, folder, SHORT, output=output)
 
 
+def test_the_report_states_how_the_heads_were_trained(report: CtcProbeReport) -> None:
+    text = markdown(report)
+    assert "72 utterances for training; 8 held out, in whole recordings, which select the learning rate" in text
+    assert "Adam, gradients clipped to norm 1, 16 utterances per step" in text
+    assert "falls linearly to 0 over 20 epochs, and training ends early after 8 epochs without improvement." in text
+    assert "Seed of the split, the untrained encoder and the bootstrap: 0." in text
+    grouped = markdown(replace(report, config=replace(FAST, group_by="take", patience=20)))
+    assert "8 held out, in whole groups of `take`, which" in grouped
+    assert "falls linearly to 0 over 20 epochs. 2 labels per frame of 80 ms." in grouped
+
+
 def test_unusable_texts_are_listed_and_fast_speech_is_counted(
     model: NestNetwork, folder: Path, rows: Rows, test_rows: Rows, tmp_path: Path
 ) -> None:
@@ -150,7 +162,7 @@ def test_groups_stay_together(model: NestNetwork, folder: Path, report: CtcProbe
 
 def test_unusable_input_is_refused(model: NestNetwork, folder: Path, rows: Rows, test_rows: Rows) -> None:
     changed(folder, rows, {i: {"text": None} for i in range(80)}, "mute")
-    with pytest.raises(ProbeError, match=r"no utterance of .* has text\. Give a manifest with the field `text`"):
+    with pytest.raises(ProbeError, match=r"no training utterance has text\. Give a manifest with the field `text`"):
         probe(model, folder, SHORT, "mute")
     changed(folder, test_rows, {3: {"audio_filepath": rows[7]["audio_filepath"]}}, "shared")
     with pytest.raises(ProbeError, match=r"1 of 16 test utterances are audio of the training utterances \(train/007\)"):
@@ -158,7 +170,7 @@ def test_unusable_input_is_refused(model: NestNetwork, folder: Path, rows: Rows,
     changed(folder, rows[:9], {}, "few")
     with pytest.raises(ProbeError, match=r"9 utterances for training and 16 for the test can be used: .* least 10"):
         probe(model, folder, SHORT, "few")
-    with pytest.raises(ProbeError, match=r"group_by is 'house', and no utterance of .* has that field"):
+    with pytest.raises(ProbeError, match=r"group_by is 'house', and no training utterance has that field"):
         probe(model, folder, replace(SHORT, group_by="house"))
     changed(folder, rows, {i: {"take": 1} for i in range(80)}, "one_take")
     with pytest.raises(ProbeError, match="80 training utterances are of one group, 'group 1', and cannot be split"):
@@ -189,4 +201,9 @@ def test_a_head_predicts_several_labels_from_each_frame_in_order() -> None:
         head.linear.weight.zero_()
         head.linear.bias.copy_(torch.tensor([0.0, 9, 0, 0, 0, 0, 9, 0]))
     assert head(torch.zeros(3, 2, 3)).argmax(dim=1).tolist() == [1, 2, 1, 2, 1, 2]
-    assert num_label_frames_needed("aabb") == 6
+
+
+def test_repeated_characters_need_a_blank_between_them() -> None:
+    assert fits("aabb", 6)
+    assert not fits("aabb", 5)
+    assert fits("abab", 4)

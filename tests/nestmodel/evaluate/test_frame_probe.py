@@ -123,6 +123,10 @@ def test_the_unit_of_an_encoder_frame_is_the_most_frequent_one() -> None:
     assert majority(np.array([3, 1, 1, 2, 0, 0, 2]), 3).tolist() == [1, 0, 2]
 
 
+def test_of_equally_frequent_units_an_encoder_frame_gets_the_first() -> None:
+    assert majority(np.array([2, 0, 0, 2, 1]), 2).tolist() == [2, 0, 1]
+
+
 def test_mfccs_have_differences_over_time() -> None:
     constant = mfccs(torch.ones(20, 80))
     assert constant.shape == (20, 39)
