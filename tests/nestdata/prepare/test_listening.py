@@ -1,6 +1,5 @@
 """Samples in the report: groups, keys, bounds, escaping, and equal pages for any number of processes."""
 
-import html
 import re
 from pathlib import Path
 from typing import Any
@@ -11,23 +10,11 @@ import soundfile
 
 from nestdata import ConfigError, PrepareConfig, prepare_corpus
 from nestdata.prepare import listening
+from tests.nestdata.prepare.report_tables import Row, rows_of
 from tests.shards import tar_corpus
 from tests.synthesis import chirp, hiss, read_audio, tone, write_audio, write_jsonl
 
 HOSTILE = '"><script>alert(1)</script>'
-Row = list[str]
-
-
-def rows_of(page: Path, table: str) -> list[Row]:
-    """Returns the texts of the cells of a table, by the name of its rows; a player gives the file that it plays."""
-    body = page.read_text().split(f'data-tools="{table}"')[1].split("<tbody>")[1].split("</tbody>")[0]
-    rows = []
-    for row in body.split("<tr>")[1:]:
-        cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL)
-        plays = [re.search(r'src="([^"]*)"', cell) for cell in cells]
-        texts = [html.unescape(" ".join(re.sub(r"<[^>]*>", "", cell).split())) for cell in cells]
-        rows.append([play[1] if play else text for play, text in zip(plays, texts, strict=True)])
-    return rows
 
 
 def names(rows: list[Row], group: str) -> list[str]:
