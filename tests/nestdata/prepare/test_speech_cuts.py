@@ -44,6 +44,23 @@ def corpus(talks: Path) -> Corpus:
     return Corpus.open(output)
 
 
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the recordings that are searched for speech, in order."""
+    names = []
+
+    def search(row: dict[str, Any], content: bytes | None = None) -> frames.SpeechFrames:
+        names.append(Path(row["id"]).name)
+        return frames.speech_frames(row, content)
+
+    monkeypatch.setattr(speech_cuts, "speech_frames", search)
+    return names
+
+
+def interrupt(_: PrepareProgress) -> None:
+    raise KeyboardInterrupt
+
+
 def rows_of(corpus: Corpus) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (corpus.path / "cuts.jsonl").read_text().splitlines()]
 
@@ -223,18 +240,8 @@ def test_segments_that_are_too_short_are_rejected_one_by_one(corpus: Corpus, tal
 
 @needs_vad
 def test_results_of_searched_files_are_kept_when_a_run_is_interrupted(
-    talks: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    talks: Path, corpus: Corpus, tmp_path: Path, searched: list[str]
 ) -> None:
-    searched = []
-
-    def search(row: dict[str, Any], content: bytes | None = None) -> frames.SpeechFrames:
-        searched.append(row["id"])
-        return frames.speech_frames(row, content)
-
-    def interrupt(_: PrepareProgress) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(speech_cuts, "speech_frames", search)
     output = tmp_path / "talks.corpus"
     with pytest.raises(KeyboardInterrupt):
         prepare_corpus([talks], output, SEGMENTS, on_progress=interrupt)
@@ -252,6 +259,16 @@ def test_results_of_searched_files_are_kept_when_a_run_is_interrupted(
     prepare_corpus([talks], output, other, overwrite=True)
     assert searched == ["talk", "talk", "wind"]
     assert len(Corpus.open(output)) == 1
+
+
+@needs_vad
+def test_a_searched_recording_without_speech_is_kept_as_well(talks: Path, tmp_path: Path, searched: list[str]) -> None:
+    rows = [{"audio_filepath": str(talks / name)} for name in ("wind.flac", "talk.flac")]
+    manifest = write_jsonl(tmp_path / "talks.json", rows)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_corpus([manifest], tmp_path / "talks.corpus", SEGMENTS, on_progress=interrupt)
+    prepare_corpus([manifest], tmp_path / "talks.corpus", SEGMENTS)
+    assert searched == ["wind", "talk"]
 
 
 @pytest.mark.parametrize(
