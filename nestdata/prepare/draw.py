@@ -44,7 +44,11 @@ class KeyedDraw(Generic[Value]):
     def merge(self, other: "KeyedDraw[Value]") -> None:
         """Adds the values of another draw."""
         for group in other:
+            kept = self.items(group)
             for key, value in other.items(group):
+                # The keys ascend, so that nearly all draws end here once this one is full.
+                if len(kept) == MAX_DRAWN and key > kept[-1][0]:
+                    break
                 self.offer(group, key, value)
 
     def __iter__(self) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 The choice depends only on the content of the corpus: shortest and longest cuts, keyed draws for each language and each
 reason of rejection, and the loudest, quietest and clipped ones among cuts that are drawn by a key and decoded. The time
-depends on the number of samples, not on the size of the corpus.
+depends on the number of samples, not on the size of the corpus; a slow store is not waited for.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ from nestdata.corpus.audio import load_samples, samples_in
 from nestdata.errors import AudioError, StorageError
 from nestdata.prepare.audio_span import AudioSpan, span_at_address
 from nestdata.prepare.draw import KeyedDraw
-from nestdata.prepare.inputs.remote import in_parallel
+from nestdata.prepare.inputs.remote import in_parallel, in_time
 from nestdata.prepare.probe import Reject
 from nestdata.prepare.sound import MAX_SECONDS, Levels, Sound, measure, read_sound, write_sound
 from nestdata.stateless_rng import StatelessRng
@@ -39,6 +41,9 @@ MAX_EXAMINED_REMOTE = 32
 MAX_FILES = 150
 MAX_BYTES = 8_000_000
 """Number and total size of the copied files; once they are reached, further samples are left out."""
+
+MAX_STORE_SECONDS = 60.0
+"""How long the report waits for an object store to measure cuts, and again to copy samples."""
 
 _EXTREMES = ("shortest", "longest", "loudest", "quietest", "clipped", "not decodable")
 # Characters of a text that are shown.
@@ -247,27 +252,39 @@ def _copy(config: ListeningConfig, requests: list[_Request]) -> dict[Sample, Sam
     """
     folder = config.directory / FOLDER
     folder.mkdir()
-    copied: dict[Sample, Sample] = {}
     known: dict[AudioSpan | None, dict[str, Any]] = {None: {"error": "not stored as a file"}}
     num_files = num_bytes = 0
-    for request, sound in zip(requests, _sounds(config, requests), strict=True):
-        if request.span not in known:
-            if isinstance(sound, str):
-                known[request.span] = {"error": sound}
-            else:
-                if num_files >= MAX_FILES or num_bytes >= MAX_BYTES:
-                    continue
-                num_files += 1
-                name = f"{num_files:03d}.flac"
-                num_bytes += write_sound(folder / name, sound)
-                known[request.span] = {"file": f"{FOLDER}/{name}", "levels": measure(sound.samples)}
-        copied[request.sample] = replace(request.sample, **known[request.span])
-    return copied
+    # Each span once, by its first request.
+    spans = {request.span: request for request in reversed(requests) if request.span}
+    firsts = [request for request in requests if spans.get(request.span) is request]
+    for request, sound in zip(firsts, _sounds(config, firsts), strict=True):
+        if isinstance(sound, str):
+            known[request.span] = {"error": sound}
+            continue
+        num_files += 1
+        name = f"{num_files:03d}.flac"
+        num_bytes += write_sound(folder / name, sound)
+        known[request.span] = {"file": f"{FOLDER}/{name}", "levels": measure(sound.samples)}
+        if num_files >= MAX_FILES or num_bytes >= MAX_BYTES:
+            break
+    return {
+        request.sample: replace(request.sample, **known[request.span]) for request in requests if request.span in known
+    }
 
 
 def _sounds(config: ListeningConfig, requests: Iterable[_Request]) -> Iterator[Sound | str]:
     """Yields the beginning of the audio of each request in order, or why it cannot be decoded; URLs in parallel."""
-    return in_parallel(lambda request: _sound_of(config, request), requests, is_slow=_is_remote)
+    until = time.monotonic() + MAX_STORE_SECONDS
+
+    def sound_of(request: _Request) -> Sound | str:
+        if not _is_remote(request):
+            return _sound_of(config, request)
+        try:
+            return in_time(partial(_sound_of, config), request, until)
+        except TimeoutError:
+            return f"the store did not send it within {MAX_STORE_SECONDS:g} s"
+
+    return in_parallel(sound_of, requests, is_slow=_is_remote)
 
 
 def _sound_of(config: ListeningConfig, request: _Request) -> Sound | str:

@@ -39,7 +39,7 @@ _ADVICE: dict[RejectReason, str] = {
     "wrong_duration": "Rebuild the manifest from the current audio.",
     "not_finite": "Convert the files again: they hold NaN or Inf.",
     "silent": "Check that --channel names the channel with speech.",
-    "no_speech": "None is found: these are pauses, music or noise, or --channel names another channel.",
+    "no_speech": "These are pauses, music or noise, or --channel names a channel without speech.",
     "little_speech": "Lower --min-speech-share to keep them.",
     "low_snr": "Lower --min-snr-db to keep them.",
     "too_short": "Lower --min-seconds to keep them.",

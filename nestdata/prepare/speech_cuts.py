@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nestdata.errors import AudioError
+from nestdata.prepare.audio_span import span_of_cut
 from nestdata.prepare.cut_rows import window_of, windows
 from nestdata.prepare.inputs.entry import Entry, RejectReason
 from nestdata.prepare.probe import Cut, Limits, Reject, check_length, checked_row, finished_cut
@@ -61,7 +62,7 @@ def _segments(
         part = _part(row, start, stop)
         reject = check_length(entry, part, limits)
         if reject:
-            yield reject._replace(cut_id=part["id"])
+            yield _reject(entry, part, reject.reason, reject.detail)
         else:
             yield _chosen(entry, part, limits, powers.measure(start, stop))
     if frames.error:
@@ -159,4 +160,4 @@ def _content(entry: Entry, row: dict[str, Any]) -> bytes | None:
 
 
 def _reject(entry: Entry, row: dict[str, Any], reason: RejectReason, detail: str) -> Reject:
-    return Reject(entry.where, row["id"], reason, detail)
+    return Reject(entry.where, row["id"], reason, detail, span_of_cut(row, entry.member))

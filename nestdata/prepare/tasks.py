@@ -106,7 +106,8 @@ def run_task(task: Task) -> TaskResult:
         found = _probe_items(task, collector)
         result = collector.collected(), Traffic(_newly_read(), found.in_epoch, found.needed)
         if found.can_be_kept:
-            kept.save(*result, found.rejected | found.files, has_files=bool(found.files))
+            is_searched = bool(task.limits.speech and (found.files or found.rejected))
+            kept.save(*result, found.rejected | found.files, has_files=is_searched)
     return TaskResult(task.source_index, *result)
 
 

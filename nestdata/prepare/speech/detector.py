@@ -3,7 +3,8 @@
 The package `silero-vad` carries the weights in several formats. Its own interface computes one frame per call, because
 the last layer is recurrent. The other layers are not, so here they run over hundreds of frames at once, and the
 recurrent layer over their sequence. The result equals that of the package up to rounding, at more than ten times its
-speed, and does not depend on how the audio is divided into calls (benchmarks/results/segment_2cores_2026-11.md).
+speed, and does not depend on how the audio is divided into calls (benchmarks/results/segment_2cores_2026-11.md). When
+the weights are loaded, a few frames are compared with the package's own network, so that another release is an error.
 
 The weights come from the TorchScript file. `silero_vad_16k.safetensors`, which would be simpler to read, holds those of
 another model in release 6.2.3. The package is not imported: its import sets the number of threads of torch for the
@@ -38,6 +39,9 @@ _FRAMES_AT_ONCE = 512
 _NUM_BINS = 129
 _HOP = 128
 _STRIDES = (1, 2, 2, 1)
+# Frames that are compared with the package when its weights are loaded, and the largest difference of probabilities:
+# that of correct weights is 1e-5.
+_COMPARED_FRAMES, _TOLERANCE = 8, 1e-3
 _MISSING = "finding speech needs silero-vad. Install it with `pip install 'nest-pretrain[vad]'`."
 
 
@@ -121,16 +125,48 @@ class _Network:
 
 @cache
 def _network() -> _Network:
+    """Returns the network with the weights of the package, once it has been compared with the package's own.
+
+    Raises:
+        ConfigError: The installed release has another network, or its file cannot be read.
+    """
     import torch
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch recommends torch.export for new files
-        model = torch.jit.load(str(_weights_path()), map_location="cpu")
-    prefix = "_model."  # `_model_8k.` begins the names of the network for 8 kHz
-    weights = {
-        name.removeprefix(prefix): value for name, value in model.state_dict().items() if name.startswith(prefix)
-    }
-    return _Network(weights)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch recommends torch.export for new files
+            model = torch.jit.load(str(_weights_path()), map_location="cpu")
+        prefix = "_model."  # `_model_8k.` begins the names of the network for 8 kHz
+        weights = {
+            name.removeprefix(prefix): value for name, value in model.state_dict().items() if name.startswith(prefix)
+        }
+        network = _Network(weights)
+        difference = _difference(network, model)
+    except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{_other_network()} {type(error).__name__}: {str(error)[:200]}") from error
+    if not difference < _TOLERANCE:
+        raise ConfigError(f"{_other_network()} The probabilities of speech differ by {difference:.2g}.")
+    return network
+
+
+def _difference(network: _Network, model: Any) -> float:
+    """Returns the largest difference between the probabilities of the network and of the package's, for a sawtooth."""
+    import torch
+
+    times = torch.arange(_COMPARED_FRAMES * FRAME_SAMPLES) / RATE
+    samples = 0.2 * (2 * (200 * times % 1) - 1)
+    frames = torch.cat([torch.zeros(_CONTEXT), samples]).unfold(0, _CONTEXT + FRAME_SAMPLES, FRAME_SAMPLES)
+    with torch.inference_mode():
+        found, _ = network.forward(frames, None)
+        expected = torch.stack([model(frame[None], RATE).reshape(()) for frame in samples.split(FRAME_SAMPLES)])
+    return float((found - expected).abs().max())
+
+
+def _other_network() -> str:
+    return (
+        f"{_weights_path()}: {detector_name()} does not have the network that is computed here. Install the release "
+        "that is supported with `pip install --force-reinstall 'nest-pretrain[vad]'`."
+    )
 
 
 def _weights_path() -> Path:

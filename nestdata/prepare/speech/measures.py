@@ -10,6 +10,7 @@ reverberation or clipping, does not. Frequencies above 8 kHz are not measured.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -80,11 +81,16 @@ class FramePowers:
         return SpeechMeasures(round(float(is_speech.mean()), 3), round(_decibels(speech), 1), snr_db)
 
     def _noise(self, start: int, stop: int) -> float | None:
-        for first, end in ((start, stop), (0, len(self._powers))):
-            powers = self._powers[first:end][self._is_noise[first:end]]
-            if len(powers) >= _MIN_NOISE_FRAMES:
-                return float(np.median(powers.astype(np.float64)))
-        return None
+        found = self._noise_within(start, stop)
+        return self._noise_of_recording if found is None else found
+
+    @cached_property
+    def _noise_of_recording(self) -> float | None:
+        return self._noise_within(0, len(self._powers))
+
+    def _noise_within(self, start: int, stop: int) -> float | None:
+        powers = self._powers[start:stop][self._is_noise[start:stop]]
+        return float(np.median(powers.astype(np.float64))) if len(powers) >= _MIN_NOISE_FRAMES else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

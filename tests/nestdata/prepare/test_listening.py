@@ -1,7 +1,7 @@
 """Samples in the report: groups, keys, bounds, escaping, and equal pages for any number of processes."""
 
-import html
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,14 @@ import soundfile
 
 from nestdata import ConfigError, PrepareConfig, prepare_corpus
 from nestdata.prepare import listening
+from nestdata.prepare.audio_span import AudioSpan
+from nestdata.prepare.listening import ListeningConfig, Sample
+from nestdata.prepare.sound import Sound, read_sound
+from tests.nestdata.prepare.report_tables import Row, rows_of
 from tests.shards import tar_corpus
 from tests.synthesis import chirp, hiss, read_audio, tone, write_audio, write_jsonl
 
 HOSTILE = '"><script>alert(1)</script>'
-Row = list[str]
-
-
-def rows_of(page: Path, table: str) -> list[Row]:
-    """Returns the texts of the cells of a table, by the name of its rows; a player gives the file that it plays."""
-    body = page.read_text().split(f'data-tools="{table}"')[1].split("<tbody>")[1].split("</tbody>")[0]
-    rows = []
-    for row in body.split("<tr>")[1:]:
-        cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL)
-        plays = [re.search(r'src="([^"]*)"', cell) for cell in cells]
-        texts = [html.unescape(" ".join(re.sub(r"<[^>]*>", "", cell).split())) for cell in cells]
-        rows.append([play[1] if play else text for play, text in zip(plays, texts, strict=True)])
-    return rows
 
 
 def names(rows: list[Row], group: str) -> list[str]:
@@ -120,7 +111,16 @@ def test_the_audio_is_bounded_and_every_kind_has_its_turn(
     manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "MAX_FILES", 12)
+    read = []
+
+    def count(span: AudioSpan) -> Sound:
+        read.append(span)
+        return read_sound(span)
+
+    monkeypatch.setattr(listening, "read_sound", count)
     prepare_corpus([manifest], tmp_path / "speech.corpus", PrepareConfig(report_samples=20))
+    # 40 are measured. Three of the rejects, which have no sound, have their turn before the twelfth file.
+    assert len(read) <= 40 + 12 + 3
     page = tmp_path / "speech.corpus" / "report.html"
     assert len(list((tmp_path / "speech.corpus" / "report").iterdir())) == 12
     assert "more samples were left out" in page.read_text()
@@ -161,3 +161,27 @@ def test_cuts_that_cannot_be_decoded_are_listed_with_the_error(tmp_path: Path) -
     failed = {row[2]: row[1] for row in rows_of(page, "samples") if row[0] == "not decodable"}
     missing = "no player: no such file"
     assert failed == {"1": "no player: Format not recognised.", "2": missing, "3": missing}
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, answers = [], threading.Event()
+
+    def read(span: AudioSpan) -> Sound:
+        begun.append(span.location)
+        if span.location.startswith("https:"):
+            answers.wait()
+        return Sound(tone(300, 0.1), 16000)
+
+    monkeypatch.setattr(listening, "read_sound", read)
+    monkeypatch.setattr(listening, "MAX_STORE_SECONDS", 0.2)
+    places = [*(f"https://store.invalid/{i}.wav" for i in range(100)), "/speech/local.wav"]
+    requests = [
+        listening._Request(Sample(group="", name=place, detail=""), AudioSpan(place, None, 0.0, None, 0), None)
+        for place in places
+    ]
+    config = ListeningConfig(per_group=3, directory=tmp_path, stored_in=tmp_path, with_lhotse=False)
+    *late, local = listening._sounds(config, requests)
+    answers.set()
+    assert set(late) == {"the store did not send it within 0.2 s"}
+    assert isinstance(local, Sound)
+    assert len(begun) <= 32 + 1  # requests at a time, and the local file

@@ -12,8 +12,9 @@ import pytest
 from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, PrepareProgress, SegmentConfig, prepare_corpus
 from nestdata.prepare import speech_cuts
 from nestdata.prepare.speech import frames
+from tests.nestdata.prepare import report_tables
 from tests.nestdata.prepare.speech.recordings import RATE, Recording, joined, needs_vad, utterance
-from tests.synthesis import hiss, write_audio, write_jsonl
+from tests.synthesis import hiss, read_audio, write_audio, write_jsonl
 
 # Two groups of utterances, with three seconds of noise before, between and after them.
 PAUSES = [3.0, 0.4, 0.6, 3.0, 0.4]
@@ -41,6 +42,23 @@ def corpus(talks: Path) -> Corpus:
     output = talks.with_name("talks.corpus")
     prepare_corpus([talks], output, SEGMENTS)
     return Corpus.open(output)
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the recordings that are searched for speech, in order."""
+    names = []
+
+    def search(row: dict[str, Any], content: bytes | None = None) -> frames.SpeechFrames:
+        names.append(Path(row["id"]).name)
+        return frames.speech_frames(row, content)
+
+    monkeypatch.setattr(speech_cuts, "speech_frames", search)
+    return names
+
+
+def interrupt(_: PrepareProgress) -> None:
+    raise KeyboardInterrupt
 
 
 def rows_of(corpus: Corpus) -> list[dict[str, Any]]:
@@ -102,7 +120,7 @@ def test_the_report_shows_speech(corpus: Corpus) -> None:
         charts = page.split(f"<h3>Hours by {title}</h3>")[1].split("<h3>")[0].split("<h2>")[0]
         hours = [float(value) for value in re.findall(r": ([\d.]+) h", charts)]
         assert sum(hours) == pytest.approx(corpus.meta["hours"], abs=0.001 * len(hours))
-    assert "None is found" in page
+    assert "These are pauses, music or noise" in page
 
 
 @needs_vad
@@ -171,6 +189,27 @@ def test_windows_are_measured_one_by_one(talks: Path, tmp_path: Path) -> None:
 
 
 @needs_vad
+@pytest.mark.parametrize("config", [{"segment": SegmentConfig()}, {"window_seconds": 2.5}], ids=["cuts", "windows"])
+def test_the_report_plays_what_was_rejected_and_not_its_whole_recording(
+    talk: Recording, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    path = write_audio(tmp_path / "talk.flac", talk.samples)
+    talk_audio = read_audio(path)
+    other = write_audio(tmp_path / "whole.flac", utterance(2))  # a corpus needs a cut
+    manifest = write_jsonl(tmp_path / "a.json", [{"audio_filepath": name} for name in (path.name, other.name)])
+    limits = PrepareConfig(min_speech_share=0.9, min_seconds=0.5, **config)
+    prepare_corpus([manifest], tmp_path / "a.corpus", limits)
+    rejects = report_tables.rows_of(tmp_path / "a.corpus" / "report.html", "rejected samples")
+    spans = {row[1]: row[2].partition("@")[2].split("+") for row in rejects if row[2].startswith("talk@")}
+    assert any(float(start) > 0 for start, _ in spans.values())
+    for file, (start, _) in spans.items():
+        found, first = read_audio(tmp_path / "a.corpus" / file), round(float(start) * RATE)
+        # Ids round to milliseconds.
+        near = talk_audio[max(0, first - RATE // 1000) : first + len(found) + RATE // 1000]
+        assert found.tobytes() in near.tobytes()
+
+
+@needs_vad
 def test_audio_before_damage_is_used_and_the_rest_is_rejected(
     talk: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,18 +240,8 @@ def test_segments_that_are_too_short_are_rejected_one_by_one(corpus: Corpus, tal
 
 @needs_vad
 def test_results_of_searched_files_are_kept_when_a_run_is_interrupted(
-    talks: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    talks: Path, corpus: Corpus, tmp_path: Path, searched: list[str]
 ) -> None:
-    searched = []
-
-    def search(row: dict[str, Any], content: bytes | None = None) -> frames.SpeechFrames:
-        searched.append(row["id"])
-        return frames.speech_frames(row, content)
-
-    def interrupt(_: PrepareProgress) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(speech_cuts, "speech_frames", search)
     output = tmp_path / "talks.corpus"
     with pytest.raises(KeyboardInterrupt):
         prepare_corpus([talks], output, SEGMENTS, on_progress=interrupt)
@@ -230,6 +259,16 @@ def test_results_of_searched_files_are_kept_when_a_run_is_interrupted(
     prepare_corpus([talks], output, other, overwrite=True)
     assert searched == ["talk", "talk", "wind"]
     assert len(Corpus.open(output)) == 1
+
+
+@needs_vad
+def test_a_searched_recording_without_speech_is_kept_as_well(talks: Path, tmp_path: Path, searched: list[str]) -> None:
+    rows = [{"audio_filepath": str(talks / name)} for name in ("wind.flac", "talk.flac")]
+    manifest = write_jsonl(tmp_path / "talks.json", rows)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_corpus([manifest], tmp_path / "talks.corpus", SEGMENTS, on_progress=interrupt)
+    prepare_corpus([manifest], tmp_path / "talks.corpus", SEGMENTS)
+    assert searched == ["wind", "talk"]
 
 
 @pytest.mark.parametrize(

@@ -95,3 +95,48 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         ConfigError, match=r"^finding speech needs silero-vad. .*`pip install 'nest-pretrain\[vad\]'`.$"
     ):
         detector_name()
+
+
+class OtherModel(torch.nn.Module):
+    """A network with the names and shapes of the package's, and other probabilities."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self._model = torch.nn.Module()
+        for name, value in original.state_dict().items():
+            if name.startswith("_model."):
+                *path, last = name.split(".")[1:]
+                module = self._model
+                for part in path:
+                    module = module._modules.setdefault(part, torch.nn.Module())  # type: ignore[assignment]
+                module.register_buffer(last, value)
+
+    def forward(self, samples: torch.Tensor, _rate: int) -> torch.Tensor:
+        return samples.sum() * 0 + 0.5
+
+
+@needs_vad
+@pytest.mark.parametrize("kind", ["another network", "other names", "damaged"])
+def test_another_release_of_the_package_is_one_clear_error(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = tmp_path / "silero_vad.jit"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        original = torch.jit.load(str(detector._weights_path()))
+        model = OtherModel(original) if kind == "another network" else torch.nn.Linear(1, 1)
+        torch.jit.save(torch.jit.script(model), path)
+    if kind == "damaged":
+        path.write_bytes(path.read_bytes()[:100])
+    monkeypatch.setattr(detector, "_weights_path", lambda: path)
+    why = {
+        "another network": "The probabilities of speech differ by 0",
+        "other names": "KeyError: .*stft",
+        "damaged": "",
+    }
+    detector._network.cache_clear()
+    with pytest.raises(
+        ConfigError, match=rf"silero-vad 6\S+ does not have the network .* 'nest-pretrain\[vad\]'`. {why[kind]}"
+    ):
+        speech_probabilities(np.zeros(FRAME_SAMPLES, np.float32), start_state())
+    detector._network.cache_clear()
