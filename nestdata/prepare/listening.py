@@ -256,7 +256,7 @@ def _copy(config: ListeningConfig, requests: list[_Request]) -> dict[Sample, Sam
     num_files = num_bytes = 0
     # Each span once, by its first request.
     spans = {request.span: request for request in reversed(requests) if request.span}
-    firsts = [request for request in requests if spans.get(request.span) is request]
+    firsts = [request for request in requests if request.span and spans[request.span] is request]
     for request, sound in zip(firsts, _sounds(config, firsts), strict=True):
         if isinstance(sound, str):
             known[request.span] = {"error": sound}

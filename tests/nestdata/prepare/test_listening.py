@@ -111,7 +111,7 @@ def test_the_audio_is_bounded_and_every_kind_has_its_turn(
     manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "MAX_FILES", 12)
-    read = []
+    read: list[AudioSpan] = []
 
     def count(span: AudioSpan) -> Sound:
         read.append(span)
@@ -164,7 +164,7 @@ def test_cuts_that_cannot_be_decoded_are_listed_with_the_error(tmp_path: Path) -
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, answers = [], threading.Event()
+    begun, answers = list[str](), threading.Event()
 
     def read(span: AudioSpan) -> Sound:
         begun.append(span.location)

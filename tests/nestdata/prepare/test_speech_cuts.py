@@ -47,7 +47,7 @@ def corpus(talks: Path) -> Corpus:
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the recordings that are searched for speech, in order."""
-    names = []
+    names: list[str] = []
 
     def search(row: dict[str, Any], content: bytes | None = None) -> frames.SpeechFrames:
         names.append(Path(row["id"]).name)
