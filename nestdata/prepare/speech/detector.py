@@ -165,7 +165,7 @@ def _difference(network: _Network, model: Any) -> float:
 def _other_network() -> str:
     return (
         f"{_weights_path()}: {detector_name()} does not have the network that is computed here. Install the release "
-        "that is supported with `pip install --force-reinstall 'nest-pretrain[vad]'`."
+        "that is supported with `pip install 'nest-pretrain[vad]'`."
     )
 
 

@@ -179,7 +179,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypa
         listening._Request(Sample(group="", name=place, detail=""), AudioSpan(place, None, 0.0, None, 0), None)
         for place in places
     ]
-    config = ListeningConfig(per_group=3, directory=tmp_path, stored_in=tmp_path, with_lhotse=False)
+    config = ListeningConfig(per_group=3, directory=tmp_path, stored_in=tmp_path, is_probed=True)
     *late, local = listening._sounds(config, requests)
     answers.set()
     assert set(late) == {"the store did not send it within 0.2 s"}
