@@ -52,9 +52,16 @@ class StoredContent:
         return self.start or self.read_range(0, min(self.length, HEAD_BYTES))
 
     def open(self) -> BufferedIOBase:
-        """Returns a seekable stream that reads what is asked for; its errors are those of `Storage.read_range`."""
+        """Returns a seekable stream that reads what is asked for; errors, now and later, are those of
+        `Storage.read_range`.
+
+        The first bytes are read now: while soundfile opens a stream it holds a lock of the whole process, and waiting
+        for a store there would keep all threads from opening files.
+        """
         size = _REMOTE_BUFFER if is_url(self.location) else _LOCAL_BUFFER
-        return io.BufferedReader(_RangeReader(self), size)
+        stream = io.BufferedReader(_RangeReader(self), size)
+        stream.peek(1)
+        return stream
 
     def read(self) -> bytes:
         """Returns all bytes; errors are those of `Storage.read_range`."""

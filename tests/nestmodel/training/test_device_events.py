@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nestguard.collectives import GroupProgress, parse_trace
 from nestmodel.training.device_events import CudaEvent, mark_end_of_backward, new_event_of, read_collectives
+from tests.nestguard.runs import wait_until
 from tests.training import trainer
 
 
@@ -50,7 +51,13 @@ def test_the_flight_recorder_is_on_by_default_and_its_trace_can_be_read() -> Non
     earlier = parse_trace(read_collectives())  # of other tests in this process
     for _ in range(3):
         torch.distributed.all_reduce(torch.ones(2))
-    (group,) = [group for group in parse_trace(read_collectives()) if group not in earlier]
+
+    def groups() -> list[GroupProgress]:
+        return [group for group in parse_trace(read_collectives()) if group not in earlier]
+
+    # A thread of gloo records the end of a collective after those who wait for it have gone on.
+    wait_until(lambda: any(group.completed == 3 for group in groups()), seconds=30)
+    (group,) = groups()
     assert group.group.startswith("default_pg")
     assert replace(group, group="") == GroupProgress(group="", scheduled=3, started=None, completed=3)
 
