@@ -52,11 +52,11 @@ class StoredContent:
         return self.start or self.read_range(0, min(self.length, HEAD_BYTES))
 
     def open(self) -> BufferedIOBase:
-        """Returns a seekable stream that reads what is asked for; errors, now and later, are those of
-        `Storage.read_range`.
+        """Returns a seekable stream that reads what is asked for.
 
         The first bytes are read now: while soundfile opens a stream it holds a lock of the whole process, and waiting
-        for a store there would keep all threads from opening files.
+        for a store there would keep all threads from opening files. Errors, now and later, are those of
+        `Storage.read_range`.
         """
         size = _REMOTE_BUFFER if is_url(self.location) else _LOCAL_BUFFER
         stream = io.BufferedReader(_RangeReader(self), size)
