@@ -4,7 +4,7 @@
 
 Prints the tables of docs/feeding.md: audio-seconds in a second of one core, what each preset demands of each GPU
 (counted by count_operations.py), and the cores and MB/s that follow. Every contestant is measured in every round, in
-one process with one thread and no workers, by processor time, and files are in the page cache; so the cost of handing
+one process with one thread and no workers, by CPU time, and files are in the page cache; so the cost of handing
 batches over from workers is not included. NeMo needs an environment of its own with `nemo_toolkit[asr]==3.0.0`.
 
 All contestants load the same utterances of 1 to 60 s. PCM is the sample bank of `nestdata prepare --pcm` for ours, and
@@ -184,7 +184,7 @@ def _nemo_rates(arguments: argparse.Namespace, manifests: dict[str, Path]) -> Ra
 
 
 def _rate(batches: Iterator[float], seconds: float) -> float:
-    """Returns the audio-seconds that arrive in a second of processor time, after the first batch."""
+    """Returns the audio-seconds that arrive in a second of CPU time, after the first batch."""
     next(batches)
     started, audio_s = time.process_time(), 0.0
     while time.process_time() - started < seconds:

@@ -4,11 +4,11 @@
 
 Prints Markdown; takes about ten minutes. SPEECH.json is a NeMo manifest of FLAC files, which are joined to utterances
 of about 10 s. Two S3 servers run on this machine: `range_server.py`, which delays its answers and needs little
-processor time, and SeaweedFS, which needs a multiple of it, behind a proxy that delays every request. Every measurement
+CPU time, and SeaweedFS, which needs a multiple of it, behind a proxy that delays every request. Every measurement
 is a process of its own with one loader worker. Each round measures each contestant once; ratios are computed within a
-round. The processor time of worker, consumer, server and proxy is listed for an utterance. The rows `one core` restrict
+round. The CPU time of worker, consumer, server and proxy is listed for an utterance. The rows `one core` restrict
 worker and consumer to the first core, and server and proxy to the last one, so that the ratio to local files is that of
-the reader's own processor time. MosaicML Streaming needs an environment with `mosaicml-streaming`, `soundfile` and
+the reader's own CPU time. MosaicML Streaming needs an environment with `mosaicml-streaming`, `soundfile` and
 torch.
 """
 
@@ -278,7 +278,7 @@ def _measure(site: Site) -> Iterator[tuple[str, float]]:
 def _measure_speed(
     site: Site, name: str, corpus: str, *, noise: bool = False, one_core: bool = False
 ) -> Iterator[tuple[str, float]]:
-    """Yields the speed of a corpus, and the processor time of each process in milliseconds an utterance."""
+    """Yields the speed of a corpus, and the CPU time of each process in milliseconds an utterance."""
     store = site.stores.get(name)
     pids = dict(store.pids) if store else {}
     cores = sorted(os.sched_getaffinity(0))
@@ -350,7 +350,7 @@ def _speed(path: str, options: str) -> dict[str, Any]:
 
 
 def _cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
-    """Returns the processor time of this process, of its worker, and of other processes, by name."""
+    """Returns the CPU time of this process, of its worker, and of other processes, by name."""
     workers = descendants(os.getpid())
     decoding = seconds_of_main_threads(workers)
     own = {"decoding thread": decoding, "other threads": seconds(workers) - decoding, "consumer": time.process_time()}
@@ -533,7 +533,7 @@ def _print_orders(orders: dict[str, Order]) -> None:
 
 
 def _print_cpu_time(rounds: list[dict[str, float]]) -> None:
-    print("\nMedian processor time in milliseconds an utterance. `worker` is the sum of its decoding thread and of its")
+    print("\nMedian CPU time in milliseconds an utterance. `worker` is the sum of its decoding thread and of its")
     print("other threads, which fetch. The server's and the proxy's is spent outside of the training node.\n")
     print(f"| what | worker | {' | '.join(PROCESSES)} |\n|---|{'---|' * (1 + len(PROCESSES))}")
     for name in (name.removeprefix("speed, ") for name in rounds[0] if f"cpu{name[5:]}, consumer" in rounds[0]):

@@ -2,7 +2,7 @@
 
 python benchmarks/bench_worker_start.py CORPUS [--quick]
 
-Prints medians and the processor time that a worker has used when it receives its first request.
+Prints medians and the CPU time that a worker has used when it receives its first request.
 """
 
 import argparse
@@ -17,7 +17,7 @@ METHODS = ("fork", "forkserver")
 
 
 class ReportsStart:
-    """A dataset whose batches say how much processor time their worker has used so far."""
+    """A dataset whose batches say how much CPU time their worker has used so far."""
 
     def __getitem__(self, index: int) -> float:
         return time.process_time()
@@ -32,7 +32,7 @@ def unchanged(batch: Any) -> Any:
 
 
 def worker_cpu_s(method: str, rounds: int) -> list[float]:
-    """Returns the processor time of new workers at their first request, in seconds."""
+    """Returns the CPU time of new workers at their first request, in seconds."""
     from torch.utils.data import DataLoader
 
     found = []
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
     print(f"python {sys.version.split()[0]}, torch {torch.__version__}, {os.cpu_count()} cores, {rounds} rounds")
     for method in METHODS:
         cpu_s = statistics.median(worker_cpu_s(method, rounds))
-        print(f"{method}: {1000 * cpu_s:.0f} ms of processor time until the first request")
+        print(f"{method}: {1000 * cpu_s:.0f} ms of CPU time until the first request")
     for num_workers in arguments.workers:
         taken: dict[str, list[float]] = {method: [] for method in METHODS}
         for _ in range(rounds):

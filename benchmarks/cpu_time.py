@@ -1,4 +1,4 @@
-"""Processor time of processes, as Linux counts it in /proc, and their restriction to one core."""
+"""CPU time of processes, as Linux counts it in /proc, and their restriction to one core."""
 
 import contextlib
 import os
@@ -11,12 +11,12 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def seconds(pids: Iterable[int]) -> float:
-    """Returns the processor time of all threads of processes, of those that have ended, too; in the kernel or not."""
+    """Returns the CPU time of all threads of processes, of those that have ended, too; in the kernel or not."""
     return sum(_seconds(Path(f"/proc/{pid}/stat")) for pid in pids)
 
 
 def seconds_of_main_threads(pids: Iterable[int]) -> float:
-    """Returns the processor time of the main threads of processes."""
+    """Returns the CPU time of the main threads of processes."""
     return sum(_seconds(Path(f"/proc/{pid}/task/{pid}/stat")) for pid in pids)
 
 

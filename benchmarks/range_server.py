@@ -1,8 +1,8 @@
-"""A read-only S3 server that needs little processor time, and answers after a delay.
+"""A read-only S3 server that needs little CPU time, and answers after a delay.
 
 It answers GET and HEAD of the files below a folder, whole or in one range of bytes, at the path that S3 gives them
 (`/BUCKET/KEY` is the file `FOLDER/BUCKET/KEY`), and sends them from the page cache by `sendfile`. It lists them, too.
-Signatures are not checked. A real server, such as SeaweedFS, needs about as much processor time for a request as the
+Signatures are not checked. A real server, such as SeaweedFS, needs about as much CPU time for a request as the
 decoding of an utterance; on a machine of few cores, it would be measured together with the client.
 
     python benchmarks/range_server.py FOLDER DELAY_MS     # prints its port; ends with standard input

@@ -37,10 +37,10 @@ class FeedingMeasurement:
     """Cores of this rank."""
 
     decode_s: float
-    """Processor time to load a second of speech as it is stored, in seconds."""
+    """CPU time to load a second of speech as it is stored, in seconds."""
 
     bank_s: float
-    """Processor time to load a second of speech from 16-bit samples, in seconds."""
+    """CPU time to load a second of speech from 16-bit samples, in seconds."""
 
     stored_bytes: float
     """Bytes of a second of speech as it is stored."""
