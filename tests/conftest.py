@@ -109,6 +109,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+@pytest.fixture(autouse=True)
+def _restored_signals() -> Iterator[None]:
+    """Undoes changes of signal handlers: processes that later tests start would inherit ignored signals."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def restored_determinism(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undoes what Lightning and `prepare_deterministic` set: environment variables and torch's global flags."""
