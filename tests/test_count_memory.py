@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import count_memory
 from nestmodel import EncoderConfig, MaskConfig, NestConfig, preset_path
+from tests.fakes import needs_fake_gpu
 
 SIZES = EncoderConfig(d_model=64, num_heads=4, num_layers=1, subsampling_channels=16, use_bias=False)
 CONFIG = NestConfig(encoder=SIZES, masking=MaskConfig(prob=0.05))
@@ -35,6 +36,7 @@ def kept_on_fake_cpu(num_cuts: int, num_frames: int) -> int:
         return kept_by_a_block("cpu", num_cuts, num_frames)
 
 
+@needs_fake_gpu
 @pytest.mark.skipif(torch.cuda.is_available(), reason="replaces the check whether there is a GPU")
 def test_the_forward_pass_keeps_as_much_as_on_fake_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)

@@ -10,6 +10,9 @@ from nestmodel.config import NestConfig
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.loss import masked_nll
+from tests.fakes import needs_fake_gpu
+
+pytestmark = needs_fake_gpu
 
 ROWS, FRAMES = 16, 1504
 """A batch of 240 s: 16 cuts of 15 s. It has 188 encoder frames, which is no multiple of 8."""

@@ -12,6 +12,7 @@ from benchmarks.count_waits import GPU, MB, Count, Wait, count_waits, dense_batc
 from nestmodel import NestModel, Throughput
 from nestmodel.training import module
 from tests.conftest import MessyCorpora
+from tests.fakes import needs_fake_gpu
 from tests.training import messy_data, tiny_config, trainer
 
 
@@ -21,6 +22,7 @@ def counts() -> list[Count]:
     return count_waits(dense_batch(), num_steps=2, microbatches=2, seconds_between_lines=0.0)
 
 
+@needs_fake_gpu
 def test_the_cpu_waits_once_in_a_step_for_the_sums_of_the_step(counts: list[Count]) -> None:
     sums = Wait("copy to the CPU", "step_stats.py:fetch")
     assert [(count.step, count.microbatch, count.is_logged, count.waits) for count in counts] == [
@@ -31,17 +33,20 @@ def test_the_cpu_waits_once_in_a_step_for_the_sums_of_the_step(counts: list[Coun
     ]
 
 
+@needs_fake_gpu
 def test_a_batch_of_240_s_sends_clean_and_noisy_audio_only(counts: list[Count]) -> None:
     audio_bytes = 2 * 4 * 240 * 16000
     assert audio_bytes < counts[-1].bytes_sent < 31 * MB
 
 
+@needs_fake_gpu
 def test_a_packed_batch_of_240_s_sends_16_bit_audio_and_is_unpacked_without_a_wait() -> None:
     (count,) = count_waits(packed_batch(), num_steps=1)
     assert len(count.waits) == 1
     assert count.bytes_sent < 16 * MB
 
 
+@needs_fake_gpu
 @pytest.mark.parametrize(
     ("expression", "operation"),
     [
