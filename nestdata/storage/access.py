@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from nestdata.errors import StorageError
 from nestdata.storage.config import MIB, StorageConfig
@@ -84,18 +83,23 @@ class Storage:
             return self._remote.read_range(location, offset, length, etag=etag, size=size)
         return self._local.read_range(_local_path(location), offset, length, size=size)
 
-    def open_stream(self, location: str, *, offset: int = 0) -> BinaryIO:
-        """Opens an object or file for sequential reading, beginning at an offset.
+    def open_stream(self, location: str, *, offset: int = 0, info: ObjectInfo | None = None) -> io.BufferedReader:
+        """Opens an object or file for sequential reading.
 
         Objects are read in parts, of which some are requested ahead. The version is that of the first request: an
         object that is replaced meanwhile is an error of kind "changed".
+
+        Args:
+            location: What to read.
+            offset: Where to begin, in bytes.
+            info: What `info` returned for this location, if it was called before; saves a request.
         """
         if not is_url(location):
             return _opened(_local_path(location), offset)
-        info = self._remote.info(location)
+        info = info or self._remote.info(location)
         fetch = partial(_fetch, self._remote, info)
         raw = PartStream(fetch, name=location, size=info.size, offset=offset, config=self.config)
-        return cast(BinaryIO, io.BufferedReader(raw, buffer_size=MIB))
+        return io.BufferedReader(raw, buffer_size=MIB)
 
     def list_objects(self, folder: str) -> Iterator[ObjectInfo]:
         """Yields the objects or files below a folder at any depth, sorted by location.
@@ -166,9 +170,9 @@ def _local_path(location: str) -> str:
     return location
 
 
-def _opened(path: str, offset: int) -> BinaryIO:
+def _opened(path: str, offset: int) -> io.BufferedReader:
     try:
-        file = open(path, "rb", buffering=MIB)
+        file: io.BufferedReader = io.BufferedReader(io.FileIO(path), buffer_size=MIB)
     except OSError as error:
         failure = classify_system_error(error)
         raise StorageError.because(failure.kind, f"{path}: {failure.reason}. {failure.cure}".rstrip()) from None

@@ -298,7 +298,7 @@ def check_command(command: str, where: str, *, allowed: bool) -> None:
 def _opened(path: Path | str) -> BufferedIOBase:
     if isinstance(path, Path):
         return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    stream = cast(BufferedIOBase, storage().open_stream(path))
+    stream = storage().open_stream(path)
     return gzip.open(stream, "rb") if path.endswith(".gz") else stream
 
 

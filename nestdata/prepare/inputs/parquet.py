@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
 from nestdata.errors import ConfigError, ManifestError, StorageError
@@ -230,7 +230,7 @@ def _first_suffix(folder: Path) -> str:
 
 def _open(location: str) -> io.BufferedIOBase:
     if is_url(location):
-        return cast(io.BufferedIOBase, storage().open_stream(location))
+        return storage().open_stream(location)
     try:
         return open(location, "rb")
     except OSError as error:

@@ -90,7 +90,7 @@ def open_shard(location: str) -> Iterator[OpenShard]:
             f"{redacted(location)}: no such shard. Restore it, or leave it out of the pattern and the manifest."
         ) from error
     if is_url(location):
-        with storage().open_stream(location) as stream:
+        with storage().open_stream(location, info=info) as stream:
             yield OpenShard(info, ForwardReader(stream))
         return
     file = os.open(location, os.O_RDONLY | os.O_CLOEXEC)

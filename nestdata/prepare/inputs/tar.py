@@ -133,27 +133,28 @@ def plain_name(name: str) -> str:
 class Readable(Protocol):
     """A stream of bytes."""
 
-    def read(self, size: int, /) -> bytes:
-        """Returns up to `size` bytes, and none only at the end."""
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fills a buffer from its start, and returns the number of bytes: 0 only at the end of the stream."""
 
 
 class ForwardReader:
-    """A `ReadAt` for a stream: holds a chunk of it from the last offset on, and can only go forward."""
+    """A `ReadAt` for a stream: holds some of it from the last offset on, and can only go forward."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
-        self._chunk = b""
-        self._start = 0  # of the chunk
+        self._buffer = memoryview(bytearray(_CHUNK))
+        self._start = 0  # of the bytes in the buffer
+        self._end = 0
         self._offset = 0  # of the last call
 
     def __call__(self, offset: int, length: int) -> bytes:
         """Returns up to `length` bytes at an offset, which must not be lower than that of an earlier call."""
         assert offset >= self._offset, "a stream is read forward"
         self._offset = offset
-        if offset + length > self._start + len(self._chunk):
+        if offset + length > self._end:
             self._read(offset, length)
         begin = offset - self._start
-        return self._chunk[begin : begin + length]
+        return bytes(self._buffer[begin : min(begin + length, self._end - self._start)])
 
     def checksum(self, offset: int, length: int) -> int:
         """Returns the crc32 of bytes without holding all of them; they cannot be read again."""
@@ -163,17 +164,17 @@ class ForwardReader:
         return found
 
     def _read(self, offset: int, length: int) -> None:
-        """Reads on, until the chunk begins at an offset and has a length, or the stream ends."""
-        end = self._start + len(self._chunk)
-        parts = [self._chunk[offset - self._start :]]
-        while end < offset and (part := self._stream.read(min(offset - end, _CHUNK))):
-            end += len(part)
-        self._start = offset
-        missing = length - len(parts[0])
-        while missing > 0 and (part := self._stream.read(max(missing, _CHUNK))):
-            parts.append(part)
-            missing -= len(part)
-        self._chunk = b"".join(parts)
+        """Reads on, until the buffer begins at an offset and holds a length, or the stream ends."""
+        kept = bytes(self._buffer[offset - self._start : self._end - self._start]) if offset < self._end else b""
+        while self._end < offset and (count := self._stream.readinto(self._buffer[: offset - self._end])):
+            self._end += count
+        if len(self._buffer) != max(length, _CHUNK):
+            self._buffer = memoryview(bytearray(max(length, _CHUNK)))
+        self._buffer[: len(kept)] = kept
+        held = len(kept)
+        while held < length and (count := self._stream.readinto(self._buffer[held:])):
+            held += count
+        self._start, self._end = offset, offset + held
 
 
 def _check_header(header: bytes, offset: int) -> None:
