@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from nestdata.corpus import flac
 from nestdata.corpus.file_kind import check_regular_file, special_file_kind
-from nestdata.corpus.wav import parse_wav
+from nestdata.corpus.wav import open_wav, parse_wav
 from nestdata.errors import AudioReason, StorageError
 
 # First bytes of formats that Lhotse's decoders tell by the suffix of a file.
@@ -32,9 +32,11 @@ class EncodedAudio(NamedTuple):
 
     def open(self) -> Any:
         """Opens the audio as a `soundfile.SoundFile`, or as its like; errors are those of `open_audio`."""
-        if self.content is None:
-            return open_audio(self.path)
-        return parse_wav(self.content) or open_stream(BytesIO(self.content))
+        if self.content is not None:
+            return parse_wav(self.content) or open_stream(BytesIO(self.content))
+        check_regular_file(self.path)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        return open_wav(descriptor) or open_descriptor(descriptor)
 
     def read_flac(self) -> flac.FlacFile | None:
         """Returns the audio as a FLAC file that dr_flac can decode; None if libsndfile has to decode it."""

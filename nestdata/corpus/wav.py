@@ -1,11 +1,13 @@
-"""Plain 16-bit WAV files in memory, read without libsndfile.
+"""Plain 16-bit WAV files, on disk or in memory, read without libsndfile.
 
-libsndfile reads memory through calls into Python, which takes longer than to copy the samples. Only files whose layout
-leaves nothing to interpret are read here, to the same samples; everything else is left to libsndfile, which decides
-whether it can be used.
+libsndfile converts samples in small blocks, and reads memory through calls into Python; both take several times as long
+as to copy the samples at once. Only files whose layout leaves nothing to interpret are read here, to the same samples;
+everything else is left to libsndfile, which decides whether it can be used.
 """
 
+import os
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,25 +22,34 @@ _MAX_TEXT_BYTES = 1000
 _FORM_BYTES = (16, 18)
 # libsndfile refuses files with more channels.
 _MAX_CHANNELS = 1024
+# Bytes from the start of a file in which all chunks have to begin; most headers have 44 or 78 bytes.
+_HEAD_BYTES = 1 << 12
 
 
 class PlainWav:
-    """A WAV file in memory, with the part of the interface of `soundfile.SoundFile` that decoding uses."""
+    """A plain WAV file, with the part of the interface of `soundfile.SoundFile` that decoding uses."""
 
     subtype = "PCM_16"
 
-    def __init__(self, samples: NDArray[np.int16], rate: int) -> None:
-        """Takes the samples, shape (num_samples, num_channels), and the sampling rate in Hz."""
-        self.samplerate = rate
-        self.frames, self.channels = samples.shape
-        self._samples = samples
+    def __init__(
+        self,
+        header: "WavHeader",
+        read: Callable[[int, int], bytes | memoryview],
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        """Takes the header, and functions that return up to (offset, length) bytes of the file and that close it."""
+        self.samplerate, self.channels, self.frames = header.rate, header.num_channels, header.num_samples
+        self._begin = header.begin
+        self._read = read
+        self._close = close
         self._position = 0
 
     def __enter__(self) -> "PlainWav":
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        if self._close:
+            self._close()
 
     def seek(self, position: int) -> int:
         """Sets the position of the next read, in samples."""
@@ -55,12 +66,15 @@ class PlainWav:
         """
         del always_2d
         out = np.empty((max(0, min(num_samples, self.frames - self._position)), self.channels), dtype)
-        self.buffer_read_into(out, dtype)
-        return out
+        return out[: self.buffer_read_into(out, dtype)]
 
     def buffer_read_into(self, out: NDArray[Any], dtype: str) -> int:
         """Fills an array from its start with the next samples, and returns their number."""
-        found = self._samples[self._position : self._position + len(out)]
+        wanted, bytes_per_sample = max(0, min(len(out), self.frames - self._position)), 2 * self.channels
+        content = self._read(self._begin + self._position * bytes_per_sample, wanted * bytes_per_sample)
+        # Fewer than wanted if the file was cut off after its header was read.
+        found = np.frombuffer(content, "<i2", len(content) // bytes_per_sample * self.channels)
+        found = found.reshape(-1, self.channels)
         self._position += len(found)
         target = out[: len(found)].reshape(found.shape)
         if dtype == "int16":
@@ -89,12 +103,28 @@ def parse_wav(content: bytes) -> PlainWav | None:
         None if libsndfile has to decode the file: it is not WAV, has another encoding than 16-bit integers, or is
         truncated or unusual.
     """
-    header = parse_header(content, len(content))
+    header, view = parse_header(content, len(content)), memoryview(content)
+    return PlainWav(header, lambda offset, length: view[offset : offset + length]) if header else None
+
+
+def open_wav(descriptor: int) -> PlainWav | None:
+    """Opens a regular file; the result closes the descriptor.
+
+    Returns:
+        None if libsndfile has to decode the file, as for `parse_wav`, or if a chunk begins behind the samples. The
+        descriptor is then open, and still at its start.
+
+    Raises:
+        OSError: The file cannot be read. The descriptor is closed.
+    """
+    try:
+        header = parse_header(os.pread(descriptor, _HEAD_BYTES, 0), os.fstat(descriptor).st_size)
+    except OSError:
+        os.close(descriptor)
+        raise
     if header is None:
         return None
-    num_values = header.num_samples * header.num_channels
-    samples = np.frombuffer(content, "<i2", num_values, header.begin).reshape(-1, header.num_channels)
-    return PlainWav(samples, header.rate)
+    return PlainWav(header, lambda offset, length: os.pread(descriptor, length, offset), lambda: os.close(descriptor))
 
 
 def parse_header(content: bytes, size: int) -> WavHeader | None:

@@ -1,6 +1,8 @@
+import os
 import struct
 from collections.abc import Callable
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +10,8 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nestdata.corpus.encoded import open_stream
-from nestdata.corpus.wav import parse_wav
+from nestdata.corpus.encoded import EncodedAudio, open_audio, open_stream
+from nestdata.corpus.wav import PlainWav, parse_wav
 from tests.synthesis import hiss
 
 
@@ -35,16 +37,25 @@ def with_chunk(kind: bytes, content: bytes) -> bytes:
 TEXTS = b"INFO" + chunk(b"ISFT", b"Lavf60.16.100\0")
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("wav")
+
+
 @given(
     num_channels=st.integers(1, 3),
     start=st.integers(0, 1200),
     num_samples=st.integers(0, 1200),
     dtype=st.sampled_from(["float32", "int16"]),
+    is_in_memory=st.booleans(),
 )
-def test_plain_files_are_read_as_by_libsndfile(num_channels: int, start: int, num_samples: int, dtype: str) -> None:
-    content = wav(num_channels)
-    ours = parse_wav(content)
-    assert ours is not None
+def test_plain_files_are_read_as_by_libsndfile(
+    folder: Path, num_channels: int, start: int, num_samples: int, dtype: str, is_in_memory: bool
+) -> None:
+    content, path = wav(num_channels), folder / "a.wav"
+    path.write_bytes(content)
+    ours = EncodedAudio(str(path), content if is_in_memory else None).open()
+    assert isinstance(ours, PlainWav)
     with open_stream(BytesIO(content)) as theirs, ours:
         properties = ("samplerate", "frames", "channels", "subtype")
         assert [getattr(ours, name) for name in properties] == [getattr(theirs, name) for name in properties]
@@ -52,6 +63,42 @@ def test_plain_files_are_read_as_by_libsndfile(num_channels: int, start: int, nu
             file.seek(min(start, 1000))
         expected = theirs.read(num_samples, dtype=dtype, always_2d=True)
         np.testing.assert_array_equal(ours.read(num_samples, dtype=dtype, always_2d=True), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_a_file_that_is_cut_off_while_it_is_open_gives_fewer_samples(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav(2))
+    with EncodedAudio(str(path)).open() as file:
+        assert isinstance(file, PlainWav)
+        with path.open("r+b") as shorter:
+            shorter.truncate(path.stat().st_size - 1001)
+        expected = soundfile.read(BytesIO(wav(2)), dtype=dtype)[0]
+        assert len(file.read(100, dtype)) == 100
+        np.testing.assert_array_equal(file.read(900, dtype), expected[100:749])
+
+
+def test_descriptors_are_closed_after_a_plain_file_and_after_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav())
+    (tmp_path / "text.wav").write_text("no audio")
+    num_open = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with EncodedAudio(str(path)).open() as file:
+            file.read(10)
+        with pytest.raises(soundfile.LibsndfileError):
+            EncodedAudio(str(tmp_path / "text.wav")).open()
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+@pytest.mark.parametrize("name", ["text behind the samples", "long text before the samples"])
+def test_files_on_disk_with_distant_chunks_are_left_to_libsndfile(tmp_path: Path, name: str) -> None:
+    texts = b"INFO" + b"".join(chunk(b"ISFT", bytes(900)) for _ in range(5))
+    content = wav(num_samples=3000) + chunk(b"LIST", TEXTS) if name.startswith("text") else with_chunk(b"LIST", texts)
+    (tmp_path / "a.wav").write_bytes(content)
+    with EncodedAudio(str(tmp_path / "a.wav")).open() as file, open_audio(str(tmp_path / "a.wav")) as theirs:
+        assert isinstance(file, soundfile.SoundFile)
+        np.testing.assert_array_equal(file.read(4000), theirs.read(4000))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
