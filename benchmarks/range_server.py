@@ -89,7 +89,7 @@ class _Connection(socketserver.BaseRequestHandler):
     def _send_head(self, status: str, length: int, *, has_body: bool) -> None:
         self.request.sendall(
             f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\nLast-Modified: {_DATE}\r\n\r\n".encode(),
-            socket.MSG_MORE if has_body else 0,  # in one packet with the body; without one, Linux waits for 200 ms
+            socket.MSG_MORE if has_body else 0,  # one packet with the body; Linux waits 200 ms for one that never comes
         )
 
 

@@ -111,11 +111,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _restored_signals() -> Iterator[None]:
-    """Undoes changes of signal handlers: processes that later tests start would inherit ignored signals."""
+    """Undoes what training sets and leaves: processes that later tests start would inherit ignored signals."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
     for number, handler in before.items():
-        if signal.getsignal(number) is not handler:
+        if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
 
 

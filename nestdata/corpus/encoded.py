@@ -31,7 +31,10 @@ class EncodedAudio(NamedTuple):
     """The bytes of the file if they have been read; the file is then not opened."""
 
     def open(self) -> Any:
-        """Opens the audio as a `soundfile.SoundFile`, or as its like; errors are those of `open_audio`."""
+        """Opens the audio as a `soundfile.SoundFile` or a `PlainWav`, for a `with` statement.
+
+        Errors are those of `open_audio`.
+        """
         if self.content is not None:
             return parse_wav(self.content) or open_stream(BytesIO(self.content))
         check_regular_file(self.path)

@@ -1,13 +1,14 @@
 """Plain 16-bit WAV files, on disk or in memory, read without libsndfile.
 
 libsndfile converts samples in small blocks, and reads memory through calls into Python; both take several times as long
-as to copy the samples at once. Only files whose layout leaves nothing to interpret are read here, to the same samples;
+as copying all samples at once. Only files whose layout leaves nothing to interpret are read here, to the same samples;
 everything else is left to libsndfile, which decides whether it can be used.
 """
 
 import os
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,13 @@ class PlainWav:
         read: Callable[[int, int], bytes | memoryview],
         close: Callable[[], None] | None = None,
     ) -> None:
-        """Takes the header, and functions that return up to (offset, length) bytes of the file and that close it."""
+        """Takes what is known of an open file.
+
+        Args:
+            header: The properties of the samples.
+            read: Returns the bytes at (offset, length), fewer only at the end of the file.
+            close: Closes the file at the end of the `with` block, if that is needed.
+        """
         self.samplerate, self.channels, self.frames = header.rate, header.num_channels, header.num_samples
         self._begin = header.begin
         self._read = read
@@ -48,11 +55,18 @@ class PlainWav:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._close:
-            self._close()
+        close, self._close = self._close, None
+        if close:
+            close()
 
     def seek(self, position: int) -> int:
-        """Sets the position of the next read, in samples."""
+        """Sets the position of the next read, in samples.
+
+        Raises:
+            ValueError: It lies outside of the file.
+        """
+        if not 0 <= position <= self.frames:
+            raise ValueError(f"position {position} lies outside of {self.frames} samples")
         self._position = position
         return position
 
@@ -111,8 +125,8 @@ def open_wav(descriptor: int) -> PlainWav | None:
     """Opens a regular file; the result closes the descriptor.
 
     Returns:
-        None if libsndfile has to decode the file, as for `parse_wav`, or if a chunk begins behind the samples. The
-        descriptor is then open, and still at its start.
+        None if libsndfile has to decode the file, as for `parse_wav`, or if a chunk begins or a `LIST` ends behind the
+        first 4 KiB. The descriptor is then open, and still at its start.
 
     Raises:
         OSError: The file cannot be read. The descriptor is closed.
@@ -124,7 +138,15 @@ def open_wav(descriptor: int) -> PlainWav | None:
         raise
     if header is None:
         return None
-    return PlainWav(header, lambda offset, length: os.pread(descriptor, length, offset), lambda: os.close(descriptor))
+    return PlainWav(header, partial(_read_range, descriptor), partial(os.close, descriptor))
+
+
+def _read_range(descriptor: int, offset: int, length: int) -> bytes:
+    """Returns bytes of a file, fewer only at its end: Linux reads at most 2 GiB at a time, some file systems less."""
+    content = os.pread(descriptor, length, offset)
+    while len(content) < length and (more := os.pread(descriptor, length - len(content), offset + len(content))):
+        content += more
+    return content
 
 
 def parse_header(content: bytes, size: int) -> WavHeader | None:

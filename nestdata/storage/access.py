@@ -86,13 +86,14 @@ class Storage:
     def open_stream(self, location: str, *, offset: int = 0, info: ObjectInfo | None = None) -> io.BufferedReader:
         """Opens an object or file for sequential reading.
 
-        Objects are read in parts, of which some are requested ahead. The version is that of the first request: an
-        object that is replaced meanwhile is an error of kind "changed".
+        Objects are read in parts, of which some are requested ahead. The version is that of `info`: an object that is
+        replaced meanwhile is an error of kind "changed".
 
         Args:
             location: What to read.
             offset: Where to begin, in bytes.
-            info: What `info` returned for this location, if it was called before; saves a request.
+            info: What `info` returned for this location, which saves a request; by default it is asked now. Ignored for
+                local files.
         """
         if not is_url(location):
             return _opened(_local_path(location), offset)

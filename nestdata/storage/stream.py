@@ -50,7 +50,7 @@ class PartStream(SizedStream):
     """
 
     mode = "rb"
-    """As for a file, which `typing.BinaryIO` demands."""
+    """As of a file that is open for reading."""
 
     def __init__(
         self,

@@ -54,14 +54,15 @@ class StoredContent:
     def open(self) -> BufferedIOBase:
         """Returns a seekable stream that reads what is asked for.
 
-        The first bytes are read now: while soundfile opens a stream it holds a lock of the whole process, and waiting
-        for a store there would keep all threads from opening files. Errors, now and later, are those of
+        The first bytes are read now, and only once: soundfile holds a lock of the whole process while it opens a
+        stream, and a request there would keep all threads from opening files. Longer files whose end is examined when
+        they are opened, such as MP3, still lead to requests under the lock. Errors, now and later, are those of
         `Storage.read_range`.
         """
         size = _REMOTE_BUFFER if is_url(self.location) else _LOCAL_BUFFER
-        stream = io.BufferedReader(_RangeReader(self), size)
-        stream.peek(1)
-        return stream
+        wanted = min(self.length, size)
+        first = self.start if len(self.start) >= wanted else self.read_range(0, wanted)
+        return io.BufferedReader(_RangeReader(self, first), size)
 
     def read(self) -> bytes:
         """Returns all bytes; errors are those of `Storage.read_range`."""
@@ -73,20 +74,34 @@ class StoredContent:
 
 
 class _RangeReader(SizedStream):
-    """A seekable stream of the bytes of a `StoredContent`."""
+    """A seekable stream of the bytes of a `StoredContent`, which keeps the first bytes and those that it read last.
 
-    def __init__(self, content: StoredContent) -> None:
+    libsndfile seeks to the end and back while it opens a file, and `io.BufferedReader` then drops its buffer.
+    """
+
+    def __init__(self, content: StoredContent, first: bytes) -> None:
         super().__init__(content.length)
         self._content = content
+        self._kept = [(0, first), (0, first)]
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the standard library says WriteableBuffer
         num_bytes = min(len(buffer), self._size - self._position)
         if num_bytes <= 0:
             return 0
-        found = self._content.read_range(self._position, num_bytes)
+        found = self._find(num_bytes)
+        if not found:
+            found = self._content.read_range(self._position, num_bytes)
+            self._kept[1] = self._position, found
         buffer[: len(found)] = found
         self._position += len(found)
         return len(found)
+
+    def _find(self, num_bytes: int) -> bytes:
+        """Returns up to a number of bytes at the position, as far as they are kept."""
+        for start, kept in self._kept:
+            if found := kept[self._position - start :][:num_bytes] if self._position >= start else b"":
+                return found
+        return b""
 
 
 class GuardedStream:

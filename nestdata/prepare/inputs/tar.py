@@ -164,7 +164,7 @@ class ForwardReader:
         return found
 
     def _read(self, offset: int, length: int) -> None:
-        """Reads on, until the buffer begins at an offset and holds a length, or the stream ends."""
+        """Reads on, until the buffer begins at `offset` and holds `length` bytes, or the stream ends."""
         kept = bytes(self._buffer[offset - self._start : self._end - self._start]) if offset < self._end else b""
         while self._end < offset and (count := self._stream.readinto(self._buffer[: offset - self._end])):
             self._end += count

@@ -10,8 +10,8 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nestdata.corpus.encoded import EncodedAudio, open_audio, open_stream
-from nestdata.corpus.wav import PlainWav, parse_wav
+from nestdata.corpus.encoded import EncodedAudio, open_stream
+from nestdata.corpus.wav import PlainWav, open_wav, parse_wav
 from tests.synthesis import hiss
 
 
@@ -78,17 +78,53 @@ def test_a_file_that_is_cut_off_while_it_is_open_gives_fewer_samples(tmp_path: P
         np.testing.assert_array_equal(file.read(900, dtype), expected[100:749])
 
 
-def test_descriptors_are_closed_after_a_plain_file_and_after_an_error(tmp_path: Path) -> None:
+def test_a_file_is_read_to_its_end_by_a_file_system_that_returns_less_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav(2))
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, length, offset: pread(file, min(length, 150), offset))
+    with EncodedAudio(str(path)).open() as file:
+        assert isinstance(file, PlainWav)
+        np.testing.assert_array_equal(file.read(2000), soundfile.read(BytesIO(wav(2)), dtype="float32")[0])
+
+
+def test_descriptors_are_closed_after_a_plain_file_and_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.wav"
     path.write_bytes(wav())
     (tmp_path / "text.wav").write_text("no audio")
-    num_open = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        with EncodedAudio(str(path)).open() as file:
-            file.read(10)
-        with pytest.raises(soundfile.LibsndfileError):
-            EncodedAudio(str(tmp_path / "text.wav")).open()
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    with EncodedAudio(str(path)).open() as file:
+        file.read(10)
+        assert num_open(tmp_path) == 1
+    with pytest.raises(soundfile.LibsndfileError):
+        EncodedAudio(str(tmp_path / "text.wav")).open()
+
+    def fail(*_: object) -> bytes:
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        EncodedAudio(str(path)).open()
+    assert num_open(tmp_path) == 0
+
+
+def num_open(folder: Path) -> int:
+    """Returns the number of files below a folder that this process has open."""
+    links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum(link.is_relative_to(folder) for link in links)
+
+
+@pytest.mark.parametrize("position", [-500, -5, -1, 1001])
+def test_positions_outside_of_a_file_are_refused(tmp_path: Path, position: int) -> None:
+    (tmp_path / "a.wav").write_bytes(wav())
+    for content in (None, wav()):
+        with EncodedAudio(str(tmp_path / "a.wav"), content).open() as file:
+            assert isinstance(file, PlainWav)
+            with pytest.raises(ValueError, match=f"position {position} lies outside of 1000 samples"):
+                file.seek(position)
 
 
 @pytest.mark.parametrize("name", ["text behind the samples", "long text before the samples"])
@@ -96,9 +132,10 @@ def test_files_on_disk_with_distant_chunks_are_left_to_libsndfile(tmp_path: Path
     texts = b"INFO" + b"".join(chunk(b"ISFT", bytes(900)) for _ in range(5))
     content = wav(num_samples=3000) + chunk(b"LIST", TEXTS) if name.startswith("text") else with_chunk(b"LIST", texts)
     (tmp_path / "a.wav").write_bytes(content)
-    with EncodedAudio(str(tmp_path / "a.wav")).open() as file, open_audio(str(tmp_path / "a.wav")) as theirs:
+    with EncodedAudio(str(tmp_path / "a.wav")).open() as file:
         assert isinstance(file, soundfile.SoundFile)
-        np.testing.assert_array_equal(file.read(4000), theirs.read(4000))
+        plain = wav(num_samples=3000) if name.startswith("text") else wav()
+        np.testing.assert_array_equal(file.read(4000), soundfile.read(BytesIO(plain))[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
@@ -155,8 +192,13 @@ OTHER_FILES = {
 
 
 @pytest.mark.parametrize("name", OTHER_FILES)
-def test_other_files_are_left_to_libsndfile(name: str) -> None:
+def test_other_files_are_left_to_libsndfile(tmp_path: Path, name: str) -> None:
     assert parse_wav(OTHER_FILES[name]) is None
+    (tmp_path / "a.wav").write_bytes(OTHER_FILES[name])
+    descriptor = os.open(tmp_path / "a.wav", os.O_RDONLY)
+    assert open_wav(descriptor) is None
+    assert os.lseek(descriptor, 0, os.SEEK_CUR) == 0
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import soundfile
 
@@ -13,39 +14,57 @@ from nestdata.storage import Storage
 from tests.synthesis import hiss
 
 
+def encoded(form: str, seconds: float) -> bytes:
+    stream = io.BytesIO()
+    soundfile.write(stream, hiss(round(16000 * seconds), 1), 16000, format=form)
+    return stream.getvalue()
+
+
 def test_waiting_for_a_store_keeps_no_other_thread_from_opening_audio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoded = io.BytesIO()
-    soundfile.write(encoded, hiss(3000, 1), 16000, format="OGG")
-    content = encoded.getvalue()
+    content = encoded("OGG", 3)
     (tmp_path / "a.ogg").write_bytes(content)
-    is_asked, answers = threading.Event(), threading.Event()
+    asked: list[tuple[int, int]] = []
+    others: list[int] = []
+
+    def open_local() -> None:
+        others.append(soundfile.info(tmp_path / "a.ogg").frames)
 
     def read_range(_: Storage, __: str, start: int, length: int, **___: Any) -> bytes:
-        is_asked.set()
-        answers.wait()
+        """Answers when another thread has opened a file, or after 20 s, so that a failure is not a deadlock."""
+        asked.append((start, length))
+        other = threading.Thread(target=open_local, daemon=True)
+        other.start()
+        other.join(20)
         return content[start : start + length]
 
     monkeypatch.setattr(Storage, "read_range", read_range)
-    opened: list[int] = []
+    opened = StoredContent("s3://bucket/a.ogg", 0, len(content)).open()
+    with opened as stream, open_stream(stream) as file:
+        np.testing.assert_array_equal(file.read(file.frames), soundfile.read(io.BytesIO(content))[0])
+    assert asked == [(0, len(content))]
+    assert others == [48000]
 
-    def open_remote() -> None:
-        with StoredContent("s3://bucket/a.ogg", 0, len(content)).open() as stream, open_stream(stream) as file:
-            opened.append(file.frames)
 
-    def open_local() -> None:
-        opened.append(soundfile.info(tmp_path / "a.ogg").frames)
+@pytest.mark.parametrize("form", ["OGG", "MP3", "FLAC", "WAV"])
+@pytest.mark.parametrize("num_known", [0, 100, 1 << 18])
+def test_long_content_is_the_same_as_in_memory_and_its_start_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch, form: str, num_known: int
+) -> None:
+    content = encoded(form, 80)
+    assert len(content) > 1 << 18
+    starts: list[int] = []
 
-    remote, local = (threading.Thread(target=target, daemon=True) for target in (open_remote, open_local))
-    remote.start()
-    assert is_asked.wait(30)
-    local.start()
-    local.join(30)
-    assert opened == [3000]
-    answers.set()
-    remote.join(30)
-    assert opened == [3000, 3000]
+    def read_range(_: Storage, __: str, start: int, length: int, **___: Any) -> bytes:
+        starts.append(start)
+        return content[start : start + length]
+
+    monkeypatch.setattr(Storage, "read_range", read_range)
+    stored = StoredContent("s3://bucket/a", 0, len(content), start=content[:num_known])
+    with stored.open() as stream, open_stream(stream) as file, open_stream(io.BytesIO(content)) as expected:
+        np.testing.assert_array_equal(file.read(file.frames), expected.read(file.frames))
+    assert starts.count(0) == (num_known < 1 << 18)
 
 
 def test_content_that_cannot_be_read_is_an_error_when_it_is_opened(tmp_path: Path) -> None:
