@@ -36,6 +36,9 @@ _END_MARGIN_S = 0.002
 # Shortest beginning of a FLAC file for which decoding the whole file with dr_flac is faster than libsndfile's decoding
 # of the beginning; see benchmarks/results/decoders_2cores_2026-11.md.
 _MIN_SHARE_OF_FLAC = 0.8
+# OpenBLAS computes dot products of more than 10,000 elements in as many threads as there are cores. They wait actively
+# for each other, and take the cores from other loader workers.
+_BLAS_BLOCK = 8192
 # Encodings of which libsndfile returns every sample as a 16-bit integer without loss.
 _EXACT_IN_16_BITS = frozenset({"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"})
 
@@ -87,7 +90,7 @@ def load_samples(
     out[num_found:] = 0.0
     # A cheap first test: the dot product is finite only if all samples are. It also overflows for huge finite samples.
     with np.errstate(over="ignore"):
-        is_finite = math.isfinite(np.dot(out, out))
+        is_finite = all(math.isfinite(np.dot(block, block)) for block in _blocks(out))
     if not is_finite and not np.isfinite(out).all():
         raise AudioError.because(
             "not_finite",
@@ -137,8 +140,14 @@ def samples_in(duration: float, rate: int) -> int:
 def energy(samples: NDArray[np.float32]) -> float:
     """Returns the sum of squares."""
     # In double precision, so that a gain rounded to single precision does not depend on the order of summation.
-    exact = samples.astype(np.float64)
-    return float(exact.dot(exact))
+    exact = (block.astype(np.float64) for block in _blocks(samples))
+    return sum((float(block.dot(block)) for block in exact), 0.0)
+
+
+def _blocks(samples: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    """Yields parts of samples that are short enough for BLAS to stay in this thread; see `_BLAS_BLOCK`."""
+    for start in range(0, len(samples), _BLAS_BLOCK):
+        yield samples[start : start + _BLAS_BLOCK]
 
 
 def _read(

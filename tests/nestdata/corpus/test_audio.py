@@ -3,6 +3,7 @@ import math
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -400,6 +401,36 @@ def test_format_that_libsndfile_does_not_know_is_decoded_by_another_library(
 def test_durations_are_rounded_to_samples_as_in_lhotse(num_samples: int, rate: int) -> None:
     for duration in (num_samples / rate, (num_samples + 0.5) / rate, round(num_samples / rate, 3)):
         assert samples_in(duration, rate) == compute_num_samples(duration, rate)
+
+
+def test_loading_and_energies_take_no_time_of_other_threads(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    write_audio(path, hiss(160_000, 1))
+    program = """
+import sys
+from pathlib import Path
+import numpy as np
+from nestdata.corpus.audio import energy, load_samples
+
+def ticks():
+    stats = [task.joinpath("stat").read_text().rpartition(")")[2].split() for task in Path("/proc/self/task").iterdir()]
+    return sorted(int(fields[11]) + int(fields[12]) for fields in stats)
+
+source = {"type": "file", "channels": [0], "source": sys.argv[1]}
+recording = {"id": "a", "sources": [source], "sampling_rate": 16000, "num_samples": 160000, "duration": 10.0}
+cut = {"id": "a", "start": 0.0, "duration": 10.0, "channel": 0, "recording": recording}
+samples = load_samples(cut)
+before = ticks()
+for _ in range(1000):
+    energy(load_samples(cut))
+print(ticks()[-1] - before[-1], sum(ticks()[:-1]) - sum(before[:-1]))
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], env=environment, capture_output=True, text=True, check=True
+    )
+    in_main, in_others = map(int, done.stdout.split())
+    assert in_others <= max(2, in_main // 20)
 
 
 def test_energy_is_the_sum_of_squares() -> None:
