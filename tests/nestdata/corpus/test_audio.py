@@ -408,6 +408,7 @@ def test_loading_and_energies_take_no_time_of_other_threads(tmp_path: Path) -> N
     write_audio(path, hiss(160_000, 1))
     program = """
 import sys
+import time
 from pathlib import Path
 import numpy as np
 from nestdata.corpus.audio import energy, load_samples
@@ -419,9 +420,10 @@ def ticks():
 source = {"type": "file", "channels": [0], "source": sys.argv[1]}
 recording = {"id": "a", "sources": [source], "sampling_rate": 16000, "num_samples": 160000, "duration": 10.0}
 cut = {"id": "a", "start": 0.0, "duration": 10.0, "channel": 0, "recording": recording}
-samples = load_samples(cut)
+energy(load_samples(cut))
+time.sleep(1)  # the threads of BLAS wait actively for a while when they are started
 before = ticks()
-for _ in range(1000):
+for _ in range(3000):
     energy(load_samples(cut))
 print(ticks()[-1] - before[-1], sum(ticks()[:-1]) - sum(before[:-1]))
 """
@@ -430,7 +432,7 @@ print(ticks()[-1] - before[-1], sum(ticks()[:-1]) - sum(before[:-1]))
         [sys.executable, "-c", program, str(path)], env=environment, capture_output=True, text=True, check=True
     )
     in_main, in_others = map(int, done.stdout.split())
-    assert in_others <= max(2, in_main // 20)
+    assert in_others < in_main / 4  # with longer products, they take as much as the main thread
 
 
 def test_energy_is_the_sum_of_squares() -> None:
