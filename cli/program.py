@@ -134,7 +134,9 @@ def _is_explained(error: Exception) -> bool:
     from nestguard import GuardError
     from nestmodel import NestModelError
 
-    return isinstance(error, (NestDataError, NestModelError, GuardError))
+    lightning = sys.modules.get("lightning_fabric.utilities.exceptions")  # not imported for the sake of an error
+    explained = () if lightning is None else (lightning.MisconfigurationException,)
+    return isinstance(error, (NestDataError, NestModelError, GuardError, *explained))
 
 
 def _message(error: Exception) -> str:

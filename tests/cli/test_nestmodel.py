@@ -114,6 +114,26 @@ def test_invalid_input_is_one_line_with_the_remedy(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [("max_time", "00:00:6:00", "Expected a string in the format DD:HH:MM:SS"), ("devices", "0", "devices='0'")],
+)
+def test_a_setting_that_lightning_refuses_is_one_line(
+    flag: str,
+    value: str,
+    message: str,
+    messy_corpora: MessyCorpora,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--config", "demo", "--data.corpus", str(messy_corpora.speech), "--trainer.accelerator", "cpu"]
+    assert main(["fit", *arguments, f"--trainer.{flag}", value]) == 1
+    assert message in error_of(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_run_whose_files_are_all_broken_ends_with_their_names(
     num_workers: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
