@@ -1,14 +1,17 @@
 """Scores encoders with the content probe, in a drawn order and under hidden names.
 
     python benchmarks/bench_content.py OUTPUT --train train.json --test test.json --model NAME=CHECKPOINT ...
-    python benchmarks/bench_content.py OUTPUT --train train.json --test test.json \
-        --speech speech.json --noise noise.json --minutes 5,15,30 --probe-options "--group-by scene"
+    python benchmarks/bench_content.py OUTPUT --train train.json --test test.json --group-by scene \
+        --speech speech.json --noise noise.json --minutes 30 --pretraining-seeds 0,1 \
+        --variant "preset=" --variant "one codebook=--model.config.quantizer.num_codebooks 1"
 
 The first form scores given models. The second form pretrains the demo preset first, on SPEECH and on the training audio
-without its texts, once for each number of minutes. Models get letters in a drawn order, and are pretrained and scored
-in drawn orders. The commands and their output name letters only. The figures of all letters are written to figures.md,
-whose SHA-256 is printed, before the letters are resolved to names in the results. A run that was interrupted goes on
-where it ended. `--quick` checks that everything runs, with a few utterances and steps.
+without its texts, once for each number of minutes, variant of the settings and seed. Models get letters in a drawn
+order, and are pretrained and scored in drawn orders. The commands and their output name letters only. The figures of
+all letters are written to figures.md, whose SHA-256 is printed, before the letters are resolved to names in the
+results. Models with names such as `a/0`, `a/1` and `b/0`, `b/1` are two variants with two seeds each: the results
+compare the variants, too. A run that was interrupted goes on where it ended. `--quick` checks that everything runs,
+with a few utterances and steps.
 """
 
 import argparse
@@ -20,7 +23,11 @@ import shlex
 import shutil
 import sys
 import time
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import reduce
 from importlib.metadata import version
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +37,7 @@ from kept_settings import keep_settings
 from peer import run_peer
 
 from nestmodel import Estimate
-from nestmodel.evaluate.error_rates import percent
+from nestmodel.evaluate.error_rates import ErrorCounts, count_errors, error_difference, error_rate, percent
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 QUICK_PROBE = "--max-epochs 2 --learning-rates 0.01 --probe-seeds 0"
@@ -43,21 +50,21 @@ def main() -> int:
     arguments = _arguments()
     output = arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
-    kept = ("train", "test", "speech", "noise", "overrides", "probe_options", "quick")
+    kept = ("train", "test", "group_by", "speech", "noise", "variant", "overrides", "probe_options", "quick")
     keep_settings(output, {name: str(getattr(arguments, name)) for name in kept})
     for side in ("train", "test"):
-        _write_manifest(getattr(arguments, side), output / f"{side}.json", arguments.quick and QUICK_UTTERANCES[side])
+        write_manifest(getattr(arguments, side), output / f"{side}.json", arguments.quick and QUICK_UTTERANCES[side])
     given = dict(one.split("=", 1) for one in arguments.model)
-    minutes = [] if given else [int(number) for number in arguments.minutes.split(",")]
-    names = [*given, *(f"{number} minutes" for number in minutes)]
+    runs = {} if given else _runs(arguments)
+    names = [*given, *runs]
     letters = _draw_letters(output, names)
-    if minutes:
+    if runs:
         _prepare(arguments, output)
     for letter in _order(output, "pretraining", letters):
         name = letters[letter]
         if (output / f"{letter}.ckpt").exists():
             continue
-        checkpoint = Path(given[name]) if given else _pretrain(output, letter, int(name.split()[0]), arguments)
+        checkpoint = Path(given[name]) if given else _pretrain(output, letter, runs[name], arguments)
         shutil.copy(checkpoint, output / f"{letter}.ckpt")
     for letter in _order(output, "scoring", letters):
         _score(output, letter, arguments)
@@ -76,11 +83,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("output", type=Path)
     parser.add_argument("--train", type=Path, required=True, help="NeMo lines with text, of which the probe learns")
     parser.add_argument("--test", type=Path, required=True, help="NeMo lines with text, which are scored")
+    parser.add_argument("--group-by", help="field of the lines whose values stay on one side of the held-out split")
     parser.add_argument("--model", action="append", default=[], metavar="NAME=CHECKPOINT", help="may be repeated")
     parser.add_argument("--speech", type=Path, help="NeMo lines of speech for pretraining")
     parser.add_argument("--noise", type=Path, help="NeMo lines of noise for pretraining")
     parser.add_argument("--minutes", default="30", help="lengths of pretraining, such as 5,15,30")
-    parser.add_argument("--overrides", default="", help="further flags of `nestmodel fit`")
+    parser.add_argument("--pretraining-seeds", default="0", help="seeds of pretraining, such as 0,1")
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="NAME=FLAGS", help="settings to compare; may be repeated"
+    )
+    parser.add_argument("--overrides", default="", help="further flags of `nestmodel fit`, for all variants")
     parser.add_argument("--probe-options", default="", help="further flags of `nestmodel probe`")
     parser.add_argument("--results", type=Path, default=Path("content.md"))
     parser.add_argument("--quick", action="store_true", help="few utterances and steps, to check the script")
@@ -90,7 +102,27 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _write_manifest(source: Path, target: Path, limit: int) -> None:
+@dataclass(frozen=True)
+class _Pretraining:
+    """One run of pretraining: its length, its seed, and flags of `nestmodel fit`."""
+
+    minutes: int
+    seed: int
+    flags: str
+
+
+def _runs(arguments: argparse.Namespace) -> dict[str, _Pretraining]:
+    """Returns the runs of pretraining by name: variant and length, a slash, and the seed."""
+    variants = dict(one.split("=", 1) for one in arguments.variant or ["preset="])
+    return {
+        f"{name}, {minutes} minutes/{seed}": _Pretraining(int(minutes), int(seed), flags)
+        for minutes in arguments.minutes.split(",")
+        for name, flags in variants.items()
+        for seed in arguments.pretraining_seeds.split(",")
+    }
+
+
+def write_manifest(source: Path, target: Path, limit: int = 0) -> None:
     """Copies a manifest with absolute paths; `limit` utterances if it is not 0, evenly spread."""
     rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
     for row in rows:
@@ -124,9 +156,7 @@ def _prepare(arguments: argparse.Namespace, output: Path) -> None:
         del row["text"]
     (output / "audio_only.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("speech", "noise"):
-        _write_manifest(
-            getattr(arguments, name), output / f"{name}.json", arguments.quick and QUICK_UTTERANCES["train"]
-        )
+        write_manifest(getattr(arguments, name), output / f"{name}.json", arguments.quick and QUICK_UTTERANCES["train"])
     for command in (
         "nestdata prepare noise.json -o noise.corpus --pcm --overwrite",
         "nestdata prepare speech.json audio_only.json -o pretrain.corpus --max-seconds 30",
@@ -134,7 +164,7 @@ def _prepare(arguments: argparse.Namespace, output: Path) -> None:
         _run(command, output)
 
 
-def _pretrain(output: Path, letter: str, minutes: int, arguments: argparse.Namespace) -> Path:
+def _pretrain(output: Path, letter: str, run: _Pretraining, arguments: argparse.Namespace) -> Path:
     """Returns the last checkpoint of a new run."""
     shutil.rmtree(output / f"run-{letter}", ignore_errors=True)
     settings = {name: value for name, value in SETTINGS.items() if "val_check" not in name}
@@ -143,19 +173,20 @@ def _pretrain(output: Path, letter: str, minutes: int, arguments: argparse.Names
     overrides = " ".join(f"--{name} {value}" for name, value in settings.items())
     _run(
         "nestmodel fit --config demo --data.corpus pretrain.corpus --data.noise noise.corpus "
-        f"--trainer.default_root_dir run-{letter} --trainer.max_time 00:{minutes // 60:02d}:{minutes % 60:02d}:00 "
-        f"{overrides} {arguments.overrides}",
+        f"--trainer.default_root_dir run-{letter} "
+        f"--trainer.max_time 00:{run.minutes // 60:02d}:{run.minutes % 60:02d}:00 "
+        f"{overrides} --seed_everything {run.seed} {arguments.overrides} {run.flags}",
         output,
-        hidden=str(minutes),
+        is_hidden=True,
     )
     return output / f"run-{letter}" / "version_0" / "checkpoints" / "last.ckpt"
 
 
 def _score(output: Path, letter: str, arguments: argparse.Namespace) -> None:
-    options = f"{QUICK_PROBE if arguments.quick else ''} {arguments.probe_options}"
+    group_by = f"--group-by {arguments.group_by}" if arguments.group_by else ""
     commands = {
-        f"ctc-{letter}": f"--task ctc {options}",
-        f"frames-{letter}": f"--task frames --units characters {QUICK_FRAMES if arguments.quick else ''}",
+        f"ctc-{letter}": f"--task ctc {group_by} {QUICK_PROBE if arguments.quick else ''} {arguments.probe_options}",
+        f"frames-{letter}": f"--task frames --units characters {group_by} {QUICK_FRAMES if arguments.quick else ''}",
     }
     for name, task in commands.items():
         if not (output / name / "probe.json").exists():
@@ -164,9 +195,9 @@ def _score(output: Path, letter: str, arguments: argparse.Namespace) -> None:
             (output / name / "seconds").write_text(f"{time.monotonic() - began:.0f}")
 
 
-def _run(command: str, output: Path, hidden: str = "") -> None:
-    print("$", command if not hidden else command.split(" --trainer.default_root_dir")[0] + " ...", flush=True)
-    run_peer(shlex.split(command), cwd=output, env=environment(), echo=not hidden)
+def _run(command: str, output: Path, is_hidden: bool = False) -> None:
+    print("$", command.split(" --trainer.default_root_dir")[0] + " ..." if is_hidden else command, flush=True)
+    run_peer(shlex.split(command), cwd=output, env=environment(), echo=not is_hidden)
 
 
 def _read(output: Path, letter: str) -> dict[str, Any]:
@@ -174,7 +205,9 @@ def _read(output: Path, letter: str) -> dict[str, Any]:
         task: json.loads((output / f"{task}-{letter}" / "probe.json").read_text(encoding="utf-8"))
         for task in ("ctc", "frames")
     }
-    return {**found, "seconds": (output / f"ctc-{letter}" / "seconds").read_text()}
+    lines = (output / f"ctc-{letter}" / "hypotheses.jsonl").read_text(encoding="utf-8").splitlines()
+    seconds = (output / f"ctc-{letter}" / "seconds").read_text()
+    return {**found, "transcripts": [json.loads(line) for line in lines], "seconds": seconds}
 
 
 def _figures(found: dict[str, dict[str, Any]]) -> str:
@@ -199,6 +232,39 @@ def _figures(found: dict[str, dict[str, Any]]) -> str:
             cells = f"{names[one['contestant']]} | {one['layer']} | {_shown(one['accuracy'])} | {clusters}"
             lines.append(f"| {model} | {cells} |")
     return "\n".join(lines) + "\n"
+
+
+def _variant_table(found: dict[str, dict[str, Any]]) -> str:
+    """Returns a table of the variants, models whose names differ after the slash only; "" if there are none."""
+    counts: dict[str, dict[str, ErrorCounts]] = defaultdict(dict)
+    for name, model in found.items():
+        variant, slash, seed = name.rpartition("/")
+        if slash:
+            counts[variant][seed] = _count_errors(model["transcripts"])
+    if len(counts) < 2:
+        return ""
+    first, *others = counts
+    lines = [
+        "Variants, their errors added up over seeds of pretraining and of heads:",
+        "",
+        f"| variant | CER | CER by seed of pretraining | minus {first} |",
+        "|---|---|---|---|",
+    ]
+    totals = {variant: reduce(add, by_seed.values()) for variant, by_seed in counts.items()}
+    for variant, by_seed in counts.items():
+        seeds = ", ".join(f"{seed}: {100 * error_rate(one).rate:.1f}" for seed, one in by_seed.items())
+        difference = percent(error_difference(totals[variant], totals[first])) if variant in others else ""
+        lines.append(f"| {variant} | {percent(error_rate(totals[variant]))} | {seeds} | {difference} |")
+    return "\n".join(lines) + "\n\n"
+
+
+def _count_errors(transcripts: list[dict[str, Any]]) -> ErrorCounts:
+    """Returns the errors in characters of the trained encoder by test utterance, added up over the seeds of heads."""
+    references = [one["text"] for one in transcripts]
+    seeds = list(transcripts[0]["trained"])
+    return reduce(
+        add, (count_errors(references, [one["trained"][seed] for one in transcripts], "characters") for seed in seeds)
+    )
 
 
 def _is_below(differences: list[dict[str, Any]]) -> bool:
@@ -237,7 +303,7 @@ Models had letters instead of names until the figures were written (SHA-256 of f
 Trained below both baselines by more than the interval of the difference, with all seeds together and with each one:
 {", ".join(below) or "none"}.
 
-{_figures(found)}
+{_variant_table(found)}{_figures(found)}
 The units of the frames are the characters of a forced alignment. Alphabet: `{probe["alphabet"]}`.
 Test characters outside it: {sum(probe["unknown_characters"].values())}.
 """

@@ -71,7 +71,7 @@ def probe_command(
         int | None, typer.Option(help="labels: maximum number of training utterances per class. [default: all]")
     ] = None,
     labels_per_frame: Annotated[
-        int | None, typer.Option(help="ctc: labels predicted from each encoder frame. [default: 2]")
+        int | None, typer.Option(help="ctc: labels predicted from each encoder frame. [default: 25 in a second]")
     ] = None,
     learning_rates: Annotated[
         str | None, typer.Option(help="ctc: learning rates to choose from. [default: 0.005,0.02,0.08]")

@@ -4,7 +4,7 @@ All feature sets are trained by the same rule: Adam with a learning rate that fa
 order, and an early end when the character error rate of the held-out utterances has not improved for some epochs. The
 weights of the best epoch are kept.
 
-The encoder's frames are 80 ms long, longer than a character of fast speech, and CTC writes at most one character per
+An encoder's frames may be 80 ms long, longer than a character of fast speech, and CTC writes at most one character per
 frame. The head therefore predicts several labels from each frame, in the order of time (`labels_per_frame`).
 """
 
@@ -29,6 +29,9 @@ UTTERANCES_PER_STEP = 16
 
 MAX_GRADIENT_NORM = 1.0
 """Gradients are clipped to this norm."""
+
+MIN_LABEL_RATE_HZ = 25.0
+"""Minimum number of labels per second; people speak fewer characters. 40 ms are the frames of many recognisers."""
 
 _STD_OFFSET = 1e-5  # a constant dimension does not divide by zero
 
@@ -169,6 +172,11 @@ def fit_head(
 def transcribe(head: CtcHead, cache: FeatureCache, alphabet: Alphabet, rows: Sequence[int]) -> list[str]:
     """Returns the greedy transcript of each utterance."""
     return [alphabet.decode(head(cache.read(row)).argmax(dim=1).tolist()) for row in rows]
+
+
+def default_labels_per_frame(frame_rate_hz: float) -> int:
+    """Returns the smallest number of labels per encoder frame that gives `MIN_LABEL_RATE_HZ`."""
+    return max(1, math.ceil(MIN_LABEL_RATE_HZ / frame_rate_hz))
 
 
 def fits(text: str, num_label_frames: int) -> bool:

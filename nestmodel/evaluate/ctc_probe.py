@@ -20,7 +20,14 @@ from typing import Any
 
 from nestdata import Corpus, derive_key
 from nestmodel.evaluate.contestants import BASELINES, CONTESTANTS, Contestant
-from nestmodel.evaluate.ctc_head import StoppingRule, TrainedHead, fit_head, fits, transcribe
+from nestmodel.evaluate.ctc_head import (
+    StoppingRule,
+    TrainedHead,
+    default_labels_per_frame,
+    fit_head,
+    fits,
+    transcribe,
+)
 from nestmodel.evaluate.ctc_report import (
     NUM_EXAMPLES,
     ContestantScore,
@@ -48,6 +55,7 @@ class _Task:
     """What every contestant is trained and scored on."""
 
     texts: dict[int, str]
+    labels_per_frame: int
     rows: SplitRows
     alphabet: Alphabet
     test: list[SpeechUtterance]
@@ -124,6 +132,7 @@ def _probe_sides(
     on_progress: OnProgress | None,
 ) -> tuple[CtcProbeReport, str]:
     """Returns the report without the name of the model and the rejects, and the lines of `hypotheses.jsonl`."""
+    labels_per_frame = config.labels_per_frame or default_labels_per_frame(frame_rate_hz(model))
     num_heads = len(CONTESTANTS) * (len(config.learning_rates) + len(config.probe_seeds) - 1)
     num_encoded = len(CONTESTANTS) * (len(training.utterances) + len(test.utterances))
     on_work = progress_counter(num_encoded + num_heads * len(training.utterances), on_progress)
@@ -142,10 +151,11 @@ def _probe_sides(
         in_all_test = set.intersection(*(each.test.rows for each in caches.values()))
         usable = [one for one in training.utterances if one.row in in_all]
         scored = [one for one in test.utterances if one.row in in_all_test]
-        writable = [one for one in usable if _fits(one, caches["trained"].training, config)]
+        writable = [one for one in usable if _fits(one, caches["trained"].training, labels_per_frame)]
         check_enough(len(writable), len(scored))
         task = _Task(
             texts={one.row: one.text for one in writable},
+            labels_per_frame=labels_per_frame,
             rows=split_training(writable, config.held_out, config.seed),
             alphabet=Alphabet.of_texts(one.text for one in writable),
             test=scored,
@@ -154,10 +164,10 @@ def _probe_sides(
             name: _recognise(name, caches[name], task, config, on_work, len(training.utterances))
             for name in CONTESTANTS
         }
-        num_fast = sum(not _fits(one, caches["trained"].test, config) for one in scored)
+        num_fast = sum(not _fits(one, caches["trained"].test, labels_per_frame) for one in scored)
     known_texts = {one.text for one in training.utterances}
     report = CtcProbeReport(
-        config=config,
+        config=replace(config, labels_per_frame=labels_per_frame),
         model="",
         alphabet=task.alphabet.characters,
         unknown_characters=task.alphabet.count_unknown(one.text for one in scored),
@@ -185,7 +195,7 @@ def _recognise(
             task.texts,
             task.alphabet,
             *task.rows,
-            labels_per_frame=config.labels_per_frame,
+            labels_per_frame=task.labels_per_frame,
             learning_rate=learning_rate,
             rule=StoppingRule(max_epochs=config.max_epochs, patience=config.patience),
             seed=seed,
@@ -266,5 +276,5 @@ def _hypothesis_lines(
     return "".join(lines)
 
 
-def _fits(utterance: SpeechUtterance, cache: FeatureCache, config: CtcProbeConfig) -> bool:
-    return fits(utterance.text, cache.num_frames(utterance.row) * config.labels_per_frame)
+def _fits(utterance: SpeechUtterance, cache: FeatureCache, labels_per_frame: int) -> bool:
+    return fits(utterance.text, cache.num_frames(utterance.row) * labels_per_frame)

@@ -30,8 +30,9 @@ class CtcProbeConfig:
     """A field, such as `speaker`: utterances with the same value are on the same side of that split. None keeps the
     utterances of a recording together."""
 
-    labels_per_frame: int = 2
-    """Number of labels that are predicted from each encoder frame, in the order of time."""
+    labels_per_frame: int | None = None
+    """Number of labels that are predicted from each encoder frame, in the order of time. None takes the smallest number
+    that gives 25 labels per second."""
 
     learning_rates: tuple[float, ...] = (0.005, 0.02, 0.08)
     """Learning rates of Adam to choose from; each contestant gets the one with its lowest held-out error rate."""
@@ -61,7 +62,7 @@ class CtcProbeConfig:
 
         rates, seeds = self.learning_rates, self.probe_seeds
         check(0.0 < self.held_out < 1.0, "held_out", "a share between 0 and 1")
-        check(self.labels_per_frame >= 1, "labels_per_frame", "1 or more")
+        check(self.labels_per_frame is None or self.labels_per_frame >= 1, "labels_per_frame", "1 or more")
         check(len(rates) == len(set(rates)) > 0 and min(rates) > 0, "learning_rates", "different positive numbers")
         check(self.max_epochs >= 1, "max_epochs", "1 or more")
         check(self.patience >= 1, "patience", "1 or more")

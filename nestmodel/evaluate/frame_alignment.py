@@ -24,7 +24,6 @@ from nestmodel.evaluate.sides import Caches, Side
 from nestmodel.evaluate.text import BLANK, Alphabet
 from nestmodel.evaluate.transcripts import SpeechUtterance, split_training
 
-LABELS_PER_FRAME = 2
 LEARNING_RATE = 0.02
 RULE = StoppingRule(max_epochs=30, patience=30)
 
@@ -38,7 +37,13 @@ class AlignedUnits(NamedTuple):
 
 
 def aligned_units(
-    caches: Mapping[Contestant, Caches], training: Side, test: Side, *, held_out: float, seed: int
+    caches: Mapping[Contestant, Caches],
+    training: Side,
+    test: Side,
+    *,
+    labels_per_frame: int,
+    held_out: float,
+    seed: int,
 ) -> AlignedUnits:
     """Trains a head for each contestant, and aligns the texts of both sides with the average of their probabilities.
 
@@ -49,13 +54,13 @@ def aligned_units(
         caches: Features of all contestants.
         training: Utterances with text to train the heads on, and to align.
         test: Utterances with text to align.
+        labels_per_frame: Number of labels that the heads predict from each frame.
         held_out: Share of the training utterances that ends the training of the heads.
         seed: Determines the split and the heads.
     """
     all_training = set.intersection(*(one.training.rows for one in caches.values()))
-    writable = [
-        one for one in training.utterances if one.row in all_training and _fits(one, caches["trained"].training)
-    ]
+    usable = [one for one in training.utterances if one.row in all_training]
+    writable = [one for one in usable if _fits(one, caches["trained"].training, labels_per_frame)]
     alphabet = Alphabet.of_texts(one.text for one in writable)
     rows = split_training(writable, held_out, seed)
     texts = {one.row: one.text for one in writable}
@@ -65,7 +70,7 @@ def aligned_units(
             texts,
             alphabet,
             *rows,
-            labels_per_frame=LABELS_PER_FRAME,
+            labels_per_frame=labels_per_frame,
             learning_rate=LEARNING_RATE,
             rule=RULE,
             seed=seed,
@@ -99,15 +104,15 @@ def _align_side(
     for one in side.utterances:
         if not all(one.row in cache.rows for cache in caches.values()):
             continue
-        if alphabet.count_unknown([one.text]) or not _fits(one, caches["trained"]):
+        if alphabet.count_unknown([one.text]) or not _fits(one, caches["trained"], heads["trained"].labels_per_frame):
             detail = f"{one.text!r} has too many characters for its frames, or characters outside the alphabet"
             side.rejects.add(RejectedUtterance("", one.cut_id, "not_aligned", detail))
             continue
         log_probs = torch.stack([heads[name](caches[name].read(one.row)) for name in CONTESTANTS])
         average = log_probs.logsumexp(dim=0) - math.log(len(CONTESTANTS))
-        found[one.row] = majority(align(average, alphabet.encode(one.text)), LABELS_PER_FRAME)
+        found[one.row] = majority(align(average, alphabet.encode(one.text)), heads["trained"].labels_per_frame)
     return found
 
 
-def _fits(utterance: SpeechUtterance, cache: FeatureCache) -> bool:
-    return fits(utterance.text, cache.num_frames(utterance.row) * LABELS_PER_FRAME)
+def _fits(utterance: SpeechUtterance, cache: FeatureCache, labels_per_frame: int) -> bool:
+    return fits(utterance.text, cache.num_frames(utterance.row) * labels_per_frame)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nestdata import Corpus, derive_key
 from nestmodel.evaluate.contestants import CONTESTANTS, Contestant
-from nestmodel.evaluate.ctc_head import StoppingRule
+from nestmodel.evaluate.ctc_head import StoppingRule, default_labels_per_frame
 from nestmodel.evaluate.encode import Utterance, frame_rate_hz, iterate_log_mels, resolve_device
 from nestmodel.evaluate.error_rates import check_jiwer, ratio, ratio_difference
 from nestmodel.evaluate.feature_cache import FeatureCache
@@ -198,7 +198,14 @@ def _units(
     on_work: OnWork,
 ) -> _Units:
     if config.units == "characters":
-        aligned = aligned_units(caches, training, test, held_out=config.held_out, seed=config.seed)
+        aligned = aligned_units(
+            caches,
+            training,
+            test,
+            labels_per_frame=default_labels_per_frame(frame_rate_hz(model)),
+            held_out=config.held_out,
+            seed=config.seed,
+        )
         on_work(len(training.utterances) + len(test.utterances))
         characters = aligned.alphabet.characters
         return _Units(aligned.training, aligned.test, len(characters), characters)

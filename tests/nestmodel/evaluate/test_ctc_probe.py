@@ -8,7 +8,7 @@ import torch
 
 from nestdata import OutputError
 from nestmodel import ConfigError, CtcProbeConfig, CtcProbeReport, NestNetwork, ProbeError, run_ctc_probe
-from nestmodel.evaluate.ctc_head import CtcHead, fits
+from nestmodel.evaluate.ctc_head import CtcHead, default_labels_per_frame, fits
 from nestmodel.evaluate.ctc_report import markdown
 from tests.extras import needs
 from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
@@ -201,6 +201,24 @@ def test_a_head_predicts_several_labels_from_each_frame_in_order() -> None:
         head.linear.weight.zero_()
         head.linear.bias.copy_(torch.tensor([0.0, 9, 0, 0, 0, 0, 9, 0]))
     assert head(torch.zeros(3, 2, 3)).argmax(dim=1).tolist() == [1, 2, 1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(("frame_rate_hz", "labels"), [(6.25, 4), (10.0, 3), (12.5, 2), (25.0, 1), (50.0, 1)])
+def test_the_default_number_of_labels_gives_at_least_25_per_second(frame_rate_hz: float, labels: int) -> None:
+    assert default_labels_per_frame(frame_rate_hz) == labels
+
+
+@pytest.mark.parametrize(("factor", "labels"), [(8, 2), (4, 1)])
+def test_the_number_of_labels_follows_the_frame_rate(
+    factor: int, labels: int, folder: Path, rows: Rows, test_rows: Rows
+) -> None:
+    assert (len(rows), len(test_rows)) == (80, 16)
+    config = tiny_config()
+    model = NestNetwork(replace(config, encoder=replace(config.encoder, subsampling_factor=factor)))
+    found = probe(model, folder, replace(SHORT, max_epochs=1))
+    assert (found.frame_rate_hz, found.config.labels_per_frame) == (100 / factor, labels)
+    # one weight of a layer, and a linear map of stacked log-mels to the labels: a blank and 5 characters
+    assert found.score("log_mel").num_parameters == 1 + (80 * factor + 1) * labels * 6
 
 
 def test_repeated_characters_need_a_blank_between_them() -> None:
