@@ -22,7 +22,10 @@ FrameUnits = Literal["mfcc", "characters"]
 OPTIONS: dict[ProbeTask, frozenset[str]] = {
     "labels": frozenset({"label", "held_out", "held_out_where", "group_by", "train_per_class"}),
     "ctc": frozenset(
-        {"test", "held_out", "group_by", "labels_per_frame", "learning_rates", "max_epochs", "patience", "probe_seeds"}
+        {
+            *("test", "held_out", "group_by", "baselines", "labels_per_frame", "learning_rates", "max_epochs"),
+            *("patience", "probe_seeds"),
+        }
     ),
     "frames": frozenset({"test", "held_out", "group_by", "max_epochs", "patience", "units", "num_units"}),
 }
@@ -70,8 +73,13 @@ def probe_command(
     train_per_class: Annotated[
         int | None, typer.Option(help="labels: maximum number of training utterances per class. [default: all]")
     ] = None,
+    baselines: Annotated[
+        str | None,
+        typer.Option(help="ctc: what the encoder is compared with, or none. [default: untrained,log_mel]"),
+    ] = None,
     labels_per_frame: Annotated[
-        int | None, typer.Option(help="ctc: labels predicted from each encoder frame. [default: 25 in a second]")
+        int | None,
+        typer.Option(help="ctc: labels predicted from each encoder frame. [default: as few as give 25 per second]"),
     ] = None,
     learning_rates: Annotated[
         str | None, typer.Option(help="ctc: learning rates to choose from. [default: 0.005,0.02,0.08]")
@@ -110,6 +118,7 @@ def probe_command(
         "held_out_where": held_out_where,
         "group_by": group_by,
         "train_per_class": train_per_class,
+        "baselines": _baseline_names(baselines),
         "labels_per_frame": labels_per_frame,
         "learning_rates": _numbers("learning-rates", learning_rates, float),
         "max_epochs": max_epochs,
@@ -183,6 +192,13 @@ def _numbers(name: str, text: str | None, kind: type[int] | type[float]) -> tupl
         return None if text is None else tuple(kind(number) for number in text.split(","))
     except ValueError:
         raise UsageError(f"--{name} is {text!r}: give numbers separated by commas.") from None
+
+
+def _baseline_names(text: str | None) -> tuple[str, ...] | None:
+    names = None if text is None else () if text == "none" else tuple(text.split(","))
+    if names and not set(names) <= {"untrained", "log_mel"}:
+        raise UsageError(f"--baselines is {text!r}: give untrained, log_mel, both with a comma between them, or none.")
+    return names
 
 
 def _flag(name: str) -> str:

@@ -134,7 +134,8 @@ def _is_explained(error: Exception) -> bool:
     from nestguard import GuardError
     from nestmodel import NestModelError
 
-    lightning = sys.modules.get("lightning_fabric.utilities.exceptions")  # not imported for the sake of an error
+    # Lightning takes seconds to import: only a process that has imported it can have raised its error.
+    lightning = sys.modules.get("lightning_fabric.utilities.exceptions")
     explained = () if lightning is None else (lightning.MisconfigurationException,)
     return isinstance(error, (NestDataError, NestModelError, GuardError, *explained))
 

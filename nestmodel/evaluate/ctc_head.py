@@ -31,7 +31,7 @@ MAX_GRADIENT_NORM = 1.0
 """Gradients are clipped to this norm."""
 
 MIN_LABEL_RATE_HZ = 25.0
-"""Minimum number of labels per second; people speak fewer characters. 40 ms are the frames of many recognisers."""
+"""Minimum number of labels per second by default. Speech has fewer characters per second (docs/probes.md)."""
 
 _STD_OFFSET = 1e-5  # a constant dimension does not divide by zero
 

@@ -2,8 +2,9 @@
 
 Source: SUPERB, arXiv:2105.01051: a frozen encoder, a learned weighted sum of its layers, a small head. The head is that
 of SUPERB's phoneme recognition, one linear map with CTC; its speech recognition has a BLSTM of two layers. Differs:
-characters instead of phonemes; each dimension of each layer is standardised; several labels per frame, because the
-frames are 80 ms instead of 20 ms long; the epoch is selected by a part of the training utterances.
+characters instead of phonemes; each dimension of each layer is standardised; several labels per frame if
+frames are longer than 40 ms (those of SUPERB's encoders last 20 ms); the epoch is selected by a part of the training
+utterances.
 
 Every contestant has the same texts, split, head, learning rates to choose from, and stopping rule. Features are
 computed once and cached on disk. Heads are trained on the CPU.
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nestdata import Corpus, derive_key
-from nestmodel.evaluate.contestants import BASELINES, CONTESTANTS, Contestant
+from nestmodel.evaluate.contestants import Contestant
 from nestmodel.evaluate.ctc_head import (
     StoppingRule,
     TrainedHead,
@@ -133,8 +134,9 @@ def _probe_sides(
 ) -> tuple[CtcProbeReport, str]:
     """Returns the report without the name of the model and the rejects, and the lines of `hypotheses.jsonl`."""
     labels_per_frame = config.labels_per_frame or default_labels_per_frame(frame_rate_hz(model))
-    num_heads = len(CONTESTANTS) * (len(config.learning_rates) + len(config.probe_seeds) - 1)
-    num_encoded = len(CONTESTANTS) * (len(training.utterances) + len(test.utterances))
+    contestants: list[Contestant] = ["trained", *config.baselines]
+    num_heads = len(contestants) * (len(config.learning_rates) + len(config.probe_seeds) - 1)
+    num_encoded = len(contestants) * (len(training.utterances) + len(test.utterances))
     on_work = progress_counter(num_encoded + num_heads * len(training.utterances), on_progress)
     with tempfile.TemporaryDirectory(dir=directory) as cache_directory:
         caches = write_caches(
@@ -146,6 +148,7 @@ def _probe_sides(
             seed=config.seed,
             max_batch_seconds=config.max_batch_seconds,
             device=config.device,
+            contestants=contestants,
         )
         in_all = set.intersection(*(each.training.rows for each in caches.values()))
         in_all_test = set.intersection(*(each.test.rows for each in caches.values()))
@@ -162,7 +165,7 @@ def _probe_sides(
         )
         found = {
             name: _recognise(name, caches[name], task, config, on_work, len(training.utterances))
-            for name in CONTESTANTS
+            for name in contestants
         }
         num_fast = sum(not _fits(one, caches["trained"].test, labels_per_frame) for one in scored)
     known_texts = {one.text for one in training.utterances}
@@ -178,7 +181,7 @@ def _probe_sides(
         num_too_fast={"training": len(usable) - len(writable), "test": num_fast},
         num_known_texts=sum(one.text in known_texts for one in scored),
         contestants=[one.score for one in found.values()],
-        differences=[_difference(name, found["trained"], found[name], config.seed) for name in BASELINES],
+        differences=[_difference(name, found["trained"], found[name], config.seed) for name in config.baselines],
         examples=_examples(task.test, found, config.seed),
     )
     return report, _hypothesis_lines(task.test, found, config)

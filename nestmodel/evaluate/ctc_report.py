@@ -7,7 +7,7 @@ from typing import Any
 
 from nestdata.config_checks import require
 from nestmodel.errors import ConfigError
-from nestmodel.evaluate.contestants import Contestant, contestant_name
+from nestmodel.evaluate.contestants import BASELINES, Contestant, contestant_name
 from nestmodel.evaluate.ctc_head import MAX_GRADIENT_NORM, UTTERANCES_PER_STEP
 from nestmodel.evaluate.encode import check_batch_seconds
 from nestmodel.evaluate.error_rates import ErrorRate, Estimate, percent
@@ -33,6 +33,9 @@ class CtcProbeConfig:
     labels_per_frame: int | None = None
     """Number of labels that are predicted from each encoder frame, in the order of time. None takes the smallest number
     that gives 25 labels per second."""
+
+    baselines: tuple[Contestant, ...] = BASELINES
+    """What the encoder is compared with; may be empty."""
 
     learning_rates: tuple[float, ...] = (0.005, 0.02, 0.08)
     """Learning rates of Adam to choose from; each contestant gets the one with its lowest held-out error rate."""
@@ -64,6 +67,8 @@ class CtcProbeConfig:
         check(0.0 < self.held_out < 1.0, "held_out", "a share between 0 and 1")
         check(self.labels_per_frame is None or self.labels_per_frame >= 1, "labels_per_frame", "1 or more")
         check(len(rates) == len(set(rates)) > 0 and min(rates) > 0, "learning_rates", "different positive numbers")
+        is_valid = len(set(self.baselines)) == len(self.baselines) and set(self.baselines) <= set(BASELINES)
+        check(is_valid, "baselines", f"each at most once of {', '.join(BASELINES)}")
         check(self.max_epochs >= 1, "max_epochs", "1 or more")
         check(self.patience >= 1, "patience", "1 or more")
         check(len(seeds) == len(set(seeds)) > 0, "probe_seeds", "different seeds")
@@ -221,6 +226,8 @@ def _results(report: CtcProbeReport) -> Iterator[str]:
     yield ""
     yield "Insertions, deletions and substitutions are of characters, in % of the characters of the references."
     yield ""
+    if not report.differences:
+        return
     yield "Trained minus baseline, in percentage points (paired bootstrap); below 0 the trained encoder is better:"
     yield ""
     yield "| baseline | CER | WER | CER by seed |"
@@ -240,10 +247,10 @@ def _training(report: CtcProbeReport) -> Iterator[str]:
         f"{split_name(config.group_by)}, which select the learning rate and the epoch by their character error rate. "
         "Dimensions are standardised with the training frames. Adam, gradients clipped to norm "
         f"{MAX_GRADIENT_NORM:g}, {UTTERANCES_PER_STEP} utterances per step; the learning rate falls linearly to 0 over "
-        f"{config.max_epochs} epochs{_early_end(config)}. {config.labels_per_frame} labels per frame of "
-        f"{1000 / report.frame_rate_hz:.0f} ms. Utterances with more characters than label frames: "
-        f"{report.num_too_fast['training']} of the training corpus, left out; {report.num_too_fast['test']} of the "
-        f"test corpus, scored. Seed of the split, the untrained encoder and the bootstrap: {config.seed}."
+        f"{config.max_epochs} epochs{_early_end(config)}. Labels per frame of "
+        f"{1000 / report.frame_rate_hz:.0f} ms: {config.labels_per_frame}. Utterances with more characters than label "
+        f"frames: {report.num_too_fast['training']} of the training corpus, left out; {report.num_too_fast['test']} of "
+        f"the test corpus, scored. Seed of the split, the untrained encoder and the bootstrap: {config.seed}."
     )
     yield ""
     yield (

@@ -73,10 +73,11 @@ def write_caches(
     seed: int,
     max_batch_seconds: float,
     device: str,
+    contestants: Sequence[Contestant] = CONTESTANTS,
 ) -> dict[Contestant, Caches]:
-    """Computes the features of every contestant; see `contestant_reader`. An utterance may be missing in some."""
+    """Computes the features of each contestant; see `contestant_reader`. An utterance may be missing in some."""
     found = {}
-    for name in CONTESTANTS:
+    for name in contestants:
         read = contestant_reader(name, model, seed=seed, max_batch_seconds=max_batch_seconds, device=device)
         caches = []
         for number, side in enumerate((training, test)):

@@ -128,6 +128,7 @@ def test_probe_of_content_prints_error_rates_and_an_example(tmp_path: Path, caps
         (["probe", "model.ckpt", "speech.json", "--task", "words"], 2, "'words'"),
         (["probe", "a", "b", "--task", "frames", "--label", "x"], 2, "--label belongs to --task labels, and the task"),
         (["probe", "a", "b", "--label", "x", "--test", "c"], 2, "--test belongs to --task ctc or frames"),
+        (["probe", "a", "b", "--task", "ctc", "--test", "c", "--baselines", "noise"], 2, "--baselines is 'noise'"),
         (["probe", "a", "b", "--task", "ctc", "--probe-seeds", "a,b"], 2, "--probe-seeds is 'a,b': give numbers"),
     ],
 )

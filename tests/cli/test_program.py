@@ -78,7 +78,8 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
             *("--overwrite", "INPUT", "MODEL"),
         ],
         "probe": [
-            *("--device", "--group-by", "--held-out", "--held-out-where", "--json", "--label", "--labels-per-frame"),
+            *("--baselines", "--device", "--group-by", "--held-out", "--held-out-where", "--json", "--label"),
+            "--labels-per-frame",
             *("--learning-rates", "--max-batch-seconds", "--max-epochs", "--num-units", "--output -o", "--overwrite"),
             *("--patience", "--probe-seeds", "--seed", "--task", "--test", "--train-per-class", "--units"),
             *("INPUT", "MODEL"),

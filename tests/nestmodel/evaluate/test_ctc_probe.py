@@ -1,7 +1,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -99,6 +99,17 @@ def test_the_untrained_encoder_has_initial_weights(model: NestNetwork, folder: P
     assert {one.characters for one in found.differences if one.baseline == "untrained"} == {(0.0, 0.0, 0.0)}
 
 
+@pytest.mark.parametrize("baselines", [(), ("log_mel",)])
+def test_the_score_of_an_encoder_does_not_depend_on_its_baselines(
+    baselines: tuple[Literal["log_mel"], ...], model: NestNetwork, folder: Path, report: CtcProbeReport
+) -> None:
+    found = probe(model, folder, replace(FAST, baselines=baselines))
+    assert found.score("trained") == report.score("trained")
+    assert [one.name for one in found.contestants] == ["trained", *baselines]
+    assert [one.baseline for one in found.differences] == list(baselines)
+    assert ("Trained minus baseline" in markdown(found)) == bool(baselines)
+
+
 def test_equal_seeds_give_equal_results(model: NestNetwork, folder: Path, report: CtcProbeReport) -> None:
     one = probe(model, folder, SHORT)
     assert one == probe(model, folder, SHORT)
@@ -137,7 +148,7 @@ def test_the_report_states_how_the_heads_were_trained(report: CtcProbeReport) ->
     assert "Seed of the split, the untrained encoder and the bootstrap: 0." in text
     grouped = markdown(replace(report, config=replace(FAST, group_by="take", patience=20)))
     assert "8 held out, in whole groups of `take`, which" in grouped
-    assert "falls linearly to 0 over 20 epochs. 2 labels per frame of 80 ms." in grouped
+    assert "falls linearly to 0 over 20 epochs. Labels per frame of 80 ms: 2." in grouped
 
 
 def test_unusable_texts_are_listed_and_fast_speech_is_counted(
@@ -181,6 +192,8 @@ def test_unusable_input_is_refused(model: NestNetwork, folder: Path, rows: Rows,
     ("settings", "message"),
     [
         ({"held_out": 1.0}, "held_out is 1.0: expected a share between 0 and 1"),
+        ({"baselines": ("trained",)}, "baselines is .*: expected each at most once of untrained, log_mel"),
+        ({"baselines": ("log_mel", "log_mel")}, "baselines is"),
         ({"labels_per_frame": 0}, "labels_per_frame is 0: expected 1 or more"),
         ({"learning_rates": ()}, r"learning_rates is \(\): expected different positive numbers"),
         ({"learning_rates": (0.1, 0.0)}, "learning_rates is"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nestmodel import ConfigError, FrameProbeConfig, FrameProbeReport, NestNetwork, ProbeError, run_frame_probe
+from nestmodel.evaluate import frame_probe
 from nestmodel.evaluate.ctc_head import StoppingRule
 from nestmodel.evaluate.frame_alignment import align
 from nestmodel.evaluate.frame_classifier import LabelledFrames, fit_frames
@@ -86,13 +87,26 @@ def test_the_result_is_written(folder: Path, report: FrameProbeReport) -> None:
     assert (output / "probe.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_characters_are_predicted_after_forced_alignment(model: NestNetwork, folder: Path) -> None:
+@pytest.mark.parametrize("factor", [8, 4])
+def test_characters_are_predicted_after_forced_alignment(
+    factor: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, seeds in (("spoken", range(60)), ("spoken_test", range(100, 112))):
         rows = write_manifest(folder, name, seeds)
         changed(folder, rows, {0: {"text": "abcd" * 30}} if name == "spoken" else {1: {"text": "xyz"}}, name)
+    labels = []
+    aligned = frame_probe.aligned_units
+    monkeypatch.setattr(
+        frame_probe,
+        "aligned_units",
+        lambda *caches, **settings: labels.append(settings["labels_per_frame"]) or aligned(*caches, **settings),
+    )
+    config = tiny_config()
+    model = NestNetwork(replace(config, encoder=replace(config.encoder, subsampling_factor=factor)))
     found = run_frame_probe(
         model, [folder / "spoken.json"], [folder / "spoken_test.json"], replace(CONFIG, units="characters")
     )
+    assert labels == [factor // 4]  # 25 labels per second
     assert found.alphabet == " abcd"
     assert found.left_out == {"training": {"not_aligned": 1}, "test": {"not_aligned": 1}}
     (log_mel,) = found.scores("log_mel")
