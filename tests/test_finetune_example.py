@@ -42,7 +42,7 @@ def demo(demo_speech: Path) -> Corpus:
 def pretrain_and_export(corpus: Path, directory: Path) -> Path:
     """Returns the directory of an encoder that a few steps of `nestmodel fit` trained."""
     prepare_corpus([DEMO / "noise.json"], directory / "noise.corpus")
-    small = {"d_model": 32, "num_heads": 2, "num_layers": 2, "subsampling_channels": 8}
+    small = {"d_model": 32, "num_heads": 2, "num_layers": 2, "subsampling_factor": 8, "subsampling_channels": 8}
     less_dropout = {"dropout": 0.0, "dropout_pre_encoder": 0.0}
     flags = {
         "data.corpus": corpus,
@@ -90,7 +90,13 @@ def write_transcribed(directory: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_way_from_pretraining_to_the_text_of_a_wav(finetune: ModuleType, demo: Corpus, tmp_path: Path) -> None:
+def test_the_way_from_pretraining_to_the_text_of_a_wav(
+    finetune: ModuleType,
+    demo: Corpus,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Two utterances are learned by heart, so that every part has to work for the text to be right."""
     encoder, manifest, output = pretrain_and_export(demo.path, tmp_path), write_transcribed(tmp_path), tmp_path / "out"
     command = [*map(str, (encoder, manifest, manifest)), "-o", str(output), "--vocabulary", "48", "--lr", "0.01"]
@@ -108,9 +114,22 @@ def test_the_way_from_pretraining_to_the_text_of_a_wav(finetune: ModuleType, dem
 
     tuned = weights(output)
     shutil.rmtree(output / "checkpoints" / "checkpoint-150")
-    with pytest.raises(SystemExit):  # the output holds a run
+    with pytest.raises(SystemExit):
         finetune.main(command)
+    assert "holds a run: pass --resume to continue it" in capsys.readouterr().err
+    (output / "model.safetensors").unlink()
+    with pytest.raises(SystemExit, match=r"lr was 0.01 and is 0.02. Resume with the same options"):
+        finetune.main([*command, "--lr", "0.02", "--resume"])
+    loaded = []
+    load_batch = finetune.TrainingBatches.__getitem__
+
+    def record(batches: Any, step: int) -> Any:
+        loaded.append(step)
+        return load_batch(batches, step)
+
+    monkeypatch.setattr(finetune.TrainingBatches, "__getitem__", record)
     finetune.main([*command, "--resume"])
+    assert loaded == list(range(120, 150))
     assert all(torch.equal(value, tuned[name]) for name, value in weights(output).items())
 
 
@@ -204,3 +223,12 @@ def test_a_resume_without_a_checkpoint_is_an_error(
     with pytest.raises(SystemExit):
         finetune.main(["encoder", "train.json", "test.json", "-o", str(tmp_path), "--resume"])
     assert "has no checkpoint to resume from: drop --resume" in capsys.readouterr().err
+
+
+def test_an_encoder_that_would_never_learn_is_an_error(
+    finetune: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = ["encoder", "train.json", "test.json", "-o", str(tmp_path), "--steps", "100"]
+    with pytest.raises(SystemExit):
+        finetune.main(command)
+    assert "--freeze-steps is 100 of 100 --steps: the encoder would never learn" in capsys.readouterr().err

@@ -4,7 +4,8 @@
 
 ENCODER is the directory that `nestmodel export --to huggingface` wrote. The manifests are of any format that
 `nestdata prepare` reads, with transcripts. OUTPUT receives the model for transformers' AutoModelForCTC with its
-processor, the corpora, checkpoints, `test.jsonl` (transcripts beside what was recognised) and `results.json`.
+processor, the corpora, checkpoints, `options.json`, `test.jsonl` (transcripts beside what was recognised) and
+`results.json`.
 
 Batches are those of `nestdata.BatchPlan`: cuts of similar length, up to a number of seconds. Model, loss, optimizer,
 checkpoints and resuming are those of transformers, the tokeniser is that of tokenizers, SpecAugment that of torchaudio.
@@ -48,6 +49,7 @@ BLANK, UNKNOWN = "<pad>", "<unk>"
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Trains and scores a recogniser, and returns what `results.json` contains."""
     args = parse_arguments(argv)
+    write_or_compare_options(args)
     disable_progress_bar()
     torch.manual_seed(args.seed)
     extractor = ParakeetFeatureExtractor.from_pretrained(args.encoder)
@@ -300,6 +302,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="seed of weights, order, augmentation and --labels")
     add("--resume", action="store_true", help="continue from the last checkpoint in OUTPUT")
     args = parser.parse_args(argv)
+    if args.freeze_steps >= args.steps and not args.from_scratch:
+        parser.error(f"--freeze-steps is {args.freeze_steps} of {args.steps} --steps: the encoder would never learn")
     checkpoints = args.output / "checkpoints"
     has_checkpoint = checkpoints.exists() and get_last_checkpoint(str(checkpoints)) is not None
     if has_checkpoint and not args.resume:
@@ -307,6 +311,20 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     if args.resume and not has_checkpoint:
         parser.error(f"{args.output} has no checkpoint to resume from: drop --resume")
     return args
+
+
+def write_or_compare_options(args: argparse.Namespace) -> None:
+    """Writes the options to OUTPUT, or compares them with those of the run that is resumed."""
+    path = args.output / "options.json"
+    options = {name: str(value) for name, value in vars(args).items() if name not in ("output", "resume")}
+    if args.resume and path.exists():
+        first = json.loads(path.read_text(encoding="utf-8"))
+        changed = [name for name in options if options[name] != first.get(name)]
+        if changed:
+            changes = ", ".join(f"{name} was {first.get(name)} and is {options[name]}" for name in changed)
+            raise SystemExit(f"{path}: {changes}. Resume with the same options, or give another --output.")
+    args.output.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
