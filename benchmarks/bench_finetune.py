@@ -149,7 +149,7 @@ def table(texts: dict[Run, tuple[list[str], list[str]]], share: str, unit: Any, 
         for one in of_seeds[1:]:
             sums[start] += one
     pairs = {str(seed): {start: counts[Run(start, share, seed)] for start in STARTS} for seed in range(num_seeds)}
-    for name, pair in {**pairs, "all": sums}.items():
+    for name, pair in {**pairs, **({"all": sums} if num_seeds > 1 else {})}.items():
         rates = [error_rate(pair[start]) for start in STARTS]
         reduction = error_reduction(pair["pretrained"], pair["from scratch"])
         kinds = [f"{rate.insertions} / {rate.deletions} / {rate.substitutions}" for rate in rates]
