@@ -40,8 +40,8 @@ CONFIG = "--model.config"
 NO_DROPOUT = " ".join(f"{CONFIG}.encoder.{name} 0.0" for name in ("dropout", "dropout_pre_encoder", "dropout_att"))
 VARIANTS = {
     "baseline": "",
-    "the preset before": f"{CONFIG}.encoder.subsampling_factor 8 {CONFIG}.encoder.subsampling_channels 64",
-    "frames of 20 ms": f"{CONFIG}.encoder.subsampling_factor 2 {CONFIG}.encoder.subsampling_channels 16",
+    "frames of 40 ms": f"{CONFIG}.encoder.subsampling_factor 4 {CONFIG}.encoder.subsampling_channels 32",
+    "32 channels": f"{CONFIG}.encoder.subsampling_channels 32",
     "no dropout": NO_DROPOUT,
     "d_model 192": f"{CONFIG}.encoder.d_model 192",
     "6 layers": f"{CONFIG}.encoder.num_layers 6",

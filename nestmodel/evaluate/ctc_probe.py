@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from nestdata import Corpus, derive_key
@@ -135,7 +136,7 @@ def _probe_sides(
     """Returns the report without the name of the model and the rejects, and the lines of `hypotheses.jsonl`."""
     labels_per_frame = config.labels_per_frame or default_labels_per_frame(frame_rate_hz(model))
     contestants: list[Contestant] = ["trained", *config.baselines]
-    num_heads = len(contestants) * (len(config.learning_rates) + len(config.probe_seeds) - 1)
+    num_heads = len(contestants) * len(config.learning_rates) * len(config.probe_seeds)
     num_encoded = len(contestants) * (len(training.utterances) + len(test.utterances))
     on_work = progress_counter(num_encoded + num_heads * len(training.utterances), on_progress)
     with tempfile.TemporaryDirectory(dir=directory) as cache_directory:
@@ -206,10 +207,11 @@ def _recognise(
         on_work(num_utterances)
         return trained
 
-    first, *others = config.probe_seeds
-    candidates = [fit(learning_rate, first) for learning_rate in config.learning_rates]
-    best = min(candidates, key=lambda one: one.error_rate)
-    heads = [best, *(fit(best.learning_rate, seed) for seed in others)]
+    # All seeds choose the learning rate: with a low one, some heads write next to nothing, depending on the seed.
+    candidates = {rate: [fit(rate, seed) for seed in config.probe_seeds] for rate in config.learning_rates}
+    held_out = {rate: fmean(one.error_rate for one in heads) for rate, heads in candidates.items()}
+    learning_rate = min(held_out, key=held_out.__getitem__)
+    heads = candidates[learning_rate]
     references, test_rows = [one.text for one in task.test], [one.row for one in task.test]
     hypotheses = [transcribe(one.head, caches.test, task.alphabet, test_rows) for one in heads]
     characters = [count_errors(references, texts, "characters") for texts in hypotheses]
@@ -217,9 +219,9 @@ def _recognise(
     seeds = zip(config.probe_seeds, heads, characters, words, strict=True)
     score = ContestantScore(
         name=name,
-        num_parameters=sum(values.numel() for values in best.head.parameters()),
-        learning_rate=best.learning_rate,
-        held_out_error_rates={one.learning_rate: one.error_rate for one in candidates},
+        num_parameters=sum(values.numel() for values in heads[0].head.parameters()),
+        learning_rate=learning_rate,
+        held_out_error_rates=held_out,
         seeds=[_seed_score(*each, config.seed) for each in seeds],
         characters=error_rate(reduce(add, characters), config.seed),
         words=error_rate(reduce(add, words), config.seed),

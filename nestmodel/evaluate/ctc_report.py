@@ -38,7 +38,8 @@ class CtcProbeConfig:
     """What the encoder is compared with; may be empty."""
 
     learning_rates: tuple[float, ...] = (0.005, 0.02, 0.08)
-    """Learning rates of Adam to choose from; each contestant gets the one with its lowest held-out error rate."""
+    """Learning rates of Adam to choose from; each contestant gets the one with its lowest held-out error rate, the mean
+    over the seeds."""
 
     max_epochs: int = 30
     """Maximum number of passes over the training utterances. The learning rate falls linearly to 0 over them."""
@@ -48,7 +49,7 @@ class CtcProbeConfig:
     end early: the error rate often falls only when the learning rate is low."""
 
     probe_seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of the heads: initial weights and order of the utterances. The first one selects the learning rates."""
+    """Seeds of the heads: initial weights and order of the utterances."""
 
     seed: int = 0
     """Determines the split, the weights of the untrained encoder, the bootstrap draws and the examples."""
@@ -103,7 +104,7 @@ class ContestantScore:
 
     learning_rate: float
     held_out_error_rates: dict[float, float]
-    """Held-out character error rate by learning rate, with the first seed."""
+    """Held-out character error rate by learning rate, the mean over the seeds."""
 
     seeds: list[SeedScore]
     characters: ErrorRate

@@ -72,6 +72,8 @@ def test_every_contestant_is_trained_by_the_same_rule(report: CtcProbeReport) ->
     for score in report.contestants:
         assert list(score.held_out_error_rates) == [0.03, 0.1]
         assert score.learning_rate == min(score.held_out_error_rates, key=score.held_out_error_rates.__getitem__)
+        rates = [one.held_out_error_rate for one in score.seeds]
+        assert score.held_out_error_rates[score.learning_rate] == pytest.approx(sum(rates) / 2)
         assert [one.seed for one in score.seeds] == [0, 1]
         for one in score.seeds:
             assert one.num_epochs == min(FAST.max_epochs, one.best_epoch + FAST.patience)
@@ -146,7 +148,7 @@ def test_the_report_states_how_the_heads_were_trained(report: CtcProbeReport) ->
     assert "Adam, gradients clipped to norm 1, 16 utterances per step" in text
     assert "falls linearly to 0 over 20 epochs, and training ends early after 8 epochs without improvement." in text
     assert "Seed of the split, the untrained encoder and the bootstrap: 0." in text
-    grouped = markdown(replace(report, config=replace(FAST, group_by="take", patience=20)))
+    grouped = markdown(replace(report, config=replace(report.config, group_by="take", patience=20)))
     assert "8 held out, in whole groups of `take`, which" in grouped
     assert "falls linearly to 0 over 20 epochs. Labels per frame of 80 ms: 2." in grouped
 
