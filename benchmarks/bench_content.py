@@ -31,10 +31,10 @@ from peer import run_peer
 from transcribed import read_errors, read_manifest, variant_table, write_lines
 
 from nestmodel import Estimate
+from nestmodel.evaluate.contestants import contestant_name
 from nestmodel.evaluate.error_rates import percent
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-NAMES = {"trained": "trained", "untrained": "untrained", "log_mel": "log-mel"}
 QUICK_PROBE = "--max-epochs 2 --learning-rates 0.01 --probe-seeds 0"
 QUICK_FRAMES = "--max-epochs 1 --num-units 10"
 QUICK_UTTERANCES = {"train": 60, "test": 20}
@@ -124,17 +124,17 @@ def _figures(found: dict[str, dict[str, Any]]) -> str:
             epochs = ", ".join(str(seed["num_epochs"]) for seed in one["seeds"])
             rates = f"{_shown(one['characters'], 'rate')} | {_shown(one['words'], 'rate')}"
             cells = f"{rates} | {seeds} | {one['learning_rate']} | {epochs} | {labels}"
-            lines.append(f"| {model} | {NAMES[one['name']]} | {cells} |")
+            lines.append(f"| {model} | {contestant_name(one['name'])} | {cells} |")
     lines += ["", "| model | CER, trained minus | all seeds | by seed |", "|---|---|---|---|"]
     for model, probe in found.items():
         for one in probe["ctc"]["differences"]:
             seeds = "; ".join(_shown(seed) for seed in one["characters_by_seed"])
-            lines.append(f"| {model} | {NAMES[one['baseline']]} | {_shown(one['characters'])} | {seeds} |")
+            lines.append(f"| {model} | {contestant_name(one['baseline'])} | {_shown(one['characters'])} | {seeds} |")
     lines += ["", "| model | features | layer | accuracy of frames | PNMI | purity |", "|---|---|---|---|---|---|"]
     for model, probe in found.items():
         for one in probe["frames"]["layers"]:
             clusters = f"{one['clusters']['normalised_information']:.3f} | {one['clusters']['purity']:.3f}"
-            cells = f"{NAMES[one['contestant']]} | {one['layer']} | {_shown(one['accuracy'])} | {clusters}"
+            cells = f"{contestant_name(one['contestant'])} | {one['layer']} | {_shown(one['accuracy'])} | {clusters}"
             lines.append(f"| {model} | {cells} |")
     return "\n".join(lines) + "\n"
 

@@ -176,7 +176,7 @@ def transcribe(head: CtcHead, cache: FeatureCache, alphabet: Alphabet, rows: Seq
 
 def default_labels_per_frame(frame_rate_hz: float) -> int:
     """Returns the smallest number of labels per encoder frame that gives `MIN_LABEL_RATE_HZ`."""
-    return max(1, math.ceil(MIN_LABEL_RATE_HZ / frame_rate_hz))
+    return math.ceil(MIN_LABEL_RATE_HZ / frame_rate_hz)
 
 
 def fits(text: str, num_label_frames: int) -> bool:
