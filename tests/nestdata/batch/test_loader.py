@@ -166,7 +166,8 @@ def test_slots_are_page_locked_and_reach_the_gpu_unchanged(
 ) -> None:
     found = []
     for batch in messy.loader(batch_indices, num_workers=2, pin_memory=True, packed=packed):
-        assert all(tensor.is_pinned() for tensor in batch.tensors().values())
+        # A tensor without elements has no memory.
+        assert [name for name, one in batch.tensors().items() if one.numel() and not one.is_pinned()] == []
         moved = batch.to("cuda", non_blocking=True)
         del batch
         found.append(digest((moved.unpack() if packed else moved).to("cpu")))
