@@ -1,15 +1,19 @@
 """Compares settings of the demo preset by the speech content that an encoder learns in the same time.
 
     python benchmarks/bench_demo_settings.py OUTPUT --train train.json --speech speech.json --noise noise.json \
-        --group-by scene --minutes 6 --seeds 0,1
+        --group-by scene --minutes 6,12 --seeds 0,1
 
 TRAIN are transcribed NeMo lines. Whole groups that have a fifth of the lines become the development side, on which
 settings are compared; `--test` gives other lines instead. All runs have the settings of `SETTINGS`, the baseline no
 others; each variant changes one thing. First the speed of all variants is measured, one after the other, and gives
 the number of steps that fit into MINUTES of one core. Then encoders are pretrained for these steps on SPEECH and on
-the rest of TRAIN without its texts, one on each core, in a drawn order: other work on the machine changes no figure
-from here on. Last, content probes learn characters from the frozen layers and are scored. A run that was interrupted
-goes on where it ended. `--quick` checks that everything runs.
+the rest of TRAIN without its texts, in a drawn order: other work on the machine changes no figure from here on. With
+several MINUTES, each run is kept at these times, which is the same as several runs, because the learning rate depends
+on the step alone. Last, content probes learn characters from the frozen layers and are scored, in another drawn order.
+
+A call that was interrupted goes on where it ended, and so does a call with more MINUTES. With `--accelerator gpu`,
+encoders make the same steps on a GPU; `--only pretrain` ends before the probes, which another machine may run.
+`--quick` checks that everything runs.
 """
 
 import argparse
@@ -22,10 +26,12 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 from bench_learning import SETTINGS, environment
 from blind import draw_once
@@ -33,6 +39,7 @@ from kept_settings import keep_settings
 from peer import run_peer
 from transcribed import read_errors, read_manifest, variant_table, without_text, write_lines
 
+from nestmodel import error_rate
 from nestmodel.config import preset_path
 from nestmodel.training.callbacks.curves import read_metrics
 
@@ -51,10 +58,37 @@ VARIANTS = {
     "twice the learning rate": f"{CONFIG}.optimizer.lr 0.6",
     "clean input": "--data.mix.prob 0.0",
 }
+ON_A_GPU = "--data.plan.microbatches_per_step 1 --data.plan.max_batch_seconds 90 --data.num_workers 2"
+"""A GPU takes the audio of a step at once: launching the operations takes longer than computing them."""
+
 SPEED_SECONDS = 20
 SPEED_ROUNDS = 3
 DEVELOPMENT_SHARE = 0.2
 QUICK_PROBE = "--max-epochs 2 --learning-rates 0.01 --probe-seeds 0"
+
+
+class Run(NamedTuple):
+    """One encoder that is pretrained."""
+
+    variant: str
+    seed: str
+
+    @property
+    def slug(self) -> str:
+        """Name for files."""
+        return f"{self.variant.replace(' ', '_')}-{self.seed}"
+
+
+class Point(NamedTuple):
+    """An encoder after a time of pretraining."""
+
+    run: Run
+    minutes: float
+
+    @property
+    def slug(self) -> str:
+        """Name for files."""
+        return f"{self.run.slug}-{self.minutes:g}"
 
 
 def main() -> int:
@@ -62,32 +96,41 @@ def main() -> int:
     arguments = _arguments()
     output = arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
-    chosen = list(VARIANTS)[:2] if arguments.quick else arguments.variants.split(",")
-    variants = {name: VARIANTS[name] for name in chosen}
-    kept = {name: str(getattr(arguments, name)) for name in ("train", "test", "speech", "noise", "group_by", "minutes")}
+    variants = {name: VARIANTS[name] for name in arguments.variants.split(",")}
+    kept = {name: str(getattr(arguments, name)) for name in ("train", "test", "speech", "noise", "group_by")}
     common = {"settings": json.dumps(SETTINGS), "preset": hashlib.sha256(preset_path("demo").read_bytes()).hexdigest()}
-    keep_settings(output, {**kept, **common, "quick": arguments.quick, "probe_options": arguments.probe_options})
+    kept |= {**common, "accelerator": arguments.accelerator, "probe_options": arguments.probe_options}
+    keep_settings(output, {**kept, "quick": arguments.quick})
     prepare(arguments, output)
     speeds = measure_speeds(output, variants, 1 if arguments.quick else SPEED_ROUNDS)
-    steps = {name: round(60 * arguments.minutes * statistics.median(speeds[name])) for name in variants}
-    runs = [(name, seed) for name in variants for seed in arguments.seeds.split(",")]
-    order = [tuple(run) for run in draw_once(output / f"order-{len(runs)}.json", runs)]
-    cores: SimpleQueue[int] = SimpleQueue()
-    for core in sorted(os.sched_getaffinity(0)):
-        cores.put(core)
+    minutes = sorted(float(one) for one in arguments.minutes.split(","))
 
-    def make(run: tuple[str, str]) -> None:
-        core = cores.get()
-        os.sched_setaffinity(0, {core})  # of this thread: the processes that it starts inherit it
-        try:
-            name, seed = run
-            make_run(output, name, seed, 4 if arguments.quick else steps[name], arguments)
-        finally:
-            cores.put(core)
+    def steps_of(point: Point) -> int:
+        speed = statistics.median(speeds[point.run.variant])
+        return (4 if arguments.quick else round(60 * speed)) * round(point.minutes)
 
-    with ThreadPoolExecutor(cores.qsize()) as pool:
-        list(pool.map(make, order))
-    arguments.results.write_text(report(arguments, output, speeds, steps, runs), encoding="utf-8")
+    runs = [Run(name, seed) for name in variants for seed in arguments.seeds.split(",")]
+    points = [Point(run, time) for run in runs for time in minutes]
+
+    accelerator = f"--trainer.accelerator {arguments.accelerator} {ON_A_GPU if arguments.accelerator == 'gpu' else ''}"
+
+    def pretrain_run(run: Run) -> None:
+        for point in points:
+            if point.run == run and not (output / f"{point.slug}.ckpt").exists():
+                steps = steps_of(point)
+                flags = f"{VARIANTS[run.variant]} --trainer.max_steps {steps} {accelerator}"
+                checkpoint = pretrain(output, output / f"run-{run.slug}", flags, run.seed)
+                shutil.copy(checkpoint, output / f"{point.slug}.ckpt")
+                print(f"{point.slug}: {steps} steps", flush=True)
+
+    def score_point(point: Point) -> None:
+        score(output, point, arguments)
+
+    in_parallel(pretrain_run, drawn(output / "order", runs), arguments.at_once)
+    if arguments.only == "pretrain":
+        return 0
+    in_parallel(score_point, drawn(output / "order-of-probes", points), arguments.at_once)
+    arguments.results.write_text(report(arguments, output, speeds, {one: steps_of(one) for one in points}), "utf-8")
     print(arguments.results)
     return 0
 
@@ -100,17 +143,50 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--speech", type=Path, required=True, help="NeMo lines of further speech for pretraining")
     parser.add_argument("--noise", type=Path, required=True, help="NeMo lines of noise for pretraining")
     parser.add_argument("--group-by", required=True, help="field of the lines whose values stay on one side")
-    parser.add_argument("--minutes", type=float, default=6.0, help="time of pretraining on one core")
+    parser.add_argument("--minutes", default="6", help="whole minutes of pretraining on one core, separated by commas")
     parser.add_argument("--seeds", default="0,1", help="seeds of pretraining")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="names, separated by commas")
     parser.add_argument("--probe-options", default="--learning-rates 0.02,0.08", help="flags of `nestmodel probe`")
+    parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu", help="what makes the steps [cpu]")
+    parser.add_argument(
+        "--at-once", type=int, default=os.cpu_count(), help="runs at the same time; they share the cores"
+    )
+    parser.add_argument("--only", choices=("pretrain",), help="end after this part")
     parser.add_argument("--results", type=Path, default=Path("demo_settings.md"))
     parser.add_argument("--quick", action="store_true", help="two variants and a few steps, to check the script")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.variants, arguments.minutes = ",".join(list(VARIANTS)[:2]), "1,2"
+        arguments.probe_options = QUICK_PROBE
     unknown = [name for name in arguments.variants.split(",") if name not in VARIANTS]
     if unknown:
         parser.error(f"there is no variant {unknown[0]!r}. They are {', '.join(VARIANTS)}.")
     return arguments
+
+
+def drawn(path: Path, items: Sequence[Run] | Sequence[Point]) -> list[Any]:
+    """Returns items in an order that is drawn once for their number, and kept in a file."""
+    by_slug = {item.slug: item for item in items}
+    return [by_slug[slug] for slug in draw_once(path.with_name(f"{path.name}-{len(items)}.json"), list(by_slug))]
+
+
+def in_parallel(work: Callable[[Any], Any], items: Sequence[Any], at_once: int) -> list[Any]:
+    """Calls `work` for all items, several at once, each on its own share of the cores; returns what it returned."""
+    cores = sorted(os.sched_getaffinity(0))
+    shares: SimpleQueue[list[int]] = SimpleQueue()
+    for first in range(at_once):
+        shares.put(cores[first::at_once] or [cores[first % len(cores)]])
+
+    def work_on_share(item: Any) -> Any:
+        share = shares.get()
+        os.sched_setaffinity(0, share)  # of this thread: the processes that it starts inherit it
+        try:
+            return work(item)
+        finally:
+            shares.put(share)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(work_on_share, items))
 
 
 def prepare(arguments: argparse.Namespace, output: Path) -> None:
@@ -140,98 +216,104 @@ def prepare(arguments: argparse.Namespace, output: Path) -> None:
 
 
 def measure_speeds(output: Path, variants: dict[str, str], num_rounds: int) -> dict[str, list[float]]:
-    """Returns the steps per second of each variant on one core, round by round; those of an earlier call if any."""
+    """Returns the steps per second of each variant on one core, round by round; those of an earlier call if any.
+
+    A variant runs on every core at the same time, because a core is faster while the others are idle.
+    """
     path = output / "speeds.json"
     speeds: dict[str, list[float]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
+    num_cores = len(os.sched_getaffinity(0))
+
+    def count_steps(flags: str) -> int:
+        limit = f"--trainer.max_time 00:00:00:{SPEED_SECONDS} --trainer.log_every_n_steps 1"
+        with tempfile.TemporaryDirectory(dir=output) as directory:
+            pretrain(output, Path(directory), f"{flags} {limit}", "0")
+            logged, _ = read_metrics(Path(directory) / "version_0")["train_loss"]
+        return logged[-1] + 1
+
     for number in range(num_rounds):
         for name, flags in variants.items():
             if len(speeds.setdefault(name, [])) <= number:
-                limit = f"--trainer.max_time 00:00:00:{SPEED_SECONDS} --trainer.log_every_n_steps 1"
-                with tempfile.TemporaryDirectory(dir=output) as directory:
-                    pretrain(output, Path(directory), f"{flags} {limit}", "0")
-                    logged, _ = read_metrics(Path(directory) / "version_0")["train_loss"]
-                speeds[name].append((logged[-1] + 1) / SPEED_SECONDS)
+                counts = in_parallel(count_steps, [flags] * num_cores, num_cores)
+                speeds[name].append(statistics.mean(counts) / SPEED_SECONDS)
                 path.write_text(json.dumps(speeds, indent=2) + "\n", encoding="utf-8")
                 print(f"{name}: {speeds[name][-1]:.2f} steps per second", flush=True)
-    os.sched_setaffinity(0, cores)
     return speeds
 
 
 def pretrain(output: Path, directory: Path, flags: str, seed: str) -> Path:
-    """Returns the last checkpoint of a run on one core."""
+    """Returns the last checkpoint of a run of one process; goes on with the run that is in the directory."""
     settings = {name: value for name, value in SETTINGS.items() if "val_check" not in name}
     settings |= {"trainer.strategy": "auto", "trainer.devices": 1, "trainer.default_root_dir": directory}
     overrides = " ".join(f"--{name} {value}" for name, value in settings.items())
-    command = "nestmodel fit --config demo --data.corpus pretrain.corpus --data.noise noise.corpus"
+    command = "nestmodel fit --config demo --data.corpus pretrain.corpus --data.noise noise.corpus --ckpt_path last"
     run_peer(shlex.split(f"{command} {overrides} --seed_everything {seed} {flags}"), cwd=output, env=environment())
-    return directory / "version_0" / "checkpoints" / "last.ckpt"
+    return max(directory.glob("version_*/checkpoints/last.ckpt"), key=lambda path: path.resolve().name)
 
 
-def make_run(output: Path, name: str, seed: str, steps: int, arguments: argparse.Namespace) -> None:
-    """Pretrains and scores one encoder, unless an earlier call did."""
-    probe, directory = probe_directory(output, name, seed), output / f"run-{_slug(name)}-{seed}"
-    if (probe / "probe.json").exists():
+def score(output: Path, point: Point, arguments: argparse.Namespace) -> None:
+    """Trains and scores the heads on a frozen encoder, unless an earlier call did."""
+    probe = f"probe-{point.slug}"
+    if (output / probe / "probe.json").exists():
         return
-    shutil.rmtree(directory, ignore_errors=True)
-    checkpoint = pretrain(output, directory, f"{VARIANTS[name]} --trainer.max_steps {steps}", seed)
-    options = QUICK_PROBE if arguments.quick else arguments.probe_options
-    task = f"--task ctc --baselines none --group-by {arguments.group_by} {options} --overwrite -o {probe}"
-    command = f"nestmodel probe {checkpoint} train.json --test test.json {task}"
+    task = (
+        f"--task ctc --baselines none --group-by {arguments.group_by} {arguments.probe_options} --overwrite -o {probe}"
+    )
+    command = f"nestmodel probe {point.slug}.ckpt train.json --test test.json {task}"
     run_peer(shlex.split(command), cwd=output, env=environment())
-    print(f"{name}, seed {seed}: {steps} steps, scored", flush=True)
+    print(f"{point.slug}: scored", flush=True)
 
 
-def probe_directory(output: Path, name: str, seed: str) -> Path:
-    """Returns where the content probe of a run is written."""
-    return output / f"probe-{_slug(name)}-{seed}"
-
-
-def report(
-    arguments: argparse.Namespace,
-    output: Path,
-    speeds: dict[str, list[float]],
-    steps: dict[str, int],
-    runs: list[tuple[str, str]],
-) -> str:
+def report(arguments: argparse.Namespace, output: Path, speeds: dict[str, list[float]], steps: dict[Point, int]) -> str:
     """Returns the results as Markdown."""
-    errors = {run: read_errors(probe_directory(output, *run)) for run in runs}
-    probes = {}
-    for name, seed in runs:
-        probes[name] = json.loads((probe_directory(output, name, seed) / "probe.json").read_text(encoding="utf-8"))
-    rows = []
-    for name, found in probes.items():
+    times = sorted({point.minutes for point in steps})
+    runs = list(dict.fromkeys(point.run for point in steps))
+    variants = list(dict.fromkeys(run.variant for run in runs))
+    errors = {point: read_errors(output / f"probe-{point.slug}") for point in steps}
+    header = " | ".join(f"{time:g} min" for time in times)
+    curves = [f"| variant | seed | {header} |", "|---" * (2 + len(times)) + "|"]
+    for run in runs:
+        rates = (f"{100 * error_rate(errors[Point(run, time)]).rate:.1f}" for time in times)
+        curves.append(f"| {run.variant} | {run.seed} | {' | '.join(rates)} |")
+    tables = []
+    for time in times:
+        at_time = {tuple(point.run): one for point, one in errors.items() if point.minutes == time}
+        tables.append(f"After {time:g} minutes:\n\n{variant_table(at_time)}")
+    rows = [f"| variant | flags | steps a second, of {SPEED_ROUNDS} | labels per frame | {header} |"]
+    rows.append("|---" * (4 + len(times)) + "|")
+    for name in variants:
+        first = Run(name, runs[0].seed)
+        found = json.loads((output / f"probe-{Point(first, times[0]).slug}" / "probe.json").read_text(encoding="utf-8"))
         speed = f"{statistics.median(speeds[name]):.2f} ({min(speeds[name]):.2f} to {max(speeds[name]):.2f})"
         labels = f"{found['config']['labels_per_frame']} of {1000 / found['frame_rate_hz']:.0f} ms"
-        rows.append(f"| {name} | `{VARIANTS[name] or 'none'}` | {speed} | {steps[name]} | {labels} |")
-    table = "\n".join(rows)
-    first = next(iter(probes.values()))
+        counts = " | ".join(str(steps[Point(first, time)]) for time in times)
+        rows.append(f"| {name} | `{VARIANTS[name] or 'none'}` | {speed} | {labels} | {counts} |")
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "jiwer"))
     settings = " ".join(f"--{name} {value}" for name, value in SETTINGS.items() if "model" in name or "plan" in name)
     side = "the test lines" if arguments.test else f"groups with {DEVELOPMENT_SHARE:.0%} of the training lines"
+    made_on = f" A GPU made as many steps, with `{ON_A_GPU}`." if arguments.accelerator == "gpu" else ""
+    table_of_curves, table_of_steps, newline = "\n".join(curves), "\n".join(rows), "\n"
     return f"""# Settings of the demo preset
 
 Made by `benchmarks/bench_demo_settings.py`{" --quick" if arguments.quick else ""} on {os.cpu_count()} CPU cores \
 ({platform.machine()}), {packages}.
 
-Each encoder was pretrained for the steps that fit into {arguments.minutes:g} minutes of one core at the measured speed,
-with `{settings}` and the flags below. The warm-up of the learning rate is part of these steps. Then the content probe
-(`nestmodel probe --task ctc {arguments.probe_options}`) was trained on {first["num_training"]} lines and scored on
-{first["num_test"]} others: {side}. Neither pretraining nor heads have seen their audio.
+Each encoder was pretrained for the steps that fit into a time of one core at the measured speed, with `{settings}` and
+the flags below.{made_on} The warm-up of the learning rate is part of these steps. Then the content probe
+(`nestmodel probe --task ctc {arguments.probe_options}`) was trained on {found["num_training"]} lines and scored on
+{found["num_test"]} others: {side}. Neither pretraining nor heads have seen their audio.
 
-Errors in % of the characters, added up over seeds of pretraining and of heads; differences in percentage points; 95 %
-bootstrap intervals.
+Errors in % of the characters (CER), added up over the seeds of heads, after a time of pretraining on one core:
 
-{variant_table(errors)}
-| variant | flags | steps per second, median of {len(next(iter(speeds.values())))} | steps | labels per frame |
-|---|---|---|---|---|
-{table}
+{table_of_curves}
+
+Added up over seeds of pretraining, with 95 % bootstrap intervals; differences in percentage points.
+
+{newline.join(tables) if len(variants) > 1 else ""}
+Steps after each time:
+
+{table_of_steps}
 """
-
-
-def _slug(name: str) -> str:
-    return name.replace(" ", "_")
 
 
 if __name__ == "__main__":
