@@ -47,8 +47,8 @@ CONFIG = "--model.config"
 NO_DROPOUT = " ".join(f"{CONFIG}.encoder.{name} 0.0" for name in ("dropout", "dropout_pre_encoder", "dropout_att"))
 VARIANTS = {
     "baseline": "",
-    "frames of 40 ms": f"{CONFIG}.encoder.subsampling_factor 4 {CONFIG}.encoder.subsampling_channels 32",
-    "32 channels": f"{CONFIG}.encoder.subsampling_channels 32",
+    "frames of 80 ms": f"{CONFIG}.encoder.subsampling_factor 8 {CONFIG}.encoder.subsampling_channels 64",
+    "64 channels": f"{CONFIG}.encoder.subsampling_channels 64",
     "no dropout": NO_DROPOUT,
     "d_model 192": f"{CONFIG}.encoder.d_model 192",
     "6 layers": f"{CONFIG}.encoder.num_layers 6",

@@ -41,8 +41,8 @@ def main() -> int:
 
 
 def utterances(model: NestModel, path: Path) -> list[Pair]:
-    """Returns stacked features, shape (tokens, mels * 8), and tokens of every clean utterance."""
-    corpus = Corpus.open(path)
+    """Returns the stacked features of a token, shape (tokens, frames * mels), and tokens of every clean utterance."""
+    corpus, factor = Corpus.open(path), model.config.encoder.subsampling_factor
     config = PlanConfig(max_batch_seconds=45.0, microbatches_per_step=1)
     plan = BatchPlan(corpus.num_samples, corpus.sampling_rate, config)
     dataset = AudioNoiseDataset(corpus, plan)
@@ -51,8 +51,8 @@ def utterances(model: NestModel, path: Path) -> list[Pair]:
         batch = dataset[step, 0]
         feats, feat_lens = model.features(batch.audio, batch.audio_len)
         tokens = model.quantizer(feats)[..., 0]
-        stacks = feats.unflatten(2, (-1, 8)).permute(0, 2, 3, 1).flatten(2)  # (batch, tokens, 8 * mels)
-        found += [(stacks[i, : n // 8], tokens[i, : n // 8]) for i, n in enumerate(feat_lens.tolist())]
+        stacks = feats.unflatten(2, (-1, factor)).permute(0, 2, 3, 1).flatten(2)
+        found += [(stacks[i, : n // factor], tokens[i, : n // factor]) for i, n in enumerate(feat_lens.tolist())]
     return found
 
 

@@ -109,7 +109,7 @@ def test_integers_are_converted_to_floats() -> None:
         ("features", "num_mels", 0),
         ("features", "dither", -1e-5),
         ("features", "pad_to", 0),
-        ("features", "pad_to", 12),
+        ("features", "pad_to", 14),
         ("features", "preemphasis", 1.0),
         ("quantizer", "num_classes", 1),
         ("quantizer", "num_codebooks", 0),
@@ -162,6 +162,6 @@ def test_every_field_is_read_by_code_outside_the_config() -> None:
 
 def test_masks_after_the_subsampling_are_at_least_one_frame_long() -> None:
     values = asdict(NestConfig.preset("demo"))
-    values["masking"] |= {"position": "post_conv", "block_size": 7}
-    with pytest.raises(ConfigError, match=r"masking\.block_size is 7: expected at least one encoder frame \(8\)"):
+    values["masking"] |= {"position": "post_conv", "block_size": 3}
+    with pytest.raises(ConfigError, match=r"masking\.block_size is 3: expected at least one encoder frame \(4\)"):
         NestConfig.from_dict(values)
