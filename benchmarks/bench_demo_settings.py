@@ -3,17 +3,18 @@
     python benchmarks/bench_demo_settings.py OUTPUT --train train.json --speech speech.json --noise noise.json \
         --group-by scene --minutes 6,12 --seeds 0,1
 
-TRAIN are transcribed NeMo lines. Whole groups that have a fifth of the lines become the development side, on which
-settings are compared; `--test` gives other lines instead. All runs have the settings of `SETTINGS`, the baseline no
-others; each variant changes one thing. First the speed of all variants is measured, one after the other, and gives
-the number of steps that fit into MINUTES of one core. Then encoders are pretrained for these steps on SPEECH and on
-the rest of TRAIN without its texts, in a drawn order: other work on the machine changes no figure from here on. With
-several MINUTES, each run is kept at these times, which is the same as several runs, because the learning rate depends
-on the step alone. Last, content probes learn characters from the frozen layers and are scored, in another drawn order.
+TRAIN are transcribed NeMo lines. Groups with a fifth of the lines are held out as the development set, on which
+settings are compared; `--test` gives other lines instead. All runs use `SETTINGS`; the baseline adds nothing. First the
+speed of all variants is measured on this machine, one after the other, and gives the number of steps that fit into
+MINUTES of one core. Then encoders are pretrained for these steps on SPEECH and on the rest of TRAIN without its texts,
+in a drawn order: other work on the machine changes no figure from here on. A checkpoint is kept at each of several
+MINUTES. This equals separate runs, because the learning rate depends on the step alone. Last, content probes learn
+characters from the frozen layers and are scored, in another drawn order.
 
-A call that was interrupted goes on where it ended, and so does a call with more MINUTES. With `--accelerator gpu`,
-encoders make the same steps on a GPU; `--only pretrain` ends before the probes, which another machine may run.
-`--quick` checks that everything runs.
+A call that was interrupted goes on where it ended; a later call may have more seeds, variants, and longer times. With
+`--accelerator gpu`, encoders make as many steps on a GPU, with one microbatch of 90 s instead of two of 45 s. If the
+GPU is in another machine, copy OUTPUT there and back: `--only pretrain` ends before the probes. `--quick` checks that
+everything runs.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from kept_settings import keep_settings
 from peer import run_peer
 from transcribed import read_errors, read_manifest, variant_table, without_text, write_lines
 
-from nestmodel import error_rate
+from nestmodel import ErrorCounts, error_rate
 from nestmodel.config import preset_path
 from nestmodel.training.callbacks.curves import read_metrics
 
@@ -59,7 +60,8 @@ VARIANTS = {
     "clean input": "--data.mix.prob 0.0",
 }
 ON_A_GPU = "--data.plan.microbatches_per_step 1 --data.plan.max_batch_seconds 90 --data.num_workers 2"
-"""A GPU takes the audio of a step at once: launching the operations takes longer than computing them."""
+"""A GPU takes the audio of a step at once: launching the operations takes longer than computing them. Variants of the
+microbatches are for a CPU."""
 
 SPEED_SECONDS = 20
 SPEED_ROUNDS = 3
@@ -83,12 +85,12 @@ class Point(NamedTuple):
     """An encoder after a time of pretraining."""
 
     run: Run
-    minutes: float
+    minutes: int
 
     @property
     def slug(self) -> str:
         """Name for files."""
-        return f"{self.run.slug}-{self.minutes:g}"
+        return f"{self.run.slug}-{self.minutes}"
 
 
 def main() -> int:
@@ -103,11 +105,11 @@ def main() -> int:
     keep_settings(output, {**kept, "quick": arguments.quick})
     prepare(arguments, output)
     speeds = measure_speeds(output, variants, 1 if arguments.quick else SPEED_ROUNDS)
-    minutes = sorted(float(one) for one in arguments.minutes.split(","))
+    minutes = sorted(int(one) for one in arguments.minutes.split(","))
 
     def steps_of(point: Point) -> int:
         speed = statistics.median(speeds[point.run.variant])
-        return (4 if arguments.quick else round(60 * speed)) * round(point.minutes)
+        return (4 if arguments.quick else round(60 * speed)) * point.minutes
 
     runs = [Run(name, seed) for name in variants for seed in arguments.seeds.split(",")]
     points = [Point(run, time) for run in runs for time in minutes]
@@ -120,7 +122,10 @@ def main() -> int:
                 steps = steps_of(point)
                 flags = f"{VARIANTS[run.variant]} --trainer.max_steps {steps} {accelerator}"
                 checkpoint = pretrain(output, output / f"run-{run.slug}", flags, run.seed)
-                shutil.copy(checkpoint, output / f"{point.slug}.ckpt")
+                if checkpoint.resolve().stem != f"step_{steps:08d}":
+                    raise SystemExit(f"{point.slug}: the run has passed step {steps}. Give another OUTPUT.")
+                partial = shutil.copy(checkpoint, output / f"{point.slug}.partial")
+                Path(partial).replace(output / f"{point.slug}.ckpt")
                 print(f"{point.slug}: {steps} steps", flush=True)
 
     def score_point(point: Point) -> None:
@@ -147,7 +152,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", default="0,1", help="seeds of pretraining")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="names, separated by commas")
     parser.add_argument("--probe-options", default="--learning-rates 0.02,0.08", help="flags of `nestmodel probe`")
-    parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu", help="what makes the steps [cpu]")
+    parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu", help="device of pretraining [cpu]")
     parser.add_argument(
         "--at-once", type=int, default=os.cpu_count(), help="runs at the same time; they share the cores"
     )
@@ -161,13 +166,17 @@ def _arguments() -> argparse.Namespace:
     unknown = [name for name in arguments.variants.split(",") if name not in VARIANTS]
     if unknown:
         parser.error(f"there is no variant {unknown[0]!r}. They are {', '.join(VARIANTS)}.")
+    of_batches = [name for name in arguments.variants.split(",") if "--data.plan" in VARIANTS[name]]
+    if of_batches and arguments.accelerator == "gpu":
+        parser.error(f"the variant {of_batches[0]!r} is for a CPU: on a GPU, all runs have the same batches.")
     return arguments
 
 
 def drawn(path: Path, items: Sequence[Run] | Sequence[Point]) -> list[Any]:
-    """Returns items in an order that is drawn once for their number, and kept in a file."""
+    """Returns items in a random order that is drawn once for a set of items, and kept in a file."""
     by_slug = {item.slug: item for item in items}
-    return [by_slug[slug] for slug in draw_once(path.with_name(f"{path.name}-{len(items)}.json"), list(by_slug))]
+    digest = hashlib.sha256(" ".join(sorted(by_slug)).encode()).hexdigest()[:8]
+    return [by_slug[slug] for slug in draw_once(path.with_name(f"{path.name}-{digest}.json"), list(by_slug))]
 
 
 def in_parallel(work: Callable[[Any], Any], items: Sequence[Any], at_once: int) -> list[Any]:
@@ -266,33 +275,12 @@ def score(output: Path, point: Point, arguments: argparse.Namespace) -> None:
 
 def report(arguments: argparse.Namespace, output: Path, speeds: dict[str, list[float]], steps: dict[Point, int]) -> str:
     """Returns the results as Markdown."""
-    times = sorted({point.minutes for point in steps})
-    runs = list(dict.fromkeys(point.run for point in steps))
-    variants = list(dict.fromkeys(run.variant for run in runs))
     errors = {point: read_errors(output / f"probe-{point.slug}") for point in steps}
-    header = " | ".join(f"{time:g} min" for time in times)
-    curves = [f"| variant | seed | {header} |", "|---" * (2 + len(times)) + "|"]
-    for run in runs:
-        rates = (f"{100 * error_rate(errors[Point(run, time)]).rate:.1f}" for time in times)
-        curves.append(f"| {run.variant} | {run.seed} | {' | '.join(rates)} |")
-    tables = []
-    for time in times:
-        at_time = {tuple(point.run): one for point, one in errors.items() if point.minutes == time}
-        tables.append(f"After {time:g} minutes:\n\n{variant_table(at_time)}")
-    rows = [f"| variant | flags | steps a second, of {SPEED_ROUNDS} | labels per frame | {header} |"]
-    rows.append("|---" * (4 + len(times)) + "|")
-    for name in variants:
-        first = Run(name, runs[0].seed)
-        found = json.loads((output / f"probe-{Point(first, times[0]).slug}" / "probe.json").read_text(encoding="utf-8"))
-        speed = f"{statistics.median(speeds[name]):.2f} ({min(speeds[name]):.2f} to {max(speeds[name]):.2f})"
-        labels = f"{found['config']['labels_per_frame']} of {1000 / found['frame_rate_hz']:.0f} ms"
-        counts = " | ".join(str(steps[Point(first, time)]) for time in times)
-        rows.append(f"| {name} | `{VARIANTS[name] or 'none'}` | {speed} | {labels} | {counts} |")
+    found = json.loads((output / f"probe-{next(iter(steps)).slug}" / "probe.json").read_text(encoding="utf-8"))
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "jiwer"))
     settings = " ".join(f"--{name} {value}" for name, value in SETTINGS.items() if "model" in name or "plan" in name)
     side = "the test lines" if arguments.test else f"groups with {DEVELOPMENT_SHARE:.0%} of the training lines"
     made_on = f" A GPU made as many steps, with `{ON_A_GPU}`." if arguments.accelerator == "gpu" else ""
-    table_of_curves, table_of_steps, newline = "\n".join(curves), "\n".join(rows), "\n"
     return f"""# Settings of the demo preset
 
 Made by `benchmarks/bench_demo_settings.py`{" --quick" if arguments.quick else ""} on {os.cpu_count()} CPU cores \
@@ -305,15 +293,53 @@ the flags below.{made_on} The warm-up of the learning rate is part of these step
 
 Errors in % of the characters (CER), added up over the seeds of heads, after a time of pretraining on one core:
 
-{table_of_curves}
+{table_of_curves(errors)}
 
 Added up over seeds of pretraining, with 95 % bootstrap intervals; differences in percentage points.
 
-{newline.join(tables) if len(variants) > 1 else ""}
-Steps after each time:
+{tables_of_variants(errors)}Steps after each time:
 
-{table_of_steps}
+{table_of_steps(output, speeds, steps)}
 """
+
+
+def table_of_curves(errors: dict[Point, ErrorCounts]) -> str:
+    """Returns the error rate of each run after each time."""
+    times = sorted({point.minutes for point in errors})
+    lines = [f"| variant | seed | {_header(times)} |", "|---" * (2 + len(times)) + "|"]
+    for run in dict.fromkeys(point.run for point in errors):
+        rates = (f"{100 * error_rate(errors[Point(run, time)]).rate:.1f}" for time in times)
+        lines.append(f"| {run.variant} | {run.seed} | {' | '.join(rates)} |")
+    return "\n".join(lines)
+
+
+def tables_of_variants(errors: dict[Point, ErrorCounts]) -> str:
+    """Returns a comparison of the variants for each time."""
+    tables = []
+    for time in sorted({point.minutes for point in errors}):
+        at_time = {tuple(point.run): counts for point, counts in errors.items() if point.minutes == time}
+        tables.append(f"After {time} minutes:\n\n{variant_table(at_time)}\n")
+    return "".join(tables)
+
+
+def table_of_steps(output: Path, speeds: dict[str, list[float]], steps: dict[Point, int]) -> str:
+    """Returns flags, speed, labels per frame and steps of each variant."""
+    times = sorted({point.minutes for point in steps})
+    columns = f"flags | steps per second, median of {len(next(iter(speeds.values())))} (range) | labels per frame"
+    lines = [f"| variant | {columns} | {_header(times)} |", "|---" * (4 + len(times)) + "|"]
+    for run in {point.run.variant: point.run for point in steps}.values():
+        path = output / f"probe-{Point(run, times[0]).slug}" / "probe.json"
+        found = json.loads(path.read_text(encoding="utf-8"))
+        of_run = speeds[run.variant]
+        speed = f"{statistics.median(of_run):.2f} ({min(of_run):.2f} to {max(of_run):.2f})"
+        labels = f"{found['config']['labels_per_frame']} of {1000 / found['frame_rate_hz']:.0f} ms"
+        counts = " | ".join(str(steps[Point(run, time)]) for time in times)
+        lines.append(f"| {run.variant} | `{VARIANTS[run.variant] or 'none'}` | {speed} | {labels} | {counts} |")
+    return "\n".join(lines)
+
+
+def _header(times: Sequence[int]) -> str:
+    return " | ".join(f"{time} min" for time in times)
 
 
 if __name__ == "__main__":
