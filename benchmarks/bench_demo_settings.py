@@ -105,28 +105,21 @@ def main() -> int:
     keep_settings(output, {**kept, "quick": arguments.quick})
     prepare(arguments, output)
     speeds = measure_speeds(output, variants, 1 if arguments.quick else SPEED_ROUNDS)
-    minutes = sorted(int(one) for one in arguments.minutes.split(","))
-
-    def steps_of(point: Point) -> int:
-        speed = statistics.median(speeds[point.run.variant])
-        return (4 if arguments.quick else round(60 * speed)) * point.minutes
-
+    a_minute = {name: 4 if arguments.quick else round(60 * statistics.median(speeds[name])) for name in variants}
     runs = [Run(name, seed) for name in variants for seed in arguments.seeds.split(",")]
-    points = [Point(run, time) for run in runs for time in minutes]
-
+    steps = {Point(run, time): a_minute[run.variant] * time for run in runs for time in arguments.minutes}
     accelerator = f"--trainer.accelerator {arguments.accelerator} {ON_A_GPU if arguments.accelerator == 'gpu' else ''}"
 
     def pretrain_run(run: Run) -> None:
-        for point in points:
-            if point.run == run and not (output / f"{point.slug}.ckpt").exists():
-                steps = steps_of(point)
-                flags = f"{VARIANTS[run.variant]} --trainer.max_steps {steps} {accelerator}"
+        for point in (Point(run, time) for time in arguments.minutes):
+            if not (output / f"{point.slug}.ckpt").exists():
+                flags = f"{VARIANTS[run.variant]} --trainer.max_steps {steps[point]} {accelerator}"
                 checkpoint = pretrain(output, output / f"run-{run.slug}", flags, run.seed)
-                if checkpoint.resolve().stem != f"step_{steps:08d}":
-                    raise SystemExit(f"{point.slug}: the run has passed step {steps}. Give another OUTPUT.")
+                if checkpoint.resolve().stem != f"step_{steps[point]:08d}":
+                    raise SystemExit(f"{point.slug}: the run has passed step {steps[point]}. Give another OUTPUT.")
                 partial = shutil.copy(checkpoint, output / f"{point.slug}.partial")
                 Path(partial).replace(output / f"{point.slug}.ckpt")
-                print(f"{point.slug}: {steps} steps", flush=True)
+                print(f"{point.slug}: {steps[point]} steps", flush=True)
 
     def score_point(point: Point) -> None:
         score(output, point, arguments)
@@ -134,8 +127,8 @@ def main() -> int:
     in_parallel(pretrain_run, drawn(output / "order", runs), arguments.at_once)
     if arguments.only == "pretrain":
         return 0
-    in_parallel(score_point, drawn(output / "order-of-probes", points), arguments.at_once)
-    arguments.results.write_text(report(arguments, output, speeds, {one: steps_of(one) for one in points}), "utf-8")
+    in_parallel(score_point, drawn(output / "order-of-probes", list(steps)), arguments.at_once)
+    arguments.results.write_text(report(arguments, output, speeds, steps), encoding="utf-8")
     print(arguments.results)
     return 0
 
@@ -148,7 +141,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--speech", type=Path, required=True, help="NeMo lines of further speech for pretraining")
     parser.add_argument("--noise", type=Path, required=True, help="NeMo lines of noise for pretraining")
     parser.add_argument("--group-by", required=True, help="field of the lines whose values stay on one side")
-    parser.add_argument("--minutes", default="6", help="whole minutes of pretraining on one core, separated by commas")
+    parser.add_argument(
+        "--minutes", type=whole_minutes, default="6", help="times of pretraining on one core, separated by commas"
+    )
     parser.add_argument("--seeds", default="0,1", help="seeds of pretraining")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="names, separated by commas")
     parser.add_argument("--probe-options", default="--learning-rates 0.02,0.08", help="flags of `nestmodel probe`")
@@ -161,7 +156,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="two variants and a few steps, to check the script")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.variants, arguments.minutes = ",".join(list(VARIANTS)[:2]), "1,2"
+        arguments.variants, arguments.minutes = ",".join(list(VARIANTS)[:2]), [1, 2]
         arguments.probe_options = QUICK_PROBE
     unknown = [name for name in arguments.variants.split(",") if name not in VARIANTS]
     if unknown:
@@ -170,6 +165,11 @@ def _arguments() -> argparse.Namespace:
     if of_batches and arguments.accelerator == "gpu":
         parser.error(f"the variant {of_batches[0]!r} is for a CPU: on a GPU, all runs have the same batches.")
     return arguments
+
+
+def whole_minutes(text: str) -> list[int]:
+    """Returns the numbers of a list with commas, in rising order."""
+    return sorted(int(one) for one in text.split(","))
 
 
 def drawn(path: Path, items: Sequence[Run] | Sequence[Point]) -> list[Any]:

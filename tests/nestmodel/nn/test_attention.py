@@ -146,7 +146,7 @@ def test_output_and_gradients_on_a_gpu_equal_those_on_a_cpu() -> None:
         grads = [p.grad for p in module.parameters() if p.grad is not None]
         # Copies: the gradients move to the GPU with the module.
         seen.append([tensor.detach().cpu().clone() for tensor in (out, *grads)])
-    # The bias of the keys has a gradient of 0 but for rounding, so the largest gradient of all is the measure.
+    # The gradient of the keys' bias is zero except for rounding, so errors are compared with the largest gradient.
     largest = max(tensor.abs().max().item() for tensor in seen[0])
     for ours, theirs in zip(*seen, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5 * largest)
