@@ -201,7 +201,7 @@ def read_heartbeat(path: Path) -> Reading | None:
     """Reads a heartbeat file.
 
     Returns:
-        None if the file is missing, is not a heartbeat, or has another version.
+        None if the file is missing, is not a heartbeat or a damaged one, or has another version.
     """
     for _ in range(_MAX_TRIES):
         try:
@@ -214,7 +214,10 @@ def read_heartbeat(path: Path) -> Reading | None:
         record, later = _newest(data), _newest(again)
         # The writer overwrites a list of cuts two lists later, so the text is intact if the version has not changed.
         if record is not None and later is not None and later.cuts_version == record.cuts_version:
-            return _reading(data, record)
+            try:
+                return _reading(data, record)
+            except (LookupError, RecursionError, TypeError, ValueError):
+                return None  # damaged
     return None
 
 

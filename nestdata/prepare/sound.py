@@ -97,8 +97,9 @@ def write_sound(path: Path, sound: Sound) -> int:
     """Writes a FLAC file of 16 bits, with amplitudes outside of [-1, 1] clipped, and returns its number of bytes."""
     import soundfile
 
-    scaled = np.rint(np.nan_to_num(sound.samples, nan=0.0, posinf=0.0, neginf=0.0) * 32768)
-    samples = np.clip(scaled, -32768, 32767).astype(np.int16)
+    # Clipped before they are scaled, because the product of huge samples would overflow.
+    amplitudes = np.clip(np.nan_to_num(sound.samples, nan=0.0, posinf=0.0, neginf=0.0), -1.0, 1.0)
+    samples = np.clip(np.rint(amplitudes * 32768), -32768, 32767).astype(np.int16)
     # To memory, because libsndfile waits until a file is on disk (fsync), which takes longer than everything else.
     encoded = BytesIO()
     soundfile.write(encoded, samples, sound.rate, format="FLAC", subtype="PCM_16", compression_level=0.0)

@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,8 +110,9 @@ def _open(path: Path, stack: ExitStack) -> tuple[BinaryIO, ModelFileKind]:
         start = _rewound(file).read(9)
         if start.endswith(b"{") and int.from_bytes(start[:8], "little") <= path.stat().st_size:
             return file, "safetensors"
-        if zipfile.is_zipfile(file):
-            return file, "checkpoint"
+        with suppress(zipfile.BadZipFile):  # some damage raises it
+            if zipfile.is_zipfile(file):
+                return file, "checkpoint"
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}). Give a file that exists.") from error
     raise WeightsError(

@@ -1,0 +1,274 @@
+"""Targets of nestdata: audio, tars, manifests and corpora."""
+
+import gzip
+import io
+import json
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+from hypothesis import strategies as st
+
+from nestdata import BatchPlan, Corpus, NestDataError, PlanConfig, PrepareConfig, prepare_corpus
+from nestdata.prepare.header import AudioInfo, read_header
+from nestdata.prepare.inputs.tar import TarError, walk
+from tests.fuzz.inputs import TEXTS, VALUES, altered, mutated
+from tests.fuzz.target import Target
+from tests.synthesis import chirp
+
+
+@cache
+def audio_seeds() -> dict[str, bytes]:
+    """Returns small audio files by name."""
+    mono, rng = chirp(100, 3000, 0.3), np.random.default_rng(0)
+    stereo = np.stack([mono, 0.1 * rng.standard_normal(len(mono))], axis=1).astype(np.float32)
+    kinds = {
+        "mono.flac": (mono, "FLAC", "PCM_16"), "stereo.flac": (stereo, "FLAC", "PCM_24"),
+        "plain.wav": (mono, "WAV", "PCM_16"), "float.wav": (stereo, "WAV", "FLOAT"),
+        "wide.wav": (stereo, "WAVEX", "PCM_24"),
+        "law.wav": (mono, "WAV", "ULAW"), "a.aiff": (mono, "AIFF", "PCM_16"), "a.ogg": (mono, "OGG", "VORBIS"),
+        "a.mp3": (mono, "MP3", "MPEG_LAYER_III"), "a.w64": (mono, "W64", "PCM_16"),
+    }  # fmt: skip
+    found = {}
+    for name, (samples, kind, subtype) in kinds.items():
+        file = io.BytesIO()
+        soundfile.write(file, samples, 16000, format=kind, subtype=subtype)
+        found[name] = file.getvalue()
+    return found
+
+
+def audio_inputs(*suffixes: str) -> st.SearchStrategy[tuple[str, bytes]]:
+    """Returns pairs of suffix and content; the suffix need not fit."""
+    seeds = [content for name, content in audio_seeds().items() if name.endswith(suffixes)]
+    return st.tuples(st.sampled_from(suffixes), mutated(*seeds))
+
+
+def read_audio_header(audio: tuple[str, bytes], folder: Path) -> bool:
+    """Reads the header of a file."""
+    path = folder / f"a{audio[0]}"
+    path.write_bytes(audio[1])
+    return isinstance(read_header(str(path), None), AudioInfo)
+
+
+def prepare_audio(audio: tuple[str, bytes], folder: Path) -> int:
+    """Prepares a folder with one odd and one valid file, decodes both, and loads what was accepted."""
+    (folder / "in").mkdir()
+    (folder / "in" / f"odd{audio[0]}").write_bytes(audio[1])
+    (folder / "in" / "valid.wav").write_bytes(audio_seeds()["plain.wav"])
+    report = prepare_corpus(
+        [folder / "in"], folder / "out", PrepareConfig(probe="decode", min_seconds=0.01, max_seconds=60.0)
+    )
+    corpus = Corpus.open(folder / "out")
+    assert corpus.line(len(corpus) - 1)
+    for index in range(len(corpus)):
+        corpus.load(index)
+    return report.num_cuts - 1
+
+
+@cache
+def tar_seeds() -> list[bytes]:
+    """Returns small tars in three formats."""
+    found = []
+    for kind in (tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w", format=kind) as tar:
+            for name in ("a.wav", "a.json", "folder/" + ("é" if kind != tarfile.USTAR_FORMAT else "e") * 80 + ".flac"):
+                content = audio_seeds()["mono.flac" if name.endswith("flac") else "plain.wav"][:3000]
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                if kind == tarfile.PAX_FORMAT:
+                    info.pax_headers = {"comment": "a" * 600, "size": str(len(content))}
+                tar.addfile(info, io.BytesIO(content))
+        found.append(file.getvalue())
+    return found
+
+
+def read_tar(content: bytes, _: Path) -> bool:
+    """Lists the members of a tar."""
+    for member in walk(lambda offset, length: content[offset : offset + length], len(content)):
+        assert 0 <= member.offset <= member.offset + member.size <= len(content)
+    return True
+
+
+def prepare_tar(content: bytes, folder: Path) -> int:
+    """Prepares a WebDataset of one tar, and of one that is valid."""
+    (folder / "in").mkdir()
+    (folder / "in" / "0.tar").write_bytes(content)
+    (folder / "in" / "1.tar").write_bytes(_webdataset())
+    return _prepare(folder / "in", folder).num_cuts
+
+
+@cache
+def _webdataset(stem: str = "a") -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, content in ((f"{stem}.wav", audio_seeds()["plain.wav"]), (f"{stem}.json", b'{"text": "a"}')):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+NEMO = [{"audio_filepath": "a.wav", "offset": 0.0, "duration": 0.3, "text": "a", "lang": "en", "shard_id": 0}]
+LHOTSE = [
+    {
+        "id": "a", "start": 0.0, "duration": 0.3, "channel": 0, "type": "MonoCut", "custom": {"note": "x"},
+        "supervisions": [{"id": "a", "recording_id": "a", "start": 0.0, "duration": 0.3, "channel": 0, "text": "a"}],
+        "recording": {
+            "id": "a", "sampling_rate": 16000, "num_samples": 4800, "duration": 0.3, "channel_ids": [0],
+            "sources": [{"type": "file", "channels": [0], "source": "a.wav"}],
+            "transforms": [{
+                "name": "Resample", "kwargs": {"source_sampling_rate": 16000, "target_sampling_rate": 16000}
+            }],
+        },
+    },
+    {
+        "id": "a", "sampling_rate": 16000, "num_samples": 4800, "duration": 0.3, "channel_ids": [0],
+        "sources": [{"type": "file", "channels": [0], "source": "a.wav"}],
+    },
+]  # fmt: skip
+
+
+def line_inputs(rows: list[dict[str, Any]], key: str) -> st.SearchStrategy[tuple[str, bytes]]:
+    """Returns pairs of file name and content: a valid line, and lines with other values, other bytes, or compressed."""
+    lines = st.one_of(altered(rows), st.dictionaries(TEXTS, VALUES, max_size=4), st.just({key: "a.wav"})).map(
+        lambda row: json.dumps(row).encode(errors="surrogatepass")
+    )
+    plain = st.lists(lines, min_size=1, max_size=3).map(lambda found: b"\n".join([*found, b""]))
+    valid = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    damaged = mutated(valid)
+    return st.one_of(
+        st.tuples(st.just("speech.jsonl"), st.one_of(plain, damaged)),
+        st.tuples(st.just("speech.jsonl.gz"), st.one_of(plain, damaged).map(gzip.compress)),
+        st.tuples(st.just("speech.jsonl.gz"), mutated(gzip.compress(valid))),
+    )
+
+
+def prepare_lines(manifest: tuple[str, bytes], folder: Path) -> int:
+    """Prepares a manifest beside a valid audio file, and opens every cut."""
+    (folder / "a.wav").write_bytes(audio_seeds()["plain.wav"])
+    (folder / manifest[0]).write_bytes(manifest[1])
+    report = _prepare(folder / manifest[0], folder)
+    corpus = Corpus.open(folder / "out")
+    for index in range(len(corpus)):
+        assert corpus.line(index)["id"] is not None
+        with _allowed(NestDataError):
+            corpus.load(index)
+    return report.num_cuts
+
+
+def prepare_fairseq(content: bytes, folder: Path) -> int:
+    """Prepares a fairseq manifest."""
+    return prepare_lines(("train.tsv", content.replace(b"ROOT", str(folder).encode())), folder)
+
+
+def prepare_kaldi(tables: tuple[bytes, bytes, bytes], folder: Path) -> int:
+    """Prepares a Kaldi directory."""
+    (folder / "in").mkdir()
+    (folder / "a.wav").write_bytes(audio_seeds()["plain.wav"])
+    for name, content in zip(("wav.scp", "segments", "text"), tables, strict=True):
+        (folder / "in" / name).write_bytes(content.replace(b"ROOT", str(folder).encode()))
+    return _prepare(folder / "in", folder).num_cuts
+
+
+@cache
+def parquet_seeds() -> list[bytes]:
+    """Returns small Parquet files with the columns of Hugging Face, valid and with odd types."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    wav = audio_seeds()["plain.wav"]
+    audios: list[Any] = [
+        [{"bytes": wav, "path": "a.wav"}], [{"bytes": 7, "path": "a.wav"}], [{"bytes": "text", "path": "a.wav"}],
+        [{"bytes": [1, 2], "path": 3}], [{"bytes": None, "path": None}], [wav], ["a.wav"], [[wav]], [{"array": [0.0]}],
+    ]  # fmt: skip
+    found = []
+    for audio in audios:
+        for compression in ("none", "snappy"):
+            file = io.BytesIO()
+            pq.write_table(pa.table({"audio": audio, "text": ["a"], "id": [1]}), file, compression=compression)
+            found.append(file.getvalue())
+    return found
+
+
+def prepare_parquet(content: bytes, folder: Path) -> int:
+    """Prepares a folder of two Parquet files, the second of which is valid."""
+    (folder / "in").mkdir()
+    (folder / "in" / "0.parquet").write_bytes(content)
+    (folder / "in" / "1.parquet").write_bytes(parquet_seeds()[0])
+    return _prepare(folder / "in", folder).num_cuts
+
+
+@cache
+def corpus_seed() -> dict[str, bytes]:
+    """Returns the files of a corpus with addresses."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "in").mkdir()
+        for number in range(3):
+            (folder / "in" / f"{number}.tar").write_bytes(_webdataset(f"cut-{number}"))
+        _prepare(folder / "in", folder)
+        return {path.name: path.read_bytes() for path in (folder / "out").iterdir() if path.is_file()}
+
+
+def corpus_inputs() -> st.SearchStrategy[dict[str, bytes]]:
+    """Returns the files of a corpus, one or two of which are changed."""
+    seed = {name: content for name, content in corpus_seed().items() if name not in ("report.html", "rejected.jsonl")}
+    meta = altered([json.loads(seed["meta.json"])]).map(lambda row: ("meta.json", json.dumps(row).encode()))
+    files = st.one_of(
+        meta, *(mutated(content).map(lambda new, name=name: (name, new)) for name, content in seed.items())
+    )
+    return st.lists(files, min_size=1, max_size=2).map(lambda changed: {**seed, **dict(changed)})
+
+
+def open_corpus(files: dict[str, bytes], folder: Path) -> bool:
+    """Opens a corpus that somebody else wrote, plans it, and reads all of it."""
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    corpus = Corpus.open(folder)
+    list(corpus.shards())
+    with _allowed(NestDataError):
+        plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1))
+        plan.indices(0, 0)
+    for index in range(min(len(corpus), 5)):
+        with _allowed(NestDataError):
+            corpus.load(index)
+        with _allowed(NestDataError):
+            corpus[index]
+    return True
+
+
+def _prepare(source: Path, folder: Path) -> Any:
+    return prepare_corpus([source], folder / "out", PrepareConfig(report_samples=1, min_seconds=0.01))
+
+
+@contextmanager
+def _allowed(*errors: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except errors:
+        pass
+
+
+_KALDI = (b"a ROOT/a.wav\nb ROOT/b.wav\n", b"u1 a 0.0 0.2\nu2 a 0.1 0.3\n", b"u1 some words\nu2 more\n")
+DATA_TARGETS: dict[str, Target] = {
+    "FLAC header": Target(lambda: audio_inputs(".flac"), read_audio_header, num_tested=150),
+    "WAV header": Target(lambda: audio_inputs(".wav"), read_audio_header, num_tested=150),
+    "other audio header": Target(lambda: audio_inputs(".aiff", ".ogg", ".mp3", ".w64"), read_audio_header),
+    "FLAC file": Target(lambda: audio_inputs(".flac"), prepare_audio, num_tested=20),
+    "WAV file": Target(lambda: audio_inputs(".wav"), prepare_audio, num_tested=20),
+    "tar": Target(lambda: mutated(*tar_seeds()), read_tar, (TarError,), num_tested=200),
+    "tar of audio": Target(lambda: mutated(_webdataset()), prepare_tar, num_tested=20),
+    "NeMo manifest": Target(lambda: line_inputs(NEMO, "audio_filepath"), prepare_lines),
+    "Lhotse manifest": Target(lambda: line_inputs(LHOTSE, "id"), prepare_lines),
+    "fairseq manifest": Target(lambda: mutated(b"ROOT\na.wav\t4800\nb.wav\t100\n"), prepare_fairseq),
+    "Kaldi directory": Target(lambda: st.tuples(*(mutated(table) for table in _KALDI)), prepare_kaldi),
+    "Parquet": Target(lambda: mutated(*parquet_seeds()), prepare_parquet, packages=("pyarrow",)),
+    "corpus": Target(corpus_inputs, open_corpus),
+}
