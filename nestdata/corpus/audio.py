@@ -89,7 +89,7 @@ def load_samples(
         )
     out[num_found:] = 0.0
     # A cheap first test: the dot product is finite only if all samples are. It also overflows for huge finite samples.
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         is_finite = all(math.isfinite(np.dot(block, block)) for block in _blocks(out))
     if not is_finite and not np.isfinite(out).all():
         raise AudioError.because(

@@ -115,7 +115,7 @@ def _webdataset(stem: str = "a") -> bytes:
     return file.getvalue()
 
 
-NEMO = [{"audio_filepath": "a.wav", "offset": 0.0, "duration": 0.3, "text": "a", "lang": "en", "shard_id": 0}]
+NEMO = [{"audio_filepath": "a.wav", "offset": 0.0, "duration": 0.3, "text": "a", "lang": "en"}]
 LHOTSE = [
     {
         "id": "a", "start": 0.0, "duration": 0.3, "channel": 0, "type": "MonoCut", "custom": {"note": "x"},
@@ -135,19 +135,25 @@ LHOTSE = [
 ]  # fmt: skip
 
 
-def line_inputs(rows: list[dict[str, Any]], key: str) -> st.SearchStrategy[tuple[str, bytes]]:
-    """Returns pairs of file name and content: a valid line, and lines with other values, other bytes, or compressed."""
-    lines = st.one_of(altered(rows), st.dictionaries(TEXTS, VALUES, max_size=4), st.just({key: "a.wav"})).map(
-        lambda row: json.dumps(row).encode(errors="surrogatepass")
-    )
-    plain = st.lists(lines, min_size=1, max_size=3).map(lambda found: b"\n".join([*found, b""]))
-    valid = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-    damaged = mutated(valid)
-    return st.one_of(
-        st.tuples(st.just("speech.jsonl"), st.one_of(plain, damaged)),
-        st.tuples(st.just("speech.jsonl.gz"), st.one_of(plain, damaged).map(gzip.compress)),
-        st.tuples(st.just("speech.jsonl.gz"), mutated(gzip.compress(valid))),
-    )
+def line_inputs(*rows: dict[str, Any]) -> st.SearchStrategy[tuple[str, bytes]]:
+    """Returns pairs of file name and content: a valid line, then one with other values or bytes; also compressed."""
+
+    def manifest(row: dict[str, Any]) -> st.SearchStrategy[tuple[str, bytes]]:
+        valid = json.dumps(row).encode() + b"\n"
+        changed = st.one_of(altered([row]), st.dictionaries(TEXTS, VALUES, max_size=4)).map(_line)
+        # The changed lines have other ids, so that they are not rejected as duplicates of the first.
+        other = st.one_of(changed, mutated(valid)).map(lambda line: valid + line.replace(b'"a"', b'"b"'))
+        return st.one_of(
+            st.tuples(st.just("speech.jsonl"), other),
+            st.tuples(st.just("speech.jsonl.gz"), other.map(gzip.compress)),
+            st.tuples(st.just("speech.jsonl.gz"), mutated(gzip.compress(valid))),
+        )
+
+    return st.sampled_from(rows).flatmap(manifest)
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row).encode(errors="surrogatepass") + b"\n"
 
 
 def prepare_lines(manifest: tuple[str, bytes], folder: Path) -> int:
@@ -265,8 +271,8 @@ DATA_TARGETS: dict[str, Target] = {
     "WAV file": Target(lambda: audio_inputs(".wav"), prepare_audio, num_tested=20),
     "tar": Target(lambda: mutated(*tar_seeds()), read_tar, (TarError,), num_tested=200),
     "tar of audio": Target(lambda: mutated(_webdataset()), prepare_tar, num_tested=20),
-    "NeMo manifest": Target(lambda: line_inputs(NEMO, "audio_filepath"), prepare_lines),
-    "Lhotse manifest": Target(lambda: line_inputs(LHOTSE, "id"), prepare_lines),
+    "NeMo manifest": Target(lambda: line_inputs(*NEMO), prepare_lines),
+    "Lhotse manifest": Target(lambda: line_inputs(*LHOTSE), prepare_lines),
     "fairseq manifest": Target(lambda: mutated(b"ROOT\na.wav\t4800\nb.wav\t100\n"), prepare_fairseq),
     "Kaldi directory": Target(lambda: st.tuples(*(mutated(table) for table in _KALDI)), prepare_kaldi),
     "Parquet": Target(lambda: mutated(*parquet_seeds()), prepare_parquet, packages=("pyarrow",)),

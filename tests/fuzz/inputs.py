@@ -11,6 +11,9 @@ _EDGES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFF
 _WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _MAX_EDITS = 4
 
+CREATED_BY_COMMANDS = "PWNED"
+"""The file that a command in an input would create."""
+
 TEXTS = st.one_of(
     st.text(max_size=20),
     st.sampled_from([

@@ -5,12 +5,14 @@ import tempfile
 import time
 import zlib
 from collections import Counter
+from contextlib import chdir
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from tests.fuzz.inputs import CREATED_BY_COMMANDS
 from tests.fuzz.limits import Usage, limited
 from tests.fuzz.target import Target
 
@@ -41,11 +43,13 @@ def try_input(target: Target, example: Any) -> tuple[str, Usage]:
         Exception: Any error that is not one of the target's, which is a crash as well.
     """
     try:
-        with tempfile.TemporaryDirectory() as folder, limited() as usage:
+        # The working directory, since relative paths of Lhotse start from it, and commands would write there.
+        with tempfile.TemporaryDirectory() as folder, chdir(folder), limited() as usage:
             try:
                 outcome = "accepted" if target.read(example, Path(folder)) else "refused"
             except target.errors as error:
                 outcome = type(error).__name__
+            assert not Path(folder, CREATED_BY_COMMANDS).exists(), "a command was run"
     except BaseException as crash:
         crash.add_note(f"The input, as a pickle: {_keep(example)}")
         raise
