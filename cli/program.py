@@ -1,14 +1,17 @@
 """Runs the commands of `nestdata` and `nestmodel`: loads a command when it is called, and maps errors to exit codes.
 
 A command line imports only the module of the command that it names, so that `--help` and `--version` need neither
-torch nor Lhotse. Errors that a user can fix are printed as one line on stderr; all others keep their traceback.
+torch nor Lhotse. Errors that a user can fix are printed as one line on stderr; all others keep their traceback. URLs in
+them are shown without their secrets.
 """
 
 import importlib
 import importlib.metadata
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Annotated, Any, cast
 
 import typer
@@ -78,6 +81,7 @@ class Program:
             if isinstance(error, OSError) and error.filename is not None and not (called and called.is_lightning):
                 return _fail(f"{error.filename}: {error.strerror}. Check the path and its permissions.", EXIT_ERROR)
             if not _is_explained(error):
+                sys.excepthook = _print_traceback
                 raise
             return _fail(_message(error), EXIT_ERROR)
         if result == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this result.
@@ -153,5 +157,14 @@ def _one_line(text: str) -> str:
 
 
 def _fail(message: object, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    from nestdata import redacted
+
+    print(f"error: {redacted(str(message))}", file=sys.stderr)
     return code
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints an error that nobody expected, in place of the interpreter: errors of libraries may quote URLs."""
+    from nestdata import redacted
+
+    sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))

@@ -70,12 +70,12 @@ from .prepare.run import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
 from .prepare.speech.config import SegmentConfig as SegmentConfig
 from .prepare.speech.summary import SpeechSummary as SpeechSummary
+from .redaction import redacted as redacted
 from .stateless_rng import derive_key as derive_key
 from .storage import ObjectInfo as ObjectInfo
 from .storage import Storage as Storage
 from .storage import StorageConfig as StorageConfig
 from .storage import is_url as is_url
-from .storage import redacted as redacted
 
 __all__ = [
     "Address",

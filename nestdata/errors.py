@@ -15,9 +15,17 @@ from its text alone.
 
 from typing import Literal
 
+from nestdata.redaction import redacted
+
 
 class NestDataError(Exception):
-    """Base class of the errors of this package; the message names the problem, its location and the remedy."""
+    """Base class of the errors of this package; the message names the problem, its location and the remedy.
+
+    URLs in the message are shown without their secrets.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redacted(message))
 
 
 class ConfigError(NestDataError):

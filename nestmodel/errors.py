@@ -10,9 +10,14 @@
 Every constructor takes one string, so that an error can be pickled and sent from another process.
 """
 
+from nestdata import redacted
+
 
 class NestModelError(Exception):
-    """Root of all errors that nestmodel raises deliberately."""
+    """Root of all errors that nestmodel raises deliberately. URLs in messages are shown without their secrets."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redacted(message))
 
 
 class ConfigError(NestModelError):

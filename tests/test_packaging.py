@@ -1,8 +1,11 @@
 """Checks the contents of the wheel, and the declared and pinned versions of dependencies."""
 
+import re
 import tomllib
 from pathlib import Path
 
+import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -29,6 +32,15 @@ def requirements(*extras: str) -> list[Requirement]:
     return [
         Requirement(line) for line in sum((optional[extra] for extra in extras), PROJECT["project"]["dependencies"])
     ]
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / ".github/workflows").iterdir()), ids=lambda path: path.name)
+def test_workflows_may_only_read_and_name_actions_by_commit(path: Path) -> None:
+    text = path.read_text()
+    assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+    used = re.findall(r"uses: *(.*)", text)
+    assert used
+    assert [line for line in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
 
 
 def test_every_directory_with_code_is_in_the_wheel() -> None:

@@ -19,7 +19,8 @@ from nestdata.corpus.corpora import Corpora
 from nestdata.corpus.corpus import Corpus
 from nestdata.corpus.members import is_intact
 from nestdata.errors import StorageError
-from nestdata.storage import Storage, StorageConfig, is_url, redacted
+from nestdata.redaction import redacted
+from nestdata.storage import Storage, StorageConfig, is_url
 
 _log = logging.getLogger(__name__)
 

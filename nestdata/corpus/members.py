@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from nestdata.corpus.addresses import Address
 from nestdata.corpus.audio import load_samples
 from nestdata.errors import AudioError, StorageError
-from nestdata.storage import ObjectInfo, Storage, is_url, redacted, storage
+from nestdata.storage import ObjectInfo, Storage, is_url, storage
 
 _TAR_BLOCK = 512
 # Bytes that are damaged on their way are read again this often. In a shard that is damaged itself, two reads agree.
@@ -97,7 +97,7 @@ def is_intact(address: Address, content: bytes) -> bool:
 
 def describe(location: str, offset: int, length: int) -> str:
     """Returns a range of bytes for messages, such as `bytes 512 to 9000 of s3://bucket/a.tar`."""
-    return f"bytes {offset} to {offset + length} of {redacted(location)}"
+    return f"bytes {offset} to {offset + length} of {location}"
 
 
 def source_at(shard: ObjectInfo, offset: int, length: int) -> dict[str, Any]:

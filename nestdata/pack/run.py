@@ -23,7 +23,8 @@ from nestdata.output import is_full_disk, locked_directory
 from nestdata.pack.config import PackConfig
 from nestdata.prepare.draw import key_of
 from nestdata.prepare.pool import open_pool
-from nestdata.storage import is_url, join
+from nestdata.storage import has_scheme, is_url, join
+from nestdata.storage.location import parse_url
 
 if TYPE_CHECKING:
     from nestdata.corpus.corpora import Corpora
@@ -110,7 +111,9 @@ def pack_corpora(
 
     config = config or PackConfig()
     opened = Corpora.open([Path(path).resolve() for path in corpora])
-    location = str(output).rstrip("/") if is_url(str(output)) else str(Path(output).resolve())
+    location = str(output).rstrip("/") if has_scheme(str(output)) else str(Path(output).resolve())
+    if has_scheme(location):
+        parse_url(location)
     with _lock(location):
         target = PackOutput.open(location, overwrite=overwrite)
         if overwrite and target.sizes:

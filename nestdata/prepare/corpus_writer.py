@@ -220,7 +220,7 @@ class CorpusWriter:
         cut = self._cut_at(record)
         detail = f"an earlier cut has the id {cut['id']!r}"
         where = sources[int(record["source"])].where(int(record["number"]))
-        reject = Reject(where, cut["id"], "duplicate_id", detail)
+        reject = Reject(where, cut["id"], "duplicate_id", detail).without_secrets()
         self._reject([reject])
         self._drawn_rejects.offer("duplicate_id", key_of(where), reject._replace(audio=span_of_cut(cut)))
         label = (cut["supervisions"] or [{}])[0]

@@ -18,6 +18,7 @@ from nestdata.prepare.header import AudioInfo, header_of_command, name_of, read_
 from nestdata.prepare.inputs.content import LoadedContent
 from nestdata.prepare.inputs.entry import Entry, Member, Problem, RejectReason
 from nestdata.prepare.speech.config import SpeechLimits
+from nestdata.redaction import redacted
 
 # Tolerance for durations that manifests have rounded up.
 _ROUNDING_S = 0.05
@@ -38,6 +39,10 @@ class Reject(NamedTuple):
 
     audio: AudioSpan | None = None
     """The audio, if it may be worth listening to."""
+
+    def without_secrets(self) -> "Reject":
+        """Returns the reject as it may be written and shown."""
+        return self._replace(where=redacted(self.where), cut_id=redacted(self.cut_id), detail=redacted(self.detail))
 
 
 class Cut(NamedTuple):

@@ -176,7 +176,7 @@ class ItemCollector:
 
     def reject(self, reject: Reject, number: int) -> None:
         """Adds a reject; `number` is that of its entry or item, counted from 1."""
-        self._rejects.append((number, reject))
+        self._rejects.append((number, reject.without_secrets()))
 
     def add_totals(self, totals: SpeechTotals, number: int) -> None:
         """Adds the speech of a recording; `number` is that of its entry or item, counted from 1."""

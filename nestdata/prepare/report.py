@@ -55,6 +55,7 @@ _ADVICE: dict[RejectReason, str] = {
     "compressed_tar": "Decompress the archives: members of compressed ones cannot be read at random.",
     "unsafe_member": "Pack the archives again, without links, devices, and names outside of the archive.",
     "too_large": "Divide the files: members of 4 GiB or more have no address.",
+    "invalid_url": "Give URLs of object stores, without user names, passwords, queries and fragments.",
 }
 
 

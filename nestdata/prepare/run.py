@@ -26,7 +26,9 @@ from nestdata.prepare.pool import Pool, open_pool
 from nestdata.prepare.progress import PrepareProgress
 from nestdata.prepare.speech.config import SpeechLimits
 from nestdata.prepare.speech.summary import SpeechSummary
-from nestdata.storage import is_url
+from nestdata.redaction import redacted_url
+from nestdata.storage import has_scheme, is_url
+from nestdata.storage.location import parse_url
 
 if TYPE_CHECKING:
     from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
@@ -114,13 +116,16 @@ def prepare_corpus(
     config = config or PrepareConfig()
     speech = _speech_limits(config)
     output = _local_path(output)
+    inputs = [_as_input(manifest) for manifest in manifests]
+    for pattern in config.tars:
+        _as_input(pattern)
     resumable = (_KEPT_RESULTS, _SHARDS)
     with ExitStack() as stack:
         partial = stack.enter_context(
             output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=_is_corpus, resumable=resumable)
         )
         stack.enter_context(_keeps_finished_work(partial))
-        sources = _open_sources(manifests, config, partial, output)
+        sources = _open_sources(inputs, config, partial, output)
         (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
         tasks = _tasks(sources, config, speech, partial, output)
@@ -137,9 +142,10 @@ def prepare_corpus(
 
 
 def _local_path(output: str | Path) -> Path:
-    if is_url(str(output)) or is_url(str(output).replace(":/", "://", 1)):
+    if has_scheme(str(output)) or is_url(str(output).replace(":/", "://", 1)):
         raise OutputError(
-            f"{output}: a corpus directory is written to a local path, not to a URL. Its audio may stay in the store."
+            f"{redacted_url(str(output))}: a corpus directory is written to a local path, not to a URL. Its audio may "
+            "stay in the store."
         )
     return Path(output).resolve()
 
@@ -300,7 +306,7 @@ def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
     return [*modules, "lhotse"] if any(isinstance(source, LhotseManifest) for source in sources) else modules
 
 
-def _open_sources(manifests: Sequence[str | Path], config: PrepareConfig, partial: Path, output: Path) -> list[Source]:
+def _open_sources(inputs: Sequence[str | Path], config: PrepareConfig, partial: Path, output: Path) -> list[Source]:
     options = InputOptions(
         format=config.format,
         channel=config.channel,
@@ -312,14 +318,18 @@ def _open_sources(manifests: Sequence[str | Path], config: PrepareConfig, partia
         tars=config.tars,
         scratch=partial / "lines",
     )
-    return open_sources([_as_input(manifest) for manifest in manifests], options)
+    return open_sources(inputs, options)
 
 
 def _as_input(manifest: str | Path) -> str | Path:
     if isinstance(manifest, str):
-        return manifest if is_url(manifest) else Path(manifest)
-    if is_url(str(manifest).replace(":/", "://", 1)) and not manifest.exists():
-        raise ManifestError(f"{manifest}: give URLs as str; a Path loses one of the two slashes.")
+        if not has_scheme(manifest):
+            return Path(manifest)
+        parse_url(manifest)  # refuses credentials before anything is named after the URL
+        return manifest
+    if has_scheme(str(manifest).replace(":/", "://", 1)) and not manifest.exists():
+        shown = redacted_url(str(manifest))
+        raise ManifestError(f"{shown}: give URLs as str; a Path loses one of the two slashes.")
     return manifest
 
 

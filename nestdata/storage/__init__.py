@@ -9,7 +9,7 @@ from nestdata.storage.access import Storage, storage
 from nestdata.storage.config import StorageConfig
 from nestdata.storage.environment import StoreEnvironment
 from nestdata.storage.info import ObjectInfo
-from nestdata.storage.location import SCHEMES, common_folder, is_url, join, name_of, parent, redacted
+from nestdata.storage.location import SCHEMES, common_folder, has_scheme, is_url, join, name_of, parent
 from nestdata.storage.stream import SizedStream
 
 __all__ = [
@@ -20,10 +20,10 @@ __all__ = [
     "StorageConfig",
     "StoreEnvironment",
     "common_folder",
+    "has_scheme",
     "is_url",
     "join",
     "name_of",
     "parent",
-    "redacted",
     "storage",
 ]

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from nestdata.errors import StorageError
+from nestdata.redaction import redacted_url
 from nestdata.storage.config import MIB, StorageConfig
 from nestdata.storage.failures import classify_system_error
 from nestdata.storage.info import ObjectInfo, StatsCounter, StorageStats
 from nestdata.storage.local import LocalFiles
-from nestdata.storage.location import is_url, redacted
+from nestdata.storage.location import is_url
 from nestdata.storage.remote import RemoteObjects
 from nestdata.storage.stream import PartStream
 
@@ -166,7 +167,7 @@ def _fetch(remote: RemoteObjects, info: ObjectInfo, offset: int, length: int, st
 def _local_path(location: str) -> str:
     if not location.startswith("/"):
         raise StorageError.because(
-            "invalid", f"{redacted(location)}: expected an absolute path or a URL (s3://, gs://, az://, https://)."
+            "invalid", f"{redacted_url(location)}: expected an absolute path or a URL (s3://, gs://, az://, https://)."
         )
     return location
 

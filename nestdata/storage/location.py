@@ -11,12 +11,19 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from nestdata.errors import StorageError
+from nestdata.redaction import has_plain_authority, redacted_url
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 """URL schemes of object stores."""
 
+_WITH_BUCKETS = ("s3", "gs", "az")
+
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_SECRET_QUERY = re.compile(r"[?&][^=&]*(sig|signature|token|credential|secret|password|key(?:id)?)=", re.IGNORECASE)
+# A key of S3, GCS or Azure may contain these characters, so that only the names of secrets are refused.
+_SECRET_QUERY = re.compile(
+    r"[?&;#][^=?&;#]*(sig|signature|token|credential|secret|password|pwd|key(?:id)?|auth|jwt|code|policy|hdnts)=",
+    re.IGNORECASE,
+)
 
 
 class ObjectAddress(NamedTuple):
@@ -28,6 +35,11 @@ class ObjectAddress(NamedTuple):
 
     key: str
     """Name of the object in the bucket. Empty for the bucket itself."""
+
+
+def has_scheme(text: str) -> bool:
+    """Returns whether a text begins with any `scheme://`, so that it cannot be meant as a local path."""
+    return _URL.match(text.lstrip()) is not None
 
 
 def is_url(text: str) -> bool:
@@ -50,7 +62,8 @@ def parse_url(location: str) -> ObjectAddress:
         raise _invalid(location, f"is no URL of an object store: expected one of {known}")
     scheme, rest = match[1].lower(), location[match.end() :]
     bucket, _, key = rest.partition("/")
-    if "@" in bucket or _SECRET_QUERY.search(rest):
+    # A colon is legal before a port only. Elsewhere, it separates a user name from a password, which may have a slash.
+    if not has_plain_authority(rest) or (":" in bucket and scheme in _WITH_BUCKETS) or _SECRET_QUERY.search(rest):
         raise _invalid(
             location,
             "holds credentials, which would be written to the corpus. Pass the URL without them, and set the "
@@ -107,16 +120,5 @@ def name_of(location: str) -> str:
     return location.rstrip("/").rpartition("/")[2]
 
 
-def redacted(location: str) -> str:
-    """Returns a location for messages and logs: user names, passwords and queries that may hold secrets are hidden."""
-    if not _URL.match(location):
-        return location
-    scheme, _, rest = location.partition("://")
-    host, slash, path = rest.partition("/")
-    host = "***@" + host.rpartition("@")[2] if "@" in host else host
-    text = f"{host}{slash}{path}"
-    return f"{scheme}://{text.partition('?')[0]}?***" if _SECRET_QUERY.search(text) else f"{scheme}://{text}"
-
-
 def _invalid(location: str, problem: str) -> StorageError:
-    return StorageError.because("invalid", f"{redacted(location)}: {problem}.")
+    return StorageError.because("invalid", f"{redacted_url(location)}: {problem}.")

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 from nestdata.errors import StorageError
+from nestdata.redaction import redacted
 from nestdata.storage.config import StorageConfig
 from nestdata.storage.failures import Failure
 from nestdata.storage.info import StatsCounter
-from nestdata.storage.location import redacted
 
 SHORTEST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 15.0
@@ -78,7 +78,7 @@ class Patience:
         """
         self._num_tries += num_tries
         if not failure.is_transient:
-            problem = f"{redacted(self._location)}: {failure.reason}"
+            problem = f"{self._location}: {failure.reason}"
             raise StorageError.because(failure.kind, _sentences(problem, failure.cure))
         stop = self._stop or threading.Event()
         waited = time.monotonic() - self._started
@@ -101,7 +101,7 @@ class Patience:
     def _gave_up(self, failure: Failure, waited: float) -> str:
         tries = f"{self._num_tries} {'try' if self._num_tries == 1 else 'tries'} in {waited:.0f} s"
         cure = failure.cure or "Check the store and the network, or wait longer (patience_s)."
-        return _sentences(f"{redacted(self._location)}: {failure.reason}, after {tries}", cure)
+        return _sentences(f"{self._location}: {failure.reason}, after {tries}", cure)
 
 
 def _warn(message: str, *values: object) -> None:

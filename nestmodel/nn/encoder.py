@@ -113,7 +113,9 @@ class ConvModule(nn.Module):
         # A 2-d convolution of one row with channels last, which is already the memory layout, takes a quarter of the
         # time on a CPU.
         image = x.transpose(1, 2).unsqueeze(2)  # (batch, dim, 1, enc_frames)
-        image = F.conv2d(image, weight.unsqueeze(2), bias, padding=(0, pad), groups=groups)
+        # The gradient of its weight has other strides than the weight, in dimensions of one element. The view sets them
+        # right; otherwise, DDP warns at every start.
+        image = F.conv2d(image, weight.flatten(1).view(groups, 1, 1, -1), bias, padding=(0, pad), groups=groups)
         return image.squeeze(2).transpose(1, 2)
 
     def frozen_statistics(self) -> AbstractContextManager[None]:

@@ -7,6 +7,7 @@ valid encoder frames.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -92,7 +93,8 @@ class ConvSubsampling(nn.Module):
                 else:
                     x = x.mul_(is_valid).relu_()
             else:
-                x = layer(x)
+                assert isinstance(layer, nn.Conv2d)
+                x = _convolve(layer, x)
         return x.transpose(1, 2).flatten(2)
 
     def out_lens(self, feat_lens: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
@@ -117,6 +119,14 @@ class _MaskedRelu(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (output,) = ctx.saved_tensors
         return torch.ops.aten.threshold_backward(grads[0], output, 0), None
+
+
+def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """Applies a convolution whose weight gets a gradient with its own strides on a CPU, as in `ConvModule`."""
+    weight = layer.weight
+    if torch.is_grad_enabled() and not x.is_cuda:
+        weight = weight.flatten(1).view_as(weight)
+    return F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, groups=layer.groups)
 
 
 def _is_valid(x: Float[Tensor, "batch channels frames mels"], lens: Int[Tensor, " batch"]) -> Tensor:

@@ -29,6 +29,7 @@ from nestmodel.nn.loss_stats import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.options import WeightParts
+from nestmodel.training.ddp_advice import suppress_unused_parameter_advice
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import fix_gradient_buckets, log_by_global_step, scale_loop_progress
 from nestmodel.training.nonfinite import SkippedSteps
@@ -203,7 +204,9 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._compile_encoder()
 
     def on_fit_start(self) -> None:
-        """Makes batch norm collect the statistics of whole optimizer steps."""
+        """Makes batch norm collect the statistics of whole optimizer steps, and suppresses an advice of DDP."""
+        if self.trainer.world_size > 1:
+            suppress_unused_parameter_advice(self.device)
         self._norms = [module for module in self.encoder.modules() if isinstance(module, StepBatchNorm)]
         for norm in self._norms:
             norm.start_collecting()

@@ -19,7 +19,7 @@ from nestdata.prepare.inputs.patterns import (
     shard_number,
 )
 from nestdata.prepare.inputs.shar import SharShard, shar_shards
-from nestdata.storage import common_folder, is_url, join, name_of, parent, redacted, storage
+from nestdata.storage import common_folder, is_url, join, name_of, parent, storage
 
 _TAR = re.compile(r".*\.(?:tar(?:\.\w+)?|tgz)", re.IGNORECASE)
 _NUMBERED_TAR = re.compile(r"(.*?)\d+(\D*)")
@@ -65,7 +65,7 @@ def detect_by_name(given: str, form: InputFormat | None, tars: str | None = None
     if _TAR.fullmatch(names[0]) and (not is_literal or is_url(given) or os.path.isfile(given)):
         if form not in (None, "webdataset"):
             raise ManifestError(
-                f"{redacted(given)}: a tar, which --format {form} does not read. Give the manifest, and the tars with "
+                f"{given}: a tar, which --format {form} does not read. Give the manifest, and the tars with "
                 "--tars, or leave out --format to read it as WebDataset."
             )
         return _webdataset(names, given)
@@ -74,7 +74,7 @@ def detect_by_name(given: str, form: InputFormat | None, tars: str | None = None
     if is_literal:
         return None
     if form not in (None, "nemo"):
-        raise ManifestError(f"{redacted(given)}: a pattern of manifests, which is read for NeMo data sets only.")
+        raise ManifestError(f"{given}: a pattern of manifests, which is read for NeMo data sets only.")
     check_shards(names, given)
     return _sharded_nemo(names, given, tars)
 
@@ -114,21 +114,21 @@ def detect_folder(given: str, names: Sequence[str], form: InputFormat | None) ->
     if form in (None, "shar") and (shards := shar_shards(names, given)):
         return ShardInput(format="shar", folder=_absolute(given), shar=shards)
     if form == "shar":
-        raise ManifestError(f"{redacted(given)}: no cuts.000000.jsonl.gz or the like. Give the folder that holds them.")
+        raise ManifestError(f"{given}: no cuts.000000.jsonl.gz or the like. Give the folder that holds them.")
     has_tars = any(_TAR.fullmatch(name) for name in names)
     if form is None and (not has_tars or any(name.lower().endswith(AUDIO_SUFFIXES) for name in names)):
         return None
     manifests = [name for name in names if "manifest" in name_of(name)]
     if form is None and manifests:
         raise ManifestError(
-            f"{redacted(given)}: tars beside {name_of(manifests[0])}, as NeMo writes them. Give a manifest, or "
+            f"{given}: tars beside {name_of(manifests[0])}, as NeMo writes them. Give a manifest, or "
             "--format webdataset to read the tars without one."
         )
     folder = _absolute(given)
     found = objects_below(folder) if is_url(folder) else storage().list_objects(folder)
     tars = [info.location for info in found if _TAR.fullmatch(info.location)]
     if not tars:
-        raise ManifestError(f"{redacted(given)}: no tars in this folder or its subfolders.")
+        raise ManifestError(f"{given}: no tars in this folder or its subfolders.")
     return _webdataset(tars, given)
 
 
@@ -144,7 +144,7 @@ def _sharded_nemo(manifests: Sequence[str], given: str, tars: str | None) -> Sha
     missing = [number for number in by_number if number not in found]
     if missing:
         raise ManifestError(
-            f"{redacted(given)}: {redacted(by_number[missing[0]])} has no tar with its number among {_range(found)}. "
+            f"{given}: {by_number[missing[0]]} has no tar with its number among {_range(found)}. "
             "Give all tars with --tars PATTERN, in quotes."
         )
     used = [(number, found[number]) for number in by_number]
@@ -183,13 +183,13 @@ def _tars_beside(manifest: str, given: str) -> dict[int, str]:
         if len(sets) > 1:
             examples = " and ".join(sorted(name_of(min(names)) for names in sets.values())[:2])
             raise ManifestError(
-                f"{redacted(given)}: several sets of tars in {redacted(directory)}, such as {examples}. Give one with "
+                f"{given}: several sets of tars in {directory}, such as {examples}. Give one with "
                 "--tars PATTERN, in quotes."
             )
         for names in sets.values():
             return {shard_number(names[0]) or 0: names[0]} if len(names) == 1 else numbered(sorted(names), given)
     raise ManifestError(
-        f"{redacted(given)}: a manifest of a tarred data set, and no tars in {redacted(folders[-1])}. Give them with "
+        f"{given}: a manifest of a tarred data set, and no tars in {folders[-1]}. Give them with "
         "--tars 'PATTERN', such as 's3://bucket/audio_{0..511}.tar'."
     )
 
@@ -219,7 +219,7 @@ def _folder_of(locations: Sequence[str]) -> str:
 
 def _range(tars: dict[int, str]) -> str:
     first, last = min(tars), max(tars)
-    return f"{len(tars)} tars from {redacted(tars[first])} to {redacted(tars[last])}"
+    return f"{len(tars)} tars from {tars[first]} to {tars[last]}"
 
 
 def _absolute(given: str) -> str:

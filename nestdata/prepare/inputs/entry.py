@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from nestdata.corpus.file_kind import special_file_kind
 from nestdata.errors import ManifestError, StorageError
-from nestdata.storage import ObjectInfo, is_url, storage
+from nestdata.storage import ObjectInfo, has_scheme, is_url, storage
 
 InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface", "parquet", "shar", "webdataset"]
 
@@ -48,6 +48,7 @@ RejectReason = Literal[
     "compressed_tar",
     "unsafe_member",
     "too_large",
+    "invalid_url",
 ]
 
 # Offsets and durations of this many seconds, about four months, or more are treated as mistakes.
@@ -274,9 +275,9 @@ def resolve(directory: str, name: str) -> str:
 
     Args:
         directory: An absolute path, or a URL.
-        name: A relative or absolute path, or a URL, which is returned as it is.
+        name: A relative or absolute path, or a URL of any scheme, which is returned as it is.
     """
-    if "://" in name and is_url(name):
+    if "://" in name and has_scheme(name):
         return name
     path = name if name.startswith("/") else f"{directory}/{name}"
     if "://" in path and is_url(path):

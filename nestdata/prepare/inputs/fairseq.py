@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import Entry, count_lines, cut_id_of, open_lines, resolve
-from nestdata.storage import is_url, parent
+from nestdata.storage import has_scheme, is_url, parent
 
 # Numbers of samples with more digits are mistakes: such a file would last centuries.
 _MAX_DIGITS = 15
@@ -86,7 +86,7 @@ def fairseq_folder(path: Path | str, first_line: bytes) -> str:
 
 def _folder(path: Path | str, line: bytes) -> str:
     name = _text(line)
-    if isinstance(path, str) or is_url(name):
+    if isinstance(path, str) or has_scheme(name):
         return resolve(parent(str(path)), name).rstrip("/")
     return resolve("/", os.path.abspath(path.parent / name))
 

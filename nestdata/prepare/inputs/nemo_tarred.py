@@ -20,7 +20,7 @@ from nestdata.prepare.inputs.jsonl import AUDIO_KEYS, name_problem, parse_object
 from nestdata.prepare.inputs.lines import numbered_lines
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
 from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
-from nestdata.storage import join, redacted
+from nestdata.storage import join
 
 _REPEAT = re.compile(r"(.+)-sub\d+(\.\w+)?")
 _NOT_LABELS = frozenset({*AUDIO_KEYS, "offset", "duration", "shard_id", "_skipme"})
@@ -113,7 +113,7 @@ class NemoTarred:
     def where(self, number: int) -> str:
         """Returns the manifest and the line number, counted from 1."""
         manifest, line = shard_and_position(number)
-        return f"{redacted(self.manifests[manifest])}:{line}"
+        return f"{self.manifests[manifest]}:{line}"
 
     def count(self) -> int | None:
         """Returns the number of tars."""
@@ -121,7 +121,7 @@ class NemoTarred:
 
     def _shard_of(self, tars: dict[int, str], position: int, content: bytes) -> int | None:
         """Returns the number of the shard of a line; None for a blank line."""
-        manifest = redacted(self.manifests[0])
+        manifest = self.manifests[0]
         row = parse_object(content, manifest, position)
         if row is None:
             return None
@@ -134,14 +134,14 @@ class NemoTarred:
         if shard not in tars:
             raise ManifestError(
                 f"{manifest}:{position}: shard_id {shard} has no tar; there are {len(tars)}, from "
-                f"{redacted(self.tars[0][1])} to {redacted(self.tars[-1][1])}. Give all tars with --tars PATTERN, "
+                f"{self.tars[0][1]} to {self.tars[-1][1]}. Give all tars with --tars PATTERN, "
                 "in quotes."
             )
         return shard
 
     def _parsed(self, manifest: int, position: int, content: bytes) -> _Line | None:
         """Parses a line; returns None for a blank line, and for one that NeMo skips."""
-        row = parse_object(content, redacted(self.manifests[manifest]), position)
+        row = parse_object(content, self.manifests[manifest], position)
         if row is None or row.get("_skipme"):
             return None
         number = entry_number(manifest, position)
@@ -168,7 +168,7 @@ class NemoTarred:
                     unusable = unsafe(found, location) if found.problem else None
                     if others:
                         names = " and ".join(map(repr, others))
-                        detail = f"{redacted(location)}: {line.name!r} may be any of the members {names}"
+                        detail = f"{location}: {line.name!r} may be any of the members {names}"
                         unusable = Problem("ambiguous_member", detail)
                     yield Entry(
                         line.where,
@@ -183,7 +183,7 @@ class NemoTarred:
         except TarError as error:
             problem = damage(error, location)
         for line in lookup.missing():
-            detail = f"{redacted(location)}: no member is called {line.name!r}"
+            detail = f"{location}: no member is called {line.name!r}"
             reason = problem or Problem("no_such_member", detail)
             yield Entry(line.where, self._cut_id(line, line.name), number=line.number, problem=reason)
 

@@ -13,7 +13,7 @@ from nestdata.corpus.packed_set import PackedMembers, PackedSet, PackedShard, re
 from nestdata.errors import CorpusError, ManifestError, StorageError
 from nestdata.prepare.inputs.content import StoredContent
 from nestdata.prepare.inputs.entry import Entry, Member
-from nestdata.storage import ObjectInfo, join, redacted, storage
+from nestdata.storage import ObjectInfo, join, storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class PackedShar:
 
     def where(self, number: int) -> str:
         """Returns the path and the position of a cut in the corpora that were packed, counted from 1."""
-        return f"{redacted(str(self.path))} (packed cut {number})"
+        return f"{self.path} (packed cut {number})"
 
     def count(self) -> int | None:
         """Returns the number of shards."""
@@ -103,9 +103,9 @@ def _missing_files_named(location: str) -> Iterator[None]:
         if error.kind != "missing":
             raise
         raise ManifestError(
-            f"{redacted(location)}: no such file, but the packed set has it. Restore it, or pack the corpus again."
+            f"{location}: no such file, but the packed set has it. Restore it, or pack the corpus again."
         ) from error
 
 
 def _changed(location: str, how: str) -> str:
-    return f"{redacted(location)}: has changed since it was packed: {how}. Restore it, or pack the corpus again."
+    return f"{location}: has changed since it was packed: {how}. Restore it, or pack the corpus again."

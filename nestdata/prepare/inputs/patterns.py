@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.listing import objects_below
-from nestdata.storage import is_url, name_of, parent, redacted
+from nestdata.storage import is_url, name_of, parent
 
 # `{`, `(`, `[`, `<` and `_OP_` open a range of numbers; braces and `_OP_` also open a list.
 _PATTERN = re.compile(
@@ -93,12 +93,12 @@ def numbered(locations: Sequence[str], given: str, pattern: str = "") -> dict[in
     for location, number in zip(locations, numbers, strict=True):
         if number is None:
             raise ManifestError(
-                f"{redacted(given)}: {name_of(location)!r} has no number, by which lines name their shard. Give a "
+                f"{given}: {name_of(location)!r} has no number, by which lines name their shard. Give a "
                 "pattern such as audio_{0..511}.tar."
             )
         if number in shards:
             raise ManifestError(
-                f"{redacted(given)}: {redacted(shards[number])} and {redacted(location)} are both shard {number}. Give "
+                f"{given}: {shards[number]} and {location} are both shard {number}. Give "
                 "each set of shards with its own manifest."
             )
         shards[number] = location
@@ -118,12 +118,12 @@ def check_shards(locations: Sequence[str], given: str) -> None:
         return
     if len(gone) == len(locations):
         raise ManifestError(
-            f"{redacted(given)}: matches nothing; {redacted(gone[0])} does not exist. Check the pattern, and quote it, "
+            f"{given}: matches nothing; {gone[0]} does not exist. Check the pattern, and quote it, "
             "so that the shell leaves it alone."
         )
     more = f" and {len(gone) - 1} more do" if len(gone) > 1 else " does"
     raise ManifestError(
-        f"{redacted(given)}: {redacted(gone[0])}{more} not exist, of {len(locations)} shards. Restore the shards, or "
+        f"{given}: {gone[0]}{more} not exist, of {len(locations)} shards. Restore the shards, or "
         "give a pattern of those that are there."
     )
 
@@ -149,7 +149,7 @@ def _alternatives(match: "re.Match[str]", pattern: str) -> Sequence[str]:
 
 
 def _too_many(pattern: str) -> ManifestError:
-    return ManifestError(f"{redacted(pattern)}: stands for more than {_MAX_NAMES} names. Check the numbers.")
+    return ManifestError(f"{pattern}: stands for more than {_MAX_NAMES} names. Check the numbers.")
 
 
 def _is_there(location: str, folders: dict[str, frozenset[str] | None]) -> bool:

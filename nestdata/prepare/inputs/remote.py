@@ -1,5 +1,6 @@
 """Audio files at URLs: they become members of their own objects, and are fetched many at a time."""
 
+import re
 import threading
 import time
 from collections import deque
@@ -11,11 +12,15 @@ from typing import Any, TypeVar
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.content import LoadedContent, StoredContent
 from nestdata.prepare.inputs.entry import Entry, Member, Problem
-from nestdata.storage import ObjectInfo, is_url, storage
+from nestdata.redaction import redacted_url
+from nestdata.storage import ObjectInfo, has_scheme, is_url, storage
+from nestdata.storage.location import parse_url
 
 # Larger objects are not fetched whole: their headers are read by ranges. With 32 requests at a time, a process thus
 # holds at most 256 MiB.
 _MAX_LOADED_BYTES = 8 << 20
+
+_POINTER_SPAN = re.compile(r"\?o=\d+&e=\d+$")
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -27,7 +32,7 @@ def whole_object(info: ObjectInfo) -> Member:
 
 
 def with_members(entries: Iterable[tuple[int, Entry]], is_read: Callable[[Entry], bool]) -> Iterator[tuple[int, Entry]]:
-    """Yields numbered entries in order; those with audio at a URL get a member, or a problem if there is no object.
+    """Yields numbered entries in order; those with audio at a URL get a member, or a problem if it is not usable.
 
     Objects are asked for and fetched many at a time, as far ahead as `StorageConfig.max_requests`.
 
@@ -36,7 +41,7 @@ def with_members(entries: Iterable[tuple[int, Entry]], is_read: Callable[[Entry]
         is_read: Returns whether the audio of an entry will be read. Only then is it fetched.
 
     Raises:
-        ManifestError: A URL is invalid.
+        ManifestError: A store cannot hold what a URL names, or a setting of the store is wrong.
         StorageError: A store cannot be read.
     """
 
@@ -52,7 +57,8 @@ def with_members(entries: Iterable[tuple[int, Entry]], is_read: Callable[[Entry]
         entry = pair[1]
         # Most inputs have local files only, and this costs a tenth of the time of a line whose duration is trusted.
         if entry.member or entry.cut or "://" in entry.path:
-            yield from in_parallel(located, chain([pair], entries), is_slow=is_slow, quick=lambda pair: pair)
+            checked = ((number, _with_valid_urls(entry)) for number, entry in chain([pair], entries))
+            yield from in_parallel(located, checked, is_slow=is_slow, quick=lambda pair: pair)
             return
         yield pair
 
@@ -144,6 +150,21 @@ def _source_of(cut: dict[str, Any], kinds: Collection[str]) -> str:
         if source["type"] in kinds and cut["channel"] in source["channels"]:
             return str(source["source"])
     return ""
+
+
+def _with_valid_urls(entry: Entry) -> Entry:
+    """Returns an entry that is rejected, and has lost its URLs, if one of them holds credentials or is no valid URL."""
+    if entry.problem or (entry.member and entry.cut is None):
+        return entry
+    sources = [] if entry.cut is None else entry.cut["recording"]["sources"]
+    locations = [str(source["source"]) for source in sources if source["type"] != "command"]
+    for location in filter(has_scheme, locations or [entry.path]):
+        try:
+            parse_url(_POINTER_SPAN.sub("", location) if locations else location)
+        except StorageError as error:
+            problem = Problem("invalid_url", str(error))
+            return entry._replace(cut_id=redacted_url(entry.cut_id), path="", cut=None, problem=problem)
+    return entry
 
 
 def _with_member(entry: Entry, is_read: Callable[[Entry], bool]) -> Entry:

@@ -18,7 +18,7 @@ from nestdata.prepare.inputs.jsonl import LhotseManifest, parse_object
 from nestdata.prepare.inputs.lines import numbered_lines
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
 from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
-from nestdata.storage import join, name_of, parent, redacted
+from nestdata.storage import join, name_of, parent
 
 _CUTS = re.compile(r"cuts\.(.+)\.jsonl(?:\.gz)?")
 # Metadata of a recording is some hundred bytes.
@@ -70,7 +70,7 @@ class SharDirectory:
         lines: dict[str, _Line] = {}
         repeated = []
         for position, content in numbered_lines(names.cuts):
-            row = parse_object(content, redacted(names.cuts), position)
+            row = parse_object(content, names.cuts, position)
             if row is None:
                 continue
             cut_id = row.get("id")
@@ -81,7 +81,7 @@ class SharDirectory:
             if lines.setdefault(cut_id, line) is not line:
                 repeated.append(line)
         for line in repeated:
-            detail = f"an earlier line of {redacted(names.cuts)} has the same id"
+            detail = f"an earlier line of {names.cuts} has the same id"
             yield self._rejected(line, Problem("duplicate_id", detail))
         with open_shard(names.recording) as shard:
             yield from self._joined(lines, shard)
@@ -93,7 +93,7 @@ class SharDirectory:
     def where(self, number: int) -> str:
         """Returns the manifest of the shard and the line number, counted from 1."""
         index, line = shard_and_position(number)
-        return f"{redacted(self.shards[index].cuts)}:{line}"
+        return f"{self.shards[index].cuts}:{line}"
 
     def count(self) -> int | None:
         """Returns the number of shards."""
@@ -114,29 +114,29 @@ class SharDirectory:
                 if found.problem:
                     audio = (line.cut_id, unsafe(found, location)) if suffix != ".json" else audio
                 elif suffix == ".nodata":
-                    audio = line.cut_id, Problem("no_such_member", f"{redacted(location)}: {name}: a cut without audio")
+                    audio = line.cut_id, Problem("no_such_member", f"{location}: {name}: a cut without audio")
                 elif suffix not in (".json", ".nometa"):
                     audio = line.cut_id, shard.member(found)
                     continue
                 if audio is None or audio[0] != line.cut_id:
                     continue
                 if line.cut_id in seen:
-                    detail = f"{redacted(location)}: the audio of {line.cut_id!r} is stored more than once"
+                    detail = f"{location}: the audio of {line.cut_id!r} is stored more than once"
                     yield self._rejected(line, Problem("ambiguous_member", detail))
                 elif isinstance(audio[1], Problem):
                     yield self._rejected(line, audio[1])
                 elif found.size > _MAX_METADATA:
-                    detail = f"{redacted(location)}: {name} has {found.size} bytes, too many for a recording"
+                    detail = f"{location}: {name} has {found.size} bytes, too many for a recording"
                     yield self._rejected(line, Problem("unreadable", detail))
                 else:
-                    yield self._entry(line, shard.read(found), audio[1], f"{redacted(location)}: {name}")
+                    yield self._entry(line, shard.read(found), audio[1], f"{location}: {name}")
                 seen.add(line.cut_id)
                 audio = None
         except TarError as error:
             problem = damage(error, location)
         for cut_id, line in lines.items():
             if cut_id not in seen:
-                detail = f"{redacted(location)}: no audio for this cut, followed by its recording in {cut_id}.json"
+                detail = f"{location}: no audio for this cut, followed by its recording in {cut_id}.json"
                 yield self._rejected(line, problem or Problem("no_such_member", detail))
 
     def _entry(self, line: _Line, metadata: bytes, member: Member, name: str) -> Entry:
@@ -177,7 +177,7 @@ def shar_shards(names: Iterable[str], given: str) -> tuple[SharShard, ...]:
         recording = join(parent(cuts), f"recording.{match[1]}.tar")
         if recording not in found:
             raise ManifestError(
-                f"{redacted(given)}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio "
+                f"{given}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio "
                 "would be read. Restore it, or move the manifest away."
             )
         shards.append(SharShard(cuts, recording))

@@ -9,7 +9,7 @@ from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.content import HEAD_BYTES, LoadedContent, StoredContent
 from nestdata.prepare.inputs.entry import Member, Problem
 from nestdata.prepare.inputs.tar import ForwardReader, ReadAt, TarError, TarMember, walk
-from nestdata.storage import ObjectInfo, is_url, redacted, storage
+from nestdata.storage import ObjectInfo, is_url, storage
 
 MAX_HELD = 256 << 20
 """Length in bytes of the longest member of a remote tar that is held in memory. Of a longer one, the samples are only
@@ -87,7 +87,7 @@ def open_shard(location: str) -> Iterator[OpenShard]:
         if error.kind != "missing":
             raise
         raise ManifestError(
-            f"{redacted(location)}: no such shard. Restore it, or leave it out of the pattern and the manifest."
+            f"{location}: no such shard. Restore it, or leave it out of the pattern and the manifest."
         ) from error
     if is_url(location):
         with storage().open_stream(location, info=info) as stream:
@@ -102,12 +102,12 @@ def open_shard(location: str) -> Iterator[OpenShard]:
 
 def damage(error: TarError, location: str) -> Problem:
     """Returns why the members behind the damage of a tar cannot be used."""
-    return Problem(error.reason, f"{redacted(location)}: {error}")
+    return Problem(error.reason, f"{location}: {error}")
 
 
 def unsafe(found: TarMember, location: str) -> Problem:
     """Returns why a member with a `problem` is not used."""
-    return Problem("unsafe_member", f"{redacted(location)}: the member {found.name!r} is {_article(found.problem)}")
+    return Problem("unsafe_member", f"{location}: the member {found.name!r} is {_article(found.problem)}")
 
 
 def entry_number(shard: int, position: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, Member, Problem, cut_id_of
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
 from nestdata.prepare.inputs.tar import TarError, TarMember, plain_name, stem_and_suffix
-from nestdata.storage import join, redacted
+from nestdata.storage import join
 
 _KEY = re.compile(r"((?:.*/)?[^./]+)\.[^/]*")
 # Members about the archive rather than a sample.
@@ -73,11 +73,11 @@ class WebDataset:
             parts = _Parts(shard)
             for position, (key, sample) in enumerate(groupby(parts, lambda part: part.key), start=1):
                 number = entry_number(index, position)
-                yield self._entry(number, f"{redacted(tar)}: {key}", key, list(sample))
+                yield self._entry(number, f"{tar}: {key}", key, list(sample))
             problem = parts.problem
         if problem:
             number = entry_number(index, position + 1)
-            yield Entry(redacted(tar), "", number=number, problem=problem)
+            yield Entry(tar, "", number=number, problem=problem)
 
     def files(self, item: tuple[int, str]) -> list[str]:
         """Returns the tar."""
@@ -86,7 +86,7 @@ class WebDataset:
     def where(self, number: int) -> str:
         """Returns the tar and the number of the sample in it, counted from 1."""
         index, sample = shard_and_position(number)
-        return f"{redacted(self.tars[index])} (sample {sample})"
+        return f"{self.tars[index]} (sample {sample})"
 
     def count(self) -> int | None:
         """Returns the number of tars."""

@@ -36,7 +36,7 @@ def test_a_report_shows_hours_labels_rejects_and_padding(tmp_path: Path, monkeyp
         assert f'<th scope="row" class="word">{reason}</th>' in page
     assert "Check the paths" in page
     assert page.count(" %</td>") == 8  # padding and budget used, for four budgets
-    assert "http" not in page  # the page loads no other file
+    assert "://" not in page  # the page loads no other file
 
 
 def test_the_bars_of_durations_add_up_to_all_hours(tmp_path: Path) -> None:

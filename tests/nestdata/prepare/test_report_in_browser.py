@@ -3,7 +3,6 @@
 Needs the `browser` extra and an installed Chromium or Chrome; playwright's own browsers are not downloaded.
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,9 @@ from typing import Any
 import pytest
 
 from nestdata import prepare_corpus
+from tests.browsers import open_browser
 from tests.synthesis import chirp, tone, write_audio, write_jsonl
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `browser`)")
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTHS = (1280, 800, 390)
 LONG_NAME = "a-folder-with-a-name-that-has-no-spaces/" * 3 + "and_a_file_name_that_is_just_as_long.wav"
 SAMPLES = "Samples of the cuts of this corpus"
@@ -23,14 +20,8 @@ SAMPLES = "Samples of the cuts of this corpus"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)} is on the path")
-    with sync_api.sync_playwright() as playwright:
-        # No sandbox, because it is not available to root and in most containers.
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+    with open_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +62,17 @@ def column(page: Any, caption: str, index: int) -> list[str]:
 def sort_of(page: Any, header: str) -> str | None:
     table = page.get_by_role("table", name=SAMPLES)
     return table.get_by_role("columnheader", name=header).get_attribute("aria-sort")
+
+
+def wait_until_heard(player: Any) -> None:
+    # Not with `wait_for_function`, which the content security policy of the page does not allow.
+    player.evaluate(
+        """player => new Promise((done) => {
+            const check = () => player.currentTime > 0.1 && done();
+            player.addEventListener("timeupdate", check);
+            check();
+        })"""
+    )
 
 
 def test_a_click_on_a_header_sorts_by_number(page: Any) -> None:
@@ -120,7 +122,7 @@ def test_the_skip_link_and_players_are_reached_and_used_by_keyboard(page: Any) -
             break
     assert page.evaluate("document.activeElement.ariaLabel") == "Play cut-0, shortest"
     page.keyboard.press("Space")
-    page.wait_for_function("document.activeElement.currentTime > 0.1")
+    wait_until_heard(page.locator(":focus"))
     assert page.evaluate("document.activeElement.duration") == pytest.approx(1.0)
 
 
@@ -128,7 +130,7 @@ def test_a_player_plays_and_stops_the_one_before(page: Any) -> None:
     players = page.locator("audio")
     for index in (0, 3):
         players.nth(index).evaluate("player => { player.muted = true; return player.play(); }")
-        page.wait_for_function(f"document.querySelectorAll('audio')[{index}].currentTime > 0.1")
+        wait_until_heard(players.nth(index))
     assert players.nth(0).evaluate("player => player.paused")
     assert not players.nth(3).evaluate("player => player.paused")
     assert players.nth(3).evaluate("player => player.duration") == pytest.approx(3.75)

@@ -1,7 +1,8 @@
 import pytest
 
+from nestdata import redacted
 from nestdata.errors import StorageError
-from nestdata.storage import SCHEMES, is_url, join, name_of, parent, redacted
+from nestdata.storage import SCHEMES, has_scheme, is_url, join, name_of, parent
 from nestdata.storage.location import ObjectAddress, parse_url
 
 
@@ -47,11 +48,20 @@ def test_wrong_urls_are_one_error(location: str, message: str) -> None:
     "location",
     [
         "https://user:hunter2@host/name",
+        "https://user:hunter2/x@host/name",
+        "https://user:hunter2 x@host/name",
         "s3://key:hunter2@bucket/name",
+        "s3://key:hunter2/x@bucket/name",
+        "s3://key:hunter2%40bucket/name",
+        "s3://hunter2%40bucket/name",
+        "gs://key:hunter2",
         "https://host/name?X-Amz-Algorithm=AWS4&X-Amz-Signature=hunter2",
         "https://account.blob.core.windows.net/c/name?sv=2020&sig=hunter2",
         "https://storage.googleapis.com/b/name?GoogleAccessId=me&Signature=hunter2",
         "s3://bucket/name?AWSAccessKeyId=hunter2",
+        "https://host/name;token=hunter2",
+        *(f"https://host/name?{name}=hunter2" for name in ("auth", "jwt", "pwd", "code", "Policy", "hdnts")),
+        "https://host/name#token=hunter2",
     ],
 )
 def test_urls_with_credentials_are_refused_and_never_shown(location: str) -> None:
@@ -61,9 +71,22 @@ def test_urls_with_credentials_are_refused_and_never_shown(location: str) -> Non
     assert "hunter2" not in redacted(location)
 
 
-def test_locations_without_secrets_are_shown_as_they_are() -> None:
-    for location in ("/data/a b.wav", "s3://bucket/a?b", "https://host:1/a%20b", "relative"):
-        assert redacted(location) == location
+@pytest.mark.parametrize(
+    ("location", "bucket", "key"),
+    [
+        ("s3://bucket/a@b.wav", "bucket", "a@b.wav"),
+        ("s3://bucket/a:b@c.wav", "bucket", "a:b@c.wav"),
+        ("https://host:8080/a%40b.wav", "host:8080", "a@b.wav"),
+        ("http://[::1]:8080/a.wav", "[::1]:8080", "a.wav"),
+    ],
+)
+def test_a_key_may_hold_what_a_bucket_may_not(location: str, bucket: str, key: str) -> None:
+    assert parse_url(location)[1:] == (bucket, key)
+
+
+def test_text_with_any_scheme_is_no_path() -> None:
+    assert all(map(has_scheme, ("ftp://host", "oss://b/x", "abfss://c@account/x", " s3://bucket", "S3://b")))
+    assert not any(map(has_scheme, ("/data/s3://odd", "C:/Users/x", "s3:/bucket", "a", "")))
 
 
 def test_names_are_joined_to_folders() -> None:

@@ -73,6 +73,15 @@ def test_block_is_the_sum_of_its_residual_paths() -> None:
     assert torch.allclose(block(x, whole), block.norm_out(y), atol=1e-6)
 
 
+def test_gradients_have_the_strides_of_their_weights() -> None:
+    encoder = ConformerEncoder(TINY, num_mels=20)
+    strides = {}
+    for name, weight in encoder.named_parameters():
+        weight.register_hook(lambda grad, name=name: strides.update({name: grad.stride()}))
+    encoder(torch.randn(2, 20, 64), torch.tensor([64, 50]))[0].square().sum().backward()
+    assert strides == {name: weight.stride() for name, weight in encoder.named_parameters()}
+
+
 def test_padding_is_zero_in_the_convolution() -> None:
     module, x = ConvModule(TINY).eval(), torch.randn(1, 12, 16)
     alone = module(x[:, :7], frames(x[:, :7]))
