@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import orjson
 
 from nestdata.corpus.channels import MIX_FIELD, Channel
-from nestdata.corpus.lhotse_audio import check_transforms
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import (
     MAX_SECONDS,
@@ -227,6 +226,8 @@ def _check_cut(row: dict[str, Any], where: str) -> None:
 
 def _check_recording(cut: dict[str, Any], where: str) -> None:
     """Checks the values that Lhotse does not validate."""
+    from nestdata.corpus.lhotse_audio import check_transforms  # imports numpy
+
     recording = cut["recording"]
     numbers = {key: recording.get(key) for key in ("sampling_rate", "num_samples")} | {"channel": cut.get("channel")}
     for key, value in numbers.items():
