@@ -31,7 +31,8 @@ def resample(samples: NDArray[np.float32], source_rate: int, rate: int) -> NDArr
     """Resamples audio of shape (num_samples,) from one rate to another, both in Hz.
 
     The first sample keeps its time. A part of the audio is resampled as if there were silence around it. Pairs of rates
-    with a small kernel give the bits of torchaudio's resampler, other pairs the same values up to rounding.
+    with a small kernel give the bits of torchaudio's resampler; other pairs the values of the same filter, whose
+    weights are in double precision.
     """
     if source_rate == rate or not len(samples):
         return samples
