@@ -243,7 +243,7 @@ def _read_transformed(
         with file:
             if offset_s:
                 file.seek(min(samples_in(offset_s, file.samplerate), file.frames))
-            num_samples = samples_in(seconds, file.samplerate)
+            num_samples = min(samples_in(seconds, file.samplerate), file.frames)
             samples = _select(file.read(num_samples, dtype="float32", always_2d=True), channel)
     return _fill(out, transformed(samples, transforms, rate))
 
@@ -252,7 +252,7 @@ def _decode_other_format(
     audio: EncodedAudio, channel: int | None, offset_s: float, seconds: float, error: Exception
 ) -> tuple[NDArray[np.float32], int]:
     """Returns one channel of a span of audio that libsndfile does not know, or raises libsndfile's error."""
-    with suppress(Exception), audio.as_file() as path:  # if no decoder knows it, libsndfile's error is the clearest
+    with audio.as_file() as path, suppress(Exception):  # if no decoder knows it, libsndfile's error is the clearest
         samples, rate = decode_other_format(path, offset_s, seconds)
         return _select(samples, channel), rate
     raise error

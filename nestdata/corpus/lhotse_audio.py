@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.corpus.resampling import one_torch_thread, resample
+from nestdata.corpus.resampling import has_small_kernel, one_torch_thread, resample
 
 # Lhotse 1.31 and torchaudio 2.9 or later each lack one of them, and both need packages that are not dependencies.
 _DECODERS = ("TorchcodecBackend", "TorchaudioFFMPEGBackend")
@@ -22,16 +22,28 @@ _TRANSFORMS = frozenset(
         *("DereverbWPE", "ReverbWithImpulseResponse"),
     }
 )
+# A resampling to a higher rate would take memory without a bound.
+_MAX_RATE = 1_000_000
+# The rate in Hz of the codecs of the transform `Narrowband`, which computes the kernels of Lhotse.
+_NARROWBAND_RATE = 8000
 
 
 def check_transforms(transforms: Sequence[Any]) -> None:
-    """Raises ValueError if a transform of a recording, as a dict, is unknown or would read other audio."""
+    """Checks the transforms of a recording, as dicts.
+
+    Raises:
+        ValueError: One is unknown, would read other audio, or would take too much memory.
+    """
     for transform in transforms:
         name, arguments = transform["name"], transform["kwargs"]
         if name not in _TRANSFORMS:
             raise ValueError(f"the transform {name!r} is not supported")
         if arguments.get("rir") is not None:
             raise ValueError(f"the transform {name!r} with a recorded impulse response is not supported")
+        rates = [int(value) for key, value in arguments.items() if key.endswith("_sampling_rate")]
+        is_wide = name == "Narrowband" and not all(has_small_kernel(rate, _NARROWBAND_RATE) for rate in rates)
+        if is_wide or not all(1 <= rate <= _MAX_RATE for rate in rates):
+            raise ValueError(f"the transform {name!r} at {' and '.join(map(str, rates))} Hz is not supported")
 
 
 def parsed_transforms(transforms: Sequence[Any]) -> list[Any]:

@@ -36,13 +36,18 @@ def resample(samples: NDArray[np.float32], source_rate: int, rate: int) -> NDArr
     """
     if source_rate == rate or not len(samples):
         return samples
-    if _kernel_size(source_rate, rate) > _MAX_KERNEL:
+    if not has_small_kernel(source_rate, rate):
         return _interpolated(samples, source_rate, rate)
     import torch
 
     with one_torch_thread():
         resampled: NDArray[np.float32] = _resampler(source_rate, rate)(torch.tensor(samples)).numpy()
     return resampled
+
+
+def has_small_kernel(source_rate: int, rate: int) -> bool:
+    """Returns whether torchaudio's kernel for a pair of rates has at most `_MAX_KERNEL` elements."""
+    return _kernel_size(source_rate, rate) <= _MAX_KERNEL
 
 
 @contextmanager

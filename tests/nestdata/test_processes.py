@@ -196,10 +196,15 @@ def test_a_corpus_of_others_runs_nothing(tmp_path: Path, source: dict[str, Any])
             },
         },
         {"name": "NoSuchTransform", "kwargs": {}},
+        {"name": "Narrowband", "kwargs": {"codec": "mulaw", "source_sampling_rate": 15999, "restore_orig_sr": True}},
+        {"name": "Resample", "kwargs": {"source_sampling_rate": 16000, "target_sampling_rate": 10**9}},
     ],
 )
-def test_a_transform_that_would_read_other_audio_is_refused(tmp_path: Path, transform: dict[str, Any]) -> None:
-    corpus = Corpus.open(corpus_with(tmp_path, {}, [transform]), allow_commands=True)
+def test_a_transform_that_would_read_other_audio_or_take_much_memory_is_refused(
+    tmp_path: Path, transform: dict[str, Any]
+) -> None:
+    volume = {"name": "Volume", "kwargs": {"factor": 1.0}}
+    corpus = Corpus.open(corpus_with(tmp_path, {}, [volume, transform]), allow_commands=True)
     with pytest.raises(AudioError, match=r"transform '.*' .*is not supported"):
         corpus.load(0)
     cut = lhotse_cut("c1")
