@@ -62,7 +62,9 @@ class EncodedAudio(NamedTuple):
 
     @contextmanager
     def as_file(self) -> Iterator[str]:
-        """Yields the path of a file with this content, a temporary one if it is in memory.
+        """Yields the absolute path of a file with this content, a temporary one if it is in memory.
+
+        Decoders take a relative name such as `http:a.m4a` for a protocol and its argument.
 
         Raises:
             OSError: The path is a directory, pipe, socket or device.
@@ -70,7 +72,7 @@ class EncodedAudio(NamedTuple):
         """
         if self.content is None:
             check_regular_file(self.path)
-            yield self.path
+            yield os.path.abspath(self.path)
             return
         with tempfile.TemporaryDirectory(prefix="nestdata-") as folder:
             path = os.path.join(folder, f"audio{_suffix_of(self.content)}")

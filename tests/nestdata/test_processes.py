@@ -22,6 +22,7 @@ from nestdata import (
     prepare_corpus,
     verify_corpus,
 )
+from nestdata.corpus.encoded import EncodedAudio
 from tests.nestdata.prepare.inputs.reading import lhotse_cut, lhotse_recording
 from tests.synthesis import folder_corpus, hiss, read_audio, write_audio, write_jsonl
 
@@ -55,7 +56,7 @@ _started: list[str] = []
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.startfile"):
+    if event in ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.fork", "os.forkpty"):
         _started.append(f"{event} {arguments[:2]}")
 
 
@@ -150,6 +151,14 @@ def test_sphere_with_shorten_is_rejected_with_advice_and_plain_sphere_is_read(tm
     rejects = rejects_of(tmp_path / "out")
     assert "convert this one, for example with sph2pipe" in rejects["shorten"][1]
     assert "install torchcodec, which decodes M4A, or convert the file to FLAC" in rejects["a"][1]
+
+
+def test_decoders_are_given_absolute_paths(tmp_path: Path) -> None:
+    (tmp_path / "http:a.m4a").write_bytes(b"no audio")
+    for audio in (EncodedAudio("http:a.m4a"), EncodedAudio("concat:a|b", b"no audio")):
+        with audio.as_file() as path:
+            assert Path(path).is_absolute()
+            assert Path(path).read_bytes() == b"no audio"
 
 
 @pytest.mark.parametrize("url", HOSTILE_URLS)

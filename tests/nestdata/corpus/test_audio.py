@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from nestdata import AudioError, Corpus, PrepareConfig, prepare_corpus
 from nestdata.corpus.audio import energy, load_pcm16, load_samples, samples_in
+from tests.addressed import WebServer
+from tests.extras import needs
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio, write_jsonl
 
 
@@ -396,6 +398,23 @@ def test_format_that_libsndfile_does_not_know_is_decoded_by_another_library(
     expected = read_audio(source)[4000:16000]
     lag = int(np.correlate(samples, expected, "valid").argmax())
     assert np.abs(samples[lag : lag + 12000] - expected).mean() < 0.02
+
+
+@needs("remote", "obstore")
+def test_audio_at_a_url_without_an_address_is_read_from_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speech: Samples
+) -> None:
+    """Corpora of format 2 have such cuts."""
+    monkeypatch.chdir(tmp_path)  # of which the server answers requests for the size
+    path = write_audio(tmp_path / "a.wav", speech)
+    with WebServer(tmp_path).running() as server:
+        source = AudioSource("url", [0], f"{server.url}/a.wav")
+        cut = MonoCut("a", 0.25, 1.0, 0, recording=Recording("a", [source], 16000, 24000, 1.5))
+        np.testing.assert_array_equal(load_samples(cut), read_audio(path)[4000:20000])
+        path.unlink()
+        with pytest.raises(AudioError, match="cut 'a'") as caught:
+            load_samples(cut)
+        assert caught.value.reason == "missing"
 
 
 class InvertedWav(AudioBackend):
