@@ -8,7 +8,7 @@ import typer
 
 from nestmodel import FeatureType, FileFormat
 
-from .options import AsJson, BatchSeconds, Device, InputArguments, ModelArgument, Overwrite
+from .options import AllowCommands, AsJson, BatchSeconds, Device, InputArguments, ModelArgument, Overwrite
 from .output import console, print_json, rejected_text
 from .progress import progress
 
@@ -31,13 +31,19 @@ def features_command(
     max_batch_seconds: BatchSeconds = 120.0,
     device: Device = "auto",
     overwrite: Overwrite = False,
+    allow_commands: AllowCommands = False,
     as_json: AsJson = False,
 ) -> None:
     """Extract encoder features, one file per utterance."""
     from nestmodel import ExtractConfig, extract_features, load_network, parse_layers
 
     config = ExtractConfig(
-        layers=parse_layers(layers), format=form, dtype=dtype, max_batch_seconds=max_batch_seconds, device=device
+        layers=parse_layers(layers),
+        format=form,
+        dtype=dtype,
+        max_batch_seconds=max_batch_seconds,
+        device=device,
+        allow_commands=allow_commands,
     )
     with progress("utterances") as on_progress:
         report = extract_features(

@@ -26,6 +26,10 @@ CorpusArguments = Annotated[
     typer.Argument(metavar="CORPUS", help="Speech corpora from `nestdata prepare`. [default: data.corpus]"),
 ]
 
+AllowCommands = Annotated[
+    bool,
+    typer.Option("--allow-commands", help="Run shell commands that a manifest or corpus contains instead of files."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output, once the new one is complete.")]
 Device = Annotated[str, typer.Option(help="Device such as cpu or cuda:1; auto takes a GPU if there is one.")]

@@ -8,7 +8,7 @@ import typer
 
 from nestdata import PackCodec
 
-from .options import AsJson
+from .options import AllowCommands, AsJson
 from .output import console, print_json
 from .progress import progress
 
@@ -37,6 +37,7 @@ def pack_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete an existing packed set, complete or not, before writing.")
     ] = False,
+    allow_commands: AllowCommands = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the audio of corpora as Lhotse Shar: large tar files, in random order.
@@ -48,7 +49,15 @@ def pack_command(
 
     config = PackConfig(codec=codec, bits=bits, shard_bytes=shard_bytes, seed=seed)
     with progress("packing shards") as on_progress:
-        report = pack_corpora(corpora, output, config, overwrite=overwrite, jobs=jobs, on_progress=on_progress)
+        report = pack_corpora(
+            corpora,
+            output,
+            config,
+            overwrite=overwrite,
+            jobs=jobs,
+            allow_commands=allow_commands,
+            on_progress=on_progress,
+        )
     if as_json:
         print_json(asdict(report))
     else:

@@ -7,7 +7,7 @@ import typer
 
 from nestdata import ConfigError, InputFormat, ProbeMode, SegmentConfig
 
-from .options import AsJson, Overwrite
+from .options import AllowCommands, AsJson, Overwrite
 from .output import console, print_json, rejected_text
 from .progress import progress
 
@@ -95,7 +95,7 @@ def prepare_command(
         typer.Option(help="Reject cuts with a lower signal-to-noise ratio in dB (needs the extra `vad`)."),
     ] = None,
     sampling_rate: Annotated[int, typer.Option(help="Sampling rate in Hz at which cuts are loaded.")] = 16000,
-    min_rate: Annotated[int, typer.Option(help="Reject files with a lower sampling rate in Hz.")] = 0,
+    min_rate: Annotated[int, typer.Option(help="Reject files with a lower sampling rate in Hz.")] = 4000,
     channel: Annotated[
         Any,  # `Channel`, but typer accepts no unions
         typer.Option(
@@ -111,10 +111,7 @@ def prepare_command(
     pcm: Annotated[
         bool, typer.Option("--pcm", help="Also decode all audio into one 16-bit file, which suits noise corpora.")
     ] = False,
-    allow_commands: Annotated[
-        bool,
-        typer.Option("--allow-commands", help="Run shell commands that a manifest contains instead of file names."),
-    ] = False,
+    allow_commands: AllowCommands = False,
     report_samples: Annotated[
         int,
         typer.Option(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .options import AsJson, BatchSeconds, Device, InputArguments, ModelArgument, Overwrite
+from .options import AllowCommands, AsJson, BatchSeconds, Device, InputArguments, ModelArgument, Overwrite
 from .output import print_json
 from .probe_summary import print_ctc_summary, print_frame_summary, print_label_summary
 from .program import UsageError
@@ -108,6 +108,7 @@ def probe_command(
     max_batch_seconds: BatchSeconds = 120.0,
     device: Device = "auto",
     overwrite: Overwrite = False,
+    allow_commands: AllowCommands = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate what the encoder has learned, beside an untrained encoder and log-mels."""
@@ -128,7 +129,12 @@ def probe_command(
         "num_units": num_units,
     }
     options = _options_of(task, {name: value for name, value in given.items() if value is not None})
-    settings = {"seed": seed, "max_batch_seconds": max_batch_seconds, "device": device}
+    settings = {
+        "seed": seed,
+        "max_batch_seconds": max_batch_seconds,
+        "device": device,
+        "allow_commands": allow_commands,
+    }
     _run(task, model, inputs, {**options, **settings}, output, overwrite=overwrite, as_json=as_json)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DATA_KEYS = (
     *("corpus", "noise", "val_corpus", "plan", "mix", "noise_sampler", "short_audio", "augment", "bad_audio"),
-    *("num_workers", "start_method", "remote"),
+    *("num_workers", "start_method", "remote", "allow_commands"),
 )
 """Keys of the section, which are the arguments of `nestmodel.NestDataModule`."""
 
@@ -84,7 +84,13 @@ class RunData:
         return plan
 
     def training_dataset(
-        self, corpora: Sequence[Path], noise: Path | None, plan_config: "PlanConfig", mix_prob: float | None
+        self,
+        corpora: Sequence[Path],
+        noise: Path | None,
+        plan_config: "PlanConfig",
+        mix_prob: float | None,
+        *,
+        allow_commands: bool,
     ) -> "AudioNoiseDataset":
         """Opens the dataset that the run trains on, as `nestmodel.NestDataModule` does.
 
@@ -93,6 +99,7 @@ class RunData:
             noise: Noise corpus; None takes `data.noise`.
             plan_config: Settings of the plan.
             mix_prob: Share of cuts that receive interference; None takes `data.mix.prob`.
+            allow_commands: Whether to run commands of the corpora even if `data.allow_commands` is not set.
 
         Raises:
             NestDataError: A corpus cannot be opened, or a setting is out of range.
@@ -113,11 +120,15 @@ class RunData:
         )
 
         noise = noise or self.get("noise", Path | None)
-        opened = Corpora.open(corpora)
+        allow_commands = allow_commands or bool(self.get("allow_commands", bool))
+        opened = Corpora.open(corpora, allow_commands=allow_commands)
         return AudioNoiseDataset(
             opened,
             BatchPlan.of(opened, plan_config),
-            NoiseSampler(Corpus.open(noise) if noise else None, self.get("noise_sampler", NoiseConfig)),
+            NoiseSampler(
+                Corpus.open(noise, allow_commands=allow_commands) if noise else None,
+                self.get("noise_sampler", NoiseConfig),
+            ),
             SpeakerNoiseMixer(self.get("mix", MixConfig, prob=mix_prob)),
             short_audio=self.get("short_audio", ShortAudio) or "repeat",
             augment=self.get("augment", AugmentConfig),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import (
+    AllowCommands,
     AsJson,
     ConfigFiles,
     CorpusArguments,
@@ -50,6 +51,7 @@ def preview(
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the page, pictures and sound.")] = Path(
         "preview"
     ),
+    allow_commands: AllowCommands = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the first microbatch of a step and rank, as a run trains on it.
@@ -66,6 +68,7 @@ def preview(
         noise,
         run.plan_config(microbatches_per_step=microbatches_per_step, max_batch_seconds=max_batch_seconds, seed=seed),
         mix_prob,
+        allow_commands=allow_commands,
     )
     plan, sampling_rate = dataset.plan, dataset.corpus.sampling_rate
     batch = dataset[step, plan.microbatches_of(rank, world_size)[0]]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .options import AsJson
+from .options import AllowCommands, AsJson
 from .output import console, print_json
 from .progress import progress
 
@@ -34,6 +34,7 @@ def verify_command(
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", help="Number of shards or files that are checked at a time.")
     ] = 8,
+    allow_commands: AllowCommands = False,
     as_json: AsJson = False,
 ) -> int:
     """Check that the audio of a corpus or packed set is complete and unchanged.
@@ -46,7 +47,13 @@ def verify_command(
         raise ConfigError("--set-root needs --root: give the folder or bucket where the audio is now.")
     with progress("verifying") as on_progress:
         report = verify_corpus(
-            corpus, checksums=checksums, root=root, set_root=set_root, jobs=jobs, on_progress=on_progress
+            corpus,
+            checksums=checksums,
+            root=root,
+            set_root=set_root,
+            jobs=jobs,
+            allow_commands=allow_commands,
+            on_progress=on_progress,
         )
     if as_json:
         print_json(asdict(report))

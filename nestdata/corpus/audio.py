@@ -1,10 +1,11 @@
 """Decoding of the samples of a cut, with resampling and checks.
 
 Files that libsndfile reads, which is nearly all audio, are decoded directly into the output array. If a cut is most of
-a FLAC file that has nothing unusual, `nestdata.corpus.flac` decodes it faster, to the same samples. Other sources, and
-transforms other than one resampling, are read through Lhotse. Lhotse's own `load_audio` fills up to half a second of
-missing audio by reflection without a warning; here, a file that is shorter than its cut is an error. Decoding gives
-the same bits in every process, and bytes in memory are decoded to the same samples as a file that holds them.
+a FLAC file that has nothing unusual, `nestdata.corpus.flac` decodes it faster, to the same samples. Other formats, and
+transforms other than one resampling, are left to Lhotse (`nestdata.corpus.lhotse_audio`). Lhotse's own `load_audio`
+runs commands, and fills up to half a second of missing audio by reflection without a warning; here, a file that is
+shorter than its cut is an error. Decoding gives the same bits in every process, and bytes in memory are decoded to the
+same samples as a file that holds them.
 
 torch, torchaudio, Lhotse, soundfile and miniaudio are imported at first use, so that commands that decode no audio
 start quickly.
@@ -12,10 +13,7 @@ start quickly.
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from copy import deepcopy
-from dataclasses import replace
-from functools import lru_cache
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,10 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.channels import is_mixed
 from nestdata.corpus.encoded import EncodedAudio
-from nestdata.errors import AudioError, StorageError
+from nestdata.corpus.lhotse_audio import decode_other_format, parsed_transforms, transformed
+from nestdata.corpus.resampling import resample
+from nestdata.corpus.sources import content_of
+from nestdata.errors import AudioError, ConfigError, StorageError
 
 SILENCE_DB = -90.0
 """Mean power, in dB of full scale, below which audio is treated as silent."""
@@ -50,6 +51,7 @@ def load_samples(
     num_samples: int | None = None,
     out: NDArray[np.float32] | None = None,
     content: bytes | None = None,
+    allow_commands: bool = False,
 ) -> NDArray[np.float32]:
     """Loads a cut, or a span of it, at the sampling rate of the cut.
 
@@ -60,6 +62,7 @@ def load_samples(
         out: Array that receives the samples, shape (num_samples,); a new array by default.
         content: The bytes of the audio file that holds the channel of the cut; the source of the cut is then not
             opened, whatever its type.
+        allow_commands: Whether to run the command that a source of type "command" gives instead of a file.
 
     Returns:
         Exactly `num_samples` samples, shape (num_samples,), with the amplitude of the file, usually in [-1, 1].
@@ -67,6 +70,8 @@ def load_samples(
     Raises:
         AudioError: The file is missing, unreadable or shorter than the cut, or has NaN or infinite samples. The content
             of `out` is then undefined.
+        ConfigError: The audio is the output of a command, and commands are not allowed.
+        StorageError: The audio is at a URL, and the store cannot be read, which says nothing about the cut.
     """
     fields: Mapping[str, Any] = cut if isinstance(cut, Mapping) else cut.to_dict()
     rate = fields["recording"]["sampling_rate"]
@@ -79,7 +84,7 @@ def load_samples(
     seconds = fields["duration"] - start / rate if reaches_end else num_samples / rate
     if start == 0 and math.isclose(seconds, fields["recording"]["duration"], abs_tol=1e-3):
         seconds += _END_MARGIN_S
-    num_found = _read(fields, content, fields["start"] + start / rate, seconds, out)
+    num_found = _read(fields, content, fields["start"] + start / rate, seconds, out, allow_commands=allow_commands)
     num_missing = num_samples - num_found
     if num_missing > _LENGTH_TOLERANCE_S * rate or not num_found:
         raise AudioError.because(
@@ -151,7 +156,13 @@ def _blocks(samples: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
 
 
 def _read(
-    fields: Mapping[str, Any], content: bytes | None, offset_s: float, seconds: float, out: NDArray[np.float32]
+    fields: Mapping[str, Any],
+    content: bytes | None,
+    offset_s: float,
+    seconds: float,
+    out: NDArray[np.float32],
+    *,
+    allow_commands: bool,
 ) -> int:
     """Fills `out` from its start and returns the number of samples found.
 
@@ -161,27 +172,27 @@ def _read(
         offset_s: Start in the recording, in seconds.
         seconds: Length to read, in seconds.
         out: Array that receives the samples.
+        allow_commands: As for `load_samples`.
     """
     audio = EncodedAudio(_path_of(fields), content)
     try:
         source = _source(fields)
+        if source["type"] != "file" and content is None:
+            content = content_of(source, fields["id"], allow_commands=allow_commands)
+            audio = audio._replace(content=content)
         transforms = fields["recording"].get("transforms") or ()
         # Two resamplings in a row differ from a single one.
-        is_simple = not transforms or (len(transforms) == 1 and _is_resampling(transforms[0]))
-        if source["type"] != "file" and content is None:
-            return _read_by_lhotse(fields, None, offset_s, seconds, out)
-        if is_simple:
+        if not transforms or (len(transforms) == 1 and _is_resampling(transforms[0])):
             return _read_file(fields, source, audio, offset_s, seconds, out)
-        with audio.as_file() as path:
-            return _read_by_lhotse(fields, path, offset_s, seconds, out)
-    except StorageError:
+        return _read_transformed(fields, source, audio, offset_s, seconds, out)
+    except (AudioError, ConfigError, StorageError):
         raise
     except Exception as error:  # decoders raise many types, all of which mean that the audio cannot be read
         # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.
         detail = " ".join(getattr(error, "error_string", str(error)).split())[:300].rstrip(".")
         raise AudioError.because(
             audio.failure_reason(error),
-            f"cut {fields['id']!r}: cannot read {audio.path}: {type(error).__name__}: {detail}. "
+            f"cut {fields['id']!r}: cannot read {audio.path}: {type(error).__name__}: {detail}{audio.advice()}. "
             "Restore the file, or remove it and prepare the corpus again.",
         ) from error
 
@@ -197,20 +208,54 @@ def _read_file(
     """Does the work of `_read` for audio of any sampling rate."""
     import soundfile
 
-    channel = _channel_in(fields, source)
+    channel, rate = _channel_in(fields, source), fields["recording"]["sampling_rate"]
     if num_found := _decode_flac(fields, audio, channel, offset_s, seconds, out):
         return num_found
-    opened = False
     try:
-        with audio.open() as file:
-            opened = True
-            return _decode(file, channel, fields["recording"]["sampling_rate"], offset_s, seconds, out)
-    except soundfile.LibsndfileError:
-        if not opened and audio.size():
-            # Other decoders may know the format. If they fail as well, libsndfile's error is clearer than theirs.
-            with audio.as_file() as path, suppress(Exception):
-                return _read_by_lhotse(fields, path, offset_s, seconds, out)
-        raise
+        file = audio.open()
+    except soundfile.LibsndfileError as error:
+        samples, file_rate = _decode_other_format(audio, channel, offset_s, seconds, error)
+        return _fill(out, samples if file_rate == rate else _resample(samples, file_rate, rate, len(out)))
+    with file:
+        return _decode(file, channel, rate, offset_s, seconds, out)
+
+
+def _read_transformed(
+    fields: Mapping[str, Any],
+    source: Mapping[str, Any],
+    audio: EncodedAudio,
+    offset_s: float,
+    seconds: float,
+    out: NDArray[np.float32],
+) -> int:
+    """Does the work of `_read` for a recording with any transforms of Lhotse."""
+    import soundfile
+
+    rate, channel = fields["recording"]["sampling_rate"], _channel_in(fields, source)
+    transforms = parsed_transforms(fields["recording"]["transforms"])
+    for transform in reversed(transforms):
+        offset_s, seconds = transform.reverse_timestamps(offset=offset_s, duration=seconds, sampling_rate=rate)
+    try:
+        file = audio.open()
+    except soundfile.LibsndfileError as error:
+        samples, _ = _decode_other_format(audio, channel, offset_s, seconds, error)
+    else:
+        with file:
+            if offset_s:
+                file.seek(min(samples_in(offset_s, file.samplerate), file.frames))
+            num_samples = min(samples_in(seconds, file.samplerate), file.frames)
+            samples = _select(file.read(num_samples, dtype="float32", always_2d=True), channel)
+    return _fill(out, transformed(samples, transforms, rate))
+
+
+def _decode_other_format(
+    audio: EncodedAudio, channel: int | None, offset_s: float, seconds: float, error: Exception
+) -> tuple[NDArray[np.float32], int]:
+    """Returns one channel of a span of audio that libsndfile does not know, or raises libsndfile's error."""
+    with audio.as_file() as path, suppress(Exception):  # if no decoder knows it, libsndfile's error is the clearest
+        samples, rate = decode_other_format(path, offset_s, seconds)
+        return _select(samples, channel), rate
+    raise error
 
 
 def _decode_flac(
@@ -288,33 +333,6 @@ def _fill(out: NDArray[Any], samples: NDArray[Any]) -> int:
     return num_found
 
 
-def _read_by_lhotse(
-    fields: Mapping[str, Any], path: str | None, offset_s: float, duration: float, out: NDArray[np.float32]
-) -> int:
-    """Does the work of `_read` for any source and transforms; `path` is the file to read instead of the source."""
-    from lhotse import Recording
-    from lhotse.augmentation import AudioTransform
-
-    recording = Recording.from_dict(deepcopy(fields["recording"]))  # Lhotse modifies the dict
-    transforms = [AudioTransform.from_dict(t) if isinstance(t, dict) else t for t in recording.transforms or []]
-    for transform in reversed(transforms):
-        offset_s, duration = transform.reverse_timestamps(
-            offset=offset_s, duration=duration, sampling_rate=recording.sampling_rate
-        )
-    source = next(source for source in recording.sources if fields["channel"] in source.channels)
-    # Opus is decoded at the requested rate, which must be the rate that the transforms start from.
-    source_rate = getattr(transforms[0], "source_sampling_rate", None) if transforms else None
-    if path is not None:
-        source = replace(source, type="file", source=path)
-    samples = source.load_audio(offset_s, duration, force_opus_sampling_rate=source_rate or recording.sampling_rate)
-    samples = _select(np.atleast_2d(samples).T, _channel_in(fields, {"channels": source.channels}))[None]
-    if transforms:
-        with one_torch_thread():
-            for transform in transforms:
-                samples = transform(samples, recording.sampling_rate)
-    return _fill(out, np.asarray(samples[0], dtype=np.float32))
-
-
 def _source(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the source of the recording that holds the channel of the cut."""
     found: dict[str, Any] = next(s for s in fields["recording"]["sources"] if fields["channel"] in s["channels"])
@@ -335,37 +353,13 @@ def _is_resampling(transform: Any) -> bool:
 
 
 def _resample(samples: NDArray[np.float32], source_rate: int, rate: int, num_wanted: int) -> NDArray[np.float32]:
-    import torch
-
     if not len(samples):
         return samples
-    with one_torch_thread():
-        resampled: NDArray[np.float32] = _resampler(source_rate, rate)(torch.tensor(samples)).numpy()
+    resampled = resample(samples, source_rate, rate)
     # A span may start and end between two samples of the file, which loses samples; as in Lhotse, they are filled in
     # by reflection.
     num_lost = num_wanted - len(resampled)
     return np.pad(resampled, (0, num_lost), mode="reflect") if 0 < num_lost <= rate / source_rate + 1 else resampled
-
-
-@lru_cache(maxsize=32)
-def _resampler(source_rate: int, rate: int) -> Any:
-    """Returns torchaudio's resampler; cached, because computing its kernel takes longer than resampling a short cut."""
-    import torchaudio
-
-    return torchaudio.transforms.Resample(source_rate, rate)
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Limits torch to one thread, as in loader workers, because resampling rounds differently with several threads."""
-    import torch
-
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def _path_of(fields: Mapping[str, Any]) -> str:

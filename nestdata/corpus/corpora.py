@@ -31,14 +31,14 @@ class Corpora:
         self._first_indices = list(accumulate(map(len, corpora), initial=0))
 
     @classmethod
-    def open(cls, paths: Sequence[str | Path]) -> "Corpora":
-        """Opens corpus directories.
+    def open(cls, paths: Sequence[str | Path], *, allow_commands: bool = False) -> "Corpora":
+        """Opens corpus directories; `allow_commands` is that of `Corpus.open`.
 
         Raises:
             CorpusError: A path is not a corpus directory, or the corpus is damaged.
             ConfigError: The corpora have different sampling rates.
         """
-        return cls([Corpus.open(path) for path in paths])
+        return cls([Corpus.open(path, allow_commands=allow_commands) for path in paths])
 
     @property
     def num_samples(self) -> list[NDArray[np.int64]]:

@@ -44,6 +44,9 @@ class Corpus:
     meta: dict[str, Any]
     """The content of `meta.json`."""
 
+    allow_commands: bool
+    """Whether the shell commands that cuts give instead of files are run."""
+
     def __init__(
         self,
         path: Path,
@@ -52,6 +55,8 @@ class Corpus:
         lines: mmap.mmap,
         bank: SampleBank | None = None,
         addresses: AddressTable | None = None,
+        *,
+        allow_commands: bool = False,
     ) -> None:
         self.path = path
         self.meta = meta
@@ -59,15 +64,18 @@ class Corpus:
         self._lines = lines
         self._bank = bank
         self._addresses = addresses
+        self.allow_commands = allow_commands
 
     @classmethod
-    def open(cls, path: str | Path, *, root: str | None = None) -> "Corpus":
+    def open(cls, path: str | Path, *, root: str | None = None, allow_commands: bool = False) -> "Corpus":
         """Opens a corpus directory without reading its cuts.
 
         Args:
             path: The directory.
             root: Where the folder or bucket of the audio is now, if it was moved after preparing; an absolute path or
                 a URL. By default, the root in `meta.json`. Has no effect on cuts without an address.
+            allow_commands: Whether to run the shell commands that cuts give instead of files. Whoever wrote the corpus
+                chose them. A corpus with a sample bank runs none.
 
         Raises:
             CorpusError: The path is not a corpus directory, the corpus has another format version, or a part of it is
@@ -94,7 +102,7 @@ class Corpus:
             addresses = open_addresses(path, meta, root)
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise CorpusError(f"{path}: the corpus is damaged ({error}). Prepare it again.") from error
-        return cls(path, meta, index, lines, bank, addresses)
+        return cls(path, meta, index, lines, bank, addresses, allow_commands=allow_commands)
 
     @property
     def num_samples(self) -> NDArray[np.int64]:
@@ -277,6 +285,7 @@ class Corpus:
                 does not answer.
             IndexError: The corpus has no such cut.
             CorpusError: The line or the address of the cut is damaged.
+            ConfigError: The audio is the output of a command, and the corpus was opened without `allow_commands`.
         """
         line = self.line(index)
         if on_cut is not None:
@@ -288,7 +297,7 @@ class Corpus:
         elif address := self.address(index):
             load_member(line, address, content, start=start, out=out, is_checked=is_checked, store=store)
         else:
-            load_samples(line, start=start, num_samples=len(out), out=out)
+            load_samples(line, start=start, num_samples=len(out), out=out, allow_commands=self.allow_commands)
         return line["id"], out
 
     def load_pcm16(
@@ -350,7 +359,7 @@ class Corpus:
         return f"Corpus({str(self.path)!r}, {len(self)} cuts, {self.hours:.2f} h, {self.sampling_rate} Hz)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self.root)
+        return _reopen, (self.path, self.root, self.allow_commands)
 
 
 def meta_content(meta: dict[str, Any]) -> bytes:
@@ -358,8 +367,8 @@ def meta_content(meta: dict[str, Any]) -> bytes:
     return (json.dumps(meta, indent=2, default=str) + "\n").encode()
 
 
-def _reopen(path: Path, root: str | None) -> Corpus:
-    return Corpus.open(path, root=root)
+def _reopen(path: Path, root: str | None, allow_commands: bool) -> Corpus:
+    return Corpus.open(path, root=root, allow_commands=allow_commands)
 
 
 def open_addresses(path: Path, meta: dict[str, Any], root: str | None = None) -> AddressTable | None:

@@ -1,7 +1,7 @@
 """Encoded audio, in a file or in memory, as the decoders take it.
 
-libsndfile and dr_flac read bytes in memory to the same samples as a file of the same bytes. Lhotse's other decoders
-choose by the suffix of a file, and some are programs, so they get a temporary file.
+libsndfile and dr_flac read bytes in memory to the same samples as a file of the same bytes. Other decoders choose by
+the suffix of a file, so they get a temporary file.
 """
 
 import os
@@ -17,8 +17,15 @@ from nestdata.corpus.file_kind import check_regular_file, special_file_kind
 from nestdata.corpus.wav import open_wav, parse_wav
 from nestdata.errors import AudioReason, StorageError
 
-# First bytes of formats that Lhotse's decoders tell by the suffix of a file.
+# First bytes of formats that decoders tell by the suffix of a file.
 _SUFFIXES = {b"NIST_1A": ".sph", b"fLaC": ".flac", b"RIFF": ".wav", b"ID3": ".mp3", b"0&\xb2u\x8ef\xcf\x11": ".wma"}
+
+# What to do about formats that libsndfile does not know, by their suffix. Programs that decode them are not started.
+_ADVICE = {
+    ".sph": "SPHERE files are read if they are not compressed: convert this one, for example with sph2pipe",
+    ".m4a": "install torchcodec, which decodes M4A, or convert the file to FLAC",
+    ".wma": "install torchcodec, which decodes WMA, or convert the file to FLAC",
+}
 
 
 class EncodedAudio(NamedTuple):
@@ -55,7 +62,9 @@ class EncodedAudio(NamedTuple):
 
     @contextmanager
     def as_file(self) -> Iterator[str]:
-        """Yields the path of a file with this content, a temporary one if it is in memory.
+        """Yields the absolute path of a file with this content, a temporary one if it is in memory.
+
+        Decoders take a relative name such as `http:a.m4a` for a protocol and its argument.
 
         Raises:
             OSError: The path is a directory, pipe, socket or device.
@@ -63,7 +72,7 @@ class EncodedAudio(NamedTuple):
         """
         if self.content is None:
             check_regular_file(self.path)
-            yield self.path
+            yield os.path.abspath(self.path)
             return
         with tempfile.TemporaryDirectory(prefix="nestdata-") as folder:
             path = os.path.join(folder, f"audio{_suffix_of(self.content)}")
@@ -78,6 +87,20 @@ class EncodedAudio(NamedTuple):
                     "space there, or set TMPDIR.",
                 ) from error
             yield path
+
+    def advice(self) -> str:
+        """Returns what to do about a format that cannot be read, as the end of a message; empty if nothing is known."""
+        try:
+            if self.content is not None:
+                head = self.content[:64]
+            else:
+                check_regular_file(self.path)
+                with open(self.path, "rb") as file:
+                    head = file.read(64)
+        except OSError:
+            return ""
+        advice = _ADVICE.get(_suffix_of(head))
+        return f"; {advice}" if advice else ""
 
     def failure_reason(self, error: Exception) -> AudioReason:
         """Classifies a failure to decode the audio."""

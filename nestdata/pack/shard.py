@@ -57,6 +57,8 @@ class ShardTask:
     cuts: ShardCuts
     config: PackConfig
     settings_digest: str
+    allow_commands: bool
+    """Whether to run the commands that cuts give instead of files."""
 
 
 def write_shard(task: ShardTask) -> ShardSummary:
@@ -108,7 +110,7 @@ class _ShardWriter:
         """For each cut, the byte of the tar file at which the header of its audio starts."""
 
         self._task = task
-        self._corpora = _open_corpora(task.corpora)
+        self._corpora = _open_corpora(task.corpora, task.allow_commands)
         self._members: list[tuple[int, int, int, int, bool]] = []
         self._left_out: list[dict[str, Any]] = []
         self._scaled: dict[str, float] = {}
@@ -190,8 +192,8 @@ def _packed_cut(line: dict[str, Any], name: str, num_samples: int, rate: int) ->
 
 
 @lru_cache(maxsize=1)
-def _open_corpora(paths: tuple[str, ...]) -> Corpora:
-    return Corpora.open(paths)
+def _open_corpora(paths: tuple[str, ...], allow_commands: bool) -> Corpora:
+    return Corpora.open(paths, allow_commands=allow_commands)
 
 
 @contextmanager

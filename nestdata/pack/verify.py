@@ -84,6 +84,7 @@ def verify_corpus(
     root: str | None = None,
     set_root: bool = False,
     jobs: int = 8,
+    allow_commands: bool = False,
     on_progress: Callable[[int, int | None], None] | None = None,
 ) -> VerifyReport:
     """Compares a corpus, or a packed set, with the audio that it names.
@@ -99,6 +100,8 @@ def verify_corpus(
             the root in its `meta.json`.
         set_root: Whether `root` is written to `meta.json` if no problem was found, so that the corpus is used with it.
         jobs: Number of threads, each of which checks one shard at a time.
+        allow_commands: Whether to run the shell commands that cuts of a corpus give instead of files, to decode their
+            output; only with `checksums`.
         on_progress: Called with the number of shards and groups of files that were checked, and their total.
 
     Returns:
@@ -108,7 +111,8 @@ def verify_corpus(
         CorpusError: The corpus is damaged, or the packed set is incomplete.
         StorageError: The store does not answer or refuses its credentials, which says nothing about the corpus; or the
             root is no location, or cannot be written.
-        ConfigError: `jobs` is below 1, or a root is given for a corpus that has none.
+        ConfigError: `jobs` is below 1, or a root is given for a corpus that has none, or a cut to decode is the output
+            of a command and commands are not allowed.
     """
     from nestdata.corpus.packed_set import FOLDER
 
@@ -126,7 +130,7 @@ def verify_corpus(
     else:
         from nestdata.corpus.corpus import Corpus
 
-        corpus = Corpus.open(location, root=_checked_root(root))
+        corpus = Corpus.open(location, root=_checked_root(root), allow_commands=allow_commands)
         if root is not None:
             _check_root_matters(corpus)
         report, num_tasks, tasks = _corpus_tasks(corpus, checksums)

@@ -45,8 +45,9 @@ class PrepareConfig:
     """Lowest signal-to-noise ratio of a cut, in dB, as `nestdata.prepare.speech.measures` estimates it; cuts below it
     are rejected. Cuts for which it is unknown are kept. None sets no limit."""
 
-    min_rate: int = 0
-    """Lowest sampling rate of a file, in Hz; files below it are rejected."""
+    min_rate: int = 4000
+    """Lowest sampling rate of a file, in Hz; files below it are rejected. Speech needs 4 kHz to be understood, and a
+    small file of a much lower rate would be hours of audio."""
 
     probe: ProbeMode = "all"
     """How audio is checked. `missing`: only files without a duration in the manifest are opened; other durations are

@@ -1,21 +1,20 @@
 """Reads the headers of audio files: sampling rate, length and channels, or why the audio cannot be used.
 
 The headers of plain FLAC and WAV files are parsed here, in a twentieth of libsndfile's time. Everything else is left to
-libsndfile, which decides whether it can be used, and to Lhotse's decoders.
+libsndfile, which decides whether it can be used, and to the decoders of `nestdata.corpus.lhotse_audio`.
 """
 
 import os
 import re
-import subprocess
-import warnings
-from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, NamedTuple
 
 from nestdata.corpus import flac, wav
 from nestdata.corpus.encoded import EncodedAudio, open_descriptor, open_stream
 from nestdata.corpus.file_kind import check_regular_file, special_file_kind
+from nestdata.corpus.lhotse_audio import header_of_other_format
 from nestdata.corpus.members import describe
+from nestdata.corpus.sources import output_of
 from nestdata.prepare.inputs.content import HEAD_BYTES, GuardedStream
 from nestdata.prepare.inputs.entry import Member, Problem
 
@@ -67,8 +66,7 @@ def header_of_command(command: str) -> AudioInfo | Problem:
     import soundfile
 
     try:
-        written = subprocess.run(command, shell=True, stdout=subprocess.PIPE, check=True).stdout
-        samples, rate = soundfile.read(BytesIO(written), dtype="float32", always_2d=True)
+        samples, rate = soundfile.read(BytesIO(output_of(command)), dtype="float32", always_2d=True)
     except Exception as error:  # the shell, the program and the decoder may each fail
         return Problem("unreadable", f"{command!r}: {' '.join(str(error).split())[:200]}")
     if not len(samples):
@@ -146,21 +144,15 @@ def _header_after(error: Exception, path: str, member: Member | None) -> AudioIn
     audio = EncodedAudio(name, member.content.read() if member else None)
     if not audio.size():
         return Problem("empty", f"{name} has no bytes")
-    if found := _header_by_lhotse(audio):
+    if found := _header_of_other_format(audio):
         return found
     # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.
-    detail = getattr(error, "error_string", str(error))
-    return Problem("unreadable", f"{name}: {' '.join(detail.split())}")
+    detail = " ".join(getattr(error, "error_string", str(error)).split())
+    return Problem("unreadable", f"{name}: {detail}{audio.advice()}")
 
 
-def _header_by_lhotse(audio: EncodedAudio) -> AudioInfo | None:
-    """Reads the header of a format that libsndfile does not know, such as M4A or SPHERE, with Lhotse's decoders."""
-    from lhotse import Recording
-
-    with audio.as_file() as path, warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # audioread leaves files open that it cannot read
-        for decodes in (False, True):
-            with suppress(Exception):  # decoders raise errors of many kinds; None if all of them fail
-                recording = Recording.from_file(path, force_read_audio=decodes)
-                return AudioInfo(recording.sampling_rate, recording.num_samples, recording.num_channels)
-    return None
+def _header_of_other_format(audio: EncodedAudio) -> AudioInfo | None:
+    """Reads the header of a format that libsndfile does not know, such as M4A, with Lhotse's decoders."""
+    with audio.as_file() as path:
+        found = header_of_other_format(path)
+    return found and AudioInfo(*found)

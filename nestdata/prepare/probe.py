@@ -80,6 +80,9 @@ class Limits:
 
     mode: ProbeMode = "all"
 
+    allow_commands: bool = False
+    """Whether to run the commands that cuts give instead of files."""
+
     speech: SpeechLimits | None = None
     """How cuts are made and chosen by their speech; None if speech is not looked for."""
 
@@ -127,7 +130,7 @@ def finished_cut(entry: Entry, row: dict[str, Any], limits: Limits) -> Cut | Rej
     num_samples = samples_in(row["duration"], limits.sampling_rate)
     resample(row["recording"], limits.sampling_rate)
     cut = Cut(row, num_samples, entry.member)
-    return _decoded(entry, cut) if limits.mode == "decode" else cut
+    return _decoded(entry, cut, limits) if limits.mode == "decode" else cut
 
 
 def reads_audio(entry: Entry, limits: Limits) -> bool:
@@ -262,14 +265,15 @@ def _source_rate(recording: dict[str, Any]) -> int:
     return rate
 
 
-def _decoded(entry: Entry, cut: Cut) -> Cut | Reject:
+def _decoded(entry: Entry, cut: Cut, limits: Limits) -> Cut | Reject:
     """Decodes a cut from start to end; returns the cut, or a reject if its audio cannot be used."""
     row = cut.row
     if entry.stored_path:  # the corpus is not in place yet, and the file is still at `entry.path`
         recording = row["recording"]
         row = {**row, "recording": {**recording, "sources": [{**recording["sources"][0], "source": entry.path}]}}
     try:
-        samples = load_samples(row, content=entry.member.content.read() if entry.member else None)
+        content = entry.member.content.read() if entry.member else None
+        samples = load_samples(row, content=content, allow_commands=limits.allow_commands)
     except AudioError as error:
         return _reject_cut(entry, row, error.reason, str(error))
     if energy(samples) < 10 ** (SILENCE_DB / 10) * len(samples):

@@ -206,6 +206,7 @@ def _tasks(
         min_rate=config.min_rate,
         window_seconds=config.window_seconds,
         mode=config.probe,
+        allow_commands=config.allow_commands,
         speech=speech,
     )
     moved = (str(output), str(partial))
@@ -368,7 +369,7 @@ def _write_rest(
     if config.pcm:
         from nestdata.prepare.bank_writer import write_bank
 
-        write_bank(partial, report.path, pool, addresses)
+        write_bank(partial, report.path, pool, addresses, allow_commands=config.allow_commands)
     listening = None
     if config.report_samples:
         options = ListeningConfig(

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+from nestdata.corpus.sources import content_of
 from nestdata.errors import AudioError
 from nestdata.prepare.audio_span import span_of_cut
 from nestdata.prepare.cut_rows import window_of, windows
@@ -37,7 +38,7 @@ def probe_speech(entry: Entry, limits: Limits) -> list[Found]:
     if is_bad and (segment is None or is_bad.reason != "too_long"):  # a recording that is too long is cut
         return [is_bad]
     try:
-        frames = speech_frames(_readable(entry, row), _content(entry, row))
+        frames = speech_frames(_readable(entry, row), _content(entry, row, limits))
     except AudioError as error:
         return [_reject(entry, row, error.reason, str(error))]
     runs = speech_runs(frames.probabilities)
@@ -142,7 +143,7 @@ def _readable(entry: Entry, row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "recording": {**recording, "sources": [{**recording["sources"][0], "source": entry.path}]}}
 
 
-def _content(entry: Entry, row: dict[str, Any]) -> bytes | None:
+def _content(entry: Entry, row: dict[str, Any], limits: Limits) -> bytes | None:
     """Returns the bytes of audio that is not a local file. A command is run once for the whole recording.
 
     Raises:
@@ -151,11 +152,11 @@ def _content(entry: Entry, row: dict[str, Any]) -> bytes | None:
     if entry.member:
         return entry.member.content.read()
     source = next(source for source in row["recording"]["sources"] if row["channel"] in source["channels"])
-    if source["type"] != "command":
+    if source["type"] == "file":
         return None
     try:
-        return subprocess.run(source["source"], shell=True, stdout=subprocess.PIPE, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
+        return content_of(source, row["id"], allow_commands=limits.allow_commands)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
         raise AudioError.because("unreadable", f"{source['source']!r}: {error}") from error
 
 

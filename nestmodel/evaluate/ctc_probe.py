@@ -112,7 +112,15 @@ def run_ctc_probe(
     target = None if output is None else Path(output).resolve()
     rate = model.config.features.sampling_rate
     with probe_directory(target, overwrite) as directory:
-        with open_sides(inputs, test, rate, directory, needs_text=True, group_by=config.group_by) as sides:
+        with open_sides(
+            inputs,
+            test,
+            rate,
+            directory,
+            needs_text=True,
+            group_by=config.group_by,
+            allow_commands=config.allow_commands,
+        ) as sides:
             report, hypotheses = _probe_sides(model, *sides, config, directory, on_progress)
             left_out = {"training": sides[0].rejects.counts, "test": sides[1].rejects.counts}
         report = replace(report, model=model_name, left_out=left_out)

@@ -60,6 +60,10 @@ class CtcProbeConfig:
     device: str = "auto"
     """Device of the encoder, such as `cpu`; `auto` is a GPU if there is one. Heads are trained on the CPU."""
 
+    allow_commands: bool = False
+    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
+    an input was opened with a choice of its own."""
+
     def __post_init__(self) -> None:
         def check(is_valid: bool, name: str, expected: str) -> None:
             require(is_valid, name, getattr(self, name), expected, error=ConfigError)

@@ -61,6 +61,10 @@ class ExtractConfig:
     device: str = "auto"
     """Device of the encoder, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one, the CPU otherwise."""
 
+    allow_commands: bool = False
+    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
+    an input was opened with a choice of its own."""
+
     def __post_init__(self) -> None:
         check_batch_seconds(self.max_batch_seconds)
 
@@ -118,7 +122,7 @@ def extract_features(
     ) as partial:
         with (
             RejectLog(partial) as rejects,
-            open_inputs(inputs, rate, partial, rejects, on_progress) as corpus,
+            open_inputs(inputs, rate, partial, rejects, on_progress, allow_commands=config.allow_commands) as corpus,
         ):
             report = _write_features(model, corpus, partial, config, rejects, on_progress)
         meta = _meta(corpus, report, config, model_name)

@@ -117,7 +117,13 @@ def run_frame_probe(
     rate = model.config.features.sampling_rate
     with probe_directory(target, overwrite) as directory:
         with open_sides(
-            inputs, test, rate, directory, needs_text=config.units == "characters", group_by=config.group_by
+            inputs,
+            test,
+            rate,
+            directory,
+            needs_text=config.units == "characters",
+            group_by=config.group_by,
+            allow_commands=config.allow_commands,
         ) as sides:
             report = _probe_sides(model, *sides, config, directory, on_progress)
             left_out = {"training": sides[0].rejects.counts, "test": sides[1].rejects.counts}

@@ -52,6 +52,10 @@ class FrameProbeConfig:
     device: str = "auto"
     """Device of the encoder, such as `cpu`; `auto` is a GPU if there is one. Classifiers are trained on the CPU."""
 
+    allow_commands: bool = False
+    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
+    an input was opened with a choice of its own."""
+
     def __post_init__(self) -> None:
         require(0.0 < self.held_out < 1.0, "held_out", self.held_out, "a share between 0 and 1", error=ConfigError)
         for name, least in (("num_units", 2), ("max_epochs", 1), ("patience", 1)):

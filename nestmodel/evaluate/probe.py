@@ -82,7 +82,10 @@ def run_probe(
     target = None if output is None else Path(output).resolve()
     rate = model.config.features.sampling_rate
     with probe_directory(target, overwrite) as directory:
-        with RejectLog(directory) as rejects, open_inputs(inputs, rate, directory, rejects) as corpus:
+        with (
+            RejectLog(directory) as rejects,
+            open_inputs(inputs, rate, directory, rejects, allow_commands=config.allow_commands) as corpus,
+        ):
             report = _probe_corpus(model, corpus, config, rejects, on_progress)
         report = replace(report, model=model_name, left_out=rejects.counts)
         if target is not None:

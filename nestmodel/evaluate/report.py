@@ -47,6 +47,10 @@ class ProbeConfig:
     device: str = "auto"
     """Device of the encoder, such as `cpu`; `auto` is a GPU if there is one, the CPU otherwise."""
 
+    allow_commands: bool = False
+    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
+    an input was opened with a choice of its own."""
+
     def __post_init__(self) -> None:
         if not 0.0 < self.held_out < 1.0:
             raise ConfigError(f"held_out is {self.held_out:g}: expected a share between 0 and 1.")

@@ -43,6 +43,7 @@ def open_sides(
     *,
     needs_text: bool,
     group_by: str | None,
+    allow_commands: bool,
 ) -> Iterator[tuple[Side, Side]]:
     """Yields the training and the test side of a probe, checked to be disjoint; the arguments are of `open_inputs`."""
     with (
@@ -50,8 +51,10 @@ def open_sides(
         tempfile.TemporaryDirectory(dir=directory) as test_directory,
         RejectLog(directory) as rejects,
         RejectLog(directory, "rejected_test.jsonl") as test_rejects,
-        open_inputs(inputs, sampling_rate, Path(training_directory), rejects) as corpus,
-        open_inputs(test, sampling_rate, Path(test_directory), test_rejects) as test_corpus,
+        open_inputs(inputs, sampling_rate, Path(training_directory), rejects, allow_commands=allow_commands) as corpus,
+        open_inputs(
+            test, sampling_rate, Path(test_directory), test_rejects, allow_commands=allow_commands
+        ) as test_corpus,
     ):
         check_disjoint(corpus, test_corpus)
         found = speech_utterances(corpus, "training", rejects, needs_text=needs_text, group_by=group_by)

@@ -56,6 +56,7 @@ class NestDataModule(pl.LightningDataModule):
         augment: Chains of audiomentations transforms, applied in training only.
         bad_audio: Tolerance for unreadable audio.
         remote: How audio in object stores is read.
+        allow_commands: Whether to run the shell commands that cuts of the corpora give instead of files.
         num_workers: Loader processes per rank. The batches do not depend on it.
         start_method: How loader processes are started. By default, `nestmodel` uses a fork server; otherwise, see
             `AudioNoiseDataset.loader`.
@@ -79,16 +80,18 @@ class NestDataModule(pl.LightningDataModule):
         num_workers: int = 2,
         start_method: StartMethod | None = None,
         remote: RemoteConfig = RemoteConfig(),
+        allow_commands: bool = False,
     ) -> None:
         super().__init__()
         self.mixer = SpeakerNoiseMixer(mix)
         self.short_audio = short_audio
         self.bad_audio = bad_audio
         self.remote = remote
+        self.allow_commands = allow_commands
         self.num_workers = num_workers
         self.start_method: StartMethod | None = start_method
         # Opening a corpus is cheap. Opened here, a wrong path ends the run before it has written any file.
-        self.noise = NoiseSampler(Corpus.open(noise) if noise else None, noise_sampler)
+        self.noise = NoiseSampler(Corpus.open(noise, allow_commands=allow_commands) if noise else None, noise_sampler)
         self.train_dataset = self._open(corpus if isinstance(corpus, list) else [corpus], plan, augment)
         self.val_dataset = None
         if val_corpus:
@@ -209,7 +212,7 @@ class NestDataModule(pl.LightningDataModule):
         return self.loader_of(dataset, sampler, on_gpu=trainer.strategy.root_device.type == "cuda")
 
     def _open(self, paths: list[Path], plan: PlanConfig, augment: AugmentConfig) -> AudioNoiseDataset:
-        corpora = Corpora.open(paths)
+        corpora = Corpora.open(paths, allow_commands=self.allow_commands)
         return AudioNoiseDataset(
             corpora,
             BatchPlan.of(corpora, plan),

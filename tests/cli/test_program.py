@@ -60,25 +60,36 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
             *("--report-samples", "--sampling-rate", "--segment", "--strict", "--tars", "--window-seconds", "INPUT"),
         ],
         "pack": [
-            *("--bits", "--codec", "--jobs -j", "--json", "--output -o", "--overwrite", "--seed", "--shard-bytes"),
-            "CORPUS",
+            *("--allow-commands", "--bits", "--codec", "--jobs -j", "--json", "--output -o", "--overwrite", "--seed"),
+            *("--shard-bytes", "CORPUS"),
         ],
-        "verify": ["--checksums", "--jobs -j", "--json", "--root", "--set-root", "CORPUS"],
+        "verify": ["--allow-commands", "--checksums", "--jobs -j", "--json", "--root", "--set-root", "CORPUS"],
         "plan": [
             *("--config -c", "--json", "--max-batch-seconds", "--max-cuts", "--microbatches-per-step"),
             *("--min-audio-seconds", "--mixed-lengths", "--num-shapes", "--picture", "--quadratic-seconds", "--seed"),
             *("--temperature", "--weights", "--world-size", "CORPUS"),
         ],
         "sample-batch preview": [
-            *("--config -c", "--json", "--max-batch-seconds", "--microbatches-per-step", "--mix-prob", "--noise"),
+            *("--allow-commands", "--config -c", "--json", "--max-batch-seconds", "--microbatches-per-step"),
+            *("--mix-prob", "--noise"),
             *("--output -o", "--rank", "--seed", "--step", "--world-size", "CORPUS"),
         ],
         "features": [
-            *("--device", "--dtype", "--format", "--json", "--layers", "--max-batch-seconds", "--output -o"),
+            *(
+                "--allow-commands",
+                "--device",
+                "--dtype",
+                "--format",
+                "--json",
+                "--layers",
+                "--max-batch-seconds",
+                "--output -o",
+            ),
             *("--overwrite", "INPUT", "MODEL"),
         ],
         "probe": [
-            *("--baselines", "--device", "--group-by", "--held-out", "--held-out-where", "--json", "--label"),
+            *("--allow-commands", "--baselines", "--device", "--group-by", "--held-out", "--held-out-where", "--json"),
+            "--label",
             "--labels-per-frame",
             *("--learning-rates", "--max-batch-seconds", "--max-epochs", "--num-units", "--output -o", "--overwrite"),
             *("--patience", "--probe-seeds", "--seed", "--task", "--test", "--train-per-class", "--units"),
@@ -94,7 +105,7 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
     ]
 
 
-@pytest.mark.parametrize("flag", ["--json", "--overwrite", "--device"])
+@pytest.mark.parametrize("flag", ["--json", "--overwrite", "--device", "--allow-commands"])
 def test_a_shared_flag_has_the_same_help_in_every_command(flag: str) -> None:
     commands = {*OWN_COMMANDS} - ({"pack"} if flag == "--overwrite" else set())  # which deletes the old set first
     helps = {found[flag].help for command in commands if flag in (found := parameters(command))}
@@ -138,7 +149,7 @@ def test_flags_and_configuration_fields_have_the_same_names_and_defaults(
 def test_the_options_of_a_probe_task_are_its_configuration_fields(task: ProbeTask, config: type[Any]) -> None:
     """Options that are not in every configuration are None by default; their help gives the defaults."""
     found = parameters("probe")
-    shared = {"seed", "max_batch_seconds", "device"}
+    shared = {"seed", "max_batch_seconds", "device", "allow_commands"}
     assert {field.name for field in fields(config)} == (OPTIONS[task] - {"test"}) | shared
     for field in fields(config):
         option = found["--" + field.name.replace("_", "-")]

@@ -23,7 +23,7 @@ from nestdata.prepare.inputs.entry import (
 )
 from nestdata.prepare.inputs.patterns import names_shards
 from nestdata.prepare.inputs.pointer import member_at
-from nestdata.storage import is_url
+from nestdata.storage import SCHEMES, is_url
 
 AUDIO_KEYS = ("audio_filepath", "audio_filename")
 _SPAN_KEYS = frozenset({*AUDIO_KEYS, "offset", "duration"})
@@ -163,6 +163,13 @@ class LhotseManifest(_JsonLines):
             raise ManifestError(
                 f"{where}: a source of type {kind!r} at {location!r}. Give its path or URL as a string."
             )
+        elif kind == "url" and not is_url(location):
+            # Lhotse would run what follows `pipe:`, and read its standard input for `-`.
+            known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+            raise ManifestError(
+                f"{where}: a source of type 'url' at {location[:120]!r}, which begins with none of {known}. Give such "
+                "a URL, or the path of a file with the type 'file'."
+            )
 
 
 def parse_object(line: bytes, path: Path | str, number: int) -> dict[str, Any] | None:
@@ -219,6 +226,8 @@ def _check_cut(row: dict[str, Any], where: str) -> None:
 
 def _check_recording(cut: dict[str, Any], where: str) -> None:
     """Checks the values that Lhotse does not validate."""
+    from nestdata.corpus.lhotse_audio import check_transforms  # imports numpy
+
     recording = cut["recording"]
     numbers = {key: recording.get(key) for key in ("sampling_rate", "num_samples")} | {"channel": cut.get("channel")}
     for key, value in numbers.items():
@@ -226,6 +235,12 @@ def _check_recording(cut: dict[str, Any], where: str) -> None:
             raise ManifestError(f"{where}: {key} is {value!r}. Fix this line.")
     if seconds(recording, "duration", where) is None:
         raise ManifestError(f"{where}: the recording has no duration. Add it, or drop this line.")
+    try:
+        check_transforms(recording.get("transforms") or ())
+    except ValueError as error:
+        raise ManifestError(
+            f"{where}: {error}. Write the audio to files in Lhotse first, with `CutSet.save_audios`."
+        ) from None
     for source in recording["sources"]:
         channels = source.get("channels")
         if not isinstance(channels, list) or not all(type(channel) is int for channel in channels):

@@ -5,19 +5,24 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lhotse import AudioSource, MonoCut, Recording
+from lhotse.audio.backend import AudioBackend
 from lhotse.utils import compute_num_samples
 from numpy.typing import NDArray
 
 from nestdata import AudioError, Corpus, PrepareConfig, prepare_corpus
 from nestdata.corpus.audio import energy, load_pcm16, load_samples, samples_in
+from tests.addressed import WebServer
+from tests.extras import needs
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio, write_jsonl
 
 
@@ -304,7 +309,6 @@ def test_audio_that_is_not_16_bit_or_is_resampled_is_not_loaded_as_integers(
     assert len(load_samples(cut)) == 16000
 
 
-@pytest.mark.filterwarnings("ignore:You requested a subset of a recording:UserWarning")
 def test_transformed_audio_and_output_of_a_command_are_not_loaded_as_integers(tmp_path: Path, speech: Samples) -> None:
     path = write_audio(tmp_path / "a.wav", speech)
     louder = Recording.from_file(path).perturb_volume(0.5)
@@ -367,24 +371,23 @@ def test_other_transforms_equal_those_of_lhotse(
     assert fields == before
 
 
-@pytest.mark.filterwarnings("ignore:You requested a subset of a recording:UserWarning")
-def test_output_of_a_command_is_decoded(tmp_path: Path, speech: Samples) -> None:
+def test_output_of_an_allowed_command_is_decoded(tmp_path: Path, speech: Samples) -> None:
     path = write_audio(tmp_path / "a.wav", speech)
     source = AudioSource("command", [0], f"cat {path}")
     cut = MonoCut("a", 0.25, 1.0, 0, recording=Recording("a", [source], 16000, 24000, 1.5))
-    np.testing.assert_array_equal(load_samples(cut), read_audio(path)[4000:20000])
+    np.testing.assert_array_equal(load_samples(cut, allow_commands=True), read_audio(path)[4000:20000])
     cut.recording.sources[0].source = "false"
     with pytest.raises(AudioError, match=r"cut 'a': cannot read false: ") as caught:
-        load_samples(cut)
+        load_samples(cut, allow_commands=True)
     assert caught.value.reason == "unreadable"
 
 
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by imports of audioread
 @pytest.mark.parametrize(("name", "codec"), [("a.m4a", "aac"), ("a.wav", "wmav2")])
 def test_format_that_libsndfile_does_not_know_is_decoded_by_another_library(
     tmp_path: Path, name: str, codec: str
 ) -> None:
+    pytest.importorskip("torchcodec")
     source = write_audio(tmp_path / "source.flac", chirp(100, 3000, 1.5))
     (tmp_path / "audio").mkdir()
     path = tmp_path / "audio" / name
@@ -395,6 +398,69 @@ def test_format_that_libsndfile_does_not_know_is_decoded_by_another_library(
     expected = read_audio(source)[4000:16000]
     lag = int(np.correlate(samples, expected, "valid").argmax())
     assert np.abs(samples[lag : lag + 12000] - expected).mean() < 0.02
+
+
+@needs("remote", "obstore")
+def test_audio_at_a_url_without_an_address_is_read_from_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speech: Samples
+) -> None:
+    """Corpora of format 2 have such cuts."""
+    monkeypatch.chdir(tmp_path)  # of which the server answers requests for the size
+    path = write_audio(tmp_path / "a.wav", speech)
+    with WebServer(tmp_path).running() as server:
+        source = AudioSource("url", [0], f"{server.url}/a.wav")
+        cut = MonoCut("a", 0.25, 1.0, 0, recording=Recording("a", [source], 16000, 24000, 1.5))
+        np.testing.assert_array_equal(load_samples(cut), read_audio(path)[4000:20000])
+        path.unlink()
+        with pytest.raises(AudioError, match="cut 'a'") as caught:
+            load_samples(cut)
+        assert caught.value.reason == "missing"
+
+
+class InvertedWav(AudioBackend):
+    """A decoder of a format that libsndfile does not know: WAV with all bits inverted."""
+
+    def read_audio(
+        self, path: str, offset: float = 0.0, duration: float | None = None, **_: object
+    ) -> tuple[NDArray[np.float32], int]:
+        samples, rate = soundfile.read(self._wav(path), dtype="float32", always_2d=True)
+        start = round(offset * rate)
+        return samples[start : None if duration is None else start + round(duration * rate)].T, rate
+
+    def info(self, path: str, **_: object) -> soundfile._SoundFileInfo:
+        return soundfile.info(self._wav(path))
+
+    @staticmethod
+    def _wav(path: str) -> BytesIO:
+        return BytesIO(bytes(255 - byte for byte in Path(path).read_bytes()))
+
+
+@pytest.mark.parametrize("rate", [16000, 15999, 44100])
+def test_format_that_libsndfile_does_not_know_is_read_by_decoders_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int
+) -> None:
+    samples = np.stack([hiss(rate, 1), chirp(100, 3000, 1.0, rate)], axis=1)
+    plain = write_audio(tmp_path / "plain" / "a.wav", samples, rate)
+    path = tmp_path / "audio" / "a.m4a"
+    path.parent.mkdir()
+    path.write_bytes(bytes(255 - byte for byte in plain.read_bytes()))
+    monkeypatch.setattr("nestdata.corpus.lhotse_audio._available_decoders", lambda: [InvertedWav()])
+    corpora = []
+    for folder in (plain.parent, path.parent):
+        prepare_corpus([folder], tmp_path / f"{folder.name}.corpus", PrepareConfig(channel=1, probe="decode"))
+        corpora.append(Corpus.open(tmp_path / f"{folder.name}.corpus"))
+    expected, decoded = corpora
+    for start, number in ((0, None), (0, 8000), (3000, 5000)):
+        np.testing.assert_allclose(
+            decoded.load(0, start=start, num_samples=number)[1],
+            expected.load(0, start=start, num_samples=number)[1],
+            rtol=0,
+            atol=1e-6,
+        )
+    line = decoded.line(0)
+    np.testing.assert_array_equal(load_samples(line, content=path.read_bytes()), load_samples(line))
+    line["recording"].setdefault("transforms", []).append({"name": "Volume", "kwargs": {"factor": 0.5}})
+    np.testing.assert_allclose(load_samples(line), 0.5 * expected.load(0)[1], rtol=0, atol=1e-6)
 
 
 @given(num_samples=st.integers(0, 10**9), rate=st.sampled_from([8000, 11025, 16000, 22050, 44100, 48000]))

@@ -212,7 +212,6 @@ def test_damaged_audio_is_judged_as_by_libsndfile(
     assert not is_wrongly_accepted(path)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by imports of audioread
 @pytest.mark.parametrize("position", [4, 21, 25, 60, 2000, 9000, -1])
 @pytest.mark.parametrize("cut_short", [False, True])
 def test_damaged_file_has_the_samples_or_the_error_of_libsndfile(intact: Path, position: int, cut_short: bool) -> None:
