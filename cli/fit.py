@@ -3,7 +3,6 @@
 import logging
 import sys
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,10 +19,12 @@ from nestmodel import (
     PreemptionHandler,
     StallGuard,
     Throughput,
+    WeightsError,
     newest_checkpoint,
     prepare_deterministic,
 )
 from nestmodel.training.lightning_private import launched_processes
+from nestmodel.training.resume import check_checkpoint
 from nestmodel.training.startup import watch_ranks
 
 from .arguments import SEEDS, Parser, with_explicit_booleans, with_preset_paths
@@ -57,12 +58,11 @@ class _Cli(LightningCLI):
             # None before the first checkpoint, so the same command starts a run and resumes it.
             newest = newest_checkpoint(Path(settings.trainer.default_root_dir or "."))
             settings.ckpt_path = None if newest is None else str(newest)
-        path = settings.get("ckpt_path")
-        if path is not None and not zipfile.is_zipfile(path):
-            found = "not a checkpoint, or a damaged one" if Path(path).exists() else "does not exist"
-            raise UsageError(
-                f"--ckpt_path {path}: {found}. Give a file that `nestmodel fit` wrote to checkpoints/, or `last`."
-            )
+        if (path := settings.get("ckpt_path")) is not None:
+            try:
+                check_checkpoint(Path(path))
+            except WeightsError as error:
+                raise UsageError(f"--ckpt_path {error}") from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand]["trainer"]

@@ -42,6 +42,23 @@ def require_at_least(
             require(value >= minimum, _path(section, name), value, f"{minimum:g} or more", error=error)
 
 
+def require_at_most(
+    maximum: int | float, section: str, config: object, *names: str, error: type[Exception] = ConfigError
+) -> None:
+    """Raises an error unless every named field of a configuration is `maximum` or less.
+
+    Args:
+        maximum: Largest valid value.
+        section: Path of the configuration, as for `require_at_least`.
+        config: The configuration.
+        names: Fields to check.
+        error: Class of the error.
+    """
+    for name in names:
+        value = getattr(config, name)
+        require(value <= maximum, _path(section, name), value, f"{maximum:g} or less", error=error)
+
+
 def require_share(
     section: str, config: object, *names: str, below_one: bool = False, error: type[Exception] = ConfigError
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
-from nestdata.config_checks import nearest_name_hint, require, require_at_least, require_share
+from nestdata.config_checks import nearest_name_hint, require, require_at_least, require_at_most, require_share
 from nestmodel.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT")
@@ -34,6 +34,7 @@ def preset_path(name: str) -> Path:
 
 _require = partial(require, error=ConfigError)
 _at_least = partial(require_at_least, error=ConfigError)
+_at_most = partial(require_at_most, error=ConfigError)
 _share = partial(require_share, below_one=True, error=ConfigError)
 
 
@@ -67,6 +68,8 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         _at_least(1, "features", self, "sampling_rate", "n_fft", "window_length", "hop_length", "num_mels", "pad_to")
+        _at_most(2**15, "features", self, "n_fft")  # the filterbank is computed from any file of a model
+        _at_most(1024, "features", self, "num_mels")
         _at_least(0, "features", self, "dither")
         _share("features", self, "preemphasis")
         fits = self.window_length <= self.n_fft
@@ -169,6 +172,7 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         _at_least(1, "encoder", self, "num_heads", "num_layers", "subsampling_channels", "ff_expansion")
+        _at_most(1000, "encoder", self, "num_layers")  # a damaged file must not make millions of modules
         _at_least(2, "encoder", self, "d_model", "subsampling_factor")
         _share("encoder", self, "dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb")
         divides = self.d_model % 2 == 0 and self.d_model % self.num_heads == 0

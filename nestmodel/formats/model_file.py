@@ -32,7 +32,7 @@ CONFIG_KEY = "nest_config"
 
 # Errors that torch, tarfile, zlib and yaml raise for a file that is damaged or of another kind.
 _READ_ERRORS = (
-    *(OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile),
+    *(OSError, EOFError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile),
     *(tarfile.TarError, zlib.error, lzma.LZMAError, yaml.YAMLError),
     # Torch's pickle reader raises these for some damaged files.
     *(AssertionError, AttributeError, IndexError, TypeError),
@@ -113,6 +113,8 @@ def _open(path: Path, stack: ExitStack) -> tuple[BinaryIO, ModelFileKind]:
         with suppress(zipfile.BadZipFile):  # some damage raises it
             if zipfile.is_zipfile(file):
                 return file, "checkpoint"
+    except FileNotFoundError as error:
+        raise WeightsError(f"{path}: does not exist. Give a file that exists.") from error
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}). Give a file that exists.") from error
     raise WeightsError(
@@ -137,6 +139,11 @@ def _as_weights_error(path: Path) -> Iterator[None]:
         raise WeightsError(f"{path}: {error}") from error
     except KeyError as error:
         raise WeightsError(f"{path}: holds no {error.args[0]}. Give a file of a whole NEST model.") from error
+    except pickle.UnpicklingError as error:
+        raise WeightsError(
+            f"{path}: damaged, or holds other objects than tensors and plain values, which are not loaded because they "
+            "could run code. Give a file of `nestmodel`, and check that it was copied completely."
+        ) from error
     except _READ_ERRORS as error:
         kind = type(error).__name__
         raise WeightsError(f"{path}: cannot be read ({kind}). Export or copy the file again.") from error

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nestmodel.config import NestConfig
 from nestmodel.errors import WeightsError
-from nestmodel.formats.model_file import ModelFile, open_model_file
+from nestmodel.formats.model_file import open_model_file
 from nestmodel.nn.network import NestNetwork
 from nestmodel.options import WeightParts
 
@@ -80,8 +80,17 @@ def build_network(build: Callable[[NestConfig], NetworkT], path: str | Path) -> 
         WeightsError: The file cannot be read, or does not hold a whole model.
     """
     with open_model_file(path) as file:
-        network = build(file.read_config())
-        _check_complete(_copy_weights(network, file, "all"))
+        config, state = file.read_config(), file.read_state()
+        # A configuration may claim a size for which there is no memory, so the weights are compared with a network that
+        # has none.
+        try:
+            with torch.device("meta"):
+                shapes = NestNetwork(config).state_dict()
+        except (OverflowError, RuntimeError) as error:  # sizes whose product has more than 63 bits
+            raise WeightsError(f"{path}: its configuration has impossible sizes ({error}). Export it again.") from error
+        _check_complete(_compare(shapes, state, file.path))
+        network = build(config)
+        _copy_weights(network, state, file.path, "all")
     return network
 
 
@@ -97,7 +106,7 @@ def load_weights(network: NestNetwork, path: str | Path, parts: WeightParts = "a
         WeightsError: The file cannot be read, or none of its parameters fits.
     """
     with open_model_file(path) as file:
-        report = _copy_weights(network, file, parts)
+        report = _copy_weights(network, file.read_state(), file.path, parts)
         try:
             file_config = file.read_config()
         except WeightsError:
@@ -128,13 +137,12 @@ def abbreviate_names(names: Iterable[str], max_names: int = 4) -> str:
     return ", ".join(names[:max_names]) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")
 
 
-def _copy_weights(network: NestNetwork, file: ModelFile, parts: WeightParts) -> WeightReport:
+def _copy_weights(network: NestNetwork, state: Mapping[str, Tensor], path: Path, parts: WeightParts) -> WeightReport:
     """Copies weights where names and shapes match, or raises if nothing but the front end does."""
-    state = file.read_state()
     selected = {
         name: value for name, value in network.state_dict().items() if parts == "all" or name.startswith(ENCODER_PREFIX)
     }
-    report = _compare(selected, state, file.path)
+    report = _compare(selected, state, path)
     # Window and filterbank have the same shapes in models of all sizes.
     if all(name.startswith(_FRONT_END_PREFIX) for name in report.loaded):
         raise WeightsError(f"{report.summary()}. None of them fits the model: give another file, or change the model.")

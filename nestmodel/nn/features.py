@@ -43,16 +43,17 @@ class LogMelFeatures(nn.Module):
         super().__init__()
         self.config = config
         self.register_buffer("window", torch.hann_window(config.window_length, periodic=False))
-        mel_weights = melscale_fbanks(
-            n_freqs=config.n_fft // 2 + 1,
-            f_min=0.0,
-            f_max=config.sampling_rate / 2,
-            n_mels=config.num_mels,
-            sample_rate=config.sampling_rate,
-            norm="slaney",
-            mel_scale="slaney",
-        )
-        self.register_buffer("fb", mel_weights.T.contiguous().unsqueeze(0))
+        with torch.device("cpu"):  # torchaudio's function does not work on the device "meta"
+            mel_weights = melscale_fbanks(
+                n_freqs=config.n_fft // 2 + 1,
+                f_min=0.0,
+                f_max=config.sampling_rate / 2,
+                n_mels=config.num_mels,
+                sample_rate=config.sampling_rate,
+                norm="slaney",
+                mel_scale="slaney",
+            )
+        self.register_buffer("fb", mel_weights.T.contiguous().unsqueeze(0).to(self.window.device))
 
     def forward(
         self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]

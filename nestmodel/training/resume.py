@@ -7,6 +7,7 @@ processes and steps are not included and may change.
 
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import pytorch_lightning as pl
@@ -14,7 +15,8 @@ import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
 from nestmodel.config import NestConfig
-from nestmodel.errors import ConfigError
+from nestmodel.errors import ConfigError, WeightsError
+from nestmodel.formats.model_file import open_model_file
 from nestmodel.training.determinism import determinism
 
 Settings = dict[str, str]
@@ -36,6 +38,22 @@ class HasRunSettings(Protocol):
     def settings(self) -> Settings:
         """Everything that decides which batches the data module yields."""
         ...
+
+
+def check_checkpoint(path: Path) -> None:
+    """Checks that a run can be resumed from a file, without reading its tensors.
+
+    Raises:
+        WeightsError: The file does not exist, is damaged, is not a checkpoint of `nestmodel fit`, or holds objects that
+            could run code.
+    """
+    with open_model_file(path) as file:
+        if file.kind != "checkpoint":
+            raise WeightsError(
+                f"{path}: not a checkpoint but a {file.kind} file, from which no run can be resumed. Start a new run "
+                "with its weights: --model.init_from."
+            )
+        file.read_config()
 
 
 def flatten_settings(value: object, name: str) -> Settings:

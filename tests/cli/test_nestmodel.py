@@ -7,11 +7,13 @@ import torch
 import yaml
 
 from nestcli.nestmodel import main
-from nestmodel import NestModel
+from nestmodel import NestModel, NestNetwork
+from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.training.callbacks.curves import read_metrics
 from tests.cli.commands import run
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss
+from tests.training import tiny_config
 
 TINY = {
     "trainer": {"max_steps": 4, "log_every_n_steps": 1, "val_check_interval": 2, "check_val_every_n_epoch": None},
@@ -24,6 +26,16 @@ TINY = {
     },
     "data": {"plan": {"max_batch_seconds": 10.0, "microbatches_per_step": 2}, "num_workers": 0},
 }
+
+
+class RunsCommand:
+    """An object whose pickle creates a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return os.system, (f"touch {self.path}",)
 
 
 def error_of(capsys: pytest.CaptureFixture[str]) -> str:
@@ -151,12 +163,24 @@ def test_an_unusable_checkpoint_is_named(
     messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "broken.ckpt").write_bytes(b"half a file")
-    for name, reason in (("gone.ckpt", "does not exist"), ("broken.ckpt", "damaged")):
+    torch.save({"state_dict": {}, "hyper_parameters": RunsCommand(tmp_path / "created")}, tmp_path / "hostile.ckpt")
+    torch.save({"state_dict": {}, "epoch": 3, "pytorch-lightning_version": "2.6.0"}, tmp_path / "foreign.ckpt")
+    write_nemo(tmp_path / "model.nemo", tiny_config(), NestNetwork(tiny_config()).state_dict())
+    reasons = {
+        "gone.ckpt": "does not exist",
+        "broken.ckpt": "damaged",
+        "hostile.ckpt": "holds other objects than tensors and plain values, which are not loaded",
+        "foreign.ckpt": "holds no nest_config",
+        "model.nemo": "not a checkpoint but a nemo file, from which no run can be resumed",
+    }
+    for name, reason in reasons.items():
         corpus = ["--data.corpus", str(messy_corpora.speech)]
         assert main(["fit", "--config", "demo", *corpus, "--ckpt_path", str(tmp_path / name)]) == 2
         error = error_of(capsys)
         assert f"{name}: " in error
         assert reason in error
+        assert "weights_only" not in error  # torch's advice to load the file all the same
+    assert not (tmp_path / "created").exists()
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def test_broken_and_foreign_files_raise_one_line_that_names_the_file(tmp_path: P
         "foreign.ckpt": "holds no nest_config",
         "newer.ckpt": "width is unknown",
         "list.ckpt": "not a checkpoint of nestmodel",
-        "code.ckpt": "cannot be read",
-        "gone.ckpt": "cannot be read",
+        "code.ckpt": "could run code",
+        "gone.ckpt": "does not exist",
         ".": "cannot be read",
     }
     for name, message in expected.items():

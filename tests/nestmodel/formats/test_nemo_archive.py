@@ -49,6 +49,24 @@ CONFIGS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("d_model", 1_000_000, r"mismatched .* do not match the configuration"),
+        ("n_layers", 1_000_000, "encoder.num_layers is 1000000: expected 1000 or less"),
+        ("subsampling_conv_channels", 2**62, "impossible sizes"),
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_take_no_memory(tmp_path: Path, name: str, value: int, message: str) -> None:
+    section = config_to_nemo(TINY)
+    section["encoder"][name] = value
+    weights = io.BytesIO()
+    torch.save(NestNetwork(TINY).state_dict(), weights)
+    members = {"model_config.yaml": yaml.safe_dump(section).encode(), "model_weights.ckpt": weights.getvalue()}
+    with pytest.raises(WeightsError, match=message):
+        load_network(tar_of(members, tmp_path / "large.nemo"))
+
+
 def tar_of(members: Mapping[str, bytes], path: Path, *, compressed: bool = False) -> Path:
     """Writes a tar file with the given members."""
     with tarfile.open(path, "w:gz" if compressed else "w") as tar:
