@@ -147,7 +147,7 @@ def _header_after(error: Exception, path: str, member: Member | None) -> AudioIn
     if found := _header_of_other_format(audio):
         return found
     # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.
-    detail = " ".join(getattr(error, "error_string", str(error)).split())
+    detail = " ".join(getattr(error, "error_string", str(error)).split()).rstrip(".")
     return Problem("unreadable", f"{name}: {detail}{audio.advice()}")
 
 
