@@ -3,6 +3,7 @@
 import atexit
 import os
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,4 +40,6 @@ def node_run_id(cluster_environment: Any) -> str:
         )
     if isinstance(cluster_environment, SLURMEnvironment):
         return "-".join(os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
-    return local_run_id()
+    # A container that shares /dev/shm may have the same process id in its own namespace.
+    namespace = Path("/proc/self/ns/pid")
+    return f"{local_run_id()}-{namespace.stat().st_ino if namespace.exists() else ''}"
