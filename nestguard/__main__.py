@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             peers=None if args.peers is None else PeerConfig(**args.peers),
         ),
         token,
-        DirectoryLock.inherited(args.directory, args.lock),
+        DirectoryLock(args.directory, args.lock),
     ).run()
     return 0
 

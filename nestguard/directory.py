@@ -39,36 +39,17 @@ _OWN_FILE = re.compile(
 
 
 class DirectoryLock:
-    """The use of a directory by one process. The directory is created if it is missing, with mode 0700.
+    """The use of a directory by one process; made by `lock_directory`, or inherited.
 
     Args:
         path: The directory.
-        parent_fd: Its parent, opened; by default the parent of its path is opened, and created if it is missing.
-
-    Raises:
-        GuardError: The directory belongs to somebody else, or is open to others.
-        OSError: It can be neither created nor opened.
+        fd: The directory as an open file, which holds a shared lock.
     """
 
-    def __init__(self, path: Path, parent_fd: int | None = None) -> None:
+    def __init__(self, path: Path, fd: int) -> None:
         self.path = path
-        if parent_fd is not None:
-            self.fd = _enter(path, parent_fd)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        parent_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self.fd = _enter(path, parent_fd)
-        finally:
-            os.close(parent_fd)
-
-    @classmethod
-    def inherited(cls, path: Path, fd: int) -> "DirectoryLock":
-        """Returns the lock that another process has passed on to this one as an open file."""
-        lock = cls.__new__(cls)
-        lock.path, lock.fd = path, fd
+        self.fd = fd
         os.set_inheritable(fd, False)
-        return lock
 
     def pass_on(self) -> None:
         """Forgets the lock without releasing it: a process that has inherited it keeps it."""
@@ -90,6 +71,22 @@ class DirectoryLock:
             self.path.rmdir()
             if self.path.parent.name == _name_of_user():
                 self.path.parent.rmdir()
+
+
+def lock_directory(path: Path) -> DirectoryLock:
+    """Locks a directory; creates it, with mode 0700, if it is missing.
+
+    Raises:
+        GuardError: The directory belongs to somebody else, or is open to others.
+        OSError: It can be neither created nor opened.
+    """
+    path = Path(os.path.abspath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parent_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _enter(path, parent_fd)
+    finally:
+        os.close(parent_fd)
 
 
 @contextmanager
@@ -156,7 +153,7 @@ def _enter_in(place: Path, name: str) -> DirectoryLock:
         try:
             home_fd = _open_private(home, home.name)
             try:
-                lock = DirectoryLock(home / name, home_fd)
+                lock = _enter(home / name, home_fd)
                 _remove_dead(home_fd, name)
                 return lock
             finally:
@@ -166,7 +163,7 @@ def _enter_in(place: Path, name: str) -> DirectoryLock:
                 raise
 
 
-def _enter(path: Path, parent_fd: int) -> int:
+def _enter(path: Path, parent_fd: int) -> DirectoryLock:
     """Opens and locks a directory; repeats this if it is removed in between."""
     deadline = time.monotonic() + _LOCK_S
     while True:
@@ -177,7 +174,7 @@ def _enter(path: Path, parent_fd: int) -> int:
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 if os.path.samestat(os.fstat(fd), os.stat(path.name, dir_fd=parent_fd, follow_symlinks=False)):
-                    return fd
+                    return DirectoryLock(path, fd)
             except BaseException:
                 os.close(fd)
                 raise

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from nestguard.collectives import Trace, TraceReader
 from nestguard.device import DeviceEvent, DeviceWatch
-from nestguard.directory import DirectoryLock, check_private
+from nestguard.directory import DirectoryLock, check_private, lock_directory
 from nestguard.errors import GuardError
 from nestguard.files import create_file
 from nestguard.process import CRASH_SUFFIX, END_SIGNAL, STACK_SIGNAL, process_state, start_ticks
@@ -145,7 +145,7 @@ class Heartbeat:
         self._device_sequence = 0
         try:
             if identity.worker is None:
-                self._lock = DirectoryLock(self._directory)
+                self._lock = lock_directory(self._directory)
             else:
                 check_private(self._directory)  # its rank has created it
             self._name = _free_name(self._directory, identity)

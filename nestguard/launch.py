@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from nestguard.directory import DirectoryLock
+from nestguard.directory import lock_directory
 from nestguard.errors import GuardError
 from nestguard.limits import StallLimits
 from nestguard.peers import PeerConfig
@@ -83,10 +83,10 @@ def start_monitor(
             know the token of the run, from the environment variable NESTGUARD_TOKEN or from `MonitorHandle.set_token`.
 
     Raises:
-        GuardError: The monitor process cannot be started.
+        GuardError: The monitor process cannot be started, or the directory is not safe.
     """
     try:
-        lock = DirectoryLock(Path(os.path.abspath(directory)))  # the monitor inherits it, so it is never without one
+        lock = lock_directory(directory)  # the monitor inherits it, so it is never without one
     except OSError as error:
         raise GuardError(f"{directory} cannot be watched: {error}.") from error
     command = [sys.executable, "-P", "-m", "nestguard", str(lock.path), "--lock", str(lock.fd)]

@@ -23,7 +23,7 @@ from nestguard import (
     start_monitor,
     start_worker,
 )
-from nestguard.directory import DirectoryLock
+from nestguard.directory import lock_directory
 from nestguard.heartbeat import HeartbeatSlot
 from tests.nestguard.runs import PATIENCE_S, wait_until
 
@@ -182,7 +182,7 @@ def test_a_link_or_a_pipe_is_not_read_as_a_heartbeat(tmp_path: Path) -> None:
 
 def test_the_last_to_leave_removes_only_files_of_the_stall_guard(tmp_path: Path) -> None:
     beats = tmp_path / "beats"
-    lock = DirectoryLock(beats)
+    lock = lock_directory(beats)
     write_all_files(beats)
     (beats / "rank-0.notes.txt").touch()
     assert (beats / "rank-0.beat").exists()
