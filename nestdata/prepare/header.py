@@ -24,11 +24,17 @@ if TYPE_CHECKING:
 
 # Number of frames that libsndfile reports for a stream whose header does not give one.
 _UNKNOWN_LENGTH = (1 << 63) - 1
-# libsndfile's log entry for a WAV or AIFF file that is shorter than the number of bytes in its header. Files written
-# to a pipe give 0 there, or almost 2^31 or 2^32.
+# libsndfile's log entries for the number of bytes of samples in a header: of a WAV or AIFF file that has fewer, and of
+# any RF64 file.
 _ENDS_EARLY = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE)
+_RF64_BYTES = re.compile(r"^ *Data size +: (\d+)$", re.MULTILINE)
+_BLOCK_BYTES = re.compile(r"^ *Block Align +: (\d+)$", re.MULTILINE)
 _FORMATS_WITH_BYTE_COUNT = frozenset({"WAV", "WAVEX", "AIFF"})
-_STREAMED_BYTES = 0x7FFF0000
+# What programs write as the number of bytes when they write to a pipe and cannot go back to the header:
+# FFmpeg (riffenc.c), LAME (lame_main.c), and arecord, now and before it had a limit of 2 GiB (aplay.c).
+_STREAMED_BYTES = frozenset({0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x7FFFFF00})
+# SoX (wav.c, MS_UNSPEC) and eSpeak: this number, rounded down to whole blocks.
+_STREAMED_BLOCKS = 0x7FFFF000
 
 
 class AudioInfo(NamedTuple):
@@ -126,10 +132,19 @@ def _info_of(file: "soundfile.SoundFile") -> AudioInfo:
 
 
 def _ends_early(file: "soundfile.SoundFile") -> bool:
-    if file.format not in _FORMATS_WITH_BYTE_COUNT:
+    """Returns whether a file holds fewer bytes than its header says, and was not written to a pipe."""
+    if file.format not in _FORMATS_WITH_BYTE_COUNT and file.format != "RF64":
         return False
-    match = _ENDS_EARLY.search(file.extra_info)
-    return match is not None and int(match[2]) < int(match[1]) < _STREAMED_BYTES
+    log = file.extra_info
+    blocks = _BLOCK_BYTES.search(log)
+    block_bytes = max(1, int(blocks[1])) if blocks else 1
+    if file.format == "RF64":
+        match = _RF64_BYTES.search(log)
+        return match is not None and file.frames < int(match[1]) // block_bytes
+    match = _ENDS_EARLY.search(log)
+    if match is None or int(match[1]) <= int(match[2]):
+        return False
+    return int(match[1]) not in {*_STREAMED_BYTES, _STREAMED_BLOCKS // block_bytes * block_bytes}
 
 
 def _header_after(error: Exception, path: str, member: Member | None) -> AudioInfo | Problem:
