@@ -5,7 +5,7 @@ Here, the share that fits is chosen by a hash, and stays.
 
     CACHE/0a3/0a3f...     the bytes of a member, and in the last four bytes their crc32 combined with the address
     CACHE/partial/        files that are being written, NAME.LENGTH.WRITER; a complete one is renamed
-    CACHE/used            number of bytes written, in decimal; counted again if it is missing, damaged or above the limit
+    CACHE/used            number of bytes written, in decimal; counted again if it is missing, damaged or too large
 
 Only regular files of the user are read, and links are not followed: what others put there is neither waited for nor
 used. If the corpus has checksums, the bytes are compared with them as well.

@@ -37,6 +37,11 @@ _STREAMED_BYTES = frozenset({0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x7FFFFF00})
 _STREAMED_BLOCKS = 0x7FFFF000
 
 
+# Samples of a channel in each byte of a file: more is a mistake in its header. FLAC holds most, up to 65535 samples in
+# a frame of 12 bytes: 8 for the header, 2 for a constant of 4 bits, 2 for the checksum (RFC 9639, sections 9.1 to 9.3).
+_MAX_SAMPLES_PER_BYTE = 65535 / 12
+
+
 class AudioInfo(NamedTuple):
     """Properties of an audio file or recording, known without decoding it."""
 
@@ -65,6 +70,10 @@ def read_header(path: str, member: Member | None) -> AudioInfo | Problem:
     if info.num_frames >= _UNKNOWN_LENGTH:
         detail = f"{name_of(path, member)}: its header does not give the number of samples; re-encode it"
         return Problem("unknown_length", detail)
+    size = os.path.getsize(path) if member is None else member.length
+    if info.num_frames > _MAX_SAMPLES_PER_BYTE * size:
+        detail = f"{name_of(path, member)}: its header gives {info.num_frames} samples, too many for {size} bytes"
+        return Problem("truncated", detail)
     return info if info.num_frames > 0 else Problem("empty", f"{name_of(path, member)} holds no samples")
 
 

@@ -160,3 +160,32 @@ def test_a_wav_file_of_more_than_two_gigabytes_is_read(tmp_path: Path, subtype: 
     assert isinstance(found, AudioInfo)
     assert found.num_frames < frames
     assert found.ends_early
+
+
+def with_flac_length(content: bytes, num_samples: int) -> bytes:
+    """Returns a FLAC file whose header gives another number of samples, in the last 36 bits before its checksum."""
+    packed = int.from_bytes(content[18:26], "big") >> 36 << 36 | num_samples
+    return content[:18] + packed.to_bytes(8, "big") + content[26:]
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_header_that_gives_more_samples_than_the_bytes_can_hold_is_refused(tmp_path: Path, is_plain: bool) -> None:
+    content = encoded("FLAC", "PCM_16")
+    content = content if is_plain else with_block(content, 2, 100)  # a block that libsndfile has to interpret
+    assert (header._plain_header(content, len(content)) is not None) == is_plain
+    most = int(65535 / 12 * len(content))
+    assert read_header("", member_of(with_flac_length(content, most))) == AudioInfo(22050, most, 1)
+    (tmp_path / "a.flac").write_bytes(with_flac_length(content, most + 1))
+    for found in (
+        read_header("", member_of(with_flac_length(content, 2**36 - 1))),
+        read_header(str(tmp_path / "a.flac"), None),
+    ):
+        assert isinstance(found, Problem)
+        assert found.reason == "truncated"
+        assert found.detail.endswith(f"samples, too many for {len(content)} bytes")
+
+
+def test_flac_of_silence_is_within_the_bound() -> None:
+    stream = io.BytesIO()
+    soundfile.write(stream, np.zeros(1_000_000, np.int16), 16000, format="FLAC", compression_level=1.0)
+    assert read_header("", member_of(stream.getvalue())) == AudioInfo(16000, 1_000_000, 1)

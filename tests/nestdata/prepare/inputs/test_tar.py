@@ -3,7 +3,6 @@ import io
 import lzma
 import tarfile
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,7 +153,9 @@ def test_a_global_pax_header_ends_with_its_archive() -> None:
     assert [member.name for member in members_of(joined)] == ["global.wav", "b.wav"]
 
 
-@pytest.mark.parametrize("rest", [b"x", b"garbage" * 1000, bytes(700) + b"x", gzip.compress(b"abc"), b"\0" * 511 + b"\1"])
+@pytest.mark.parametrize(
+    "rest", [b"x", b"garbage" * 1000, bytes(700) + b"x", gzip.compress(b"abc"), b"\0" * 511 + b"\1"]
+)
 def test_something_else_behind_the_end_mark_is_damage(rest: bytes) -> None:
     whole = tar_of(("a.wav", b"abc"))
     members, reason, message = until_damage(whole + rest)
@@ -325,7 +326,6 @@ def test_damaged_extended_headers_are_errors() -> None:
     assert until_damage(bytes(content))[2] == "the extended header at byte 0 is damaged"
     huge = info_of("x", type=tarfile.XHDTYPE, size=1 << 30).tobuf(tarfile.USTAR_FORMAT)
     assert until_damage(huge + bytes(BLOCK))[2] == "the extended header at byte 0 has 1073741824 bytes"
-
 
 
 @pytest.mark.parametrize(

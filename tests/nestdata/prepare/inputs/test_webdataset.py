@@ -139,3 +139,11 @@ def test_samples_of_joined_tars_are_read_and_what_is_no_tar_behind_them_is_a_rej
     assert entries[1].problem.detail == (
         f"{joined}: has an end mark, and behind it, at byte {size}, something that is not a tar"
     )
+
+
+def test_labels_that_are_nested_too_deep_make_a_reject(tmp_path: Path) -> None:
+    deep = b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    (entry,) = entries_of(write_tar(tmp_path / "a.tar", [("a.flac", b"a"), ("a.json", deep)]))
+    assert entry.problem is not None
+    assert entry.problem.reason == "unreadable"
+    assert "recursion" in entry.problem.detail
