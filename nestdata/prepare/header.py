@@ -61,16 +61,15 @@ def read_header(path: str, member: Member | None) -> AudioInfo | Problem:
     import soundfile
 
     try:
-        info = _header_of_file(path) if member is None else _header_of_member(member)
+        info, size = _header_of_file(path) if member is None else (_header_of_member(member), member.length)
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
         found = _header_after(error, path, member)
         if isinstance(found, Problem):
             return found
-        info = found
+        info, size = found, os.path.getsize(path) if member is None else member.length
     if info.num_frames >= _UNKNOWN_LENGTH:
         detail = f"{name_of(path, member)}: its header does not give the number of samples; re-encode it"
         return Problem("unknown_length", detail)
-    size = os.path.getsize(path) if member is None else member.length
     if info.num_frames > _MAX_SAMPLES_PER_BYTE * size:
         detail = f"{name_of(path, member)}: its header gives {info.num_frames} samples, too many for {size} bytes"
         return Problem("truncated", detail)
@@ -96,12 +95,13 @@ def name_of(path: str, member: Member | None) -> str:
     return path if member is None else describe(member.shard.location, member.offset, member.length)
 
 
-def _header_of_file(path: str) -> AudioInfo:
-    """Raises OSError, ValueError and soundfile.LibsndfileError."""
+def _header_of_file(path: str) -> tuple[AudioInfo, int]:
+    """Returns the header of a file and its size in bytes. Raises OSError, ValueError, soundfile.LibsndfileError."""
     check_regular_file(path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        info = _plain_header(os.read(descriptor, HEAD_BYTES), os.fstat(descriptor).st_size)
+        size = os.fstat(descriptor).st_size
+        info = _plain_header(os.read(descriptor, HEAD_BYTES), size)
         if info is None:
             os.lseek(descriptor, 0, os.SEEK_SET)
     except BaseException:
@@ -109,9 +109,9 @@ def _header_of_file(path: str) -> AudioInfo:
         raise
     if info is not None:
         os.close(descriptor)
-        return info
+        return info, size
     with open_descriptor(descriptor) as file:
-        return _info_of(file)
+        return _info_of(file), size
 
 
 def _header_of_member(member: Member) -> AudioInfo:
