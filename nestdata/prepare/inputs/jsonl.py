@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import orjson
 
 from nestdata.corpus.channels import MIX_FIELD, Channel
-from nestdata.errors import ManifestError
+from nestdata.errors import ManifestError, in_one_line
 from nestdata.prepare.inputs.entry import (
     MAX_SECONDS,
     Entry,
@@ -108,7 +108,7 @@ class LhotseManifest(_JsonLines):
             raise
         except Exception as error:  # Lhotse's constructors raise errors of many kinds
             raise ManifestError(
-                f"{where}: not a Lhotse cut or recording ({type(error).__name__}: {error}). Fix this line."
+                f"{where}: not a Lhotse cut or recording ({in_one_line(error)}). Fix this line."
             ) from error
         for source in cut["recording"]["sources"]:
             self._check_source(source, where)
