@@ -17,15 +17,22 @@ from typing import Literal
 
 from nestdata.redaction import redacted
 
+# A path has at most 4096 bytes, and the lines of a traceback are shorter.
+_MAX_LINE, _MAX_MESSAGE = 2000, 20_000
+
 
 class NestDataError(Exception):
     """Base class of the errors of this package; the message names the problem, its location and the remedy.
 
-    URLs in the message are shown without their secrets.
+    URLs in the message are shown without their secrets. A message that is very long, because a name from an input is,
+    is shortened in the middle.
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(redacted(message))
+        message = redacted(message)
+        if len(message) > _MAX_LINE:
+            message = shortened("\n".join(shortened(line, _MAX_LINE) for line in message.split("\n")), _MAX_MESSAGE)
+        super().__init__(message)
 
 
 class ConfigError(NestDataError):
@@ -89,6 +96,19 @@ class AudioError(NestDataError):
         error = cls(message)
         error.reason = reason
         return error
+
+
+def shortened(text: str, max_length: int) -> str:
+    """Returns a text, or its beginning and its end if it has more than `max_length` characters, at least 100."""
+    if len(text) <= max_length:
+        return text
+    kept = (max_length - 50) // 2
+    return f"{text[:kept]} ... ({len(text) - 2 * kept} more characters) ... {text[-kept:]}"
+
+
+def in_one_line(error: Exception) -> str:
+    """Returns the type and the message of an error of any kind, for a message."""
+    return shortened(f"{type(error).__name__}: {' '.join(str(error).split())}", 300)
 
 
 def last_error_line(error: BaseException) -> str:

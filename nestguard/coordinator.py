@@ -12,6 +12,7 @@ from typing import Any
 from nestguard.authentication import AuthenticationError, Handshake, SharedToken, Side, new_nonce
 from nestguard.frames import InvalidFrameError, Message, pack
 from nestguard.limits import StallLimits
+from nestguard.listening import listen
 from nestguard.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.process import ProcessState
 from nestguard.record import Identity
@@ -68,12 +69,12 @@ class Coordinator(LocalOnly):
     """Role of the monitor of node 0.
 
     Args:
-        config: Where it listens.
+        config: Where it listens; see `listen`.
         identity: Identity of the rank that started this monitor.
         token: The token of the run. Nobody is accepted before it is known.
 
     Raises:
-        OSError: The port is taken or may not be used.
+        OSError: The name of node 0 cannot be resolved, or the port is taken or may not be used.
     """
 
     def __init__(self, config: PeerConfig, identity: Identity, token: SharedToken) -> None:
@@ -89,7 +90,7 @@ class Coordinator(LocalOnly):
 
         num_nodes = identity.world_size // identity.local_world_size
         _allow_open_files()
-        self._server = Server(config.port, self, max_waiting=64 + 2 * num_nodes)
+        self._server = Server(listen(config.host, config.port), self, max_waiting=64 + 2 * num_nodes)
         self._server.start()
 
     def send_views(self, views: Sequence[ProcessView], at_s: float | None = None) -> None:  # noqa: ARG002

@@ -19,7 +19,7 @@ class PeerConfig:
     """Where the monitors of several nodes connect to each other."""
 
     host: str
-    """Host name or address of node 0."""
+    """Host name or address of node 0, at which its monitor listens."""
 
     port: int
     """Port on which the monitor of node 0 listens."""

@@ -42,7 +42,8 @@ def connect_peers(
         except OSError as error:
             if time.monotonic() > deadline:
                 _log.warning(
-                    "cannot listen on port %d; each node decides for itself and prints its own table: %s",
+                    "cannot listen at %s, port %d; each node decides for itself and prints its own table: %s",
+                    config.host,
                     config.port,
                     error,
                 )

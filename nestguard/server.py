@@ -10,13 +10,12 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
 
 from nestguard.frames import SIZE, Codec, InvalidFrameError
 
 _log = logging.getLogger(__name__)
-_BACKLOG = 4096
 _RECEIVE_BYTES = 64 << 10
 _MAX_UNSENT_BYTES = 64 << 20
 """A peer that reads nothing is disconnected when this much waits for it."""
@@ -129,27 +128,25 @@ class Handler(Protocol):
 
 
 class Server:
-    """Accepts connections on a port until it is closed.
+    """Accepts connections until it is closed.
 
     Args:
-        port: On all addresses of the machine.
+        listeners: Sockets that listen; closed with the server.
         handler: Receives what happens on the connections.
         max_waiting: How many peers may wait to be accepted at a time.
-
-    Raises:
-        OSError: The port is taken or may not be used.
     """
 
-    def __init__(self, port: int, handler: Handler, max_waiting: int) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], handler: Handler, max_waiting: int) -> None:
         self._handler = handler
         self._max_waiting = max_waiting
-        self._listener = _listen_on(port)
-        self._listener.setblocking(False)
+        self._listeners = listeners
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        for listener in listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._peers: dict[socket.socket, Peer] = {}
         self._waiting: list[Peer] = []
@@ -183,8 +180,8 @@ class Server:
         while not self._is_closed:
             timeout_s = 1.0 if self._waiting else None
             for key, events in self._selector.select(timeout_s):
-                if key.fileobj is self._listener:
-                    self._accept()
+                if key.fileobj in self._listeners:
+                    self._accept(cast(socket.socket, key.fileobj))
                 elif key.fileobj is self._wake_read:
                     self._watch_unsent()
                 else:
@@ -192,14 +189,15 @@ class Server:
             self._close_overdue()
         for peer in list(self._peers.values()):
             self._forget(peer, "")
-        for one in (self._selector, self._listener, self._wake_read, self._wake_write):
+        self._selector.close()
+        for one in (*self._listeners, self._wake_read, self._wake_write):
             one.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         """Accepts the connections that wait in the backlog, some at a time."""
         for _ in range(self._max_waiting):
             try:
-                accepted, address = self._listener.accept()
+                accepted, address = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -262,11 +260,3 @@ class Server:
         self._selector.unregister(peer.socket)
         peer.socket.close()
         self._handler.closed(peer, reason)
-
-
-def _listen_on(port: int) -> socket.socket:
-    """Listens on all IPv4 addresses, and on all IPv6 addresses if the machine has IPv6."""
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-    return socket.create_server(("", port), backlog=_BACKLOG)

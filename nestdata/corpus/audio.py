@@ -79,7 +79,7 @@ def load_samples(
     if num_samples is None:
         num_samples = num_samples_of_cut - start
     if out is None:
-        out = np.empty(num_samples, np.float32)
+        out = empty_samples(fields["id"], num_samples)
     reaches_end = start + num_samples == num_samples_of_cut
     seconds = fields["duration"] - start / rate if reaches_end else num_samples / rate
     if start == 0 and math.isclose(seconds, fields["recording"]["duration"], abs_tol=1e-3):
@@ -102,6 +102,22 @@ def load_samples(
             f"cut {fields['id']!r}: {_path_of(fields)} holds NaN or Inf. Convert the file again, or remove it.",
         )
     return out
+
+
+def empty_samples(cut_id: str, num_samples: int) -> NDArray[np.float32]:
+    """Returns an array for samples of a cut, whose pages take memory when they are filled.
+
+    Raises:
+        AudioError: There is not so much memory.
+    """
+    try:
+        return np.empty(num_samples, np.float32)
+    except (MemoryError, ValueError) as error:
+        raise AudioError.because(
+            "unreadable",
+            f"cut {cut_id!r}: {num_samples} samples do not fit into memory. Divide the recording with "
+            "--window-seconds, or remove it if it is not so long.",
+        ) from error
 
 
 def load_pcm16(cut: Any, *, start: int = 0, out: NDArray[np.int16], content: bytes | None = None) -> bool:

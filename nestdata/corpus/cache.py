@@ -3,14 +3,19 @@
 Every cut is read about once an epoch, so a cache that evicts would drop nearly all bytes before they are read again.
 Here, the share that fits is chosen by a hash, and stays.
 
-    CACHE/0a3/0a3f...     the bytes of a member, and their crc32 in the last four bytes
+    CACHE/0a3/0a3f...     the bytes of a member, and in the last four bytes their crc32 combined with the address
     CACHE/partial/        files that are being written, NAME.LENGTH.WRITER; a complete one is renamed
-    CACHE/used            number of bytes written, in decimal; counted again if it is missing or damaged
+    CACHE/used            number of bytes written, in decimal; counted again if it is missing, damaged or too large
+
+Only regular files of the user are read, and links are not followed: what others put there is neither waited for nor
+used. If the corpus has checksums, the bytes are compared with them as well.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import struct
 import threading
 import time
@@ -19,7 +24,7 @@ from hashlib import blake2b
 from pathlib import Path
 from zlib import crc32
 
-from nestdata.corpus.addresses import Address
+from nestdata.corpus.addresses import MAX_MEMBER_BYTES, Address
 from nestdata.corpus.corpus import Corpus
 
 _CHECKSUM = struct.Struct("<I")
@@ -27,6 +32,10 @@ _CHECKSUM = struct.Struct("<I")
 _MAX_SAMPLED = 2000
 # What is not complete after this time, in seconds, was left behind by a process that was killed.
 _STALE_S = 3600.0
+# Neither follows a link nor waits for a pipe.
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+# A link, or a socket.
+_NOT_A_FILE = (errno.ELOOP, errno.ENXIO)
 
 
 class PinnedCache:
@@ -45,6 +54,7 @@ class PinnedCache:
     def __init__(self, directory: Path, max_bytes: int) -> None:
         self._directory = Path(directory)
         self._max_bytes = max_bytes
+        self._has_counted = False
         try:
             (self._directory / "partial").mkdir(parents=True, exist_ok=True)
             self._remove_stale()
@@ -52,14 +62,15 @@ class PinnedCache:
             self._give_up(error)
 
     def get(self, address: Address) -> bytes | None:
-        """Returns the bytes at an address, or None if the cache does not hold them. Drops a damaged file."""
-        path = self._path(address)
+        """Returns the bytes at an address, or None if the cache does not hold them. Drops anything else found there."""
         try:
-            data = path.read_bytes()
-        except OSError:
-            return None
+            data = _read_own(self._path(address), address.length + _CHECKSUM.size)
+        except OSError as error:
+            if error.errno not in _NOT_A_FILE:
+                return None
+            data = b""
         content, checksum = data[: address.length], crc32(data[: address.length])
-        is_complete = data[address.length :] == _CHECKSUM.pack(checksum)
+        is_complete = data[address.length :] == _trailer(address, checksum)
         if is_complete and (address.crc32 is None or address.crc32 == checksum):
             return content
         self.drop(address)
@@ -75,7 +86,9 @@ class PinnedCache:
             if self.failure or path.exists() or not self._reserve(len(content)):
                 return
             try:
-                partial.write_bytes(content + _CHECKSUM.pack(crc32(content)))
+                partial.unlink(missing_ok=True)  # of a killed process with the same numbers
+                with open(partial, "xb") as file:
+                    file.write(content + _trailer(address, crc32(content)))
                 path.parent.mkdir(exist_ok=True)
                 partial.rename(path)
             except OSError:
@@ -104,7 +117,11 @@ class PinnedCache:
         with self._locked_counter() as file:
             digits = os.pread(file, 32, 0)
             # After a power failure, a file may hold zero bytes.
-            used = (int(digits) if digits.isdigit() else self._count()) + num_bytes
+            is_counted = digits.isdigit()
+            # Processes do not write more than the limit; it may have been lowered, so this is counted only once.
+            if is_counted and int(digits) > self._max_bytes and not self._has_counted:
+                is_counted, self._has_counted = False, True
+            used = (int(digits) if is_counted else self._count()) + num_bytes
             if num_bytes > 0 and used > self._max_bytes:
                 return False
             # Of fixed length, so that it is overwritten in place even if the disk is full.
@@ -113,11 +130,12 @@ class PinnedCache:
 
     def _count(self) -> int:
         """Returns the number of bytes of the content of all files."""
-        return sum(path.stat().st_size - _CHECKSUM.size for path in self._directory.glob(f"{'[0-9a-f]' * 3}/*"))
+        sizes = (path.lstat().st_size for path in self._directory.glob(f"{'[0-9a-f]' * 3}/*"))
+        return sum(max(0, size - _CHECKSUM.size) for size in sizes)
 
     @contextlib.contextmanager
     def _locked_counter(self) -> Iterator[int]:
-        file = os.open(self._directory / "used", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(self._directory / "used", os.O_RDWR | os.O_CREAT | _OPEN, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
@@ -127,9 +145,9 @@ class PinnedCache:
     def _remove_stale(self) -> None:
         for path in (self._directory / "partial").iterdir():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                if time.time() - path.stat().st_mtime > _STALE_S:
+                if time.time() - path.lstat().st_mtime > _STALE_S:
                     path.unlink()
-                    self._reserve(-int(path.name.split(".")[1]))
+                    self._reserve(-min(int(path.name.split(".")[1]), MAX_MEMBER_BYTES))
 
     def _give_up(self, error: OSError) -> None:
         self.failure = (
@@ -156,6 +174,24 @@ def num_bytes_of(corpus: Corpus) -> int:
         return total
     # Several cuts may be windows of one member.
     return min(total, sum(shard.info.size for shard in corpus.shards()))
+
+
+def _read_own(path: Path, num_bytes: int) -> bytes:
+    """Returns the content of a file if it is a regular one of this user and has this size; otherwise nothing.
+
+    Raises:
+        OSError: There is no such file, or it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _OPEN)
+    with open(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        return file.readall() if is_own and status.st_size == num_bytes else b""
+
+
+def _trailer(address: Address, checksum: int) -> bytes:
+    """Returns the end of a file, which tells it from those of other addresses."""
+    return _CHECKSUM.pack(checksum ^ (_hash_of(address) & 0xFFFFFFFF))
 
 
 def _hash_of(address: Address) -> int:

@@ -43,7 +43,7 @@ class EncodedAudio(NamedTuple):
         Errors are those of `open_audio`.
         """
         if self.content is not None:
-            return parse_wav(self.content) or open_stream(BytesIO(self.content))
+            return parse_wav(self.content) or open_stream(_Bytes(self.content))
         check_regular_file(self.path)
         descriptor = os.open(self.path, os.O_RDONLY)
         return open_wav(descriptor) or open_descriptor(descriptor)
@@ -124,6 +124,16 @@ class EncodedAudio(NamedTuple):
                     return "truncated"  # the header is valid, but the end that it describes is missing
         except (soundfile.LibsndfileError, OSError):
             return "unreadable"
+
+
+class _Bytes(BytesIO):
+    """Bytes in memory. A position before the start, which damaged headers ask for, is the start.
+
+    libsndfile cannot be told of an exception, which would be printed.
+    """
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return super().seek(max(0, offset) if whence == 0 else offset, whence)
 
 
 def open_audio(path: str) -> Any:

@@ -11,7 +11,7 @@ import orjson
 from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import Address, AddressTable
-from nestdata.corpus.audio import load_samples
+from nestdata.corpus.audio import empty_samples, load_samples
 from nestdata.corpus.bank import FULL_SCALE, RECORD
 from nestdata.corpus.members import load_member
 from nestdata.errors import AudioError
@@ -114,8 +114,8 @@ def _write_samples(task: _Task) -> NDArray[np.float32]:
             row = orjson.loads(line)
             for source in row["recording"]["sources"]:
                 source["source"] = _current_path(source["source"], task)
-            samples = np.empty(num_samples, np.float32)
             try:
+                samples = empty_samples(row["id"], num_samples)
                 if address:
                     address = address._replace(location=_current_path(address.location, task))
                     load_member(row, address, None, start=0, out=samples)

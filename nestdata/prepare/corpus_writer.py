@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nestdata.errors import shortened
 from nestdata.prepare.audio_span import span_of_cut
 from nestdata.prepare.draw import KeyedDraw, key_of
 from nestdata.prepare.inputs.packed import PackedShar
@@ -33,6 +34,8 @@ from nestdata.prepare.speech.measures import SpeechTotals
 _REJECT_FIELDS = ("where", "cut_id", "reason", "detail")
 # Hours are not counted by language or speaker if there are more names than this: the counts would not fit a report.
 _MAX_NAMES = 100_000
+# Characters of an id in a reject.
+_MAX_ID = 2000
 
 
 @runtime_checkable
@@ -218,9 +221,10 @@ class CorpusWriter:
 
     def _reject_repeated(self, record: np.void, sources: Sequence[_Source]) -> None:
         cut = self._cut_at(record)
-        detail = f"an earlier cut has the id {cut['id']!r}"
+        cut_id = shortened(cut["id"], _MAX_ID)
+        detail = f"an earlier cut has the id {cut_id!r}"
         where = sources[int(record["source"])].where(int(record["number"]))
-        reject = Reject(where, cut["id"], "duplicate_id", detail).without_secrets()
+        reject = Reject(where, cut_id, "duplicate_id", detail).without_secrets()
         self._reject([reject])
         self._drawn_rejects.offer("duplicate_id", key_of(where), reject._replace(audio=span_of_cut(cut)))
         label = (cut["supervisions"] or [{}])[0]

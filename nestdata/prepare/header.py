@@ -23,11 +23,22 @@ if TYPE_CHECKING:
 
 # Number of frames that libsndfile reports for a stream whose header does not give one.
 _UNKNOWN_LENGTH = (1 << 63) - 1
-# libsndfile's log entry for a WAV or AIFF file that is shorter than the number of bytes in its header. Files written
-# to a pipe give 0 there, or almost 2^31 or 2^32.
+# libsndfile's log entries for the number of bytes of samples in a header: of a WAV or AIFF file that has fewer, and of
+# any RF64 file.
 _ENDS_EARLY = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE)
+_RF64_BYTES = re.compile(r"^ *Data size +: (\d+)$", re.MULTILINE)
+_BLOCK_BYTES = re.compile(r"^ *Block Align +: (\d+)$", re.MULTILINE)
 _FORMATS_WITH_BYTE_COUNT = frozenset({"WAV", "WAVEX", "AIFF"})
-_STREAMED_BYTES = 0x7FFF0000
+# What programs write as the number of bytes when they write to a pipe and cannot go back to the header:
+# FFmpeg (riffenc.c), LAME (lame_main.c), and arecord, now and before it had a limit of 2 GiB (aplay.c).
+_STREAMED_BYTES = frozenset({0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x7FFFFF00})
+# SoX (wav.c, MS_UNSPEC) and eSpeak: this number, rounded down to whole blocks.
+_STREAMED_BLOCKS = 0x7FFFF000
+
+
+# Samples of a channel in each byte of a file: more is a mistake in its header. FLAC holds most, up to 65535 samples in
+# a frame of 12 bytes: 8 for the header, 2 for a constant of 4 bits, 2 for the checksum (RFC 9639, sections 9.1 to 9.3).
+_MAX_SAMPLES_PER_BYTE = 65535 / 12
 
 
 class AudioInfo(NamedTuple):
@@ -49,15 +60,18 @@ def read_header(path: str, member: Member | None) -> AudioInfo | Problem:
     import soundfile
 
     try:
-        info = _header_of_file(path) if member is None else _header_of_member(member)
+        info, size = _header_of_file(path) if member is None else (_header_of_member(member), member.length)
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
         found = _header_after(error, path, member)
         if isinstance(found, Problem):
             return found
-        info = found
+        info, size = found, os.path.getsize(path) if member is None else member.length
     if info.num_frames >= _UNKNOWN_LENGTH:
         detail = f"{name_of(path, member)}: its header does not give the number of samples; re-encode it"
         return Problem("unknown_length", detail)
+    if info.num_frames > _MAX_SAMPLES_PER_BYTE * size:
+        detail = f"{name_of(path, member)}: its header gives {info.num_frames} samples, too many for {size} bytes"
+        return Problem("truncated", detail)
     return info if info.num_frames > 0 else Problem("empty", f"{name_of(path, member)} holds no samples")
 
 
@@ -79,12 +93,13 @@ def name_of(path: str, member: Member | None) -> str:
     return path if member is None else describe(member.shard.location, member.offset, member.length)
 
 
-def _header_of_file(path: str) -> AudioInfo:
-    """Raises OSError, ValueError and soundfile.LibsndfileError."""
+def _header_of_file(path: str) -> tuple[AudioInfo, int]:
+    """Returns the header of a file and its size in bytes. Raises OSError, ValueError, soundfile.LibsndfileError."""
     check_regular_file(path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        info = _plain_header(os.read(descriptor, HEAD_BYTES), os.fstat(descriptor).st_size)
+        size = os.fstat(descriptor).st_size
+        info = _plain_header(os.read(descriptor, HEAD_BYTES), size)
         if info is None:
             os.lseek(descriptor, 0, os.SEEK_SET)
     except BaseException:
@@ -92,9 +107,9 @@ def _header_of_file(path: str) -> AudioInfo:
         raise
     if info is not None:
         os.close(descriptor)
-        return info
+        return info, size
     with open_descriptor(descriptor) as file:
-        return _info_of(file)
+        return _info_of(file), size
 
 
 def _header_of_member(member: Member) -> AudioInfo:
@@ -124,10 +139,19 @@ def _info_of(file: "soundfile.SoundFile") -> AudioInfo:
 
 
 def _ends_early(file: "soundfile.SoundFile") -> bool:
-    if file.format not in _FORMATS_WITH_BYTE_COUNT:
+    """Returns whether a file holds fewer bytes than its header says, and was not written to a pipe."""
+    if file.format not in _FORMATS_WITH_BYTE_COUNT and file.format != "RF64":
         return False
-    match = _ENDS_EARLY.search(file.extra_info)
-    return match is not None and int(match[2]) < int(match[1]) < _STREAMED_BYTES
+    log = file.extra_info
+    blocks = _BLOCK_BYTES.search(log)
+    block_bytes = max(1, int(blocks[1])) if blocks else 1
+    if file.format == "RF64":
+        match = _RF64_BYTES.search(log)
+        return match is not None and file.frames < int(match[1]) // block_bytes
+    match = _ENDS_EARLY.search(log)
+    if match is None or int(match[1]) <= int(match[2]):
+        return False
+    return int(match[1]) not in {*_STREAMED_BYTES, _STREAMED_BLOCKS // block_bytes * block_bytes}
 
 
 def _header_after(error: Exception, path: str, member: Member | None) -> AudioInfo | Problem:
@@ -147,7 +171,7 @@ def _header_after(error: Exception, path: str, member: Member | None) -> AudioIn
     if found := _header_of_other_format(audio):
         return found
     # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.
-    detail = " ".join(getattr(error, "error_string", str(error)).split())
+    detail = " ".join(getattr(error, "error_string", str(error)).split()).rstrip(".")
     return Problem("unreadable", f"{name}: {detail}{audio.advice()}")
 
 

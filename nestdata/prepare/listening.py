@@ -5,6 +5,8 @@ reason of rejection, and the loudest, quietest and clipped ones among cuts that 
 depends on the number of samples, not on the size of the corpus; a slow store is not waited for.
 """
 
+import logging
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -20,7 +22,8 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import AddressTable
 from nestdata.corpus.audio import load_samples, samples_in
-from nestdata.errors import AudioError, StorageError
+from nestdata.errors import AudioError, StorageError, in_one_line, shortened
+from nestdata.output import is_full_disk
 from nestdata.prepare.audio_span import AudioSpan, span_at_address
 from nestdata.prepare.draw import KeyedDraw
 from nestdata.prepare.inputs.remote import in_parallel, in_time
@@ -28,6 +31,8 @@ from nestdata.prepare.probe import Reject
 from nestdata.prepare.sound import MAX_SECONDS, Levels, Sound, measure, read_sound, write_sound
 from nestdata.stateless_rng import StatelessRng
 from nestdata.storage import is_url
+
+_log = logging.getLogger(__name__)
 
 FOLDER = "report"
 """Folder of the copied audio, beside the page."""
@@ -46,8 +51,9 @@ MAX_STORE_SECONDS = 60.0
 """How long the report waits for an object store to measure cuts, and again to copy samples."""
 
 _EXTREMES = ("shortest", "longest", "loudest", "quietest", "clipped", "not decodable")
-# Characters of a text that are shown.
-_MAX_TEXT = 300
+MAX_TEXT = 300
+"""Characters of a text or a name that are shown."""
+
 # Lines of `cuts.jsonl` are usually shorter than this.
 _LINE_BYTES = 2048
 _BLOCK = 1 << 18
@@ -98,6 +104,9 @@ class Listening:
     num_left_out: int = 0
     """Number of samples for which there was no space."""
 
+    failure: str = ""
+    """Why there are no samples; empty if nothing went wrong."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListeningConfig:
@@ -134,12 +143,35 @@ def collect_samples(
 ) -> Listening:
     """Chooses samples, and copies the beginnings of their audio to the folder `FOLDER` of the corpus directory.
 
+    If anything goes wrong, there are no samples, and the result says why: the corpus does not need them.
+
     Args:
         config: What to copy.
         addresses: Where the bytes of the cuts are, if any cut has an address.
         languages: Cuts of each language, by the byte at which their line starts, in the order of the draw.
         rejects: Rejects of each reason.
+
+    Raises:
+        OSError: The disk is full.
     """
+    try:
+        return _collected(config, addresses, languages, rejects)
+    except Exception as error:
+        if isinstance(error, OSError) and is_full_disk(error):
+            raise
+        failure = in_one_line(error)
+        _log.warning("%s: the report has no samples to listen to (%s)", config.stored_in, failure)
+        shutil.rmtree(config.directory / FOLDER, ignore_errors=True)
+        return Listening(failure=failure)
+
+
+def _collected(
+    config: ListeningConfig,
+    addresses: AddressTable | None,
+    languages: dict[str, list[int]],
+    rejects: KeyedDraw[Reject],
+) -> Listening:
+    """Does the work of `collect_samples`."""
     with _Cuts(config.directory, addresses) as cuts:
         levels = _examine(config, cuts)
         groups = _extremes(config, cuts, levels) + _of_languages(config, cuts, languages)
@@ -186,10 +218,10 @@ class _Cuts:
         label = (row["supervisions"] or [{}])[0]
         sample = Sample(
             group=group,
-            name=row["id"],
-            detail=str(label.get("text") or "")[:_MAX_TEXT],
+            name=shortened(row["id"], MAX_TEXT),
+            detail=str(label.get("text") or "")[:MAX_TEXT],
             language=str(label.get("language") or ""),
-            speaker=str(label.get("speaker") or ""),
+            speaker=shortened(str(label.get("speaker") or ""), MAX_TEXT),
             seconds=row["duration"],
         )
         return _Request(sample, span_at_address(row, self._addresses[index] if self._addresses else None), row)
@@ -234,13 +266,18 @@ def _extremes(config: ListeningConfig, cuts: _Cuts, levels: dict[int, Levels | s
 def _of_languages(config: ListeningConfig, cuts: _Cuts, languages: dict[str, list[int]]) -> list[list[_Request]]:
     starts = {name: starts[: config.per_group] for name, starts in languages.items()}
     positions = cuts.positions([start for group in starts.values() for start in group])
-    groups = {name: [cuts.request(f"language: {name}", positions[start]) for start in starts[name]] for name in starts}
+    groups = {
+        name: [cuts.request(f"language: {shortened(name, MAX_TEXT)}", positions[start]) for start in starts[name]]
+        for name in starts
+    }
     # A cut of another language may have the id of a duplicate that was drawn.
     return [[request for request in group if request.sample.language == name] for name, group in groups.items()]
 
 
 def _request_of_reject(reject: Reject) -> _Request:
-    sample = Sample(group=reject.reason, name=reject.cut_id, detail=reject.detail, where=reject.where)
+    sample = Sample(
+        group=reject.reason, name=shortened(reject.cut_id, MAX_TEXT), detail=reject.detail, where=reject.where
+    )
     return _Request(sample, reject.audio, None)
 
 
@@ -261,9 +298,13 @@ def _copy(config: ListeningConfig, requests: list[_Request]) -> dict[Sample, Sam
         if isinstance(sound, str):
             known[request.span] = {"error": sound}
             continue
+        name = f"{num_files + 1:03d}.flac"
+        try:
+            num_bytes += write_sound(folder / name, sound)
+        except AudioError as error:
+            known[request.span] = {"error": str(error)}
+            continue
         num_files += 1
-        name = f"{num_files:03d}.flac"
-        num_bytes += write_sound(folder / name, sound)
         known[request.span] = {"file": f"{FOLDER}/{name}", "levels": measure(sound.samples)}
         if num_files >= MAX_FILES or num_bytes >= MAX_BYTES:
             break
@@ -296,7 +337,7 @@ def _sound_of(config: ListeningConfig, request: _Request) -> Sound | str:
     try:
         return read_sound(span)
     except (AudioError, StorageError, OSError) as error:
-        detail = str(error).replace(str(config.directory), str(config.stored_in))[:_MAX_TEXT]
+        detail = str(error).replace(str(config.directory), str(config.stored_in))[:MAX_TEXT]
         if not isinstance(error, AudioError) or not config.is_probed or request.row is None or span.extent:
             return detail
     return _decoded_by_lhotse(request.row, span.location) or detail

@@ -1,6 +1,7 @@
 """Checks the audio of an entry, and returns the cuts made from it or the reason why it is rejected."""
 
 import os
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from nestdata.redaction import redacted
 
 # Tolerance for durations that manifests have rounded up.
 _ROUNDING_S = 0.05
+# Samples of all channels that are decoded at a time, in 256 MiB.
+_MAX_DECODED = 1 << 26
 # A few limits are compared with every cut.
 _limit_in = cache(samples_in)
 
@@ -271,15 +274,30 @@ def _decoded(entry: Entry, cut: Cut, limits: Limits) -> Cut | Reject:
     if entry.stored_path:  # the corpus is not in place yet, and the file is still at `entry.path`
         recording = row["recording"]
         row = {**row, "recording": {**recording, "sources": [{**recording["sources"][0], "source": entry.path}]}}
+    block, found = _samples_at_a_time(row), 0.0
     try:
         content = entry.member.content.read() if entry.member else None
-        samples = load_samples(row, content=content, allow_commands=limits.allow_commands)
+        for start in range(0, cut.num_samples, block):
+            size = min(block, cut.num_samples - start)
+            samples = load_samples(
+                row, start=start, num_samples=size, content=content, allow_commands=limits.allow_commands
+            )
+            found += energy(samples)
     except AudioError as error:
         return _reject_cut(entry, row, error.reason, str(error))
-    if energy(samples) < 10 ** (SILENCE_DB / 10) * len(samples):
+    if found < 10 ** (SILENCE_DB / 10) * cut.num_samples:
         detail = f"the level of the whole cut is below {SILENCE_DB:g} dB of full scale"
         return _reject_cut(entry, row, "silent", detail)
     return cut
+
+
+def _samples_at_a_time(row: dict[str, Any]) -> int:
+    """Returns how many samples of a cut may be decoded at a time; a command is run once."""
+    recording = row["recording"]
+    if any(source["type"] == "command" for source in recording["sources"]):
+        return sys.maxsize
+    ratio = max(1.0, _source_rate(recording) / recording["sampling_rate"])
+    return max(1, int(_MAX_DECODED / ratio / max(len(source["channels"]) for source in recording["sources"])))
 
 
 def _reject_cut(entry: Entry, row: dict[str, Any], reason: RejectReason, detail: str) -> Reject:

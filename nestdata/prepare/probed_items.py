@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import NO_SHARD
 from nestdata.corpus.channels import is_mixed
+from nestdata.errors import shortened
 from nestdata.prepare.audio_span import AudioSpan
 from nestdata.prepare.draw import MAX_DRAWN, KeyedDraw, key_of
 from nestdata.prepare.inputs.entry import Member
@@ -25,6 +26,8 @@ from nestdata.storage import ObjectInfo
 _LAYOUT = str(RECORD.descr)
 # The channel in the fingerprint of a cut that is the average of all channels.
 MIXED_CHANNEL = -1
+# Characters of the id and the explanation of a reject.
+_MAX_TEXT = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +156,14 @@ class ItemCollector:
     def add(self, cut: Cut, number: int, where: str) -> None:
         """Adds a cut; `number` is that of its entry or item, counted from 1, and `where` its position in the input.
 
-        A cut that cannot be written as JSON, such as one whose file name is not Unicode, becomes a reject.
+        A cut that cannot be written as JSON becomes a reject: its file name is not Unicode, a label is nested deeper
+        than 254 levels, or an integer in a label has more than 64 bits.
         """
         row, num_samples, member = cut
         try:
             line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
         except TypeError as error:
-            detail = f"its name or a label is not Unicode: {error}"
+            detail = f"its name or a label is not Unicode, nested too deep or too large a number: {error}"
             self.reject(Reject(where, row["id"], "unreadable", detail), number)
             return
         language = speaker = None
@@ -175,8 +179,17 @@ class ItemCollector:
         )  # fmt: skip
 
     def reject(self, reject: Reject, number: int) -> None:
-        """Adds a reject; `number` is that of its entry or item, counted from 1."""
-        self._rejects.append((number, reject.without_secrets()))
+        """Adds a reject, without its secrets and with long names shortened.
+
+        Args:
+            reject: The reject.
+            number: That of its entry or item, counted from 1.
+        """
+        reject = reject.without_secrets()
+        cut_id, detail = shortened(reject.cut_id, _MAX_TEXT), shortened(reject.detail, _MAX_TEXT)
+        if cut_id is not reject.cut_id or detail is not reject.detail:
+            reject = reject._replace(cut_id=cut_id, detail=detail)
+        self._rejects.append((number, reject))
 
     def add_totals(self, totals: SpeechTotals, number: int) -> None:
         """Adds the speech of a recording; `number` is that of its entry or item, counted from 1."""

@@ -5,25 +5,29 @@ the audio of the samples.
 """
 
 import json
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
-from nestdata.errors import PlanError
+from nestdata.errors import PlanError, in_one_line, shortened
+from nestdata.output import is_full_disk
 from nestdata.pages import write_page
 from nestdata.plan.batch_plan import BatchPlan, PlanConfig
 from nestdata.plan.lengths import Lengths
 from nestdata.plan.summary import summarise_plan
 from nestdata.prepare.inputs.entry import RejectReason
-from nestdata.prepare.listening import MAX_BYTES, Listening
+from nestdata.prepare.listening import MAX_BYTES, MAX_TEXT, Listening
 from nestdata.prepare.sound import MAX_SECONDS
 from nestdata.prepare.speech_report import speech_charts
 
+_log = logging.getLogger(__name__)
 _NUM_BINS = 48
 _NUM_TICKS = 7
 _MAX_NAMES = 200
@@ -76,13 +80,39 @@ def write_report(
 ) -> None:
     """Writes `report.html` into a corpus directory.
 
+    If anything goes wrong, the page only says so: the corpus does not need it.
+
     Args:
         directory: The directory, which holds `index.npy` and `rejected.jsonl`.
         name: Name of the corpus.
         meta: The content of `meta.json`, which may be written later.
         hours_by: Hours by name for each kind of label, descending, such as `{"language": {"en": 3.5}}`.
         listening: Samples to listen to; None for a page without them.
+
+    Raises:
+        OSError: The disk is full.
     """
+    try:
+        _write_charts(directory, name, meta, hours_by, listening)
+    except Exception as error:
+        if isinstance(error, OSError) and is_full_disk(error):
+            raise
+        failure = f"{name}: the report cannot be written ({in_one_line(error)}). The corpus is complete."
+        _log.warning("%s", failure)
+        page = (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Report</title><p>{escape(failure)}</p></html>'
+        )
+        (directory / "report.html").write_text(page, encoding="utf-8", errors="backslashreplace")
+
+
+def _write_charts(
+    directory: Path,
+    name: str,
+    meta: dict[str, Any],
+    hours_by: dict[str, dict[str, float]],
+    listening: Listening | None,
+) -> None:
+    """Does the work of `write_report`."""
     lengths, _ = np.asarray(np.load(directory / "index.npy", mmap_mode="r"))
     rate = meta["sampling_rate"]
     write_page(
@@ -111,7 +141,7 @@ def write_report(
 def _bars(values: Iterable[tuple[str, float]]) -> list[_Bar]:
     values = list(values)
     longest = max((value for _, value in values), default=0.0) or 1.0
-    return [_Bar(name, value, value / longest) for name, value in values]
+    return [_Bar(shortened(name, MAX_TEXT), value, value / longest) for name, value in values]
 
 
 def _durations(lengths: Lengths, rate: int) -> list[_Bar]:

@@ -80,7 +80,8 @@ def read_sound(span: AudioSpan) -> Sound:
         raise AudioError(detail) from error
     if not len(samples):
         raise AudioError("no samples")
-    selected = samples.mean(axis=1) if span.channel is None else samples[:, span.channel]
+    with np.errstate(over="ignore", invalid="ignore"):  # samples of floating point may be huge, or not finite
+        selected = samples.mean(axis=1) if span.channel is None else samples[:, span.channel]
     return Sound(np.ascontiguousarray(selected, np.float32), rate)
 
 
@@ -94,15 +95,22 @@ def measure(samples: NDArray[np.float32]) -> Levels:
 
 
 def write_sound(path: Path, sound: Sound) -> int:
-    """Writes a FLAC file of 16 bits, with amplitudes outside of [-1, 1] clipped, and returns its number of bytes."""
+    """Writes a FLAC file of 16 bits, with amplitudes outside of [-1, 1] clipped, and returns its number of bytes.
+
+    Raises:
+        AudioError: There is no FLAC of this sampling rate.
+        OSError: The file cannot be written.
+    """
     import soundfile
 
-    # Clipped before they are scaled, because the product of huge samples would overflow.
-    amplitudes = np.clip(np.nan_to_num(sound.samples, nan=0.0, posinf=0.0, neginf=0.0), -1.0, 1.0)
-    samples = np.clip(np.rint(amplitudes * 32768), -32768, 32767).astype(np.int16)
+    scaled = np.rint(np.clip(np.nan_to_num(sound.samples, nan=0.0, posinf=0.0, neginf=0.0), -2, 2) * 32768)
+    samples = np.clip(scaled, -32768, 32767).astype(np.int16)
     # To memory, because libsndfile waits until a file is on disk (fsync), which takes longer than everything else.
     encoded = BytesIO()
-    soundfile.write(encoded, samples, sound.rate, format="FLAC", subtype="PCM_16", compression_level=0.0)
+    try:
+        soundfile.write(encoded, samples, sound.rate, format="FLAC", subtype="PCM_16", compression_level=0.0)
+    except soundfile.LibsndfileError as error:  # above 65535 Hz, some rates cannot be written
+        raise AudioError(f"FLAC cannot be written at {sound.rate} Hz") from error
     return path.write_bytes(encoded.getbuffer())
 
 

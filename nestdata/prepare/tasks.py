@@ -230,7 +230,7 @@ class _KeptResult:
                     return [location, info.size, info.etag]
                 status = os.stat(_current_path(location, self._moved))
                 return [location, status.st_size, status.st_mtime_ns]
-            except (OSError, StorageError):
+            except (OSError, ValueError, StorageError):  # ValueError: the path holds a null character
                 return [location, None, None]
 
         return list(in_parallel(version, locations, is_slow=lambda name: is_url(name) and name not in infos))

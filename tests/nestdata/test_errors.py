@@ -75,3 +75,18 @@ def test_the_type_is_removed_from_a_traceback_whether_built_in_or_not(error: Bas
 def test_a_storage_error_has_a_kind_beside_its_message() -> None:
     error = StorageError.because("missing", "s3://bucket/name: no such object.")
     assert (error.kind, str(error)) == ("missing", "s3://bucket/name: no such object.")
+
+
+def test_a_message_with_a_huge_name_is_shortened_in_the_middle() -> None:
+    message = f"m.json:7: {'a' * 10**7!r} is not a number. Fix this line."
+    shown = str(ManifestError(message))
+    assert len(shown) <= 2000
+    assert shown.startswith("m.json:7: 'aaaa")
+    assert shown.endswith("aaaa' is not a number. Fix this line.")
+    assert len(str(ManifestError("name\n" * 10**6))) <= 20_000
+    assert str(pickle.loads(pickle.dumps(ManifestError(message)))) == shown
+
+
+def test_messages_of_usual_length_are_not_changed() -> None:
+    for message in ("", "m.json: gone", f"/{'folder/' * 250}: gone", "\n".join(["a line of a traceback"] * 500)):
+        assert str(ManifestError(message)) == message

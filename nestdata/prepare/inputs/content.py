@@ -129,8 +129,8 @@ class GuardedStream:
         return len(found)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Sets the position."""
-        return self._stream.seek(offset, whence)
+        """Sets the position. One before the start, which damaged headers ask for, is the start."""
+        return self._stream.seek(max(0, offset) if whence == io.SEEK_SET else offset, whence)
 
     def tell(self) -> int:
         """Returns the position."""

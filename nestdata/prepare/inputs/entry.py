@@ -6,18 +6,18 @@ input into lines, paths, row numbers or shards; `entries` parses one item, in wh
 """
 
 import codecs
-import gzip
 import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedIOBase
+from io import BufferedIOBase, BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import quote
 
 from nestdata.corpus.file_kind import special_file_kind
 from nestdata.errors import ManifestError, StorageError
+from nestdata.prepare.inputs.line_reader import LineReader, expanded
 from nestdata.storage import ObjectInfo, has_scheme, is_url, storage
 
 InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface", "parquet", "shar", "webdataset"]
@@ -219,23 +219,24 @@ def check_manifest(path: Path | str) -> None:
 
 
 @contextmanager
-def open_lines(path: Path | str) -> Iterator[BinaryIO]:
+def open_lines(path: Path | str) -> Iterator[LineReader]:
     """Opens a manifest, gzip-compressed or not, for reading lines; skips a byte order mark.
 
     Args:
         path: A local path, or a URL as a `str`.
 
     Raises:
-        ManifestError: It is not a regular file, or a read fails.
+        ManifestError: It is not a regular file, or a read fails. Reads raise it, too, if a line is too long, or if
+            gzip expands without bound.
         StorageError: The store cannot be read.
     """
     if isinstance(path, Path):
         check_manifest(path)
     try:
-        with cast(BinaryIO, _opened(path)) as file:
-            if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
-                file.seek(0)
-            yield file
+        with _opened(path) as file:
+            if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+                file.read(len(codecs.BOM_UTF8))
+            yield LineReader(str(path), file)
     except (OSError, EOFError, zlib.error) as error:
         raise ManifestError(f"{path}: cannot be read ({error}). Check the file and copy it again.") from error
 
@@ -296,11 +297,9 @@ def check_command(command: str, where: str, *, allowed: bool) -> None:
         )
 
 
-def _opened(path: Path | str) -> BufferedIOBase:
-    if isinstance(path, Path):
-        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    stream = storage().open_stream(path)
-    return gzip.open(stream, "rb") if path.endswith(".gz") else stream
+def _opened(path: Path | str) -> BufferedReader:
+    stream = path.open("rb") if isinstance(path, Path) else storage().open_stream(path)
+    return expanded(str(path), stream) if str(path).endswith(".gz") else stream
 
 
 def _resolve_url(url: str) -> str:

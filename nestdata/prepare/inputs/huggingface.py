@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from nestdata.errors import ConfigError, ManifestError
+from nestdata.errors import ConfigError, ManifestError, in_one_line
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, resolve
 
 _FILES_PER_FOLDER = 1000
@@ -70,7 +70,7 @@ class HuggingFaceDataset:
             audio, labels = row.pop(split.audio), split.labels(row)
         except Exception as error:  # the readers of the library raise errors of many kinds
             raise ManifestError(
-                f"{self.where(number)}: cannot be read ({_in_one_line(error)}). Check the files and copy them again."
+                f"{self.where(number)}: cannot be read ({in_one_line(error)}). Check the files and copy them again."
             ) from error
         path, stored_path = self._locate(audio, item)
         yield Entry(self.where(number), f"{self.prefix}/{item}", path, labels=labels, stored_path=stored_path)
@@ -157,7 +157,7 @@ def _open(folder: str, version: int) -> _Split:  # noqa: ARG001, the version is 
         raise
     except Exception as error:  # the readers of the library raise errors of many kinds
         raise ManifestError(
-            f"{folder}: not a Hugging Face data set that can be opened ({_in_one_line(error)}). Save it again."
+            f"{folder}: not a Hugging Face data set that can be opened ({in_one_line(error)}). Save it again."
         ) from error
     finally:
         if shows_progress:
@@ -175,7 +175,3 @@ def _split_of(rows: Any, datasets: Any, folder: str) -> _Split:
     rows = rows.with_format(None).select_columns([column, *plain])
     classes = {name: features[name].names for name in plain if isinstance(features[name], datasets.ClassLabel)}
     return _Split(rows.cast_column(column, datasets.Audio(decode=False)), column, classes)
-
-
-def _in_one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import orjson
 
 from nestdata.corpus.channels import MIX_FIELD, Channel
-from nestdata.errors import ManifestError
+from nestdata.errors import ManifestError, in_one_line
 from nestdata.prepare.inputs.entry import (
     MAX_SECONDS,
     Entry,
@@ -23,7 +23,7 @@ from nestdata.prepare.inputs.entry import (
 )
 from nestdata.prepare.inputs.patterns import names_shards
 from nestdata.prepare.inputs.pointer import member_at
-from nestdata.storage import SCHEMES, is_url
+from nestdata.storage import is_url
 
 AUDIO_KEYS = ("audio_filepath", "audio_filename")
 _SPAN_KEYS = frozenset({*AUDIO_KEYS, "offset", "duration"})
@@ -108,7 +108,7 @@ class LhotseManifest(_JsonLines):
             raise
         except Exception as error:  # Lhotse's constructors raise errors of many kinds
             raise ManifestError(
-                f"{where}: not a Lhotse cut or recording ({type(error).__name__}: {error}). Fix this line."
+                f"{where}: not a Lhotse cut or recording ({in_one_line(error)}). Fix this line."
             ) from error
         for source in cut["recording"]["sources"]:
             self._check_source(source, where)
@@ -162,13 +162,6 @@ class LhotseManifest(_JsonLines):
         elif not isinstance(location, str):
             raise ManifestError(
                 f"{where}: a source of type {kind!r} at {location!r}. Give its path or URL as a string."
-            )
-        elif kind == "url" and not is_url(location):
-            # Lhotse would run what follows `pipe:`, and read its standard input for `-`.
-            known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-            raise ManifestError(
-                f"{where}: a source of type 'url' at {location[:120]!r}, which begins with none of {known}. Give such "
-                "a URL, or the path of a file with the type 'file'."
             )
 
 

@@ -275,6 +275,8 @@ def _columns_of(schema: Any, location: str) -> _Columns:
         raise ManifestError(
             f"{location}: no column with audio, which is a struct of bytes and path, among {', '.join(schema.names)}."
         )
+    column = "audio" if "audio" in audio else audio[0]
+    _check_audio_type(schema.field(column).type, f"{location}: the column {column!r}")
     is_plain = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
     plain = [field.name for field in schema if any(check(field.type) for check in is_plain)]
     features = _features_of(schema)
@@ -283,7 +285,26 @@ def _columns_of(schema: Any, location: str) -> _Columns:
         for name in plain
         if isinstance(features.get(name), dict) and features[name].get("_type") == "ClassLabel"
     }
-    return _Columns("audio" if "audio" in audio else audio[0], plain, classes)
+    return _Columns(column, plain, classes)
+
+
+def _check_audio_type(struct: Any, column: str) -> None:
+    """Raises ManifestError if the fields of a column of audio are not what `datasets` writes: bytes, and text."""
+    from pyarrow import types
+
+    is_null = types.is_null
+    is_bytes = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    is_text = (types.is_string, types.is_large_string, types.is_string_view)
+    expected = {"bytes": (is_null, *is_bytes), "path": (is_null, *is_text)}
+    for name, checks in expected.items():
+        indices = struct.get_all_field_indices(name)
+        found = [str(struct.field(index).type) for index in indices]
+        if len(indices) > 1 or any(not any(check(struct.field(index).type) for check in checks) for index in indices):
+            raise ManifestError(
+                f"{column} has a field {name!r} of type {' and '.join(found)}, where "
+                f"{'binary' if name == 'bytes' else 'string'} was expected. Write the file again with the library "
+                "`datasets`, or cast the column."
+            )
 
 
 def _features_of(schema: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from nestdata.prepare.inputs.content import StoredContent
 from nestdata.prepare.inputs.entry import Member, Problem, resolve
 from nestdata.prepare.inputs.listing import object_info
 from nestdata.prepare.inputs.shard import damage, unsafe
-from nestdata.prepare.inputs.tar import TarError, walk
+from nestdata.prepare.inputs.tar import TarError, walk_archive
 from nestdata.storage import is_url, storage
 
 # END is the header of the next sample, and says nothing that the header at START does not.
@@ -38,7 +38,7 @@ def member_at(pointer: str, directory: str, where: str) -> Member | Problem:
             length = max(0, min(length, info.size - start - offset))
             return storage().read_range(location, start + offset, length, etag=info.etag, size=info.size)
 
-        found = next(walk(read_at, info.size - start), None)
+        found = next(walk_archive(read_at, info.size - start), None)
     except StorageError as error:
         if error.kind not in ("missing", "changed"):
             raise

@@ -117,6 +117,14 @@ def in_time(function: Callable[[_Item], _Result], item: _Item, until: float) -> 
     return future.result(timeout=max(0.0, until - time.monotonic()))
 
 
+def _urls_of(cut: dict[str, Any]) -> Iterator[str]:
+    """Yields what the sources of a cut give as URLs; Lhotse would run one that begins with `pipe:`."""
+    for source in cut["recording"]["sources"]:
+        kind, location = source["type"], str(source["source"])
+        if kind == "url" or (kind != "command" and has_scheme(location)):
+            yield _POINTER_SPAN.sub("", location)
+
+
 def _run(future: "Future[Any]", function: Callable[[Any], Any], item: Any) -> None:
     try:
         future.set_result(function(item))
@@ -156,11 +164,13 @@ def _with_valid_urls(entry: Entry) -> Entry:
     """Returns an entry that is rejected, and has lost its URLs, if one of them holds credentials or is no valid URL."""
     if entry.problem or (entry.member and entry.cut is None):
         return entry
-    sources = [] if entry.cut is None else entry.cut["recording"]["sources"]
-    locations = [str(source["source"]) for source in sources if source["type"] != "command"]
-    for location in filter(has_scheme, locations or [entry.path]):
+    if entry.cut is None:
+        locations = [entry.path] if has_scheme(entry.path) else []
+    else:
+        locations = [*_urls_of(entry.cut)]
+    for location in locations:
         try:
-            parse_url(_POINTER_SPAN.sub("", location) if locations else location)
+            parse_url(location)
         except StorageError as error:
             problem = Problem("invalid_url", str(error))
             return entry._replace(cut_id=redacted_url(entry.cut_id), path="", cut=None, problem=problem)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from nestdata.errors import ManifestError
+from nestdata.errors import ManifestError, in_one_line
 from nestdata.prepare.inputs.entry import Entry, Member, Problem
 from nestdata.prepare.inputs.jsonl import LhotseManifest, parse_object
 from nestdata.prepare.inputs.lines import numbered_lines
@@ -149,8 +149,7 @@ class SharDirectory:
             raise
         except Exception as error:  # Lhotse's constructors raise errors of many kinds
             raise ManifestError(
-                f"{where}: not a cut with the recording {name} ({type(error).__name__}: {error}). Write the shard "
-                "again."
+                f"{where}: not a cut with the recording {name} ({in_one_line(error)}). Write the shard again."
             ) from error
         return Entry(where, line.cut_id, cut=cut, member=member, number=line.number)
 

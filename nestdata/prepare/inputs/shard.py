@@ -31,7 +31,7 @@ class OpenShard:
     read_at: ReadAt
 
     def members(self) -> Iterator[TarMember]:
-        """Yields the members in the order in which they are stored; errors are those of `walk`."""
+        """Yields the members of all archives in the order in which they are stored; errors are those of `walk`."""
         return walk(self.read_at, self.info.size)
 
     def read(self, found: TarMember) -> bytes:

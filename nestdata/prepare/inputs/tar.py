@@ -1,14 +1,15 @@
 """Reads the headers of tar archives, without unpacking anything.
 
-`walk` yields the name, offset and size of every file in an archive. It reads an archive through a function that returns
-bytes at an offset, and calls it with ascending offsets only, so that it serves files and streams alike. Compared with
-`tarfile`, it takes a fraction of the time for each member, and tells damage from the end of an archive.
+`walk` yields the name, offset and size of every file in an archive, or in archives one after the other, as `cat` joins
+them. It reads them through a function that returns bytes at an offset, and calls it with ascending offsets only, so
+that it serves files and streams alike. Compared with `tarfile`, it takes a fraction of the time for each member, and
+tells damage from the end of an archive.
 
 Source: POSIX.1-2008, pax interchange format; GNU tar manual, "Basic Tar Format" and "Extensions to the tar format".
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 from zlib import adler32, crc32
 
@@ -20,6 +21,10 @@ _CHUNK = 1 << 22
 # Records of extended headers and long names are a few hundred bytes; more than this is damage.
 _MAX_EXTENSION = 1 << 20
 _ZEROS = bytes(BLOCK)
+# Zeros behind an end mark: GNU tar fills records of 10 KiB by default, and a tape drive those of some megabytes. More
+# than this is not read, so that the hole of a sparse file takes no time.
+_MAX_PADDING = 1 << 26
+_PADDING_READ = 1 << 16
 _REGULAR = frozenset({0, ord("0"), ord("7")})
 _LINKS = {ord("1"): "a hard link", ord("2"): "a symbolic link"}
 _DEVICES = {ord("3"): "a character device", ord("4"): "a block device", ord("6"): "a pipe"}
@@ -32,6 +37,8 @@ _COMPRESSIONS = {
     b"\x1f\x9d": "compress",
 }
 _ADLER_MODULUS = 65521
+# Digits of the size in a pax record: 2^64 has 20.
+_MAX_DIGITS = 20
 _PAX_RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
 
 ReadAt = Callable[[int, int], bytes]
@@ -63,27 +70,35 @@ class TarMember(NamedTuple):
 
 
 def walk(read_at: ReadAt, size: int) -> Iterator[TarMember]:
-    """Yields the members of an archive in the order in which they are stored; skips folders.
+    """Yields the members of all archives of a file in the order in which they are stored; skips folders.
 
     Between two members, the caller may read the content of the last one through `read_at`.
 
     Args:
-        read_at: Returns bytes of the archive. It is called with ascending offsets.
-        size: Length of the archive in bytes.
+        read_at: Returns bytes of the file. It is called with ascending offsets.
+        size: Length of the file in bytes.
 
     Raises:
-        TarError: The archive is compressed, is not a tar, or is damaged or truncated. The members before the damage
-            were yielded; a member that is cut off was not.
+        TarError: The file is compressed, is not a tar, or is damaged or truncated, or holds something else behind the
+            end mark of an archive. The members before the damage were yielded; a member that is cut off was not.
     """
-    offset = 0
+    start: int | None = 0
+    while start is not None:
+        end = yield from walk_archive(read_at, size, start)
+        start = _after_padding(read_at, size, end)
+
+
+def walk_archive(read_at: ReadAt, size: int, start: int = 0) -> Generator[TarMember, None, int]:
+    """Does the work of `walk` for the archive that begins at `start`, and returns where its end mark begins."""
+    offset = start
     defaults: dict[str, str] = {}
     own: dict[str, str] = {}
     while True:
         data = read_at(offset, _READ)
         header = data[:BLOCK]
         if header == _ZEROS:
-            return
-        _check_header(header, offset)
+            return offset
+        _check_header(header, offset, start)
         kind, payload = header[156], offset + BLOCK
         num_bytes = _number(header[124:136], offset)
         if kind in b"xgXLK":
@@ -113,6 +128,25 @@ def walk(read_at: ReadAt, size: int) -> Iterator[TarMember]:
         if not _is_folder(kind, name):
             yield TarMember(name, payload, num_bytes, _problem(kind, name, values, header))
         offset = payload + _padded(num_bytes)
+
+
+def _after_padding(read_at: ReadAt, size: int, end: int) -> int | None:
+    """Returns the first block behind an end mark that is not zero; None if the file ends before.
+
+    Raises:
+        TarError: There are too many zeros.
+    """
+    for offset in range(end, min(size, end + _MAX_PADDING), _PADDING_READ):
+        data = read_at(offset, _PADDING_READ)
+        if found := data.lstrip(b"\0"):
+            return offset + (len(data) - len(found)) // BLOCK * BLOCK
+        if len(data) < _PADDING_READ:
+            return None
+    if size <= end + _MAX_PADDING:
+        return None
+    raise _unreadable(
+        f"has more than {_MAX_PADDING >> 20} MiB of zeros behind the end mark at byte {end}; what follows was not read"
+    )
 
 
 def stem_and_suffix(name: str) -> tuple[str, str]:
@@ -177,8 +211,8 @@ class ForwardReader:
         self._start, self._end = offset, offset + held
 
 
-def _check_header(header: bytes, offset: int) -> None:
-    """Raises TarError if a block is not a header, and names the likely reason."""
+def _check_header(header: bytes, offset: int, start: int) -> None:
+    """Raises TarError if a block of the archive that begins at `start` is not a header; names the likely reason."""
     if len(header) == BLOCK:
         # The lower half of an Adler-32 checksum is one more than the sum of all bytes, modulo 65521 (RFC 1950), and
         # takes a tenth of the time of `sum`.
@@ -191,6 +225,8 @@ def _check_header(header: bytes, offset: int) -> None:
             if header.startswith(magic):
                 raise TarError("compressed_tar", f"compressed with {name}: single members cannot be read")
         raise _unreadable("not a tar archive" if header else "has no bytes")
+    if offset == start:
+        raise _unreadable(f"has an end mark, and behind it, at byte {offset}, something that is not a tar")
     if not header:
         raise _unreadable(f"ends after {offset} bytes without the end mark of a tar: it may be truncated")
     if len(header) < BLOCK:
@@ -241,8 +277,8 @@ def _pax_records(content: bytes, offset: int) -> dict[str, str]:
 
 
 def _pax_size(text: str, offset: int) -> int:
-    if not text.isdecimal():
-        raise _unreadable(f"the header at byte {offset} has a size of {text!r}")
+    if not text.isdecimal() or len(text) > _MAX_DIGITS:
+        raise _unreadable(f"the header at byte {offset} has a size of {text[:80]!r}")
     return int(text)
 
 

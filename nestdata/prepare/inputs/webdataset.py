@@ -107,7 +107,7 @@ class WebDataset:
             return entry._replace(problem=Problem("ambiguous_member", detail))
         try:
             labels = _labels(sample)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return entry._replace(problem=Problem("unreadable", f"labels that are not JSON ({error}): {names}"))
         return entry._replace(member=audio[0].member, labels=labels)
 
@@ -146,7 +146,7 @@ def _labels(sample: Iterable[_Part]) -> dict[str, Any]:
     """Returns the labels of a sample.
 
     Raises:
-        ValueError: A member with the suffix `.json` is not JSON.
+        ValueError, RecursionError: A member with the suffix `.json` is not JSON, or is nested too deep.
     """
     labels: dict[str, Any] = {}
     for part in sample:

@@ -1,10 +1,13 @@
+import contextlib
 import errno
 import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -75,6 +78,90 @@ def test_a_damaged_file_is_dropped_and_can_be_written_again(tmp_path: Path, dama
     assert files(tmp_path) == []
     cache.put(address(1), content(1))
     assert cache.get(address(1)) == content(1)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "socket", "folder", "other"])
+def test_what_is_not_a_file_of_this_address_is_neither_waited_for_nor_returned(tmp_path: Path, kind: str) -> None:
+    cache = PinnedCache(tmp_path / "cache", 10_000)
+    for number in (1, 2):
+        cache.put(address(number), content(number))
+    path = cache._path(address(1))
+    whole = path.read_bytes()
+    if kind == "other":  # intact, and of the same length
+        path.write_bytes(cache._path(address(2)).read_bytes())
+    else:
+        path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        (tmp_path / "target").write_bytes(whole)
+        path.symlink_to(tmp_path / "target")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(path.parent):  # a short name, as sockets need
+            server.bind(path.name)
+    assert cache.get(address(1)) is None
+    cache.put(address(1), content(1))
+    assert cache.get(address(1)) == (None if kind == "folder" else content(1))
+    assert cache.failure == ""
+
+
+def test_a_file_of_another_user_is_not_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PinnedCache(tmp_path, 10_000)
+    cache.put(address(1), content(1))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # only root could change the owner of the file
+    assert cache.get(address(1)) is None
+
+
+def test_a_counter_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    cache = PinnedCache(tmp_path / "cache", 10_000)
+    (tmp_path / "cache" / "used").symlink_to(victim)
+    cache.put(address(1), content(1))
+    assert victim.read_bytes() == b"precious"
+    assert "Too many levels of symbolic links" in cache.failure
+
+
+def test_a_partial_file_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    cache = PinnedCache(tmp_path / "cache", 10_000)
+    name = f"{cache._path(address(1)).name}.1000.{os.getpid()}-{threading.get_ident()}"
+    (tmp_path / "cache" / "partial" / name).symlink_to(victim)
+    cache.put(address(1), content(1))
+    assert (victim.read_bytes(), cache.get(address(1))) == (b"precious", content(1))
+
+
+def test_a_counter_above_the_limit_is_counted_again(tmp_path: Path) -> None:
+    cache = PinnedCache(tmp_path, 3000)
+    cache.put(address(1), content(1))
+    (tmp_path / "used").write_bytes(b"9" * 32)
+    for number in (2, 3, 4):
+        cache.put(address(number), content(number))
+    assert [cache.get(address(number)) is not None for number in (1, 2, 3, 4)] == [True, True, True, False]
+    assert used(tmp_path) == 3000
+
+
+def test_a_lowered_limit_keeps_the_files_and_takes_no_more(tmp_path: Path) -> None:
+    for number in (1, 2):
+        PinnedCache(tmp_path, 3000).put(address(number), content(number))
+    cache = PinnedCache(tmp_path, 1500)
+    for number in (3, 4):
+        cache.put(address(number), content(number))
+    assert [cache.get(address(number)) is not None for number in (1, 2, 3, 4)] == [True, True, False, False]
+    assert used(tmp_path) == 2000
+
+
+def test_a_stale_name_with_a_huge_length_frees_no_more_than_a_member(tmp_path: Path) -> None:
+    PinnedCache(tmp_path, 10**11).put(address(1), content(1))
+    (tmp_path / "used").write_bytes(b"%032d" % 10**10)
+    stale = tmp_path / "partial" / f"0a3f.{10**30}.12-34"
+    stale.write_bytes(b"half")
+    os.utime(stale, (time.time() - 4000,) * 2)
+    PinnedCache(tmp_path, 10**11)
+    assert used(tmp_path) == 10**10 - (2**32 - 1)
 
 
 def test_bytes_without_the_checksum_of_the_corpus_are_dropped(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import io
+import os
 import random
 import struct
 from pathlib import Path
@@ -104,3 +105,87 @@ def test_a_wav_file_that_is_shorter_than_its_header_says_ends_early(tmp_path: Pa
     no_samples = content[:40] + struct.pack("<I", 0)
     assert read_header("", member_of(no_samples))[0] == "empty"
     assert isinstance(read_header("", member_of(no_samples)), Problem)
+
+
+def with_wav_size(content: bytes, size: int) -> bytes:
+    """Returns a WAV file whose header gives another number of bytes of samples."""
+    at = content.index(b"data") + 4
+    riff = min(size + at - 4, 0xFFFFFFFF)
+    return content[:4] + struct.pack("<I", riff) + content[8:at] + struct.pack("<I", size) + content[at + 4 :]
+
+
+@pytest.mark.parametrize(
+    ("size", "subtype", "num_channels", "ends_early"),
+    [
+        (0xFFFFFFFF, "PCM_16", 1, False),  # FFmpeg
+        (0x7FFFFFFF, "PCM_16", 2, False),  # LAME
+        (0x80000000, "PCM_16", 2, False),  # arecord
+        (0x7FFFFF00, "PCM_16", 2, False),
+        (0x7FFFF000, "PCM_16", 2, False),  # SoX
+        (0x7FFFF000 // 9 * 9, "PCM_24", 3, False),
+        (0x7FFFF000, "PCM_24", 3, True),
+        (0x7FFFEFFE, "PCM_16", 1, True),
+        (0x80000002, "PCM_16", 1, True),
+        (0x9FFFFFF0, "PCM_16", 1, True),
+        (0xFFFFFFFE, "PCM_16", 1, True),
+    ],
+)
+def test_only_the_sizes_that_programs_write_to_pipes_excuse_a_wav_file_that_ends_early(
+    size: int, subtype: str, num_channels: int, ends_early: bool
+) -> None:
+    content = with_wav_size(encoded("WAV", subtype, num_channels), size)
+    assert read_header("", member_of(content)) == AudioInfo(22050, 3000, num_channels, ends_early=ends_early)
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24"])
+def test_a_truncated_rf64_file_ends_early(subtype: str) -> None:
+    content = encoded("RF64", subtype)
+    assert read_header("", member_of(content)) == AudioInfo(22050, 3000, 1)
+    found = read_header("", member_of(content[:-1001]))
+    assert isinstance(found, AudioInfo)
+    assert (found.num_frames < 3000, found.ends_early) == (True, True)
+
+
+@pytest.mark.parametrize(("subtype", "num_bytes"), [("PCM_16", 2_500_000_000), ("PCM_24", 3_000_000_000)])
+def test_a_wav_file_of_more_than_two_gigabytes_is_read(tmp_path: Path, subtype: str, num_bytes: int) -> None:
+    content = with_wav_size(encoded("WAV", subtype), num_bytes)
+    begin, frames = content.index(b"data") + 8, num_bytes // (2 if subtype == "PCM_16" else 3)
+    path = tmp_path / "a.wav"
+    with path.open("wb") as file:  # a hole takes no space on the disk
+        file.write(content[:begin])
+        file.truncate(begin + num_bytes)
+    assert read_header(str(path), None) == AudioInfo(22050, frames, 1)
+    os.truncate(path, begin + num_bytes - 6000)
+    found = read_header(str(path), None)
+    assert isinstance(found, AudioInfo)
+    assert found.num_frames < frames
+    assert found.ends_early
+
+
+def with_flac_length(content: bytes, num_samples: int) -> bytes:
+    """Returns a FLAC file whose header gives another number of samples, in the last 36 bits before its checksum."""
+    packed = int.from_bytes(content[18:26], "big") >> 36 << 36 | num_samples
+    return content[:18] + packed.to_bytes(8, "big") + content[26:]
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_header_that_gives_more_samples_than_the_bytes_can_hold_is_refused(tmp_path: Path, is_plain: bool) -> None:
+    content = encoded("FLAC", "PCM_16")
+    content = content if is_plain else with_block(content, 2, 100)  # a block that libsndfile has to interpret
+    assert (header._plain_header(content, len(content)) is not None) == is_plain
+    most = int(65535 / 12 * len(content))
+    assert read_header("", member_of(with_flac_length(content, most))) == AudioInfo(22050, most, 1)
+    (tmp_path / "a.flac").write_bytes(with_flac_length(content, most + 1))
+    for found in (
+        read_header("", member_of(with_flac_length(content, 2**36 - 1))),
+        read_header(str(tmp_path / "a.flac"), None),
+    ):
+        assert isinstance(found, Problem)
+        assert found.reason == "truncated"
+        assert found.detail.endswith(f"samples, too many for {len(content)} bytes")
+
+
+def test_flac_of_silence_is_within_the_bound() -> None:
+    stream = io.BytesIO()
+    soundfile.write(stream, np.zeros(1_000_000, np.int16), 16000, format="FLAC", compression_level=1.0)
+    assert read_header("", member_of(stream.getvalue())) == AudioInfo(16000, 1_000_000, 1)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from nestdata import ConfigError, PrepareConfig, prepare_corpus
+from nestdata import ConfigError, Corpus, PrepareConfig, prepare_corpus
 from nestdata.prepare import listening
+from nestdata.prepare import report as report_module
 from nestdata.prepare.audio_span import AudioSpan
 from nestdata.prepare.listening import ListeningConfig, Sample
 from nestdata.prepare.sound import Sound, read_sound
@@ -185,3 +186,38 @@ def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypa
     assert set(late) == {"the store did not send it within 0.2 s"}
     assert isinstance(local, Sound)
     assert len(begun) <= 32 + 1  # requests at a time, and the local file
+
+
+def test_audio_of_a_rate_that_flac_does_not_have_is_listed_without_a_player(tmp_path: Path) -> None:
+    write_audio(tmp_path / "data" / "a.wav", hiss(16000, 1))
+    write_audio(tmp_path / "data" / "odd.wav", hiss(70000, 2), 65537)
+    report = prepare_corpus([tmp_path / "data"], tmp_path / "speech.corpus")
+    assert report.num_cuts == 2
+    rows = rows_of(tmp_path / "speech.corpus" / "report.html", "samples")
+    assert {row[1] for row in rows if row[2].startswith("odd")} == {"no player: FLAC cannot be written at 65537 Hz"}
+    assert len(list((tmp_path / "speech.corpus" / "report").iterdir())) == 1
+
+
+def test_a_failure_of_the_samples_or_of_the_page_does_not_fail_the_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a <bug>")
+
+    write_audio(tmp_path / "data" / "a.wav", hiss(16000, 1))
+    monkeypatch.setattr(listening, "_copy", fail)
+    assert prepare_corpus([tmp_path / "data"], tmp_path / "a.corpus").num_cuts == 1
+    page = (tmp_path / "a.corpus" / "report.html").read_text()
+    assert "There are no samples, because copying them failed: <bdi>ZeroDivisionError: a &lt;bug&gt;</bdi>" in page
+    assert "Hours by length of the cut" in page
+    assert not (tmp_path / "a.corpus" / "report").exists()
+    monkeypatch.setattr(report_module, "write_page", fail)
+    assert prepare_corpus([tmp_path / "data"], tmp_path / "b.corpus").num_cuts == 1
+    page = (tmp_path / "b.corpus" / "report.html").read_text()
+    assert "b.corpus: the report cannot be written (ZeroDivisionError: a &lt;bug&gt;). The corpus is complete." in page
+    assert [record.getMessage().partition("(")[0].rpartition("/")[2] for record in caplog.records] == [
+        "a.corpus: the report has no samples to listen to ",
+        "b.corpus: the report has no samples to listen to ",
+        "b.corpus: the report cannot be written ",
+    ]
+    assert len(Corpus.open(tmp_path / "b.corpus")) == 1

@@ -15,6 +15,7 @@ from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
 import nestdata.prepare.probe
 from nestdata.corpus.audio import load_samples
+from nestdata.errors import AudioError
 from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.probe import Cut, Limits, Reject, probe
@@ -497,3 +498,27 @@ def test_only_unusable_windows_are_rejected(tmp_path: Path) -> None:
     assert isinstance(broken, Reject)
     assert (broken.cut_id, broken.reason) == ("a@2.000+1.000", "not_finite")
     assert [cut.row["id"] for cut in (first, last) if isinstance(cut, Cut)] == ["a@0.000+1.000", "a@3.000+1.000"]
+
+
+@pytest.mark.parametrize(("name", "rate"), [("a.flac", 16000), ("a.wav", 44100), ("a.mp3", 16000)])
+def test_a_long_cut_is_decoded_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rate: int) -> None:
+    monkeypatch.setattr(nestdata.prepare.probe, "_MAX_DECODED", 30_000)
+    lengths = []
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        lengths.append(options["num_samples"])
+        return load_samples(*arguments, **options)
+
+    monkeypatch.setattr(nestdata.prepare.probe, "load_samples", noting)
+    stereo = np.stack([hiss(3 * rate, 1), hiss(3 * rate, 2)], axis=1)
+    cut_of(entry_of(write_audio(tmp_path / name, stereo, rate)), DECODING)
+    assert sum(lengths) == 48000
+    assert max(lengths) == int(30_000 / (rate / 16000) / 2)
+    quiet = write_audio(tmp_path / "quiet.flac", np.zeros(48000, np.float32))
+    assert reject_of(entry_of(quiet), DECODING)[0] == "silent"
+
+
+def test_a_cut_that_does_not_fit_into_memory_is_rejected_when_it_is_decoded(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
+    with pytest.raises(AudioError, match=r"cut 'a': 9000000000000000 samples do not fit into memory\. Divide"):
+        load_samples(cut_of(entry_of(path)).to_dict(), num_samples=9 * 10**15)

@@ -9,7 +9,7 @@ import soundfile
 
 from nestdata import StorageError
 from nestdata.corpus.encoded import open_stream
-from nestdata.prepare.inputs.content import StoredContent
+from nestdata.prepare.inputs.content import GuardedStream, StoredContent
 from nestdata.storage import Storage
 from tests.synthesis import hiss
 
@@ -70,3 +70,12 @@ def test_long_content_is_the_same_as_in_memory_and_its_start_is_asked_for_once(
 def test_content_that_cannot_be_read_is_an_error_when_it_is_opened(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"a\.flac: no such file"):
         StoredContent(str(tmp_path / "a.flac"), 0, 100).open()
+
+
+def test_a_position_before_the_start_is_the_start_for_libsndfile(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    for stream in (io.BytesIO(b"abc"), StoredContent(str(tmp_path / "a"), 0, 3).open()):
+        guarded = GuardedStream(stream)
+        guarded.seek(2)
+        assert (guarded.seek(-1), guarded.read(5)) == (0, b"abc")
+        guarded.check()

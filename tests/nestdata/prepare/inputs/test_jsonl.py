@@ -285,3 +285,25 @@ def test_a_command_of_a_lhotse_cut_is_run_if_commands_are_allowed(tmp_path: Path
     assert list(prepared(manifest, allow_commands=True)[0]) == ["c1"]
     corpus = Corpus.open(tmp_path / "cuts.jsonl.corpus", allow_commands=True)
     np.testing.assert_array_equal(corpus.load(0)[1], samples)
+
+
+def test_only_the_line_with_labels_that_are_nested_too_deep_for_a_corpus_is_rejected(tmp_path: Path) -> None:
+    some_audio(tmp_path / "a.wav")
+    deep = "[" * 300 + "]" * 300
+    (tmp_path / "m.json").write_text(
+        f'{{"audio_filepath": "a.wav"}}\n{{"audio_filepath": "a.wav", "offset": 0.01, "x": {deep}}}\n'
+    )
+    cuts, (reject,) = prepared(tmp_path / "m.json")
+    assert list(cuts) == ["a"]
+    assert (reject["where"], reject["reason"]) == (f"{tmp_path}/m.json:2", "unreadable")
+    assert reject["detail"].endswith("nested too deep or too large a number: Recursion limit reached")
+
+
+def test_a_long_name_is_shortened_where_it_is_rejected(tmp_path: Path) -> None:
+    some_audio(tmp_path / "a.wav")
+    (tmp_path / "m.json").write_text(f'{{"audio_filepath": "a.wav"}}\n{{"audio_filepath": "{"b" * 10**6}.wav"}}\n')
+    cuts, (reject,) = prepared(tmp_path / "m.json")
+    assert (list(cuts), reject["reason"]) == (["a"], "missing")
+    assert len(reject["detail"]) <= 2000
+    assert reject["detail"].endswith("b.wav does not exist")
+    assert len(reject["cut_id"]) <= 2000

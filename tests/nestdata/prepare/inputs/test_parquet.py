@@ -141,3 +141,38 @@ def test_files_that_cannot_be_read_are_errors(tmp_path: Path, name: str, message
     with pytest.raises(ManifestError, match=message):
         prepare_corpus([tmp_path / name], tmp_path / "speech.corpus")
     assert not list(tmp_path.glob("speech.corpus*"))
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "value", "expected"),
+    [
+        ("bytes", pyarrow.int64(), 5, "binary"),
+        ("bytes", pyarrow.string(), "abc", "binary"),
+        ("bytes", pyarrow.float32(), 1.5, "binary"),
+        ("path", pyarrow.int64(), 7, "string"),
+        ("path", pyarrow.binary(), b"a.wav", "string"),
+    ],
+)
+def test_an_audio_column_of_other_types_is_an_error_that_names_them(
+    tmp_path: Path, field: str, kind: pyarrow.DataType, value: Any, expected: str
+) -> None:
+    types = {"bytes": pyarrow.binary(), "path": pyarrow.string()} | {field: kind}
+    rows = pyarrow.array([{"bytes": b"x", "path": "a.wav"} | {field: value}], pyarrow.struct(list(types.items())))
+    parquet.write_table(pyarrow.table({"audio": rows}), tmp_path / "a.parquet")
+    message = rf"a\.parquet: the column 'audio' has a field '{field}' of type {kind}, where {expected} was expected"
+    with pytest.raises(ManifestError, match=message):
+        prepare_corpus([tmp_path / "a.parquet"], tmp_path / "speech.corpus")
+    assert not list(tmp_path.glob("speech.corpus*"))
+
+
+@pytest.mark.parametrize("kind", [pyarrow.large_binary(), pyarrow.binary_view(), pyarrow.binary()])
+def test_bytes_of_every_binary_type_are_read_with_a_path_or_without(tmp_path: Path, kind: pyarrow.DataType) -> None:
+    rows = pyarrow.array([{"bytes": embedded(hiss(8000, 1), "WAV")["bytes"]}], pyarrow.struct([("bytes", kind)]))
+    parquet.write_table(pyarrow.table({"audio": rows}), tmp_path / "a.parquet")
+    assert prepare_corpus([tmp_path / "a.parquet"], tmp_path / "speech.corpus").num_cuts == 1
+
+
+def test_a_path_with_a_null_character_is_missing(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", [embedded(hiss(8000, 1)), {"bytes": None, "path": "a\0b.wav"}])
+    report = prepare_corpus([tmp_path / "a.parquet"], tmp_path / "speech.corpus")
+    assert (report.num_cuts, report.rejected) == (1, {"missing": 1})

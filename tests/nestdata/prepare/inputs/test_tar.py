@@ -3,7 +3,6 @@ import io
 import lzma
 import tarfile
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,6 +132,61 @@ def test_the_checksum_of_a_long_member_is_computed_without_holding_it(monkeypatc
                 zlib.crc32(content),
             )
         assert len(reader._buffer) <= HEAD_BYTES
+
+
+@pytest.mark.parametrize("padding", [0, BLOCK, 100 * BLOCK, 1000 * BLOCK])
+def test_members_behind_an_end_mark_are_read_from_a_file_and_from_a_stream(padding: int) -> None:
+    first, second = tar_of(("a.wav", b"abc"), ("b.wav", b"")), tar_of(("c.wav", b"defg"))
+    joined = tar_of() + first + bytes(padding) + second + second
+    with tarfile.open(fileobj=io.BytesIO(joined), ignore_zeros=True) as tar:
+        expected = [TarMember(info.name, info.offset_data, info.size) for info in tar]
+    assert [member.name for member in expected] == ["a.wav", "b.wav", "c.wav", "c.wav"]
+    assert members_of(joined) == expected
+    assert list(walk(ForwardReader(io.BytesIO(joined)), len(joined))) == expected
+
+
+def test_a_global_pax_header_ends_with_its_archive() -> None:
+    first = io.BytesIO()
+    with tarfile.open(fileobj=first, mode="w", pax_headers={"path": "global.wav"}) as tar:
+        tar.addfile(info_of("a.wav"))
+    joined = first.getvalue() + tar_of(("b.wav", b""))
+    assert [member.name for member in members_of(joined)] == ["global.wav", "b.wav"]
+
+
+@pytest.mark.parametrize(
+    "rest", [b"x", b"garbage" * 1000, bytes(700) + b"x", gzip.compress(b"abc", mtime=0), b"\0" * 511 + b"\1"]
+)
+def test_something_else_behind_the_end_mark_is_damage(rest: bytes) -> None:
+    whole = tar_of(("a.wav", b"abc"))
+    members, reason, message = until_damage(whole + rest)
+    assert (members, reason) == (members_of(whole), "shard_unreadable")
+    at = len(whole) + (len(rest) - len(rest.lstrip(b"\0"))) // BLOCK * BLOCK
+    assert message == f"has an end mark, and behind it, at byte {at}, something that is not a tar"
+
+
+def test_damage_in_a_second_archive_is_found() -> None:
+    whole, second = tar_of(("a.wav", b"abc")), bytearray(tar_of(("b.wav", b"abc"), ("c.wav", b"abc")))
+    second[2 * BLOCK] ^= 1
+    members, _, message = until_damage(whole + second)
+    assert [member.name for member in members] == ["a.wav", "b.wav"]
+    assert message == f"the header at byte {len(whole) + 2 * BLOCK} is damaged"
+    assert until_damage(whole + second[: BLOCK + 1])[2].startswith("ends at byte")
+
+
+def test_zeros_behind_the_end_mark_are_the_end_unless_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tar_of(("a.wav", b"abc"))
+    end = 2 * BLOCK
+    monkeypatch.setattr(tar_module, "_MAX_PADDING", 1 << 20)
+    for num_bytes in (end + (1 << 20), end + (1 << 20) - 1, end + BLOCK + 1, end + BLOCK):
+        assert members_of(whole.ljust(num_bytes, b"\0")[:num_bytes]) == members_of(whole)
+    members, reason, message = until_damage(whole.ljust(end + (1 << 20) + 1, b"\0"))
+    assert (members, reason) == (members_of(whole), "shard_unreadable")
+    assert message == f"has more than 1 MiB of zeros behind the end mark at byte {end}; what follows was not read"
+
+
+def test_a_size_of_too_many_digits_is_damage() -> None:
+    content = tar_of((info_of("a.wav", pax_headers={"size": "9" * 5000}), b""))
+    assert until_damage(content)[2].startswith("the header at byte 5632 has a size of '999")
 
 
 @pytest.mark.parametrize("form", _FORMATS)
@@ -272,13 +326,6 @@ def test_damaged_extended_headers_are_errors() -> None:
     assert until_damage(bytes(content))[2] == "the extended header at byte 0 is damaged"
     huge = info_of("x", type=tarfile.XHDTYPE, size=1 << 30).tobuf(tarfile.USTAR_FORMAT)
     assert until_damage(huge + bytes(BLOCK))[2] == "the extended header at byte 0 has 1073741824 bytes"
-
-
-def test_what_follows_the_end_mark_is_ignored_as_tarfile_does(tmp_path: Path) -> None:
-    first, second = tar_of(("a.wav", b"abc")), tar_of(("b.wav", b"abc"))
-    (tmp_path / "both.tar").write_bytes(first + second)
-    with tarfile.open(tmp_path / "both.tar") as tar:
-        assert tar.getnames() == ["a.wav"] == [member.name for member in members_of(first + second)]
 
 
 @pytest.mark.parametrize(

@@ -124,3 +124,26 @@ def test_links_in_a_tar_are_rejected_by_name(tmp_path: Path) -> None:
     (entry,) = entries_of(tmp_path / "a.tar")
     assert entry.problem is not None
     assert entry.problem == ("unsafe_member", f"{tmp_path}/a.tar: the member 'a.flac' is a hard link to 'b.flac'")
+
+
+def test_samples_of_joined_tars_are_read_and_what_is_no_tar_behind_them_is_a_reject(tmp_path: Path) -> None:
+    first, second = (write_tar(tmp_path / f"{name}.tar", [(f"{name}.flac", name.encode())]) for name in "ab")
+    joined = tmp_path / "joined.tar"
+    joined.write_bytes(first.read_bytes() + second.read_bytes())
+    assert found_in(entries_of(joined)) == [("a", "a"), ("b", "b")]
+    joined.write_bytes(first.read_bytes() + b"garbage")
+    entries = entries_of(joined)
+    assert found_in(entries) == [("a", "a"), ("", "shard_unreadable")]
+    assert entries[1].problem is not None
+    size = first.stat().st_size
+    assert entries[1].problem.detail == (
+        f"{joined}: has an end mark, and behind it, at byte {size}, something that is not a tar"
+    )
+
+
+def test_labels_that_are_nested_too_deep_make_a_reject(tmp_path: Path) -> None:
+    deep = b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    (entry,) = entries_of(write_tar(tmp_path / "a.tar", [("a.flac", b"a"), ("a.json", deep)]))
+    assert entry.problem is not None
+    assert entry.problem.reason == "unreadable"
+    assert "recursion" in entry.problem.detail

@@ -1,0 +1,96 @@
+import gzip
+import io
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from nestdata import ManifestError, PrepareConfig, prepare_corpus
+from nestdata.prepare.inputs import line_reader
+from nestdata.prepare.inputs.entry import count_lines, open_lines
+from nestdata.prepare.inputs.line_reader import MAX_LINE_BYTES, LineReader
+from tests.nestdata.prepare.inputs.reading import some_audio
+
+LIMIT = 1000
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_reader, "MAX_LINE_BYTES", LIMIT)
+
+
+@pytest.mark.usefixtures("short")
+def test_the_longest_line_that_is_allowed_is_read_with_its_newline_or_without() -> None:
+    for content in (b"a" * (LIMIT - 1) + b"\n" + b"b" * LIMIT, b"a" * LIMIT):
+        assert b"".join(LineReader("m.json", io.BytesIO(content))) == content
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("content", [b"a" * LIMIT + b"\n", b"a" * (LIMIT + 1)])
+def test_a_longer_line_is_an_error_that_shows_its_number_and_its_beginning(content: bytes) -> None:
+    reader = LineReader("m.json", io.BytesIO(b"1\n2\n3\n" + content))
+    assert reader.readline() == b"1\n"
+    lines = iter(reader)
+    assert [next(lines), next(lines)] == [b"2\n", b"3\n"]
+    with pytest.raises(ManifestError, match=r"^m\.json:4: a line of more than 0 MiB, .* b'a{80}'\. Check") as caught:
+        next(lines)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(
+    "name", ["nemo.json", "nemo.json.gz", "first.json", "fairseq.tsv", "kaldi/wav.scp", "kaldi/text", "tars.txt"]
+)
+def test_every_reader_of_lines_refuses_a_line_that_is_too_long(tmp_path: Path, name: str) -> None:
+    some_audio(tmp_path / "a.wav")
+    (tmp_path / "kaldi").mkdir()
+    (tmp_path / "kaldi" / "wav.scp").write_text(f"a {tmp_path}/a.wav\n")
+    long = b"b" * 2 * LIMIT
+    first = {"first.json": b"", "fairseq.tsv": b"%s\n" % str(tmp_path).encode(), "kaldi/text": b"a text\n"}
+    content = first.get(name, b'{"audio_filepath": "a.wav"}\n' if "nemo" in name else b"") + long
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    given = tmp_path / "kaldi" if name.startswith("kaldi") else tmp_path / name
+    form = "webdataset" if name == "tars.txt" else None
+    with pytest.raises(ManifestError, match=rf"{name}:[12]: a line of more than"):
+        prepare_corpus([given], tmp_path / "speech.corpus", PrepareConfig(format=form))
+    assert not list(tmp_path.glob("speech.corpus*"))
+
+
+def test_a_line_that_is_too_long_takes_bounded_memory(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "m.json.gz", "wb", 1) as file:
+        for _ in range(4):
+            file.write(b"a" * MAX_LINE_BYTES)
+    tracemalloc.start()
+    try:
+        with (
+            pytest.raises(ManifestError, match="a line of more than 16 MiB"),
+            open_lines(tmp_path / "m.json.gz") as lines,
+        ):
+            list(lines)
+        assert tracemalloc.get_traced_memory()[1] < 3 * MAX_LINE_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_gzip_that_expands_more_than_any_manifest_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "m.json.gz").write_bytes(gzip.compress(b"\n" * (1 << 26)))
+    message = r"m\.json\.gz: \d+ bytes of gzip expand to more than \d+ bytes, which no manifest does"
+    with pytest.raises(ManifestError, match=message):
+        count_lines(tmp_path / "m.json.gz")
+    with pytest.raises(ManifestError, match=message), open_lines(tmp_path / "m.json.gz") as lines:
+        for _ in lines:
+            pass
+
+
+def test_lines_that_differ_in_a_number_only_are_read_from_gzip(tmp_path: Path) -> None:
+    row = '{"audio_filepath": "/data/speech/2026/recordings/audio_%09d.wav", "duration": 1.0, "lang": "en"}\n'
+    content = "".join(row % number for number in range(300_000)).encode()
+    assert len(content) > 1 << 24
+    (tmp_path / "m.json.gz").write_bytes(gzip.compress(content, 9))
+    assert count_lines(tmp_path / "m.json.gz") == 300_000
+
+
+def test_members_of_gzip_and_zeros_behind_them_are_read_as_gzip_does(tmp_path: Path) -> None:
+    (tmp_path / "m.json.gz").write_bytes(gzip.compress(b"1\n2") + gzip.compress(b"3\n") + bytes(100))
+    with open_lines(tmp_path / "m.json.gz") as lines:
+        assert list(lines) == [b"1\n", b"23\n"]
