@@ -27,7 +27,9 @@ from nestdata import last_error_line
 from nestdata.output import flush_to_disk
 from nestmodel.errors import ConfigError
 from nestmodel.out_of_memory import is_out_of_memory
+from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import dump_checkpoint
+from nestmodel.training.startup import EXIT_NOT_SAVED, is_started_by_lightning
 from nestmodel.training.state_copy import StateCopier, StateCopy
 from nestmodel.training.step_limits import ends_step
 
@@ -48,12 +50,25 @@ class FoundCheckpoint(NamedTuple):
     path: Path
 
 
+class NotSaved(SystemExit):
+    """The run exits because its last checkpoint is not on disk."""
+
+
+class _Outcome(NamedTuple):
+    """What came of writing a checkpoint."""
+
+    is_written: bool
+    problem: str
+    """What the disk refused; empty if nothing."""
+
+
 class _Writing(NamedTuple):
     """A checkpoint that a thread writes."""
 
+    step: int
     path: Path
-    outcome: Future[str | None]
-    """What the disk refused, None once the checkpoint is on disk, or any exception that has another reason."""
+    outcome: Future[_Outcome]
+    """Holds an exception if the checkpoint could not be written for another reason than the disk."""
 
 
 class Checkpoints(Checkpoint):
@@ -62,8 +77,9 @@ class Checkpoints(Checkpoint):
     Training stands still while the state is copied, not while the copy is written. One checkpoint is written at a time:
     if the next one is due earlier, training waits. It also waits at its end, on preemption and after an error.
 
-    If the disk is full or fails, this checkpoint is skipped with a warning and training continues. An older checkpoint
-    is removed only after a newer one is written. `last.ckpt` is a link to the newest.
+    If the disk is full or fails, this checkpoint is skipped with a warning and training continues. If it is the last
+    one, all ranks exit with `EXIT_NOT_SAVED`. An older checkpoint is removed only after a newer one is written.
+    `last.ckpt` is a link to the newest.
 
     Args:
         every_n_steps: Optimizer steps between two checkpoints.
@@ -96,6 +112,8 @@ class Checkpoints(Checkpoint):
         self._saved_step = -1
         self._copier = StateCopier()
         self._writing: _Writing | None = None
+        self._resumable: FoundCheckpoint | None = None
+        self._problem = ""  # of the checkpoint that was written last
         self._warned_of: set[str] = set()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
@@ -106,6 +124,7 @@ class Checkpoints(Checkpoint):
         directories = {self._directory_of(trainer).resolve()}
         if trainer.ckpt_path and Path(trainer.ckpt_path).is_file():  # of the start before, in a directory of its own
             directories.add(Path(trainer.ckpt_path).resolve().parent)
+            self._resumable = FoundCheckpoint(trainer.global_step, Path(trainer.ckpt_path))
         for directory in directories:
             for unfinished in directory.glob(f"*.ckpt{_PARTIAL}"):
                 unfinished.unlink(missing_ok=True)
@@ -116,15 +135,15 @@ class Checkpoints(Checkpoint):
         """Starts to write a checkpoint if one is due after this optimizer step, and reports the one before."""
         if self._writing is not None and self._writing.outcome.done():
             self._report()
+            self._warn_of_skipped()
         if ends_step(trainer, batch_idx) and trainer.global_step % self.every_n_steps == 0:
             self._wait(trainer, self._warn_of_slow_disk)
             self.save(trainer)
             nestguard.current().beat(nestguard.Phase.LOADING, trainer.global_step, 0)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Writes the last checkpoint and waits for it."""
-        self.save(trainer)
-        self.wait(trainer)
+        """Writes the last checkpoint; errors are those of `save_last`."""
+        self.save_last(trainer)
         self._copier.release()
         nestguard.current().beat(nestguard.Phase.FINISHING)
 
@@ -142,7 +161,9 @@ class Checkpoints(Checkpoint):
         try:
             self._report()
         except Exception as error:
-            rank_zero_warn(f"a checkpoint could not be written ({type(error).__name__}: {error}).")
+            self._problem = f"a checkpoint could not be written ({type(error).__name__}: {error})."
+        if self._problem:
+            rank_zero_warn(self._problem)
 
     def save(self, trainer: pl.Trainer) -> None:
         """Starts to write the state after the last optimizer step, unless it is already written; see `wait`.
@@ -159,10 +180,34 @@ class Checkpoints(Checkpoint):
             return
         nestguard.current().beat(nestguard.Phase.CHECKPOINT, step - 1)
         self.wait(trainer)
+        self._warn_of_skipped()
         self._start(trainer, step)
 
+    def save_last(self, trainer: pl.Trainer) -> None:
+        """Writes the state after the last optimizer step and waits until it is on disk. Every rank has to call it.
+
+        Raises:
+            NotSaved: It could not be written; raised on all ranks.
+            Exception: It could not be written for another reason than the disk.
+        """
+        self.save(trainer)
+        self.wait(trainer)
+        # Some launchers end all ranks as soon as one has exited, and rank 0 may still be writing the checkpoint.
+        nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
+        if problem := trainer.strategy.broadcast(self._problem):
+            destroy_process_group_at_exit()
+            found = self._resumable
+            last = (
+                f"The last step that can be resumed is {found.step} ({found.path})."
+                if found
+                else "None can be resumed."
+            )
+            rank_zero_info(f"error: {problem} {last} Make space, and start the run again with --ckpt_path last.")
+            # Lightning kills the rank that started the others as soon as one of them exits with another code than 0.
+            raise NotSaved(0 if is_started_by_lightning() else EXIT_NOT_SAVED)
+
     def wait(self, trainer: pl.Trainer) -> None:
-        """Waits until no checkpoint is being written; warns if the last one could not be written.
+        """Waits until no checkpoint is being written.
 
         Raises:
             Exception: The last one could not be written, for another reason than the disk.
@@ -186,9 +231,10 @@ class Checkpoints(Checkpoint):
         checkpoint = dump_checkpoint(trainer)
         copied = self._copy(checkpoint, step)
         write = partial(self._write, copied or StateCopy(checkpoint, ()), path, step)
-        self._writing = _Writing(path, _run_in_thread(write))
+        self._writing = _Writing(step, path, _run_in_thread(write))
         if copied is None:
             self.wait(trainer)
+            self._warn_of_skipped()
 
     def _copy(self, checkpoint: dict[str, Any], step: int) -> StateCopy | None:
         """Returns a copy of a checkpoint, or None if there is no memory for it or was none before."""
@@ -207,8 +253,8 @@ class Checkpoints(Checkpoint):
         )
         return None
 
-    def _write(self, copy: StateCopy, path: Path, step: int) -> str | None:
-        """Writes a checkpoint and removes old ones; returns what the disk refused. Runs in the thread.
+    def _write(self, copy: StateCopy, path: Path, step: int) -> _Outcome:
+        """Writes a checkpoint and removes old ones. Runs in the thread.
 
         Nothing here writes a heartbeat or a log: both belong to the training thread.
         """
@@ -217,24 +263,34 @@ class Checkpoints(Checkpoint):
             write_checkpoint(copy.state, path)
             _link_last(path)
         except OSError as error:
-            return (
-                f"step {step}: {path} could not be written ({error.strerror or error}). Training continues, and the "
-                f"previous checkpoint is intact. Free some space: the next checkpoint is due at step "
-                f"{step + self.every_n_steps}."
-            )
+            return _Outcome(False, f"step {step}: {path} could not be written ({error.strerror or error}).")
         try:
             self._prune(path.parent, step)
         except OSError as error:
-            return f"step {step}: {path} is written, but an older checkpoint cannot be removed ({error})."
-        return None
+            return _Outcome(
+                True, f"step {step}: {path} is written, but an older checkpoint cannot be removed ({error})."
+            )
+        return _Outcome(True, "")
 
     def _report(self) -> None:
-        """Warns of what the disk refused in the last write; raises if it failed for another reason."""
+        """Notes what came of the last write; raises if it failed for another reason than the disk."""
         assert self._writing is not None
-        outcome, self._writing = self._writing.outcome, None
-        warning = outcome.result()
-        if warning is not None:
-            rank_zero_warn(warning)
+        writing, self._writing = self._writing, None
+        is_written, problem = writing.outcome.result()
+        self._problem = "" if is_written else problem
+        if is_written:
+            self._resumable = FoundCheckpoint(writing.step, writing.path)
+            if problem:
+                rank_zero_warn(problem)
+
+    def _warn_of_skipped(self) -> None:
+        """Warns once of a checkpoint that could not be written while training continues."""
+        if self._problem:
+            rank_zero_warn(
+                f"{self._problem} Training continues, and the previous checkpoint is intact. Free some space: the next "
+                f"checkpoint is due {self.every_n_steps} steps later."
+            )
+            self._problem = ""
 
     def _warn_of_slow_disk(self, writing: _Writing) -> None:
         self._warn_once(
@@ -348,14 +404,14 @@ def _link_last(path: Path) -> None:
     link.replace(path.with_name(LAST))
 
 
-def _run_in_thread(write: Callable[[], str | None]) -> Future[str | None]:
+def _run_in_thread(write: Callable[[], _Outcome]) -> Future[_Outcome]:
     """Runs a function in a thread, for which the interpreter waits before it exits.
 
     Loader workers may be forked meanwhile, and inherit every lock as it is at that moment. The thread must hold none
     that they need. The locks of Python, of its logging and of malloc are made for forks; those of imports are not, so
     everything that the function imports has to be imported before.
     """
-    future: Future[str | None] = Future()
+    future: Future[_Outcome] = Future()
 
     def run() -> None:
         try:

@@ -15,8 +15,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Timer
 from pytorch_lightning.utilities import rank_zero_info
 
-import nestguard
-from nestmodel.training.checkpoints import Checkpoints
+from nestmodel.training.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import disable_signal_handling, update_logged_metrics
 from nestmodel.training.module import NestModel
@@ -65,6 +64,7 @@ class PreemptionHandler(pl.Callback):
 
         Raises:
             Preempted: With `EXIT_PREEMPTED`.
+            NotSaved: The checkpoint could not be written.
         """
         model = cast(NestModel, pl_module)
         if not ends_step(trainer, batch_idx):
@@ -77,11 +77,7 @@ class PreemptionHandler(pl.Callback):
         update_logged_metrics(trainer)
         callbacks = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, Checkpoints)]
         for callback in callbacks or [Checkpoints()]:
-            callback.save(trainer)
-            callback.wait(trainer)
-        # Some launchers end all ranks as soon as one has exited, and rank 0 may still be writing the checkpoint.
-        nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
-        trainer.strategy.barrier("preemption")
+            callback.save_last(trainer)
         destroy_process_group_at_exit()
         rank_zero_info(f"preempted after step {trainer.global_step}; start the run again with --ckpt_path last.")
         # Lightning kills the rank that started the others as soon as one of them exits with another code than 0.
@@ -95,7 +91,7 @@ class PreemptionHandler(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, error: BaseException) -> None:
         """Restores the previous signal handlers, or ignores the signals when the run is exiting anyway."""
-        if isinstance(error, Preempted):
+        if isinstance(error, Preempted | NotSaved):
             # Some launchers signal the other ranks as soon as one has exited, which would change their exit codes.
             self._previous_handlers = dict.fromkeys(self._previous_handlers, signal.SIG_IGN)
         self.teardown(trainer, pl_module, "fit")

@@ -26,6 +26,9 @@ import nestguard
 EXIT_PREEMPTED = 75
 """Exit code of a preempted run: start it again with `--ckpt_path last`."""
 
+EXIT_NOT_SAVED = 74
+"""Exit code of a run whose last checkpoint could not be written: make space, then resume from the one before."""
+
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 

@@ -1,10 +1,12 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from nestguard import EXIT_STALLED
 from nestmodel import newest_checkpoint
 from nestmodel.training.checkpoints import find_checkpoints
 from nestmodel.training.preemption import EXIT_PREEMPTED, Preempted
+from nestmodel.training.startup import EXIT_NOT_SAVED
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import REPOSITORY, monitors
@@ -44,8 +47,17 @@ class EndsSlowly(pl.Callback):
             time.sleep(12)
 
 
-def start(corpora: MessyCorpora, directory: Path, *flags: str) -> "subprocess.Popen[bytes]":
-    """Starts `nestmodel fit` on two ranks, with the demo preset and a smaller model."""
+def start(
+    corpora: MessyCorpora, directory: Path, *flags: str, max_file_bytes: int | None = None
+) -> "subprocess.Popen[bytes]":
+    """Starts `nestmodel fit` on two ranks, with the demo preset and a smaller model.
+
+    Args:
+        corpora: The corpora.
+        directory: The working directory.
+        flags: Further arguments.
+        max_file_bytes: Larger files cannot be written, as on a full disk.
+    """
     callbacks = [{"class_path": "nestmodel.Checkpoints"}, {"class_path": f"{__name__}.EndsSlowly"}]
     tiny = {**TINY, "trainer": {**TINY["trainer"], "callbacks": callbacks}, "guard": {"limits": LIMITS}}
     (directory / "tiny.yaml").write_text(yaml.safe_dump(tiny))
@@ -55,7 +67,18 @@ def start(corpora: MessyCorpora, directory: Path, *flags: str) -> "subprocess.Po
     environment = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     with (directory / "log").open("a") as log:
-        return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(
+            command,
+            cwd=directory,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            preexec_fn=None if max_file_bytes is None else partial(limit_files, max_file_bytes),
+        )
+
+
+def limit_files(num_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
 
 def wait_for_steps(run: "subprocess.Popen[bytes]", directory: Path) -> None:
@@ -110,3 +133,30 @@ def test_a_preset_on_two_ranks_exits_on_sigterm_and_resumes_from_there(
     )
     # DDP warns of gradients with other strides than the weights, and of settings that are meant.
     assert not re.findall(".*(?:Grad strides|find_unused_parameters).*", (tmp_path / "log").read_text())
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("is_preempted", [True, False])
+def test_two_ranks_whose_last_checkpoint_finds_the_disk_full_end_with_74(
+    messy_corpora: MessyCorpora, tmp_path: Path, is_preempted: bool
+) -> None:
+    flags = ("--trainer.max_steps", "100000" if is_preempted else "3", "--data.num_workers", "0")
+    run = start(messy_corpora, tmp_path, *flags, max_file_bytes=1 << 16)
+    try:
+        if is_preempted:
+            wait_for_steps(run, tmp_path)
+            os.kill(child_of(run.pid), signal.SIGTERM)
+        assert run.wait(timeout=120) == EXIT_NOT_SAVED, (tmp_path / "log").read_text()
+    finally:
+        run.kill()
+        run.wait()
+    log = (tmp_path / "log").read_text()
+    assert re.search(r"error: step \d+: .*could not be written \(File too large\)\. None can be resumed", log), log
+    assert "preempted after" not in log
+    assert "stall guard:" not in log
+    assert not list(tmp_path.rglob("*.partial"))
+    # With space, the same command makes the run from its beginning.
+    again = start(messy_corpora, tmp_path, "--trainer.max_steps", "2")
+    assert again.wait(timeout=200) == 0, (tmp_path / "log").read_text()

@@ -25,7 +25,7 @@ import nestguard
 from nestdata import Microbatch, last_error_line
 from nestguard import Phase
 from nestmodel.errors import ConfigError
-from nestmodel.training.checkpoints import Checkpoints
+from nestmodel.training.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.device_events import mark_end_of_backward, new_event_of, read_collectives
 from nestmodel.training.launcher import node_run_id
 from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
@@ -230,7 +230,7 @@ class StallGuard(pl.Callback):
         if self._is_only_rank:
             self.teardown(trainer, pl_module, "fit")  # no other rank waits for it
             return
-        if isinstance(exception, Preempted | KeyboardInterrupt):
+        if isinstance(exception, Preempted | NotSaved | KeyboardInterrupt):
             self._heartbeat.finish(Phase.LEAVING)
             if isinstance(exception, Preempted) and self._monitor is not None:
                 self._monitor.wait(_MONITOR_EXIT_S)  # SLURM kills it when the last rank has exited

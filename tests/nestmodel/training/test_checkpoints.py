@@ -11,8 +11,10 @@ import pytorch_lightning as pl
 import torch
 
 import nestmodel.training.checkpoints
-from nestmodel import Checkpoints, ConfigError, newest_checkpoint
-from nestmodel.training.checkpoints import find_checkpoints, write_checkpoint
+from nestdata import AudioNoiseBatch
+from nestmodel import Checkpoints, ConfigError, NestModel, PreemptionHandler, newest_checkpoint
+from nestmodel.training.checkpoints import NotSaved, find_checkpoints, write_checkpoint
+from nestmodel.training.startup import EXIT_NOT_SAVED
 from nestmodel.training.state_copy import StateCopier
 from tests.conftest import MessyCorpora
 from tests.training import fit
@@ -27,6 +29,13 @@ while True:
     weights += 1
     write_checkpoint({"weights": weights}, Path(sys.argv[1]))
 """
+
+
+class RequestPreemption(pl.Callback):
+    """Sets the flag that SIGTERM sets, in the second step."""
+
+    def on_train_batch_start(self, _trainer: object, module: NestModel, batch: AudioNoiseBatch, _index: int) -> None:  # type: ignore[override]
+        module.stop_requests.preempted_here |= batch.key.step == 1
 
 
 def names(directory: Path) -> list[str]:
@@ -96,11 +105,51 @@ def test_a_full_disk_skips_one_checkpoint_with_a_warning(
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "step_00000002.ckpt.partial").symlink_to("/dev/full")
     monkeypatch.setattr(saver, "on_train_start", lambda *_: None)
-    with pytest.warns(UserWarning, match=r"step 2: .*could not be written \(No space left"):
-        fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True)
-    assert names(tmp_path / "saved") == ["last.ckpt", "step_00000001.ckpt"]
-    assert torch.load(tmp_path / "saved" / "last.ckpt", weights_only=False)["global_step"] == 1
+    with pytest.warns(UserWarning, match=r"step 2: .*could not be written \(No space left.*due 1 steps later"):
+        fit(messy_corpora, tmp_path, max_steps=3, callbacks=[saver], enable_checkpointing=True)
+    assert names(tmp_path / "saved") == ["last.ckpt", "step_00000003.ckpt"]
+    assert torch.load(tmp_path / "saved" / "last.ckpt", weights_only=False)["global_step"] == 3
     assert os.path.exists("/dev/full")
+
+
+@pytest.mark.parametrize("max_steps", [2, 1])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_run_whose_last_checkpoint_is_not_on_disk_says_what_can_be_resumed_and_exits_with_74(
+    messy_corpora: MessyCorpora,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    max_steps: int,
+) -> None:
+    saver = Checkpoints(every_n_steps=1, keep=1, directory=tmp_path / "saved")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / f"step_{max_steps:08d}.ckpt.partial").symlink_to("/dev/full")
+    monkeypatch.setattr(saver, "on_train_start", lambda *_: None)
+    with caplog.at_level("INFO"), pytest.raises(NotSaved) as caught:
+        fit(messy_corpora, tmp_path, max_steps=max_steps, callbacks=[saver], enable_checkpointing=True)
+    assert caught.value.code == EXIT_NOT_SAVED == 74
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("error: ")]
+    assert (
+        f"step {max_steps}: {tmp_path}/saved/step_0000000{max_steps}.ckpt could not be written (No space left" in line
+    )
+    first = tmp_path / "saved" / "step_00000001.ckpt"
+    assert (f"last step that can be resumed is 1 ({first})" if max_steps == 2 else "None can be resumed") in line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_preempted_run_whose_checkpoint_is_not_on_disk_does_not_ask_for_a_restart(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saver = Checkpoints(every_n_steps=100, directory=tmp_path / "saved")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "step_00000002.ckpt.partial").symlink_to("/dev/full")
+    monkeypatch.setattr(saver, "on_train_start", lambda *_: None)
+    callbacks = [RequestPreemption(), PreemptionHandler(), saver]
+    with caplog.at_level("INFO"), pytest.raises(NotSaved) as caught:
+        fit(messy_corpora, tmp_path, max_steps=9, callbacks=callbacks, enable_checkpointing=True)
+    assert caught.value.code == EXIT_NOT_SAVED
+    assert "None can be resumed" in caplog.text
+    assert "preempted after" not in caplog.text
 
 
 def test_a_checkpoint_that_cannot_be_removed_is_a_warning(
