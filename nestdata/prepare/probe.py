@@ -45,7 +45,8 @@ class Reject(NamedTuple):
 
     def without_secrets(self) -> "Reject":
         """Returns the reject as it may be written and shown."""
-        return self._replace(where=redacted(self.where), cut_id=redacted(self.cut_id), detail=redacted(self.detail))
+        where, cut_id, detail = redacted(self.where), redacted(self.cut_id), redacted(self.detail)
+        return Reject(where, cut_id, self.reason, detail, self.audio)
 
 
 class Cut(NamedTuple):
