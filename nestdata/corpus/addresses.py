@@ -15,12 +15,13 @@ their line have the shard `NO_SHARD` and the length 0.
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nestdata.corpus.parts import map_array
 from nestdata.storage import ObjectInfo, join
 
 NO_SHARD = 0xFFFFFFFF
@@ -108,9 +109,9 @@ class AddressTable:
             OSError: A file is missing.
             ValueError: The files do not belong together.
         """
-        addresses = _column(directory / "addresses.npy", np.int64, (2, num_cuts))
-        checksums = _column(directory / "checksums.npy", np.uint32, (num_cuts,)) if has_checksums else None
-        starts = _column(directory / "shards.npy", np.int64, None)
+        addresses = map_array(directory / "addresses.npy", np.int64, (2, num_cuts))
+        checksums = map_array(directory / "checksums.npy", np.uint32, (num_cuts,)) if has_checksums else None
+        starts = map_array(directory / "shards.npy", np.int64)
         with (directory / "shards.jsonl").open("rb") as file:
             lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if not len(starts) or starts[-1] != len(lines):
@@ -186,11 +187,3 @@ def relative_name(location: str, root: str) -> str:
     """Returns the name of a shard in `shards.jsonl`: relative to the root, or absolute if it is outside of the root."""
     inside = root.rstrip("/") + "/"
     return location[len(inside) :] if root and location.startswith(inside) else location
-
-
-def _column(path: Path, dtype: type[np.generic], shape: tuple[int, ...] | None) -> NDArray[Any]:
-    """Memory-maps an array; as a plain array, because elements of a memmap are read more slowly."""
-    values = np.asarray(np.load(path, mmap_mode="r"))
-    if values.dtype != dtype or (values.ndim != 1 if shape is None else values.shape != shape):
-        raise ValueError(f"{path.name} is not the size that meta.json says")
-    return values

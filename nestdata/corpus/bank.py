@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.corpus.parts import map_array
 from nestdata.errors import AudioError
 
 FULL_SCALE = 32768.0
@@ -41,9 +42,7 @@ class SampleBank:
             OSError: A file is missing.
             ValueError: The bank does not belong to cuts of these lengths.
         """
-        records = np.asarray(np.load(directory / "bank.npy", mmap_mode="r"))
-        if records.shape != lengths.shape or records.dtype != RECORD:
-            raise ValueError("bank.npy is not the size that meta.json says")
+        records = map_array(directory / "bank.npy", RECORD, lengths.shape)
         samples = np.asarray(np.memmap(directory / "bank.pcm", "<i2", "r"))
         if len(samples) != records[-1]["start"] + lengths[-1]:
             raise ValueError("bank.pcm is not the size that bank.npy says")
