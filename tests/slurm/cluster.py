@@ -1,4 +1,4 @@
-"""A SLURM cluster of two nodes on this machine: daemons, ports, keys and files of its own, and no service of the system.
+"""A SLURM cluster of two nodes on this machine, with daemons, ports, keys and files of its own.
 
 All of its processes have the path of its configuration in their environment, by which they are found and ended.
 """
@@ -23,7 +23,7 @@ from tests.slurm.reaper import processes_with
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmstepd", "srun", "sbatch", "scontrol", "squeue", "scancel", "sinfo")
 NODES = ("n1", "n2")
-DEADLINE_S = 240
+DEADLINE_S = 150
 """A start of a run takes 15 s on an idle machine, and a requeued job waits for ten seconds before."""
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
@@ -36,6 +36,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ctld_port}
 SlurmUser={user}
 SlurmdUser={user}
+FirstJobId={first_job}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
@@ -91,6 +92,8 @@ class Cluster:
         """Starts the daemons and waits until both nodes are idle."""
         host = socket.gethostname().partition(".")[0]
         settings = {"host": host, "user": getpass.getuser(), "ctld_port": free_port(), "folder": self.folder}
+        # So high that no file of another run in /dev/shm has the id of one of these jobs in its name.
+        settings["first_job"] = 1_000_000 + os.getpid() % 1_000_000 * 50
         nodes = [
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=4 State=UNKNOWN\n"
             for name in NODES
@@ -142,11 +145,6 @@ class Cluster:
         assert not check or done.returncode == 0, f"{command}: {done.stderr}\n{self._logs()}"
         return done.stdout
 
-    def processes_of_jobs(self) -> list[int]:
-        """Returns the processes of all jobs, with slurmstepd, which starts them."""
-        words = {pid: _words(pid) for pid in processes_with(self.marker)}
-        return [pid for pid, command in words.items() if command and Path(command[0]).name not in PROGRAMS[:3]]
-
     def _logs(self) -> str:
         return "\n".join(f"== {path}\n{path.read_text()[-3000:]}" for path in self.folder.glob("*.log"))
 
@@ -178,8 +176,11 @@ class Job:
         wait_until("no process is left", lambda: not self.processes(), self.explain)
         return f"{self.state()} {self.field('ExitCode').partition(':')[0]}"
 
-    def wait_for_restart(self, number: int = 1) -> None:
-        wait_until(f"job {self.id} has been requeued", lambda: self.restarts() == number, self.explain)
+    def wait_for_state(self, state: str) -> None:
+        wait_until(f"job {self.id} is {state}", lambda: self.state() == state, self.explain)
+
+    def wait_for_log(self, line: str) -> None:
+        wait_until(f"the log contains: {line}", lambda: line in self.log(), self.explain)
 
     def ranks(self) -> dict[int, int]:
         """Returns the process ids of the ranks by rank."""
@@ -213,20 +214,20 @@ def _environment(pid: int) -> dict[str, str]:
 def running_cluster() -> Iterator[Cluster]:
     """Runs a cluster during the block. Its processes are killed at the end, also if this process is killed."""
     # Not in a folder of pytest: the path of a socket has at most 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
-        cluster = Cluster(Path(folder))
-        reaper = subprocess.Popen(
-            [sys.executable, "-m", "tests.slurm.reaper", cluster.marker],
-            cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            cluster.start()
-            yield cluster
-        finally:
-            assert reaper.stdin is not None
-            reaper.stdin.close()
-            reaper.wait()
-            for daemon in cluster.daemons:
-                daemon.wait()
+    folder = tempfile.mkdtemp(prefix="slurm-")
+    cluster = Cluster(Path(folder))
+    reaper = subprocess.Popen(
+        [sys.executable, "-m", "tests.slurm.reaper", cluster.marker, folder],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        assert reaper.stdin is not None
+        reaper.stdin.close()
+        reaper.wait()
+        for daemon in cluster.daemons:
+            daemon.wait()

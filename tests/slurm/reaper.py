@@ -1,12 +1,13 @@
-"""Kills every process with a marker in its environment when standard input ends.
+"""Kills every process with a marker in its environment, and removes a folder, when standard input ends.
 
 That happens at the latest when the process that holds its other end dies.
 
-python -m tests.slurm.reaper NAME=VALUE
+python -m tests.slurm.reaper NAME=VALUE FOLDER
 """
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -39,3 +40,4 @@ def kill_all(marker: str) -> None:
 if __name__ == "__main__":
     sys.stdin.buffer.read()
     kill_all(sys.argv[1])
+    shutil.rmtree(sys.argv[2], ignore_errors=True)

@@ -51,6 +51,19 @@ class TinyRun:
         self._write_config(in_validation)
         return submit(self.cluster, self.folder, "run", "--config", "tiny.yaml", options=options)
 
+    def submit_array(self, num_seeds: int) -> list[Job]:
+        """Starts an array of pausing jobs and returns them once all of them run."""
+        output = f"--output={self.folder}/job-%a.log"
+        array = self.submit(f"--array=0-{num_seeds - 1}", output, pauses=True)
+
+        def running() -> dict[str, str]:
+            states = self.cluster.run("squeue", "--noheader", "--array", f"--jobs={array.id}", "--format=%a %T %A")
+            lines = [line.split() for line in states.splitlines()]
+            return {task: job_id for task, state, job_id in lines if state == "RUNNING"}
+
+        wait_until("all tasks of the array run", lambda: len(running()) == num_seeds)
+        return [Job(self.cluster, running()[str(i)], self.folder / f"job-{i}.log") for i in range(num_seeds)]
+
     def _write_config(self, in_validation: bool) -> None:
         pause: dict[str, Any] = {"directory": str(self.folder), "step": PAUSE_AT, "validation": in_validation}
         callbacks = [
