@@ -23,7 +23,7 @@ from tests.slurm.reaper import processes_with
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmstepd", "srun", "sbatch", "scontrol", "squeue", "scancel", "sinfo")
 NODES = ("n1", "n2")
-DEADLINE_S = 150
+DEADLINE_S = 240
 """A start of a run takes 15 s on an idle machine, and a requeued job waits for ten seconds before."""
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
@@ -57,6 +57,7 @@ KillWait=30
 MinJobAge=3600
 JobRequeue=0
 SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=2,batch_sched_delay=1
 PartitionName=all Nodes=ALL Default=YES State=UP MaxTime=INFINITE
 """
 

@@ -51,10 +51,12 @@ def test_a_killed_rank_restarts_the_job_which_resumes_exactly(
 def test_a_warning_before_the_time_limit_in_a_validation_lets_it_finish_and_restarts_the_job(
     run: TinyRun, uninterrupted: dict[str, torch.Tensor]
 ) -> None:
-    job = run.submit("--time=60", "--signal=USR1@3540", pauses=True, in_validation=True)
+    job = run.submit("--time=60", "--signal=USR1@120", pauses=True, in_validation=True)
     run.wait_for_pause(job)
+    run.cluster.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=3")  # so that the warning comes now
     job.wait_for_log("preempted after step")
     run.go()
+    run.cluster.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=60")
     assert job.wait() == "COMPLETED 0", job.explain()
     assert job.restarts() == 1
     assert_same(run.weights(), uninterrupted)

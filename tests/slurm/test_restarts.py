@@ -1,10 +1,11 @@
 """Which exit codes restart a job, and how often: a program in place of nestmodel ends each rank with a chosen code."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import Cluster, Job
 from tests.slurm.runs import submit
 
 # CODES has a word for each rank, "killed" for SIGKILL. A rank with "starts" is still starting when the others end: it
@@ -37,33 +38,34 @@ def program(tmp_path: Path) -> str:
     return f"{path.parent}:/usr/local/bin:/usr/bin:/bin"
 
 
-@pytest.mark.parametrize(
-    ("codes", "ending"),
-    [
-        ("0 0", "COMPLETED 0"),
-        ("1 1", "FAILED 1"),
-        ("2 2", "FAILED 2"),
-        ("1 starts", "FAILED 1"),
-        ("74 44", "FAILED 74"),
-        ("130 130", "FAILED 130"),
-    ],
-)
-def test_errors_end_the_job(cluster: Cluster, tmp_path: Path, program: str, codes: str, ending: str) -> None:
-    job = submit(cluster, tmp_path, "run", PATH=program, CODES=codes)
-    assert job.wait() == ending, job.explain()
-    assert job.restarts() == 0
+def submit_each(cluster: Cluster, folder: Path, program: str, codes: Iterable[str]) -> dict[str, Job]:
+    """Starts a job in a folder of its own for each choice of codes; as many run at a time as there are processors."""
+    jobs = {}
+    for words in codes:
+        own = folder / words.replace(" ", "-")
+        own.mkdir()
+        jobs[words] = submit(cluster, own, "run", PATH=program, CODES=words)
+    return jobs
 
 
-@pytest.mark.parametrize(
-    ("codes", "ending"), [("killed 44", "FAILED 137"), ("75 75", "FAILED 75"), ("44 1", "FAILED 44")]
-)
-def test_a_job_without_progress_is_restarted_three_times(
-    cluster: Cluster, tmp_path: Path, program: str, codes: str, ending: str
-) -> None:
-    job = submit(cluster, tmp_path, "run", PATH=program, CODES=codes)
-    assert job.wait() == ending, job.explain()
-    assert job.restarts() == MAX_STARTS - 1
-    assert job.log().count("is not started again, after 4 starts without a new checkpoint") == 1
+def test_errors_end_the_job(cluster: Cluster, tmp_path: Path, program: str) -> None:
+    endings = {"1 1": "1", "2 2": "2", "1 starts": "1", "74 44": "74", "130 130": "130"}
+    jobs = submit_each(cluster, tmp_path, program, endings)
+    assert {codes: job.wait() for codes, job in jobs.items()} == {
+        codes: f"FAILED {code}" for codes, code in endings.items()
+    }
+    assert {job.restarts() for job in jobs.values()} == {0}
+
+
+def test_a_job_without_progress_is_restarted_three_times(cluster: Cluster, tmp_path: Path, program: str) -> None:
+    endings = {"killed 44": "137", "75 75": "75", "44 1": "44", "139 44": "139"}
+    jobs = submit_each(cluster, tmp_path, program, endings)
+    assert {codes: job.wait() for codes, job in jobs.items()} == {
+        codes: f"FAILED {code}" for codes, code in endings.items()
+    }
+    assert {job.restarts() for job in jobs.values()} == {MAX_STARTS - 1}
+    for job in jobs.values():
+        assert job.log().count("is not started again: 4 starts without a new checkpoint") == 1
 
 
 def test_a_checkpoint_renews_the_right_to_restart(cluster: Cluster, tmp_path: Path, program: str) -> None:
