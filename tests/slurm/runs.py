@@ -57,7 +57,7 @@ class TinyRun:
         array = self.submit(f"--array=0-{num_seeds - 1}", output, pauses=True)
 
         def running() -> dict[str, str]:
-            states = self.cluster.run("squeue", "--noheader", "--array", f"--jobs={array.id}", "--format=%a %T %A")
+            states = self.cluster.run("squeue", "--noheader", "--array", f"--jobs={array.id}", "--format=%K %T %A")
             lines = [line.split() for line in states.splitlines()]
             return {task: job_id for task, state, job_id in lines if state == "RUNNING"}
 
