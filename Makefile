@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-isa test-faults test-remote azurite fuzz test-lowest test-newest soak check format docs wheel test-wheel clean
+.PHONY: demo test test-isa test-faults test-remote test-slurm azurite fuzz test-lowest test-newest soak check format docs wheel test-wheel clean
 
 # One install for every target: the packages in place, with the pinned versions of what they need.
 $(READY): pyproject.toml constraints.txt
@@ -71,6 +71,11 @@ test-remote: $(VENV)/.servers
 # A server for the test of Azure, which is skipped otherwise: 457 packages of npm, 365 MB.
 azurite:
 	npm install --prefix .venv-azurite --no-save --no-audit --no-fund --omit=dev --ignore-scripts azurite@3.37.0
+
+# The script for SLURM, in a cluster of two nodes on this machine, with daemons, ports and files of its own; skipped
+# without the packages slurm-wlm and munge of Debian. About ten minutes.
+test-slurm: $(READY)
+	$(ONE_THREAD) $(BIN)/python -m pytest -m slurm
 
 # Tries hostile inputs of everything that is parsed from outside; `make test` tries a few, always the same.
 MINUTES := 10

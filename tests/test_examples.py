@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import textwrap
 from pathlib import Path
 from types import ModuleType
 
@@ -46,3 +47,10 @@ def test_the_own_corpus_example_yields_a_batch() -> None:
 @pytest.mark.slow
 def test_the_classifier_example_reaches_a_high_accuracy() -> None:
     assert load("features_to_classifier").main() > 0.9
+
+
+def test_the_documentation_shows_the_script_for_slurm_word_for_word() -> None:
+    repository = Path(__file__).parents[1]
+    script = (repository / "examples" / "slurm" / "fit.sbatch").read_text(encoding="utf-8")
+    page = (repository / "docs" / "long-runs.md").read_text(encoding="utf-8")
+    assert textwrap.indent(script, "    ") in page
