@@ -1,0 +1,49 @@
+"""What happens to a run on two nodes when their network fails or is unusual: the table of docs/long-runs.md."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MessyCorpora
+from tests.network.cable import Cable
+from tests.network.nodes import INTERFACE, IPV6, Network, two_nodes
+from tests.network.runs import GATE_STEP, STEPS, Run
+
+pytestmark = [pytest.mark.network, pytest.mark.multiprocess, pytest.mark.slow]
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    with two_nodes() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(messy_corpora: MessyCorpora, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run over IPv4 that nothing disturbs."""
+    with two_nodes() as network:
+        run = Run(tmp_path_factory.mktemp("undisturbed") / "run", messy_corpora, network)
+        finish(run)
+    return run
+
+
+def finish(run: Run, disturb: Callable[[], None] = lambda: None) -> None:
+    """Runs to the end, with a disturbance between two steps; nothing may fail."""
+    processes = run.start()
+    try:
+        run.wait_at_gate()
+        disturb()
+    finally:
+        run.open_gate()
+        codes = run.finish(processes)
+    assert codes == [0, 0], run.output()
+    assert run.last_step() == STEPS
+    assert not run.tables()
+
+
+def test_a_run_over_ipv4_ends_without_a_message_of_the_guard(undisturbed: Run) -> None:
+    assert "stall guard" not in undisturbed.output()
+    assert "Traceback" not in undisturbed.output()
