@@ -47,3 +47,50 @@ def finish(run: Run, disturb: Callable[[], None] = lambda: None) -> None:
 def test_a_run_over_ipv4_ends_without_a_message_of_the_guard(undisturbed: Run) -> None:
     assert "stall guard" not in undisturbed.output()
     assert "Traceback" not in undisturbed.output()
+
+
+def pull_cable(network: Network) -> None:
+    network.nodes[1].ip("link", "set", INTERFACE, "down")
+
+
+def plug_cable_in(network: Network) -> None:
+    network.nodes[1].ip("link", "set", INTERFACE, "up")
+
+
+def test_a_link_that_is_down_for_5_s_changes_nothing(
+    network: Network, messy_corpora: MessyCorpora, tmp_path: Path, undisturbed: Run
+) -> None:
+    run = Run(tmp_path / "run", messy_corpora, network)
+
+    def disturb() -> None:
+        pull_cable(network)
+        run.open_gate()  # the ranks now try to make a step
+        time.sleep(5)
+        assert run.last_step() == GATE_STEP
+        plug_cable_in(network)
+
+    finish(run, disturb)
+    assert "no message from node" not in run.output()
+    assert run.state() == undisturbed.state()
+
+
+@pytest.mark.parametrize("cable", [Cable(lost=0.05), Cable(delay_s=0.2)], ids=["5 % loss", "200 ms delay"])
+def test_a_lossy_or_slow_network_gives_equal_results(
+    messy_corpora: MessyCorpora, tmp_path: Path, undisturbed: Run, cable: Cable
+) -> None:
+    with two_nodes(cable=cable) as network:
+        run = Run(tmp_path / "run", messy_corpora, network)
+        finish(run)
+    assert "stall guard" not in run.output()
+    assert run.state() == undisturbed.state()
+
+
+@pytest.mark.parametrize("endpoint", ["node-a:29400", "[fd77::1]:29400"])
+def test_a_network_with_ipv6_only_gives_equal_results(
+    messy_corpora: MessyCorpora, tmp_path: Path, undisturbed: Run, endpoint: str
+) -> None:
+    with two_nodes(IPV6) as network:
+        run = Run(tmp_path / "run", messy_corpora, network, endpoint=endpoint)
+        finish(run)
+    assert "stall guard" not in run.output()
+    assert run.state() == undisturbed.state()
