@@ -51,6 +51,10 @@ class Node:
         (directory / "hosts").write_text("".join(f"{address} {name}\n" for name, address in rows.items()))
         (directory / "resolv.conf").write_text("")  # no name server
 
+    def set_kernel_option(self, path: str, value: int) -> None:
+        """Sets a file below /proc/sys/net, which has a value of its own in each namespace."""
+        subprocess.run(self.command("sh", "-c", 'echo "$1" > "$0"', f"/proc/sys/net/{path}", str(value)), check=True)
+
     def pids(self) -> list[int]:
         """Returns all processes on this node."""
         found = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True)

@@ -30,8 +30,7 @@ PROGRAMS = Path(sys.executable).parent
 # again within 7 s.
 LIMITS = {"first_step_s": 150, "step_s": 15, "node_silence_s": 15}
 
-LONGEST_START_S = 200
-LONGEST_RUN_S = 300
+LONGEST_WAIT_S = 300
 
 
 @dataclass
@@ -80,12 +79,11 @@ class Run:
         return processes
 
     def finish(self, processes: Sequence["subprocess.Popen[bytes]"]) -> list[int]:
-        """Waits until torchrun has ended on both nodes; returns the exit codes."""
-        end_s = time.monotonic() + LONGEST_RUN_S
+        """Waits until torchrun has ended on both nodes and has left no process; returns the exit codes."""
         try:
-            return [process.wait(timeout=max(end_s - time.monotonic(), 0)) for process in processes]
-        except subprocess.TimeoutExpired as error:
-            raise AssertionError(f"torchrun has not ended\n{self.output()}") from error
+            wait_for(lambda: all(process.poll() is not None for process in processes), self.output)
+            wait_for(lambda: not any(node.pids() for node in self.network.nodes), self.output)
+            return [process.wait() for process in processes]
         finally:
             for node in self.network.nodes:
                 node.kill_all()
@@ -135,7 +133,7 @@ class Run:
 
 
 def wait_for(is_reached: Callable[[], bool], describe: Callable[[], str]) -> None:
-    end_s = time.monotonic() + LONGEST_START_S
+    end_s = time.monotonic() + LONGEST_WAIT_S
     while not is_reached():
         assert time.monotonic() < end_s, describe()
         time.sleep(0.1)

@@ -1,16 +1,16 @@
 """What happens to a run on two nodes when their network fails or is unusual: the table of docs/long-runs.md."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import MessyCorpora
 from tests.network.cable import Cable
 from tests.network.nodes import INTERFACE, IPV6, Network, two_nodes
-from tests.network.runs import GATE_STEP, STEPS, Run
+from tests.network.runs import GATE_STEP, LIMITS, STEPS, Run, wait_for
 
 pytestmark = [pytest.mark.network, pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -71,6 +71,61 @@ def test_a_link_that_is_down_for_5_s_changes_nothing(
 
     finish(run, disturb)
     assert "no message from node" not in run.output()
+    assert run.state() == undisturbed.state()
+
+
+def disconnect_until_ended(run: Run) -> None:
+    """Pulls the cable between two steps, and waits until the stall guards of both nodes have ended their ranks."""
+    pull_cable(run.network)
+    run.open_gate()
+    for node in (0, 1):
+        message = f"stall guard: ending all ranks of node-{'ab'[node]} with exit code 44"
+        wait_for(lambda node=node, message=message: message in run.outputs()[node], run.output)  # type: ignore[misc]
+
+
+def assert_each_node_has_named_the_other(run: Run) -> None:
+    for output, other in zip(run.outputs(), ("node 1 (host node-b)", "node 0 (host node-a)"), strict=True):
+        found = re.search(rf"stall guard: no message from {re.escape(other)} for (\d+) s", output)
+        assert found, output
+        # At the limit, or when a rank of this node has made no progress for as long; a busy machine gets longer.
+        assert LIMITS["node_silence_s"] <= int(found[1]) < 3 * LIMITS["node_silence_s"]
+    assert len(run.tables()) == 2
+    assert all("silent: no message from the monitor of its node" in table for table in run.tables())
+
+
+def test_a_link_that_returns_after_the_guards_have_ended_the_run_lets_torchrun_restart_it_exactly(
+    network: Network, messy_corpora: MessyCorpora, tmp_path: Path, undisturbed: Run
+) -> None:
+    run = Run(tmp_path / "run", messy_corpora, network)
+    processes = run.start()
+    try:
+        run.wait_at_gate()
+        disconnect_until_ended(run)
+        plug_cable_in(network)
+    finally:
+        codes = run.finish(processes)
+    assert codes == [0, 0], run.output()
+    assert_each_node_has_named_the_other(run)
+    assert run.state() == undisturbed.state()
+
+
+def test_a_link_that_stays_down_ends_torchrun_on_both_nodes_and_a_new_start_is_exact(
+    network: Network, messy_corpora: MessyCorpora, tmp_path: Path, undisturbed: Run
+) -> None:
+    for node in network.nodes:
+        node.set_kernel_option("ipv4/tcp_retries2", 6)  # TCP gives up after 25 s instead of 15 minutes
+    run = Run(tmp_path / "run", messy_corpora, network)
+    processes = run.start()
+    try:
+        run.wait_at_gate()
+        disconnect_until_ended(run)
+    finally:
+        codes = run.finish(processes)
+    assert codes == [1, 1], run.output()
+    assert_each_node_has_named_the_other(run)
+    assert run.last_step() == GATE_STEP
+    plug_cable_in(network)
+    assert run.finish(run.start()) == [0, 0], run.output()
     assert run.state() == undisturbed.state()
 
 
