@@ -23,6 +23,7 @@ from nestmodel import (
     newest_checkpoint,
     prepare_deterministic,
 )
+from nestmodel.training.launcher import check_main_address
 from nestmodel.training.lightning_private import launched_processes
 from nestmodel.training.startup import watch_ranks
 
@@ -73,6 +74,7 @@ class _Cli(LightningCLI):
         cast(NestDataModule, self.datamodule).use_fork_server()
         trainer = super().instantiate_trainer(**kwargs)
         watch_ranks(lambda: launched_processes(trainer))
+        check_main_address(trainer)
         if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
             return trainer  # The user chose loggers, or none.
         csv_logger = CSVLogger(trainer.default_root_dir, name="")

@@ -2,6 +2,7 @@
 
 from nestguard.authentication import new_token
 from nestguard.current_heartbeat import current, set_current, start_worker
+from nestguard.directory import run_directory
 from nestguard.errors import GuardError
 from nestguard.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat
 from nestguard.launch import MonitorHandle, start_monitor
@@ -25,6 +26,7 @@ __all__ = [
     "current",
     "new_token",
     "read_heartbeat",
+    "run_directory",
     "set_current",
     "start_monitor",
     "start_worker",

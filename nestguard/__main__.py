@@ -1,7 +1,8 @@
 """Entry point of the monitor process, which `start_monitor` launches. It is not meant to be called by hand.
 
-python -m nestguard DIRECTORY --report-dir DIRECTORY --limits JSON --identity JSON [--peers JSON]
+python -m nestguard DIRECTORY --lock FD --report-dir DIRECTORY --limits JSON --identity JSON [--peers JSON]
 
+FD is an open file, the locked directory.
 With `--peers`, the token of the run is that of the environment variable NESTGUARD_TOKEN, until a line with another one
 arrives on standard input.
 """
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nestguard.authentication import TOKEN_VARIABLE, SharedToken
+from nestguard.directory import DirectoryLock
+from nestguard.launch import IGNORED_SIGNALS
 from nestguard.limits import StallLimits
 from nestguard.monitor import Monitor, MonitorConfig
 from nestguard.peers import PeerConfig
@@ -28,14 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the monitor until the ranks of the node have ended."""
     parser = argparse.ArgumentParser(prog="python -m nestguard")
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--lock", type=int, required=True)
     parser.add_argument("--report-dir", type=Path, required=True)
     parser.add_argument("--limits", type=json.loads, required=True)
     parser.add_argument("--identity", type=json.loads, required=True)
     parser.add_argument("--peers", type=json.loads)
     args = parser.parse_args(argv)
-    # A signal to the whole job must not end the monitor before the ranks: it has to watch them until they exit.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
     logging.basicConfig(format="stall guard: %(message)s", level=logging.WARNING)
     token = SharedToken(os.environ.get(TOKEN_VARIABLE, ""))
     if args.peers is not None:
@@ -49,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             peers=None if args.peers is None else PeerConfig(**args.peers),
         ),
         token,
+        DirectoryLock(args.directory, args.lock),
     ).run()
     return 0
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nestguard.files import create_file
 from nestguard.reasons import ranks_text
 
 TraceReader = Callable[[], str]
@@ -65,7 +66,8 @@ class Trace:
             groups = []
         partial = self._answer.with_name(f".{self._answer.name}.partial")
         with contextlib.suppress(OSError):
-            partial.write_text(json.dumps([asdict(group) for group in groups]), encoding="utf-8")
+            with create_file(partial) as file:
+                file.write(json.dumps([asdict(group) for group in groups]).encode())
             partial.rename(self._answer)
 
 

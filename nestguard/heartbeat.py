@@ -12,12 +12,15 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from io import FileIO
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from nestguard.collectives import Trace, TraceReader
 from nestguard.device import DeviceEvent, DeviceWatch
+from nestguard.directory import DirectoryLock, check_private, lock_directory
 from nestguard.errors import GuardError
+from nestguard.files import create_file
 from nestguard.process import CRASH_SUFFIX, END_SIGNAL, STACK_SIGNAL, process_state, start_ticks
 from nestguard.record import (
     ARMED,
@@ -119,30 +122,37 @@ class Heartbeat:
     Any thread may call its methods. After `finish`, heartbeats are ignored.
 
     Args:
-        directory: Where the file is written; created if it is missing. Use a directory of its own for each node and
-            each start of a run, on a local file system, preferably in memory (/dev/shm).
+        directory: Where the file is written. A rank creates the directory if it is missing; one that exists must be
+            closed to other users (mode 0700). Use a directory of its own for each node and each start of a run, on a
+            local file system, preferably that of `run_directory`.
         identity: Identity of this process.
 
     Raises:
-        GuardError: The file cannot be written, or the system is not Linux.
+        GuardError: The file cannot be written, the directory is not safe, or the system is not Linux.
     """
 
     def __init__(self, directory: Path, identity: Identity) -> None:
-        self._directory = Path(directory).resolve()
+        self._directory = Path(os.path.abspath(directory))
         self.slot: HeartbeatSlot | None = HeartbeatSlot(self._directory, identity)
-        self._name = _free_name(self._directory, identity)
+        self._lock: DirectoryLock | None = None
         self._record = [0] * len(_FIELDS)
         self._record[_PHASE] = Phase.STARTING
         for field in (_END, _STEP, _MICROBATCH, _FIRST_STEP):
             self._record[field] = UNSET
-        self._stacks: IO[str] | None = None
-        self._crash: IO[str] | None = None
+        self._stacks: FileIO | None = None
+        self._crash: FileIO | None = None
         self._device: DeviceWatch | None = None
         self._device_sequence = 0
         try:
+            if identity.worker is None:
+                self._lock = lock_directory(self._directory)
+            else:
+                check_private(self._directory)  # its rank has created it
+            self._name = _free_name(self._directory, identity)
             self._map = self._create(identity)
         except OSError as error:
-            raise GuardError(f"{directory}: the heartbeat of {self._name} cannot be written: {error}.") from error
+            self._leave_directory()
+            raise GuardError(f"{directory}: the heartbeat of {identity.name} cannot be written: {error}.") from error
 
     def beat(
         self, phase: Phase, step: int | None = None, microbatch: int | None = None, cut_ids: Iterable[str] = ()
@@ -251,7 +261,8 @@ class Heartbeat:
         if self._record[_END] in _FAILED_OR_LEAVING:
             return
         if traceback:
-            (self._directory / f"{self._name}.traceback.txt").write_text(traceback, encoding="utf-8")
+            with create_file(self._directory / f"{self._name}.traceback.txt") as file:
+                file.write(traceback.encode("utf-8", errors="replace"))
         data = truncated_utf8(detail)
         self._map[DETAIL_AT : DETAIL_AT + len(data)] = data
         self._record[_DETAIL_SIZE] = len(data)
@@ -267,7 +278,7 @@ class Heartbeat:
         stacks are also written if the process crashes or is aborted.
         """
         path = self._directory / f"{self._name}.stack.txt"
-        self._stacks = path.open("w", encoding="utf-8")  # must stay open for the lifetime of the process
+        self._stacks = create_file(path)  # must stay open for the lifetime of the process
         # faulthandler restores the previous handler when the interpreter exits. It must be SIG_IGN, because the default
         # action would kill the process. A forked process first removes the registration that it inherited.
         faulthandler.unregister(STACK_SIGNAL)
@@ -282,9 +293,10 @@ class Heartbeat:
         ARMED.pack_into(self._map, ARMED_AT, 1)
 
     def close(self) -> None:
-        """Stops dumping stacks and observing the device.
+        """Stops dumping stacks and observing the device, and leaves the directory.
 
-        To be called after `finish` in a process that continues without a stall guard.
+        To be called after `finish` in a process that continues without a stall guard. The last of the ranks and the
+        monitor to leave the directory removes the files.
         """
         global _dumps_crashes
         if self._device is not None:
@@ -298,12 +310,18 @@ class Heartbeat:
             faulthandler.disable()
             self._crash.close()
             self._crash, _dumps_crashes = None, False
+        self._leave_directory()
+
+    def _leave_directory(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _dump_crashes(self) -> None:
         """Makes fatal signals write the stacks to a file before they end the process."""
         global _dumps_crashes
         if _dumps_crashes or not faulthandler.is_enabled():
-            self._crash = (self._directory / f"{self._name}{CRASH_SUFFIX}").open("w", encoding="utf-8")
+            self._crash = create_file(self._directory / f"{self._name}{CRASH_SUFFIX}")
             faulthandler.enable(self._crash, all_threads=True)
             _dumps_crashes = True
 
@@ -316,11 +334,10 @@ class Heartbeat:
         data = header(identity, self._name, pid, started, error_file)
         if len(data) > RECORDS_AT[0]:
             data = header(identity, self._name, pid, started, None)
-        self._directory.mkdir(parents=True, exist_ok=True)
         partial = self._directory / f".{self._name}.{pid}.partial"
         # The whole file is allocated now: a memory-mapped page that finds the disk full later would kill the process.
-        partial.write_bytes(data.ljust(FILE_SIZE, b"\0"))
-        with partial.open("r+b") as file:
+        with create_file(partial) as file:
+            file.write(data.ljust(FILE_SIZE, b"\0"))
             self._map = mmap.mmap(file.fileno(), FILE_SIZE)
         self._write()
         partial.rename(self._directory / f"{self._name}.beat")

@@ -3,15 +3,20 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from nestguard.directory import lock_directory
 from nestguard.errors import GuardError
 from nestguard.limits import StallLimits
 from nestguard.peers import PeerConfig
 from nestguard.record import Identity
+
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a launcher may send to all processes of a job. The monitor has to watch the ranks until they exit."""
 
 _started: list["subprocess.Popen[bytes]"] = []
 """References that are kept for the lifetime of this process.
@@ -78,9 +83,13 @@ def start_monitor(
             know the token of the run, from the environment variable NESTGUARD_TOKEN or from `MonitorHandle.set_token`.
 
     Raises:
-        GuardError: The monitor process cannot be started.
+        GuardError: The monitor process cannot be started, or the directory is not safe.
     """
-    command = [sys.executable, "-P", "-m", "nestguard", str(Path(directory).resolve())]
+    try:
+        lock = lock_directory(directory)  # the monitor inherits it, so it is never without one
+    except OSError as error:
+        raise GuardError(f"{directory} cannot be watched: {error}.") from error
+    command = [sys.executable, "-P", "-m", "nestguard", str(lock.path), "--lock", str(lock.fd)]
     command += ["--report-dir", str(Path(report_dir).resolve())]
     command += ["--limits", json.dumps(asdict(limits)), "--identity", json.dumps(asdict(identity))]
     if peers is not None:
@@ -90,15 +99,24 @@ def start_monitor(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     # The token travels through a pipe: arguments are visible to every user of the machine.
     stdin, token_fd = (subprocess.DEVNULL, None) if peers is None else os.pipe()
+    # A signal before the monitor can ignore signals would end it. It inherits the mask of this thread.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
     try:
         process = subprocess.Popen(
-            command, stdin=stdin, stdout=subprocess.DEVNULL, start_new_session=True, env=environment
+            command,
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment,
+            pass_fds=(lock.fd,),
         )
     except OSError as error:
         if token_fd is not None:
             os.close(token_fd)
         raise GuardError(f"The monitor process cannot be started: {error}.") from error
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        lock.pass_on()
         if stdin != subprocess.DEVNULL:
             os.close(stdin)
     _started[:] = [process, *(other for other in _started if other.poll() is None)]

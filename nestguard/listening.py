@@ -45,8 +45,9 @@ def listen(host: str, port: int) -> list[socket.socket]:
         return listeners  # all nodes are on this machine
     _close(listeners)
     chosen = _addresses_of_interfaces(port)
-    if chosen:
-        return _listen_at([*found, *chosen])
+    if chosen and (listeners := _listen_at([*found, *chosen])):
+        return listeners
+    everywhere = _listen_everywhere(port)
     _log.warning(
         "%s is %s on node 0, which is no address of its network, so port %d is open on all of its interfaces. Set "
         "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the interface of the process group, or MASTER_ADDR to the address "
@@ -55,7 +56,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
         " and ".join(dict.fromkeys(str(address[0]) for address in found)),
         port,
     )
-    return [_listen_everywhere(port)]
+    return [everywhere]
 
 
 def _listen_at(addresses: Iterable[_Address]) -> list[socket.socket]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nestguard.authentication import SharedToken
 from nestguard.collectives import describe, read_summaries
+from nestguard.directory import DirectoryLock
 from nestguard.limits import StallLimits
 from nestguard.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.process import EXIT_STALLED, ProcessState
@@ -62,10 +63,12 @@ class Monitor:
     Args:
         config: What it observes.
         token: Token of the run, without which monitors of several nodes do not connect to each other.
+        lock: Lock of the directory that it observes. It removes the files there at its end.
     """
 
-    def __init__(self, config: MonitorConfig, token: SharedToken) -> None:
+    def __init__(self, config: MonitorConfig, token: SharedToken, lock: DirectoryLock) -> None:
         self._config = config
+        self._lock = lock
         self._watch = NodeWatch(config.directory, config.identity)
         self._peers: LocalOnly = connect_peers(config.peers, config.identity, config.limits.first_step_s, token)
         self._undecided_since: float | None = None
@@ -78,7 +81,7 @@ class Monitor:
                 views = self._watch.scan()
                 self._peers.send_views(views, self._watch.scanned_s)
                 if self._stop_if_needed(views) or _have_ended(views):
-                    self._watch.remove_files()
+                    self._lock.remove()
                     return
                 self._watch.wait(interval_s)
         finally:
@@ -176,7 +179,6 @@ class Monitor:
             self._write_torchrun_error(view, decision, dumps)
         for view in terminate(culprits + [view for view in own if view not in culprits]):
             _print(f"stall guard: {view.name} (pid {view.reading.pid}) survived SIGKILL: it is blocked in the kernel")
-        self._watch.remove_files()
 
     def _write_report(self, decision: StopDecision, dumps: Mapping[str, str]) -> Path | None:
         """Writes the report directory; returns None, after a message, if it cannot be written."""
@@ -216,13 +218,10 @@ class Monitor:
 def _have_ended(views: Sequence[ProcessView]) -> bool:
     """Returns whether all started ranks have ended.
 
-    A rank that is DONE counts although its process may still run; one that is LEAVING counts once it has exited.
+    A rank that is DONE or LEAVING counts although its process may still run: it will not wait for another rank.
     """
     ranks = [view for view in views if view.is_rank and view.state is not ProcessState.NOT_STARTED]
-    return bool(ranks) and all(
-        view.reading.phase is Phase.DONE or (view.reading.phase is Phase.LEAVING and view.state.has_ended)
-        for view in ranks
-    )
+    return bool(ranks) and all(view.reading.phase in (Phase.DONE, Phase.LEAVING) for view in ranks)
 
 
 def _new_directory(parent: Path, name: str) -> Path:

@@ -21,6 +21,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from nestguard.files import open_file
+
 MAGIC = b"NESTBEAT"
 VERSION = 3
 HEADER = struct.Struct("=8sIIqqI")
@@ -201,11 +203,11 @@ def read_heartbeat(path: Path) -> Reading | None:
     """Reads a heartbeat file.
 
     Returns:
-        None if the file is missing, is not a heartbeat, or has another version.
+        None if the file is missing, is not a heartbeat of this user, or has another version.
     """
     for _ in range(_MAX_TRIES):
         try:
-            with path.open("rb", buffering=0) as file:
+            with open_file(path) as file:
                 data = file.read(FILE_SIZE)
                 file.seek(0)
                 again = file.read(FILE_SIZE)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nestguard.collectives import REQUEST, SUFFIX
+from nestguard.files import create_file, open_file
 from nestguard.process import CRASH_SUFFIX, END_SIGNAL, STACK_SIGNAL, ProcessState, process_state, send_signal
 from nestguard.view import ProcessView
 
@@ -27,7 +28,7 @@ def request_dumps(directory: Path, views: Sequence[ProcessView]) -> None:
     for at most two seconds.
     """
     with contextlib.suppress(OSError):
-        (directory / REQUEST).touch()
+        create_file(directory / REQUEST).close()
     answers = [directory / f"{view.name}{SUFFIX}" for view in views if view.reading.device and not _has_ended(view)]
     armed = [view for view in views if view.reading.is_armed and not _has_ended(view)]
     for view in armed:
@@ -49,7 +50,7 @@ def read_dumps(directory: Path, views: Sequence[ProcessView]) -> dict[str, str]:
         for suffix in DUMP_SUFFIXES:
             path = directory / f"{view.name}{suffix}"
             try:
-                with path.open("rb") as file:
+                with open_file(path) as file:
                     text = file.read(_MAX_DUMP_BYTES).decode("utf-8", errors="replace")
             except OSError:
                 continue

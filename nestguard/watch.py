@@ -7,10 +7,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from nestguard.collectives import REQUEST
+from nestguard.files import open_file
 from nestguard.process import CRASH_SUFFIX, ProcessState, crash_signal, exit_signal, process_state, started_ns
 from nestguard.record import Identity, Reading, read_heartbeat
-from nestguard.termination import DUMP_SUFFIXES
 from nestguard.view import ProcessView, never_seen
 
 _SECOND_NS = 1_000_000_000
@@ -80,17 +79,6 @@ class NodeWatch:
             self._poll.unregister(descriptor)
             os.close(descriptor)
 
-    def remove_files(self) -> None:
-        """Removes the files of the processes that were observed, and the directory if it is then empty."""
-        for path in self._directory.glob("rank-*.beat"):
-            reading = read_heartbeat(path)
-            if reading is not None and (reading.pid, reading.start_ticks) in self._processes:
-                for suffix in (".beat", *DUMP_SUFFIXES):
-                    path.with_name(path.name.removesuffix(".beat") + suffix).unlink(missing_ok=True)
-        (self._directory / REQUEST).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self._directory.rmdir()
-
     def _view(self, reading: Reading, now: int) -> ProcessView | None:
         process = (reading.pid, reading.start_ticks)
         state = process_state(*process)
@@ -123,7 +111,7 @@ class NodeWatch:
         """Returns the signal that ended a process: from /proc while it is a zombie, or from its own crash dump."""
         number = exit_signal(reading.pid, reading.start_ticks)
         if number is None:
-            with contextlib.suppress(OSError), (self._directory / f"{reading.name}{CRASH_SUFFIX}").open("rb") as file:
+            with contextlib.suppress(OSError), open_file(self._directory / f"{reading.name}{CRASH_SUFFIX}") as file:
                 number = crash_signal(file.readline(_MAX_CRASH_LINE).decode("utf-8", errors="replace"))
         return number
 

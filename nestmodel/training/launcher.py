@@ -1,15 +1,29 @@
-"""Id of a run on one node, and destruction of the process group at exit."""
+"""Id of a run on one node, the name of node 0, and destruction of the process group at exit."""
 
 import atexit
 import os
+import socket
+import time
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
+from nestmodel.errors import TrainingError
 from nestmodel.training.startup import local_run_id
+
+_RESOLVE_S = 10.0
+"""For how long the name of node 0 may be unknown, in seconds.
+
+A machine of a cloud starts programs before its network and its name server are ready, or before a new node has its
+entry there. A misspelled name should not take longer than a misspelled path.
+"""
+
+_RETRY_S = 1.0
 
 
 @cache
@@ -39,4 +53,48 @@ def node_run_id(cluster_environment: Any) -> str:
         )
     if isinstance(cluster_environment, SLURMEnvironment):
         return "-".join(os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
-    return local_run_id()
+    # A container that shares /dev/shm may have the same process id in its own namespace.
+    namespace = Path("/proc/self/ns/pid")
+    return f"{local_run_id()}-{namespace.stat().st_ino if namespace.exists() else ''}"
+
+
+def check_main_address(trainer: pl.Trainer) -> None:
+    """Waits until the name of node 0 can be resolved, before several ranks connect to each other there.
+
+    torch itself would try for the timeout of the process group, and print a warning and a traceback for each try.
+
+    Raises:
+        TrainingError: The name cannot be resolved for ten seconds.
+    """
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if environment is None or trainer.num_devices * trainer.num_nodes == 1:
+        return
+    source = _source_of_main_address(environment)  # first: Lightning sets MASTER_ADDR when it is asked for the name
+    name = environment.main_address
+    deadline = time.monotonic() + _RESOLVE_S
+    while (problem := _resolve_problem(name)) is not None:
+        if time.monotonic() > deadline:
+            raise TrainingError(
+                f"the name of node 0, {name!r}, cannot be resolved on {socket.gethostname()} within {_RESOLVE_S:g} s "
+                f"({problem}). It is from {source}. Give a name that every node can resolve, or the address of node 0."
+            )
+        time.sleep(_RETRY_S)
+
+
+def _source_of_main_address(environment: Any) -> str:
+    if isinstance(environment, TorchElasticEnvironment):
+        return "MASTER_ADDR, which torchrun sets by --local-addr of node 0 or by --master-addr"
+    if isinstance(environment, SLURMEnvironment) and "MASTER_ADDR" not in os.environ:
+        return "SLURM_NODELIST, because MASTER_ADDR is not set"
+    return "MASTER_ADDR"
+
+
+def _resolve_problem(name: str) -> str | None:
+    """Returns why a host name cannot be resolved; None if it can be."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        return error.strerror or str(error)
+    except UnicodeError as error:  # for example, a part of the name is too long
+        return str(error)
+    return None

@@ -206,3 +206,19 @@ def test_a_deterministic_run_sets_what_cublas_and_nccl_need_and_refuses_other_va
     finally:
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+def test_a_name_of_node_0_that_cannot_be_resolved_is_one_line(
+    messy_corpora: MessyCorpora,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("nestmodel.training.launcher._RESOLVE_S", 0.0)
+    monkeypatch.setenv("MASTER_ADDR", "n" * 64)  # no name: a part of one has at most 63 characters
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    arguments = ["fit", "--config", tmp_path / "tiny.yaml", "--data.corpus", messy_corpora.speech]
+    arguments += ["--trainer.default_root_dir", tmp_path / "run", "--trainer.accelerator", "cpu"]
+    arguments += ["--trainer.devices", "1", "--trainer.num_nodes", "2", "--trainer.strategy", "ddp"]
+    assert main([str(argument) for argument in arguments]) == 1
+    assert "error: the name of node 0, 'nnnn" in error_of(capsys)

@@ -17,6 +17,7 @@ from nestmodel.training.preemption import EXIT_PREEMPTED, Preempted
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import REPOSITORY, monitors
+from tests.nestguard.runs import wait_until
 
 LIMITS = {"first_step_s": 90, "step_s": 5}
 
@@ -94,6 +95,8 @@ def test_a_preset_on_two_ranks_exits_on_sigterm_and_resumes_from_there(
         wait_for_steps(run, tmp_path)
         os.kill(child_of(run.pid), signal.SIGTERM)
         assert run.wait(timeout=120) == EXIT_PREEMPTED, (tmp_path / "log").read_text()
+        left = Path("/dev/shm", f"nestguard-{os.geteuid()}")
+        wait_until(lambda: not list(left.glob(f"{run.pid}-*")), 20)
     finally:
         run.kill()
         run.wait()

@@ -5,6 +5,7 @@ import pytest
 
 import nestguard.device
 from nestguard import Heartbeat, Identity, Phase, read_heartbeat
+from nestguard.directory import lock_directory
 from nestguard.record import DevicePosition
 from nestguard.watch import NodeWatch
 from tests.nestguard.devices import StandIn
@@ -165,6 +166,7 @@ def test_a_position_that_is_no_longer_observed_is_not_used(tmp_path: Path, monke
     heartbeat.beat(Phase.FORWARD, 1, 0)
     events[0].done = True
     wait_for(tmp_path, DevicePosition(Phase.FORWARD, 1, 0))
+    lock = lock_directory(tmp_path)  # as a monitor has one, so that the files are kept
     heartbeat.close()
     watch = NodeWatch(tmp_path, ME)
     (view,) = watch.scan()
@@ -173,6 +175,7 @@ def test_a_position_that_is_no_longer_observed_is_not_used(tmp_path: Path, monke
     (view,) = watch.scan()
     assert view.reading.device is None
     assert view.reading.actual_phase is Phase.FORWARD
+    lock.release()
 
 
 def test_the_stand_in_runs_kernels_in_order_beside_the_process(tmp_path: Path) -> None:

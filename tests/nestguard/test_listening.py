@@ -121,3 +121,13 @@ def test_a_taken_port_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_the_variable_of_nccl_chooses_interfaces_as_nccl_does(choice: str, chosen: list[str]) -> None:
     assert [name for name in ("lo", "eth0", "eth1", "ib0") if _is_chosen_by_nccl(name, choice)] == chosen
+
+
+def test_a_port_that_is_taken_on_any_interface_is_an_error_without_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolve_to(monkeypatch, "192.0.2.1")
+    port = free_port()
+    with socket.create_server(("", port)), pytest.raises(OSError, match="in use"):
+        listen("gpu-a", port)
+    assert not caplog.records

@@ -153,12 +153,3 @@ Heartbeat(Path({str(tmp_path)!r}), Identity(
     monkeypatch.setattr("nestguard.watch.started_ns", lambda _: now)
     (view,) = NodeWatch(tmp_path, one).scan()
     assert view.state is ProcessState.NOT_STARTED
-
-
-def test_remove_files_keeps_files_of_others(tmp_path: Path) -> None:
-    watch = NodeWatch(tmp_path, replace(ME, local_world_size=1))
-    Heartbeat(tmp_path, ME)
-    watch.scan()
-    (tmp_path / "notes.txt").touch()
-    watch.remove_files()
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import socket
-import tempfile
 import time
 import traceback
 import warnings
@@ -37,7 +36,7 @@ _MONITOR_CHECK_S = 5.0
 """Interval, in seconds, at which the rank that started the monitor checks that the monitor is alive."""
 
 _MONITOR_EXIT_S = 3.0
-"""Seconds that a rank waits for its monitor at the end of training. The monitor may still watch other ranks."""
+"""Seconds that a rank waits for its monitor at its end. The monitor removes its files, or still watches other ranks."""
 
 _REPORT_S = 60.0
 """Time between a limit and the end of the last rank, in seconds: more than a report takes on a slow machine."""
@@ -127,17 +126,15 @@ class StallGuard(pl.Callback):
 
     def _start_watching(self, trainer: pl.Trainer, identity: nestguard.Identity) -> None:
         self._is_only_rank = identity.world_size == 1
-        shared = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
         environment: ClusterEnvironment | None = getattr(trainer.strategy, "cluster_environment", None)
-        name = f"{node_run_id(environment)}-{next(_starts)}".replace("/", "-")
-        directory = shared / f"nestguard-{name}-node-{identity.node_rank}"
-        self._heartbeat = nestguard.Heartbeat(directory, identity)
-        self._heartbeat.arm()
-        nestguard.set_current(self._heartbeat)
-        if identity.local_rank == 0:
-            report_dir = self.report_dir or Path(trainer.default_root_dir) / "stalls"
-            peers = None if environment is None or trainer.num_nodes == 1 else self._peers(environment)
-            self._monitor = nestguard.start_monitor(directory, self.limits, identity, report_dir, peers)
+        with nestguard.run_directory(f"{node_run_id(environment)}-{next(_starts)}", identity) as directory:
+            self._heartbeat = nestguard.Heartbeat(directory, identity)
+            self._heartbeat.arm()
+            nestguard.set_current(self._heartbeat)
+            if identity.local_rank == 0:
+                report_dir = self.report_dir or Path(trainer.default_root_dir) / "stalls"
+                peers = None if environment is None or trainer.num_nodes == 1 else self._peers(environment)
+                self._monitor = nestguard.start_monitor(directory, self.limits, identity, report_dir, peers)
 
     def _peers(self, environment: ClusterEnvironment) -> nestguard.PeerConfig:
         port = environment.main_port
@@ -235,6 +232,8 @@ class StallGuard(pl.Callback):
             return
         if isinstance(exception, Preempted | KeyboardInterrupt):
             self._heartbeat.finish(Phase.LEAVING)
+            if isinstance(exception, Preempted) and self._monitor is not None:
+                self._monitor.wait(_MONITOR_EXIT_S)  # SLURM kills it when the last rank has exited
             return
         name, line = type(exception).__name__, last_error_line(exception)
         detail = name if line == name else f"{name}: {line}"

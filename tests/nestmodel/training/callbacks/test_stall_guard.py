@@ -40,17 +40,18 @@ class AtStep(pl.Callback):
 
 
 def heartbeat_directories() -> set[str]:
-    return {path.name for path in SHARED.glob(f"nestguard-{os.getpid()}-*")}
+    return {path.name for path in SHARED.glob(f"nestguard-{os.geteuid()}/{os.getpid()}-*")}
 
 
 def test_training_has_a_heartbeat_and_leaves_no_files(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    before, during = heartbeat_directories(), []
-    look = AtStep(1, lambda: during.append(nestguard.current()))
+    during: list[Any] = []
+    look = AtStep(1, lambda: during.extend([nestguard.current(), heartbeat_directories()]))
     guard = StallGuard()
     fit(messy_corpora, tmp_path, max_steps=2, callbacks=[guard, look])
     assert isinstance(during[0], nestguard.Heartbeat)
+    assert len(during[1]) == 1
     assert isinstance(nestguard.current(), nestguard.NoHeartbeat)
-    assert heartbeat_directories() <= before
+    assert heartbeat_directories() == set()
     assert not (tmp_path / "stalls").exists()
 
 
@@ -81,6 +82,7 @@ def test_training_continues_with_one_warning_if_the_monitor_dies(
         model, _ = fit(messy_corpora, tmp_path, max_steps=3, callbacks=[guard, AtStep(1, kill)])
     assert model.trainer.global_step == 3
     assert len([one for one in warned if "unwatched" in str(one.message)]) == 1
+    assert heartbeat_directories() == set()
 
 
 def test_training_continues_with_a_warning_if_no_heartbeat_can_be_written(
