@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -38,7 +38,19 @@ class Node:
 
     def command(self, *words: str) -> list[str]:
         """Returns a command line that runs another one on this node."""
-        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", _SET_HOST_NAME, self.name, *words]
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self.namespace,
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            _SET_HOST_NAME,
+            self.name,
+            *words,
+        ]
 
     def ip(self, *words: str) -> None:
         ip("-n", self.namespace, *words)
@@ -71,12 +83,11 @@ class Node:
         shutil.rmtree(_FILES / self.namespace, ignore_errors=True)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Network:
-    """Two nodes and their addresses."""
+    """Two nodes."""
 
     nodes: Sequence[Node]
-    addresses: Sequence[str] = field(default=IPV4)
 
 
 def ip(*words: str) -> None:
@@ -94,7 +105,7 @@ def two_nodes(addresses: Sequence[str] = IPV4, cable: Cable | None = None) -> It
         cable: What connects the nodes; by default a pair of virtual interfaces.
     """
     tag = secrets.token_hex(3)
-    network = Network([Node(f"nest-{tag}-{i}", name) for i, name in enumerate(NAMES)], addresses)
+    network = Network([Node(f"nest-{tag}-{i}", name) for i, name in enumerate(NAMES)])
     with contextlib.ExitStack() as stack:
         try:
             for node in network.nodes:

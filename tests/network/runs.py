@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ class Run:
     """The value of `--local-addr` on each node; none is given if empty."""
 
     environment: dict[str, str] | None = None
+    limits: dict[str, int] = field(default_factory=lambda: LIMITS)
+    max_restarts: int = 10
     join_timeout_s: int = 60
     """How long torchrun waits for the other node."""
 
@@ -57,7 +59,7 @@ class Run:
             {"class_path": "tests.network.gate.Gate", "init_args": {"path": str(self._gate), "step": GATE_STEP}},
         ]
         settings = {**TINY, "trainer": {**TINY["trainer"], "max_steps": STEPS, "callbacks": callbacks}}
-        settings["guard"] = {"limits": LIMITS, "port": GUARD_PORT}
+        settings["guard"] = {"limits": self.limits, "port": GUARD_PORT}
         (self.directory / "tiny.yaml").write_text(yaml.safe_dump(settings))
         fit = [str(PROGRAMS / "nestmodel"), "fit", "--config", "demo", "--config", "tiny.yaml"]
         fit += ["--data.corpus", str(self.corpora.speech), "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"]
@@ -71,11 +73,9 @@ class Run:
         processes = []
         for i, node in enumerate(self.network.nodes):
             local = ["--local-addr", self.local_addresses[i]] if self.local_addresses else []
-            command = node.command(*launch, *local, "--max-restarts", "10", "--no-python", *fit)
+            command = node.command(*launch, *local, "--max-restarts", str(self.max_restarts), "--no-python", *fit)
             with self._log_of(node).open("a") as log:
-                processes.append(
-                    subprocess.Popen(command, cwd=self.directory, env=environment, stdout=log, stderr=log)
-                )
+                processes.append(subprocess.Popen(command, cwd=self.directory, env=environment, stdout=log, stderr=log))
         return processes
 
     def finish(self, processes: Sequence["subprocess.Popen[bytes]"]) -> list[int]:

@@ -9,10 +9,12 @@ import pytest
 
 from tests.conftest import MessyCorpora
 from tests.network.cable import Cable
-from tests.network.nodes import INTERFACE, IPV6, Network, two_nodes
+from tests.network.nodes import INTERFACE, IPV4, IPV6, Network, two_nodes
 from tests.network.runs import GATE_STEP, LIMITS, STEPS, Run, wait_for
 
 pytestmark = [pytest.mark.network, pytest.mark.multiprocess, pytest.mark.slow]
+
+WRONG_ADDRESS = "172.17.0.1"
 
 
 @pytest.fixture
@@ -149,3 +151,69 @@ def test_a_network_with_ipv6_only_gives_equal_results(
         finish(run)
     assert "stall guard" not in run.output()
     assert run.state() == undisturbed.state()
+
+
+def put_another_interface_first(network: Network) -> None:
+    """Gives both nodes an interface that leads nowhere, with the same address, which their own names stand for."""
+    for i, node in enumerate(network.nodes):
+        node.ip("link", "add", "docker0", "type", "veth", "peer", "name", "docker1")
+        node.ip("address", "add", f"{WRONG_ADDRESS}/16", "dev", "docker0")
+        for interface in ("docker0", "docker1"):
+            node.ip("link", "set", interface, "up")
+        names = {other.name: address for other, address in zip(network.nodes, IPV4, strict=True)}
+        node.write_hosts({**names, network.nodes[i].name: WRONG_ADDRESS})
+
+
+def test_a_name_with_the_address_of_the_wrong_interface_fails_at_the_first_connection(
+    network: Network, messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    put_another_interface_first(network)
+    run = Run(tmp_path / "run", messy_corpora, network, max_restarts=0)
+    assert run.finish(run.start()) == [1, 1]
+    assert "Gloo connectFullMesh failed" in run.output()
+    assert f"remote=[{WRONG_ADDRESS}]" in run.output()
+
+
+def test_gloo_socket_ifname_chooses_the_interface_of_ranks_and_of_the_guard(
+    network: Network, messy_corpora: MessyCorpora, tmp_path: Path, undisturbed: Run
+) -> None:
+    put_another_interface_first(network)
+    run = Run(tmp_path / "run", messy_corpora, network, environment={"GLOO_SOCKET_IFNAME": INTERFACE})
+    finish(run)
+    assert "each node decides for itself" not in run.output()
+    assert run.state() == undisturbed.state()
+
+
+def test_a_name_of_node_0_without_an_address_is_one_line_and_ends_both_nodes(
+    network: Network, messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    a, b = network.nodes
+    b.write_hosts({b.name: IPV4[1]})
+    # Node 0 waits for the other node until the limit of its stall guard.
+    short = {**LIMITS, "first_step_s": 30}
+    run = Run(tmp_path / "run", messy_corpora, network, endpoint=f"{IPV4[0]}:29400", max_restarts=0, limits=short)
+    assert run.finish(run.start()) == [1, 1]
+    found = [line for line in run.outputs()[1].splitlines() if line.startswith("error: ")]
+    assert len(found) == 1, run.output()
+    assert f"the name of node 0, '{a.name}', cannot be resolved on {b.name} within 10 s" in found[0]
+    assert "cannot be retrieved (gai error" not in run.output()
+
+
+def test_local_addr_replaces_the_name_of_node_0(
+    network: Network, messy_corpora: MessyCorpora, tmp_path: Path, undisturbed: Run
+) -> None:
+    network.nodes[1].write_hosts({network.nodes[1].name: IPV4[1]})
+    run = Run(tmp_path / "run", messy_corpora, network, endpoint=f"{IPV4[0]}:29400", local_addresses=IPV4)
+    finish(run)
+    assert run.state() == undisturbed.state()
+
+
+def test_a_node_whose_own_name_has_no_address_ends_torchrun(
+    network: Network, messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    a, b = network.nodes
+    b.write_hosts({a.name: IPV4[0]})
+    run = Run(tmp_path / "run", messy_corpora, network, join_timeout_s=20)
+    assert run.finish(run.start()) == [1, 1]
+    assert "socket.gaierror: " in run.outputs()[1]
+    assert "RendezvousTimeoutError" in run.outputs()[0]
