@@ -60,7 +60,7 @@ test-faults: $(READY)
 	$(BIN)/python -m pytest -m 'faults and not remote'
 
 # Two nodes in network namespaces: links that fail, lose or delay packets, IPv6, names and interfaces. Skipped without
-# the right to create namespaces. Under ten minutes.
+# the right to create namespaces. About ten minutes.
 test-network: $(READY)
 	$(BIN)/python -m pytest -m network
 

@@ -16,6 +16,9 @@ pytestmark = [pytest.mark.network, pytest.mark.multiprocess, pytest.mark.slow]
 
 WRONG_ADDRESS = "172.17.0.1"
 
+SHORT_START = {**LIMITS, "first_step_s": 60}
+"""After the rank of one node has failed, the other one waits for it until the limit of its stall guard."""
+
 
 @pytest.fixture
 def network() -> Iterator[Network]:
@@ -168,7 +171,7 @@ def test_a_name_with_the_address_of_the_wrong_interface_fails_at_the_first_conne
     network: Network, messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     put_another_interface_first(network)
-    run = Run(tmp_path / "run", messy_corpora, network, max_restarts=0)
+    run = Run(tmp_path / "run", messy_corpora, network, max_restarts=0, limits=SHORT_START)
     assert run.finish(run.start()) == [1, 1]
     assert "Gloo connectFullMesh failed" in run.output()
     assert f"remote=[{WRONG_ADDRESS}]" in run.output()
@@ -189,9 +192,7 @@ def test_a_name_of_node_0_without_an_address_is_one_line_and_ends_both_nodes(
 ) -> None:
     a, b = network.nodes
     b.write_hosts({b.name: IPV4[1]})
-    # Node 0 waits for the other node until the limit of its stall guard.
-    short = {**LIMITS, "first_step_s": 30}
-    run = Run(tmp_path / "run", messy_corpora, network, endpoint=f"{IPV4[0]}:29400", max_restarts=0, limits=short)
+    run = Run(tmp_path / "run", messy_corpora, network, endpoint=f"{IPV4[0]}:29400", max_restarts=0, limits=SHORT_START)
     assert run.finish(run.start()) == [1, 1]
     found = [line for line in run.outputs()[1].splitlines() if line.startswith("error: ")]
     assert len(found) == 1, run.output()
