@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-isa test-faults test-remote test-slurm azurite fuzz test-lowest test-newest soak check format docs wheel test-wheel clean
+.PHONY: demo test test-isa test-faults test-network test-remote test-slurm azurite fuzz test-lowest test-newest soak check format docs wheel test-wheel clean
 
 # One install for every target: the packages in place, with the pinned versions of what they need.
 $(READY): pyproject.toml constraints.txt
@@ -58,6 +58,11 @@ test-isa: $(READY)
 # so it runs in one process. `make test` runs none of these tests. Up to forty minutes.
 test-faults: $(READY)
 	$(BIN)/python -m pytest -m 'faults and not remote'
+
+# Two nodes in network namespaces: links that fail, lose or delay packets, IPv6, names and interfaces. Skipped without
+# the right to create namespaces. About ten minutes.
+test-network: $(READY)
+	$(BIN)/python -m pytest -m network
 
 # The servers of the tests of object stores; they run on loopback.
 $(VENV)/.servers: $(READY) tests/remote/requirements.txt

@@ -24,11 +24,12 @@ _Address = tuple[Any, ...]
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Listens where the other nodes look for node 0: at those addresses of `host` that this machine has.
+    """Listens where the other nodes look for node 0.
 
-    A name that means only this machine here, such as an entry 127.0.1.1 in /etc/hosts, is another address on the other
-    nodes, and so is an address that a router translates. Then it listens on the interfaces that GLOO_SOCKET_IFNAME and
-    NCCL_SOCKET_IFNAME name. Without these variables it listens on all interfaces, and logs a warning.
+    These are the addresses of `host` that this machine has, and the interfaces that GLOO_SOCKET_IFNAME and
+    NCCL_SOCKET_IFNAME name, because a name may have an address of the wrong interface here. A name may also mean only
+    this machine here, such as an entry 127.0.1.1 in /etc/hosts, or be an address that a router translates. If the
+    variables are not set either, it listens on all interfaces, and logs a warning.
 
     Args:
         host: Name or address of node 0.
@@ -38,15 +39,13 @@ def listen(host: str, port: int) -> list[socket.socket]:
         OSError: The name cannot be resolved, or the port is taken or may not be used.
     """
     found = [address for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    listeners = _listen_at(found)
-    if any(not _is_loopback(listener.getsockname()) for listener in listeners):
+    is_on_one_machine = _is_loopback_name(host)
+    chosen = [] if is_on_one_machine else _addresses_of_interfaces(port)
+    listeners = _listen_at([*found, *chosen])
+    is_reachable = chosen or is_on_one_machine or any(not _is_loopback(one.getsockname()) for one in listeners)
+    if listeners and is_reachable:
         return listeners
-    if listeners and (host in _LOOPBACK_NAMES or _is_address(host)):
-        return listeners  # all nodes are on this machine
     _close(listeners)
-    chosen = _addresses_of_interfaces(port)
-    if chosen and (listeners := _listen_at([*found, *chosen])):
-        return listeners
     everywhere = _listen_everywhere(port)
     _log.warning(
         "%s is %s on node 0, which is no address of its network, so port %d is open on all of its interfaces. Set "
@@ -115,12 +114,12 @@ def _ipv6_addresses(interface: str, index: int, port: int) -> list[_Address]:
     return []  # a machine without IPv6
 
 
-def _is_address(host: str) -> bool:
+def _is_loopback_name(host: str) -> bool:
+    """Returns whether a name or address means this machine on every machine."""
     try:
-        ipaddress.ip_address(host)
+        return host in _LOOPBACK_NAMES or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-    return True
 
 
 def _is_loopback(address: _Address) -> bool:

@@ -85,6 +85,16 @@ def test_a_name_that_means_only_this_machine_opens_the_chosen_interface(
     assert not caplog.records
 
 
+def test_a_name_with_an_address_of_the_wrong_interface_opens_the_chosen_one_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolve_to(monkeypatch, "127.0.0.2")
+    monkeypatch.setattr("nestguard.listening._is_loopback", lambda _: False)  # stands for an address of a network
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with listening("gpu-a", free_port()) as addresses:
+        assert {"127.0.0.2", "127.0.0.1"} <= addresses
+
+
 @pytest.mark.parametrize("address", ["127.0.1.1", "192.0.2.1"])
 def test_without_a_chosen_interface_it_listens_everywhere_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, address: str

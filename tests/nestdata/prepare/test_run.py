@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -391,6 +393,31 @@ def test_a_corpus_prepared_on_a_dask_cluster_equals_one_prepared_locally(
             prepare_corpus([bad], tmp_path / "bad.corpus", dask=cluster.scheduler_address)
     assert tree(tmp_path / "dask.corpus") == tree(tmp_path / "here.corpus")
     assert not (tmp_path / "bad.corpus.partial").exists()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_dask_worker_that_is_killed_with_its_tasks_does_not_change_the_corpus(
+    varied_inputs: list[Path], tmp_path: Path
+) -> None:
+    distributed = pytest.importorskip("distributed")
+    prepare_corpus(varied_inputs, tmp_path / "here.corpus", VARIED_CONFIG)
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(protocol="tcp", **settings) as cluster, distributed.Client(cluster) as client:
+        address, pid = next(iter(client.run(os.getpid).items()))
+        os.kill(pid, signal.SIGSTOP)  # it receives tasks, and the run cannot end without their results
+
+        def kill_when_it_has_tasks() -> None:
+            while not client.processing().get(address):
+                time.sleep(0.05)
+            os.kill(pid, signal.SIGKILL)
+
+        killing = threading.Thread(target=kill_when_it_has_tasks, daemon=True)
+        killing.start()
+        prepare_corpus(varied_inputs, tmp_path / "dask.corpus", VARIED_CONFIG, dask=cluster.scheduler_address)
+        killing.join(timeout=60)
+        assert not killing.is_alive()
+    assert tree(tmp_path / "dask.corpus") == tree(tmp_path / "here.corpus")
 
 
 def test_preparing_a_corpus_twice_gives_the_same_bytes(manifest: Path, tmp_path: Path) -> None:
