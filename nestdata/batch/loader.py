@@ -1,5 +1,6 @@
 """`BatchLoader`: batches in order, from this process or from workers that fill them in place in shared memory."""
 
+import atexit
 import logging
 import multiprocessing
 import os
@@ -7,7 +8,9 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import islice
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Literal
 
 import numpy as np
@@ -33,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 # Time after SIGTERM at which an alarm ends a loader worker that is still running.
 _SECONDS_TO_FINISH = 60
+# Ends a loader worker at once, with code 0: torch raises an error in its owner if it ends in another way.
+_END_SIGNAL = signal.SIGUSR2
 # Batches that each worker has in progress or ready.
 _PREFETCH_FACTOR = 2
 # Batches that a consumer may keep without copies: Lightning holds the current, the next and the previous batch, and a
@@ -132,14 +137,23 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
             worker_init_fn=_StartWorker(self.num_workers, nestguard.current().slot),
             multiprocessing_context=context,
         )
+        iterator: Any = iter(workers)
+        end_workers = partial(_end, iterator._workers)
+        # Called before torch's own functions at exit, each of which waits for a worker that waits for work, and then
+        # sends SIGTERM. An error keeps this frame, and with it the workers, until the process exits.
+        atexit.register(end_workers)
         try:
-            for handed_over in self._checked(workers, context):
+            for handed_over in self._checked(iterator, context):
                 if ring is not None and isinstance(handed_over, _FilledSlot):
                     sampler.slots_of_workers.remove(handed_over.slot)
                     yield handed_over.open(ring)
                 else:
                     yield handed_over.pin_memory() if self.pin_memory else handed_over
+        except Exception:
+            end_workers()
+            raise
         finally:
+            atexit.unregister(end_workers)
             # Lightning takes the last batch and does not ask for another one, so the loop above does not end by itself.
             # If the iteration is given up earlier, a worker may still write to a slot.
             if not sampler.slots_of_workers:
@@ -304,6 +318,7 @@ class _StartWorker:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         # A forked worker inherits the handler of its rank; the default action ends the process.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(_END_SIGNAL, lambda *_: os._exit(0))
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_TO_FINISH))
         # Blocked by the fork server. SIGINT stays blocked in its workers: their rank handles Ctrl-C for them.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1})
@@ -336,6 +351,13 @@ def microbatches(
     """
     share = plan.microbatches_of(rank, world_size)
     return [BatchIndex(step, microbatch) for step in range(start_step, start_step + num_steps) for microbatch in share]
+
+
+def _end(workers: Iterable[BaseProcess]) -> None:
+    """Ends workers whose batches nobody needs any more; SIGTERM would leave them a minute."""
+    for worker in workers:
+        if worker.is_alive() and worker.pid is not None:
+            os.kill(worker.pid, _END_SIGNAL)
 
 
 def _unchanged(batch: Any) -> Any:

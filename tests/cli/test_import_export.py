@@ -85,7 +85,7 @@ def test_export_to_onnx_without_its_extra_names_the_extra(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["import", "gone.nemo"], 1, "gone.nemo: cannot be read (No such file or directory)"),
+        (["import", "gone.nemo"], 1, "gone.nemo: does not exist"),
         (["import", "text.nemo"], 1, "text.nemo: neither a .nemo file"),
         (["import", "last.ckpt"], 1, "last.ckpt: exists already"),
         (["export", "last.ckpt"], 2, "Missing option '--to'"),
@@ -155,7 +155,7 @@ def test_fit_refuses_a_weight_file_that_does_not_exist(
     corpora = ("--data.corpus", str(messy_corpora.speech), "--data.noise", str(messy_corpora.noise))
     assert main(["fit", "--config", "demo", *corpora, "--model.init_from", "gone.nemo"]) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert errors == ["error: gone.nemo: cannot be read (No such file or directory). Give a file that exists."]
+    assert errors == ["error: gone.nemo: does not exist. Give a file that exists."]
 
 
 def _plain(value: object) -> object:

@@ -1,5 +1,6 @@
 import gc
 import itertools
+import multiprocessing
 from collections.abc import Iterator
 
 import pytest
@@ -150,6 +151,19 @@ def test_the_largest_batch_fills_its_slot(messy_corpora: MessyCorpora) -> None:
 def test_an_error_in_a_worker_reaches_the_consumer_by_name(messy: AudioNoiseDataset) -> None:
     with pytest.raises(IndexError, match=r"step 0, microbatch 9"):
         list(messy.loader([(0, 0), (0, 9)], num_workers=1))
+
+
+def test_an_error_in_a_worker_ends_all_of_them_at_once(messy: AudioNoiseDataset) -> None:
+    others = {process.pid for process in multiprocessing.active_children()}
+    with pytest.raises(IndexError) as caught:
+        # The second batch comes from the second worker, so that both have started when the third is wrong.
+        list(messy.loader([(0, 0), (0, 1), (0, 99), *[(1, 0)] * 8], num_workers=2))
+    # The traceback keeps the iterator, and its workers would wait for work until the process exits.
+    workers = [process for process in multiprocessing.active_children() if process.pid not in others]
+    for worker in workers:
+        worker.join(30)
+    assert [worker.exitcode for worker in workers] == [0] * len(workers)
+    assert caught.tb is not None
 
 
 def test_without_workers_no_memory_is_shared(messy: AudioNoiseDataset, batch_indices: list[BatchIndex]) -> None:
