@@ -31,6 +31,14 @@ def verify_command(
     set_root: Annotated[
         bool, typer.Option("--set-root", help="Use the corpus with --root from now on, if no problem is found there.")
     ] = False,
+    accept_changed: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changed",
+            help="Use local files of another size or time as they are from now on, if they have the length, the "
+            "sampling rate and the channels of before.",
+        ),
+    ] = False,
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", help="Number of shards or files that are checked at a time.")
     ] = 8,
@@ -51,6 +59,7 @@ def verify_command(
             checksums=checksums,
             root=root,
             set_root=set_root,
+            accept_changed=accept_changed,
             jobs=jobs,
             allow_commands=allow_commands,
             on_progress=on_progress,

@@ -9,7 +9,7 @@ one member.
     shards.npy       int64 (num_shards + 1,): the byte at which each line of shards.jsonl starts, and its size
 
 All files are memory-mapped, so opening them takes the same time for every size. Cuts that are read by the path in
-their line have the shard `NO_SHARD` and the length 0.
+their line have the shard `NO_SHARD`; `nestdata.corpus.file_version` describes the rest of their row.
 """
 
 import mmap
@@ -130,10 +130,10 @@ class AddressTable:
 
     def num_bytes(self) -> tuple[int, int]:
         """Returns the bytes at all addresses, and the same with equal addresses counted once."""
-        offsets, lengths = self._addresses[0], self._addresses[1] & 0xFFFFFFFF
-        order = np.lexsort((offsets, self._addresses[1]))
+        offsets, extents = self._addresses[:, self.shard_numbers() != NO_SHARD]
+        lengths, order = extents & 0xFFFFFFFF, np.lexsort((offsets, extents))
         is_new = np.ones(len(order), bool)
-        is_new[1:] = (np.diff(self._addresses[1][order]) != 0) | (np.diff(offsets[order]) != 0)
+        is_new[1:] = (np.diff(extents[order]) != 0) | (np.diff(offsets[order]) != 0)
         return int(lengths.sum()), int(lengths[order][is_new].sum())
 
     def __getitem__(self, index: int) -> Address | None:

@@ -6,8 +6,9 @@
     rejected.jsonl   every rejected entry: its position in the input, and the reason
     report.html      durations, hours by language and speaker, rejects, and samples, which are in the folder `report`
     bank.pcm, .npy   with `--pcm`, all samples (see `nestdata.corpus.bank`)
-    addresses.npy    with audio in tars or object stores: where the bytes of each cut are (see
-                     `nestdata.corpus.addresses`, which also describes checksums.npy, shards.jsonl and shards.npy)
+    addresses.npy    where the bytes of each cut are, with audio in tars or object stores (see
+                     `nestdata.corpus.addresses`, which also describes checksums.npy, shards.jsonl and shards.npy);
+                     otherwise, size and time of its file (see `nestdata.corpus.file_version`)
 
 The large files are memory-mapped: opening takes the same time for every size, all processes share the memory
 pages, and a corpus can be used after a fork. Corpora are written by `nestdata.prepare`.
@@ -15,7 +16,8 @@ pages, and a corpus can be used after a fork. Corpora are written by `nestdata.p
 
 import json
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,11 @@ from numpy.typing import NDArray
 from nestdata.corpus.addresses import NO_SHARD, Address, AddressTable, Shard
 from nestdata.corpus.audio import empty_samples, load_pcm16, load_samples, samples_in
 from nestdata.corpus.bank import SampleBank
+from nestdata.corpus.file_version import FileVersions, check_version
 from nestdata.corpus.members import fetch, load_member, point_to
 from nestdata.corpus.parts import check_meta, map_array, parse_line, read_meta
 from nestdata.errors import AudioError, ConfigError, CorpusError
-from nestdata.storage import Storage, is_url, join, storage
+from nestdata.storage import FileVersion, Storage, is_url, join, storage
 
 FORMAT_VERSION = 3
 # Corpora of format 2 have no addresses, and are otherwise equal.
@@ -56,6 +59,7 @@ class Corpus:
         bank: SampleBank | None = None,
         addresses: AddressTable | None = None,
         *,
+        versions: FileVersions | None = None,
         allow_commands: bool = False,
     ) -> None:
         self.path = path
@@ -64,6 +68,7 @@ class Corpus:
         self._lines = lines
         self._bank = bank
         self._addresses = addresses
+        self._versions = versions
         self.allow_commands = allow_commands
 
     @classmethod
@@ -100,9 +105,10 @@ class Corpus:
                 raise ValueError("cuts.jsonl is not the size that meta.json says")
             bank = SampleBank.open(path, index[0]) if (path / "bank.npy").is_file() else None
             addresses = open_addresses(path, meta, root)
+            versions = FileVersions.open(path, meta["num_cuts"])
         except (OSError, ValueError) as error:
             raise CorpusError(f"{path}: the corpus is damaged ({error}). Prepare it again.") from error
-        return cls(path, meta, index, lines, bank, addresses, allow_commands=allow_commands)
+        return cls(path, meta, index, lines, bank, addresses, versions=versions, allow_commands=allow_commands)
 
     @property
     def num_samples(self) -> NDArray[np.int64]:
@@ -256,6 +262,24 @@ class Corpus:
         except ValueError as error:
             raise CorpusError(f"{self.path}: the corpus is damaged ({error}). Prepare it again.") from error
 
+    def file_version(self, index: int) -> FileVersion | None:
+        """Returns the version of the file of a cut when the corpus was prepared; None if it is unknown.
+
+        That is the case for cuts with an address, corpora of earlier releases, and files that were not opened.
+        """
+        return None if self._versions is None else self._versions[index]
+
+    def write_file_versions(self, versions: Iterable[tuple[int, FileVersion]]) -> None:
+        """Writes other versions of the files of some cuts, by their indices, where the next `open` finds them.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
+        assert self._versions is not None, "only versions that are known can change"
+        content = BytesIO()
+        np.save(content, self._versions.with_versions(versions))
+        storage().write(str(self.path.resolve() / "addresses.npy"), content.getvalue())
+
     def load(
         self,
         index: int,
@@ -299,6 +323,8 @@ class Corpus:
         elif address := self.address(index):
             load_member(line, address, content, start=start, out=out, is_checked=is_checked, store=store)
         else:
+            if version := self.file_version(index):
+                check_version(line, version)
             load_samples(line, start=start, num_samples=len(out), out=out, allow_commands=self.allow_commands)
         return line["id"], out
 
@@ -339,9 +365,11 @@ class Corpus:
         if self._bank is not None:
             return line["id"], self._bank.read_pcm16(index, start, out)
         address = self.address(index)
-        if address is None:
-            return line["id"], load_pcm16(line, start=start, out=out)
         try:
+            if address is None:
+                if version := self.file_version(index):
+                    check_version(line, version)
+                return line["id"], load_pcm16(line, start=start, out=out)
             content = fetch(address, line["id"], content, is_checked=is_checked, store=store)
         except AudioError:
             return line["id"], False

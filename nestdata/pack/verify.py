@@ -1,7 +1,7 @@
 """Checks that the audio of a corpus or a packed set is complete and unchanged: `verify_corpus`."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nestdata.errors import ConfigError, StorageError
-from nestdata.storage import is_url, storage
+from nestdata.storage import FileVersion, is_url, storage
 from nestdata.storage.location import parse_url
 
 if TYPE_CHECKING:
@@ -58,14 +58,18 @@ class VerifyReport:
 
     problems: list[VerifyProblem] = field(default_factory=list)
 
+    num_accepted: int = 0
+    """Number of cuts whose files have changed, and are used as they are from now on."""
+
     new_root: str | None = None
     """The root that was written to `meta.json`; None if it stays as it was."""
 
     def summary(self) -> str:
         """Returns one line with the counts."""
         checked = f", audio of {self.num_checked} read" if self.num_checked else ""
+        accepted = f", changed files of {self.num_accepted} accepted" if self.num_accepted else ""
         found = f"{len(self.problems)} problems" if self.problems else "no problems"
-        return f"{self.location}: {self.num_cuts} cuts{checked}, {self.num_shards} shards: {found}"
+        return f"{self.location}: {self.num_cuts} cuts{checked}{accepted}, {self.num_shards} shards: {found}"
 
 
 class Checked(NamedTuple):
@@ -75,6 +79,8 @@ class Checked(NamedTuple):
     """Number of cuts whose bytes or samples were read."""
 
     problems: list[VerifyProblem]
+    accepted: Sequence[tuple[int, FileVersion]] = ()
+    """Cuts whose files have changed and can be used, by their indices, with the new versions of the files."""
 
 
 def verify_corpus(
@@ -83,6 +89,7 @@ def verify_corpus(
     checksums: bool = False,
     root: str | None = None,
     set_root: bool = False,
+    accept_changed: bool = False,
     jobs: int = 8,
     allow_commands: bool = False,
     on_progress: Callable[[int, int | None], None] | None = None,
@@ -90,7 +97,8 @@ def verify_corpus(
     """Compares a corpus, or a packed set, with the audio that it names.
 
     The size of every shard is compared, and its ETag if the store gives one. Of cuts that are read from files of their
-    own, the files must exist and not be empty. A corpus with a sample bank needs no other audio, and none is checked.
+    own, the files must exist, not be empty, and have the size and the modification time that they had when the corpus
+    was prepared, if it knows them. A corpus with a sample bank needs no other audio, and none is checked.
 
     Args:
         path: A corpus directory, or the folder or URL of a packed set.
@@ -99,6 +107,8 @@ def verify_corpus(
         root: Where the folder or bucket of the audio of a corpus is now, if it was moved: a path or a URL. By default,
             the root in its `meta.json`.
         set_root: Whether `root` is written to `meta.json` if no problem was found, so that the corpus is used with it.
+        accept_changed: Whether files of cuts that have another size or time are used as they are from now on, if their
+            headers give the length, the sampling rate and the number of channels that the corpus has.
         jobs: Number of threads, each of which checks one shard at a time.
         allow_commands: Whether to run the shell commands that cuts of a corpus give instead of files, to decode their
             output; only with `checksums`.
@@ -133,12 +143,17 @@ def verify_corpus(
         corpus = Corpus.open(location, root=_checked_root(root), allow_commands=allow_commands)
         if root is not None:
             _check_root_matters(corpus)
-        report, num_tasks, tasks = _corpus_tasks(corpus, checksums)
+        report, num_tasks, tasks = _corpus_tasks(corpus, checksums, accept_changed)
+    accepted: list[tuple[int, FileVersion]] = []
     for done, checked in enumerate(_run_all(tasks, jobs), start=1):
         report.num_checked += checked.num_checked
         report.problems += checked.problems
+        accepted += checked.accepted
         if on_progress:
             on_progress(done, num_tasks)
+    if accepted:
+        corpus.write_file_versions(accepted)
+        report.num_accepted = len(accepted)
     if set_root and not report.problems:
         corpus.write_root()
         report.new_root = corpus.root
@@ -214,7 +229,9 @@ def compare_size(location: str, size: int, etag: str | None) -> list[VerifyProbl
     return []
 
 
-def _corpus_tasks(corpus: "Corpus", checksums: bool) -> tuple[VerifyReport, int, Iterator[Callable[[], Checked]]]:
+def _corpus_tasks(
+    corpus: "Corpus", checksums: bool, accept_changed: bool
+) -> tuple[VerifyReport, int, Iterator[Callable[[], Checked]]]:
     """Returns an empty report of a corpus, the number of its checks, and the checks."""
     import numpy as np
 
@@ -227,11 +244,15 @@ def _corpus_tasks(corpus: "Corpus", checksums: bool) -> tuple[VerifyReport, int,
     shards = corpus.shard_numbers()
     without_shard = np.flatnonzero(shards == NO_SHARD)
     num_tasks = corpus.num_shards + -(-len(without_shard) // _CUTS_PER_TASK)
-    return report, num_tasks, _checks_of(corpus, shards, without_shard, checksums)
+    return report, num_tasks, _checks_of(corpus, shards, without_shard, checksums, accept_changed)
 
 
 def _checks_of(
-    corpus: "Corpus", shards: "NDArray[np.int64]", without_shard: "NDArray[np.int64]", checksums: bool
+    corpus: "Corpus",
+    shards: "NDArray[np.int64]",
+    without_shard: "NDArray[np.int64]",
+    checksums: bool,
+    accept_changed: bool,
 ) -> Iterator[Callable[[], Checked]]:
     """Yields the checks of the shards, then those of the cuts that are read from files of their own."""
     import numpy as np
@@ -243,7 +264,7 @@ def _checks_of(
         yield partial(_check_shard, corpus, shard.info, own)
     for first in range(0, len(without_shard), _CUTS_PER_TASK):
         indices = without_shard[first : first + _CUTS_PER_TASK].tolist()
-        yield partial(_check_files, corpus, indices, checksums)
+        yield partial(_check_files, corpus, indices, checksums, accept_changed)
 
 
 def _check_shard(corpus: "Corpus", info: Any, indices: list[int] | None) -> Checked:
@@ -287,12 +308,16 @@ def _read_again(address: "Address") -> bytes:
         return stream.read(address.offset, address.length)
 
 
-def _check_files(corpus: "Corpus", indices: list[int], decode: bool) -> Checked:
+def _check_files(corpus: "Corpus", indices: list[int], decode: bool, accept_changed: bool) -> Checked:
     """Checks cuts that are read by the path in their line."""
+    from nestdata.corpus.audio import load_samples
     from nestdata.corpus.file_kind import special_file_kind
+    from nestdata.corpus.file_version import check_version
     from nestdata.errors import AudioError
+    from nestdata.pack.accept import accepted_version
 
     problems: list[VerifyProblem] = []
+    accepted: list[tuple[int, FileVersion]] = []
     seen: set[str] = set()
     for index in indices:
         line = corpus.line(index)
@@ -304,12 +329,23 @@ def _check_files(corpus: "Corpus", indices: list[int], decode: bool) -> Checked:
         ]
         problems += [problem for problem in bad if problem.location not in seen]
         seen.update(problem.location for problem in bad)
-        if decode and not bad:
+        if bad:
+            continue
+        try:
             try:
-                corpus.load(index)
-            except AudioError as error:
-                problems.append(VerifyProblem(min(paths, default=str(corpus.path)), error.reason, str(error)))
-    return Checked(len(indices) if decode else 0, problems)
+                if version := corpus.file_version(index):
+                    check_version(line, version)
+            except AudioError:
+                if not accept_changed:
+                    raise
+                accepted.append((index, accepted_version(line)))
+            if decode:
+                load_samples(line, allow_commands=corpus.allow_commands)
+        except AudioError as error:
+            problem = VerifyProblem(min(paths, default=str(corpus.path)), error.reason, str(error))
+            problems += [] if error.reason == "changed" and problem.location in seen else [problem]
+            seen.add(problem.location)
+    return Checked(len(indices) if decode else 0, problems, accepted)
 
 
 def _why_unusable(path: str, special_kind: str | None) -> tuple[str, str] | None:

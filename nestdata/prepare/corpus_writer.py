@@ -104,6 +104,7 @@ class CorpusWriter:
         self._num_bytes = 0
         self._num_resampled = 0
         self._all_checksums = True
+        self._has_versions = False
         self._speech = SpeechTotals()
         self._samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
         self._drawn_cuts, self._drawn_rejects = KeyedDraw[int](), KeyedDraw[Reject]()
@@ -115,6 +116,7 @@ class CorpusWriter:
         records["source"] = source_index
         self._shards.add(probed.shards, records["extent"])
         self._all_checksums &= bool(records["has_crc32"].all())
+        self._has_versions |= bool(records["begin"].any())
         self._cuts.write(probed.lines)
         self._records.write(records.tobytes())
         self._num_bytes += len(probed.lines)
@@ -258,11 +260,11 @@ class CorpusWriter:
         with self._array_file("index.npy", "<i8", (2, num_cuts)) as file:
             order.write_lengths(file)
             order.write(file, "offset")
-        if self._shards.num_shards:
+        if self._shards.num_shards or self._has_versions:
             with self._array_file("addresses.npy", "<i8", (2, num_cuts)) as file:
                 order.write(file, "begin")
                 order.write(file, "extent")
-            if self._all_checksums:
+            if self._shards.num_shards and self._all_checksums:
                 with self._array_file("checksums.npy", "<u4", (num_cuts,)) as file:
                     order.write(file, "crc32")
         return order.lengths()

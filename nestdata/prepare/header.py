@@ -17,6 +17,7 @@ from nestdata.corpus.members import describe
 from nestdata.corpus.sources import output_of
 from nestdata.prepare.inputs.content import HEAD_BYTES, GuardedStream
 from nestdata.prepare.inputs.entry import Member, Problem
+from nestdata.storage import FileVersion
 
 if TYPE_CHECKING:
     import soundfile
@@ -50,6 +51,9 @@ class AudioInfo(NamedTuple):
     ends_early: bool = False
     """Whether the file is shorter than its own header says."""
 
+    version: FileVersion | None = None
+    """The version of a local file; None for a member, and if no file was opened."""
+
 
 def read_header(path: str, member: Member | None) -> AudioInfo | Problem:
     """Reads the header of an audio file, or of a member.
@@ -60,19 +64,22 @@ def read_header(path: str, member: Member | None) -> AudioInfo | Problem:
     import soundfile
 
     try:
-        info, size = _header_of_file(path) if member is None else (_header_of_member(member), member.length)
+        info, status = _header_of_file(path) if member is None else (_header_of_member(member), None)
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
         found = _header_after(error, path, member)
         if isinstance(found, Problem):
             return found
-        info, size = found, os.path.getsize(path) if member is None else member.length
+        info, status = found, os.stat(path) if member is None else None
+    size = member.length if member else status.st_size if status else 0
     if info.num_frames >= _UNKNOWN_LENGTH:
         detail = f"{name_of(path, member)}: its header does not give the number of samples; re-encode it"
         return Problem("unknown_length", detail)
     if info.num_frames > _MAX_SAMPLES_PER_BYTE * size:
         detail = f"{name_of(path, member)}: its header gives {info.num_frames} samples, too many for {size} bytes"
         return Problem("truncated", detail)
-    return info if info.num_frames > 0 else Problem("empty", f"{name_of(path, member)} holds no samples")
+    if info.num_frames <= 0:
+        return Problem("empty", f"{name_of(path, member)} holds no samples")
+    return info if status is None else info._replace(version=FileVersion.of(status))
 
 
 def header_of_command(command: str) -> AudioInfo | Problem:
@@ -93,13 +100,13 @@ def name_of(path: str, member: Member | None) -> str:
     return path if member is None else describe(member.shard.location, member.offset, member.length)
 
 
-def _header_of_file(path: str) -> tuple[AudioInfo, int]:
-    """Returns the header of a file and its size in bytes. Raises OSError, ValueError, soundfile.LibsndfileError."""
+def _header_of_file(path: str) -> tuple[AudioInfo, os.stat_result]:
+    """Returns the header of a file and its status. Raises OSError, ValueError, soundfile.LibsndfileError."""
     check_regular_file(path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        size = os.fstat(descriptor).st_size
-        info = _plain_header(os.read(descriptor, HEAD_BYTES), size)
+        status = os.fstat(descriptor)
+        info = _plain_header(os.read(descriptor, HEAD_BYTES), status.st_size)
         if info is None:
             os.lseek(descriptor, 0, os.SEEK_SET)
     except BaseException:
@@ -107,9 +114,9 @@ def _header_of_file(path: str) -> tuple[AudioInfo, int]:
         raise
     if info is not None:
         os.close(descriptor)
-        return info, size
+        return info, status
     with open_descriptor(descriptor) as file:
-        return _info_of(file), size
+        return _info_of(file), status
 
 
 def _header_of_member(member: Member) -> AudioInfo:

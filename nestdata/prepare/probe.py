@@ -20,6 +20,7 @@ from nestdata.prepare.inputs.content import LoadedContent
 from nestdata.prepare.inputs.entry import Entry, Member, Problem, RejectReason
 from nestdata.prepare.speech.config import SpeechLimits
 from nestdata.redaction import redacted
+from nestdata.storage import FileVersion
 
 # Tolerance for durations that manifests have rounded up.
 _ROUNDING_S = 0.05
@@ -60,6 +61,9 @@ class Cut(NamedTuple):
 
     member: Member | None = None
     """Where its audio is, if that is not the file that the row names."""
+
+    version: FileVersion | None = None
+    """The version of the file that the row names, if it was opened."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,19 +125,23 @@ def checked_row(entry: Entry, limits: Limits) -> tuple[Entry, dict[str, Any]] | 
             entry = _with_checksum(entry, entry.member, limits)
         if entry.problem:
             return _reject(entry, *entry.problem)
-        row = _cut_from_file(entry, limits) if entry.cut is None else _cut_from_lhotse(entry, limits)
+        found = _cut_from_file(entry, limits) if entry.cut is None else _cut_from_lhotse(entry, limits)
     except StorageError as error:
         if error.kind not in ("missing", "changed"):
             raise
-        row = _reject(entry, error.kind, str(error))
-    return row if isinstance(row, Reject) else (entry, row)
+        return _reject(entry, error.kind, str(error))
+    if isinstance(found, Reject):
+        return found
+    row, version = found
+    # A copy of audio in the corpus directory is moved and copied with it, which may change its time.
+    return entry._replace(version=None if entry.stored_path else version), row
 
 
 def finished_cut(entry: Entry, row: dict[str, Any], limits: Limits) -> Cut | Reject:
     """Returns a cut that is resampled and decoded as the limits ask; modifies the recording of `row`."""
     num_samples = samples_in(row["duration"], limits.sampling_rate)
     resample(row["recording"], limits.sampling_rate)
-    cut = Cut(row, num_samples, entry.member)
+    cut = Cut(row, num_samples, entry.member, entry.version)
     return _decoded(entry, cut, limits) if limits.mode == "decode" else cut
 
 
@@ -178,8 +186,8 @@ def check_length(entry: Entry, row: dict[str, Any], limits: Limits) -> Reject | 
     return None
 
 
-def _cut_from_file(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
-    """Returns the cut of a span of a file or of the output of a command."""
+def _cut_from_file(entry: Entry, limits: Limits) -> tuple[dict[str, Any], FileVersion | None] | Reject:
+    """Returns the cut of a span of a file or of the output of a command, and the version of the file."""
     rate, channel = limits.sampling_rate, 0 if limits.channel == "mix" else limits.channel
     if entry.member and entry.member.length > MAX_MEMBER_BYTES:
         return _reject(entry, "too_large", f"{name_of(entry.path, entry.member)}: a member must be shorter than 4 GiB")
@@ -198,7 +206,7 @@ def _cut_from_file(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
     row = cut_row(entry, info, left if duration is None else min(duration, left), channel)
     if limits.channel == "mix":
         row["custom"] = row.get("custom", {}) | {MIX_FIELD: "mix"}
-    return _check_rate_and_channel(entry, info.rate, channel, info.num_channels, limits) or row
+    return _check_rate_and_channel(entry, info.rate, channel, info.num_channels, limits) or (row, info.version)
 
 
 def _check_span(entry: Entry, info: AudioInfo, start: float, duration: float | None) -> Reject | None:
@@ -223,11 +231,12 @@ def _check_rate_and_channel(entry: Entry, rate: int, channel: int, num_channels:
     return None
 
 
-def _cut_from_lhotse(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
-    """Returns a Lhotse cut, checked against the header of its file; modifies `entry.cut`."""
+def _cut_from_lhotse(entry: Entry, limits: Limits) -> tuple[dict[str, Any], FileVersion | None] | Reject:
+    """Returns a Lhotse cut, checked against the header of its file, and the file's version; modifies `entry.cut`."""
     assert entry.cut is not None
+    version = None
     row, recording = entry.cut, entry.cut["recording"]
-    channel, length, rate = row["channel"], recording["duration"], _source_rate(recording)
+    channel, length, rate = row["channel"], recording["duration"], source_rate(recording)
     if entry.member and entry.member.length > MAX_MEMBER_BYTES:
         return _reject(entry, "too_large", f"{name_of(entry.path, entry.member)}: a member must be shorter than 4 GiB")
     for source in recording["sources"]:
@@ -252,17 +261,17 @@ def _cut_from_lhotse(entry: Entry, limits: Limits) -> dict[str, Any] | Reject:
         info = read_header(source["source"], entry.member)
         if isinstance(info, Problem):
             return _reject(entry, *info)
-        rate, num_channels = info.rate, info.num_channels
+        rate, num_channels, version = info.rate, info.num_channels, info.version
         if all(transform["name"] == "Resample" for transform in recording.get("transforms") or ()):
             if reject := _check_span(entry, info, row["start"], row["duration"]):
                 return reject
             length = min(length, info.num_frames / info.rate)
     if row["duration"] > length - row["start"] + 0.5 / recording["sampling_rate"]:
         row["duration"] = length - row["start"]
-    return _check_rate_and_channel(entry, rate, position, num_channels, limits) or row
+    return _check_rate_and_channel(entry, rate, position, num_channels, limits) or (row, version)
 
 
-def _source_rate(recording: dict[str, Any]) -> int:
+def source_rate(recording: dict[str, Any]) -> int:
     """Returns the rate in Hz of the file of a Lhotse recording, as given by the recording itself."""
     resampled = [t["kwargs"] for t in recording.get("transforms") or () if t["name"] == "Resample"]
     rate: int = resampled[0]["source_sampling_rate"] if resampled else recording["sampling_rate"]
@@ -297,7 +306,7 @@ def _samples_at_a_time(row: dict[str, Any]) -> int:
     recording = row["recording"]
     if any(source["type"] == "command" for source in recording["sources"]):
         return sys.maxsize
-    ratio = max(1.0, _source_rate(recording) / recording["sampling_rate"])
+    ratio = max(1.0, source_rate(recording) / recording["sampling_rate"])
     return max(1, int(_MAX_DECODED / ratio / max(len(source["channels"]) for source in recording["sources"])))
 
 

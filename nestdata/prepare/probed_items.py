@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import NO_SHARD
 from nestdata.corpus.channels import is_mixed
+from nestdata.corpus.file_version import row_of
 from nestdata.errors import shortened
 from nestdata.prepare.audio_span import AudioSpan
 from nestdata.prepare.draw import MAX_DRAWN, KeyedDraw, key_of
@@ -21,7 +22,7 @@ from nestdata.prepare.inputs.entry import Member
 from nestdata.prepare.probe import Cut, Reject
 from nestdata.prepare.records import RECORD
 from nestdata.prepare.speech.measures import SpeechTotals
-from nestdata.storage import ObjectInfo
+from nestdata.storage import FileVersion, ObjectInfo
 
 _LAYOUT = str(RECORD.descr)
 # The channel in the fingerprint of a cut that is the average of all channels.
@@ -123,6 +124,7 @@ class _Columns(NamedTuple):
     """None or empty for a cut without one."""
 
     member: Sequence[Member | None] = ()
+    version: Sequence[FileVersion | None] = ()
 
 
 # Index of the number in a row of `_Columns`.
@@ -159,7 +161,7 @@ class ItemCollector:
         A cut that cannot be written as JSON becomes a reject: its file name is not Unicode, a label is nested deeper
         than 254 levels, or an integer in a label has more than 64 bits.
         """
-        row, num_samples, member = cut
+        row, num_samples, member, version = cut
         try:
             line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
         except TypeError as error:
@@ -174,7 +176,7 @@ class ItemCollector:
             (
                 line, row["id"], num_samples, round(row["start"] * 1e6),
                 MIXED_CHANNEL if "custom" in row and is_mixed(row) else row["channel"],
-                number, "transforms" in row["recording"], language, speaker, member,
+                number, "transforms" in row["recording"], language, speaker, member, version,
             )
         )  # fmt: skip
 
@@ -242,8 +244,9 @@ def _records_of(columns: _Columns, shards: dict[ObjectInfo, int]) -> NDArray[Any
     records["offset"][1:] = np.cumsum([len(line) for line in columns.line[:-1]])
     digests = [hashlib.blake2b(cut_id.encode(), digest_size=8).digest() for cut_id in columns.cut_id]
     records["id"] = np.frombuffer(b"".join(digests), "<u8")
-    if shards:
-        addresses = [_address(member, shards) for member in columns.member]
+    if shards or any(columns.version):
+        pairs = zip(columns.member, columns.version, strict=True)
+        addresses = [_address(member, version, shards) for member, version in pairs]
         for name, values in zip(("begin", "extent", "crc32", "has_crc32"), zip(*addresses, strict=True), strict=True):
             records[name] = values
     else:
@@ -251,10 +254,12 @@ def _records_of(columns: _Columns, shards: dict[ObjectInfo, int]) -> NDArray[Any
     return records
 
 
-def _address(member: Member | None, shards: dict[ObjectInfo, int]) -> tuple[int, int, int, int]:
+def _address(
+    member: Member | None, version: FileVersion | None, shards: dict[ObjectInfo, int]
+) -> tuple[int, int, int, int]:
     """Returns begin, extent, crc32 and has_crc32 of the record of a cut."""
     if member is None:
-        return 0, NO_SHARD << 32, 0, 1
+        return (*(row_of(version) if version else (0, NO_SHARD << 32)), 0, 1)
     return member.offset, shards[member.shard] << 32 | member.length, member.crc32 or 0, member.crc32 is not None
 
 

@@ -8,12 +8,13 @@ lists, writes and deletes. Transient failures are repeated with patience; every 
 from nestdata.storage.access import Storage, storage
 from nestdata.storage.config import StorageConfig
 from nestdata.storage.environment import StoreEnvironment
-from nestdata.storage.info import ObjectInfo
+from nestdata.storage.info import FileVersion, ObjectInfo
 from nestdata.storage.location import SCHEMES, common_folder, has_scheme, is_url, join, name_of, parent
 from nestdata.storage.stream import SizedStream
 
 __all__ = [
     "SCHEMES",
+    "FileVersion",
     "ObjectInfo",
     "SizedStream",
     "Storage",

@@ -1,5 +1,6 @@
 """What is known of an object without reading it, and the counters of what was read."""
 
+import os
 import threading
 from typing import NamedTuple
 
@@ -13,6 +14,21 @@ class ObjectInfo(NamedTuple):
 
     etag: str | None
     """The store's identifier of this content, without quotes. None for local files and for servers that give none."""
+
+
+class FileVersion(NamedTuple):
+    """What distinguishes a local file from one that replaces it."""
+
+    mtime_ns: int
+    """Modification time, in ns since 1970."""
+
+    size: int
+    """Lower 32 bits of the size in bytes."""
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "FileVersion":
+        """Returns the version of a file with this status."""
+        return cls(status.st_mtime_ns, status.st_size & 0xFFFFFFFF)
 
 
 class StorageStats(NamedTuple):

@@ -63,7 +63,10 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
             *("--allow-commands", "--bits", "--codec", "--jobs -j", "--json", "--output -o", "--overwrite", "--seed"),
             *("--shard-bytes", "CORPUS"),
         ],
-        "verify": ["--allow-commands", "--checksums", "--jobs -j", "--json", "--root", "--set-root", "CORPUS"],
+        "verify": [
+            *("--accept-changed", "--allow-commands", "--checksums", "--jobs -j", "--json", "--root", "--set-root"),
+            "CORPUS",
+        ],
         "plan": [
             *("--config -c", "--json", "--max-batch-seconds", "--max-cuts", "--microbatches-per-step"),
             *("--min-audio-seconds", "--mixed-lengths", "--num-shapes", "--picture", "--quadratic-seconds", "--seed"),

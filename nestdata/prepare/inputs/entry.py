@@ -18,7 +18,7 @@ from urllib.parse import quote
 from nestdata.corpus.file_kind import special_file_kind
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.line_reader import LineReader, expanded
-from nestdata.storage import ObjectInfo, has_scheme, is_url, storage
+from nestdata.storage import FileVersion, ObjectInfo, has_scheme, is_url, storage
 
 InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface", "parquet", "shar", "webdataset"]
 
@@ -154,6 +154,9 @@ class Entry(NamedTuple):
 
     problem: Problem | None = None
     """Why the entry is rejected without probing it, if the source knows."""
+
+    version: FileVersion | None = None
+    """The version of its local file; the probe sets it when it has read the header."""
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ from nestdata import (
     BadAudioConfig,
     BatchPlan,
     ConfigError,
+    Corpus,
     MicrobatchKey,
     Mix,
     MixConfig,
@@ -21,6 +22,7 @@ from nestdata import (
     PlanConfig,
     SpeakerNoiseMixer,
     microbatches,
+    verify_corpus,
 )
 from nestdata.batch.memory import BatchMemory
 from tests.batches import digest, messy_dataset
@@ -123,6 +125,8 @@ def test_a_cut_that_is_not_16_bit_audio_makes_the_batch_float32(tmp_path: Path) 
     corpus = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000, i) for i in range(5)})
     samples, _ = soundfile.read(tmp_path / "speech" / "3.wav", dtype="float32")
     soundfile.write(tmp_path / "speech" / "3.wav", samples / 3, 16000, subtype="FLOAT")
+    assert verify_corpus(corpus.path, accept_changed=True).num_accepted == 1
+    corpus = Corpus.open(corpus.path)
     plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=5.0, microbatches_per_step=1))
     dataset = AudioNoiseDataset(corpus, plan, mixer=SpeakerNoiseMixer(MixConfig(prob=1.0)))
     slot = np.zeros(dataset._slot_bytes(packed=True), np.uint8)

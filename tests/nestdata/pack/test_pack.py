@@ -116,7 +116,7 @@ def test_windows_become_recordings_of_their_own(messy_corpora: MessyCorpora, tmp
     corpus, found = Corpus.open(messy_corpora.windows), shar_of(tmp_path / "packed")
     # One of the four recordings was damaged after the corpus was prepared.
     num_damaged = sum(corpus[index].recording.id == "2" for index in range(len(corpus)))
-    assert report.left_out == {"truncated": num_damaged}
+    assert report.left_out == {"changed": num_damaged}
     assert len(found) == len(corpus) - num_damaged == report.num_cuts
     for cut in found.values():
         assert (cut.start, cut.duration) == (0.0, cut.recording.duration)
@@ -459,7 +459,7 @@ def test_the_command_packs_and_prints_what_it_did(
     assert capsys.readouterr().out.splitlines() == [
         f"{output}: {summary['num_cuts']} cuts, 0.02 h, 1 shards, {summary['num_bytes'] / 1e9:.3f} GB",
         f"  rounded: {summary['num_rounded']} cuts",
-        f"  left out: {summary['left_out']['truncated']} truncated; see {output}/cuts.pack/left_out.jsonl",
+        f"  left out: {summary['left_out']['changed']} changed; see {output}/cuts.pack/left_out.jsonl",
         f"  prepare a corpus from it: nestdata prepare {output} -o packed.corpus",
     ]
 

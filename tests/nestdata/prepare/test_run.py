@@ -39,7 +39,7 @@ from tests.nestdata.full_disk import files_up_to
 from tests.synthesis import hiss, read_audio, tone, write_audio, write_jsonl
 
 REPOSITORY = Path(__file__).parents[3]
-CORPUS_FILES = {"cuts.jsonl", "index.npy", "meta.json", "rejected.jsonl"}
+CORPUS_FILES = {"addresses.npy", "cuts.jsonl", "index.npy", "meta.json", "rejected.jsonl"}
 
 
 def tree(directory: Path) -> dict[str, bytes | None]:

@@ -1,0 +1,150 @@
+"""Local files that are replaced after a corpus was prepared are noticed."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nestdata import AudioError, Corpus, PrepareConfig, prepare_corpus, verify_corpus
+from nestdata.storage import FileVersion
+from tests.synthesis import chirp, folder_corpus, hiss, write_audio, write_jsonl
+
+SPEECH = chirp(100, 3000, 1.0)
+
+
+def longer(path: Path) -> None:
+    write_audio(path, chirp(100, 3000, 2.0))
+
+
+def at_8_khz(path: Path) -> None:
+    write_audio(path, chirp(100, 3000, 1.0, 8000), 8000)
+
+
+def stereo_with_a_silent_channel(path: Path) -> None:
+    write_audio(path, np.stack([0 * SPEECH, SPEECH], axis=1))
+
+
+def of_the_same_size(path: Path) -> None:
+    size = path.stat().st_size
+    write_audio(path, hiss(16000, 1))
+    assert path.stat().st_size == size
+
+
+def set_time(path: Path, seconds: int) -> None:
+    os.utime(path, (seconds, seconds))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    """A corpus of two files, the first of which lasts 1 s; both are of the year 2001."""
+    for name, samples in (("a.wav", SPEECH), ("b.wav", hiss(20000, 0))):
+        set_time(write_audio(tmp_path / "in" / name, samples), 1_000_000_000)
+    prepare_corpus([tmp_path / "in"], tmp_path / "in.corpus")
+    return Corpus.open(tmp_path / "in.corpus")
+
+
+def first_path(corpus: Corpus) -> Path:
+    return Path(corpus.line(0)["recording"]["sources"][0]["source"])
+
+
+REPLACED = [longer, at_8_khz, stereo_with_a_silent_channel, of_the_same_size]
+
+
+@pytest.mark.parametrize("replace", REPLACED)
+def test_a_replaced_file_is_not_used(corpus: Corpus, replace: Callable[[Path], None]) -> None:
+    replace(first_path(corpus))
+    with pytest.raises(
+        AudioError, match=r"a\.wav has changed since the corpus was prepared.*another (size|mod)"
+    ) as caught:
+        corpus.load(0)
+    assert caught.value.reason == "changed"
+    assert not corpus.load_pcm16(0, out=np.zeros(16000, np.int16))[1]
+    corpus.load(1)
+    (problem,) = verify_corpus(corpus.path).problems
+    assert (problem.location, problem.kind) == (str(first_path(corpus)), "changed")
+
+
+@pytest.mark.parametrize("replace", REPLACED[:3])
+def test_only_a_file_of_the_same_length_rate_and_channels_is_accepted(
+    corpus: Corpus, replace: Callable[[Path], None]
+) -> None:
+    replace(first_path(corpus))
+    report = verify_corpus(corpus.path, accept_changed=True)
+    (problem,) = report.problems
+    assert problem.kind == "changed"
+    assert "cannot be accepted" in problem.detail
+    assert report.num_accepted == 0
+    with pytest.raises(AudioError):
+        Corpus.open(corpus.path).load(0)
+
+
+def test_files_that_were_copied_are_accepted_as_they_are(corpus: Corpus) -> None:
+    _, before = corpus.load(0)
+    set_time(first_path(corpus), 1_100_000_000)
+    with pytest.raises(AudioError, match="--accept-changed"):
+        corpus.load(0)
+    report = verify_corpus(corpus.path, accept_changed=True)
+    assert (report.problems, report.num_accepted) == ([], 1)
+    again = Corpus.open(corpus.path)
+    np.testing.assert_array_equal(again.load(0)[1], before)
+    assert again.fingerprint == corpus.fingerprint
+    assert again.file_version(1) == corpus.file_version(1)
+    assert verify_corpus(corpus.path).problems == []
+
+
+def test_size_and_time_of_each_file_are_known_and_windows_share_them(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "in" / "long.flac", chirp(100, 3000, 3.0))
+    prepare_corpus([tmp_path / "in"], tmp_path / "out", PrepareConfig(window_seconds=1.0))
+    corpus = Corpus.open(tmp_path / "out")
+    assert [corpus.file_version(index) for index in range(3)] == [FileVersion.of(path.stat())] * 3
+    assert (tmp_path / "out" / "addresses.npy").stat().st_size == 128 + 16 * 3
+
+
+def test_trusted_durations_and_earlier_corpora_are_not_checked(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", SPEECH)
+    manifest = write_jsonl(tmp_path / "speech.json", [{"audio_filepath": "a.wav", "duration": 1.0}])
+    prepare_corpus([manifest], tmp_path / "trusted", PrepareConfig(probe="missing"))
+    prepare_corpus([manifest], tmp_path / "earlier")
+    (tmp_path / "earlier" / "addresses.npy").unlink()
+    of_the_same_size(path)
+    for name in ("trusted", "earlier"):
+        corpus = Corpus.open(tmp_path / name)
+        assert corpus.file_version(0) is None
+        corpus.load(0)
+        assert verify_corpus(corpus.path).problems == []
+
+
+def test_two_processes_write_the_same_versions(tmp_path: Path) -> None:
+    for number in range(5):
+        set_time(write_audio(tmp_path / "in" / f"{number}.wav", hiss(9000 + number, number)), 1_000_000_000 + number)
+    for jobs in (1, 2):
+        prepare_corpus([tmp_path / "in"], tmp_path / str(jobs), jobs=jobs)
+    assert (tmp_path / "1" / "addresses.npy").read_bytes() == (tmp_path / "2" / "addresses.npy").read_bytes()
+
+
+def test_a_file_that_is_gone_is_missing_and_not_changed(corpus: Corpus) -> None:
+    first_path(corpus).unlink()
+    with pytest.raises(AudioError) as caught:
+        corpus.load(0)
+    assert caught.value.reason == "missing"
+
+
+def test_a_sample_bank_needs_no_files(tmp_path: Path) -> None:
+    corpus = folder_corpus(tmp_path / "in", {"a.wav": SPEECH}, PrepareConfig(pcm=True))
+    _, before = corpus.load(0)
+    longer(tmp_path / "in" / "a.wav")
+    np.testing.assert_array_equal(corpus.load(0)[1], before)
+    shutil.rmtree(tmp_path / "in")
+    np.testing.assert_array_equal(corpus.load(0)[1], before)
+
+
+def test_the_format_of_a_corpus_without_addresses_is_as_before(corpus: Corpus) -> None:
+    meta = json.loads((corpus.path / "meta.json").read_text())
+    assert meta["format_version"] == 3
+    assert "shards" not in meta
+    assert corpus.addressed_bytes() == (0, 0)
+    assert corpus.address(0) is None
