@@ -10,6 +10,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
+from nestdata.output import check_writable
 from nestmodel import (
     Curves,
     Health,
@@ -77,6 +78,8 @@ class _Cli(LightningCLI):
         check_main_address(trainer)
         if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
             return trainer  # The user chose loggers, or none.
+        if self.subcommand != "preflight" and trainer.is_global_zero:
+            check_writable(Path(trainer.default_root_dir))
         csv_logger = CSVLogger(trainer.default_root_dir, name="")
         version = f"version_{csv_logger.version}"
         board = TensorBoardLogger(trainer.default_root_dir, name="", version=version, sub_dir="tensorboard")

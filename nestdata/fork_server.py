@@ -7,6 +7,7 @@ process that started it and all workers.
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,11 +17,23 @@ from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.util import _finalizer_registry  # type: ignore[attr-defined]  # not annotated
+from pathlib import Path
 from typing import Any
+
+from nestdata.errors import StorageError
 
 JOB_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
 """Signals that a whole job receives; blocked in the fork server and, until they unblock them, in its workers."""
 
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+_MEANINGS = {
+    signal.SIGKILL: "It usually means that memory ran out: use fewer workers.",
+    signal.SIGBUS: "It means that a memory-mapped file was cut off, or that there is no memory for shared memory "
+    f"({_SHARED_MEMORY}): use fewer workers, or give the container more (--shm-size).",
+}
+"""What it means that a signal killed a worker."""
 
 _imports_main = True
 """Whether workers import the main module of this process again."""
@@ -71,6 +84,15 @@ def _exit_after_parent() -> None:
         os._exit(1)
 
 
+def _free_space() -> str:
+    """Returns the free space of the directory of semaphores, for a message, if it is known."""
+    try:
+        usage = shutil.disk_usage(_SHARED_MEMORY)
+    except OSError:
+        return ""
+    return f"; {usage.free >> 10} of {usage.total >> 10} KiB are free"
+
+
 class _Worker(ForkServerProcess):
     """A worker that does not import the main module if `start` was told so."""
 
@@ -107,10 +129,8 @@ class UnnamedContext(ForkServerContext):
             code = process.exitcode
             if code:
                 how = f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-                raise RuntimeError(
-                    f"worker {process.name} (pid {process.pid}) {how}. SIGKILL usually means that memory ran out: use "
-                    "fewer workers."
-                )
+                meaning = _MEANINGS.get(-code, "What it printed on stderr says why.")
+                raise RuntimeError(f"worker {process.name} (pid {process.pid}) {how}. {meaning}")
 
     def remove_names(self) -> None:
         """Removes the names of all semaphores made so far; processes that have not opened them can no longer do so."""
@@ -134,6 +154,13 @@ class UnnamedContext(ForkServerContext):
     def _noted(self, make: Callable[..., Any], *options: int) -> Any:
         """Makes a semaphore, and notes the finalizer that is created with it; it removes the name, at most once."""
         before = set(_finalizer_registry)
-        semaphore = make(*options)
+        try:
+            semaphore = make(*options)
+        except OSError as error:
+            raise StorageError(
+                f"{_SHARED_MEMORY}: no semaphore for workers can be created there, which takes a page "
+                f"({error.strerror}{_free_space()}). Remove files from it, give the container more (--shm-size), or "
+                "use no workers."
+            ) from error
         self._finalizers += [_finalizer_registry[key] for key in set(_finalizer_registry) - before]
         return semaphore

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -72,6 +73,20 @@ def output_file(output: Path, *, overwrite: bool) -> Iterator[Path]:
             flush_to_disk(path)
             path.replace(output.with_name(path.name))
         shutil.rmtree(partial)
+
+
+def check_writable(directory: Path) -> None:
+    """Creates a directory if it is missing, and checks that files can be created in it.
+
+    Raises:
+        OutputError: They cannot.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise _cannot_be_written(directory, error) from error
 
 
 def has_json_kind(directory: Path, file_name: str, kind: str) -> bool:

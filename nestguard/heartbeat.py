@@ -337,7 +337,8 @@ class Heartbeat:
         partial = self._directory / f".{self._name}.{pid}.partial"
         # The whole file is allocated now: a memory-mapped page that finds the disk full later would kill the process.
         with create_file(partial) as file:
-            file.write(data.ljust(FILE_SIZE, b"\0"))
+            os.posix_fallocate(file.fileno(), 0, FILE_SIZE)
+            file.write(data)
             self._map = mmap.mmap(file.fileno(), FILE_SIZE)
         self._write()
         partial.rename(self._directory / f"{self._name}.beat")

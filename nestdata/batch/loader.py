@@ -4,6 +4,7 @@ import atexit
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import islice
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, Literal
 
 import numpy as np
@@ -25,6 +27,7 @@ from nestdata.batch.bad_audio import BadAudioConfig, BadAudioCounter
 from nestdata.batch.batch import Batch, BatchIndex, Microbatch
 from nestdata.batch.memory import BatchMemory, SlotRing
 from nestdata.batch.remote import NUM_AHEAD, RemoteReader
+from nestdata.errors import NestDataError
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.storage import StoreEnvironment
 
@@ -161,18 +164,31 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
 
     def _checked(self, workers: Iterable[Any], context: Any) -> Iterator[Any]:
         """Yields what workers hand over; raises RuntimeError soon after a worker of a fork server has died."""
-        if not isinstance(context, fork_server.UnnamedContext):
-            yield from workers
-            return
+        server = context if isinstance(context, fork_server.UnnamedContext) else None
         try:
             for number, handed_over in enumerate(workers, 1):
-                if number == self.num_workers:
-                    context.remove_names()  # every worker has handed over a batch
-                context.check_processes()
+                if server is not None:
+                    if number == self.num_workers:
+                        server.remove_names()  # every worker has handed over a batch
+                    server.check_processes()
                 yield handed_over
         except RuntimeError:
-            context.check_processes()  # says more than torch's error
+            self._check_corpora()
+            if server is not None:
+                server.check_processes()  # says more than torch's error
             raise
+
+    def _check_corpora(self) -> None:
+        """Opens the corpora again, as a worker does; raises CorpusError if one was removed or cut off meanwhile.
+
+        A worker that reads a memory-mapped file beyond its new end is killed by SIGBUS.
+        """
+        try:
+            pickle.loads(pickle.dumps(self.dataset))
+        except NestDataError:
+            raise
+        except Exception as error:  # a forked worker receives any dataset
+            _log.debug("the dataset cannot be pickled: %s", error)
 
     def _new_context(self) -> Any:
         """Returns what starts the workers of one iteration."""
@@ -253,6 +269,21 @@ class _BatchSource(Dataset[Any]):
             return self._load((step, microbatch), None, *ahead)
         memory = self._ring.bytes_of(slot)
         return _FilledSlot.of(self._load((step, microbatch), BatchMemory(memory), *ahead), slot, memory)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received_source, (bytes(ForkingPickler.dumps(self._load)), self._ring)
+
+
+def _received_source(load: bytes, ring: SlotRing | None) -> _BatchSource:
+    """Opens the corpora in a worker; an error is raised with its first batch, because it could not report it before."""
+    try:
+        return _BatchSource(pickle.loads(load), ring)
+    except NestDataError as error:
+        return _BatchSource(partial(_fail, error), ring)
+
+
+def _fail(error: NestDataError, *_: Any) -> Any:
+    raise error
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ The log-mel pictures use the defaults of torchaudio; they differ from the featur
 """
 
 import hashlib
+import io
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 
 from nestdata.batch.batch import AudioNoiseBatch
 from nestdata.batch.mix import Mix
+from nestdata.output import output_file
 from nestdata.pages import write_page
 
 _SIGNALS = ("clean", "noise", "noisy")
@@ -77,7 +80,7 @@ def batch_digest(batch: AudioNoiseBatch) -> dict[str, Any]:
 def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | Path, *, max_cuts: int = 8) -> Path:
     """Writes pictures and sound of up to `max_cuts` cuts, `batch.json`, and an HTML page that shows them.
 
-    The directory is created if it does not exist. Files with the same names are replaced.
+    The directory is created if it does not exist. Files with the same names are replaced, or stay if this raises.
 
     Args:
         batch: The batch.
@@ -87,9 +90,26 @@ def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | P
 
     Returns:
         The path of the page, `index.html` in the directory.
+
+    Raises:
+        OutputError: The files cannot be written.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    is_new = not directory.exists()
+    try:
+        with output_file(directory / "index.html", overwrite=True) as page:
+            _write_files(batch, sampling_rate, page, max_cuts)
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                directory.rmdir()
+        raise
+    return directory / "index.html"
+
+
+def _write_files(batch: AudioNoiseBatch, sampling_rate: int, page: Path, max_cuts: int) -> None:
+    """Writes a page, and what it shows beside it."""
+    directory = page.parent
     rows = preview_rows(batch, sampling_rate)
     shown = []
     for i in range(min(max_cuts, len(rows))):
@@ -99,13 +119,13 @@ def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | P
         stem = f"{i:02d}"
         for name, samples in signals.items():
             # As float, because a noisy signal may exceed [-1, 1] and must not be clipped.
-            soundfile.write(directory / f"{stem}_{name}.wav", samples, sampling_rate, subtype="FLOAT")
+            sound = io.BytesIO()  # libsndfile does not say that a disk is full
+            soundfile.write(sound, samples, sampling_rate, format="WAV", subtype="FLOAT")
+            (directory / f"{stem}_{name}.wav").write_bytes(sound.getvalue())
         _draw(signals, batch.mixes[i], rows[i], sampling_rate, directory / f"{stem}.png")
         shown.append({"row": rows[i], "stem": stem})
     (directory / "batch.json").write_text(json.dumps(batch_digest(batch), indent=2) + "\n")
-    page = directory / "index.html"
     write_page(page, "preview.html", batch=batch, rows=rows, shown=shown, signals=_SIGNALS, rate=sampling_rate)
-    return page
 
 
 def _plain(mix: Mix) -> dict[str, Any]:

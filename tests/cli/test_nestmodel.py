@@ -146,6 +146,17 @@ def test_a_setting_that_lightning_refuses_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("place", ["file/run", "/proc/run"])
+def test_a_directory_that_cannot_be_written_is_one_line_before_training(
+    place: str, messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    directory = tmp_path / place
+    arguments = ["--config", "demo", "--data.corpus", str(messy_corpora.speech), "--trainer.accelerator", "cpu"]
+    assert main(["fit", *arguments, "--trainer.default_root_dir", str(directory)]) == 1
+    assert f"error: {directory}: cannot be written (" in error_of(capsys)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_run_whose_files_are_all_broken_ends_with_their_names(
     num_workers: int, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from nestdata import microbatches
+from nestdata import StorageError, microbatches
+from nestdata.fork_server import UnnamedContext
 from tests.batches import messy_dataset
 from tests.conftest import MessyCorpora
+from tests.nestdata.full_disk import files_up_to
 
 REPOSITORY = Path(__file__).parents[2]
 MARK = "FORK_SERVER_TEST"
@@ -94,6 +96,11 @@ def test_workers_survive_sigterm_end_with_a_killed_owner_and_leave_nothing_in_sh
     while (left := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == set()
+
+
+def test_full_shared_memory_is_an_error_with_its_size() -> None:
+    with files_up_to(0), pytest.raises(StorageError, match=r"^/dev/shm: no semaphore .*; \d+ of \d+ KiB are free"):
+        UnnamedContext().Lock()
 
 
 @pytest.mark.multiprocess

@@ -10,6 +10,7 @@ import pytest
 import nestguard
 from nestguard import GuardError, Heartbeat, Identity, NoHeartbeat, Phase, read_heartbeat
 from nestguard.record import RECORD, RECORDS_AT
+from tests.nestdata.full_disk import files_up_to
 
 ME = Identity(rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")
 
@@ -150,6 +151,11 @@ def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(GuardError, match="the heartbeat of rank-3 cannot be written"):
         Heartbeat(tmp_path / "file" / "beats", ME)
+
+
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+    with files_up_to(5000), pytest.raises(GuardError, match="the heartbeat of rank-3 cannot be written"):
+        Heartbeat(tmp_path, ME)
 
 
 def test_a_heartbeat_contains_the_path_of_the_torchrun_error_file_if_it_fits(

@@ -1,12 +1,15 @@
 import gc
 import itertools
 import multiprocessing
+import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from nestdata import AudioNoiseBatch, AudioNoiseDataset, BatchIndex, StartMethod, microbatches
+from nestdata import AudioNoiseBatch, AudioNoiseDataset, BatchIndex, CorpusError, StartMethod, microbatches
 from nestdata.batch.loader import _SlotSampler
 from tests.batches import digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
@@ -164,6 +167,31 @@ def test_an_error_in_a_worker_ends_all_of_them_at_once(messy: AudioNoiseDataset)
         worker.join(30)
     assert [worker.exitcode for worker in workers] == [0] * len(workers)
     assert caught.tb is not None
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_a_corpus_that_is_cut_off_while_workers_read_it_is_named(
+    start_method: StartMethod, messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    speech = Path(shutil.copytree(messy_corpora.speech, tmp_path / "speech.corpus"))
+    dataset = messy_dataset(speech, messy_corpora.noise)
+    batches = iter(dataset.loader(microbatches(dataset.plan, num_steps=20), num_workers=1, start_method=start_method))
+    next(batches)
+    os.truncate(speech / "cuts.jsonl", 0)  # the worker dies of SIGBUS
+    with pytest.raises(CorpusError, match=r"speech\.corpus: the corpus is damaged"):
+        list(batches)
+
+
+def test_a_corpus_that_is_removed_before_workers_open_it_is_named(
+    messy_corpora: MessyCorpora, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    speech = Path(shutil.copytree(messy_corpora.speech, tmp_path / "speech.corpus"))
+    dataset = messy_dataset(speech, messy_corpora.noise)
+    loader = dataset.loader(microbatches(dataset.plan, num_steps=1), num_workers=1, start_method="forkserver")
+    shutil.rmtree(speech)
+    with pytest.raises(CorpusError, match=r"speech\.corpus: does not exist"):
+        next(iter(loader))
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_without_workers_no_memory_is_shared(messy: AudioNoiseDataset, batch_indices: list[BatchIndex]) -> None:
