@@ -75,6 +75,16 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     assert missing == []
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    named = {
+        match
+        for page in PAGES
+        for match in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 40
+    assert [(path, name) for path, name in sorted(named) if f"def {name}(" not in (REPOSITORY / path).read_text()] == []
+
+
 def test_links_are_found_in_prose_only() -> None:
     text = "[a](b.md#c) ![d](e.png) [web](https://f) `[g](h)`\n\n    [i](j)\n\n```\n[k](l)\n```\n[m](#n)\n"
     assert link_targets(text) == ["b.md", "e.png"]
