@@ -86,7 +86,7 @@ def build_network(build: Callable[[NestConfig], NetworkT], path: str | Path) -> 
         try:
             with torch.device("meta"):
                 shapes = NestNetwork(config).state_dict()
-        except (OverflowError, RuntimeError) as error:  # sizes whose product has more than 63 bits
+        except (OverflowError, RuntimeError, TypeError) as error:  # numbers or products of more than 63 bits
             raise WeightsError(f"{path}: its configuration has impossible sizes ({error}). Export it again.") from error
         _check_complete(_compare(shapes, state, file.path))
         network = build(config)
