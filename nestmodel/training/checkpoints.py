@@ -287,8 +287,8 @@ class Checkpoints(Checkpoint):
         """Warns once of a checkpoint that could not be written while training continues."""
         if self._problem:
             rank_zero_warn(
-                f"{self._problem} Training continues, and the previous checkpoint is intact. Free some space: the next "
-                f"checkpoint is due {self.every_n_steps} steps later."
+                f"{self._problem} Training continues, and the previous checkpoint is intact. Free some space: a "
+                f"checkpoint is due every {self.every_n_steps} steps."
             )
             self._problem = ""
 

@@ -71,7 +71,7 @@ def test_a_run_that_torchrun_restarts_equals_an_uninterrupted_one(
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize(("what", "codes", "saved"), [("kill while writing", [-9, 1], 2), ("full disk", [0, 0], 3)])
+@pytest.mark.parametrize(("what", "codes", "saved"), [("kill while writing", [-9, 1], 2), ("full disk", [74, 74], 3)])
 def test_a_run_resumes_from_the_previous_checkpoint_when_writing_one_fails(
     messy_corpora: MessyCorpora, tmp_path: Path, what: str, codes: list[int], saved: int
 ) -> None:
