@@ -76,10 +76,10 @@ class _Cli(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs)
         watch_ranks(lambda: launched_processes(trainer))
         check_main_address(trainer)
+        if self.subcommand != "preflight" and trainer.is_global_zero and not settings["fast_dev_run"]:
+            check_writable(Path(trainer.default_root_dir))
         if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
             return trainer  # The user chose loggers, or none.
-        if self.subcommand != "preflight" and trainer.is_global_zero:
-            check_writable(Path(trainer.default_root_dir))
         csv_logger = CSVLogger(trainer.default_root_dir, name="")
         version = f"version_{csv_logger.version}"
         board = TensorBoardLogger(trainer.default_root_dir, name="", version=version, sub_dir="tensorboard")

@@ -22,8 +22,9 @@ from typing import Any
 
 from nestdata.errors import StorageError
 
-JOB_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
-"""Signals that a whole job receives; blocked in the fork server and, until they unblock them, in its workers."""
+JOB_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
+"""Signals that a whole job receives, and SIGUSR2, which ends loader workers. Blocked in the fork server and, until they
+unblock them, in its workers."""
 
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -54,9 +55,9 @@ def start(preload: Sequence[str] = (), *, imports_main: bool = True) -> None:
     _imports_main = _imports_main and imports_main
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
     # The resource tracker ignores SIGINT and SIGTERM by itself; starting it unblocks them.
-    with _blocked({signal.SIGUSR1}):
+    with blocked({signal.SIGUSR1}):
         resource_tracker.ensure_running()
-    with _blocked(JOB_SIGNALS):
+    with blocked(JOB_SIGNALS):
         forkserver.ensure_running()
 
 
@@ -69,7 +70,8 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def _blocked(signals: set[signal.Signals] | frozenset[signal.Signals]) -> Iterator[None]:
+def blocked(signals: set[signal.Signals] | frozenset[signal.Signals]) -> Iterator[None]:
+    """Blocks signals in this thread, and in processes that it starts, during the `with` block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -140,7 +140,8 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
             worker_init_fn=_StartWorker(self.num_workers, nestguard.current().slot),
             multiprocessing_context=context,
         )
-        iterator: Any = iter(workers)
+        with fork_server.blocked({_END_SIGNAL}):  # a worker unblocks it when it has its handler
+            iterator: Any = iter(workers)
         end_workers = partial(_end, iterator._workers)
         # Called before torch's own functions at exit, each of which waits for a worker that waits for work, and then
         # sends SIGTERM. An error keeps this frame, and with it the workers, until the process exits.
@@ -352,7 +353,7 @@ class _StartWorker:
         signal.signal(_END_SIGNAL, lambda *_: os._exit(0))
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_TO_FINISH))
         # Blocked by the fork server. SIGINT stays blocked in its workers: their rank handles Ctrl-C for them.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1, _END_SIGNAL})
         owner = multiprocessing.parent_process()
         if owner is not None and owner.pid != os.getppid():
             fork_server.end_with_parent()

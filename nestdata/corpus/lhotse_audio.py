@@ -24,6 +24,8 @@ _TRANSFORMS = frozenset(
 )
 # A resampling to a higher rate would take memory without a bound.
 _MAX_RATE = 1_000_000
+# A factor of a speed near 0, or a very high one, would take memory without a bound as well.
+_FACTORS = (0.1, 10.0)
 # The rate in Hz of the codecs of the transform `Narrowband`, which computes the kernels of Lhotse.
 _NARROWBAND_RATE = 8000
 
@@ -40,6 +42,9 @@ def check_transforms(transforms: Sequence[Any]) -> None:
             raise ValueError(f"the transform {name!r} is not supported")
         if arguments.get("rir") is not None:
             raise ValueError(f"the transform {name!r} with a recorded impulse response is not supported")
+        factor = arguments.get("factor", 1.0)
+        if name in ("Speed", "Tempo") and not _FACTORS[0] <= factor <= _FACTORS[1]:
+            raise ValueError(f"the transform {name!r} by {factor} is not supported")
         rates = [int(value) for key, value in arguments.items() if key.endswith("_sampling_rate")]
         is_wide = name == "Narrowband" and not all(has_small_kernel(rate, _NARROWBAND_RATE) for rate in rates)
         if is_wide or not all(1 <= rate <= _MAX_RATE for rate in rates):

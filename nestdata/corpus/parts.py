@@ -65,7 +65,7 @@ def map_array(path: Path, dtype: Any, shape: tuple[int, ...] | None = None) -> N
     except (ArithmeticError, EOFError, MemoryError, RecursionError, SyntaxError, tokenize.TokenError) as error:
         raise ValueError(f"{path.name} is not an array of NumPy: {error}") from error
     if values.dtype != dtype or (values.ndim != 1 if shape is None else values.shape != shape):
-        raise ValueError(f"{path.name} is not the size that meta.json says")
+        raise ValueError(f"{path.name} has another type or size than meta.json says")
     return values
 
 
@@ -84,7 +84,8 @@ def parse_line(line: bytes, rate: int) -> dict[str, Any]:
             and isinstance(cut["channel"], int)
             and all(map(_is_length, (cut["start"], cut["duration"], recording["duration"])))
             and recording["sampling_rate"] == rate
-            and all(isinstance(source["source"], str) for source in recording["sources"])
+            and len(recording["sources"]) > 0
+            and all(map(_is_source, recording["sources"]))
             and isinstance(recording.get("transforms") or [], list)
         )
     except (AttributeError, KeyError, TypeError) as error:
@@ -92,6 +93,12 @@ def parse_line(line: bytes, rate: int) -> dict[str, Any]:
     if not is_valid:
         raise ValueError("not a cut of this corpus")
     return dict(cut)
+
+
+def _is_source(source: Mapping[str, Any]) -> bool:
+    return (
+        isinstance(source["type"], str) and isinstance(source["source"], str) and isinstance(source["channels"], list)
+    )
 
 
 def _is_length(value: object) -> bool:

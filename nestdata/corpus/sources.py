@@ -36,7 +36,7 @@ def content_of(source: Mapping[str, Any], cut_id: str, *, allow_commands: bool) 
             )
         return output_of(location)
     if kind != "url" or not is_url(str(location)):
-        raise ValueError(f"a source of type {kind!r} is not read from there")
+        raise ValueError(f"an audio source of type {kind!r} is not supported here")
     try:
         return storage().read(location)
     except StorageError as error:

@@ -55,11 +55,11 @@ class NotSaved(SystemExit):
 
 
 class _Outcome(NamedTuple):
-    """What came of writing a checkpoint."""
+    """Result of writing a checkpoint."""
 
     is_written: bool
     problem: str
-    """What the disk refused; empty if nothing."""
+    """The error of the disk; empty on success."""
 
 
 class _Writing(NamedTuple):
@@ -113,7 +113,8 @@ class Checkpoints(Checkpoint):
         self._copier = StateCopier()
         self._writing: _Writing | None = None
         self._resumable: FoundCheckpoint | None = None
-        self._problem = ""  # of the checkpoint that was written last
+        self._problem = ""  # of the last write, until a warning has said so
+        self._failed: tuple[int, str] | None = None  # step and problem of the last write, if it failed
         self._warned_of: set[str] = set()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
@@ -190,19 +191,30 @@ class Checkpoints(Checkpoint):
             NotSaved: It could not be written; raised on all ranks.
             Exception: It could not be written for another reason than the disk.
         """
-        self.save(trainer)
-        self.wait(trainer)
+        error: Exception | None = None
+        try:
+            self.save(trainer)
+            self.wait(trainer)
+        except Exception as raised:  # the other ranks must not wait for this one
+            error = raised
+        is_lost = self._failed is not None and self._failed[0] == trainer.global_step
         # Some launchers end all ranks as soon as one has exited, and rank 0 may still be writing the checkpoint.
         nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
-        if problem := trainer.strategy.broadcast(self._problem):
+        is_lost = trainer.strategy.broadcast(is_lost or error is not None)
+        if error is not None:
+            raise error
+        if is_lost:
             destroy_process_group_at_exit()
-            found = self._resumable
-            last = (
-                f"The last step that can be resumed is {found.step} ({found.path})."
-                if found
-                else "None can be resumed."
-            )
-            rank_zero_info(f"error: {problem} {last} Make space, and start the run again with --ckpt_path last.")
+            if self._failed is not None:
+                found = self._resumable
+                last = (
+                    f"The last step that can be resumed is {found.step} ({found.path})"
+                    if found
+                    else "No step can be resumed"
+                )
+                rank_zero_info(
+                    f"error: {self._failed[1]} {last}. Make space, and start the run again with the same command."
+                )
             # Lightning kills the rank that started the others as soon as one of them exits with another code than 0.
             raise NotSaved(0 if is_started_by_lightning() else EXIT_NOT_SAVED)
 
@@ -273,11 +285,12 @@ class Checkpoints(Checkpoint):
         return _Outcome(True, "")
 
     def _report(self) -> None:
-        """Notes what came of the last write; raises if it failed for another reason than the disk."""
+        """Records the result of the last write; raises if it failed for another reason than the disk."""
         assert self._writing is not None
         writing, self._writing = self._writing, None
         is_written, problem = writing.outcome.result()
         self._problem = "" if is_written else problem
+        self._failed = None if is_written else (writing.step, problem)
         if is_written:
             self._resumable = FoundCheckpoint(writing.step, writing.path)
             if problem:

@@ -204,7 +204,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._compile_encoder()
 
     def on_fit_start(self) -> None:
-        """Makes batch norm collect the statistics of whole optimizer steps, and suppresses an advice of DDP."""
+        """Makes batch norm collect the statistics of whole optimizer steps, and suppresses a warning of DDP."""
         if self.trainer.world_size > 1:
             suppress_unused_parameter_advice(self.device)
         self._norms = [module for module in self.encoder.modules() if isinstance(module, StepBatchNorm)]

@@ -84,7 +84,7 @@ def test_fit_writes_checkpoints_metrics_and_curves_and_prints_their_paths(
     assert stored["model"]["config"]["encoder"]["num_heads"] == 2
     assert stored["data"]["augment"]["speech"] == ["PolarityInversion", {"Gain": {"p": 1.0}}]
     assert max(metrics["cuts_replaced"][1]) > 0  # one of the windows was damaged after the corpus was prepared
-    assert "speech replaced, truncated" in outcome.err
+    assert "speech replaced, changed" in outcome.err
     assert "Tip" not in outcome.err
 
 

@@ -153,7 +153,7 @@ def test_two_ranks_whose_last_checkpoint_finds_the_disk_full_end_with_74(
         run.kill()
         run.wait()
     log = (tmp_path / "log").read_text()
-    assert re.search(r"error: step \d+: .*could not be written \(File too large\)\. None can be resumed", log), log
+    assert re.search(r"error: step \d+: .*could not be written \(File too large\)\. No step can be resumed", log), log
     assert "preempted after" not in log
     assert "stall guard:" not in log
     assert not list(tmp_path.rglob("*.partial"))

@@ -180,7 +180,7 @@ def test_damaged_meta_json_is_an_error(corpus: Corpus, content: str) -> None:
 def test_index_of_another_corpus_is_an_error(corpus: Corpus, tmp_path: Path) -> None:
     other = folder_corpus(tmp_path / "other", {"a.wav": hiss(9000, 1)})
     shutil.copy(other.path / "index.npy", corpus.path / "index.npy")
-    with pytest.raises(CorpusError, match="not the size that meta"):
+    with pytest.raises(CorpusError, match="type or size than meta"):
         Corpus.open(corpus.path)
 
 

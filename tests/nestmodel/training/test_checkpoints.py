@@ -133,7 +133,20 @@ def test_a_run_whose_last_checkpoint_is_not_on_disk_says_what_can_be_resumed_and
         f"step {max_steps}: {tmp_path}/saved/step_0000000{max_steps}.ckpt could not be written (No space left" in line
     )
     first = tmp_path / "saved" / "step_00000001.ckpt"
-    assert (f"last step that can be resumed is 1 ({first})" if max_steps == 2 else "None can be resumed") in line
+    assert (f"last step that can be resumed is 1 ({first})" if max_steps == 2 else "No step can be resumed") in line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_the_last_checkpoint_is_missed_without_memory_for_a_copy_as_well(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "step_00000002.ckpt.partial").symlink_to("/dev/full")
+    monkeypatch.setattr(saver, "on_train_start", lambda *_: None)
+    monkeypatch.setattr(saver, "_copy", lambda *_: None)  # training waits while the checkpoint is written
+    with pytest.warns(UserWarning, match="step 2: .*could not be written"), pytest.raises(NotSaved):
+        fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
@@ -148,7 +161,7 @@ def test_a_preempted_run_whose_checkpoint_is_not_on_disk_does_not_ask_for_a_rest
     with caplog.at_level("INFO"), pytest.raises(NotSaved) as caught:
         fit(messy_corpora, tmp_path, max_steps=9, callbacks=callbacks, enable_checkpointing=True)
     assert caught.value.code == EXIT_NOT_SAVED
-    assert "None can be resumed" in caplog.text
+    assert "No step can be resumed" in caplog.text
     assert "preempted after" not in caplog.text
 
 
