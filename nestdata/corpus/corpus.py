@@ -269,6 +269,19 @@ class Corpus:
         """
         return None if self._versions is None else self._versions[index]
 
+    def check_file(self, index: int, line: dict[str, Any]) -> None:
+        """Checks that the file of a cut was not replaced, if its version is known.
+
+        Args:
+            index: Index of the cut.
+            line: The cut as `line` returns it.
+
+        Raises:
+            AudioError: "changed": the file has another size or modification time.
+        """
+        if version := self.file_version(index):
+            check_version(line, version)
+
     def write_file_versions(self, versions: Iterable[tuple[int, FileVersion]]) -> None:
         """Writes other versions of the files of some cuts, by their indices, where the next `open` finds them.
 
@@ -323,8 +336,7 @@ class Corpus:
         elif address := self.address(index):
             load_member(line, address, content, start=start, out=out, is_checked=is_checked, store=store)
         else:
-            if version := self.file_version(index):
-                check_version(line, version)
+            self.check_file(index, line)
             load_samples(line, start=start, num_samples=len(out), out=out, allow_commands=self.allow_commands)
         return line["id"], out
 
@@ -367,8 +379,7 @@ class Corpus:
         address = self.address(index)
         try:
             if address is None:
-                if version := self.file_version(index):
-                    check_version(line, version)
+                self.check_file(index, line)
                 return line["id"], load_pcm16(line, start=start, out=out)
             content = fetch(address, line["id"], content, is_checked=is_checked, store=store)
         except AudioError:

@@ -76,7 +76,7 @@ def parse_line(line: bytes, rate: int) -> dict[str, Any]:
         line: The line.
         rate: Sampling rate of the corpus in Hz.
     """
-    cut = orjson.loads(line)
+    cut: dict[str, Any] = orjson.loads(line)
     try:
         recording = cut["recording"]
         is_valid = (
@@ -92,7 +92,7 @@ def parse_line(line: bytes, rate: int) -> dict[str, Any]:
         raise ValueError(f"not a cut: {type(error).__name__}: {error}") from error
     if not is_valid:
         raise ValueError("not a cut of this corpus")
-    return dict(cut)
+    return cut
 
 
 def _is_source(source: Mapping[str, Any]) -> bool:

@@ -312,7 +312,6 @@ def _check_files(corpus: "Corpus", indices: list[int], decode: bool, accept_chan
     """Checks cuts that are read by the path in their line."""
     from nestdata.corpus.audio import load_samples
     from nestdata.corpus.file_kind import special_file_kind
-    from nestdata.corpus.file_version import check_version
     from nestdata.errors import AudioError
     from nestdata.pack.accept import accepted_version
 
@@ -333,8 +332,7 @@ def _check_files(corpus: "Corpus", indices: list[int], decode: bool, accept_chan
             continue
         try:
             try:
-                if version := corpus.file_version(index):
-                    check_version(line, version)
+                corpus.check_file(index, line)
             except AudioError:
                 if not accept_changed:
                     raise
