@@ -1,0 +1,142 @@
+"""Tells whether the code that a result was measured with has changed since.
+
+    python benchmarks/measured.py                                    # the results that are stale, and why
+    python benchmarks/measured.py --accept "REASON" results/plan_2cores_2026-11.md
+
+A result has a line such as
+
+    Measures `benchmarks/bench_plan.py`, `nestdata/plan`: code 0123456789ab at commit 0123456.
+
+The digest covers these files and folders; for Python, without docstrings, comments and formatting. Who changes the
+code measures again, or accepts the change with the reason why the figures stand; the reason is added to the line.
+"""
+
+import argparse
+import ast
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RESULTS = REPOSITORY / "benchmarks" / "results"
+_LINE = re.compile(r"^Measures ((?:`[^`]+`(?:, )?)+): (code [0-9a-f]{12} at commit .+)\.$", re.MULTILINE)
+_DIGITS = 12
+
+
+class Measured(NamedTuple):
+    """What the line of a result says."""
+
+    paths: list[str]
+    """Files and folders, relative to the root of the repository."""
+
+    codes: list[str]
+    """Digest of the code that was measured, and those of later code that gives the same figures."""
+
+
+def measured_line(*paths: str) -> str:
+    """Returns the line for a result that is measured now.
+
+    Args:
+        paths: Files and folders whose change would change the figures, relative to the root of the repository.
+    """
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    names = ", ".join(f"`{path}`" for path in paths)
+    return f"Measures {names}: code {digest(paths)} at commit {commit}."
+
+
+def read_measured(text: str) -> Measured | None:
+    """Returns what a result says that it measures; None if it does not."""
+    found = _LINE.search(text)
+    if found is None:
+        return None
+    return Measured(re.findall(r"`([^`]+)`", found[1]), re.findall(r"\bcode ([0-9a-f]{12})\b", found[2]))
+
+
+def is_stale(measured: Measured, root: Path = REPOSITORY) -> bool:
+    """Returns whether the code is none for which the figures are known to hold."""
+    return digest(measured.paths, root) not in measured.codes
+
+
+def digest(paths: Sequence[str], root: Path = REPOSITORY) -> str:
+    """Returns the first hexadecimal digits of the SHA-256 of files and folders, in any order of them.
+
+    Raises:
+        SystemExit: A path does not exist.
+    """
+    contents = {}
+    for path in paths:
+        if not (root / path).exists():
+            raise SystemExit(f"{path}: there is no such file or folder under {root}.")
+        for file in [root / path] if (root / path).is_file() else (root / path).rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                contents[file.relative_to(root).as_posix()] = _content(file)
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def _content(file: Path) -> Any:
+    if file.suffix in (".py", ".pyi"):
+        return _shape(ast.parse(file.read_bytes()))
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _shape(node: Any) -> Any:
+    """Returns the names and values of a syntax tree, without strings that are statements.
+
+    Empty fields are left out, because Python versions differ in which ones a node has.
+    """
+    if isinstance(node, list):
+        return [_shape(each) for each in node if not _is_docstring(each)]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, _shape(value)) for name, value in ast.iter_fields(node) if value not in (None, []))
+    return [type(node).__name__, *fields]
+
+
+def _is_docstring(node: Any) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def accept(path: Path, reason: str) -> None:
+    """Adds the present code to the line of a result.
+
+    Raises:
+        SystemExit: The result does not say what it measures.
+    """
+    text = path.read_text(encoding="utf-8")
+    measured, found = read_measured(text), _LINE.search(text)
+    if measured is None or found is None:
+        raise SystemExit(f"{path}: it has no line of the form `Measures ...`. Measure again.")
+    line = f"{found[0][:-1]}; code {digest(measured.paths)}: {reason.rstrip('.')}."
+    path.write_text(text.replace(found[0], line), encoding="utf-8")
+
+
+def main() -> int:
+    """Lists stale results, or accepts changes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="*", type=Path, help="Markdown files; without any, all results")
+    parser.add_argument("--accept", metavar="REASON", help="why the figures stand although the code has changed")
+    arguments = parser.parse_args()
+    if arguments.accept and not arguments.results:
+        parser.error("--accept needs the results whose figures stand")
+    num_stale = 0
+    for path in arguments.results or sorted(RESULTS.glob("*.md")):
+        measured = read_measured(path.read_text(encoding="utf-8"))
+        if measured is None:
+            print(f"{path.name}: does not say what it measures")
+        elif is_stale(measured) and arguments.accept:
+            accept(path, arguments.accept)
+        elif is_stale(measured):
+            num_stale += 1
+            print(f"{path.name}: stale, code {digest(measured.paths)} of {', '.join(measured.paths)}")
+    return int(num_stale > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
