@@ -73,6 +73,7 @@ def output_file(output: Path, *, overwrite: bool) -> Iterator[Path]:
             flush_to_disk(path)
             path.replace(output.with_name(path.name))
         shutil.rmtree(partial)
+        flush_to_disk(output.parent)
 
 
 def check_writable(directory: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from nestdata import OutputError, output_directory, output_file
 from nestdata.output import flush_to_disk, has_json_kind
+from tests.flushes import Flushes
 
 
 @pytest.fixture
@@ -63,6 +64,27 @@ def test_finished_directory_is_renamed_to_its_target(tmp_path: Path) -> None:
         fill(partial, "new")
     assert names(output.parent) == ["speech.corpus"]
     assert (output / "audio" / "0.wav").read_text() == "new"
+
+
+def test_a_directory_is_on_disk_before_its_name_and_its_name_before_the_end(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushes = Flushes(monkeypatch)
+    with write_to(output) as partial:
+        fill(partial, "new")
+    content = ["flush meta.json", "flush audio"]
+    found = flushes.of(output, output.parent, *output.iterdir())
+    assert sorted(found[:2]) == sorted(content)
+    assert found[2:] == ["flush speech.corpus", "rename speech.corpus", f"flush {output.parent.name}"]
+
+
+def test_a_file_is_on_disk_before_its_name_and_its_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushes, target = Flushes(monkeypatch), tmp_path / "model.onnx"
+    with output_file(target, overwrite=False) as path:
+        path.write_text("model")
+    assert flushes.of(target, tmp_path) == ["flush model.onnx", "rename model.onnx", f"flush {tmp_path.name}"]
 
 
 def without_swap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from nestmodel.training.checkpoints import NotSaved, find_checkpoints, write_che
 from nestmodel.training.startup import EXIT_NOT_SAVED
 from nestmodel.training.state_copy import StateCopier
 from tests.conftest import MessyCorpora
+from tests.flushes import Flushes
 from tests.training import fit
 
 WRITE_FOREVER = """
@@ -76,6 +77,14 @@ def test_a_run_resumed_from_an_earlier_step_keeps_its_own_checkpoints_and_resume
     fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True)
     assert [found.step for found in find_checkpoints(tmp_path / "checkpoints")] == [1000, 900, 2]
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_00000002.ckpt"
+
+
+def test_a_checkpoint_is_on_disk_before_its_name_and_its_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushes, path = Flushes(monkeypatch), tmp_path / "checkpoints" / "step_00000001.ckpt"
+    write_checkpoint({"step": 1}, path)
+    assert flushes.of(path, path.parent) == [f"flush {path.name}", f"rename {path.name}", "flush checkpoints"]
 
 
 @pytest.mark.multiprocess

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from nestdata import PlanConfig, PrepareConfig
+from nestdata import PlanConfig, PrepareConfig, derive_key
 from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestModel, WeightsError
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder
@@ -166,6 +166,18 @@ def test_a_microbatch_seeds_the_cpu_and_the_current_gpu_only(monkeypatch: pytest
     module._seed_generators(8, torch.device("cuda", 1))
     assert seeded == [8]
     assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
+
+
+def test_every_microbatch_draws_its_own_dropout_from_the_seed_of_the_run(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(module, "_seed_generators", lambda seed, _device: seeds.append(seed))
+    model, recorder = fit(messy_corpora, tmp_path, max_steps=2)
+    keys = [(key.step, key.microbatch) for key in recorder.keys]
+    assert keys == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert seeds == [derive_key(model.config.seed, "dropout", *key) >> 1 for key in keys]
+    assert len(set(seeds)) == 4
 
 
 def test_equal_runs_give_equal_weights_bit_for_bit(messy_corpora: MessyCorpora, tmp_path: Path) -> None:

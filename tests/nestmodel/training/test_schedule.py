@@ -1,11 +1,16 @@
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nestmodel.config import OptimizerConfig
 from nestmodel.training.schedule import noam_lr
+from tests.conftest import MessyCorpora
+from tests.training import fit, tiny_config
 
 CONFIG = OptimizerConfig(lr=5.0, warmup_steps=25000, min_lr=1e-6)
 
@@ -34,3 +39,23 @@ def test_learning_rate_rises_in_the_warm_up_and_falls_after_it(step: int) -> Non
 def test_learning_rate_scales_with_the_factor_and_the_inverse_root_of_the_dimension() -> None:
     assert noam_lr(7, replace(CONFIG, lr=10.0), 512) == pytest.approx(2 * noam_lr(7, CONFIG, 512))
     assert noam_lr(7, CONFIG, 128) == pytest.approx(2 * noam_lr(7, CONFIG, 512))
+
+
+class LearningRates(pl.Callback):
+    """Records the learning rate of every optimizer step."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def on_before_optimizer_step(self, _trainer: object, _module: object, optimizer: Any) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+
+def test_each_optimizer_step_has_the_learning_rate_of_the_steps_before_it(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    seen = LearningRates()
+    fit(messy_corpora, tmp_path, max_steps=4, callbacks=[seen])
+    # As in NeMo, whose schedule counts finished steps: the first two steps have the learning rate of step 1.
+    assert seen.rates == pytest.approx([noam_lr(step, tiny_config().optimizer, 16) for step in (1, 1, 2, 3)], rel=1e-12)
+    assert seen.rates[0] == pytest.approx(1 / 4 / 10**1.5)
