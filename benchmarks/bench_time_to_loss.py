@@ -4,67 +4,84 @@
         [--minutes-nemo 30] [--seeds 1] [--levels 0.05 0.10 0.15] [--quick] [--results benchmarks/results/NAME]
 
 REAL_SPEECH contains speech.json and noise.json (NeMo lines with `speaker`). Both sides train the demo preset on the
-same manifests, from the same weights, with the same optimizer and schedule, masks, noise settings and seconds of audio
-per step, each with its own loader and trainer on the same cores, one after the other. For NeMo, a short calibration
-chooses the faster of its loaders, and one or two ranks. Both sides save their weights at fixed intervals. One
-evaluator, ours, then scores all of them on the same held-out speech with the same noise and masks. What is finished is
-kept, so the same command continues. The script prints Markdown, and writes it and a plot to --results.
+same manifests, from the same weights, with the same optimizer and schedule, masks, numbers in the settings of the noise
+and seconds of audio per step, each with its own loader and trainer on the same cores, one after the other. For NeMo, a
+short calibration chooses the fastest of its loaders, ranks and threads. Both sides save their weights at fixed
+intervals. One evaluator, ours, then scores all of them on the same held-out speech with the same masks: with our noise,
+with NeMo's noise, which NeMo's own code mixes, and clean. What is finished is kept, so the same command continues. The
+script prints Markdown, and writes it and a plot to --results.
 """
 
 import argparse
 import hashlib
 import json
-import math
 import os
-import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from bench_learning import BIN, HELD_OUT
 from peer import run_peer
+from time_to_loss_report import (
+    CALIBRATION_SECONDS,
+    LIMITS,
+    LR,
+    SETS,
+    SIDES,
+    STEP_SECONDS,
+    WARMUP_STEPS,
+    draw,
+    report,
+)
+from torch.nn.functional import pad
 
-from nestdata import AudioNoiseDataset, BatchPlan, Corpus, NoiseSampler, PlanConfig, SpeakerNoiseMixer
+from nestdata import AudioNoiseBatch, AudioNoiseDataset, BatchPlan, Corpus, NoiseSampler, PlanConfig, SpeakerNoiseMixer
 from nestmodel import LossStats, NestConfig, NestNetwork, loss_stats
-from nestmodel.figures import BLUE, ORANGE, finish_axes, new_figure
 from nestmodel.formats.nemo_config import config_to_nemo
 
 PEERS = Path(__file__).parent / "peers"
-LIMITS = (1.0, 16.0)
-"""Shortest and longest utterance in seconds. NEST's YAML files of NeMo leave out those below 1 s."""
-
-STEP_SECONDS = 64.0
-"""Audio of an optimizer step over all ranks, padding included."""
-
-LR, WARMUP_STEPS = 0.3, 300
-SIDES = ("ours", "NeMo")
-CALIBRATION_SECONDS = 45.0
-SINCE = {"start": "start of the process", "step": "first step"}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How NeMo is run: its loader, the number of ranks, and the loader processes of each rank."""
+    """How NeMo is run: its loader, the number of ranks, and the loader processes and threads of each rank."""
 
     loader: str
     ranks: int
     workers: int
+    threads: int
 
     @property
     def name(self) -> str:
         """Name in the report."""
-        return f"{self.loader}, {self.ranks} rank{'s' * (self.ranks > 1)}, {self.workers} workers"
+        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+        return f"{self.loader}, {ranks}, {self.workers} workers, {self.threads} thread{'s' * (self.threads > 1)}"
 
 
-SETUPS = (
-    *(Setup(loader, ranks, 0) for loader in ("Lhotse buckets", "AudioNoiseDataset") for ranks in (1, 2)),
-    *(Setup(loader, 1, 1) for loader in ("Lhotse buckets", "AudioNoiseDataset")),
+AUGMENTATION = {
+    "_target_": "nemo.collections.asr.modules.ssl_modules.MultiSpeakerNoiseAugmentation",
+    "prob": 0.5,
+    "noise_ratio": 0.5,
+    "min_r_speech": -5.0,
+    "max_r_speech": 5.0,
+    "min_r_noise": -5.0,
+    "max_r_noise": 20.0,
+    "min_mix_rate": 0.5,
+    "max_mix_rate": 0.5,
+    "min_num_segments": 1,
+    "max_num_segments": 1,
+    "min_num_speakers": 1,
+    "max_num_speakers": 1,
+}
+SETUPS = tuple(
+    Setup(loader, *numbers)
+    for loader in ("Lhotse buckets", "AudioNoiseDataset")
+    for numbers in ((2, 0, 1), (1, 0, 2), (1, 1, 1), (1, 1, 2))
 )
 
 
@@ -87,7 +104,9 @@ def main() -> int:
         arguments.levels, arguments.saves = [-1.0, -0.5, -0.25], 4
     output = arguments.output.absolute()
     prepared = once(output / "prepared.json", prepare, arguments.real_speech.absolute(), output)
-    setups = SETUPS[:4:2] if arguments.quick else SETUPS
+    setups = SETUPS[:1] if arguments.quick else SETUPS
+    if not (output / "batches.pt").exists():
+        write_batches(output, arguments, 8 if arguments.quick else None)
     speeds = once(output / "calibration.json", calibrate, output, arguments, setups)
     best = max(setups, key=lambda setup: speeds[setup.name])
     curves: dict[tuple[str, int], dict[str, Any]] = {}
@@ -96,10 +115,9 @@ def main() -> int:
             minutes = arguments.minutes_ours if side == "ours" else arguments.minutes_nemo
             run = output / f"{side.lower()}-{seed}"
             started = once(run / "run.json", train, output, run, side, seed, minutes, arguments, best)
-            curves[side, seed] = (
-                once(run / "curve.json", score, output, run, seed, 8 if arguments.quick else None) | started
-            )
-    text = report(arguments, prepared, speeds, best, curves)
+            curves[side, seed] = once(run / "curve.json", score, output, run, seed) | started
+    interferences = json.loads((output / "interference.json").read_text())
+    text = report(arguments, prepared, interferences, speeds, best.name, best.ranks, curves)
     arguments.results.with_suffix(".md").write_text(text)
     draw(curves, arguments.levels, arguments.results.with_suffix(".png"))
     print(text)
@@ -140,6 +158,7 @@ def prepare(real: Path, output: Path) -> dict[str, Any]:
     for name, rows in sides.items():
         # pathlib keeps an absolute path as it is.
         rows = [{**row, "audio_filepath": str(real / row["audio_filepath"])} for row in rows]
+        assert all("duration" in row for row in rows), "without durations, NeMo reads whole files of noise"
         (output / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
         started = time.time()
         command = ["nestdata", "prepare", f"{name}.json", "-o", f"{name}.corpus", "--overwrite"]
@@ -220,7 +239,7 @@ def train_nemo(
     torch.save(NestNetwork(config).state_dict(), run / "initial.pt")
     command = [arguments.nemo_python, PEERS / "nemo_fit.py", run / "section.json", run / "initial.pt", run / "weights"]
     command += ["--ranks", setup.ranks, "--seconds", seconds, "--interval-s", interval_s, "--seed", seed]
-    run_peer([str(part) for part in command], env=environment(2 // setup.ranks))
+    run_peer([str(part) for part in command], env=environment(setup.threads))
 
 
 def train_ds(output: Path, setup: Setup, mean_duration: float, seed: int) -> dict[str, Any]:
@@ -238,21 +257,7 @@ def train_ds(output: Path, setup: Setup, mean_duration: float, seed: int) -> dic
         "min_duration": LIMITS[0],
         "max_duration": LIMITS[1],
         "drop_last": True,
-        "batch_augmentor": {
-            "_target_": "nemo.collections.asr.modules.ssl_modules.MultiSpeakerNoiseAugmentation",
-            "prob": 0.5,
-            "noise_ratio": 0.5,
-            "min_r_speech": -5.0,
-            "max_r_speech": 5.0,
-            "min_r_noise": -5.0,
-            "max_r_noise": 20.0,
-            "min_mix_rate": 0.5,
-            "max_mix_rate": 0.5,
-            "min_num_segments": 1,
-            "max_num_segments": 1,
-            "min_num_speakers": 1,
-            "max_num_speakers": 1,
-        },
+        "batch_augmentor": AUGMENTATION,
     }
     if setup.loader == "Lhotse buckets":
         section |= {"use_lhotse": True, "use_bucketing": True, "num_buckets": 30, "batch_duration": rank_seconds}
@@ -265,150 +270,77 @@ def saved(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "weights" / "saved.jsonl").read_text().splitlines()]
 
 
-def score(output: Path, run: Path, seed: int, num_batches: int | None) -> dict[str, Any]:
-    """Scores all saved weights of a run on the held-out speech, or on the first batches of it."""
-    torch.set_num_threads(os.cpu_count() or 1)
+def write_batches(output: Path, arguments: argparse.Namespace, num_batches: int | None) -> None:
+    """Writes the held-out batches of all sets to `batches.pt`, and how loud the interference is to `interference.json`.
+
+    The lengths of NeMo's noisy audio are not used: all of an utterance is scored.
+    """
     held_out, noise = (Corpus.open(output / f"{name}.corpus") for name in ("held_out", "noise"))
     plan = BatchPlan.of(held_out, PlanConfig(max_batch_seconds=32.0, microbatches_per_step=1))
     dataset = AudioNoiseDataset(held_out, plan, NoiseSampler(noise), SpeakerNoiseMixer())
-    batches = [dataset[step, 0] for step in range(plan.steps_per_epoch)[:num_batches]]
+    ours = [dataset[step, 0] for step in range(plan.steps_per_epoch)[:num_batches]]
+    torch.save([(batch.audio, batch.audio_len) for batch in ours], output / "clean.pt")
+    paths = [str(output / name) for name in ("clean.pt", "noise.json", "nemo_noise.pt")]
+    command = [arguments.nemo_python, str(PEERS / "nemo_noise.py"), *paths[:2], json.dumps(AUGMENTATION), paths[2]]
+    run_peer(command, env=environment(1))
+    mixed = torch.load(output / "nemo_noise.pt")
+    padded = [pad(noisy, (0, one.audio.shape[1] - noisy.shape[1])) for one, (noisy, _) in zip(ours, mixed, strict=True)]
+    nemo = [replace(batch, noisy_audio=noisy) for batch, noisy in zip(ours, padded, strict=True)]
+    clean = [replace(batch, noisy_audio=batch.audio) for batch in ours]
+    facts = {"our noise": interference(ours), "NeMo's noise": interference(nemo)}
+    shorter = [lens < batch.audio_len for batch, (_, lens) in zip(ours, mixed, strict=True)]
+    facts["NeMo's noise"]["shortened"] = float(torch.cat(shorter).double().mean())
+    (output / "interference.json").write_text(json.dumps(facts, indent=2) + "\n")
+    sets = dict(zip(SETS, (ours, nemo, clean), strict=True))
+    torch.save(sets, output / "batches.pt")
+
+
+def interference(batches: list[AudioNoiseBatch]) -> dict[str, float]:
+    """Returns in how many utterances something is mixed, over which share of them, and how loud.
+
+    Returns:
+        Shares of the utterances in which something is mixed at all (`mixed`) and over more than 90 % of the length
+        (`throughout`); for those in which it covers about a half, the median of the level of the speech over the
+        interference there, in dB (`snr_db`).
+    """
+    shares, levels = [], []
+    for batch in batches:
+        for audio, noisy, length in zip(batch.audio, batch.noisy_audio, batch.audio_len, strict=True):
+            speech, added = audio[:length].double(), (noisy - audio)[:length].double()
+            share = float((added.abs() > 1e-7).double().mean())
+            shares.append(share)
+            if 0.4 < share < 0.6:
+                energy = (added**2).sum() / (share * len(added))
+                levels.append(float(10 * torch.log10((speech**2).mean() / energy)))
+    found = torch.tensor(shares)
+    return {
+        "mixed": float((found > 0.01).double().mean()),
+        "throughout": float((found > 0.9).double().mean()),
+        "snr_db": float(torch.tensor(levels).median()),
+    }
+
+
+def score(output: Path, run: Path, seed: int) -> dict[str, Any]:
+    """Scores all saved weights of a run on all sets of held-out speech."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    sets = torch.load(output / "batches.pt", weights_only=False)
     network = NestNetwork(config_of(seed)).eval()
     points = []
     for line in saved(run):
         state = torch.load(run / "weights" / f"step_{line['step']}.pt")
         network.load_state_dict(state)
-        with torch.no_grad():
-            values = sum(loss_stats(network(batch, mask_purpose="validation mask")).flatten() for batch in batches)
-        stats = LossStats.unflatten(values, network.config.quantizer.num_codebooks)
-        metrics = stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts]))
-        points.append(line | {name: float(metrics[name]) for name in ("loss", "token_entropy", "accuracy")})
-        print(f"{run.name}: step {line['step']}, loss {points[-1]['loss']:.3f}", file=sys.stderr, flush=True)
+        losses = {}
+        for name, batches in sets.items():
+            with torch.no_grad():
+                values = sum(loss_stats(network(batch, mask_purpose="validation mask")).flatten() for batch in batches)
+            stats = LossStats.unflatten(values, network.config.quantizer.num_codebooks)
+            metrics = stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts]))
+            losses[name] = float(metrics["loss"])
+        # Tokens are those of the clean audio, and masks are equal, so the entropy is that of all sets.
+        points.append(line | {"losses": losses, "token_entropy": float(metrics["token_entropy"])})
+        print(f"{run.name}: step {line['step']}, {losses}", file=sys.stderr, flush=True)
     targets = b"".join(value.numpy().tobytes() for value in network.quantizer.state_dict().values())
     return {"points": points, "quantizer": hashlib.sha256(targets).hexdigest()}
-
-
-def seconds_to(curve: Mapping[str, Any], level: float, since: str) -> tuple[float, float] | None:
-    """Returns the seconds and steps until the loss is first `level` below the entropy, or None.
-
-    Values between two saved weights are interpolated. The time that saving weights took is excluded.
-
-    Args:
-        curve: A run.
-        level: Nats below the entropy of the held-out tokens.
-        since: "start" counts from the start of the process, "step" from the end of the first step.
-    """
-    points = curve["points"]
-    start = curve["started"] if since == "start" else points[0]["time"]
-    before = None
-    for point in points:
-        above = point["loss"] - (point["token_entropy"] - level)
-        now = (point["time"] - point["saving_s"] - start, point["step"], above)
-        if above <= 0:
-            if before is None:
-                return now[0], now[1]
-            share = before[2] / (before[2] - above)
-            return before[0] + share * (now[0] - before[0]), before[1] + share * (now[1] - before[1])
-        before = now
-    return None
-
-
-def report(
-    arguments: argparse.Namespace,
-    prepared: Mapping[str, Any],
-    speeds: Mapping[str, float],
-    best: Setup,
-    curves: Mapping[tuple[str, int], Mapping[str, Any]],
-) -> str:
-    """Returns the result as Markdown."""
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "lhotse", "pytorch-lightning"))
-    for seed in range(arguments.seeds):
-        assert curves["ours", seed]["quantizer"] == curves["NeMo", seed]["quantizer"], "the targets differ"
-    entropy = curves["ours", 0]["points"][-1]["token_entropy"]
-    rows = []
-    for seed in range(arguments.seeds):
-        for level in arguments.levels:
-            for since in SINCE:
-                rows.append(row(curves["ours", seed], curves["NeMo", seed], seed, level, since))
-    best_of_nemo = []
-    for seed in range(arguments.seeds):
-        points = curves["NeMo", seed]["points"]
-        level = math.floor(1000 * max(point["token_entropy"] - point["loss"] for point in points)) / 1000
-        best_of_nemo += [row(curves["ours", seed], curves["NeMo", seed], seed, level, since) for since in SINCE]
-    calibration = "\n".join(f"| {name} | {speed:.1f} |" for name, speed in speeds.items())
-    return f"""# Time to a loss, compared with NeMo 3.0.0
-
-Made by `benchmarks/bench_time_to_loss.py` on {os.cpu_count()} CPU cores ({platform.machine()}), {packages}, NeMo 3.0.0.
-
-Both sides train the demo preset (lr {LR}, warm-up {WARMUP_STEPS} steps) on the same utterances of {LIMITS[0]:g} to
-{LIMITS[1]:g} s, {STEP_SECONDS:g} s per step, from the same weights, without validation. One evaluator scores the
-weights of both on all utterances of the held-out speakers ({", ".join(HELD_OUT)}), with the same noise and masks. The
-levels are {", ".join(f"{level:g}" for level in arguments.levels)} nats below the entropy of the held-out tokens, which
-is {entropy:.3f} nats with seed 0. They were chosen before the run. Ours ran for {arguments.minutes_ours:g} minutes, and
-NeMo for {arguments.minutes_nemo:g}. The times exclude the saving of weights on both sides. Ours excludes
-`nestdata prepare`, which ran once and took {prepared["seconds"]:.0f} s.
-
-| seed | nats below the entropy | time since | ours, s | NeMo, s | NeMo / ours | steps, ours | steps, NeMo |
-|---|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
-
-The same for the lowest loss that NeMo reached, a level that is known only after the run:
-
-| seed | nats below the entropy | time since | ours, s | NeMo, s | NeMo / ours | steps, ours | steps, NeMo |
-|---|---|---|---|---|---|---|---|
-{chr(10).join(best_of_nemo)}
-
-| side and seed | steps per second | seconds of audio per second | best, nats below the entropy |
-|---|---|---|---|
-{chr(10).join(summary(side, seed, curve, best) for (side, seed), curve in curves.items())}
-
-NeMo ran as "{best.name}", the fastest in a calibration of {CALIBRATION_SECONDS:g} s each:
-
-| NeMo's loader | seconds of audio per second |
-|---|---|
-{calibration}
-
-The curves are next to this file.
-"""
-
-
-def row(ours: Mapping[str, Any], nemo: Mapping[str, Any], seed: int, level: float, since: str) -> str:
-    """Returns the row of one level."""
-    a, b = seconds_to(ours, level, since), seconds_to(nemo, level, since)
-    ratio = "-"
-    if a and b:
-        ratio = f"{b[0] / a[0]:.2f}"
-    elif a:
-        ratio = f"> {(nemo['points'][-1]['time'] - nemo['started']) / a[0]:.2f}"
-    times = [f"{found[0]:.0f}" if found else "not reached" for found in (a, b)]
-    steps = [f"{found[1]:.0f}" if found else "-" for found in (a, b)]
-    return f"| {seed} | {level:g} | {SINCE[since]} | {times[0]} | {times[1]} | {ratio} | {steps[0]} | {steps[1]} |"
-
-
-def summary(side: str, seed: int, curve: Mapping[str, Any], best: Setup) -> str:
-    """Returns speed and best loss of a run."""
-    first, last = curve["points"][0], curve["points"][-1]
-    took = last["time"] - last["saving_s"] - first["time"]
-    audio = (2 if side == "ours" else best.ranks) * (last["audio_s"] - first["audio_s"])
-    below = max(point["token_entropy"] - point["loss"] for point in curve["points"])
-    steps = last["step"] - first["step"]
-    return f"| {side}, {seed} | {steps / took:.2f} | {audio / took:.1f} | {below:.3f} |"
-
-
-def draw(curves: Mapping[tuple[str, int], Mapping[str, Any]], levels: list[float], path: Path) -> None:
-    """Draws loss minus entropy over the minutes since the start of the process."""
-    figure = new_figure(7.0, 4.0)
-    axes = figure.subplots()
-    for (side, seed), curve in curves.items():
-        minutes = [(point["time"] - point["saving_s"] - curve["started"]) / 60 for point in curve["points"]]
-        above = [point["loss"] - point["token_entropy"] for point in curve["points"]]
-        colour = BLUE if side == "ours" else ORANGE
-        axes.plot(minutes, above, color=colour, marker=".", label=side if seed == 0 else None)
-    for level in levels:
-        axes.axhline(-level, color="grey", linewidth=0.6, linestyle="--")
-    axes.set_ylim(top=0.5)
-    axes.set_xlabel("minutes since the start of the process")
-    finish_axes(axes, "held-out loss minus entropy of the tokens, nats", has_legend=True)
-    figure.savefig(path, dpi=80)
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -1,0 +1,199 @@
+"""The report of bench_time_to_loss.py: times, losses after equally many steps, and the curves."""
+
+import argparse
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bench_learning import HELD_OUT
+from measured import measured_line
+
+from nestmodel.figures import BLUE, ORANGE, finish_axes, new_figure
+
+LIMITS = (1.0, 16.0)
+"""Shortest and longest utterance in seconds. NEST's YAML files of NeMo leave out those below 1 s."""
+
+STEP_SECONDS = 64.0
+"""Audio of an optimizer step over all ranks, padding included."""
+
+LR, WARMUP_STEPS = 0.3, 300
+SIDES = ("ours", "NeMo")
+SETS = ("our noise", "NeMo's noise", "clean")
+"""How the held-out speech is made noisy for scoring."""
+
+CALIBRATION_SECONDS = 30.0
+SINCE = {"start": "start of the process", "step": "first step"}
+
+
+def seconds_to(curve: Mapping[str, Any], level: float, since: str, scored: str = SETS[0]) -> tuple[float, float] | None:
+    """Returns the seconds and steps until the loss is first `level` below the entropy, or None.
+
+    Values between two saved weights are interpolated. The time that saving weights took is excluded.
+
+    Args:
+        curve: A run.
+        level: Nats below the entropy of the held-out tokens.
+        since: "start" counts from the start of the process, "step" from the end of the first step.
+        scored: The held-out set.
+    """
+    points = curve["points"]
+    start = curve["started"] if since == "start" else points[0]["time"]
+    before = None
+    for point in points:
+        above = point["losses"][scored] - (point["token_entropy"] - level)
+        now = (point["time"] - point["saving_s"] - start, point["step"], above)
+        if above <= 0:
+            if before is None:
+                return now[0], now[1]
+            share = before[2] / (before[2] - above)
+            return before[0] + share * (now[0] - before[0]), before[1] + share * (now[1] - before[1])
+        before = now
+    return None
+
+
+def below_at(curve: Mapping[str, Any], step: float, scored: str) -> float:
+    """Returns by how many nats the loss after a number of steps is below the entropy, interpolated."""
+    points = curve["points"]
+    before, after = next(pair for pair in pairwise(points) if pair[1]["step"] >= step)
+    share = (step - before["step"]) / (after["step"] - before["step"])
+    below = [point["token_entropy"] - point["losses"][scored] for point in (before, after)]
+    interpolated: float = below[0] + share * (below[1] - below[0])
+    return interpolated
+
+
+def report(
+    arguments: argparse.Namespace,
+    prepared: Mapping[str, Any],
+    interferences: Mapping[str, Mapping[str, float]],
+    speeds: Mapping[str, float],
+    best: str,
+    nemo_ranks: int,
+    curves: Mapping[tuple[str, int], Mapping[str, Any]],
+) -> str:
+    """Returns the result as Markdown."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "lhotse", "pytorch-lightning"))
+    for seed in range(arguments.seeds):
+        assert curves["ours", seed]["quantizer"] == curves["NeMo", seed]["quantizer"], "the targets differ"
+    entropy = curves["ours", 0]["points"][-1]["token_entropy"]
+    seeds = range(arguments.seeds)
+    rows = [
+        row(curves["ours", seed], curves["NeMo", seed], seed, level, since)
+        for seed in seeds
+        for level in arguments.levels
+        for since in SINCE
+    ]
+    equal = []
+    for seed in seeds:
+        step = min(curves[side, seed]["points"][-1]["step"] for side in SIDES)
+        for side in SIDES:
+            cells = " | ".join(f"{below_at(curves[side, seed], step, name):.3f}" for name in SETS)
+            equal.append(f"| {side}, {seed} | {step} | {cells} |")
+    mixing = [
+        f"| {name} | {100 * found['mixed']:.0f} % | {100 * found['throughout']:.0f} % | {found['snr_db']:.1f} dB "
+        f"| {100 * found.get('shortened', 0):.0f} % |"
+        for name, found in interferences.items()
+    ]
+    calibration = "\n".join(f"| {name} | {speed:.1f} |" for name, speed in speeds.items())
+    measured = measured_line(
+        "benchmarks/bench_time_to_loss.py",
+        *(f"benchmarks/peers/{name}.py" for name in ("nemo_fit", "nemo_noise", "timed_weights")),
+        "nestdata/batch/mix.py",
+        "nestdata/batch/noise.py",
+        "nestdata/plan",
+        "nestmodel/nn",
+        "nestmodel/presets/demo.yaml",
+    )
+    return f"""# Time to a loss, compared with NeMo 3.0.0
+
+Made by `benchmarks/bench_time_to_loss.py` on {os.cpu_count()} CPU cores ({platform.machine()}), {packages}, NeMo 3.0.0.
+{measured}
+
+Both sides train the demo preset (lr {LR}, warm-up {WARMUP_STEPS} steps) on the same utterances of {LIMITS[0]:g} to
+{LIMITS[1]:g} s, {STEP_SECONDS:g} s per step, from the same weights, without validation. Ours ran for
+{arguments.minutes_ours:g} minutes as two ranks of one thread, and NeMo for {arguments.minutes_nemo:g}. One evaluator
+scores the weights of both on all utterances of the held-out speakers ({", ".join(HELD_OUT)}), with the same masks.
+
+**The two sides do not train on the same noise**, although the numbers in their settings are equal: a half of the
+utterances gets interference over a half of its length, with noise at -5 to 20 dB or other speech at -5 to 5 dB. In
+NeMo, the other half keeps raw noise, unscaled, over its full length; the level of the interference is computed over the
+whole utterance, its silent half included, so that it is 3 dB louder; and the length of the noisy audio is that of the
+noise file if it is shorter. The held-out utterances, mixed by either side:
+
+| mixed by | utterances with interference | over more than 90 % | level of speech over it where it covers a half, median | shortened |
+|---|---|---|---|---|
+{chr(10).join(mixing)}
+
+## After equally many steps
+
+Nats below the entropy of the held-out tokens ({entropy:.3f} with seed 0); negative values are above it.
+
+| side and seed | steps | {" | ".join(SETS)} |
+|---|---|---|---|---|
+{chr(10).join(equal)}
+
+## Over time
+
+Scored with our noise. The levels were chosen before the run. The times exclude the saving of weights on both sides.
+Ours excludes `nestdata prepare`, which ran once and took {prepared["seconds"]:.0f} s.
+
+| seed | nats below the entropy | time since | ours, s | NeMo, s | NeMo / ours | steps, ours | steps, NeMo |
+|---|---|---|---|---|---|---|---|
+{chr(10).join(rows)}
+
+| side and seed | steps per second | seconds of audio per second | best, nats below the entropy |
+|---|---|---|---|
+{chr(10).join(summary(side, seed, curve, nemo_ranks) for (side, seed), curve in curves.items())}
+
+NeMo ran as "{best}", the fastest in a calibration of {CALIBRATION_SECONDS:g} s
+each; every line of its manifests, noise included, has a duration:
+
+| NeMo's loader | seconds of audio per second |
+|---|---|
+{calibration}
+
+The curves are next to this file.
+"""
+
+
+def row(ours: Mapping[str, Any], nemo: Mapping[str, Any], seed: int, level: float, since: str) -> str:
+    """Returns the row of one level."""
+    a, b = seconds_to(ours, level, since), seconds_to(nemo, level, since)
+    ratio = "-"
+    if a and b:
+        ratio = f"{b[0] / a[0]:.2f}"
+    elif a:
+        ratio = f"> {(nemo['points'][-1]['time'] - nemo['started']) / a[0]:.2f}"
+    times = [f"{found[0]:.0f}" if found else "not reached" for found in (a, b)]
+    steps = [f"{found[1]:.0f}" if found else "-" for found in (a, b)]
+    return f"| {seed} | {level:g} | {SINCE[since]} | {times[0]} | {times[1]} | {ratio} | {steps[0]} | {steps[1]} |"
+
+
+def summary(side: str, seed: int, curve: Mapping[str, Any], nemo_ranks: int) -> str:
+    """Returns speed and best loss of a run."""
+    first, last = curve["points"][0], curve["points"][-1]
+    took = last["time"] - last["saving_s"] - first["time"]
+    audio = (2 if side == "ours" else nemo_ranks) * (last["audio_s"] - first["audio_s"])
+    below = max(point["token_entropy"] - point["losses"][SETS[0]] for point in curve["points"])
+    steps = last["step"] - first["step"]
+    return f"| {side}, {seed} | {steps / took:.2f} | {audio / took:.1f} | {below:.3f} |"
+
+
+def draw(curves: Mapping[tuple[str, int], Mapping[str, Any]], levels: list[float], path: Path) -> None:
+    """Draws loss minus entropy over the minutes since the start of the process."""
+    figure = new_figure(7.0, 4.0)
+    axes = figure.subplots()
+    for (side, seed), curve in curves.items():
+        minutes = [(point["time"] - point["saving_s"] - curve["started"]) / 60 for point in curve["points"]]
+        above = [point["losses"][SETS[0]] - point["token_entropy"] for point in curve["points"]]
+        colour = BLUE if side == "ours" else ORANGE
+        axes.plot(minutes, above, color=colour, marker=".", label=side if seed == 0 else None)
+    for level in levels:
+        axes.axhline(-level, color="grey", linewidth=0.6, linestyle="--")
+    axes.set_ylim(top=0.5)
+    axes.set_xlabel("minutes since the start of the process")
+    finish_axes(axes, "held-out loss minus entropy of the tokens, nats", has_legend=True)
+    figure.savefig(path, dpi=80)
