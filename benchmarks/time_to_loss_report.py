@@ -121,9 +121,10 @@ scores the weights of both on all utterances of the held-out speakers ({", ".joi
 utterances gets interference over a half of its length, with noise at -5 to 20 dB or other speech at -5 to 5 dB. In
 NeMo, the other half keeps raw noise, unscaled, over its full length; the level of the interference is computed over the
 whole utterance, its silent half included, so that it is 3 dB louder; and the length of the noisy audio is that of the
-noise file if it is shorter. The held-out utterances, mixed by either side:
+noise file if it is shorter. The held-out utterances, mixed by either side; the level is that of utterances in which
+the interference covers about a half:
 
-| mixed by | utterances with interference | over more than 90 % | level of speech over it where it covers a half, median | shortened |
+| mixed by | utterances with interference | over more than 90 % | level of speech over it, median | shortened |
 |---|---|---|---|---|
 {chr(10).join(mixing)}
 
