@@ -19,12 +19,14 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import lhotse
 import numpy as np
 from lhotse import CutSet
 from lhotse.dataset.sampling import DynamicBucketingSampler
+from measured import measured_line
 from peer import run_peer
 
 from nestdata import BatchPlan, Corpora, Corpus, PlanConfig, PrepareConfig, prepare_corpus, summarise_plan
@@ -35,6 +37,9 @@ NUM_ROUNDS = 5
 NUM_SHARDS = 7000
 WORLD_SIZE = 8
 SECONDS = 240.0
+LHOTSE_BUCKETS = 30
+BUFFER = 20_000
+NUM_COMPARED = 400
 
 
 def main() -> int:
@@ -56,6 +61,7 @@ def main() -> int:
     sizes = [2_800, 50_000, 100_000] if arguments.quick else [2_800, 100_000, arguments.lhotse_cuts, arguments.cuts]
     print(f"# The plan\n\nMade by `benchmarks/bench_plan.py`, numpy {np.__version__}, {platform.machine()}. ", end="")
     print(f"{SECONDS:g} s, {WORLD_SIZE} microbatches a step, {WORLD_SIZE} ranks.\n")
+    print(measured_line("benchmarks/bench_plan.py", "nestdata/plan", "nestdata/corpus/corpus.py") + "\n")
     with tempfile.TemporaryDirectory() as temporary:
         directory = arguments.keep or Path(temporary)
         _addresses(Path(temporary), sizes)
@@ -67,7 +73,9 @@ def main() -> int:
         print("|---|---|---|---|---|---|---|---|---|---|")
         for corpus in corpora.values():
             print(_row(corpus), flush=True)
-        _against_lhotse(corpora[sizes[-2]])
+        print()
+        _widths(corpora)
+        _against_lhotse(corpora[sizes[-2]], corpora[sizes[1]])
     return 0
 
 
@@ -84,72 +92,135 @@ def _row(path: Path) -> str:
     )
 
 
-def _against_lhotse(path: Path) -> None:
+def _against_lhotse(path: Path, small: Path) -> None:
+    """Compares plans of two widths with Lhotse's sampler, with its usual number of buckets and with as many as ours."""
     corpus = Corpus.open(path)
-    plan = BatchPlan.of(corpus, _config())
-    summary = summarise_plan(plan, [corpus.num_samples], WORLD_SIZE)
-    middle = plan.steps_per_epoch // 2
-    ours_s = []
+    columns: dict[str, list[str]] = {}
+    for width in (1 / 32, 1 / 128):
+        config = replace(_config(), bucket_width=width)
+        plan = BatchPlan.of(corpus, config)
+        summary = summarise_plan(plan, [corpus.num_samples], WORLD_SIZE)
+        columns[f"ours, buckets of 1/{1 / width:g}"] = [
+            str(len(plan.buckets)),
+            f"{100 * summary.padding:.2f} %",
+            f"{100 * summary.budget_used:.1f} %",
+            f"{summary.cost_spread:g}",
+            f"0 shown less than once, {summary.num_repeats} twice",
+            f"{1000 * _seconds_to(path, config, 0):.1f} ms",
+            f"{1000 * _seconds_to(path, config, plan.steps_per_epoch // 2):.1f} ms",
+        ]
+    ours = BatchPlan.of(corpus, _config())
+    num_steps = min(NUM_COMPARED, ours.steps_per_epoch // 4)
+    for num_buckets in (LHOTSE_BUCKETS, len(ours.buckets)):
+        found = _lhotse(path, num_buckets, num_steps)
+        columns[f"Lhotse, {num_buckets} buckets"] = [
+            str(num_buckets),
+            f"{100 * found['padding']:.2f} %",
+            f"{100 * found['budget_used']:.1f} %",
+            f"{found['spread']:.4f} on average, {found['spread_p99']:.3f} at the 99th percentile",
+            f"{100 * _lhotse_left_out(small, num_buckets):.1f} % not shown (of {len(Corpus.open(small)):,})",
+            f"{1000 * found['first_s']:.0f} ms",
+            f"{found['resume_s']:.1f} s",
+        ]
+    names = (
+        "buckets",
+        "padding",
+        "budget used, padding included",
+        "seconds of audio, padded, of the slowest rank over the mean",
+        "cuts in an epoch",
+        "from nothing to the first batch",
+        "from nothing to the middle of an epoch",
+    )
+    print(f"\n## Against Lhotse {lhotse.__version__}, {len(corpus):,} cuts\n")
+    print(f"Lhotse's `DynamicBucketingSampler` is shuffled, with {BUFFER:,} cuts of buffer, `drop_last`, its default")
+    print(
+        "`sync_buckets`, and bins estimated from 10,000 cuts. Both sides read the same `cuts.jsonl`, in one process of"
+    )
+    print(
+        f"one thread. Padding and balance of Lhotse are those of the first {num_steps} steps of {WORLD_SIZE} ranks.\n"
+    )
+    print(f"| what | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+    for name, *cells in zip(names, *columns.values(), strict=True):
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def _seconds_to(path: Path, config: PlanConfig, step: int) -> float:
+    """Returns the median time from nothing to the cuts of a step, over ranks."""
+    seconds = []
     for rank in range(WORLD_SIZE):
         started = time.perf_counter()
-        fresh = BatchPlan.of(Corpus.open(path), _config())
-        fresh.indices(middle, rank)
-        ours_s.append(time.perf_counter() - started)
-    theirs = _lhotse(path)
-    print(f"\n## Against Lhotse {lhotse.__version__}, {len(corpus):,} cuts\n")
-    print("30 buckets, 20,000 cuts of buffer, shuffled. Both sides read the same `cuts.jsonl`.\n")
-    print("| what | ours | Lhotse |\n|---|---|---|")
-    print(f"| padding | {100 * summary.padding:.2f} % | {100 * theirs['padding']:.2f} % |")
-    print(f"| seconds of audio, padded, of the slowest rank over the mean | {summary.cost_spread:g} ", end="")
-    print(f"| {theirs['spread']:.4f} on average, {theirs['spread_p99']:.3f} at the 99th percentile |")
-    ours_text, theirs_text = f"{1000 * statistics.median(ours_s):.1f} ms", f"{theirs['resume_s']:.1f} s"
-    print(f"| resume in the middle of an epoch | {ours_text} | {theirs_text} ", end="")
-    print(f"({theirs['resume_s'] / statistics.median(ours_s):,.0f} times) |")
+        BatchPlan.of(Corpus.open(path), config).indices(step, rank)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
 
 
-def _lhotse(path: Path) -> dict[str, float]:
-    """Runs Lhotse's samplers to the middle of an epoch, then restores rank 0 from a state dict, as a resume does."""
-    samplers = [_sampler(path, rank) for rank in range(WORLD_SIZE)]
-    iterators = [iter(sampler) for sampler in samplers]
-    padded, real = [], 0.0
-    total_s = float(Corpus.open(path).hours) * 3600
-    while True:
-        batches = [next(iterator, None) for iterator in iterators]
-        if any(batch is None for batch in batches):
-            break
-        durations = [[cut.duration for cut in batch] for batch in batches]
-        padded.append([max(each) * len(each) for each in durations])
-        real += sum(map(sum, durations))
-        if real > total_s / 2:
-            break
-    state = samplers[0].state_dict()
-    started = time.perf_counter()
-    fresh = _sampler(path, 0)
-    fresh.load_state_dict(state)
-    next(iter(fresh))
-    resume_s = time.perf_counter() - started
-    costs = np.array(padded)
+def _lhotse(path: Path, num_buckets: int, num_steps: int) -> dict[str, float]:
+    """Compares the ranks in the first steps, then restores rank 0 in the middle of an epoch, as a resume does."""
+    iterators = [iter(_sampler(path, rank, num_buckets)) for rank in range(WORLD_SIZE)]
+    durations = [[cut.duration for cut in next(iterator)] for _ in range(num_steps) for iterator in iterators]
+    real = sum(map(sum, durations))
+    padded = np.array([max(each) * len(each) for each in durations])
+    costs = padded.reshape(num_steps, WORLD_SIZE)
     spread = costs.max(axis=1) / costs.mean(axis=1)
+    first = _sampler(path, 0, num_buckets)
+    batches = iter(first)
+    total_s, own_s = float(Corpus.open(path).hours) * 3600, 0.0
+    while own_s < total_s / WORLD_SIZE / 2:
+        own_s += sum(cut.duration for cut in next(batches))
+    state = first.state_dict()
+    seconds = []
+    for start in (None, state):
+        started = time.perf_counter()
+        fresh = _sampler(path, 0, num_buckets)
+        if start is not None:
+            fresh.load_state_dict(start)
+        next(iter(fresh))
+        seconds.append(time.perf_counter() - started)
     return {
-        "padding": 1 - real / costs.sum(),
+        "padding": 1 - real / padded.sum(),
+        "budget_used": float(padded.mean() / SECONDS),
         "spread": float(spread.mean()),
         "spread_p99": float(np.quantile(spread, 0.99)),
-        "resume_s": resume_s,
+        "first_s": seconds[0],
+        "resume_s": seconds[1],
     }
 
 
-def _sampler(path: Path, rank: int) -> DynamicBucketingSampler:
+def _lhotse_left_out(path: Path, num_buckets: int) -> float:
+    """Returns the share of the cuts that no rank shows in a whole epoch."""
+    num_shown = sum(len(batch) for rank in range(WORLD_SIZE) for batch in _sampler(path, rank, num_buckets))
+    return 1 - num_shown / len(Corpus.open(path))
+
+
+def _sampler(path: Path, rank: int, num_buckets: int) -> DynamicBucketingSampler:
     return DynamicBucketingSampler(
         CutSet.from_jsonl_lazy(path / "cuts.jsonl"),
         max_duration=SECONDS,
         shuffle=True,
-        num_buckets=30,
-        buffer_size=20_000,
+        num_buckets=num_buckets,
+        buffer_size=BUFFER,
         drop_last=True,
         seed=0,
         world_size=WORLD_SIZE,
         rank=rank,
     )
+
+
+def _widths(corpora: dict[int, Path]) -> None:
+    print("## Width of buckets\n")
+    print("`bucket_width` is the largest difference of the lengths in a bucket, as a share of the longest; 1/32 is the")
+    print("default. Few cuts fill few buckets, so that narrower ones change little there.\n")
+    print("| cuts | width | buckets | steps in a bucket, median | steps an epoch | padding | budget used |")
+    print("|---|---|---|---|---|---|---|")
+    for size, path in corpora.items():
+        corpus = Corpus.open(path)
+        for width in (1 / 32, 1 / 64, 1 / 128, 1 / 256):
+            plan = BatchPlan.of(corpus, replace(_config(), bucket_width=width))
+            summary = summarise_plan(plan, [corpus.num_samples], WORLD_SIZE)
+            steps = statistics.median(bucket.num_groups for bucket in plan.buckets)
+            print(f"| {size:,} | 1/{1 / width:g} | {len(plan.buckets)} | {steps:g} | {plan.steps_per_epoch:,} ", end="")
+            print(f"| {100 * summary.padding:.2f} % | {100 * summary.budget_used:.1f} % |")
+    print()
 
 
 def _addresses(directory: Path, sizes: list[int]) -> None:

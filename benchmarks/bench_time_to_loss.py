@@ -38,7 +38,6 @@ from time_to_loss_report import (
     draw,
     report,
 )
-from torch.nn.functional import pad
 
 from nestdata import AudioNoiseBatch, AudioNoiseDataset, BatchPlan, Corpus, NoiseSampler, PlanConfig, SpeakerNoiseMixer
 from nestmodel import LossStats, NestConfig, NestNetwork, loss_stats
@@ -284,8 +283,7 @@ def write_batches(output: Path, arguments: argparse.Namespace, num_batches: int 
     command = [arguments.nemo_python, str(PEERS / "nemo_noise.py"), *paths[:2], json.dumps(AUGMENTATION), paths[2]]
     run_peer(command, env=environment(1))
     mixed = torch.load(output / "nemo_noise.pt")
-    padded = [pad(noisy, (0, one.audio.shape[1] - noisy.shape[1])) for one, (noisy, _) in zip(ours, mixed, strict=True)]
-    nemo = [replace(batch, noisy_audio=noisy) for batch, noisy in zip(ours, padded, strict=True)]
+    nemo = [replace(batch, noisy_audio=noisy) for batch, (noisy, _) in zip(ours, mixed, strict=True)]
     clean = [replace(batch, noisy_audio=batch.audio) for batch in ours]
     facts = {"our noise": interference(ours), "NeMo's noise": interference(nemo)}
     shorter = [lens < batch.audio_len for batch, (_, lens) in zip(ours, mixed, strict=True)]

@@ -39,6 +39,10 @@ def plan_command(
         float | None, typer.Option(help="Value of q, where a cut of d seconds counts as d + d²/q against the maximum.")
     ] = None,
     max_cuts: Annotated[int | None, typer.Option(help="Maximum number of cuts per microbatch.")] = None,
+    bucket_width: Annotated[
+        float | None,
+        typer.Option(help="Largest difference of lengths in a bucket. [default: from the configuration, else 0.03125]"),
+    ] = None,
     num_shapes: Annotated[
         int | None, typer.Option(help="Maximum number of distinct padded lengths; lengths are rounded up to them.")
     ] = None,
@@ -75,6 +79,7 @@ def plan_command(
         min_audio_seconds=min_audio_seconds,
         quadratic_seconds=quadratic_seconds,
         max_cuts=max_cuts,
+        bucket_width=bucket_width,
         num_shapes=num_shapes,
         weights=_numbers(weights),
         temperature=temperature,

@@ -40,14 +40,13 @@ def main() -> int:
     augmentor = Serialization.from_config_dict(OmegaConf.create(json.loads(arguments.augmentation)))
     mixed = []
     for audio, lengths in torch.load(arguments.clean):
-        items = []
-        for row, length in zip(audio, lengths, strict=True):
-            noise, noise_len = ssl_dataset.sample_noise(noises, 16000, int(length))
-            items.append(
-                ssl_dataset.AudioNoiseItem(audio=row[:length], audio_len=length, noise=noise, noise_len=noise_len)
-            )
-        batch = ssl_dataset._audio_noise_collate_fn(items, augmentor)
-        mixed.append((batch.noisy_audio, batch.noisy_audio_len))
+        noise = torch.zeros_like(audio)
+        noise_lens = torch.zeros_like(lengths)
+        for row, length in enumerate(lengths.tolist()):
+            noise[row, :length], noise_lens[row] = ssl_dataset.sample_noise(noises, 16000, length)
+        batch = ssl_dataset.AudioNoiseBatch(audio=audio, audio_len=lengths, noise=noise, noise_len=noise_lens)
+        mixed_batch = augmentor(batch)
+        mixed.append((mixed_batch.noisy_audio, mixed_batch.noisy_audio_len))
     torch.save(mixed, arguments.output)
     return 0
 

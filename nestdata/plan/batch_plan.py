@@ -9,8 +9,9 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,9 @@ ALGORITHM_VERSION = 2
 
 # Repeats per epoch are rounded to thousandths, so that plans ignore floating-point rounding.
 _REPEATS_UNIT = 1000
+
+# Options that the first plans did not have.
+_NEWER = ("bucket_width", "mixed_lengths")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,10 @@ class PlanConfig:
 
     max_cuts: int | None = None
     """Largest number of cuts in one microbatch; None sets no limit besides the budget."""
+
+    bucket_width: float = 1 / 32
+    """Largest difference of the lengths in a bucket, as a share of its longest cut. Narrower buckets have less padding
+    and fewer cuts; they are widened up to 1/8 where fewer than four steps would share a bucket."""
 
     num_shapes: int | None = None
     """Number of different lengths to which cuts are padded, chosen to minimise padding, so that a compiled model
@@ -80,11 +88,20 @@ class PlanConfig:
             self.min_audio_seconds,
             f"more than 0 and at most max_batch_seconds ({self.max_batch_seconds})",
         )
+        require(0 < self.bucket_width <= 1 / 8, "plan.bucket_width", self.bucket_width, "more than 0 and at most 1/8")
         is_positive = self.quadratic_seconds is None or self.quadratic_seconds > 0
         require(is_positive, "plan.quadratic_seconds", self.quadratic_seconds, f"{positive}, or none")
         are_positive = self.weights is None or (bool(self.weights) and min(self.weights) > 0)
         require(are_positive, "plan.weights", self.weights, "a positive number for each corpus")
         require(self.temperature > 0, "plan.temperature", self.temperature, "a positive number")
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns the settings by name, as fingerprints and checkpoints hold them.
+
+        Newer options are left out if they have their defaults: fingerprints and checkpoints from before stay valid.
+        """
+        is_changed = {field.name: getattr(self, field.name) != field.default for field in fields(self)}
+        return {name: getattr(self, name) for name in is_changed if is_changed[name] or name not in _NEWER}
 
 
 class BatchPlan:
@@ -241,13 +258,13 @@ class BatchPlan:
                 f"({self.config.microbatches_per_step}), so that a step cannot give every microbatch a cut. Lower "
                 "microbatches_per_step, or add data."
             )
-        return lay_out(positions, self.budget, self.config.num_shapes)
+        return lay_out(positions, self.budget, self.config.bucket_width, self.config.num_shapes)
 
     def _make_fingerprint(self, content: str) -> str:
         # 240 and 240.0 seconds are the same setting but different text.
-        settings = {name: float(v) if name.endswith("_seconds") and v else v for name, v in asdict(self.config).items()}
-        if not self.config.mixed_lengths:
-            del settings["mixed_lengths"]  # plans without it keep the fingerprint that they had before it existed
+        settings = {
+            name: float(v) if name.endswith("_seconds") and v else v for name, v in self.config.recorded().items()
+        }
         # Weights and temperature affect the plan only through the repeats that they lead to.
         settings |= {"weights": self.repeats_per_epoch, "temperature": 1.0}
         settings |= {"sampling_rate": self.sampling_rate, "version": ALGORITHM_VERSION, "content": content}

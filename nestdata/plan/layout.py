@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 
 from nestdata.plan.lengths import Lengths
 
-# A bucket spans lengths down to 31/32 of its longest cut, which keeps padding below about 1.6 % on average.
-_NARROW = 32
-# If a bucket would then have fewer than four groups, it may span lengths down to 7/8 to reach four. With one group per
-# bucket, the same cuts would be in the same step in every epoch.
+# If a bucket of the chosen width would have fewer than four groups, it may span lengths down to 7/8 to reach four. With
+# one group per bucket, the same cuts would be in the same step in every epoch.
 _WIDE = 8
 _WANTED_GROUPS = 4
 # Repeated cuts are drawn from four times as many positions as they fill, so that no cut is repeated in every epoch.
@@ -143,7 +141,7 @@ class Positions:
         )
 
 
-def lay_out(corpora: Sequence[Positions], budget: Budget, num_shapes: int | None) -> list[Bucket]:
+def lay_out(corpora: Sequence[Positions], budget: Budget, bucket_width: float, num_shapes: int | None) -> list[Bucket]:
     """Returns the buckets of an epoch, longest cuts first, and sets every `end` to 0.
 
     Every bucket is a whole number of groups of `budget.microbatches` microbatches each.
@@ -151,6 +149,7 @@ def lay_out(corpora: Sequence[Positions], budget: Budget, num_shapes: int | None
     Args:
         corpora: The positions of each corpus.
         budget: Largest cost of a microbatch.
+        bucket_width: Largest difference of the lengths in a bucket, as a share of its longest cut.
         num_shapes: Number of fixed shapes; None pads to the longest cut of each bucket.
     """
     edges = _shape_edges(corpora, budget, num_shapes) if num_shapes else None
@@ -160,7 +159,7 @@ def lay_out(corpora: Sequence[Positions], budget: Budget, num_shapes: int | None
         size = budget.num_cuts(longest)
         group = budget.microbatches * size
         if edges is None:
-            num_groups = _num_groups(corpora, longest, size, budget)
+            num_groups = _num_groups(corpora, longest, size, budget, bucket_width)
         else:
             below = edges[bisect_left(edges, longest) - 1] if longest > edges[0] else 0
             num_groups = -(-(remaining - _up_to(corpora, below)) // group)
@@ -175,11 +174,11 @@ def lay_out(corpora: Sequence[Positions], budget: Budget, num_shapes: int | None
     return buckets
 
 
-def _num_groups(corpora: Sequence[Positions], longest: int, size: int, budget: Budget) -> int:
+def _num_groups(corpora: Sequence[Positions], longest: int, size: int, budget: Budget, bucket_width: float) -> int:
     """Returns the number of groups, of `size` cuts per microbatch, whose cuts are similar enough for one bucket."""
     remaining, group = _num_remaining(corpora), budget.microbatches * size
     # Cuts that are so short that one more fits into a microbatch belong to another bucket.
-    shortest = max(longest - longest // _NARROW, budget.longest_of(size + 1))
+    shortest = max(longest - math.floor(longest * bucket_width), budget.longest_of(size + 1))
     num_narrow = remaining - _up_to(corpora, shortest)
     num_wide = remaining - _up_to(corpora, longest - longest // _WIDE)
     return max(1, num_narrow // group, min(_WANTED_GROUPS, num_wide // group))

@@ -133,9 +133,8 @@ class NestDataModule(pl.LightningDataModule):
     def settings(self) -> Settings:
         """Everything that decides which batches are trained on, by dotted name; stored in every checkpoint."""
         plan, noise = self.train_dataset.plan, self.noise.corpus
-        plan_settings = flatten_settings(plan.config, "data.plan")
-        if not plan.config.mixed_lengths:
-            del plan_settings["data.plan.mixed_lengths"]  # checkpoints from before the option can be resumed
+        recorded = {f"data.plan.{name}" for name in plan.config.recorded()}
+        plan_settings = {k: v for k, v in flatten_settings(plan.config, "data.plan").items() if k in recorded}
         return {
             "data.plan.fingerprint": plan.fingerprint,
             "data.corpus": repr([corpus.fingerprint for corpus in self.train_dataset.corpus.corpora]),

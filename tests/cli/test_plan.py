@@ -39,6 +39,8 @@ def test_json_is_the_summary_of_the_requested_plan(
         "--min-audio-seconds",
         "0.5",
         "--mixed-lengths",
+        "--bucket-width",
+        "0.02",
     ]
     options += ["--quadratic-seconds", "30", "--max-cuts", "6", "--num-shapes", "3", "--weights", "0.6,0.4"]
     options += ["--temperature", "2", "--seed", "5", "--picture", str(tmp_path / "plan.svg"), "--json"]
@@ -50,6 +52,7 @@ def test_json_is_the_summary_of_the_requested_plan(
         min_audio_seconds=0.5,
         quadratic_seconds=30.0,
         max_cuts=6,
+        bucket_width=0.02,
         num_shapes=3,
         weights=(0.6, 0.4),
         temperature=2.0,

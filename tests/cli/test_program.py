@@ -68,7 +68,8 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
             "CORPUS",
         ],
         "plan": [
-            *("--config -c", "--json", "--max-batch-seconds", "--max-cuts", "--microbatches-per-step"),
+            *("--bucket-width", "--config -c", "--json", "--max-batch-seconds", "--max-cuts"),
+            *("--microbatches-per-step",),
             *("--min-audio-seconds", "--mixed-lengths", "--num-shapes", "--picture", "--quadratic-seconds", "--seed"),
             *("--temperature", "--weights", "--world-size", "CORPUS"),
         ],

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nestdata import BatchPlan, ConfigError, PlanConfig, PlanError
+from nestdata import BatchPlan, ConfigError, PlanConfig, PlanError, summarise_plan
 
 RATE = 100
 """Samples per second; small, so that lengths in the tests are easy to read."""
@@ -52,6 +52,7 @@ def cases(draw: st.DrawFn) -> Case:
         "max_batch_seconds": draw(st.integers(least, draw(st.sampled_from([1, 3, 20])) * least)) / RATE,
         "microbatches_per_step": draw(st.integers(1, min(12, len(lengths)))),
         "min_audio_seconds": min_samples / RATE,
+        "bucket_width": draw(st.sampled_from([1 / 32, 1 / 100, 1 / 1000])),
         "seed": draw(st.integers(0, 2**32)),
     }
     return lengths, config
@@ -128,7 +129,18 @@ def test_mixed_lengths_are_golden_and_reached_at_any_step() -> None:
     assert plan.fingerprint == "a3209259905a0baf46e323559aa3dee0"
 
 
-def test_plans_without_mixed_lengths_keep_their_fingerprint() -> None:
+def test_narrower_buckets_pad_less_in_as_many_steps() -> None:
+    lengths = np.sort(np.random.default_rng(0).lognormal(np.log(9000), 0.6, 100_000).clip(1000, 40_000).astype(int))
+    plans = [plan_of(lengths, PlanConfig(max_batch_seconds=240_000 / RATE, bucket_width=w)) for w in (1 / 32, 1 / 128)]
+    wide, narrow = (summarise_plan(plan, lengths, 8) for plan in plans)
+    assert narrow.padding < 0.75 * wide.padding
+    assert narrow.steps_per_epoch == pytest.approx(wide.steps_per_epoch, rel=0.005)
+    for plan, width in zip(plans, (1 / 32, 1 / 128), strict=True):
+        spans = [1 - lengths[b.cut_ranges[0].first_index] / b.padded_samples for b in plan.buckets if b.num_groups > 4]
+        assert 0 < max(spans) <= width + 1 / 1000
+
+
+def test_plans_without_newer_options_keep_their_fingerprint() -> None:
     plan = plan_of(list(range(100, 140)), PlanConfig(max_batch_seconds=8.0, microbatches_per_step=2))
     assert plan.fingerprint == "054df55f7dbdabaf31086b5b7eb48fa0"
 
@@ -315,6 +327,7 @@ def test_fingerprint_changes_with_every_setting() -> None:
         "min_audio_seconds": 1.5,
         "quadratic_seconds": 30.0,
         "max_cuts": 1,
+        "bucket_width": 1 / 64,
         "num_shapes": 1,
         "weights": (1.0, 3.0),
         "temperature": 2.0,
