@@ -1,10 +1,14 @@
-"""Fine-tunes a recogniser from a pretrained encoder and from scratch, with all labels and with a tenth of them.
+"""Fine-tunes a recogniser from pretrained encoders and from scratch, with all labels and with a tenth of them.
 
-    python benchmarks/bench_finetune.py ENCODER train.json test.json OUTPUT [--quick] [--results NAME.md]
+    python benchmarks/bench_finetune.py train.json test.json OUTPUT --group-by scene --seeds 3
+        --start "pretrained=encoder-{seed}"
+        --start "from scratch=encoder-0 --from-scratch"
+        --start "from scratch, four times the steps=encoder-0 --from-scratch --steps 24000"
 
-ENCODER is what `nestmodel export --to huggingface` wrote. Every run is one call of examples/finetune_ctc/finetune.py
-with the same settings; the script draws their order, and gives them numbers instead of names until all are scored, so
-that nobody can watch one side and favour it. If OUTPUT holds runs of an earlier call with the same settings, only the
+A start is a name, an encoder that `nestmodel export --to huggingface` wrote, and options of its own; `{seed}` stands
+for the number of the seed. Every run is one call of examples/finetune_ctc/finetune.py. The script draws their order,
+and gives them numbers instead of names until all are scored, so that nobody can watch one side and favour it. The first
+start is compared with each of the others. If OUTPUT holds runs of an earlier call with the same settings, only the
 missing ones are made.
 """
 
@@ -16,20 +20,25 @@ import shlex
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from importlib.metadata import version
+from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from blind import draw_once
 from kept_settings import keep_settings
+from measured import measured_line
 from peer import run_peer
+from transcribed import read_lines
 
-from nestmodel import count_errors, error_rate, error_reduction
-from nestmodel.evaluate.error_rates import percent
+from nestdata import Corpus
+from nestmodel import ErrorCounts, count_errors, error_rate, error_reduction
+from nestmodel.evaluate.error_rates import ErrorUnit, percent
+from nestmodel.evaluate.inputs import cut_labels
 
 FINETUNE = Path(__file__).parents[1] / "examples" / "finetune_ctc" / "finetune.py"
 SHARES = {"all": 1.0, "a tenth": 0.1}
-STARTS = {"pretrained": "", "from scratch": "--from-scratch"}
 QUICK = "--steps 4 --batch-seconds 31 --warmup-steps 1 --freeze-steps 1"
 
 
@@ -44,10 +53,12 @@ class Run(NamedTuple):
 def main() -> int:
     """Makes the runs that are missing, and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("encoder", type=Path)
     parser.add_argument("train", type=Path)
     parser.add_argument("test", type=Path)
     parser.add_argument("output", type=Path)
+    parser.add_argument("--start", action="append", required=True, metavar="NAME=ENCODER [OPTIONS]")
+    parser.add_argument("--shares", default=",".join(SHARES), help="shares of the labels, separated by commas")
+    parser.add_argument("--group-by", required=True, help="field of the test lines: intervals draw whole groups")
     parser.add_argument(
         "--seeds", type=int, default=2, help="runs of each kind; a seed draws labels, order and weights"
     )
@@ -60,9 +71,11 @@ def main() -> int:
     if arguments.quick:
         arguments.settings, arguments.seeds = QUICK, 1
     arguments.output.mkdir(parents=True, exist_ok=True)
-    kept = {name: str(getattr(arguments, name)) for name in ("encoder", "train", "test", "seeds", "settings")}
+    arguments.start = dict(one.split("=", 1) for one in arguments.start)
+    arguments.shares = arguments.shares.split(",")
+    kept = {name: str(getattr(arguments, name)) for name in ("start", "shares", "train", "test", "seeds", "settings")}
     keep_settings(arguments.output, kept)
-    runs = draw_order(arguments.output / "order.json", arguments.seeds)
+    runs = draw_order(arguments)
     with ThreadPoolExecutor(arguments.at_once) as pool:
         list(pool.map(lambda number: make_run(arguments, number, runs), range(len(runs))))
     arguments.results.write_text(report(arguments, runs))
@@ -70,10 +83,11 @@ def main() -> int:
     return 0
 
 
-def draw_order(path: Path, num_seeds: int) -> list[Run]:
+def draw_order(arguments: argparse.Namespace) -> list[Run]:
     """Returns the runs in the order of their directories, which is drawn once and kept in a file."""
-    runs = [Run(start, share, seed) for start in STARTS for share in SHARES for seed in range(num_seeds)]
-    return [Run(*run) for run in draw_once(path, runs)]
+    seeds = range(arguments.seeds)
+    runs = [Run(start, share, seed) for start in arguments.start for share in arguments.shares for seed in seeds]
+    return [Run(*run) for run in draw_once(arguments.output / "order.json", runs)]
 
 
 def make_run(arguments: argparse.Namespace, number: int, runs: list[Run]) -> None:
@@ -89,78 +103,94 @@ def make_run(arguments: argparse.Namespace, number: int, runs: list[Run]) -> Non
 def command(arguments: argparse.Namespace, run: Run, directory: Path) -> list[str | Path]:
     """Returns the call of the example for one run."""
     resume = ["--resume"] if any(directory.glob("checkpoints/checkpoint-*")) else []
+    encoder, *options = shlex.split(arguments.start[run.start].format(seed=run.seed))
     return [
-        *(sys.executable, FINETUNE, arguments.encoder, arguments.train, arguments.test, "-o", directory),
+        *(sys.executable, FINETUNE, encoder, arguments.train, arguments.test, "-o", directory),
         *("--labels", str(SHARES[run.share]), "--seed", str(run.seed)),
-        *shlex.split(f"{STARTS[run.start]} {arguments.settings}"),
+        *(*shlex.split(arguments.settings), *options),  # of the same option, the last one counts
         *resume,
     ]
 
 
 def report(arguments: argparse.Namespace, runs: list[Run]) -> str:
     """Returns the results as Markdown."""
-    texts = {run: read_texts(arguments.output / f"run-{number}") for number, run in enumerate(runs)}
-    results = {
-        run: json.loads((arguments.output / f"run-{number}" / "results.json").read_text())
-        for number, run in enumerate(runs)
-    }
+    errors = {run: read_errors(arguments, arguments.output / f"run-{number}") for number, run in enumerate(runs)}
+    results = [json.loads((arguments.output / f"run-{i}" / "results.json").read_text()) for i in range(len(runs))]
     num_train = {
-        share: ", ".join(str(one["num_train"]) for run, one in results.items() if run[:2] == ("pretrained", share))
-        for share in SHARES
+        share: ", ".join(
+            sorted({str(one["num_train"]) for run, one in zip(runs, results, strict=True) if run.share == share})
+        )
+        for share in arguments.shares
     }
-    num_test = next(iter(results.values()))["num_test"]
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "jiwer"))
-    options = "ENCODER train.json test.json -o OUTPUT"
-    sections = "\n".join(
-        table(texts, share, unit, arguments.seeds) for unit in ("characters", "words") for share in SHARES
+    measured = measured_line(
+        "benchmarks/bench_finetune.py", "examples/finetune_ctc/finetune.py", "nestmodel/evaluate/error_rates.py"
     )
-    return f"""# Fine-tuning from a pretrained encoder, and from scratch
+    starts = "\n".join(f"- {name}: `ENCODER {' '.join(each.split()[1:])}`" for name, each in arguments.start.items())
+    sections = "\n".join(
+        table(arguments, errors, share, unit) for unit in ("characters", "words") for share in arguments.shares
+    )
+    return f"""# Fine-tuning from pretrained encoders, and from scratch
 
-Made by `benchmarks/bench_finetune.py` on {os.cpu_count()} CPU cores ({platform.machine()}),
-{packages}. Every run is
+Made by `benchmarks/bench_finetune.py` on {os.cpu_count()} CPU cores ({platform.machine()}) with other work, each run
+with OMP_NUM_THREADS={arguments.threads}, {packages}.
+{measured}
 
-    python examples/finetune_ctc/finetune.py {options} {arguments.settings}
+Every run is
 
-with `--from-scratch`, `--labels 0.1` and `--seed` as the tables say: the same architecture, steps, batches and learning
-rate. A seed draws the labels (the same for both starts), the order, the augmentation and new weights. The order of the
-{len(runs)} runs was drawn, and runs had numbers instead of names until all were scored. Training utterances:
-{"; ".join(f"labels {share}: {numbers}" for share, numbers in num_train.items())}. Test utterances: {num_test}.
-Intervals are 95 % bootstrap intervals over test utterances; the reduction is 1 - pretrained / from scratch, with
-pairs of the same utterances. A pretrained encoder is frozen for the first steps (`--freeze-steps`), a new one is not.
-A rate of 100 % of which all are deletions is that of a recogniser that writes nothing yet.
+    python examples/finetune_ctc/finetune.py ENCODER train.json test.json -o OUTPUT {arguments.settings}
+
+with `--labels`, `--seed` and the options of its start:
+
+{starts}
+
+A seed draws the labels (the same for all starts), the order, the augmentation and new weights; each seed has an encoder
+of its own where the start says `{{seed}}`. The order of the {len(runs)} runs was drawn, and runs had numbers instead of
+names until all were scored. Training utterances:
+{"; ".join(f"labels {share}: {numbers}" for share, numbers in num_train.items())}.
+Test utterances: {results[0]["num_test"]}.
+Intervals are 95 % bootstrap intervals that draw whole groups of `{arguments.group_by}`; the reduction is
+1 - {next(iter(arguments.start))} / other start, with pairs of the same groups. A pretrained encoder is frozen for the
+first steps (`--freeze-steps`), a new one is not. A rate near 100 % of which nearly all are deletions is that of a
+recogniser that writes next to nothing yet.
 
 {sections}
 """
 
 
-def read_texts(directory: Path) -> tuple[list[str], list[str]]:
-    """Returns the transcripts of the test utterances and what was recognised."""
-    lines = [json.loads(line) for line in (directory / "test.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line["text"] for line in lines], [line["recognised"] for line in lines]
+def read_errors(arguments: argparse.Namespace, directory: Path) -> dict[str, ErrorCounts]:
+    """Returns the errors of a recogniser by group of test utterances, in characters and in words."""
+    corpus = Corpus.open(directory / "test.corpus")
+    cuts = map(corpus.line, range(len(corpus)))
+    groups = {cut["id"]: str(cut_labels(cut)[arguments.group_by]) for cut in cuts}
+    lines = read_lines(directory / "test.jsonl")
+    texts = [[line[name] for line in lines] for name in ("text", "recognised")]
+    of_lines = [groups[line["id"]] for line in lines]
+    units: tuple[ErrorUnit, ...] = ("characters", "words")
+    return {unit: count_errors(texts[0], texts[1], unit).by_group(of_lines) for unit in units}
 
 
-def table(texts: dict[Run, tuple[list[str], list[str]]], share: str, unit: Any, num_seeds: int) -> str:
-    """Returns the error rates with one share of the labels: a row for each seed, and one for all seeds together."""
-    counts = {run: count_errors(*pair, unit) for run, pair in texts.items() if run.share == share}
-    rows, sums = [], {}
-    for start in STARTS:
-        of_seeds = [counts[Run(start, share, seed)] for seed in range(num_seeds)]
-        sums[start] = of_seeds[0]
-        for one in of_seeds[1:]:
-            sums[start] += one
-    pairs = {str(seed): {start: counts[Run(start, share, seed)] for start in STARTS} for seed in range(num_seeds)}
-    for name, pair in {**pairs, **({"all": sums} if num_seeds > 1 else {})}.items():
-        rates = [error_rate(pair[start]) for start in STARTS]
-        reduction = error_reduction(pair["pretrained"], pair["from scratch"])
-        kinds = [f"{rate.insertions} / {rate.deletions} / {rate.substitutions}" for rate in rates]
-        rows.append(f"| {name} | {' | '.join(map(percent, (*rates, reduction)))} | {' | '.join(kinds)} |")
+def table(arguments: argparse.Namespace, errors: dict[Run, dict[str, ErrorCounts]], share: str, unit: str) -> str:
+    """Returns the error rates with one share of the labels: a row for each start and seed, and one for all seeds."""
+    first = next(iter(arguments.start))
+    rows = []
+    for start in arguments.start:
+        counts = {str(seed): errors[Run(start, share, seed)][unit] for seed in range(arguments.seeds)}
+        others = {str(seed): errors[Run(first, share, seed)][unit] for seed in range(arguments.seeds)}
+        for sums in (counts, others):
+            sums["all"] = reduce(add, sums.values())
+        for name, one in counts.items():
+            rate = error_rate(one)
+            reduction = "" if start == first else percent(error_reduction(others[name], one))
+            kinds = f"{rate.insertions} / {rate.deletions} / {rate.substitutions}"
+            rows.append(f"| {start} | {name} | {percent(rate)} | {kinds} | {reduction} |")
     lines = "\n".join(rows)
     return f"""## Errors in {unit}, labels: {share}
 
-Errors in % of the {unit} of the transcripts; the last columns count insertions / deletions / substitutions.
+In % of the {unit} of the transcripts.
 
-| seed | pretrained | from scratch | reduction, % | kinds, pretrained | kinds, from scratch |
-|---|---|---|---|---|---|
+| start | seed | errors | insertions / deletions / substitutions | fewer errors with "{first}", % |
+|---|---|---|---|---|
 {lines}
 """
 

@@ -39,12 +39,13 @@ def without_text(lines: Iterable[Line]) -> list[Line]:
 def read_errors(probe: Path) -> ErrorCounts:
     """Returns the errors in characters of a content probe's trained encoder, added up over the seeds of its heads.
 
-    The utterances are in the order of their ids, so that the errors of several probes can be compared by utterance.
+    They are added up over the groups of test utterances that the probe names, from which its intervals are drawn.
     """
     lines = sorted(read_lines(probe / "hypotheses.jsonl"), key=lambda line: str(line["id"]))
     texts = [line["text"] for line in lines]
     seeds = lines[0]["trained"]
-    return reduce(add, (count_errors(texts, [one["trained"][seed] for one in lines], "characters") for seed in seeds))
+    counts = (count_errors(texts, [one["trained"][seed] for one in lines], "characters") for seed in seeds)
+    return reduce(add, counts).by_group([line["group"] for line in lines])
 
 
 def variant_table(errors: Mapping[tuple[str, str], ErrorCounts]) -> str:
@@ -74,5 +75,5 @@ def variant_table(errors: Mapping[tuple[str, str], ErrorCounts]) -> str:
             differences = {seed: error_difference(errors[variant, seed], errors[first, seed]) for seed in both}
             apart = ", ".join(f"{seed}: {100 * one.value:.1f}" for seed, one in differences.items())
         lines.append(f"| {variant} | {percent(error_rate(total))} | {singles} | {together} | {apart} |")
-    note = "Intervals cover the choice of utterances, not that of seeds: compare a difference with the spread of seeds."
+    note = "Intervals cover the choice of scenes, not that of seeds: compare a difference with the spread of seeds."
     return "\n".join([*lines, "", note]) + "\n"

@@ -48,7 +48,7 @@ from nestmodel.evaluate.inputs import OnProgress
 from nestmodel.evaluate.probe_output import OnWork, probe_directory, progress_counter
 from nestmodel.evaluate.sides import Caches, Side, open_sides, write_caches
 from nestmodel.evaluate.text import Alphabet
-from nestmodel.evaluate.transcripts import SpeechUtterance, SplitRows, check_enough, split_training
+from nestmodel.evaluate.transcripts import SpeechUtterance, SplitRows, check_enough, interval_name, split_training
 from nestmodel.nn.network import NestNetwork
 
 
@@ -187,6 +187,7 @@ def _probe_sides(
         num_training=len(task.rows.training),
         num_held_out=len(task.rows.held_out),
         num_test=len(scored),
+        intervals_over=interval_name((one.group for one in scored), config.group_by),
         num_too_fast={"training": len(usable) - len(writable), "test": num_fast},
         num_known_texts=sum(one.text in known_texts for one in scored),
         contestants=[one.score for one in found.values()],
@@ -222,8 +223,9 @@ def _recognise(
     heads = candidates[learning_rate]
     references, test_rows = [one.text for one in task.test], [one.row for one in task.test]
     hypotheses = [transcribe(one.head, caches.test, task.alphabet, test_rows) for one in heads]
-    characters = [count_errors(references, texts, "characters") for texts in hypotheses]
-    words = [count_errors(references, texts, "words") for texts in hypotheses]
+    groups = [one.group for one in task.test]
+    characters = [count_errors(references, texts, "characters").by_group(groups) for texts in hypotheses]
+    words = [count_errors(references, texts, "words").by_group(groups) for texts in hypotheses]
     seeds = zip(config.probe_seeds, heads, characters, words, strict=True)
     score = ContestantScore(
         name=name,
@@ -277,14 +279,15 @@ def _examples(test: list[SpeechUtterance], found: dict[Contestant, _Recognition]
 def _hypothesis_lines(
     test: list[SpeechUtterance], found: dict[Contestant, _Recognition], config: CtcProbeConfig
 ) -> str:
-    """Returns one JSON line per test utterance: its id, its text, and its transcripts by contestant and seed."""
+    """Returns one JSON line per test utterance: its id, group and text, and its transcripts by contestant and seed."""
     lines = []
     for i, utterance in enumerate(test):
         transcripts: dict[str, Any] = {
             name: {str(seed): texts[i] for seed, texts in zip(config.probe_seeds, one.hypotheses, strict=True)}
             for name, one in found.items()
         }
-        line: dict[str, Any] = {"id": utterance.cut_id, "text": utterance.text, **transcripts}
+        line: dict[str, Any] = {"id": utterance.cut_id, "group": utterance.group, "text": utterance.text}
+        line |= transcripts
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     return "".join(lines)
 

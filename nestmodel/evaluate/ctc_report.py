@@ -152,6 +152,9 @@ class CtcProbeReport:
     num_training: int
     num_held_out: int
     num_test: int
+    intervals_over: str
+    """What the bootstrap draws, such as "10 groups of `scene`"."""
+
     num_too_fast: dict[str, int]
     """Utterances with more characters than label frames: of the training corpus, which are left out; of the test
     corpus, which are scored."""
@@ -214,8 +217,8 @@ def _results(report: CtcProbeReport) -> Iterator[str]:
     yield ""
     yield (
         "A linear CTC head on frozen features, with learned weights of the layers and greedy decoding. Error rates on "
-        f"{report.num_test} test utterances in %, with 95 % bootstrap intervals over utterances. The errors of all "
-        f"heads are added up; their seeds: {', '.join(map(str, report.config.probe_seeds))}."
+        f"{report.num_test} test utterances in %, with 95 % bootstrap intervals over {report.intervals_over}. The "
+        f"errors of all heads are added up; their seeds: {', '.join(map(str, report.config.probe_seeds))}."
     )
     yield ""
     yield "| features | CER | WER | insertions | deletions | substitutions | CER by seed |"

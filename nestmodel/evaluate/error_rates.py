@@ -2,7 +2,8 @@
 
 Errors are counted per utterance, so that rates, differences and reductions get bootstrap intervals: utterances are
 drawn with replacement, and a draw counts the same utterances for both recognisers that are compared (paired bootstrap).
-Utterances are treated as independent.
+What is drawn is treated as independent. Utterances of one recording, scene or speaker are not: `ErrorCounts.by_group`
+adds them up, so that whole groups are drawn, and intervals become wider.
 """
 
 import importlib.util
@@ -49,6 +50,20 @@ class ErrorCounts:
             deletions=self.deletions + other.deletions,
             substitutions=self.substitutions + other.substitutions,
             num_reference=self.num_reference + other.num_reference,
+        )
+
+    def by_group(self, groups: Sequence[str]) -> "ErrorCounts":
+        """Returns the counts added up over groups of utterances, shape (groups,); see `sums_by_group`.
+
+        Args:
+            groups: The group of each utterance, such as its recording.
+        """
+        insertions, deletions, substitutions, num_reference = (
+            sums_by_group(counts, groups)
+            for counts in (self.insertions, self.deletions, self.substitutions, self.num_reference)
+        )
+        return ErrorCounts(
+            insertions=insertions, deletions=deletions, substitutions=substitutions, num_reference=num_reference
         )
 
 
@@ -140,15 +155,28 @@ def error_reduction(counts: ErrorCounts, baseline: ErrorCounts, seed: int = 0) -
     return _bootstrap(reduction, columns, seed)
 
 
+def sums_by_group(counts: NDArray[np.int64], groups: Sequence[str]) -> NDArray[np.int64]:
+    """Returns the sums of counts of utterances over groups of them, in order of their names.
+
+    If there is only one group, the counts themselves are returned: no interval can be drawn from one group.
+    """
+    names = sorted(set(groups))
+    if len(names) < 2:
+        return counts
+    sums = np.zeros(len(names), np.int64)
+    np.add.at(sums, np.searchsorted(names, list(groups)), counts)
+    return sums
+
+
 def ratio(numerators: NDArray[np.int64], denominators: NDArray[np.int64], seed: int) -> Estimate:
-    """Returns the sum of numerators over the sum of denominators; both have the shape (utterances,)."""
+    """Returns the sum of numerators over the sum of denominators; both have the shape (utterances,) or (groups,)."""
     return _bootstrap(lambda sums: sums[0] / sums[1], (numerators, denominators), seed)
 
 
 def ratio_difference(
     one: tuple[NDArray[np.int64], NDArray[np.int64]], other: tuple[NDArray[np.int64], NDArray[np.int64]], seed: int
 ) -> Estimate:
-    """Returns the difference of two ratios of sums over the same utterances, with a paired bootstrap interval."""
+    """Returns the difference of two ratios of sums over the same utterances or groups, with a paired interval."""
     return _bootstrap(lambda sums: sums[0] / sums[1] - sums[2] / sums[3], (*one, *other), seed)
 
 

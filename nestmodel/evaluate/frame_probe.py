@@ -21,7 +21,7 @@ from nestdata import Corpus, derive_key
 from nestmodel.evaluate.contestants import CONTESTANTS, Contestant
 from nestmodel.evaluate.ctc_head import StoppingRule, default_labels_per_frame
 from nestmodel.evaluate.encode import Utterance, frame_rate_hz, iterate_log_mels, resolve_device
-from nestmodel.evaluate.error_rates import check_jiwer, ratio, ratio_difference
+from nestmodel.evaluate.error_rates import check_jiwer, ratio, ratio_difference, sums_by_group
 from nestmodel.evaluate.feature_cache import FeatureCache
 from nestmodel.evaluate.frame_alignment import aligned_units
 from nestmodel.evaluate.frame_classifier import LabelledFrames, fit_frames
@@ -38,7 +38,7 @@ from nestmodel.evaluate.inputs import OnProgress
 from nestmodel.evaluate.linear_probe import check_sklearn
 from nestmodel.evaluate.probe_output import OnWork, probe_directory, progress_counter
 from nestmodel.evaluate.sides import Caches, Side, counted, open_sides, write_caches
-from nestmodel.evaluate.transcripts import SpeechUtterance, SplitRows, check_enough, split_training
+from nestmodel.evaluate.transcripts import SpeechUtterance, SplitRows, check_enough, interval_name, split_training
 from nestmodel.nn.network import NestNetwork
 
 MAX_TRAINING_HOURS = 4.0
@@ -61,6 +61,9 @@ class _Task:
 
     rows: SplitRows
     test_rows: list[int]
+    test_groups: list[str]
+    """Group of each test utterance, from which intervals are drawn."""
+
     units: Units
     test_units: Units
     num_units: int
@@ -71,7 +74,7 @@ class _Task:
 class _Scored:
     score: LayerScore
     num_correct: NDArray[np.int64]
-    """By test utterance."""
+    """By group of test utterances."""
 
 
 def run_frame_probe(
@@ -167,7 +170,7 @@ def _probe_sides(
             for name in CONTESTANTS
             for layer in range(caches[name].training.shape[0])
         ]
-    num_frames = np.array([len(task.test_units[row]) for row in task.test_rows])
+    num_frames = _num_frames(task)
     return FrameProbeReport(
         config=config,
         model="",
@@ -177,6 +180,7 @@ def _probe_sides(
         num_test=len(task.test_rows),
         num_training_frames=sum(len(task.units[row]) for row in task.rows.training),
         num_held_out_frames=sum(len(task.units[row]) for row in task.rows.held_out),
+        intervals_over=interval_name(task.test_groups, config.group_by),
         num_test_frames=int(num_frames.sum()),
         chance=ratio(_most_frequent_correct(task), num_frames, config.seed),
         alphabet=task.alphabet,
@@ -244,6 +248,7 @@ def _task(
     return _Task(
         rows=split_training(usable, config.held_out, config.seed),
         test_rows=[one.row for one in scored],
+        test_groups=[one.group for one in scored],
         units=units.training,
         test_units=units.test,
         num_units=units.num_units,
@@ -267,13 +272,14 @@ def _score_layer(
     test = _frames(caches.test, layer, task.test_rows, task.test_units)
     classifier = fit_frames(training, held_out, task.num_units, rule, config.seed)
     is_correct = (classifier.predict(test.values) == test.units).numpy()
-    num_frames = np.array([len(task.test_units[row]) for row in task.test_rows])
-    num_correct = np.add.reduceat(is_correct.astype(np.int64), np.cumsum([0, *num_frames[:-1]]))
+    ends = np.cumsum([len(task.test_units[row]) for row in task.test_rows])
+    num_correct = np.add.reduceat(is_correct.astype(np.int64), np.array([0, *ends[:-1]]))
+    num_correct = sums_by_group(num_correct, task.test_groups)
     clusters = unit_clusters(training.values.numpy(), config.num_units, config.seed)
     score = LayerScore(
         contestant=name,
         layer=layer,
-        accuracy=ratio(num_correct, num_frames, config.seed),
+        accuracy=ratio(num_correct, _num_frames(task), config.seed),
         clusters=cluster_score(test.units.numpy(), clusters.predict(test.values.numpy())),
         best_epoch=classifier.best_epoch,
         num_epochs=classifier.num_epochs,
@@ -290,10 +296,16 @@ def _frames(cache: FeatureCache, layer: int, rows: Sequence[int], units: Units) 
     )
 
 
+def _num_frames(task: _Task) -> NDArray[np.int64]:
+    """Returns the number of frames of each group of test utterances."""
+    return sums_by_group(np.array([len(task.test_units[row]) for row in task.test_rows]), task.test_groups)
+
+
 def _most_frequent_correct(task: _Task) -> NDArray[np.int64]:
-    """Returns the number of frames of each test utterance that have the most frequent unit of the training frames."""
+    """Returns how many frames of each group of test utterances have the most frequent unit of the training frames."""
     most_frequent = np.bincount(np.concatenate([task.units[row] for row in task.rows.training])).argmax()
-    return np.array([int((task.test_units[row] == most_frequent).sum()) for row in task.test_rows])
+    counts = np.array([int((task.test_units[row] == most_frequent).sum()) for row in task.test_rows])
+    return sums_by_group(counts, task.test_groups)
 
 
 def _differences(scored: Sequence[_Scored], num_frames: NDArray[np.int64], seed: int) -> list[LayerDifference]:

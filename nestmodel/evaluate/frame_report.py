@@ -103,6 +103,9 @@ class FrameProbeReport:
 
     num_held_out: int
     num_test: int
+    intervals_over: str
+    """What the bootstrap draws, such as "10 groups of `scene`"."""
+
     num_training_frames: int
     num_held_out_frames: int
     num_test_frames: int
@@ -181,10 +184,10 @@ def _results(report: FrameProbeReport) -> Iterator[str]:
     yield ""
     yield (
         f"How well frames of {1000 / report.frame_rate_hz:.0f} ms predict {_units_name(report)}. Accuracy of a linear "
-        f"classifier in %, with 95 % bootstrap intervals over {report.num_test} test utterances "
-        f"({report.num_test_frames} frames). Always predicting the most frequent unit: {percent(report.chance)}. PNMI "
-        f"and purity compare {report.config.num_units} k-means clusters of the "
-        "features with the units."
+        f"classifier in %, with 95 % bootstrap intervals over {report.intervals_over}; {report.num_test} test "
+        f"utterances ({report.num_test_frames} frames). Always predicting the most frequent unit: "
+        f"{percent(report.chance)}. PNMI and purity compare {report.config.num_units} k-means clusters of the features "
+        "with the units."
     )
     yield ""
     yield "| features | layer | accuracy | PNMI | purity | best epoch | epochs | steps |"

@@ -58,7 +58,7 @@ def open_sides(
     ):
         check_disjoint(corpus, test_corpus)
         found = speech_utterances(corpus, "training", rejects, needs_text=needs_text, group_by=group_by)
-        test_found = speech_utterances(test_corpus, "test", test_rejects, needs_text=needs_text, group_by=None)
+        test_found = speech_utterances(test_corpus, "test", test_rejects, needs_text=needs_text, group_by=group_by)
         check_enough(len(found), len(test_found))
         yield (
             Side(corpus=corpus, rejects=rejects, utterances=found),

@@ -4,8 +4,8 @@ Utterances that cannot be used are listed with the reason. No audio is read here
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from nestdata import Corpus
 from nestmodel.errors import ProbeError
@@ -31,7 +31,8 @@ class SpeechUtterance(NamedTuple):
     """Normalised text; empty if the probe needs none."""
 
     group: str
-    """Utterances of a group are on the same side of the split into training and held-out utterances."""
+    """Utterances of a group are on the same side of the split into training and held-out utterances. Intervals of test
+    results are drawn from whole groups."""
 
 
 class SplitRows(NamedTuple):
@@ -42,7 +43,7 @@ class SplitRows(NamedTuple):
 
 
 def speech_utterances(
-    corpus: Corpus, side: str, rejects: RejectLog, *, needs_text: bool, group_by: str | None
+    corpus: Corpus, side: Literal["training", "test"], rejects: RejectLog, *, needs_text: bool, group_by: str | None
 ) -> list[SpeechUtterance]:
     """Returns the utterances of a corpus that can be used, by index; adds the others to `rejects`.
 
@@ -55,7 +56,7 @@ def speech_utterances(
             is a recording.
 
     Raises:
-        ProbeError: No utterance has the field `group_by`, or none has a text that is needed.
+        ProbeError: No training utterance has the field `group_by`, or no utterance has a text that is needed.
     """
     found, num_grouped = [], 0
     for row in range(len(corpus)):
@@ -71,8 +72,8 @@ def speech_utterances(
             continue
         name = f"recording {cut['recording']['id']}" if group is None else f"group {group}"
         found.append(SpeechUtterance(row, cut["id"], text if needs_text else "", name))
-    if group_by is not None and not num_grouped:
-        raise ProbeError(f"group_by is {group_by!r}, and no {side} utterance has that field.")
+    if group_by is not None and not num_grouped and side == "training":
+        raise ProbeError(f"group_by is {group_by!r}, and no training utterance has that field.")
     if not found:
         raise ProbeError(f"no {side} utterance has text. Give a manifest with the field `text`.")
     return found
@@ -101,6 +102,16 @@ def split_training(utterances: Sequence[SpeechUtterance], held_out: float, seed:
 def split_name(group_by: str | None) -> str:
     """Returns for reports what `split_training` keeps together."""
     return "in whole recordings" if group_by is None else f"in whole groups of `{group_by}`"
+
+
+def interval_name(test_groups: Iterable[str], group_by: str | None) -> str:
+    """Returns for reports what the intervals of test results are drawn from."""
+    groups = set(test_groups)
+    if len(groups) < 2:
+        return "utterances"
+    if group_by is not None and any(group.startswith("group ") for group in groups):
+        return f"{len(groups)} groups of `{group_by}`"
+    return f"{len(groups)} recordings"
 
 
 def check_enough(num_training: int, num_test: int) -> None:

@@ -84,3 +84,25 @@ def test_an_error_names_the_extra_if_jiwer_is_missing(monkeypatch: pytest.Monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"error rates need jiwer: pip install 'nest-pretrain\[probe\]'"):
         count_errors(["a"], ["a"], "words")
+
+
+def test_groups_are_drawn_whole_and_give_wider_intervals() -> None:
+    # Ten scenes of twenty lines each; all lines of a scene have the same number of errors.
+    groups = [f"scene {i // 20}" for i in range(200)]
+    errors = np.repeat(np.arange(10), 20)
+    zeros, ones = np.zeros(200, np.int64), np.full(200, 10)
+    counts = ErrorCounts(insertions=zeros, deletions=zeros, substitutions=errors, num_reference=ones)
+    grouped = counts.by_group(groups)
+    assert grouped.substitutions.tolist() == [20 * i for i in range(10)]
+    assert grouped.num_reference.tolist() == [200] * 10
+    alone, together = error_rate(counts), error_rate(grouped)
+    assert alone[3:] == together[3:]
+    assert alone.rate == together.rate == 0.45
+    # Standard errors: of 200 lines 0.287 / sqrt(200) = 0.020, of 10 scenes 0.287 / sqrt(10) = 0.091.
+    assert alone.high - alone.low == pytest.approx(3.92 * 0.020, rel=0.1)
+    assert together.high - together.low == pytest.approx(3.92 * 0.091, rel=0.1)
+
+
+def test_utterances_of_a_single_group_are_drawn_one_by_one() -> None:
+    counts = count_errors(["ab", "cd"], ["a", "cd"], "characters")
+    assert counts.by_group(["one", "one"]).errors.tolist() == counts.errors.tolist() == [1, 0]
