@@ -22,6 +22,12 @@ CONDITIONS = {
 }
 
 
+def missing_conditions(result: str) -> list[str]:
+    result = re.sub(r"^Measures `.*$", "", result, flags=re.MULTILINE)
+    head = re.split(r"^\||^## ", result, flags=re.MULTILINE)[0]
+    return [missing for missing, words in CONDITIONS.items() if not re.search(words, head, re.IGNORECASE)]
+
+
 def claims(page: Path) -> list[Block]:
     return [block for block in blocks(page.read_text(encoding="utf-8")) if block.results]
 
@@ -56,9 +62,16 @@ def test_a_cited_result_is_of_the_present_code(name: str) -> None:
 
 @pytest.mark.parametrize("name", CITED)
 def test_a_cited_result_states_its_conditions(name: str) -> None:
-    text = re.sub(r"^Measures `.*$", "", (RESULT_FILES / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
-    head = re.split(r"^\||^## ", text, flags=re.MULTILINE)[0]
-    assert [missing for missing, words in CONDITIONS.items() if not re.search(words, head, re.IGNORECASE)] == []
+    assert missing_conditions((RESULT_FILES / name).read_text(encoding="utf-8")) == []
+
+
+def test_conditions_are_stated_before_the_first_table_and_not_by_the_line_on_code() -> None:
+    made, table = "# Speed\n\nMade by `benchmarks/bench.py`, 5 rounds, two cores.\n\n", "| s |\n|---|\n| 1 |\n"
+    assert missing_conditions(made + table) == []
+    assert missing_conditions(made.replace(", two cores", "") + table) == ["the machine"]
+    assert missing_conditions(made.replace("5 rounds, ", "") + table) == ["how often"]
+    code = "Measures `benchmarks/bench.py`: code 0123456789ab at commit 0123456.\n\n"
+    assert missing_conditions(f"# Speed\n\n{code}{table}\n{made}") == [*CONDITIONS]
 
 
 @pytest.mark.parametrize(
