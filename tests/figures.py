@@ -5,12 +5,12 @@ links of this paragraph as well.
 
 - Every number of a block that links to `benchmarks/results/` must be in one of these results, also those of settings:
   a claim states its conditions.
-- Elsewhere, numbers with a unit of measurement or a decimal point are `unsourced`.
+- In other blocks of the README, a number with a unit of measurement or a decimal point is an error.
 
 Numbers in code, in the text of other links, and in versions (`Python 3.11`, `H100`) do not count. A number may be
 rounded to any decimal, an integer of three or more digits also to tens, hundreds and so on while two digits remain;
-`ms` and `GB` may be 1,000 times more or less than in the result. Signs are ignored. So a small integer is easily found
-by chance: what the rule finds are figures that changed.
+that of `ms` or `GB` may be 1,000 times larger or smaller than in the result. Signs are ignored. A small integer is
+easily found by chance, so this notices figures with decimals that changed, rather than every wrong claim.
 """
 
 import re
@@ -23,11 +23,11 @@ RESULTS = "benchmarks/results/"
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?"
 _NUMBER = rf"(?<![\w.,/-])[-+±]?{_DIGITS}(?: million)?(?!\w|[.,]\d|-\w)"
 _UNIT = (
-    r"\s?(?:%|(?:percent|percentage|s|ms|µs|seconds?|minutes?|hours?|days?|h|kB|MB|GB|TB|nats|times|G?FLOPs?|TFLOP"
+    r"\s?(?:%|(?:percent|percentage|s|ms|µs|seconds?|minutes?|hours?|days?|h|kB|MB|GB|TB|nats|times|[GT]?FLOPs?"
     r"|audio-s|audio-seconds|audio-s/s|MB/s|GB/s)(?![\w/]))"
 )
 _AND = r"(?:,? (?:to|and|or|instead of|against) |, )"
-# Scaled units: a result in seconds or MB has the figure 1,000 times smaller or larger.
+_LINK = re.compile(rf"\]\((?:\.\./)*{RESULTS}([^)#/\s]+\.md)")
 _SCALED = re.compile(r"\s?(?:ms|µs|kB|MB|GB)(?![\w/])")
 
 
@@ -56,9 +56,7 @@ def blocks(page: str) -> Iterator[Block]:
             continue
         for text in re.split(r"\n(?=\s*(?:[-*]|\d+\.) |\|)", paragraph):
             cited = text + before if text.startswith("|") else text
-            yield Block(
-                text, [Path(path).name for path in re.findall(rf"\]\((?:\.\./)*({RESULTS}[^)#\s]+\.md)", cited)]
-            )
+            yield Block(text, _LINK.findall(cited))
         before = paragraph if paragraph.rstrip().endswith(":") else ""
 
 
