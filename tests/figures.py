@@ -71,7 +71,7 @@ def figures(text: str, *, measured_only: bool = False) -> list[Figure]:
     text = re.sub(rf"\[([^]]*)\]\((?:\.\./)*{RESULTS}[^)]*\)", r"\1", text)
     text = re.sub(r"\[[^]]*\]\([^)]*\)", "link", text)
     # A version follows a name and has no unit.
-    text = re.sub(rf"(?<=\b)([A-Z]\w+) \d+\.\d+(?:\.\d+)*(?!{_UNIT})\b", r"\1", text)
+    text = re.sub(rf"\b([A-Z]\w+) \d+\.\d+(?:\.\d+)*(?!{_UNIT})\b", r"\1", text)
     found = []
     for match in re.finditer(_NUMBER, text):
         rest = text[match.end() :]
