@@ -8,6 +8,7 @@ Without loader processes, it includes the heartbeat for every cut that is loaded
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
+from measured import measured_line
 
 import nestguard
 from nestdata import PlanConfig
@@ -92,7 +94,20 @@ def main() -> int:
         for name in BEATS:
             setattr(kind, name, meter.wrap(getattr(kind, name)))
     print("# The stall guard\n")
-    print(f"Made by `benchmarks/bench_guard.py`, {rounds} pairs of runs of {steps} steps, one rank of one thread.\n")
+    print(
+        f"Made by `benchmarks/bench_guard.py`, {rounds} pairs of runs of {steps} steps, one rank of one thread, ",
+        end="",
+    )
+    print(f"{os.cpu_count()} cores, torch {torch.__version__}.\n")
+    print(
+        measured_line(
+            "benchmarks/bench_guard.py",
+            "nestguard/heartbeat.py",
+            "nestguard/record.py",
+            "nestmodel/training/callbacks/stall_guard.py",
+        )
+        + "\n"
+    )
     print("| loader processes | step, median | in the guard's own calls, on minus off | share of a step |", end="")
     print(" step with guard / step without, median of pairs |\n|---|---|---|---|---|")
     for num_workers in (0, 2):

@@ -135,9 +135,12 @@ class Result(NamedTuple):
 
 def report(results: dict[str, list[Result]], num_rounds: int) -> None:
     """Prints the table."""
+    from measured import measured_line  # not on the path of the simulators
+
     print("# The stall guard's monitor on node 0\n")
     print(f"Made by `benchmarks/bench_guard_scale.py`, medians of {num_rounds} rounds with minimum and maximum. A node")
-    print(f"has {NUM_RANKS} ranks and {NUM_WORKERS} loader workers.\n")
+    print(f"has {NUM_RANKS} ranks and {NUM_WORKERS} loader workers. {os.cpu_count()} cores.\n")
+    print(measured_line("benchmarks/bench_guard_scale.py", "nestguard") + "\n")
     print("| | CPU of node 0's monitor, share of a core | all nodes connected after, s | connections lost |", end="")
     print(" diagnosis, s after the limit |\n|---|---|---|---|---|")
     for name, runs in results.items():

@@ -11,6 +11,7 @@ step that it can reach in a few minutes.
 import argparse
 import copy
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -27,6 +28,7 @@ import torch
 from bench_plan import prepared_corpus
 from lhotse import CutSet
 from lhotse.dataset.sampling import DynamicBucketingSampler
+from measured import measured_line
 from peer import run_peer
 
 from nestdata import AudioNoiseBatch, BatchPlan, Corpus, PlanConfig
@@ -78,7 +80,9 @@ def _print(
         f"Made by `benchmarks/bench_resume.py`: {cuts:,} cuts, {plan.steps_per_epoch:,} steps an epoch, 2 loader ",
         end="",
     )
-    print(f"processes, {len(runs[late])} alternating starts each; medians with minimum and maximum.\n")
+    print(f"processes, {len(runs[late])} alternating starts each; medians with minimum and maximum. ", end="")
+    print(f"{os.cpu_count()} cores.\n")
+    print(measured_line("benchmarks/bench_resume.py", "nestdata/corpus", "nestdata/plan", "nestmodel/training") + "\n")
     print(f"| seconds | resumed at step 1 | resumed at step {late:,} | ratio |\n|---|---|---|---|")
     for name, label in (
         ("open_s", "opening the corpus and laying out the plan"),

@@ -12,6 +12,7 @@ Intervals are percentiles of a bootstrap over recordings, 95 %. Speed is by CPU 
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
+from measured import measured_line
 from numpy.typing import NDArray
 
 from nestdata import Corpus, PrepareConfig, SegmentConfig, prepare_corpus
@@ -95,8 +97,10 @@ def main() -> int:
     print("# Cuts at pauses against windows of one length\n")
     print(
         f"Made by `benchmarks/bench_segment.py`: {platform.machine()}, torch {torch.__version__}, silero-vad "
-        f"{version('silero-vad')}, {arguments.recordings} recordings of {arguments.minutes:g} minutes.\n"
+        f"{version('silero-vad')}, {arguments.recordings} recordings of {arguments.minutes:g} minutes, one thread, "
+        f"{os.cpu_count()} cores. Speed: medians of {arguments.rounds} rounds; `prepare` runs once.\n"
     )
+    print(measured_line("benchmarks/bench_segment.py", "nestdata/prepare/speech") + "\n")
     with tempfile.TemporaryDirectory() as temporary:
         recordings = _recordings(arguments, Path(temporary) / "talks")
         cuts, cpu_s = _cuts(Path(temporary), recordings)

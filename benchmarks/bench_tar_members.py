@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+from measured import measured_line
 from numpy.typing import NDArray
 
 from nestdata import Corpus, PrepareConfig, prepare_corpus
@@ -41,8 +42,10 @@ def main() -> int:
     print("# Members of a local tar against small files\n")
     print(f"Made by `benchmarks/bench_tar_members.py`, numpy {np.__version__}, ", end="")
     print(
-        f"{platform.machine()}, {num_files} files of {SECONDS[0]:g} to {SECONDS[1]:g} s, {arguments.rounds} rounds.\n"
+        f"{platform.machine()}, {num_files} files of {SECONDS[0]:g} to {SECONDS[1]:g} s, {arguments.rounds} rounds, "
+        f"one process on one of {os.cpu_count()} cores.\n"
     )
+    print(measured_line("benchmarks/bench_tar_members.py", "nestdata/corpus") + "\n")
     print(
         "| format | page cache | files, CPU µs a cut | members: speed | members: CPU | checked: speed | checked: CPU |"
     )

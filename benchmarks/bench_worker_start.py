@@ -2,12 +2,13 @@
 
 python benchmarks/bench_worker_start.py CORPUS [--quick]
 
-Prints medians and the CPU time that a worker has used when it receives its first request.
+Prints Markdown: the CPU time of a worker until its first request, and the time until the first batch of an epoch.
 """
 
+# Workers from the fork server import this module, so it imports little.
 import argparse
 import os
-import statistics
+import platform
 import sys
 import time
 from pathlib import Path
@@ -76,6 +77,7 @@ def main(argv: list[str]) -> int:
 
     start_fork_server()
     import torch
+    from measured import measured_line
 
     torch.set_num_threads(1)
     corpus = Corpora.open([arguments.corpus])
@@ -84,18 +86,32 @@ def main(argv: list[str]) -> int:
     dataset.load((0, 0))  # the files are in the page cache
     rounds = 2 if arguments.quick else 7
     first_batch_s(dataset, 1, "forkserver")  # waits until the fork server has imported everything
-    print(f"python {sys.version.split()[0]}, torch {torch.__version__}, {os.cpu_count()} cores, {rounds} rounds")
-    for method in METHODS:
-        cpu_s = statistics.median(worker_cpu_s(method, rounds))
-        print(f"{method}: {1000 * cpu_s:.0f} ms of CPU time until the first request")
+    print("# Starting loader workers\n")
+    print(
+        f"Made by `benchmarks/bench_worker_start.py`, Python {platform.python_version()}, torch {torch.__version__}, ",
+        end="",
+    )
+    print(f"one thread, {os.cpu_count()} cores, {rounds} rounds. Medians, with the least and the most, in ms.\n")
+    paths = "benchmarks/bench_worker_start.py", "nestdata/fork_server.py", "nestdata/batch/loader.py"
+    print(measured_line(*paths) + "\n")
+    print(f"| what | {' | '.join(METHODS)} |\n|---|{'---|' * len(METHODS)}")
+    cells = [_spread(worker_cpu_s(method, rounds)) for method in METHODS]
+    print(f"| CPU time of a worker until its first request | {' | '.join(cells)} |")
     for num_workers in arguments.workers:
         taken: dict[str, list[float]] = {method: [] for method in METHODS}
         for _ in range(rounds):
             for method in METHODS:
                 taken[method].append(first_batch_s(dataset, num_workers, method))
-        row = ", ".join(f"{method} {1000 * statistics.median(taken[method]):.0f} ms" for method in METHODS)
-        print(f"{num_workers} workers, first batch: {row}")
+        cells = [_spread(taken[method]) for method in METHODS]
+        print(f"| first batch of an epoch, {num_workers} workers | {' | '.join(cells)} |")
     return 0
+
+
+def _spread(seconds: list[float]) -> str:
+    import statistics
+
+    median, least, most = (1000 * value for value in (statistics.median(seconds), min(seconds), max(seconds)))
+    return f"{median:.0f} ({least:.0f} to {most:.0f})"
 
 
 if __name__ == "__main__":

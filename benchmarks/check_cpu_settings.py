@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.measured import measured_line
 from benchmarks.peer import run_peer
 from nestmodel import NestNetwork, config_from_nemo
 from nestmodel.nn.features import LogMelFeatures
@@ -82,6 +83,11 @@ def main() -> None:
     if sys.argv[1:] == ["--one"]:
         print(json.dumps(measure()))
         return
+    print("# The golden model under the instruction sets of one CPU\n")
+    print("Made by `python -m benchmarks.check_cpu_settings`, once per lane. Features are compared with features in")
+    print("float64; the other columns with the stored arrays of NeMo, as a share of the largest magnitude.\n")
+    paths = "benchmarks/check_cpu_settings.py", "nestmodel/nn", "tests/golden/nemo_tiny.npz", "tests/isa.py"
+    print(measured_line(*paths) + "\n")
     print(f"{processor()}, torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}\n")
     print("| lane |", " | ".join(HEADINGS.values()), "|")
     print("|---|" + "---|" * len(HEADINGS))

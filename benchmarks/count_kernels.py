@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from fake_gpu import OperationLog, fake_gpu
+from measured import measured_line
 from peer import run_peer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -55,7 +56,18 @@ def main() -> int:
     trees["this tree"] = Path(__file__).parents[1]
     options = ["--presets", *arguments.presets, *(["--quick"] if arguments.quick else [])]
     counts = {name: _run(tree.resolve(), options) for name, tree in trees.items()}
-    print(f"# Kernels of the encoder\n\nWritten by `benchmarks/count_kernels.py`, torch {torch.__version__}.\n")
+    print("# Kernels of the encoder\n")
+    print(f"Counted by `benchmarks/count_kernels.py` on a fake GPU, torch {torch.__version__}.\n")
+    print(
+        measured_line(
+            "benchmarks/count_kernels.py",
+            "benchmarks/fake_gpu.py",
+            "nestmodel/nn",
+            "nestmodel/config.py",
+            "nestmodel/presets",
+        )
+        + "\n"
+    )
     print(NOTES)
     print(f"| forward pass under bf16 autocast, 240 s | {' | '.join(counts)} |")
     print(f"|---|{'---|' * len(counts)}")

@@ -95,6 +95,8 @@ def _shape(node: Any) -> Any:
         return [_shape(each) for each in node if not _is_docstring(each)]
     if not isinstance(node, ast.AST):
         return repr(node)
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 adds an empty string at the end of some formats
+        node = ast.JoinedStr([part for part in node.values if not (isinstance(part, ast.Constant) and not part.value)])
     fields = ((name, _shape(value)) for name, value in ast.iter_fields(node) if value not in (None, []))
     return [type(node).__name__, *fields]
 

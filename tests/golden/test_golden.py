@@ -1,8 +1,8 @@
-"""Comparison of a tiny model with the outputs of NeMo 2.7, and of its features with a double-precision reference.
+"""Comparison of a tiny model with the outputs of NeMo 3.0.0, and of its features with a double-precision reference.
 
-`nemo_tiny.npz` was written by NeMo. It holds the configuration with the version of NeMo, all weights, and the float32
-inputs and outputs of one pass on a CPU. Noisy audio is the sum of its `clean` and `noise`, 16-bit samples divided by
-32768. The tolerances hold on every x86 CPU:
+`nemo_tiny.npz` was written by NeMo (`benchmarks/peers/nemo_golden.py`). It holds the configuration with the version of
+NeMo, all weights, and the float32 inputs and outputs of one pass on a CPU. Noisy audio is the sum of its `clean` and
+`noise`, 16-bit samples divided by 32768. The tolerances hold on every x86 CPU:
 
 - Features in double precision equal `reference_features`, which is written with numpy, to 1e-9.
 - Features in float32, computed here or stored, are within 2e-4 of that reference. Rounding errors of a float32 Fourier
