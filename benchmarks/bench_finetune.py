@@ -126,7 +126,9 @@ def report(arguments: argparse.Namespace, runs: list[Run]) -> str:
     measured = measured_line(
         "benchmarks/bench_finetune.py", "examples/finetune_ctc/finetune.py", "nestmodel/evaluate/error_rates.py"
     )
-    starts = "\n".join(f"- {name}: `ENCODER {' '.join(each.split()[1:])}`" for name, each in arguments.start.items())
+    starts = "\n".join(
+        f"- {name}: `{' '.join(['ENCODER', *each.split()[1:]])}`" for name, each in arguments.start.items()
+    )
     sections = "\n".join(
         table(arguments, errors, share, unit) for unit in ("characters", "words") for share in arguments.shares
     )

@@ -12,6 +12,7 @@ cuts share 100,000 lines, because neither the time nor the memory depends on the
 
 import argparse
 import json
+import os
 import platform
 import resource
 import shutil
@@ -60,7 +61,13 @@ def main() -> int:
         return _child_of_addresses(arguments.child_of_addresses)
     sizes = [2_800, 50_000, 100_000] if arguments.quick else [2_800, 100_000, arguments.lhotse_cuts, arguments.cuts]
     print(f"# The plan\n\nMade by `benchmarks/bench_plan.py`, numpy {np.__version__}, {platform.machine()}. ", end="")
-    print(f"{SECONDS:g} s, {WORLD_SIZE} microbatches a step, {WORLD_SIZE} ranks.\n")
+    print(f"{SECONDS:g} s, {WORLD_SIZE} microbatches a step, {WORLD_SIZE} ranks.")
+    print(
+        f"{os.cpu_count()} cores, one thread, files in the page cache; times of opening are medians of {NUM_PROCESSES}"
+    )
+    print(
+        f"processes, those of addresses of {NUM_ROUNDS} rounds, those from nothing to a batch of {WORLD_SIZE} ranks.\n"
+    )
     print(measured_line("benchmarks/bench_plan.py", "nestdata/plan", "nestdata/corpus/corpus.py") + "\n")
     with tempfile.TemporaryDirectory() as temporary:
         directory = arguments.keep or Path(temporary)

@@ -34,8 +34,10 @@ import numpy as np
 import soundfile
 import torch
 from cpu_time import descendants, on_core, seconds, seconds_of_main_threads
+from measured import measured_line
 from numpy.typing import NDArray
 from peer import run_peer
+from peers.steady import NUM_UNCOUNTED
 from range_server import range_server
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -64,9 +66,6 @@ SEAWEED_DELAY_MS = 25
 BUCKET = "s3://speech"
 BATCH_SECONDS = 160.0
 NUM_WORKERS = 1
-NUM_UNCOUNTED = 16
-"""Batches at the beginning and at the end, during which more or less is read ahead than used."""
-
 MIN_BATCHES = 10 * NUM_UNCOUNTED
 WITHOUT_SAMPLES = PrepareConfig(report_samples=0)
 """Copying the samples of the report takes the same time for every size of a corpus."""
@@ -114,6 +113,7 @@ def main() -> int:
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # for all contestants
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     if arguments.child:
         print(json.dumps(_CHILDREN[arguments.child[0]](*arguments.child[1:])))
@@ -257,7 +257,7 @@ def _measure(site: Site) -> Iterator[tuple[str, float]]:
     yield from _measure_speed(site, seaweed, "seaweed")
     shar = [sys.executable, PEERS / "lhotse_shar.py"]
     for what, value in (("speed", "utterances_per_s"), ("resume", "seconds")):
-        command = [*shar, what, site.folder / "shar", "--workers", str(NUM_WORKERS)]
+        command = [*shar, what, site.folder / "shar", "--workers", str(NUM_WORKERS), "--min-batches", str(MIN_BATCHES)]
         yield f"{what}, Lhotse Shar", json.loads(run_peer(command).splitlines()[-1])[value]
     if site.mosaic_python:
         yield "speed, MosaicML", _mosaic(site, "speed", site.folder / "mds")["utterances_per_s"]
@@ -301,6 +301,7 @@ def _mosaic(
         environment |= site.stores[store].environment
         environment["S3_ENDPOINT_URL"] = environment["AWS_ENDPOINT_URL"]
     command = [site.mosaic_python, PEERS / "mosaic_streaming.py", *arguments, "--workers", str(num_workers)]
+    command += ["--min-batches", str(MIN_BATCHES)]
     measured: dict[str, float] = json.loads(run_peer(command, env=environment).splitlines()[-1])
     return measured
 
@@ -503,9 +504,16 @@ _UNITS = {"speed": "utterances/s", "resume": "s", "reads": "µs a read", "prepar
 
 def _print(rounds: list[dict[str, float]], orders: dict[str, Order]) -> None:
     print("# Audio in tars and object stores\n")
-    print(f"Made by `benchmarks/bench_remote.py`, {len(rounds)} rounds, {platform.machine()}, {os.cpu_count()} cores.")
-    print(f"One loader worker; utterances of {UTTERANCE_S:g} s and more, batches of {BATCH_SECONDS:g} s. Local data")
-    print(f"are in the page cache. Our speed is that without the first and last {NUM_UNCOUNTED} batches.\n")
+    scripts = ("bench_remote.py", *(f"peers/{name}.py" for name in ("lhotse_shar", "mosaic_streaming", "steady")))
+    paths = (*(f"benchmarks/{script}" for script in scripts), "nestdata/batch", "nestdata/storage")
+    print(measured_line(*paths) + "\n")
+    print(f"{len(rounds)} rounds, {platform.machine()}, {os.cpu_count()} cores. Each contestant has one loader worker,")
+    print("and one thread of torch, OpenMP and OpenBLAS in each process; ours and MosaicML fetch in further threads.")
+    print(f"Utterances of {UTTERANCE_S:g} s and more; batches of {BATCH_SECONDS:g} s, of MosaicML 16 utterances.")
+    print(
+        "Local data are in the page cache. Speeds are those of two epochs that follow on each other (one in MosaicML's"
+    )
+    print(f"first), without the first and last {NUM_UNCOUNTED} batches, for each contestant.\n")
     print("| what | unit | median | minimum | maximum |\n|---|---|---|---|---|")
     for name in (name for name in rounds[0] if not name.startswith("cpu")):
         unit = "MB/s" if name == "prepare, S3" else _UNITS[name.split(",")[0]]

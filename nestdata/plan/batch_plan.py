@@ -57,7 +57,8 @@ class PlanConfig:
 
     bucket_width: float = 1 / 32
     """Largest difference of the lengths in a bucket, as a share of its longest cut. Narrower buckets have less padding
-    and fewer cuts; they are widened up to 1/8 where fewer than four steps would share a bucket."""
+    and fewer cuts; they are widened up to 1/8 where fewer than four steps would share a bucket. Without effect if
+    `num_shapes` is set."""
 
     num_shapes: int | None = None
     """Number of different lengths to which cuts are padded, chosen to minimise padding, so that a compiled model

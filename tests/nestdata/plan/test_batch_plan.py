@@ -551,6 +551,8 @@ def test_cut_above_the_budget_due_to_the_quadratic_cost_is_an_error_that_mention
     [
         ({"quadratic_seconds": 0.0}, r"plan\.quadratic_seconds is 0\.0"),
         ({"max_cuts": 0}, r"plan\.max_cuts is 0"),
+        ({"bucket_width": 0.0}, r"plan\.bucket_width is 0\.0"),
+        ({"bucket_width": 0.2}, r"plan\.bucket_width is 0\.2: expected more than 0 and at most 1/8"),
         ({"num_shapes": 0}, r"plan\.num_shapes is 0"),
         ({"weights": ()}, r"plan\.weights is \(\)"),
         ({"weights": (1.0, 0.0)}, r"plan\.weights is \(1\.0, 0\.0\)"),

@@ -73,6 +73,16 @@ def test_mixed_lengths_are_a_setting_of_training_only(messy_corpora: MessyCorpor
     assert "data.plan.mixed_lengths" not in plain.settings
 
 
+def test_a_checkpoint_contains_the_width_of_buckets_unless_it_is_the_default(messy_corpora: MessyCorpora) -> None:
+    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2)
+    plain, narrow = (
+        NestDataModule(messy_corpora.speech, plan=config).settings
+        for config in (plan, replace(plan, bucket_width=1 / 64))
+    )
+    assert "data.plan.bucket_width" not in plain
+    assert narrow["data.plan.bucket_width"] == "0.015625"
+
+
 def test_an_unknown_transform_is_an_error_before_the_run_starts(messy_corpora: MessyCorpora) -> None:
     with pytest.raises(nestdata.ConfigError, match=r"augment\.mixture\[0\].*'Gian'.*nearest is 'Gain'"):
         NestDataModule(messy_corpora.speech, augment=AugmentConfig(mixture=["Gian"]))
