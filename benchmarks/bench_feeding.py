@@ -1,32 +1,47 @@
 """Measures how much noisy audio one core delivers from FLAC, PCM and Opus, with ours, Lhotse and NeMo.
 
-    python benchmarks/bench_feeding.py SPEECH.json NOISE.json [--nemo-python PATH] [--rounds 5] [--quick]
+    python benchmarks/bench_feeding.py SPEECH.json NOISE.json [--nemo-python PATH] [--window-s 30] [--quick]
 
 Prints the tables of docs/feeding.md: audio-seconds in a second of one core, what each preset demands of each GPU
 (counted by count_operations.py), and the cores and MB/s that follow. Every contestant is measured in every round, in
 one process with one thread and no workers, by CPU time, and files are in the page cache; so the cost of handing
-batches over from workers is not included. NeMo needs an environment of its own with `nemo_toolkit[asr]==3.0.0`.
+batches over from workers, which bench_handover.py measures, is not included. NeMo needs an environment of its own with
+`nemo_toolkit[asr]==3.0.0`. Both of its loaders are measured: that of Lhotse, with buckets, and AudioNoiseDataset.
 
-All contestants load the same utterances of 1 to 60 s. PCM is the sample bank of `nestdata prepare --pcm` for ours, and
-WAV files for the others. Noise is mixed into a quarter of the cuts and other speech into another quarter by ours and
-NeMo, which both return clean and noisy audio; Lhotse mixes noise into a quarter of the cuts and returns the sum alone.
+All contestants load the same utterances of 1 to 60 s in batches of as much audio; `--window-s` joins the utterances and
+cuts them into windows of one length. PCM is the sample bank of `nestdata prepare --pcm` for ours, and WAV files for the
+others. Noise is PCM as well, except in a case of its own. Noise is mixed into a quarter of the cuts and other speech
+into another quarter by ours and NeMo, which both return clean and noisy audio; NeMo reads noise for every cut. Lhotse
+mixes noise into a quarter of the cuts and returns the sum alone.
 """
 
 import argparse
 import json
 import math
+import os
 import platform
 import statistics
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import lhotse
+import numpy as np
 import soundfile
 import torch
-from count_operations import DENSE_BF16_TFLOPS, PRESETS, UTILISATIONS, Demand, count, print_demands
+from bench_time_to_loss import AUGMENTATION
+from count_operations import PRESETS, UTILISATIONS, Demand, count, print_demands
+from lhotse import CutSet, Recording
+from lhotse.dataset import DynamicBucketingSampler
+from lhotse.dataset.cut_transforms import CutMix
+from lhotse.dataset.unsupervised import UnsupervisedWaveformDataset
+from measured import measured_line
+from numpy.typing import NDArray
 from peer import run_peer
 
 from nestdata import (
@@ -40,147 +55,226 @@ from nestdata import (
     prepare_corpus,
 )
 
-FORMATS = ("FLAC", "PCM", "Opus")
+FORMATS = {"FLAC": ("FLAC", "PCM_16", ".flac"), "PCM": ("WAV", "PCM_16", ".wav"), "Opus": ("OGG", "OPUS", ".opus")}
+"""Format, subtype and extension of soundfile."""
+
 RATE = 16000
 LIMITS_S = (1.0, 60.0)
 BATCH_S = 240.0
+NUM_BUCKETS = 30
 SNR_DB = (-5, 20)
 NOISE_SHARE = 0.25
+GPU = "H100/H200"
+MEASURED = (
+    "benchmarks/bench_feeding.py",
+    "benchmarks/count_operations.py",
+    "benchmarks/peers/nemo_loading.py",
+    "nestdata/batch",
+    "nestdata/corpus",
+    "nestdata/plan",
+)
 
-Rates = dict[str, float]
-"""Audio-seconds in a second of one core, by contestant such as `ours, FLAC`."""
+
+class Case(NamedTuple):
+    """In which formats speech and noise are read."""
+
+    speech: str
+    noise: str
+
+    def __str__(self) -> str:
+        return self.speech if self.noise == "PCM" else f"{self.speech}, noise {self.noise}"
+
+
+CASES = (Case("FLAC", "PCM"), Case("PCM", "PCM"), Case("Opus", "PCM"), Case("FLAC", "FLAC"))
+
+Rates = dict[tuple[str, Case], float]
+"""Audio-seconds in a second of one core, by contestant and case."""
+
+
+class Files(NamedTuple):
+    """The same speech and noise in all formats."""
+
+    speech: dict[str, Path]
+    noise: dict[str, Path]
+    num_noises: int
+    num_cuts: int
+    total_s: float
+    bytes_per_s: dict[str, float]
 
 
 def main() -> int:
     """Runs the measurements and prints them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("speech", type=Path, help="NeMo manifest of FLAC files")
+    parser.add_argument("speech", type=Path, help="NeMo manifest")
     parser.add_argument("noise", type=Path)
     parser.add_argument("--nemo-python", help="Python of an environment with NeMo; without it, NeMo is not measured")
-    parser.add_argument("--seconds", type=float, default=3.0, help="time of each measurement")
-    parser.add_argument("--max-hours", type=float, default=2.0, help="hours of speech that are used")
+    parser.add_argument("--seconds", type=float, default=3.0, help="CPU time of each measurement of ours and Lhotse")
+    parser.add_argument("--nemo-seconds", type=float, default=10.0, help="CPU time of each measurement of NeMo")
+    parser.add_argument("--max-hours", type=float, default=1.0, help="hours of speech that are used")
+    parser.add_argument("--window-s", type=float, help="joins the speech and cuts it into windows of this length")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of one second")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.rounds, arguments.seconds = 1, 1.0
+        arguments.rounds, arguments.seconds, arguments.nemo_seconds = 1, 1.0, 1.0
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
-        contestants, nemo, bytes_per_s = _contestants(arguments, Path(directory))
+        files = _write(arguments, Path(directory))
+        contestants = _contestants(files, Path(directory))
+        for make in contestants.values():
+            _rate(make(), 0.5)  # fills caches
         rounds = []
-        for number in range(-1, arguments.rounds):  # the first round fills caches and is discarded
-            measured = {name: measure() for name, measure in contestants.items()} | nemo()
-            print(f"round {number}: {measured}", file=sys.stderr)
-            rounds.append(measured)
-    rounds = rounds[1:]
-    _print_rates(rounds, bytes_per_s)
+        for number in range(arguments.rounds):
+            rounds.append({key: _rate(make(), arguments.seconds) for key, make in contestants.items()})
+            rounds[-1] |= _nemo_rates(arguments, files)
+            print(f"round {number}: {rounds[-1]}", file=sys.stderr)
+    _print_rates(arguments, rounds, files)
     print("\n## Demand of a GPU, audio-seconds a second\n")
     demands = [count(preset) for preset in PRESETS]
     print_demands(demands)
-    rates = {name: statistics.median(measured[name] for measured in rounds) for name in rounds[0]}
-    for gpu in DENSE_BF16_TFLOPS:
-        _print_needs(gpu, demands, rates, bytes_per_s)
+    _print_needs(demands, rounds, files)
     return 0
 
 
-def _contestants(
-    arguments: argparse.Namespace, directory: Path
-) -> tuple[dict[str, Callable[[], float]], Callable[[], Rates], dict[str, float]]:
-    """Returns the contestants, the measurement of NeMo, and the bytes of a second of audio in each format."""
-    manifests, bytes_per_s = _write_formats(arguments.speech, directory, arguments.max_hours)
-    prepare_corpus([arguments.noise], directory / "noise.corpus", PrepareConfig(pcm=True))
-    noise = Corpus.open(directory / "noise.corpus")
-    contestants: dict[str, Callable[[], float]] = {}
+def _write(arguments: argparse.Namespace, directory: Path) -> Files:
+    """Writes speech and noise in all formats, each with a NeMo manifest."""
+    speech = _utterances(arguments.speech, LIMITS_S, 3600 * arguments.max_hours)
+    if arguments.window_s:
+        joined = np.concatenate(list(speech))
+        length = int(RATE * arguments.window_s)
+        speech = iter(joined[: len(joined) // length * length].reshape(-1, length))
+    kept = list(speech)
+    noise = [samples for samples in _utterances(arguments.noise, (0.0, math.inf), math.inf) if _suits_nemo(samples)]
+    total_s = sum(map(len, kept)) / RATE
+    manifests, bytes_per_s = {}, {}
     for name in FORMATS:
-        dataset = _our_dataset(manifests["FLAC" if name == "PCM" else name], noise, directory, is_pcm=name == "PCM")
-        contestants[f"ours, {name}"] = lambda dataset=dataset: _rate(_our_batches(dataset), arguments.seconds)
-    for name in FORMATS:
-        loader = _LhotseLoader(manifests[name], noise)
-        contestants[f"Lhotse, {name}"] = lambda loader=loader: _rate(loader.batches(), arguments.seconds)
-    return contestants, lambda: _nemo_rates(arguments, manifests), bytes_per_s
+        manifests[name], num_bytes = _write_format(name, kept, directory / f"speech-{name}")
+        bytes_per_s[name] = num_bytes / total_s
+    noises = {name: _write_format(name, noise, directory / f"noise-{name}")[0] for name in ("FLAC", "PCM")}
+    return Files(manifests, noises, len(noise), len(kept), total_s, bytes_per_s)
 
 
-def _write_formats(speech: Path, directory: Path, max_hours: float) -> tuple[dict[str, Path], dict[str, float]]:
-    """Writes WAV and Opus copies of the speech, and returns a NeMo manifest and the bytes a second of each format."""
-    lines: dict[str, list[str]] = {name: [] for name in FORMATS}
-    sizes, total_s = dict.fromkeys(FORMATS, 0), 0.0
-    for row in map(json.loads, speech.read_text().splitlines()):
-        if not LIMITS_S[0] <= row["duration"] <= LIMITS_S[1]:
-            continue
-        if total_s > 3600 * max_hours:
-            break
-        source = speech.parent / row["audio_filepath"]
-        samples, rate = soundfile.read(source, dtype="int16")
-        if rate != RATE:
-            continue
-        paths = {"FLAC": source, **{n: directory / n / f"{len(lines[n])}" for n in ("PCM", "Opus")}}
-        for name, subtype, kind in (("PCM", "PCM_16", "WAV"), ("Opus", "OPUS", "OGG")):
-            paths[name] = paths[name].with_suffix(".wav" if name == "PCM" else ".opus")
-            paths[name].parent.mkdir(exist_ok=True)
-            soundfile.write(paths[name], samples, RATE, subtype=subtype, format=kind)
-        for name, path in paths.items():
-            sizes[name] += path.stat().st_size
-            lines[name].append(json.dumps({**row, "audio_filepath": str(path.resolve())}))
-        total_s += row["duration"]
-    manifests = {name: directory / f"{name}.json" for name in FORMATS}
-    for name, path in manifests.items():
-        path.write_text("\n".join(lines[name]) + "\n")
-    return manifests, {name: size / total_s for name, size in sizes.items()}
+def _utterances(manifest: Path, limits_s: tuple[float, float], max_s: float) -> Iterator[NDArray[np.int16]]:
+    total_s = 0.0
+    for row in map(json.loads, manifest.read_text().splitlines()):
+        if total_s < max_s and limits_s[0] <= row["duration"] <= limits_s[1]:
+            samples, rate = soundfile.read(manifest.parent / row["audio_filepath"], dtype="int16")
+            assert rate == RATE, f"{row['audio_filepath']} has {rate} Hz, so that contestants would resample it"
+            total_s += len(samples) / RATE
+            yield samples
 
 
-def _our_dataset(manifest: Path, noise: Corpus, directory: Path, *, is_pcm: bool) -> AudioNoiseDataset:
-    path = directory / f"{manifest.stem}{'-pcm' if is_pcm else ''}.corpus"
-    prepare_corpus([manifest], path, PrepareConfig(pcm=is_pcm))
-    corpus = Corpus.open(path)
-    plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=BATCH_S, microbatches_per_step=1))
-    return AudioNoiseDataset(corpus, plan, NoiseSampler(noise), SpeakerNoiseMixer())
+def _suits_nemo(noise: NDArray[np.int16]) -> bool:
+    """Returns whether NeMo seldom reads crops of this noise again.
+
+    NeMo takes a crop for empty, and reads another one, up to 100 times, unless the sum of its samples is positive. This
+    is so for half of the crops of most noise, but never for a recording with a negative offset.
+    """
+    length = 4 * RATE
+    sums = noise[: len(noise) // length * length].reshape(-1, length).sum(axis=1, dtype=np.int64)
+    return len(sums) == 0 or float((sums > 0).mean()) >= 0.3
+
+
+def _write_format(name: str, utterances: Iterable[NDArray[np.int16]], directory: Path) -> tuple[Path, int]:
+    """Returns a manifest, and the bytes of its files."""
+    directory.mkdir()
+    kind, subtype, extension = FORMATS[name]
+    lines, num_bytes = [], 0
+    for number, samples in enumerate(utterances):
+        path = directory / f"{number}{extension}"
+        soundfile.write(path, samples, RATE, subtype=subtype, format=kind)
+        num_bytes += path.stat().st_size
+        # With `duration`, NeMo reads crops of noise instead of files; with `sampling_rate`, it reads no headers.
+        line = {"audio_filepath": str(path), "duration": len(samples) / RATE, "sampling_rate": RATE}
+        lines.append(json.dumps(line) + "\n")
+    manifest = directory / "manifest.json"
+    manifest.write_text("".join(lines))
+    return manifest, num_bytes
+
+
+def _contestants(files: Files, directory: Path) -> dict[tuple[str, Case], Callable[[], Iterator[float]]]:
+    """Returns functions that start endless iterators over the audio-seconds of batches."""
+    contestants: dict[tuple[str, Case], Callable[[], Iterator[float]]] = {}
+    for case in CASES:
+        corpora = []
+        for kind, form, manifest in (
+            ("speech", case.speech, files.speech[case.speech]),
+            ("noise", case.noise, files.noise[case.noise]),
+        ):
+            path = directory / f"{kind}-{form}.corpus"
+            if not path.exists():
+                prepare_corpus([manifest], path, PrepareConfig(pcm=form == "PCM"))
+            corpora.append(Corpus.open(path))
+        speech, noise = corpora
+        plan = BatchPlan.of(speech, PlanConfig(max_batch_seconds=BATCH_S, microbatches_per_step=1))
+        dataset = AudioNoiseDataset(speech, plan, NoiseSampler(noise), SpeakerNoiseMixer())
+        contestants["ours", case] = partial(_our_batches, dataset)
+        cuts = [_lhotse_cuts(manifest) for manifest in (files.speech[case.speech], files.noise[case.noise])]
+        contestants["Lhotse", case] = partial(_lhotse_batches, *cuts)
+    return contestants
 
 
 def _our_batches(dataset: AudioNoiseDataset) -> Iterator[float]:
-    """Yields the audio-seconds of each batch, as the other iterators do."""
     step = 0
     while True:
         yield float(dataset[step, 0].audio_len.sum()) / RATE
         step += 1
 
 
-class _LhotseLoader:
-    """Lhotse's bucketing sampler and its data set of waveforms, on the same files and noise."""
-
-    def __init__(self, manifest: Path, noise: Corpus) -> None:
-        from lhotse import CutSet, Recording
-
-        rows = [json.loads(line) for line in manifest.read_text().splitlines()]
-        recordings = [Recording.from_file(row["audio_filepath"], recording_id=str(i)) for i, row in enumerate(rows)]
-        self._cuts = CutSet.from_cuts(recording.to_cut() for recording in recordings)
-        self._noise = CutSet.from_cuts(noise[index] for index in range(len(noise)))
-
-    def batches(self) -> Iterator[float]:
-        from lhotse.dataset import DynamicBucketingSampler
-        from lhotse.dataset.cut_transforms import CutMix
-        from lhotse.dataset.unsupervised import UnsupervisedWaveformDataset
-
-        mix = CutMix(self._noise, snr=SNR_DB, p=NOISE_SHARE, preserve_id=True)
-        dataset = UnsupervisedWaveformDataset(collate=True)
-        for epoch in range(1 << 20):
-            sampler = DynamicBucketingSampler(
-                self._cuts, max_duration=BATCH_S, shuffle=True, num_buckets=10, drop_last=False, seed=epoch
-            )
-            for cuts in sampler:
-                yield float(dataset[mix(cuts)]["audio_lens"].sum()) / RATE
+def _lhotse_cuts(manifest: Path) -> CutSet:
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    recordings = [Recording.from_file(row["audio_filepath"], recording_id=str(i)) for i, row in enumerate(rows)]
+    return CutSet.from_cuts(recording.to_cut() for recording in recordings)
 
 
-def _nemo_rates(arguments: argparse.Namespace, manifests: dict[str, Path]) -> Rates:
+def _lhotse_batches(speech: CutSet, noise: CutSet) -> Iterator[float]:
+    """Runs Lhotse's bucketing sampler and its data set of waveforms."""
+    mix = CutMix(noise, snr=SNR_DB, p=NOISE_SHARE, preserve_id=True)
+    dataset = UnsupervisedWaveformDataset(collate=True)
+    for epoch in range(1 << 20):
+        sampler = DynamicBucketingSampler(
+            speech, max_duration=BATCH_S, shuffle=True, num_buckets=NUM_BUCKETS, drop_last=False, seed=epoch
+        )
+        for cuts in sampler:
+            yield float(dataset[mix(cuts)]["audio_lens"].sum()) / RATE
+
+
+def _nemo_rates(arguments: argparse.Namespace, files: Files) -> Rates:
     if not arguments.nemo_python:
         return {}
+    lhotse_loader = {
+        "use_lhotse": True,
+        "use_bucketing": True,
+        "num_buckets": NUM_BUCKETS,
+        "batch_duration": BATCH_S,
+        # By default, a thread fills a buffer of 20,000 cuts while it is measured. This one is filled before.
+        "concurrent_bucketing": False,
+        "bucket_buffer_size": 1000,
+        "shuffle_buffer_size": 1000,
+    }
+    own_loader = {"labels": None, "batch_size": round(BATCH_S * files.num_cuts / files.total_s)}
+    loaders = {"NeMo, Lhotse loader": lhotse_loader, "NeMo, AudioNoiseDataset": own_loader}
+    sections = {(name, case): _section(files, case) | loaders[name] for case in CASES for name in loaders}
     script = Path(__file__).parent / "peers" / "nemo_loading.py"
-    paths = [str(manifests[name]) for name in FORMATS]
-    # The first manifest is measured twice: the first time includes the imports of NeMo's data set.
-    command = [arguments.nemo_python, str(script), paths[0], str(arguments.noise), "--more-speech", *paths]
-    lines = run_peer([*command, "--seconds", str(arguments.seconds)]).splitlines()
-    found = [json.loads(line)["audio_s_per_core_s"] for line in lines if line.startswith("{")][1:]
-    return {f"NeMo, {name}": rate for name, rate in zip(FORMATS, found, strict=True)}
+    command = [arguments.nemo_python, str(script), json.dumps(list(sections.values()))]
+    command += ["--seconds", str(arguments.nemo_seconds)]
+    output = run_peer(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return dict(zip(sections, json.loads(output.splitlines()[-1]), strict=True))
+
+
+def _section(files: Files, case: Case) -> dict[str, Any]:
+    """Returns what both loaders need of the section `train_ds` of NEST's YAML file."""
+    return {
+        "manifest_filepath": str(files.speech[case.speech]),
+        "noise_manifest": str(files.noise[case.noise]),
+        "sample_rate": RATE,
+        "shuffle": True,
+        "num_workers": 0,
+        "min_duration": LIMITS_S[0],
+        "max_duration": LIMITS_S[1],
+        "batch_augmentor": AUGMENTATION,
+    }
 
 
 def _rate(batches: Iterator[float], seconds: float) -> float:
@@ -192,29 +286,49 @@ def _rate(batches: Iterator[float], seconds: float) -> float:
     return audio_s / (time.process_time() - started)
 
 
-def _print_rates(rounds: list[Rates], bytes_per_s: dict[str, float]) -> None:
-    print(f"# Feeding\n\nMade by `benchmarks/bench_feeding.py`, {len(rounds)} rounds, soundfile ", end="")
-    print(f"{soundfile.__version__} with libsndfile {soundfile.__libsndfile_version__}, {platform.machine()}.\n")
-    print("## Audio-seconds in a second of one core\n")
-    print("| contestant | median | minimum | maximum | ours over it, median | kB per audio-s |")
-    print("|---|---|---|---|---|---|")
-    for name in rounds[0]:
-        values, kind = [measured[name] for measured in rounds], name.split(", ")[1]
-        ratio = statistics.median(measured[f"ours, {kind}"] / measured[name] for measured in rounds)
-        cells = " | ".join(f"{value:,.0f}" for value in (statistics.median(values), min(values), max(values)))
-        print(f"| {name} | {cells} | {ratio:.2f} | {bytes_per_s[kind] / 1000:.1f} |")
+def _print_rates(arguments: argparse.Namespace, rounds: list[Rates], files: Files) -> None:
+    what = f"windows of {arguments.window_s:g} s" if arguments.window_s else "recorded prompts"
+    versions = f"libsndfile {soundfile.__libsndfile_version__}, Lhotse {lhotse.__version__} and NeMo 3.0.0"
+    print(f"""# Feeding
+
+Made by `benchmarks/bench_feeding.py` on {os.cpu_count()} cores ({platform.machine()}) with {versions}.
+{measured_line(*MEASURED)}
+
+{files.num_cuts:,} {what}, {files.total_s / files.num_cuts:.1f} s on average, and {files.num_noises} recordings of real
+noise, all with 16 bits, in the page cache. One process with one thread and no workers for each contestant.
+{len(rounds)} rounds: after a first batch, NeMo takes {arguments.nemo_seconds:g} s of CPU time in each, the others take
+{arguments.seconds:g} s. Ratios within a round.
+
+Batches have at most {BATCH_S:g} s of audio, with {NUM_BUCKETS} buckets for Lhotse's samplers. AudioNoiseDataset has no
+buckets; its batches have as many utterances as {BATCH_S:g} s have on average. Noise is PCM, if nothing else is said: a
+sample bank for ours, WAV files for the others. NeMo's manifests have durations and sampling rates, so that it reads
+crops of noise and no headers. Noise is left out for all if NeMo would often read its crops again, which it does, up
+to 100 times, unless the sum of the samples is positive.
+
+## Audio-seconds in a second of one core
+
+| case | contestant | median | minimum | maximum | ours over it | minimum | maximum |
+|---|---|---|---|---|---|---|---|""")
+    for contestant, case in sorted(rounds[0], key=lambda key: CASES.index(key[1])):
+        values = [measured[contestant, case] for measured in rounds]
+        ratios = [measured["ours", case] / measured[contestant, case] for measured in rounds]
+        cells = [f"{figure(values):,.0f}" for figure in (statistics.median, min, max)]
+        cells += [f"{figure(ratios):.2f}" for figure in (statistics.median, min, max)]
+        print(f"| {case} | {contestant} | {' | '.join(cells)} |")
 
 
-def _print_needs(gpu: str, demands: list[Demand], rates: Rates, bytes_per_s: dict[str, float]) -> None:
+def _print_needs(demands: list[Demand], rounds: list[Rates], files: Files) -> None:
     share = UTILISATIONS[0]
-    needed = [demand.audio_s_per_s(gpu, share) for demand in demands]
-    print(f"\n### One {gpu} at {100 * share:.0f} %\n")
+    needed = [demand.audio_s_per_s(GPU, share) for demand in demands]
+    print(f"\n## One {GPU} at {100 * share:.0f} %\n")
     print("| | " + " | ".join(demand.preset for demand in demands) + " |")
     print("|---|" + "---|" * len(demands))
-    for name, rate in rates.items():
-        print(f"| cores, {name} | " + " | ".join(f"{math.ceil(each / rate):,}" for each in needed) + " |")
-    for name in FORMATS:
-        print(f"| MB/s, {name} | " + " | ".join(f"{each * bytes_per_s[name] / 1e6:,.0f}" for each in needed) + " |")
+    for contestant, case in rounds[0]:
+        rate = statistics.median(measured[contestant, case] for measured in rounds)
+        print(f"| cores, {contestant}, {case} | " + " | ".join(f"{math.ceil(each / rate):,}" for each in needed) + " |")
+    for name, size in files.bytes_per_s.items():
+        cells = " | ".join(f"{each * size / 1e6:,.0f}" for each in needed)
+        print(f"| MB/s, {name}, {size / 1000:.1f} kB for a second | {cells} |")
 
 
 if __name__ == "__main__":

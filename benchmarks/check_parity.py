@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from measured import measured_line
 from peer import run_peer
 from peers.nemo_model import section
 from torch import Tensor, nn
@@ -46,15 +47,23 @@ SIZES: dict[str, dict[str, Any]] = {
     "large, 18 layers": {"d_model": 512, "n_heads": 8, "n_layers": 18},
     "xlarge": {"d_model": 1024, "n_heads": 8, "n_layers": 24, "xscaling": False, "use_bias": False},
 }
+MEASURED = (
+    "benchmarks/check_parity.py",
+    "benchmarks/peers/nemo_model.py",
+    "nestmodel/formats/nemo_config.py",
+    "nestmodel/nn",
+)
 OUTPUT_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE = 1e-4
 FEATURE_TOLERANCE = 1e-4
 INTRODUCTION = """# Parity with NeMo 3.0.0
 
-Written by `benchmarks/check_parity.py` on a CPU. Differences are relative to the largest magnitude of each array, over
-valid frames; those of features are absolute. All later stages read the features of NeMo. Gradients are compared for
-every parameter, except those whose gradient is zero in exact arithmetic: the bias of the keys, and a bias in front of
-batch norm.
+Made by `benchmarks/check_parity.py` on a CPU with torch {torch}.
+{measured}
+
+Differences are relative to the largest magnitude of each array, over valid frames; those of features are absolute. All
+later stages read the features of NeMo. Gradients are compared for every parameter, except those whose gradient is zero
+in exact arithmetic: the bias of the keys, and a bias in front of batch norm.
 
 In single precision, the input of a ReLU in the subsampling can round to a positive number on one side and to a
 non-positive one on the other; then a gradient of the first convolution differs by about 0.001. Training mode is
@@ -109,7 +118,7 @@ def main() -> int:
     arguments = parser.parse_args()
     cases = {name: {**SMALL, **values} for name, values in VARIANTS.items()} | SIZES
     chosen = {name: values for name, values in cases.items() if not arguments.only or name in arguments.only}
-    print(INTRODUCTION)
+    print(INTRODUCTION.format(torch=torch.__version__, measured=measured_line(*MEASURED)))
     all_equal = True
     for name, found in _comparisons(arguments.nemo_python, chosen):
         figures = [found.loss, found.outputs, found.train_outputs, found.train_gradients]

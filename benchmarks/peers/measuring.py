@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+STEPS = 6
+"""Steps of a process, of which the first two are warm-up."""
+
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"d_model": 176, "n_heads": 4, "n_layers": 16},
     "large": {"d_model": 512, "n_heads": 8, "n_layers": 17},
@@ -30,7 +33,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("what", choices=list(SIZES))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
