@@ -33,6 +33,7 @@ ALLOWED = {
     "_sleep": "torch's only kernel that runs for a given time",
     "_foreach_div_": "torch's division of many tensors in one call, which has no public name",
     "_scaled_dot_product_efficient_attention": "the kernel behind torch's attention, for benchmarks/fake_gpu.py",
+    "_setup_dataloader_from_config": "NeMo's own choice of its loaders, for benchmarks/peers/nemo_loading.py",
     "_workers": "torch keeps the processes of a loader only there",
     "_option_string_actions": "argparse has no public list of its options",
     "_log_mels": "nestmodel's own features, for `nestmodel.evaluate`",
