@@ -58,7 +58,7 @@ GRADIENT_TOLERANCE = 1e-4
 FEATURE_TOLERANCE = 1e-4
 INTRODUCTION = """# Parity with NeMo 3.0.0
 
-Made by `benchmarks/check_parity.py` on a CPU with torch {torch}.
+Made by `benchmarks/check_parity.py` on a CPU with torch {torch}; each variant is compared once, on one noisy batch.
 {measured}
 
 Differences are relative to the largest magnitude of each array, over valid frames; those of features are absolute. All
