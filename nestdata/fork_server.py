@@ -53,7 +53,7 @@ def start(preload: Sequence[str] = (), *, imports_main: bool = True) -> None:
     """
     global _imports_main
     _imports_main = _imports_main and imports_main
-    multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*preload, "nestdata.freeze"])
     # The resource tracker ignores SIGINT and SIGTERM by itself; starting it unblocks them.
     with blocked({signal.SIGUSR1}):
         resource_tracker.ensure_running()

@@ -1,3 +1,4 @@
+import gc
 import json
 import multiprocessing
 import os
@@ -5,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nestdata import StorageError, microbatches
+from nestdata import StorageError, microbatches, start_fork_server
 from nestdata.fork_server import UnnamedContext
 from tests.batches import messy_dataset
 from tests.conftest import MessyCorpora
@@ -45,6 +47,18 @@ def main(speech: str, noise: str) -> None:
     sys.stdin.readline()  # the whole group was signalled
     say({"num_batches": sum(1 for _ in zip(range(12), batches, strict=False))})
     signal.pause()
+
+
+def objects() -> tuple[int, int]:
+    """Returns how many objects the garbage collector excludes, and how many it looks at."""
+    return gc.get_freeze_count(), len(gc.get_objects())
+
+
+def say_objects_of_a_worker() -> None:
+    """Says how many objects a worker shares with the fork server without a collection, and how many others it has."""
+    start_fork_server()
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
+        say(dict(zip(("excluded", "others"), pool.submit(objects).result(), strict=True)))
 
 
 def say(what: dict[str, Any]) -> None:
@@ -96,6 +110,13 @@ def test_workers_survive_sigterm_end_with_a_killed_owner_and_leave_nothing_in_sh
     while (left := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == set()
+
+
+@pytest.mark.multiprocess
+def test_a_collection_in_a_worker_leaves_out_what_the_fork_server_has_imported() -> None:
+    code = f"from {__name__} import say_objects_of_a_worker; say_objects_of_a_worker()"
+    found = json.loads(subprocess.check_output([sys.executable, "-c", code], cwd=REPOSITORY))
+    assert found["excluded"] > 5 * found["others"]
 
 
 def test_full_shared_memory_is_an_error_with_its_size() -> None:
