@@ -87,12 +87,15 @@ def main(argv: list[str]) -> int:
     rounds = 2 if arguments.quick else 7
     first_batch_s(dataset, 1, "forkserver")  # waits until the fork server has imported everything
     print("# Starting loader workers\n")
-    print(
-        f"Made by `benchmarks/bench_worker_start.py`, Python {platform.python_version()}, torch {torch.__version__}, ",
-        end="",
+    print(f"Made by `benchmarks/bench_worker_start.py`, Python {platform.python_version()}, torch {torch.__version__},")
+    print(f"one thread, {os.cpu_count()} cores, {rounds} rounds, {len(corpus)} cuts,")
+    print("files in the page cache. Medians, with the least and the most, in ms.\n")
+    paths = (
+        "benchmarks/bench_worker_start.py",
+        "nestdata/fork_server.py",
+        "nestdata/freeze.py",
+        "nestdata/batch/loader.py",
     )
-    print(f"one thread, {os.cpu_count()} cores, {rounds} rounds. Medians, with the least and the most, in ms.\n")
-    paths = "benchmarks/bench_worker_start.py", "nestdata/fork_server.py", "nestdata/batch/loader.py"
     print(measured_line(*paths) + "\n")
     print(f"| what | {' | '.join(METHODS)} |\n|---|{'---|' * len(METHODS)}")
     cells = [_spread(worker_cpu_s(method, rounds)) for method in METHODS]
