@@ -108,7 +108,7 @@ def main() -> int:
     parser.add_argument("noise", type=Path, nargs="?")
     parser.add_argument("--mosaic-python", help="Python of an environment with mosaicml-streaming")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one round, a tenth of the speech, shorter orders")
+    parser.add_argument("--quick", action="store_true", help="one round, a third of the speech, shorter orders")
     parser.add_argument("--ordered", type=int, default=200_000, help="utterances in the table of orders; 0: no table")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -136,7 +136,7 @@ def _set_up(arguments: argparse.Namespace, folder: Path, servers: ExitStack) -> 
     """Writes all forms of the speech, starts the servers, and prepares the corpora."""
     prompts = [json.loads(line) for line in arguments.speech.open()]
     prompts = [Path(arguments.speech.parent, row["audio_filepath"]) for row in prompts]
-    prompts = prompts[: len(prompts) // 10] if arguments.quick else prompts
+    prompts = prompts[: len(prompts) // 3] if arguments.quick else prompts
     _write_utterances(prompts, folder / "files")
     _write_tars(sorted((folder / "files" / "audio").iterdir()), folder / "tars")
     _copy_prompts(prompts, folder / "prompts")
@@ -507,8 +507,9 @@ def _print(rounds: list[dict[str, float]], orders: dict[str, Order]) -> None:
     scripts = ("bench_remote.py", *(f"peers/{name}.py" for name in ("lhotse_shar", "mosaic_streaming", "steady")))
     paths = (*(f"benchmarks/{script}" for script in scripts), "nestdata/batch", "nestdata/storage")
     print(measured_line(*paths) + "\n")
-    print(f"{len(rounds)} rounds, {platform.machine()}, {os.cpu_count()} cores. Each contestant has one loader worker,")
-    print("and one thread of torch, OpenMP and OpenBLAS in each process; ours and MosaicML fetch in further threads.")
+    print(f"Made by `benchmarks/bench_remote.py`, {len(rounds)} rounds, {platform.machine()}, {os.cpu_count()} cores.")
+    print("Each contestant has one loader worker, and one thread of torch, OpenMP and OpenBLAS in each process;")
+    print("ours and MosaicML fetch in further threads.")
     print(f"Utterances of {UTTERANCE_S:g} s and more; batches of {BATCH_SECONDS:g} s, of MosaicML 16 utterances.")
     print(
         "Local data are in the page cache. Speeds are those of two epochs that follow on each other (one in MosaicML's"
