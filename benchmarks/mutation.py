@@ -41,6 +41,9 @@ PARTS = {
 }
 """The code of each part, and its tests."""
 
+SHORT = "not slow and not multiprocess and not faults and not network and not remote and not slurm"
+"""The tests that are run: those of a whole part take less than a minute."""
+
 PICTURES = ("preview.py", "curves.py")
 """Files that draw pictures, whose look no test can judge."""
 
@@ -207,7 +210,7 @@ def run_tests(copy: Path, tests: list[str], limit_s: float) -> str:
         os.environ["PYTHONPATH"] = str(copy)  # for processes that tests start
         sys.path.insert(0, str(copy))
         sys.dont_write_bytecode = True
-        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])))
+        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", SHORT, *tests])))
     deadline = time.monotonic() + limit_s
     done, status = 0, 0
     while not done and time.monotonic() < deadline:
@@ -233,7 +236,8 @@ def report(
         "",
         f"Made by `benchmarks/mutation.py`, once, on {os.cpu_count()} CPU cores, with cosmic-ray",
         f"{version('cosmic-ray')}: {len(tried)} of {len(drawn)} changes, drawn with seed {seed}. A change is killed",
-        "if a test of its part fails, and has timed out after three times the time of these tests and 20 s.",
+        "if a test of its part fails, and has timed out after three times the time of these tests and 20 s. Tests that",
+        "start processes or take more than five seconds are not run here.",
         "",
         measured_line("benchmarks/mutation.py", *(code for code, _ in PARTS.values())),
         "",
