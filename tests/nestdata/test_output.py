@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nestdata import OutputError, output_directory, output_file
-from nestdata.output import flush_to_disk, has_json_kind
+from nestdata.output import check_writable, flush_to_disk, has_json_kind
 from tests.flushes import Flushes
 
 
@@ -302,3 +302,12 @@ def test_finished_work_is_cleared_by_a_run_that_does_not_ask_for_it(output: Path
         assert names(partial) == []
         fill(partial, "new")
     assert names(output) == ["audio", "meta.json"]
+
+
+def test_a_missing_directory_is_created_by_the_check_that_files_can_be_written(tmp_path: Path) -> None:
+    check_writable(tmp_path / "runs" / "demo")
+    check_writable(tmp_path / "runs" / "demo")
+    assert names(tmp_path / "runs" / "demo") == []
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"file/runs"):
+        check_writable(tmp_path / "file" / "runs")
