@@ -69,7 +69,8 @@ def main() -> int:
     print("standard deviation of the logarithm 0.6, 1 to 40 s.")
     print(f"{os.cpu_count()} cores, one thread, files in the page cache. Times are medians: of opening, over")
     print(
-        f"{NUM_PROCESSES} processes; of addresses, over {NUM_ROUNDS} processes; up to a batch, over {NUM_STARTS} starts of rank 0.\n"
+        f"{NUM_PROCESSES} processes; of addresses, over {NUM_ROUNDS} processes; "
+        f"up to a batch, over {NUM_STARTS} starts of rank 0.\n"
     )
     print(measured_line("benchmarks/bench_plan.py", "nestdata/plan", "nestdata/corpus/corpus.py") + "\n")
     with tempfile.TemporaryDirectory() as temporary:
@@ -149,7 +150,8 @@ def _against_lhotse(path: Path, small: Path) -> None:
         "and `sync_buckets`, and bins estimated from 10,000 cuts. Both sides read the same `cuts.jsonl`, in one process"
     )
     print(
-        f"of one thread. Padding and balance of Lhotse are those of the first {num_steps} steps of {WORLD_SIZE} ranks.\n"
+        "of one thread. "
+        f"Padding and balance of Lhotse are those of the first {num_steps} steps of {WORLD_SIZE} ranks.\n"
     )
     print(f"| what | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
     for name, *cells in zip(names, *columns.values(), strict=True):
