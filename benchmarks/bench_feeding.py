@@ -34,7 +34,7 @@ import lhotse
 import numpy as np
 import soundfile
 import torch
-from bench_time_to_loss import AUGMENTATION
+from bench_time_to_loss import AUGMENTATION, suits_nemo
 from count_operations import PRESETS, UTILISATIONS, Demand, count, print_demands
 from lhotse import CutSet, Recording
 from lhotse.dataset import DynamicBucketingSampler
@@ -145,7 +145,7 @@ def _write(arguments: argparse.Namespace, directory: Path) -> Files:
         length = int(RATE * arguments.window_s)
         speech = iter(joined[: len(joined) // length * length].reshape(-1, length))
     kept = list(speech)
-    noise = [samples for samples in _utterances(arguments.noise, (0.0, math.inf), math.inf) if _suits_nemo(samples)]
+    noise = [samples for samples in _utterances(arguments.noise, (0.0, math.inf), math.inf) if suits_nemo(samples)]
     total_s = sum(map(len, kept)) / RATE
     manifests, bytes_per_s = {}, {}
     for name in FORMATS:
@@ -163,17 +163,6 @@ def _utterances(manifest: Path, limits_s: tuple[float, float], max_s: float) -> 
             assert rate == RATE, f"{row['audio_filepath']} has {rate} Hz, so that contestants would resample it"
             total_s += len(samples) / RATE
             yield samples
-
-
-def _suits_nemo(noise: NDArray[np.int16]) -> bool:
-    """Returns whether NeMo seldom reads crops of this noise again.
-
-    NeMo takes a crop for empty, and reads another one, up to 100 times, unless the sum of its samples is positive. This
-    is so for half of the crops of most noise, but never for a recording with a negative offset.
-    """
-    length = 4 * RATE
-    sums = noise[: len(noise) // length * length].reshape(-1, length).sum(axis=1, dtype=np.int64)
-    return len(sums) == 0 or float((sums > 0).mean()) >= 0.3
 
 
 def _write_format(name: str, utterances: Iterable[NDArray[np.int16]], directory: Path) -> tuple[Path, int]:

@@ -4,9 +4,9 @@
         [--minutes-nemo 30] [--seeds 1] [--levels 0.05 0.10 0.15] [--quick] [--results benchmarks/results/NAME]
 
 REAL_SPEECH contains speech.json and noise.json (NeMo lines with `speaker`). Both sides train the demo preset on the
-same manifests, from the same weights, with the same optimizer and schedule, masks, numbers in the settings of the noise
-and seconds of audio per step, each with its own loader and trainer on the same cores, one after the other. For NeMo, a
-short calibration chooses the fastest of its loaders, ranks and threads. Both sides save their weights at fixed
+same manifests, from the same weights, with the same schedule of fused AdamW, masks, numbers in the settings of the
+noise and seconds of audio per step, each with its own loader and trainer on the same cores, one after the other. For
+NeMo, a short calibration chooses the fastest of its loaders, ranks and threads. Both sides save their weights at fixed
 intervals. One evaluator, ours, then scores all of them on the same held-out speech with the same masks: with our noise,
 with NeMo's noise, which NeMo's own code mixes, and clean. What is finished is kept, so the same command continues. The
 script prints Markdown, and writes it and a plot to --results.
@@ -24,13 +24,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import soundfile
 import torch
 from bench_learning import BIN, HELD_OUT
+from kept_settings import keep_settings
+from numpy.typing import NDArray
 from peer import run_peer
 from time_to_loss_report import (
     CALIBRATION_SECONDS,
     LIMITS,
     LR,
+    SAMPLING_RATE,
     SETS,
     SIDES,
     STEP_SECONDS,
@@ -101,6 +106,9 @@ def main() -> int:
         arguments.minutes_ours = arguments.minutes_nemo = 1.0
         arguments.levels, arguments.saves = [-1.0, -0.5, -0.25], 4
     output = arguments.output.absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    names = ("real_speech", "minutes_ours", "minutes_nemo", "saves", "quick")
+    keep_settings(output, {name: str(getattr(arguments, name)) for name in names})
     prepared = once(output / "prepared.json", prepare, arguments.real_speech.absolute(), output)
     setups = SETUPS[:1] if arguments.quick else SETUPS
     if not (output / "batches.pt").exists():
@@ -144,13 +152,16 @@ def prepare(real: Path, output: Path) -> dict[str, Any]:
     Returns:
         Seconds that `nestdata prepare` took, and mean duration of the training utterances.
     """
-    output.mkdir(parents=True, exist_ok=True)
     lines = [json.loads(line) for line in (real / "speech.json").read_text().splitlines()]
     lines = [line for line in lines if LIMITS[0] <= line["duration"] <= LIMITS[1]]
     sides = {
         "train": [line for line in lines if line.get("speaker") not in HELD_OUT],
         "held_out": [line for line in lines if line.get("speaker") in HELD_OUT],
-        "noise": [json.loads(line) for line in (real / "noise.json").read_text().splitlines()],
+        "noise": [
+            line
+            for line in map(json.loads, (real / "noise.json").read_text().splitlines())
+            if suits_nemo(soundfile.read(real / line["audio_filepath"], dtype="int16")[0])
+        ],
     }
     seconds = {}
     for name, rows in sides.items():
@@ -164,6 +175,17 @@ def prepare(real: Path, output: Path) -> dict[str, Any]:
         seconds[name] = time.time() - started
     durations = [row["duration"] for row in sides["train"]]
     return {"seconds": seconds["train"] + seconds["noise"], "mean_duration": sum(durations) / len(durations)}
+
+
+def suits_nemo(noise: NDArray[np.int16]) -> bool:
+    """Returns whether NeMo seldom reads crops of this noise again, whose samples are 16-bit integers.
+
+    NeMo takes a crop for empty, and reads another one, up to 100 times, unless the sum of its samples is positive. This
+    is so for half of the crops of most noise, but never for a recording with a negative offset.
+    """
+    length = 4 * SAMPLING_RATE
+    sums = noise[: len(noise) // length * length].reshape(-1, length).sum(axis=1, dtype=np.int64)
+    return len(sums) == 0 or float((sums > 0).mean()) >= 0.3
 
 
 def calibrate(output: Path, arguments: argparse.Namespace, setups: tuple[Setup, ...]) -> dict[str, float]:
@@ -233,6 +255,7 @@ def train_nemo(
     mean = json.loads((output / "prepared.json").read_text())["mean_duration"]
     config = config_of(seed)
     section = config_to_nemo(config) | {"train_ds": train_ds(output, setup, mean, seed)}
+    section["optim"]["fused"] = True  # as ours; NeMo passes it on to torch
     (run / "section.json").write_text(json.dumps(section))
     torch.save(NestNetwork(config).state_dict(), run / "initial.pt")
     command = [arguments.nemo_python, PEERS / "nemo_fit.py", run / "section.json", run / "initial.pt", run / "weights"]
@@ -246,7 +269,7 @@ def train_ds(output: Path, setup: Setup, mean_duration: float, seed: int) -> dic
     section: dict[str, Any] = {
         "manifest_filepath": str(output / "train.json"),
         "noise_manifest": str(output / "noise.json"),
-        "sample_rate": 16000,
+        "sample_rate": SAMPLING_RATE,
         "shuffle": True,
         "num_workers": setup.workers,
         "pin_memory": False,
@@ -259,6 +282,8 @@ def train_ds(output: Path, setup: Setup, mean_duration: float, seed: int) -> dic
     }
     if setup.loader == "Lhotse buckets":
         section |= {"use_lhotse": True, "use_bucketing": True, "num_buckets": 30, "batch_duration": rank_seconds}
+        # By default, a thread fills a buffer of 20,000 cuts while NeMo trains.
+        section |= {"concurrent_bucketing": False, "bucket_buffer_size": 1000, "shuffle_buffer_size": 1000}
         return section | {"seed": seed, "shard_seed": seed}
     return section | {"batch_size": max(1, round(rank_seconds / mean_duration)), "labels": None}
 

@@ -1,6 +1,8 @@
 import ast
+import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,3 +88,30 @@ def test_a_drawn_order_is_kept_for_a_run_that_goes_on(tmp_path: Path) -> None:
     drawn = draw_once(tmp_path / "order.json", items)
     assert sorted(drawn) == items
     assert draw_once(tmp_path / "order.json", items) == drawn
+
+
+@pytest.mark.parametrize(("since", "ours", "ratio"), [("start", "30", "> 3.30"), ("step", "20", "> 4.45")])
+def test_the_bound_on_a_time_that_nemo_does_not_reach_counts_as_ours_does(
+    since: str, ours: str, ratio: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    report = importlib.import_module("time_to_loss_report")
+
+    def curve(seconds: list[float], losses: list[float]) -> dict[str, Any]:
+        """Returns a run whose process started at 100 s, and whose first weights took a second to save."""
+        return {
+            "started": 100.0,
+            "points": [
+                {
+                    "time": 100.0 + second,
+                    "saving_s": saving_s,
+                    "step": second,
+                    "token_entropy": 5.0,
+                    "losses": {report.SETS[0]: loss},
+                }
+                for second, saving_s, loss in zip(seconds, [0.0, 1.0], losses, strict=True)
+            ],
+        }
+
+    cells = report.row(curve([10, 31], [6.0, 4.9]), curve([10, 100], [6.0, 5.0]), 0, 0.1, since).split(" | ")
+    assert cells[3:6] == [ours, "not reached", ratio]
