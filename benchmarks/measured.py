@@ -44,11 +44,15 @@ def measured_line(*paths: str) -> str:
     Args:
         paths: Files and folders whose change would change the figures, relative to the root of the repository.
     """
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    ).stdout.strip()
     names = ", ".join(f"`{path}`" for path in paths)
-    return f"Measures {names}: code {digest(paths)} at commit {commit}."
+    changed = " with changes" if _git("status", "--porcelain", "--", *paths) else ""
+    return f"Measures {names}: code {digest(paths)} at commit {_git('rev-parse', '--short', 'HEAD')}{changed}."
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def read_measured(text: str) -> Measured | None:
@@ -60,7 +64,7 @@ def read_measured(text: str) -> Measured | None:
 
 
 def is_stale(measured: Measured, root: Path = REPOSITORY) -> bool:
-    """Returns whether the code is none for which the figures are known to hold."""
+    """Returns whether the present code differs from all code for which the figures are known to hold."""
     return digest(measured.paths, root) not in measured.codes
 
 

@@ -26,6 +26,7 @@ _UNIT = (
     r"\s?(?:%|(?:percent|percentage|s|ms|µs|seconds?|minutes?|hours?|days?|h|kB|MB|GB|TB|nats|times|[GT]?FLOPs?"
     r"|audio-s|audio-seconds|audio-s/s|MB/s|GB/s)(?![\w/]))"
 )
+_PRODUCTS = "Python|PyTorch|Lhotse|NeMo|Lightning"  # their versions are no figures
 _AND = r"(?:,? (?:to|and|or|instead of|against) |, )"
 _LINK = re.compile(rf"\]\((?:\.\./)*{RESULTS}([^)#/\s]+\.md)")
 _SCALED = re.compile(r"\s?(?:ms|µs|kB|MB|GB)(?![\w/])")
@@ -70,8 +71,7 @@ def figures(text: str, *, measured_only: bool = False) -> list[Figure]:
     text = re.sub(r"`[^`]*`", "`code`", re.sub(r"\s+", " ", re.sub(r"^\s*\d+\. ", "", text)))
     text = re.sub(rf"\[([^]]*)\]\((?:\.\./)*{RESULTS}[^)]*\)", r"\1", text)
     text = re.sub(r"\[[^]]*\]\([^)]*\)", "link", text)
-    # A version follows a name and has no unit.
-    text = re.sub(rf"\b([A-Z]\w+) \d+\.\d+(?:\.\d+)*(?!{_UNIT})\b", r"\1", text)
+    text = re.sub(rf"\b({_PRODUCTS}) \d+\.\d+(?:\.\d+)*(?!{_UNIT})\b", r"\1", text)
     found = []
     for match in re.finditer(_NUMBER, text):
         rest = text[match.end() :]

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,11 @@ WITHOUT_A_RESULT = {"about 6 GB": "the size of an installation"}
 # What the text before the first table of a result must state, so that others can repeat the measurement.
 CONDITIONS = {
     "the command": r"`[^`]*(?:benchmarks/\w+\.py|python -m benchmarks\.\w+)",
-    "the machine": r"\b(?:cores?|CPU|GPU|H100|counted)\b",
-    "how often": r"\b(?:rounds?|pairs|starts|seeds?|runs?|calls|once|counted)\b",
+    "the machine": r"\b(?:\d+|one|two)(?: shared)?(?: CPU)? cores?\b|\b(?:on|of) (?:a CPU|one (?:CPU|H100|GPU))\b|\bcounted\b",
+    "how often": (
+        r"\b(?:\d+|one|two|three)\b[^.\n]{0,20}\b(?:rounds?|pairs|starts?|seeds?|runs?|calls|processes)\b"
+        r"|\bonce\b|\bcounted\b"
+    ),
 }
 
 
@@ -96,6 +100,7 @@ def test_the_numbers_of_a_block(text: str, expected: list[str]) -> None:
         ("8 ranks, 182 buckets, 1.31 % and 23 times", ["1.31", "23"]),
         ("8 x 10 s, 6 or 7 minutes, 2,500 to 2,700 seconds", ["10", "6", "7", "2,500", "2,700"]),
         ("2 stages, 5 minuets, 4 spans", []),
+        ("Lhotse 1.33 and Median 1.5", ["1.5"]),
     ],
 )
 def test_measured_numbers_have_a_unit_or_a_decimal_point(text: str, expected: list[str]) -> None:
@@ -211,12 +216,17 @@ def test_a_measured_file_that_was_removed_is_named(tmp_path: Path) -> None:
         digest(["package/gone.py"], tmp_path)
 
 
-def test_the_line_of_a_result_says_what_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = subprocess.CompletedProcess(["git"], 0, stdout="abc1234\n")
-    monkeypatch.setattr("benchmarks.measured.subprocess.run", lambda *_args, **_kwargs: asked)
+@pytest.mark.parametrize(("status", "changed"), [("", ""), (" M tests/figures.py\n", " with changes")])
+def test_the_line_of_a_result_says_what_it_measures(status: str, changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"rev-parse": "abc1234\n", "status": status}
+
+    def asked(command: list[str], **_options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, stdout=answers[command[1]])
+
+    monkeypatch.setattr("benchmarks.measured.subprocess.run", asked)
     paths = ["benchmarks/measured.py", "tests/figures.py"]
     line = measured_line(*paths)
-    assert line.endswith(" at commit abc1234.")
+    assert line.endswith(f" at commit abc1234{changed}.")
     assert read_measured(f"# Title\n\n{line}\n\nMore.\n") == Measured(paths, [digest(paths)])
     assert read_measured("Measures everything.") is None
 
