@@ -5,7 +5,7 @@
 Prints Markdown. Each round reads all cuts once from every corpus, in one random order, and alternates between them
 every few cuts, so that load of the machine meets all. `checked` compares the checksum of every member. Cold means that
 the pages of the audio were dropped from the page cache before the round (posix_fadvise). CPU is the time of the
-processor that this process takes, in the kernel included; it does not depend on the load of the machine.
+processor that this process takes, in the kernel included; it depends little on the load of the machine.
 """
 
 import argparse

@@ -28,7 +28,8 @@ import torch
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
-from measured import REPOSITORY, measured_line
+from kept_settings import keep_settings
+from measured import REPOSITORY, digest, measured_line
 from parso.python.tree import Keyword
 from peer import run_peer
 
@@ -40,6 +41,9 @@ PARTS = {
     "output": ("nestdata/output.py", ["tests/nestdata/test_output.py"]),
 }
 """The code of each part, and its tests."""
+
+BAR = r"\|"
+"""A bar in a cell of a table in Markdown."""
 
 SHORT = "not slow and not multiprocess and not faults and not network and not remote and not slurm"
 """The tests that are run: those of a whole part take less than a minute."""
@@ -101,7 +105,7 @@ class Mutant(NamedTuple):
         before = (REPOSITORY / self.path).read_text().splitlines()
         lines = list(unified_diff(before, self.code().splitlines(), lineterm="", n=0))[3:]
         old, new = (next((line[1:].strip() for line in lines if line[0] == sign), "") for sign in "-+")
-        return f"`{old}` | `{new}`"
+        return " | ".join(f"`{line.replace('|', BAR)}`" for line in (old, new))
 
 
 def main() -> int:
@@ -117,6 +121,7 @@ def main() -> int:
     places = {part: find_places(part) for part in PARTS}
     drawn = draw(places, arguments.mutants, random.Random(arguments.seed))
     arguments.output.mkdir(parents=True, exist_ok=True)
+    keep_settings(arguments.output, {"code": digest([code for code, _ in PARTS.values()])})
     kept = arguments.output / "outcomes.jsonl"
     kept.touch()
     outcomes = {Mutant(*line[:-1]): line[-1] for line in map(json.loads, kept.read_text().splitlines())}
@@ -207,7 +212,7 @@ def run_tests(copy: Path, tests: list[str], limit_s: float) -> str:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.chdir(copy)
-        os.environ["PYTHONPATH"] = str(copy)  # for processes that tests start
+        os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}  # for processes that tests start
         sys.path.insert(0, str(copy))
         sys.dont_write_bytecode = True
         os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", SHORT, *tests])))
@@ -223,7 +228,10 @@ def run_tests(copy: Path, tests: list[str], limit_s: float) -> str:
     if not done:
         os.waitpid(child, 0)
         return "timed out"
-    return "killed" if status else "survived"
+    code = os.waitstatus_to_exitcode(status)
+    if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise SystemExit(f"pytest ran no test. See {copy.parent / 'tests.log'}.")
+    return "killed" if code else "survived"
 
 
 def report(
