@@ -18,7 +18,9 @@ WITHOUT_A_RESULT = {"about 6 GB": "the size of an installation"}
 # What the text before the first table of a result must state, so that others can repeat the measurement.
 CONDITIONS = {
     "the command": r"`[^`]*(?:benchmarks/\w+\.py|python -m benchmarks\.\w+)",
-    "the machine": r"\b(?:\d+|one|two)(?: shared)?(?: CPU)? cores?\b|\b(?:on|of) (?:a CPU|one (?:CPU|H100|GPU))\b|\bcounted\b",
+    "the machine": (
+        r"\b(?:\d+|one|two)(?: shared)?(?: CPU)? cores?\b|\b(?:on|of) (?:a CPU|one (?:CPU|H100|GPU))\b|\bcounted\b"
+    ),
     "how often": (
         r"\b(?:\d+|one|two|three)\b[^.\n]{0,20}\b(?:rounds?|pairs|starts?|seeds?|runs?|calls|processes)\b"
         r"|\bonce\b|\bcounted\b"

@@ -3,6 +3,7 @@
 import itertools
 import pickle
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from nestdata import (
     AudioNoiseBatch,
     AudioNoiseDataset,
     ConfigError,
+    Corpora,
     Corpus,
     NoiseSampler,
     RemoteConfig,
@@ -27,6 +29,8 @@ from nestdata import (
     last_error_line,
     microbatches,
 )
+from nestdata.batch.remote import _shares
+from nestdata.corpus.cache import num_bytes_of
 from tests.addressed import WebServer, addressed_copy
 from tests.batches import digest, messy_dataset
 from tests.conftest import MessyCorpora
@@ -291,3 +295,20 @@ def test_noise_with_a_bank_is_not_remote(messy_corpora: MessyCorpora, corpora: t
     banked = NoiseSampler(Corpus.open(messy_corpora.banked))
     assert AudioNoiseDataset(plain.corpus, plain.plan, banked).remote is None
     assert AudioNoiseDataset(plain.corpus, plain.plan, NoiseSampler(Corpus.open(corpora[1]))).remote is not None
+
+
+def test_the_cache_is_divided_among_noise_and_then_the_corpora_that_repeat_most(
+    corpora: tuple[Path, Path], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(corpora[0], tmp_path / "copy.corpus"))
+    speech, noise = Corpora.open([corpora[0], copy]), Corpus.open(corpora[1])
+    noise_bytes, speech_bytes = num_bytes_of(noise), num_bytes_of(speech.corpora[0])
+    assert _shares(noise_bytes // 2, speech, noise, [1.0, 2.0]) == pytest.approx(
+        {noise.path: 0.5, copy: 0.0, corpora[0]: 0.0}, abs=1e-4
+    )
+    enough = noise_bytes + speech_bytes + speech_bytes // 4
+    shares = {noise.path: 1.0, copy: 1.0, corpora[0]: 0.25}
+    assert _shares(enough, speech, noise, [1.0, 2.0]) == pytest.approx(shares, abs=1e-4)
+    assert _shares(speech_bytes // 4, speech, None, [2.0, 1.0]) == pytest.approx(
+        {corpora[0]: 0.25, copy: 0.0}, abs=1e-4
+    )
