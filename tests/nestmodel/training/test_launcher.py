@@ -1,4 +1,6 @@
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from nestmodel.errors import TrainingError
 from nestmodel.training import launcher
 from nestmodel.training.launcher import check_main_address
 from tests.training import trainer
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 class Resolver:
@@ -88,3 +92,17 @@ def test_what_cannot_be_a_name_is_the_same_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("MASTER_ADDR", "n" * 64 + ".invalid")  # no part of a name has more than 63 characters
     with pytest.raises(TrainingError, match="too long"):
         check(tmp_path, LightningEnvironment())
+
+
+@pytest.mark.multiprocess
+def test_a_rank_that_has_finished_destroys_the_process_group_at_exit(tmp_path: Path) -> None:
+    code = f"""
+import atexit, torch
+from nestmodel import NestModel
+from tests.training import tiny_config
+atexit.register(lambda: print(torch.distributed.is_initialized()))  # runs after all that is registered later
+torch.distributed.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+NestModel(tiny_config()).teardown("fit")
+"""
+    output = subprocess.check_output([sys.executable, "-c", code], cwd=REPOSITORY, text=True)
+    assert output == "False\n"
