@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nestmodel.training.startup import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from nestmodel.training.startup import EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_PREEMPTED
 
 PRELUDE = """
 import os, signal, subprocess, sys, time
@@ -19,6 +19,10 @@ def run(source: str, *, stderr: int = subprocess.PIPE) -> "subprocess.CompletedP
     environment = {name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "NESTMODEL_STARTER")}
     command = [sys.executable, "-c", PRELUDE + source]
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=60, env=environment)
+
+
+def test_the_exit_codes_are_those_that_the_documentation_promises() -> None:
+    assert (EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED) == (75, 74, 130)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,24 @@ def test_training_has_a_heartbeat_and_leaves_no_files(messy_corpora: MessyCorpor
     assert not (tmp_path / "stalls").exists()
 
 
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_a_second_start_does_nothing_with_and_without_a_monitor(
+    local_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = nestmodel.training.callbacks.stall_guard
+    identity = nestguard.Identity(
+        rank=local_rank, local_rank=local_rank, node_rank=0, world_size=2, local_world_size=2, host="host"
+    )
+    monkeypatch.setattr(module, "_identity", lambda _trainer: identity)
+    guard, runs = StallGuard(), trainer(tmp_path)
+    guard.start(runs)
+    first = nestguard.current()
+    assert isinstance(first, nestguard.Heartbeat)
+    guard.start(runs)
+    assert nestguard.current() is first
+    guard.teardown(runs, pl.LightningModule(), "fit")
+
+
 def test_an_exception_of_the_only_rank_is_not_reported_as_a_stall(
     messy_corpora: MessyCorpora, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
