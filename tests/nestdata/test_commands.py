@@ -1,11 +1,15 @@
 """Commands of manifests and corpora are run if they are allowed, where they are, and by nobody else."""
 
+import inspect
 import pickle
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import nestdata
+import nestmodel
 from nestdata import ConfigError, Corpora, Corpus, PrepareConfig, pack_corpora, prepare_corpus, verify_corpus
 from tests.synthesis import hiss, read_audio, write_audio
 
@@ -35,6 +39,20 @@ def test_an_allowed_command_is_run_by_every_reader(tmp_path: Path, pipes: Path) 
     assert pack_corpora([tmp_path / "out"], tmp_path / "packed", allow_commands=True).num_cuts == 1
     with pytest.raises(ConfigError, match="--allow-commands"):
         Corpus.open(tmp_path / "out").load(0)
+
+
+def test_no_public_function_or_class_runs_commands_unless_it_is_told_to() -> None:
+    found = {}
+    for package in (nestdata, nestmodel):
+        for name in package.__all__:
+            public = getattr(package, name)
+            for each in [public, *(vars(public) if inspect.isclass(public) else ())]:
+                function = getattr(public, each) if isinstance(each, str) else each
+                with suppress(TypeError, ValueError):  # no function, or one without a signature
+                    found[name, str(each)] = inspect.signature(function).parameters.get("allow_commands")
+    defaults = {name: parameter.default for name, parameter in found.items() if parameter is not None}
+    assert len(defaults) > 8
+    assert set(defaults.values()) == {False}
 
 
 def test_a_sample_bank_needs_no_command(tmp_path: Path, pipes: Path) -> None:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
+import torch
 
 from nestdata import AudioNoiseBatch, MixConfig, PlanConfig
 from nestmodel import Checkpoints, ConfigError, NestDataModule, NestModel
 from nestmodel.training.checkpoints import find_checkpoints
-from nestmodel.training.resume import changed_settings, check_unchanged, flatten_settings
+from nestmodel.training.resume import changed_settings, check_same_step, check_unchanged, flatten_settings
 from tests.conftest import MessyCorpora
 from tests.training import fit, messy_data, tiny_config, trainer
 
@@ -100,3 +101,11 @@ def test_resuming_with_other_data_or_settings_is_refused_with_the_changes(
     trainer(tmp_path, max_steps=2).fit(
         NestModel(tiny_config()), datamodule=messy_data(messy_corpora, num_workers=1), ckpt_path=path
     )
+
+
+def test_a_rank_whose_step_is_that_of_all_ranks_goes_on(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        check_same_step(80_000, 0, torch.device("cpu"))
+    finally:
+        torch.distributed.destroy_process_group()
