@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +10,6 @@ from nestguard.collectives import GroupProgress, parse_trace
 from nestmodel.training.device_events import CudaEvent, mark_end_of_backward, new_event_of, read_collectives
 from tests.nestguard.runs import wait_until
 from tests.training import trainer
-
-
-@pytest.fixture
-def gloo(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.usefixtures("gloo")

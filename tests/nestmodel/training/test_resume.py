@@ -103,9 +103,6 @@ def test_resuming_with_other_data_or_settings_is_refused_with_the_changes(
     )
 
 
-def test_a_rank_whose_step_is_that_of_all_ranks_goes_on(tmp_path: Path) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        check_same_step(80_000, 0, torch.device("cpu"))
-    finally:
-        torch.distributed.destroy_process_group()
+@pytest.mark.usefixtures("gloo")
+def test_a_rank_whose_step_is_that_of_all_ranks_goes_on() -> None:
+    check_same_step(80_000, 0, torch.device("cpu"))
