@@ -131,6 +131,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.accept and not arguments.results:
         parser.error("--accept needs the results whose figures stand")
+    for path in arguments.results:
+        if not path.is_file():
+            parser.error(f"{path}: there is no such file; results are in {RESULTS.relative_to(REPOSITORY)}")
     num_stale = 0
     for path in arguments.results or sorted(RESULTS.glob("*.md")):
         measured = read_measured(path.read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.measured import REPOSITORY, Measured, accept, digest, is_stale, measured_line, read_measured
+from benchmarks.measured import REPOSITORY, Measured, accept, digest, is_stale, main, measured_line, read_measured
 from benchmarks.measured import RESULTS as RESULT_FILES
 from tests.figures import Block, blocks, figures, is_in, numbers, unsupported
 
@@ -260,3 +260,12 @@ def test_stale_results_are_listed_until_they_are_accepted_with_a_reason(tmp_path
     assert run("--accept", "") == (1, stale)
     assert run("--accept", "a test")[0] == 0
     assert run() == (0, "")
+
+
+def test_a_result_that_does_not_exist_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["measured.py", str(tmp_path / "plan.md")])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err.endswith("plan.md: there is no such file; results are in benchmarks/results\n")
