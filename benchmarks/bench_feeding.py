@@ -3,7 +3,7 @@
     python benchmarks/bench_feeding.py SPEECH.json NOISE.json [--nemo-python PATH] [--window-s 30] [--quick]
 
 Prints the tables of docs/feeding.md: audio-seconds in a second of one core, what each preset demands of each GPU
-(counted by count_operations.py), and the cores and MB/s that follow. Every contestant is measured in every round, in
+(counted by count_step.py), and the cores and MB/s that follow. Every contestant is measured in every round, in
 one process with one thread and no workers, by CPU time, and files are in the page cache; so the cost of handing
 batches over from workers, which bench_handover.py measures, is not included. NeMo needs an environment of its own with
 `nemo_toolkit[asr]==3.0.0`. Both of its loaders are measured: that of Lhotse, with buckets, and AudioNoiseDataset.
@@ -35,7 +35,6 @@ import numpy as np
 import soundfile
 import torch
 from bench_time_to_loss import AUGMENTATION, suits_nemo
-from count_operations import PRESETS, UTILISATIONS, Demand, count, print_demands
 from lhotse import CutSet, Recording
 from lhotse.dataset import DynamicBucketingSampler
 from lhotse.dataset.cut_transforms import CutMix
@@ -44,6 +43,9 @@ from measured import measured_line
 from numpy.typing import NDArray
 from peer import run_peer
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.count_step import CUTS, UTILISATIONS, Demand, count_demand, demand_table
 from nestdata import (
     AudioNoiseDataset,
     BatchPlan,
@@ -67,7 +69,7 @@ NOISE_SHARE = 0.25
 GPU = "H100/H200"
 MEASURED = (
     "benchmarks/bench_feeding.py",
-    "benchmarks/count_operations.py",
+    "benchmarks/count_step.py",
     "benchmarks/peers/nemo_loading.py",
     "nestdata/batch",
     "nestdata/corpus",
@@ -131,8 +133,8 @@ def main() -> int:
             print(f"round {number}: {rounds[-1]}", file=sys.stderr)
     _print_rates(arguments, rounds, files)
     print("\n## Demand of a GPU, audio-seconds a second\n")
-    demands = [count(preset) for preset in PRESETS]
-    print_demands(demands)
+    demands = [count_demand(preset) for preset in CUTS]
+    print(demand_table(demands))
     _print_needs(demands, rounds, files)
     return 0
 

@@ -1,21 +1,31 @@
-"""Runs a network on tensors of a GPU that does not exist, and records its operations and the memory that they hold.
+"""Runs a network on tensors of a GPU that does not exist, forward and backward, and records its operations.
 
 Torch's fake tensors have shapes, types and a device, but no values, so the same code runs as on a GPU and nothing is
 computed. What depends on the GPU itself, such as the kernel behind an operation and its time, is unknown.
+
+Needs torch only, so that the environment of a peer can import it.
 """
 
+import bisect
+import heapq
+import itertools
+import math
 import weakref
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 WITHOUT_KERNEL = {"_unsafe_view", "detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 """Operations that launch nothing, besides those whose result is a view by their schema."""
@@ -24,45 +34,108 @@ ALIGNMENT = 8
 """Values of 16 bits to which torch's memory-efficient attention wants heads and masks aligned."""
 
 
+class Shape(NamedTuple):
+    """Shape, strides and type of a tensor."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that are read or written once; dimensions that repeat the same memory count once."""
+        sizes = (size for size, stride in zip(self.sizes, self.strides, strict=True) if stride)
+        return math.prod(sizes) * self.dtype.itemsize
+
+
 @dataclass(frozen=True)
 class Operation:
     """An operation that launches a kernel."""
 
     name: str
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    part: str
+    """Part of the network to which it belongs."""
+
+    is_backward: bool
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    num_bytes: int
+    """Bytes that it reads and writes; see `traffic`."""
+
+    flops: int
+    """Floating-point operations of matrix products, convolutions and attention; 0 for others."""
 
     @property
     def input_types(self) -> set[torch.dtype]:
         """Types of the floating-point inputs."""
-        return {tensor.dtype for tensor in self.inputs if tensor.is_floating_point()}
+        return {shape.dtype for shape in self.inputs if shape.dtype.is_floating_point}
 
 
 class OperationLog(TorchDispatchMode):
     """Records the operations that launch a kernel, and the peak of the memory that their results hold.
 
+    Args:
+        rounding: Bytes to whose multiples the size of each result is rounded up, as an allocator does.
+
     Attributes:
-        operations: The operations in their order; empty unless `keep` is set, because tensors are kept alive by it.
-        counts: How often each operation ran, by name.
+        operations: The operations in their order.
         kept_bytes: Bytes of results that were alive when the recording ended: after a forward pass, what is kept for
             the backward pass.
         peak_bytes: Maximum of the bytes of results that were alive at a time.
     """
 
-    def __init__(self, *, keep: bool = False) -> None:
+    def __init__(self, rounding: int = 1) -> None:
         super().__init__()
-        self._keep = keep
         self.operations: list[Operation] = []
-        self.counts: dict[str, int] = {}
         self.kept_bytes = 0
         self.peak_bytes = 0
+        self._rounding = rounding
         self._live: dict[int, int] = {}
         self._live_bytes = 0
+        self._parts = ["other"]
+        self._starts = [0]
+        self._part_from = ["other"]
+        self._owners: dict[int, str] = {}
 
     @property
-    def num_operations(self) -> int:
-        """Number of operations that launch a kernel."""
-        return sum(self.counts.values())
+    def counts(self) -> dict[str, int]:
+        """How often each operation ran, by name."""
+        return Counter(operation.name for operation in self.operations)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Operations of the `with` block, and of its backward pass, belong to a part."""
+        self._parts.append(name)
+        self._mark()
+        try:
+            yield
+        finally:
+            self._parts.pop()
+            self._mark()
+
+    def track(self, module: nn.Module, part: str, method: str = "forward") -> None:
+        """Operations of a module's method, and additions to the gradients of its parameters, belong to a part."""
+        original = getattr(module, method)
+
+        def tracked(*args: Any, **kwargs: Any) -> Any:
+            with self.part(part):
+                return original(*args, **kwargs)
+
+        setattr(module, method, tracked)
+        for parameter in module.parameters():
+            self._owners[id(parameter)] = part
+
+    def _mark(self) -> None:
+        self._starts.append(_get_sequence_nr())
+        self._part_from.append(self._parts[-1])
+
+    def _current_part(self) -> str:
+        node = _Backward.node
+        if node is None:
+            return self._parts[-1]
+        if _is_leaf(node):
+            return self._owners.get(id(node.variable), "other")
+        return self._part_from[bisect.bisect_right(self._starts, node._sequence_nr()) - 1]
 
     def __exit__(self, *error: Any) -> None:
         """Ends the recording."""
@@ -71,31 +144,95 @@ class OperationLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation and records it."""
-        inputs = tuple(each for each in _flat(args) if isinstance(each, Tensor))
+        kwargs = kwargs or {}
+        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         for tensor in inputs:
             self._track(tensor, is_result=False)
-        result = func(*args, **(kwargs or {}))
-        outputs = tuple(each for each in _flat(result) if isinstance(each, Tensor))
+        result = func(*args, **kwargs)
+        outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         for tensor in outputs:
             self._track(tensor, is_result=True)
         namespace, name = func.name().split(".")[0].split("::")
         if not func.is_view and name not in WITHOUT_KERNEL and namespace != "prim":
-            self.counts[name] = self.counts.get(name, 0) + 1
-            if self._keep:
-                self.operations.append(Operation(name, inputs, outputs))
+            formula = _FLOP_FORMULAS.get(func.overloadpacket)
+            self.operations.append(
+                Operation(
+                    name=name,
+                    part=self._current_part(),
+                    is_backward=_Backward.node is not None,
+                    inputs=tuple(map(_shape, inputs)),
+                    outputs=tuple(map(_shape, outputs)),
+                    num_bytes=_traffic(func, name, args, kwargs, inputs, outputs),
+                    flops=int(formula(*args, **kwargs, out_val=result)) if formula else 0,
+                )
+            )
         return result
 
     def _track(self, tensor: Tensor, *, is_result: bool) -> None:
         storage = tensor.untyped_storage()
         key = id(storage)  # torch keeps the object as long as the memory
         if key not in self._live:
-            self._live[key] = storage.nbytes() if is_result else 0
+            size = -(-storage.nbytes() // self._rounding) * self._rounding
+            self._live[key] = size if is_result else 0
             self._live_bytes += self._live[key]
             self.peak_bytes = max(self.peak_bytes, self._live_bytes)
             weakref.finalize(storage, self._forget, key)
 
     def _forget(self, key: int) -> None:
         self._live_bytes -= self._live.pop(key)
+
+
+def _shape(tensor: Tensor) -> Shape:
+    return Shape(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(_shape(each).num_bytes for each in tree_leaves(tensors) if isinstance(each, Tensor))
+
+
+READ_TWICE = {
+    "native_batch_norm": (0,),
+    "_native_batch_norm_legit": (0,),
+    "native_batch_norm_backward": (0, 1),
+    "native_layer_norm_backward": (0, 1),
+}
+"""Arguments that an operation reads by two kernels: for the statistics or the gradients of scale and shift, and again
+for the values."""
+
+
+def _traffic(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> int:
+    """Returns the bytes that an operation reads and writes, each operand once, without copies inside of the call."""
+    if name == "convolution_backward":
+        grad, x, weight = (_bytes(each) for each in args[:3])
+        of_input, of_weight, of_bias = args[-1]
+        return of_input * (grad + weight) + of_weight * (grad + x) + of_bias * grad + _bytes(outputs)
+    read, written = _bytes(inputs), _bytes(outputs)
+    if name == "baddbmm" and kwargs.get("beta", 1) == 0:
+        read -= _bytes(args[0])
+    read += sum(_bytes(args[i]) for i in READ_TWICE.get(name, ()))
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and not outputs:  # an operation on lists returns nothing
+            written += _bytes(value)
+        if is_written and name.rstrip("_") in ("copy", "_foreach_copy", "fill", "zero", "_foreach_zero"):
+            read -= _bytes(value)
+    return read + written
+
+
+def _backward_of_convolution(grad_out: Any, _x: Any, weight: Any, *rest: Any, **_: Any) -> int:
+    """Returns the operations of the gradients of a convolution, each as many as the forward pass has.
+
+    Torch's own formula counts grouped convolutions as if they had one group.
+    """
+    output_mask = rest[-1]
+    forward: int = 2 * math.prod(grad_out) * math.prod(weight[1:])
+    return forward * sum(output_mask[:2])
+
+
+CUSTOM_FORMULAS = {torch.ops.aten.convolution_backward: _backward_of_convolution}
+"""Formulas of torch's flop counter that are replaced; they take shapes instead of tensors."""
+
+_FLOP_FORMULAS = {**flop_registry, **{name: shape_wrapper(formula) for name, formula in CUSTOM_FORMULAS.items()}}
 
 
 @contextmanager
@@ -110,6 +247,124 @@ def fake_gpu(autocast: torch.dtype | None = None) -> Iterator[None]:
         torch.autocast("cuda", autocast, enabled=autocast is not None),
     ):
         yield
+
+
+_PASSES = itertools.count()
+
+
+class _Backward:
+    """The node whose gradients are being computed."""
+
+    node: Any = None
+
+
+def backward(loss: Tensor) -> None:
+    """Adds the gradients of a scalar to those of its parameters, by the operations of torch's own engine."""
+    received = {loss.grad_fn: {loss.output_nr: torch.ones_like(loss)}}
+    del loss  # so that nodes can be freed
+    with torch.autocast("cuda", enabled=False), torch.no_grad():
+        for node, grads in _gradients_at_ends(received):
+            for grad in grads.values():
+                node.variable.grad = grad if node.variable.grad is None else node.variable.grad.add_(grad)
+
+
+def gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], grad_outputs: Sequence[Tensor], **_: Any
+) -> tuple[Tensor | None, ...]:
+    """Returns gradients as `torch.autograd.grad` does with `allow_unused`."""
+    received: dict[Any, dict[int, Tensor]] = {}
+    for output, grad in zip(outputs, grad_outputs, strict=True):
+        received.setdefault(output.grad_fn, {})[output.output_nr] = grad
+    ends = {each.grad_fn for each in inputs if each.grad_fn is not None}
+    found: dict[Any, dict[int, Tensor]] = dict(_gradients_at_ends(received, ends))
+    leaves = {id(node.variable): grads[0] for node, grads in found.items() if _is_leaf(node) and grads}
+    return tuple(
+        leaves.get(id(each)) if each.grad_fn is None else found.get(each.grad_fn, {}).get(each.output_nr)
+        for each in inputs
+    )
+
+
+def _gradients_at_ends(
+    received: dict[Any, dict[int, Tensor]], ends: Container[Any] = ()
+) -> Iterator[tuple[Any, dict[int, Tensor]]]:
+    """Yields each leaf, and each other node at which the pass ends, with the gradients that it receives.
+
+    Torch's engine asks the driver for streams, which a machine without a GPU cannot answer. This one calls the nodes of
+    the graph in the same order: of those whose gradients are complete, the one that was created last.
+
+    Args:
+        received: Gradients of the outputs of the first nodes, by the numbers of the outputs.
+        ends: Nodes at which the pass ends, besides leaves.
+    """
+    uses = _count_uses(list(received))
+    ready = [(-node._sequence_nr(), id(node), node, None) for node in received if node not in uses]
+    heapq.heapify(ready)
+    node = None
+    number_of_pass = next(_PASSES)
+    # Checkpointed parts are recomputed once in a backward pass, whose number they ask torch's engine for.
+    with patch.object(torch._C, "_current_graph_task_id", lambda: number_of_pass):
+        while ready:
+            *_, node, owner = heapq.heappop(ready)
+            _Backward.node = node
+            if _is_leaf(node) or node in ends:
+                yield node, received.pop(node)
+                continue
+            grads = _call(node, received.pop(node))
+            for (following, number), grad in zip(node.next_functions, grads, strict=True):
+                if following is None:
+                    continue
+                waiting = received.setdefault(following, {})
+                if grad is not None:
+                    grad = _as_expected(grad, following._input_metadata[number])
+                    waiting[number] = waiting[number] + grad if number in waiting else grad
+                uses[following] -= 1
+                if not uses[following]:
+                    del uses[following]  # the node and what it saved are freed after its call
+                    # A node in Python does not outlive the nodes that it gets gradients from.
+                    owner = node if _is_in_python(following) else None
+                    heapq.heappush(ready, (-following._sequence_nr(), id(following), following, owner))
+            _Backward.node = node = following = grads = grad = waiting = owner = None
+    _Backward.node = None
+
+
+def _call(node: Any, received: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of a node's inputs."""
+    if not received:
+        return (None,) * len(node.next_functions)
+    given = [received.get(i) for i in range(len(node._input_metadata))]
+    grads = node.apply(*given) if _is_in_python(node) else node(*given)
+    grads = list(grads) if isinstance(grads, tuple) else [grads]
+    while len(grads) > len(node.next_functions):
+        grads.remove(None)  # of an argument that is no tensor; these come before the tensors
+    return tuple(grads)
+
+
+def _as_expected(grad: Tensor, expected: Any) -> Tensor:
+    """Sums a gradient over dimensions that were repeated, and converts its type, as torch's engine does."""
+    if grad.shape != expected.shape:
+        grad = grad.sum_to_size(expected.shape)
+    return grad.to(expected.dtype)
+
+
+def _is_in_python(node: Any) -> bool:
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def _is_leaf(node: Any) -> bool:
+    return bool(node.name() == "torch::autograd::AccumulateGrad")
+
+
+def _count_uses(roots: list[Any]) -> dict[Any, int]:
+    """Returns how many gradients each node receives from the others."""
+    uses: dict[Any, int] = {}
+    rest = [*roots]
+    while rest:
+        for following, _ in rest.pop().next_functions:
+            if following is not None:
+                if following not in uses and following not in roots:
+                    rest.append(following)
+                uses[following] = uses.get(following, 0) + 1
+    return uses
 
 
 def _memory_efficient_attention(
@@ -142,11 +397,3 @@ def _memory_efficient_attention(
 
 
 _FALLBACK = F.scaled_dot_product_attention
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    for value in values if isinstance(values, (list, tuple)) else [values]:
-        if isinstance(value, (list, tuple)):
-            yield from _flat(value)
-        else:
-            yield value

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.count_operations import CUSTOM_FORMULAS
+from benchmarks.fake_gpu import CUSTOM_FORMULAS
 from benchmarks.gpu.context import RATE, Context
 from benchmarks.gpu.report import Row, Section
 from nestmodel import NestConfig

@@ -1,0 +1,382 @@
+"""Counts a training step on a GPU that does not exist: operations, bytes and floating-point operations.
+
+    python -m benchmarks.count_step [--presets small large] [--before TREE] [--nemo-python PYTHON]
+
+Forward pass, backward pass and optimizer step of a preset under bf16 autocast, for the batches of the report on one
+H100, part by part: on fake tensors (`fake_gpu.py`), so nothing is computed and nothing is timed, and the result is the
+same on every machine. Parameters have gradients already, as in all microbatches of a step but the first one.
+`--before` counts another checkout as well, and `--nemo-python` NeMo 3.0.0, whose
+settings are its defaults. A last table is the audio that a GPU takes in a second. Prints Markdown.
+"""
+
+import argparse
+import json
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from benchmarks.fake_gpu import Operation, OperationLog, backward, fake_gpu
+from benchmarks.measured import REPOSITORY, measured_line
+from benchmarks.peer import run_peer
+
+if TYPE_CHECKING:
+    from benchmarks.fake_compile import Generated
+    from nestmodel import NestConfig
+    from nestmodel.nn.network_input import NetworkInput
+
+CUTS = {"small": 16, "medium": 266, "large": 133, "xlarge": 53}
+"""Number of cuts of each preset in the report on one H100."""
+
+SECONDS = 15.0
+"""Length of these cuts."""
+
+BYTES_PER_S, FLOP_PER_S = 2.8e12, 600e12
+"""What good kernels reach on an H100, whose peaks are 3.35e12 and 989e12."""
+
+SCORED_SHARE = 0.3
+"""Share of encoder frames that are scored with the masks of the presets."""
+
+COMPILED = "blocks, compiled"
+
+PARTS = ("features", "quantizer", "subsampling", "blocks", "head", "loss", "optimizer", "other")
+"""The last one contains masks, encodings of positions, and dropout before the blocks."""
+
+DENSE_BF16_TFLOPS = {"A100": 312, "H100/H200": 989, "B200": 2250}
+"""Dense bf16 operations a second, in 10^12, of the SXM modules. Source: NVIDIA's data sheets of these GPUs, which list
+twice as much for the last two, with sparsity."""
+
+UTILISATIONS = (0.4, 0.2)
+"""Shares of the peak that training reaches."""
+
+_CHILD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import nestmodel
+sys.path[0] = sys.argv[2]
+from benchmarks.count_step import count, print_counts
+print_counts({preset: count(preset) for preset in sys.argv[3:]})
+"""
+
+NOTES = f"""\
+Counted for cuts of {SECONDS:g} s: forward pass, backward pass and optimizer step under bf16 autocast, when
+gradients exist already. Operations are calls that launch at least one kernel; on an H100, 1.24 to 1.45 launches [were
+measured](gpu_h100_2026-11.md) for each, because some calls launch several. Views and allocations are not counted.
+Bytes count each operand of a call once. FLOP are those of matrix products, convolutions and attention. The floor adds
+up the time of all operations: that of an operation's bytes at {BYTES_PER_S / 1e12:g} TB/s, or of its FLOP at
+{FLOP_PER_S / 1e12:g} TFLOP/s if that is longer. Compiled blocks are those of `--model.compile_blocks true`, as torch's
+compiler generates them for an H100; the kernels that it wrote and its library calls are counted.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """What the operations of a part cost."""
+
+    operations: int = 0
+    num_bytes: int = 0
+    flops: int = 0
+
+    floor_s: float = 0.0
+    """Seconds at `BYTES_PER_S` and `FLOP_PER_S`: the larger of both times of each operation, added up."""
+
+    def __add__(self, other: "Count") -> "Count":
+        """Returns the sum."""
+        return Count(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+
+
+Counts = dict[str, dict[str, Count]]
+"""By preset and part."""
+
+
+def main() -> int:
+    """Counts and prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", nargs="+", choices=list(CUTS), default=list(CUTS))
+    parser.add_argument("--before", type=Path, help="root of another checkout")
+    parser.add_argument("--nemo-python", help="Python of an environment with NeMo")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    commands = {"this project": [sys.executable, "-c", _CHILD, REPOSITORY, REPOSITORY]}
+    if arguments.before:
+        commands["before"] = [sys.executable, "-c", _CHILD, arguments.before.resolve(), REPOSITORY]
+    if arguments.nemo_python:
+        commands["NeMo 3.0.0"] = [arguments.nemo_python, "-m", "benchmarks.peers.nemo_counts"]
+    counts = {name: _run([*command, *arguments.presets]) for name, command in commands.items()}
+    print(_report(counts, [count_demand(preset) for preset in arguments.presets]))
+    return 0
+
+
+def _run(command: Sequence[str | Path]) -> Counts:
+    """Returns what a child process counted."""
+    read = json.loads(run_peer(command, cwd=REPOSITORY).splitlines()[-1])
+    return {preset: {part: Count(**one) for part, one in parts.items()} for preset, parts in read.items()}
+
+
+def print_counts(counts: Counts) -> None:
+    """Prints counts as JSON, for a child process."""
+    print(json.dumps({preset: {part: asdict(one) for part, one in parts.items()} for preset, parts in counts.items()}))
+
+
+def count(preset: str) -> dict[str, Count]:
+    """Returns the costs of each part of a step, and those of compiled blocks."""
+    operations = step(preset)
+    return by_part(operations) | {COMPILED: _compiled_blocks(preset, operations)}
+
+
+def step(
+    preset: str, cuts: int | None = None, seconds: float = SECONDS, num_layers: int | None = None
+) -> list[Operation]:
+    """Returns the operations of a training step.
+
+    Args:
+        preset: Name of the preset.
+        cuts: Number of cuts of the batch; by default that of `CUTS`.
+        seconds: Length of the cuts.
+        num_layers: Number of blocks; by default that of the preset.
+    """
+    from nestmodel import NestConfig, NestNetwork, loss_stats
+    from nestmodel.nn.batch_norm import StepBatchNorm
+    from nestmodel.training.schedule import build_optimizer
+
+    config = NestConfig.preset(preset)
+    if num_layers is not None:
+        config = replace(config, encoder=replace(config.encoder, num_layers=num_layers))
+    with fake_gpu(torch.bfloat16):
+        with built():
+            network = NestNetwork(config).train()
+        for module in network.modules():
+            if isinstance(module, StepBatchNorm):
+                module.start_collecting()
+        batch = _batch(config, CUTS[preset] if cuts is None else cuts, seconds)
+        log = OperationLog()
+        encoder = network.encoder
+        log.track(network.preprocessor, "features")
+        log.track(network.quantizer, "quantizer")
+        log.track(encoder.pre_encode, "subsampling")
+        for layer in encoder.layers:
+            log.track(layer, "blocks")
+        log.track(network.decoder, "head", method="logits")
+
+        def loss() -> Tensor:
+            output = network.forward_masked(batch)
+            with log.part("loss"):
+                return loss_stats(output).nll_sum
+
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        optimizer = build_optimizer(trained, config.optimizer, config.encoder.d_model, torch.device("cuda"))[
+            "optimizer"
+        ]
+
+        def update() -> None:
+            # As NestModel does, which asks torch for the norm; for fake tensors, torch would launch a kernel for each.
+            grads = [parameter.grad for parameter in trained if parameter.grad is not None]
+            torch._foreach_div_(grads, torch.ones(()))
+            torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+            optimizer.step()
+
+        return recorded(log, loss, update)
+
+
+def recorded(log: OperationLog, loss: Callable[[], Tensor], update: Callable[[], object]) -> list[Operation]:
+    """Returns the operations of the second step, before which gradients and moments exist.
+
+    Args:
+        log: Knows the parts of the network.
+        loss: Computes the loss.
+        update: Updates the weights.
+    """
+    with log:
+        for _ in range(2):
+            log.operations.clear()
+            backward(loss())
+            with log.part("optimizer"), torch.autocast("cuda", enabled=False), torch.no_grad():
+                update()
+    return list(log.operations)
+
+
+@contextmanager
+def built() -> Iterator[None]:
+    """Lets a network be built on a GPU that does not exist: without autocast, and without the state of generators."""
+    with (
+        torch.autocast("cuda", enabled=False),
+        patch.object(torch.random, "fork_rng", lambda *_, **__: nullcontext()),
+        patch("nestmodel.nn.features.melscale_fbanks", lambda **sizes: torch.empty(sizes["n_freqs"], sizes["n_mels"])),
+        warnings.catch_warnings(action="ignore"),
+    ):
+        yield
+
+
+def _batch(config: "NestConfig", cuts: int, seconds: float) -> "NetworkInput":
+    """Returns a batch of cuts of one length, whose values do not exist."""
+    from nestdata import MicrobatchKey, Mix
+    from nestmodel.nn.network import num_padded_frames
+    from nestmodel.nn.network_input import NetworkInput
+
+    num_samples = round(config.features.sampling_rate * seconds)
+    num_frames = num_padded_frames(num_samples, config.features)
+    num_encoded = num_frames // config.encoder.subsampling_factor
+    return NetworkInput(
+        audio=torch.empty(cuts, num_samples),
+        audio_len=torch.empty(cuts, dtype=torch.int64),
+        noisy_audio=torch.empty(cuts, num_samples),
+        is_masked=torch.empty(cuts, num_frames, dtype=torch.bool),
+        is_scored=torch.empty(cuts, num_encoded, dtype=torch.bool),
+        scored_rows=torch.empty(round(SCORED_SHARE * cuts * num_encoded), dtype=torch.int64),
+        num_samples=cuts * num_samples,
+        sample_id=["cut"] * cuts,
+        mixes=[Mix(mode="none")] * cuts,
+        bad_cuts=[],
+        key=MicrobatchKey(0, 0, 0),
+    )
+
+
+def by_part(operations: Sequence[Operation]) -> dict[str, Count]:
+    """Returns the costs of each part."""
+    found = dict.fromkeys(PARTS, Count())
+    for one in operations:
+        found[one.part] += _cost(one)
+    return found
+
+
+def _cost(one: Operation) -> Count:
+    seconds = max(one.num_bytes / BYTES_PER_S, one.flops / FLOP_PER_S)
+    return Count(operations=1, num_bytes=one.num_bytes, flops=one.flops, floor_s=seconds)
+
+
+def _compiled_blocks(preset: str, operations: Sequence[Operation]) -> Count:
+    """Returns the costs of all blocks of an encoder, compiled."""
+    num_layers, codes = compile_block(preset)
+    kept = [
+        one for one in operations if one.part == "blocks" and one.name == "add_" and one.is_backward
+    ]  # to gradients
+    of_library = sum((_cost(one) for one in operations if one.part == "blocks" and one.flops), Count())
+    written = sum(code.triton_bytes for code in codes)
+    return Count(
+        operations=len(kept) + num_layers * sum(code.num_triton + code.num_library for code in codes),
+        num_bytes=sum(one.num_bytes for one in kept) + num_layers * (written + sum(c.library_bytes for c in codes)),
+        flops=of_library.flops,
+        floor_s=of_library.floor_s + (num_layers * written + sum(one.num_bytes for one in kept)) / BYTES_PER_S,
+    )
+
+
+def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
+    """Returns the number of blocks of a preset, and the code for the forward and the backward pass of one."""
+    from benchmarks.fake_compile import generate
+    from nestmodel import ConformerEncoder, NestConfig
+    from nestmodel.nn.batch_norm import StepBatchNorm
+    from nestmodel.nn.frames import describe_frames
+
+    config = NestConfig.preset(preset).encoder
+    num_frames = math.ceil(100 * SECONDS / config.subsampling_factor)
+    with fake_gpu(torch.bfloat16):
+        with built():
+            encoder = ConformerEncoder(replace(config, num_layers=1), num_mels=80).train()
+        for module in encoder.modules():
+            if isinstance(module, StepBatchNorm):
+                module.start_collecting()
+        (block,) = encoder.layers
+        x = torch.empty(CUTS[preset], num_frames, config.d_model, requires_grad=True)
+        frames = describe_frames(x.detach(), torch.empty(CUTS[preset], dtype=torch.int64))
+
+        def run(
+            parameters: dict[str, Tensor], x: Tensor, collected: Tensor, positions: Tensor, is_padding: Tensor, gpu: Any
+        ) -> Tensor:
+            block.conv.batch_norm._collected = collected
+            given = frames._replace(positions=positions, is_padding=is_padding, gpu=type(frames.gpu)(*gpu))
+            found: Tensor = torch.func.functional_call(block, parameters, (x, given))
+            return found
+
+        collected = block.conv.batch_norm._collected
+        inputs = (dict(block.named_parameters()), x, collected, frames.positions, frames.is_padding, tuple(frames.gpu))
+        return config.num_layers, generate(run, inputs, x.fake_mode)
+
+
+def count_demand(preset: str, seconds: float = SECONDS) -> "Demand":
+    """Returns what a second of audio costs, in a batch of one cut."""
+    return Demand(preset, sum(one.flops for one in step(preset, 1, seconds)) / seconds / 1e9)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one second of audio costs."""
+
+    preset: str
+    gflop_per_audio_s: float
+
+    def audio_s_per_s(self, gpu: str, utilisation: float) -> float:
+        """Returns the seconds of audio that a GPU takes in a second."""
+        return utilisation * DENSE_BF16_TFLOPS[gpu] * 1000 / self.gflop_per_audio_s
+
+
+def demand_table(demands: Sequence[Demand]) -> str:
+    """Returns audio-seconds a second by preset, GPU and utilisation, as Markdown."""
+    columns = [(gpu, share) for gpu in DENSE_BF16_TFLOPS for share in UTILISATIONS]
+    heads = " | ".join(f"{gpu}, {100 * share:.0f} %" for gpu, share in columns)
+    lines = [f"| preset | GFLOP per audio-s | {heads} |", f"|---|{'---|' * (1 + len(columns))}"]
+    for demand in demands:
+        rates = " | ".join(f"{demand.audio_s_per_s(gpu, share):,.0f}" for gpu, share in columns)
+        lines.append(f"| {demand.preset} | {demand.gflop_per_audio_s:.1f} | {rates} |")
+    return "\n".join(lines)
+
+
+def _report(counts: dict[str, Counts], demands: Sequence[Demand]) -> str:
+    """Returns the tables as Markdown."""
+    measured = measured_line(
+        "benchmarks/count_step.py",
+        "benchmarks/fake_gpu.py",
+        "benchmarks/fake_compile.py",
+        "benchmarks/peers/nemo_counts.py",
+        "nestmodel/nn",
+        "nestmodel/config.py",
+        "nestmodel/presets",
+    )
+    ours = next(iter(counts.values()))
+    sections = [
+        "# Counts of a training step",
+        f"Made by `benchmarks/count_step.py` on fake tensors, torch {torch.__version__}.",
+        measured,
+        NOTES,
+        _totals(counts),
+        *(f"## {preset}, {CUTS[preset]} cuts\n\n{_parts(counts, preset)}" for preset in ours),
+        f"## Audio-seconds that a GPU takes in a second, by the share of its peak\n\n{demand_table(demands)}",
+    ]
+    return "\n\n".join(section.strip() for section in sections)
+
+
+def _totals(counts: dict[str, Counts]) -> str:
+    lines = ["| preset | | operations | GB | TFLOP | floor, ms |", "|---|---|---|---|---|---|"]
+    for preset in next(iter(counts.values())):
+        for name, found in counts.items():
+            parts = found[preset]
+            eager = sum((parts[part] for part in PARTS), Count())
+            lines.append(f"| {preset} | {name} | {_cells(eager)} |")
+            if COMPILED in parts:
+                compiled = sum((parts[part] for part in PARTS if part != "blocks"), parts[COMPILED])
+                lines.append(f"| {preset} | {name}, blocks compiled | {_cells(compiled)} |")
+    return "\n".join(lines)
+
+
+def _parts(counts: dict[str, Counts], preset: str) -> str:
+    heads = " | ".join(f"{name}: operations | GB | TFLOP | floor, ms" for name in counts)
+    lines = [f"| part | {heads} |", f"|---|{'---|' * (4 * len(counts))}"]
+    for part in (*PARTS, COMPILED):
+        cells = [_cells(found[preset][part]) if part in found[preset] else " | | |" for found in counts.values()]
+        lines.append(f"| {part} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cells(one: Count) -> str:
+    return f"{one.operations:,} | {one.num_bytes / 1e9:.1f} | {one.flops / 1e12:.3f} | {1e3 * one.floor_s:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

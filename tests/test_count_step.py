@@ -1,0 +1,197 @@
+"""What a training step would run on a GPU, part by part, counted on tensors of a GPU that does not exist.
+
+A change that adds an operation to a block, or bytes to a part, fails here. If it is meant, change the numbers.
+`python -m benchmarks.count_step` prints all of them.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.count_step import COMPILED, PARTS, Count, by_part, compile_block, count_demand, step
+from benchmarks.fake_gpu import OperationLog, Shape, backward, fake_gpu
+from nestmodel import NestNetwork, loss_stats
+from nestmodel.nn import devices
+from nestmodel.preflight.trial_step import noise_batch
+from tests.fakes import needs_fake_gpu
+from tests.training import tiny_config
+
+OUTSIDE = {
+    "small": {
+        "features": (42, 2.2),
+        "quantizer": (18, 0.5),
+        "subsampling": (103, 7.1),
+        "head": (11, 0.2),
+        "loss": (23, 0.4),
+        "optimizer": (9, 0.2),
+        "other": (29, 0.2),
+    },
+    "large": {
+        "features": (42, 18.1),
+        "quantizer": (30, 3.8),
+        "subsampling": (346, 58.6),
+        "head": (11, 0.7),
+        "loss": (23, 2.9),
+        "optimizer": (9, 0.9),
+        "other": (29, 1.3),
+    },
+    "xlarge": {
+        "features": (42, 7.2),
+        "quantizer": (22, 1.6),
+        "subsampling": (184, 23.5),
+        "head": (11, 0.6),
+        "loss": (23, 1.2),
+        "optimizer": (9, 2.9),
+        "other": (29, 0.8),
+    },
+}
+"""Operations, and the most gigabytes, of the parts of a step besides its blocks; the optimizer has one block."""
+
+A_BLOCK = {"small": (161, 0.6), "large": (154, 13.0), "xlarge": (135, 10.1)}
+"""The same of a block, forward and backward."""
+
+COMPILED_BLOCK = {"small": (108, 33), "large": (92, 33), "xlarge": (62, 33)}
+"""Kernels that torch's compiler writes for a block, and its calls of libraries, forward and backward."""
+
+
+@needs_fake_gpu
+@pytest.mark.parametrize("preset", list(A_BLOCK))
+def test_a_step_has_a_known_number_of_operations_and_bytes_in_each_part(preset: str) -> None:
+    one, two = (by_part(step(preset, num_layers=number)) for number in (1, 2))
+    assert {part: one[part].operations for part in PARTS if part != "blocks"} == {
+        part: operations for part, (operations, _) in OUTSIDE[preset].items()
+    }
+    assert one["blocks"].operations == two["blocks"].operations - one["blocks"].operations == A_BLOCK[preset][0]
+    most = {**OUTSIDE[preset], "blocks": A_BLOCK[preset]}
+    assert [part for part in PARTS if one[part].num_bytes / 1e9 > most[part][1]] == []
+
+
+@needs_fake_gpu
+@pytest.mark.parametrize(("preset", "tflop"), [("small", 0.3619), ("large", 17.68), ("xlarge", 36.6)])
+def test_a_step_has_as_many_floating_point_operations_as_were_counted_on_a_gpu(preset: str, tflop: float) -> None:
+    one, two = (sum((each.flops for each in step(preset, num_layers=number)), 0) for number in (1, 2))
+    num_layers = {"small": 16, "large": 17, "xlarge": 24}[preset]
+    # Of benchmarks/results/gpu_h100_2026-11.md, where the number of scored frames was another one.
+    assert (one + (num_layers - 1) * (two - one)) / 1e12 == pytest.approx(tflop, rel=2e-3)
+
+
+@needs_fake_gpu
+@pytest.mark.skipif(not torch.__version__.startswith("2.11."), reason="private functions of torch 2.11")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # in torch's compiler
+@pytest.mark.parametrize("preset", list(COMPILED_BLOCK))
+def test_a_compiled_block_launches_a_known_number_of_kernels(preset: str) -> None:
+    pytest.importorskip("triton", reason="torch's compiler writes code for it")
+    _, codes = compile_block(preset)
+    found = sum(code.num_triton for code in codes), sum(code.num_library for code in codes)
+    assert found == COMPILED_BLOCK[preset]
+
+
+@pytest.mark.parametrize("is_gpu_path", [False, True])
+@pytest.mark.parametrize("checkpoint_activations", [False, True])
+def test_gradients_equal_those_of_torchs_engine(
+    monkeypatch: pytest.MonkeyPatch, is_gpu_path: bool, checkpoint_activations: bool
+) -> None:
+    if is_gpu_path:
+        monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    network = NestNetwork(tiny_config(checkpoint_activations=checkpoint_activations)).train()
+    found = []
+    for run in (lambda loss: loss.backward(), backward):
+        network.zero_grad()
+        for _ in range(2):  # the second pass adds to gradients
+            torch.manual_seed(0)
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_gpu_path):  # converts the weights of a block together
+                loss = loss_stats(network(noise_batch((2, 32000)))).nll_sum
+            run(loss)
+        found.append({name: parameter.grad for name, parameter in network.named_parameters()})
+    assert [name for name, grad in found[0].items() if not _equal(grad, found[1][name])] == []
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is other is None or (one is not None and other is not None and torch.equal(one, other))
+
+
+def test_what_a_node_saved_is_freed_after_its_call() -> None:
+    weight = torch.ones(1000, requires_grad=True)
+    with OperationLog() as log:
+
+        def loss() -> torch.Tensor:
+            x = weight
+            for _ in range(10):
+                x = x.sin()  # saves its input
+            return x.sum()
+
+        backward(loss())
+    # Ten results of the forward pass; then, each gradient takes the place of what it was computed from.
+    assert log.peak_bytes <= 13 * 4000
+    assert log.kept_bytes == 4000
+
+
+@needs_fake_gpu
+def test_backward_operations_belong_to_the_part_of_their_forward_operations() -> None:
+    with fake_gpu():
+        first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        log = OperationLog()
+        log.track(first, "first")
+        log.track(second, "second")
+        with log:
+            for _ in range(2):
+                x = second(F.silu(first(torch.ones(4, 8))))
+                with log.part("loss"):
+                    loss = x.sum()
+                backward(loss)
+    found = {(one.part, one.is_backward, one.name) for one in log.operations}
+    assert found >= {("first", True, "mm"), ("second", True, "mm"), ("other", True, "silu_backward")}
+    assert found >= {("first", True, "add_"), ("second", True, "add_"), ("loss", False, "sum")}
+    assert ("other", True, "mm") not in found
+
+
+@needs_fake_gpu
+@pytest.mark.parametrize(
+    ("expression", "operands"),
+    [
+        ("x + 1", 2),
+        ("x + x.T", 3),
+        ("x.add_(x)", 3),
+        ("x.expand(5, 64, 64) + 1", 1 + 5),  # what is repeated is read once
+        ("x.copy_(x.T)", 2),
+        ("torch._foreach_add_([x, x.T], 1)", 4),
+        ("torch._foreach_copy_([x], [x.T])", 2),
+        ("torch.baddbmm(x[None], x[None], x[None], beta=0)", 3),
+        ("torch.baddbmm(x[None], x[None], x[None])", 4),
+        ("x.zero_()", 1),
+    ],
+)
+def test_an_operation_reads_and_writes_its_operands_once(expression: str, operands: int) -> None:
+    with fake_gpu():
+        x = torch.ones(64, 64)
+        with OperationLog() as log:
+            eval(expression, {"torch": torch, "x": x})
+    assert [one.num_bytes for one in log.operations] == [operands * 64 * 64 * 4]
+
+
+def test_repeated_dimensions_take_no_bytes() -> None:
+    assert Shape((5, 3, 2), (0, 2, 1), torch.float32).num_bytes == 3 * 2 * 4
+
+
+@needs_fake_gpu
+def test_the_floor_of_a_part_is_the_longer_time_of_each_operation() -> None:
+    with fake_gpu(torch.bfloat16):
+        x = torch.ones(8192, 8192, dtype=torch.bfloat16)
+        with OperationLog() as log:
+            (x @ x) + 1
+    product, addition = (3 * 8192**2 * 2, 2 * 8192**3), (2 * 8192**2 * 2, 0)
+    assert by_part(log.operations)["other"] == Count(
+        operations=2,
+        num_bytes=product[0] + addition[0],
+        flops=product[1],
+        floor_s=product[1] / 600e12 + addition[0] / 2.8e12,
+    )
+
+
+@needs_fake_gpu
+def test_demand_is_counted_for_a_second_of_audio() -> None:
+    demand = count_demand("small")
+    assert demand.gflop_per_audio_s == pytest.approx(1.55, rel=0.01)
+    assert demand.audio_s_per_s("A100", 0.5) == pytest.approx(0.5 * 312_000 / demand.gflop_per_audio_s)
+    assert COMPILED not in PARTS
