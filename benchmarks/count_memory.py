@@ -1,31 +1,22 @@
 """Estimates the memory of a training step for each preset, and prints the `max_batch_seconds` that fit a GPU.
 
-    python benchmarks/count_memory.py [--presets medium large xlarge] [--margin 0.2]
+    python -m benchmarks.count_memory [--presets medium large xlarge] [--margin 0.2]
 
-No GPU is needed, and nothing is computed: the blocks and the subsampling run forward and backward on fake tensors
-(`torch._subclasses.FakeTensorMode`), and the bytes of all live tensors are summed. The branches and the types are those
-of CUDA under bf16-mixed. The autograd engine cannot run on fake CUDA tensors without a driver, so the fakes are on the
-CPU, and three functions are replaced by what they do on CUDA; `tests/test_count_memory.py` compares the result of the
-forward pass with fake CUDA tensors. Prints the tables of docs/gpu.md. Takes a few minutes on one core.
+No GPU is needed, and nothing is computed: the blocks and the subsampling run forward and backward under bf16 autocast
+on tensors of a GPU that does not exist (`fake_gpu.py`), and the bytes of all live tensors are summed. Prints the tables
+of docs/gpu.md. Takes a minute on one core.
 """
 
 import argparse
 import sys
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from benchmarks.fake_gpu import OperationLog, backward, fake_gpu
 from nestmodel import ConformerEncoder, NestConfig, NestNetwork
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.loss import masked_nll
@@ -49,76 +40,6 @@ SCORED_SHARE = 0.3
 """Share of encoder frames that are scored with the masks of the presets, rounded up."""
 
 _ROUND_BYTES = 512  # torch's allocator rounds sizes up to this
-
-
-class LiveBytes(TorchDispatchMode):
-    """Sums the sizes of all tensors that are alive.
-
-    Attributes:
-        now: Bytes that are alive.
-        peak: Largest value of `now`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation and counts its results."""
-        out = func(*args, **(kwargs or {}))
-        for value in tree_leaves(out):
-            if isinstance(value, Tensor):
-                self._add(value.untyped_storage())
-        return out
-
-    def _add(self, storage: Any) -> None:
-        key = id(storage)
-        if key not in self._known:
-            size = -(-storage.nbytes() // _ROUND_BYTES) * _ROUND_BYTES
-            self._known.add(key)
-            self.now += size
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._drop, key, size)
-
-    def _drop(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size
-
-
-class CudaKernels(TorchFunctionMode):
-    """Replaces functions by what they do on CUDA under autocast: the same tensors are kept for the backward pass.
-
-    Args:
-        on_cpu: Whether the tensors are on the CPU, whose dropout and autocast differ from CUDA's.
-    """
-
-    def __init__(self, *, on_cpu: bool) -> None:
-        super().__init__()
-        self._on_cpu = on_cpu
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs a function or its replacement."""
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            dropout_p, scale = kwargs.get("dropout_p", 0.0), kwargs.get("scale")
-            attention = torch.ops.aten._scaled_dot_product_efficient_attention
-            return attention(*args, True, dropout_p, False, scale=scale)[0]
-        if self._on_cpu and func is F.dropout:
-            return torch.native_dropout(args[0], kwargs.get("p", args[1] if len(args) > 1 else 0.5), True)[0]
-        if self._on_cpu and func is F.layer_norm:
-            args = (args[0].float(), *args[1:])
-        return func(*args, **kwargs)
-
-
-@contextmanager
-def fake_cuda_step() -> Iterator[None]:
-    """Within it, tensors are fakes on the CPU, and modules take their CUDA branches under bf16 autocast."""
-    with ExitStack() as stack:
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(CudaKernels(on_cpu=True))
-        stack.enter_context(patch.object(Tensor, "is_cuda", True))
-        yield
 
 
 @dataclass(frozen=True)
@@ -191,7 +112,7 @@ def _activations(config: NestConfig, length_s: float) -> Activations:
 def _peak_of_blocks(config: NestConfig, num_blocks: int, num_cuts: int, length_s: float) -> int:
     """Returns the peak of the blocks, the decoder and the loss, without weights and their gradients."""
     num_frames = _num_frames(length_s) // 8
-    with fake_cuda_step():
+    with fake_gpu(torch.bfloat16):
         encoder = make_encoder(config, num_blocks)
         decoder = MultiSoftmaxDecoder(
             dim=config.encoder.d_model,
@@ -203,27 +124,27 @@ def _peak_of_blocks(config: NestConfig, num_blocks: int, num_cuts: int, length_s
         x = torch.empty(num_cuts, num_frames, config.encoder.d_model, dtype=torch.bfloat16, requires_grad=True)
         rows = torch.empty(round(SCORED_SHARE * num_cuts * num_frames), dtype=torch.int64)
         lens = torch.empty(num_cuts, dtype=torch.int64)
-        with LiveBytes() as live:
-            with torch.autocast("cpu", torch.bfloat16):
-                logits = decoder.logits(encoder.encode(x, lens).flatten(0, 1)[rows])
-                tokens = rows.unsqueeze(1).expand(-1, config.quantizer.num_codebooks)
-                loss, _ = masked_nll(logits, tokens)
-            loss.backward()  # type: ignore[no-untyped-call]
-        return live.peak
+
+        def loss() -> Tensor:
+            logits = decoder.logits(encoder.encode(x, lens).flatten(0, 1)[rows])
+            return masked_nll(logits, rows.unsqueeze(1).expand(-1, config.quantizer.num_codebooks))[0]
+
+        with OperationLog(rounding=_ROUND_BYTES) as log:
+            backward(loss())
+        return log.peak_bytes
 
 
 def _peak_of_subsampling(config: NestConfig, num_cuts: int, length_s: float) -> tuple[int, int]:
     """Returns the bytes that the subsampling keeps for the backward pass, and its peak."""
-    with fake_cuda_step():
+    with fake_gpu(torch.bfloat16):
         encoder = make_encoder(config, 1)
         feats = torch.empty(num_cuts, config.features.num_mels, _num_frames(length_s))
         lens = torch.empty(num_cuts, dtype=torch.int64)
-        with LiveBytes() as live:
-            with torch.autocast("cpu", torch.bfloat16):
-                x, _ = encoder.pre_encode(feats, lens)
-            kept = live.now
-            x.sum().backward()
-        return kept, live.peak
+        with OperationLog(rounding=_ROUND_BYTES) as forward:
+            _kept = encoder.pre_encode(feats, lens)
+        with OperationLog(rounding=_ROUND_BYTES) as both:
+            backward(encoder.pre_encode(feats, lens)[0].sum())
+        return forward.kept_bytes, both.peak_bytes
 
 
 def make_encoder(config: NestConfig, num_blocks: int) -> ConformerEncoder:
