@@ -4,9 +4,8 @@
 
 Lightning trains a small model with the callbacks and the logger of a run on a fake GPU: tensors on the CPU are real,
 and those on the GPU are torch's fake tensors, which have a shape but no values. Every operation for which the CPU would
-wait for the GPU is counted, with the function that called it. `--before` also counts another checkout. Backward passes
-are not run, because torch without CUDA has none for fake tensors; nothing in them is ours. Nothing is timed, so the
-result is the same on every machine.
+wait for the GPU is counted, with the function that called it. `--before` also counts another checkout. Nothing is
+timed, so the result is the same on every machine.
 """
 
 import argparse
@@ -41,6 +40,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.fake_gpu import backward
 from benchmarks.peer import run_peer
 from nestdata import AudioNoiseBatch, MicrobatchKey, Mix, PackedBatch
 from nestmodel import (
@@ -56,7 +56,7 @@ from nestmodel import (
 )
 
 _DESCRIPTION = f"""Counted on a fake GPU, with torch {torch.__version__} and Lightning {pl.__version__}. Batches have 16
-cuts of 15 s and are in page-locked memory. Backward passes are not run. The run has one GPU."""
+cuts of 15 s and are in page-locked memory. The run has one GPU."""
 
 GPU = torch.device("cuda:0")
 MB = 1e6
@@ -208,7 +208,7 @@ def _caller() -> str:
 
 
 class FakeGpuStrategy(SingleDeviceStrategy):
-    """Trains on the fake GPU, with gradients of zeros instead of backward passes."""
+    """Trains on the fake GPU."""
 
     def __init__(self) -> None:
         super().__init__(device=GPU)
@@ -217,11 +217,8 @@ class FakeGpuStrategy(SingleDeviceStrategy):
         """Does not ask the accelerator, which is a CPU's."""
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *_: Any, **__: Any) -> Tensor:  # noqa: ARG002
-        """Sets the gradients of all trained parameters to zeros."""
-        assert self.model is not None
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
+        """Computes gradients without torch's engine, which needs a driver."""
+        backward(closure_loss)
         return closure_loss
 
     def teardown(self) -> None:
