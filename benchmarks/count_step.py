@@ -104,6 +104,8 @@ def main() -> int:
     parser.add_argument("--before", type=Path, help="root of another checkout")
     parser.add_argument("--nemo-python", help="Python of an environment with NeMo")
     arguments = parser.parse_args()
+    if arguments.before and not (arguments.before / "nestmodel").is_dir():
+        parser.error(f"--before {arguments.before}: no checkout, because it has no folder nestmodel")
     torch.set_num_threads(1)
     commands = {"this project": [sys.executable, "-c", _CHILD, REPOSITORY, REPOSITORY]}
     if arguments.before:
