@@ -24,10 +24,7 @@ FAILED_GRACE_S = 2.0
 """Time that a failed rank has to exit by itself."""
 
 _DEATH_DETECTION_S = 0.2
-"""Added to the age of a death.
-
-Connections break before the monitor detects a death, so other ranks may report their errors first.
-"""
+"""Added to the age of a death: connections break before the monitor detects it, so other ranks report errors first."""
 
 _CONTACT_LOSS_S = 10.0
 """A failure within this time after contact with a node was lost may be a consequence of that loss."""
@@ -37,8 +34,10 @@ def diagnose_failures(ranks: Sequence[ProcessView], limits: StallLimits) -> tupl
     """Diagnoses the ranks if any of them has died or failed.
 
     The culprit is the rank that ended first, unless a rank has skipped a collective: the others then fail in
-    that collective. If the first rank was aborted after it had long waited for others, the culprits are those with the
-    least progress instead. Ranks whose node lost contact shortly before are culprits as well.
+    that collective. A death comes before the errors that were reported after the dead rank's last heartbeat, however
+    late the monitor noticed it, unless a rank with such an error had ended by then: launchers end the other ranks once
+    a process has ended, not before. If the first rank was aborted after it had long waited for others, the culprits are
+    those with the least progress instead. Ranks whose node lost contact shortly before are culprits as well.
 
     Returns:
         The diagnoses, empty if no rank has died or failed, and whether the run has to be stopped now.
@@ -46,7 +45,9 @@ def diagnose_failures(ranks: Sequence[ProcessView], limits: StallLimits) -> tupl
     ended, must_stop = _ended(ranks)
     if not ended:
         return {}, False
-    first = max((view for view in ranks if view.name in ended), key=lambda view: (ended[view.name], -view.rank))
+    first = max(
+        (view for view in ranks if view.name in ended), key=lambda view: (ended[view.name], view.ended_s, -view.rank)
+    )
     skipped = skipped_collectives([view for view in ranks if view.is_live or view.name in ended])
     reasons = dict(skipped) or _missing_in_collective(ranks, first, limits) or {first.name: end_reason(first)}
     for view in ranks:
@@ -78,14 +79,25 @@ def _ended(ranks: Sequence[ProcessView]) -> tuple[dict[str, float], bool]:
     """Returns, for ranks that died or failed, the seconds since then, and whether a grace period is over."""
     ended = {}
     must_stop = False
+    failed = [view for view in ranks if view.reading.phase is Phase.FAILED]
     for view in ranks:
         if view.is_dead:
-            ended[view.name] = view.ended_s + _DEATH_DETECTION_S
+            consequences = [other.age_s for other in failed if _may_follow(other, view)]
+            ended[view.name] = max([view.ended_s, *consequences]) + _DEATH_DETECTION_S
             must_stop |= view.ended_s >= DEAD_GRACE_S
         elif view.reading.phase is Phase.FAILED:
             ended[view.name] = view.age_s
             must_stop |= view.age_s >= FAILED_GRACE_S or (view.state.has_ended and view.ended_s >= DEAD_GRACE_S)
     return ended, must_stop
+
+
+def _may_follow(failed: ProcessView, dead: ProcessView) -> bool:
+    """Returns whether a rank may have failed because another one died, which the monitor noticed after the failure.
+
+    NCCL's watchdog aborts ranks because of another one's failure. Whether an abort came first, only its time tells.
+    """
+    had_ended = failed.state.has_ended and failed.ended_s > dead.ended_s
+    return failed.age_s <= dead.age_s and not had_ended and dead.exit_signal != signal.SIGABRT
 
 
 def _diagnoses(

@@ -74,8 +74,10 @@ class NodeWatch:
         if not self._exits:
             time.sleep(seconds)
             return
-        for descriptor, _ in self._poll.poll(1000 * seconds):
-            self._ended_ns.setdefault(self._exits.pop(descriptor), time.monotonic_ns())
+        ready = self._poll.poll(1000 * seconds)
+        now = time.monotonic_ns()
+        for descriptor, _ in ready:
+            self._ended_ns.setdefault(self._exits.pop(descriptor), now)
             self._poll.unregister(descriptor)
             os.close(descriptor)
 

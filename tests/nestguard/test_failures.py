@@ -38,10 +38,32 @@ def test_an_error_that_is_reported_just_before_a_death_is_detected_is_a_conseque
     assert diagnoses[0].reason == "after rank 1: connection reset"
 
 
+@pytest.mark.parametrize(
+    ("number", "last_beat_s", "first"),
+    [(signal.SIGKILL, 0.91, 1), (None, 0.91, 1), (signal.SIGKILL, 0.89, 0), (signal.SIGABRT, 0.91, 0)],
+)
+@pytest.mark.parametrize("has_exited", [False, True])
+def test_a_death_comes_before_the_errors_after_its_last_heartbeat_however_late_it_is_noticed(
+    number: int | None, last_beat_s: float, first: int, has_exited: bool
+) -> None:
+    state = ProcessState.ZOMBIE if has_exited else ProcessState.RUNNING
+    failed = view(0, Phase.FAILED, age_s=0.9, state=state, ended_s=0.5 * has_exited, detail="connection reset")
+    dead = view(1, age_s=last_beat_s, state=ProcessState.GONE, ended_s=0.5, exit_signal=number)
+    diagnoses = diagnoses_of(failed, dead)
+    assert culprits(diagnoses) == [first]
+    assert diagnoses[1 - first].reason.startswith(f"after rank {first}")
+
+
+def test_of_two_deaths_before_an_error_the_one_that_was_noticed_first_is_the_culprit() -> None:
+    failed = view(0, Phase.FAILED, age_s=0.9, detail="connection reset")
+    dead = [view(rank, age_s=1, state=ProcessState.GONE, ended_s=0.5 + rank / 10) for rank in (1, 2)]
+    assert culprits(diagnoses_of(failed, *dead)) == [2]
+
+
 def test_a_death_after_a_failure_is_a_consequence() -> None:
     diagnoses = diagnoses_of(
         view(0, Phase.FAILED, age_s=1.2, state=ProcessState.GONE, ended_s=0.8, detail="ValueError: no"),
-        view(1, state=ProcessState.GONE, ended_s=0.6),
+        view(1, age_s=2, state=ProcessState.GONE, ended_s=0.6),
     )
     assert culprits(diagnoses) == [0]
     assert diagnoses[1].reason == "after rank 0"

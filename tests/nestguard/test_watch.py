@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nestguard import Heartbeat, Identity, Phase
+from nestguard import Heartbeat, Identity, Phase, StallLimits
+from nestguard.failures import DEAD_GRACE_S
 from nestguard.process import ProcessState, crash_signal, exit_signal, process_state, start_ticks, started_ns
+from nestguard.run_diagnosis import diagnose
 from nestguard.watch import NodeWatch
 from tests.nestguard.runs import PATIENCE_S
 
@@ -153,3 +155,31 @@ Heartbeat(Path({str(tmp_path)!r}), Identity(
     monkeypatch.setattr("nestguard.watch.started_ns", lambda _: now)
     (view,) = NodeWatch(tmp_path, one).scan()
     assert view.state is ProcessState.NOT_STARTED
+
+
+@pytest.mark.multiprocess
+def test_a_monitor_that_notices_late_names_the_killed_rank_not_the_one_that_failed_because_of_it(
+    tmp_path: Path,
+) -> None:
+    program = f"""
+import time
+from pathlib import Path
+from nestguard import Heartbeat, Identity
+Heartbeat(Path({str(tmp_path)!r}), Identity(
+    rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, host="gpu-b"))
+print("started", flush=True)
+time.sleep(300)
+"""
+    watch, failing = NodeWatch(tmp_path, ME), Heartbeat(tmp_path, ME)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"started\n"
+        assert not any(view.state.has_ended for view in watch.scan())
+        killed.kill()
+    failing.finish(Phase.FAILED, "ConnectionError: reset by peer")
+    time.sleep(0.5)  # the monitor's delay
+    watch.wait(1)
+    time.sleep(DEAD_GRACE_S)
+    diagnosis = diagnose(watch.scan(), StallLimits())
+    assert [one.is_culprit for one in diagnosis.diagnoses] == [False, True]
+    assert diagnosis.cause.startswith("rank 3 has died")
