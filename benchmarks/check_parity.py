@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from measured import measured_line
 from peer import run_peer
-from peers.nemo_model import section
+from peers.nemo_model import PRESETS, section
 from torch import Tensor, nn
 
 from nestmodel import NestNetwork, config_from_nemo
@@ -42,10 +42,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "post_conv, two codebooks, cosine": {"mask_position": "post_conv", "num_books": 2, "dist_fn": "cosine"},
 }
 SIZES: dict[str, dict[str, Any]] = {
-    "small": {"d_model": 176, "n_heads": 4, "n_layers": 16},
-    "large": {"d_model": 512, "n_heads": 8, "n_layers": 17},
-    "large, 18 layers": {"d_model": 512, "n_heads": 8, "n_layers": 18},
-    "xlarge": {"d_model": 1024, "n_heads": 8, "n_layers": 24, "xscaling": False, "use_bias": False},
+    "small": PRESETS["small"],
+    "large": PRESETS["large"],
+    "large, 18 layers": {**PRESETS["large"], "n_layers": 18},
+    "xlarge": PRESETS["xlarge"],
 }
 MEASURED = (
     "benchmarks/check_parity.py",

@@ -11,18 +11,17 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from benchmarks.count_step import CUTS, SCORED_SHARE, built
 from benchmarks.fake_gpu import OperationLog, backward, fake_gpu
 from nestmodel import ConformerEncoder, NestConfig, NestNetwork
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.loss import masked_nll
 from nestmodel.nn.subsampling import MAX_VALUES
 
-PRESETS = ("small", "medium", "large", "xlarge")
 GPUS_GB = (24, 40, 80)
 LENGTHS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 240.0)
 LIMITS_S = (60.0, 240.0)
@@ -35,9 +34,6 @@ STATE_BYTES = 20
 """Bytes per trained parameter in float32: weight, gradient, two moments of AdamW, and DDP's buckets.
 
 If each rank takes one microbatch of a step, the gradients are views of the buckets, and 16 bytes are enough."""
-
-SCORED_SHARE = 0.3
-"""Share of encoder frames that are scored with the masks of the presets, rounded up."""
 
 _ROUND_BYTES = 512  # torch's allocator rounds sizes up to this
 
@@ -75,7 +71,7 @@ class Demand:
 def main() -> int:
     """Counts and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--presets", nargs="+", choices=PRESETS, default=PRESETS)
+    parser.add_argument("--presets", nargs="+", choices=list(CUTS), default=list(CUTS))
     parser.add_argument("--margin", type=float, default=0.2, help="share of the memory that stays free")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -88,7 +84,7 @@ def main() -> int:
 def count(preset: str, lengths: tuple[float, ...] = LENGTHS_S) -> Demand:
     """Counts the memory of a preset for batches of cuts of several lengths."""
     config = NestConfig.preset(preset)
-    with torch.device("meta"), patch("nestmodel.nn.features.melscale_fbanks", lambda **_: torch.empty(257, 80)):
+    with fake_gpu(), built():
         network = NestNetwork(config)
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     chunk_s = MAX_VALUES // (config.encoder.subsampling_channels * config.features.num_mels // 4) / 100

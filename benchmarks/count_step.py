@@ -5,13 +5,12 @@
 Forward pass, backward pass and optimizer step of a preset under bf16 autocast, for the batches of the report on one
 H100, part by part: on fake tensors (`fake_gpu.py`), so nothing is computed and nothing is timed, and the result is the
 same on every machine. Parameters have gradients already, as in all microbatches of a step but the first one.
-`--before` counts another checkout as well, and `--nemo-python` NeMo 3.0.0, whose
-settings are its defaults. A last table is the audio that a GPU takes in a second. Prints Markdown.
+`--before` counts another checkout as well, and `--nemo-python` NeMo 3.0.0, whose settings are its defaults. A last
+table is the audio that a GPU takes in a second. Prints Markdown.
 """
 
 import argparse
 import json
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.fake_gpu import Operation, OperationLog, backward, fake_gpu
 from benchmarks.measured import REPOSITORY, measured_line
@@ -107,12 +106,13 @@ def main() -> int:
     if arguments.before and not (arguments.before / "nestmodel").is_dir():
         parser.error(f"--before {arguments.before}: no checkout, because it has no folder nestmodel")
     torch.set_num_threads(1)
-    commands = {"this project": [sys.executable, "-c", _CHILD, REPOSITORY, REPOSITORY]}
+    counts = {"this project": {preset: count(preset) for preset in arguments.presets}}
+    commands: dict[str, list[str | Path]] = {}
     if arguments.before:
         commands["before"] = [sys.executable, "-c", _CHILD, arguments.before.resolve(), REPOSITORY]
     if arguments.nemo_python:
         commands["NeMo 3.0.0"] = [arguments.nemo_python, "-m", "benchmarks.peers.nemo_counts"]
-    counts = {name: _run([*command, *arguments.presets]) for name, command in commands.items()}
+    counts |= {name: _run([*command, *arguments.presets]) for name, command in commands.items()}
     print(_report(counts, [count_demand(preset) for preset in arguments.presets]))
     return 0
 
@@ -134,19 +134,15 @@ def count(preset: str) -> dict[str, Count]:
     return by_part(operations) | {COMPILED: _compiled_blocks(preset, operations)}
 
 
-def step(
-    preset: str, cuts: int | None = None, seconds: float = SECONDS, num_layers: int | None = None
-) -> list[Operation]:
+def step(preset: str, cuts: int | None = None, num_layers: int | None = None) -> list[Operation]:
     """Returns the operations of a training step.
 
     Args:
         preset: Name of the preset.
         cuts: Number of cuts of the batch; by default that of `CUTS`.
-        seconds: Length of the cuts.
         num_layers: Number of blocks; by default that of the preset.
     """
     from nestmodel import NestConfig, NestNetwork, loss_stats
-    from nestmodel.nn.batch_norm import StepBatchNorm
     from nestmodel.training.schedule import build_optimizer
 
     config = NestConfig.preset(preset)
@@ -155,10 +151,8 @@ def step(
     with fake_gpu(torch.bfloat16):
         with built():
             network = NestNetwork(config).train()
-        for module in network.modules():
-            if isinstance(module, StepBatchNorm):
-                module.start_collecting()
-        batch = _batch(config, CUTS[preset] if cuts is None else cuts, seconds)
+        _start_collecting(network)
+        batch = _batch(config, CUTS[preset] if cuts is None else cuts)
         log = OperationLog()
         encoder = network.encoder
         log.track(network.preprocessor, "features")
@@ -217,14 +211,31 @@ def built() -> Iterator[None]:
         yield
 
 
-def _batch(config: "NestConfig", cuts: int, seconds: float) -> "NetworkInput":
+def _start_collecting(network: nn.Module) -> None:
+    """Makes batch norm collect the statistics of a step, as `fit` does."""
+    from nestmodel.nn.batch_norm import StepBatchNorm
+
+    for module in network.modules():
+        if isinstance(module, StepBatchNorm):
+            module.start_collecting()
+
+
+def _num_samples(config: "NestConfig") -> int:
+    return round(config.features.sampling_rate * SECONDS)
+
+
+def _num_frames(config: "NestConfig") -> int:
+    from nestmodel.nn.network import num_padded_frames
+
+    return num_padded_frames(_num_samples(config), config.features)
+
+
+def _batch(config: "NestConfig", cuts: int) -> "NetworkInput":
     """Returns a batch of cuts of one length, whose values do not exist."""
     from nestdata import MicrobatchKey, Mix
-    from nestmodel.nn.network import num_padded_frames
     from nestmodel.nn.network_input import NetworkInput
 
-    num_samples = round(config.features.sampling_rate * seconds)
-    num_frames = num_padded_frames(num_samples, config.features)
+    num_samples, num_frames = _num_samples(config), _num_frames(config)
     num_encoded = num_frames // config.encoder.subsampling_factor
     return NetworkInput(
         audio=torch.empty(cuts, num_samples),
@@ -257,36 +268,35 @@ def _cost(one: Operation) -> Count:
 def _compiled_blocks(preset: str, operations: Sequence[Operation]) -> Count:
     """Returns the costs of all blocks of an encoder, compiled."""
     num_layers, codes = compile_block(preset)
-    kept = [
-        one for one in operations if one.part == "blocks" and one.name == "add_" and one.is_backward
-    ]  # to gradients
-    of_library = sum((_cost(one) for one in operations if one.part == "blocks" and one.flops), Count())
-    written = sum(code.triton_bytes for code in codes)
-    return Count(
-        operations=len(kept) + num_layers * sum(code.num_triton + code.num_library for code in codes),
-        num_bytes=sum(one.num_bytes for one in kept) + num_layers * (written + sum(c.library_bytes for c in codes)),
-        flops=of_library.flops,
-        floor_s=of_library.floor_s + (num_layers * written + sum(one.num_bytes for one in kept)) / BYTES_PER_S,
+    of_blocks = [one for one in operations if one.part == "blocks"]
+    # Additions to gradients are outside of the compiled code, and library calls take as long as eager ones.
+    additions = sum((_cost(one) for one in of_blocks if one.name == "add_" and one.is_backward), Count())
+    products = sum((_cost(one) for one in of_blocks if one.flops), Count())
+    triton_bytes = num_layers * sum(code.triton_bytes for code in codes)
+    compiled = Count(
+        operations=num_layers * sum(code.num_triton + code.num_library for code in codes),
+        num_bytes=triton_bytes + num_layers * sum(code.library_bytes for code in codes),
+        flops=products.flops,
+        floor_s=triton_bytes / BYTES_PER_S + products.floor_s,
     )
+    return additions + compiled
 
 
 def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
     """Returns the number of blocks of a preset, and the code for the forward and the backward pass of one."""
     from benchmarks.fake_compile import generate
-    from nestmodel import ConformerEncoder, NestConfig
-    from nestmodel.nn.batch_norm import StepBatchNorm
+    from nestmodel import NestConfig
+    from nestmodel.nn.encoder import ConformerBlock
     from nestmodel.nn.frames import describe_frames
 
-    config = NestConfig.preset(preset).encoder
-    num_frames = math.ceil(100 * SECONDS / config.subsampling_factor)
+    config = NestConfig.preset(preset)
+    encoder = config.encoder
+    num_frames = _num_frames(config) // encoder.subsampling_factor
     with fake_gpu(torch.bfloat16):
         with built():
-            encoder = ConformerEncoder(replace(config, num_layers=1), num_mels=80).train()
-        for module in encoder.modules():
-            if isinstance(module, StepBatchNorm):
-                module.start_collecting()
-        (block,) = encoder.layers
-        x = torch.empty(CUTS[preset], num_frames, config.d_model, requires_grad=True)
+            block = ConformerBlock(encoder).train()
+        _start_collecting(block)
+        x = torch.empty(CUTS[preset], num_frames, encoder.d_model, requires_grad=True)
         frames = describe_frames(x.detach(), torch.empty(CUTS[preset], dtype=torch.int64))
 
         def run(
@@ -299,12 +309,12 @@ def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
 
         collected = block.conv.batch_norm._collected
         inputs = (dict(block.named_parameters()), x, collected, frames.positions, frames.is_padding, tuple(frames.gpu))
-        return config.num_layers, generate(run, inputs, x.fake_mode)
+        return encoder.num_layers, generate(run, inputs, x.fake_mode)
 
 
-def count_demand(preset: str, seconds: float = SECONDS) -> "Demand":
+def count_demand(preset: str) -> "Demand":
     """Returns what a second of audio costs, in a batch of one cut."""
-    return Demand(preset, sum(one.flops for one in step(preset, 1, seconds)) / seconds / 1e9)
+    return Demand(preset, sum(one.flops for one in step(preset, cuts=1)) / SECONDS / 1e9)
 
 
 @dataclass(frozen=True)

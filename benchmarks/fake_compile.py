@@ -54,9 +54,8 @@ H100 = SimpleNamespace(
 
 @dataclass(frozen=True)
 class Generated:
-    """Code for one graph."""
+    """Kernels of one graph."""
 
-    source: str
     num_triton: int
     """Kernels that the compiler wrote."""
 
@@ -93,7 +92,7 @@ def generate(function: Callable[..., Tensor], inputs: Sequence[Any], mode: Any) 
         raise AssertionError("the partition ends the tracing")
 
     with (
-        pretended_h100(),
+        _pretended_h100(),
         torch.device("cpu"),  # what the compiler itself computes
         patch.object(torch.compiler, "is_compiling", lambda: True),
         V.set_fake_mode(mode),
@@ -117,16 +116,16 @@ def _generate(graph: torch.fx.GraphModule, *, is_backward: bool) -> Generated:
         code, _ = lowering.codegen()
         source = getattr(code, "value", code)
         body = source[source.index("def call(") :]
-        nodes = [node for node in lowering.scheduler.nodes if not isinstance(node, scheduler.NopKernelSchedulerNode)]
-        of_library = [isinstance(node, scheduler.ExternKernelSchedulerNode) for node in nodes]
-        sizes = [node.get_read_write_buffers_sizes() for node in nodes]
+        num_bytes = {True: 0, False: 0}  # by whether a library has the kernel
+        for node in lowering.scheduler.nodes:
+            if not isinstance(node, scheduler.NopKernelSchedulerNode):
+                num_bytes[isinstance(node, scheduler.ExternKernelSchedulerNode)] += node.get_read_write_buffers_sizes()
         found.append(
             Generated(
-                source=source,
                 num_triton=len(re.findall(r"\.run\(", body)),
                 num_library=len(re.findall(r"(?:extern_kernels\.\w+|torch\.ops\.aten\.[\w.]+)\(", body)),
-                triton_bytes=sum(size for size, is_library in zip(sizes, of_library, strict=True) if not is_library),
-                library_bytes=sum(size for size, is_library in zip(sizes, of_library, strict=True) if is_library),
+                triton_bytes=num_bytes[False],
+                library_bytes=num_bytes[True],
             )
         )
         raise _Done
@@ -141,7 +140,7 @@ def _generate(graph: torch.fx.GraphModule, *, is_backward: bool) -> Generated:
 
 
 @contextmanager
-def pretended_h100() -> Iterator[None]:
+def _pretended_h100() -> Iterator[None]:
     """Answers for an H100 what torch's compiler asks the GPU, and Triton its driver."""
     import triton
     from triton.backends.compiler import GPUTarget

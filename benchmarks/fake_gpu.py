@@ -60,7 +60,7 @@ class Operation:
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
     num_bytes: int
-    """Bytes that it reads and writes; see `traffic`."""
+    """Bytes that it reads and writes; each operand once."""
 
     flops: int
     """Floating-point operations of matrix products, convolutions and attention; 0 for others."""
@@ -79,19 +79,17 @@ class OperationLog(TorchDispatchMode):
 
     Attributes:
         operations: The operations in their order.
-        kept_bytes: Bytes of results that were alive when the recording ended: after a forward pass, what is kept for
-            the backward pass.
+        live_bytes: Bytes of results that are alive.
+        kept_bytes: `live_bytes` when the recording ended: after a forward pass, what is kept for the backward pass.
         peak_bytes: Maximum of the bytes of results that were alive at a time.
     """
 
     def __init__(self, rounding: int = 1) -> None:
         super().__init__()
         self.operations: list[Operation] = []
-        self.kept_bytes = 0
-        self.peak_bytes = 0
+        self.live_bytes = self.kept_bytes = self.peak_bytes = 0
         self._rounding = rounding
         self._live: dict[int, int] = {}
-        self._live_bytes = 0
         self._parts = ["other"]
         self._starts = [0]
         self._part_from = ["other"]
@@ -140,7 +138,7 @@ class OperationLog(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         """Ends the recording."""
         super().__exit__(*error)
-        self.kept_bytes = self._live_bytes
+        self.kept_bytes = self.live_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation and records it."""
@@ -174,12 +172,12 @@ class OperationLog(TorchDispatchMode):
         if key not in self._live:
             size = -(-storage.nbytes() // self._rounding) * self._rounding
             self._live[key] = size if is_result else 0
-            self._live_bytes += self._live[key]
-            self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+            self.live_bytes += self._live[key]
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
             weakref.finalize(storage, self._forget, key)
 
     def _forget(self, key: int) -> None:
-        self._live_bytes -= self._live.pop(key)
+        self.live_bytes -= self._live.pop(key)
 
 
 def _shape(tensor: Tensor) -> Shape:
@@ -299,32 +297,47 @@ def _gradients_at_ends(
     uses = _count_uses(list(received))
     ready = [(-node._sequence_nr(), id(node), node, None) for node in received if node not in uses]
     heapq.heapify(ready)
-    node = None
     number_of_pass = next(_PASSES)
     # Checkpointed parts are recomputed once in a backward pass, whose number they ask torch's engine for.
     with patch.object(torch._C, "_current_graph_task_id", lambda: number_of_pass):
-        while ready:
-            *_, node, owner = heapq.heappop(ready)
-            _Backward.node = node
-            if _is_leaf(node) or node in ends:
-                yield node, received.pop(node)
-                continue
-            grads = _call(node, received.pop(node))
-            for (following, number), grad in zip(node.next_functions, grads, strict=True):
-                if following is None:
-                    continue
-                waiting = received.setdefault(following, {})
-                if grad is not None:
-                    grad = _as_expected(grad, following._input_metadata[number])
-                    waiting[number] = waiting[number] + grad if number in waiting else grad
-                uses[following] -= 1
-                if not uses[following]:
-                    del uses[following]  # the node and what it saved are freed after its call
-                    # A node in Python does not outlive the nodes that it gets gradients from.
-                    owner = node if _is_in_python(following) else None
-                    heapq.heappush(ready, (-following._sequence_nr(), id(following), following, owner))
-            _Backward.node = node = following = grads = grad = waiting = owner = None
+        try:
+            while ready:
+                end = _run_next(ready, received, uses, ends)
+                if end is not None:
+                    yield end
+        finally:
+            _Backward.node = None
+
+
+def _run_next(
+    ready: list[tuple[int, int, Any, Any]],
+    received: dict[Any, dict[int, Tensor]],
+    uses: dict[Any, int],
+    ends: Container[Any],
+) -> tuple[Any, dict[int, Tensor]] | None:
+    """Calls the next node and passes its gradients on; returns it with the gradients that it received if it is an end.
+
+    What the node saved is freed on return, because nothing else holds a node that was called.
+    """
+    *_, node, _parent = heapq.heappop(ready)
+    _Backward.node = node
+    if _is_leaf(node) or node in ends:
+        return node, received.pop(node)
+    for (following, number), grad in zip(node.next_functions, _call(node, received.pop(node)), strict=True):
+        if following is None:
+            continue
+        waiting = received.setdefault(following, {})
+        if grad is not None:
+            grad = _as_expected(grad, following._input_metadata[number])
+            waiting[number] = waiting[number] + grad if number in waiting else grad
+        uses[following] -= 1
+        if not uses[following]:
+            del uses[following]
+            # A node in Python does not outlive the nodes that it gets gradients from.
+            parent = node if _is_in_python(following) else None
+            heapq.heappush(ready, (-following._sequence_nr(), id(following), following, parent))
     _Backward.node = None
+    return None
 
 
 def _call(node: Any, received: dict[int, Tensor]) -> tuple[Tensor | None, ...]:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nemo_model import PRESETS
 from torch import Tensor
 
 STEPS = 6
 """Steps of a process, of which the first two are warm-up."""
 
 SIZES: dict[str, dict[str, Any]] = {
-    "small": {"d_model": 176, "n_heads": 4, "n_layers": 16},
-    "large": {"d_model": 512, "n_heads": 8, "n_layers": 17},
+    "small": PRESETS["small"],
+    "large": PRESETS["large"],
     "quantizer": {"d_model": 64, "n_heads": 4, "n_layers": 1},
 }
 

@@ -14,17 +14,9 @@ from torch import Tensor, nn
 
 from benchmarks.count_step import CUTS, SCORED_SHARE, SECONDS, by_part, print_counts, recorded
 from benchmarks.fake_gpu import Operation, OperationLog, fake_gpu
-from benchmarks.peers.nemo_model import build, section
+from benchmarks.peers.nemo_model import PRESETS, build, section
 
 warnings.filterwarnings("ignore")
-
-SIZES: dict[str, dict[str, Any]] = {
-    "small": {"d_model": 176, "n_heads": 4, "n_layers": 16},
-    "medium": {"d_model": 256, "n_heads": 4, "n_layers": 16},
-    "large": {"d_model": 512, "n_heads": 8, "n_layers": 17},
-    "xlarge": {"d_model": 1024, "n_heads": 8, "n_layers": 24, "xscaling": False, "use_bias": False},
-}
-"""Those of our presets."""
 
 
 class _Log(OperationLog):
@@ -46,7 +38,7 @@ def main() -> int:
 
 def step(preset: str) -> list[Operation]:
     """Returns the operations of a training step."""
-    config = section(**SIZES[preset])
+    config = section(**PRESETS[preset])
     model = build(config)
     with fake_gpu(torch.bfloat16):
         _make_fake(model)

@@ -17,6 +17,14 @@ import torch
 warnings.filterwarnings("ignore")
 _MODULES = "nemo.collections.asr.modules."
 
+PRESETS: dict[str, dict[str, Any]] = {
+    "small": {"d_model": 176, "n_heads": 4, "n_layers": 16},
+    "medium": {"d_model": 256, "n_heads": 4, "n_layers": 16},
+    "large": {"d_model": 512, "n_heads": 8, "n_layers": 17},
+    "xlarge": {"d_model": 1024, "n_heads": 8, "n_layers": 24, "xscaling": False, "use_bias": False},
+}
+"""Arguments of `section` for models of the size of our presets."""
+
 
 def section(
     *,
