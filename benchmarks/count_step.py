@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from benchmarks.fake_gpu import Operation, OperationLog, backward, fake_gpu
 from benchmarks.measured import REPOSITORY, measured_line
@@ -269,8 +270,9 @@ def _compiled_blocks(preset: str, operations: Sequence[Operation]) -> Count:
     """Returns the costs of all blocks of an encoder, compiled."""
     num_layers, codes = compile_block(preset)
     of_blocks = [one for one in operations if one.part == "blocks"]
-    # Additions to gradients are outside of the compiled code, and library calls take as long as eager ones.
-    additions = sum((_cost(one) for one in of_blocks if one.name == "add_" and one.is_backward), Count())
+    # Outside of the compiled code are additions to gradients, and the conversion of weights and of their gradients.
+    # Library calls take as long as eager ones.
+    outside = [one for one in of_blocks if (one.name == "add_" and one.is_backward) or one.name == "_foreach_copy_"]
     products = sum((_cost(one) for one in of_blocks if one.flops), Count())
     triton_bytes = num_layers * sum(code.triton_bytes for code in codes)
     compiled = Count(
@@ -279,7 +281,7 @@ def _compiled_blocks(preset: str, operations: Sequence[Operation]) -> Count:
         flops=products.flops,
         floor_s=triton_bytes / BYTES_PER_S + products.floor_s,
     )
-    return additions + compiled
+    return sum(map(_cost, outside), compiled)
 
 
 def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
@@ -300,15 +302,24 @@ def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
         frames = describe_frames(x.detach(), torch.empty(CUTS[preset], dtype=torch.int64))
 
         def run(
-            parameters: dict[str, Tensor], x: Tensor, collected: Tensor, positions: Tensor, is_padding: Tensor, gpu: Any
+            parameters: dict[str, Tensor],
+            weights: Any,
+            x: Tensor,
+            collected: Tensor,
+            positions: Tensor,
+            is_padding: Tensor,
+            gpu: Any,
         ) -> Tensor:
             block.conv.batch_norm._collected = collected
             given = frames._replace(positions=positions, is_padding=is_padding, gpu=type(frames.gpu)(*gpu))
-            found: Tensor = torch.func.functional_call(block, parameters, (x, given))
+            with patch.object(block, "weights", lambda _: weights):
+                found: Tensor = torch.func.functional_call(block, parameters, (x, given))
             return found
 
+        weights = tree_map_only(Tensor, lambda weight: weight.detach().requires_grad_(), block.weights(x))
         collected = block.conv.batch_norm._collected
-        inputs = (dict(block.named_parameters()), x, collected, frames.positions, frames.is_padding, tuple(frames.gpu))
+        of_frames = (frames.positions, frames.is_padding, tuple(frames.gpu))
+        inputs = (dict(block.named_parameters()), weights, x, collected, *of_frames)
         return encoder.num_layers, generate(run, inputs, x.fake_mode)
 
 

@@ -130,7 +130,7 @@ def _generate(graph: torch.fx.GraphModule, *, is_backward: bool) -> Generated:
         )
         raise _Done
 
-    examples = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    examples = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
     with patch.object(GraphLowering, "_compile_to_module", keep):
         try:
             compile_fx.compile_fx_inner(graph, examples, is_backward=is_backward, static_input_idxs=[])

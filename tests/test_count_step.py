@@ -51,7 +51,7 @@ OUTSIDE = {
 A_BLOCK = {"small": (161, 0.6), "large": (154, 13.0), "xlarge": (135, 10.1)}
 """The same of a block, forward and backward."""
 
-COMPILED_BLOCK = {"small": (108, 33), "large": (92, 33), "xlarge": (62, 33)}
+COMPILED_BLOCK = {"small": (75, 33), "large": (57, 33), "xlarge": (38, 33)}
 """Kernels that torch's compiler writes for a block, and its calls of libraries, forward and backward."""
 
 

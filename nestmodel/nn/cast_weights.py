@@ -33,8 +33,7 @@ def cast_weights(modules: Sequence[Sequence[FusedParameters]], dtype: torch.dtyp
     """
     groups = [group for layers in modules for layer in layers for group in layer if group]
     parameters = [parameter for group in groups for parameter in group]
-    if all(parameter.dtype == dtype for parameter in parameters) or torch.compiler.is_compiling():
-        # A compiler fuses the conversions itself.
+    if all(parameter.dtype == dtype for parameter in parameters):
         joined = [_join([parameter.to(dtype) for parameter in group]) for group in groups]
     else:
         joined = list(_CastTogether.apply(dtype, [len(group) for group in groups], *parameters))  # type: ignore[no-untyped-call]  # torch has no annotations for it

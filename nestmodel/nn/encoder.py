@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -144,6 +145,8 @@ class ConformerBlock(nn.Module):
         self.feed_forward2 = FeedForward(config)
         self.norm_out = nn.LayerNorm(dim)
         self.dropout = Dropout(config.dropout)
+        self._is_compiled = False
+        self._has_dynamic_shapes: bool | None = None
 
     def forward(
         self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames
@@ -154,7 +157,24 @@ class ConformerBlock(nn.Module):
             x: Encoder frames.
             frames: Their positions and padding, from `describe_frames`.
         """
-        feed_forward1, self_attn, conv, feed_forward2 = self._weights(x)
+        transform = _compiled_transform(self._has_dynamic_shapes) if self._is_compiled else ConformerBlock.transform
+        return transform(self, x, frames, self.weights(x))
+
+    def compile_transform(self, *, dynamic: bool | None) -> None:
+        """Compiles the block with torch at its first use, but not the conversion of its weights.
+
+        The compiler would convert each weight and each of its gradients by a kernel of its own.
+
+        Args:
+            dynamic: Whether the compiled code takes any shape; None decides that at the second shape.
+        """
+        self._is_compiled, self._has_dynamic_shapes = True, dynamic
+
+    def transform(
+        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames, weights: Sequence[Weights | None]
+    ) -> Float[Tensor, "batch enc_frames dim"]:
+        """Applies the block with the weights of `weights`; this is the part that may be compiled."""
+        feed_forward1, self_attn, conv, feed_forward2 = weights
         x = torch.add(x, self.dropout(self.feed_forward1(self.norm_feed_forward1(x), feed_forward1)), alpha=0.5)
         x = x + self.dropout(self.self_attn(self.norm_self_att(x), frames, self_attn))
         x = x + self.dropout(self.conv(self.norm_conv(x), frames, conv))
@@ -162,12 +182,18 @@ class ConformerBlock(nn.Module):
         out: Tensor = self.norm_out(x)
         return out
 
-    def _weights(self, x: Float[Tensor, "batch enc_frames dim"]) -> Sequence[Weights | None]:
+    def weights(self, x: Float[Tensor, "batch enc_frames dim"]) -> Sequence[Weights | None]:
         """Returns the weights of the modules for a GPU; None on a CPU, where modules read their parameters."""
         if not devices.is_on_gpu(x):
             return [None] * 4
         modules = (self.feed_forward1, self.self_attn, self.conv, self.feed_forward2)
         return cast_weights([module.fused_parameters() for module in modules], devices.product_dtype(x))
+
+
+@cache
+def _compiled_transform(dynamic: bool | None) -> Callable[..., Tensor]:
+    """Returns the compiled `ConformerBlock.transform`. Blocks do not hold it, so that they can be copied."""
+    return torch.compile(ConformerBlock.transform, dynamic=dynamic)
 
 
 class ConformerEncoder(nn.Module):
@@ -242,7 +268,8 @@ class ConformerEncoder(nn.Module):
             dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, num_graphs)
             dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, num_graphs)
         for layer in self.layers:
-            layer.compile(dynamic=None if num_shapes is None else False)
+            assert isinstance(layer, ConformerBlock)
+            layer.compile_transform(dynamic=None if num_shapes is None else False)
 
     def _outputs(
         self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"]

@@ -270,9 +270,8 @@ def test_gradients_of_cast_weights_are_float32_and_accumulate(use_bias: bool, mo
 
 COMPILED = """
 import sys
-from functools import partialmethod
+from functools import partial
 import torch
-from torch import nn
 from nestmodel.config import EncoderConfig
 from nestmodel.nn import devices
 from nestmodel.nn.encoder import ConformerEncoder
@@ -282,7 +281,7 @@ lengths = (48, 80, 48)
 if sys.argv[1] == "gpu":
     # Without generating code: all steps of the compiler before that, as for a GPU.
     lengths, devices.is_on_gpu = (48,), lambda x: True
-    nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager_decomp_partition")
+    torch.compile = partial(torch.compile, backend="aot_eager_decomp_partition")
 
 no_dropout = dict(dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0)
 config = EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8, **no_dropout)
@@ -338,12 +337,12 @@ def backend(graph, _):
     return graph.forward
 
 
-def compile_whole(module, **settings):
-    original(module, backend=backend, fullgraph=True, **settings)
+def compile_whole(function, **settings):
+    return original(function, backend=backend, fullgraph=True, **settings)
 
 
 def count(num_shapes, checkpoint_activations):
-    graphs.clear()
+    num_before = len(graphs)
     sizes = dict(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8)
     encoder = ConformerEncoder(EncoderConfig(**sizes, checkpoint_activations=checkpoint_activations), num_mels=20)
     encoder.compile_blocks(num_shapes)
@@ -361,15 +360,17 @@ def count(num_shapes, checkpoint_activations):
             if is_training:
                 encoded.square().sum().backward()
     torch._dynamo.reset()
-    return len(graphs)
+    return len(graphs) - num_before
 
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-original, nn.Module.compile = nn.Module.compile, compile_whole
+original, torch.compile = torch.compile, compile_whole
 devices.is_on_gpu = lambda x: True  # the code for a CPU cannot be traced as one graph: it draws dropout by itself
 print(count(3, True), count(1, False))
+# Weights are converted in an autograd function, before the compiled code.
+assert not any("autograd_function" in str(node.target) for graph in graphs for node in graph.graph.nodes)
 torch.distributed.destroy_process_group()
 """
 
