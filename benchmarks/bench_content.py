@@ -27,6 +27,7 @@ from typing import Any
 from bench_learning import environment
 from blind import draw_once
 from kept_settings import keep_settings
+from measured import measured_line
 from peer import run_peer
 from transcribed import read_errors, read_manifest, variant_table, write_lines
 
@@ -172,12 +173,19 @@ def _report(
         if "/" in name
     }
     variants = variant_table(errors)
+    evaluate = "nestmodel/evaluate"
+    measured = measured_line(
+        f"{evaluate}/ctc_head.py", f"{evaluate}/ctc_probe.py", f"{evaluate}/frame_probe.py", "nestmodel/nn"
+    )
     return f"""# Content probe
+
+{measured}
 
 Made by `benchmarks/bench_content.py`{" --quick" if arguments.quick else ""} on {os.cpu_count()} CPU cores \
 ({platform.machine()}), {packages}. Error rates and accuracies in %, differences in percentage points, with 95 %
-bootstrap intervals over utterances. {probe["num_training"]} utterances for training, {probe["num_held_out"]} held
-out, {probe["num_test"]} test utterances. Heads: seeds {config["probe_seeds"]}, learning rates
+bootstrap intervals over {probe["intervals_over"]}. {probe["num_training"]} utterances for training, \
+{probe["num_held_out"]} held out, {probe["num_test"]} test utterances. Heads: seeds {config["probe_seeds"]}, \
+learning rates
 {config["learning_rates"]}, at most {config["max_epochs"]} epochs, patience {config["patience"]}.
 
 Models had letters instead of names until the figures were written (SHA-256 of figures.md: `{digest}`). Drawn order:
