@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from benchmarks.count_step import CUTS, SCORED_SHARE, built
+from benchmarks.count_step import CUTS, SCORED_SHARE, built, empty_keys
 from benchmarks.fake_gpu import OperationLog, backward, fake_gpu
 from nestmodel import ConformerEncoder, NestConfig, NestNetwork
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
@@ -119,10 +119,10 @@ def _peak_of_blocks(config: NestConfig, num_blocks: int, num_cuts: int, length_s
             parameter.grad = torch.empty_like(parameter)
         x = torch.empty(num_cuts, num_frames, config.encoder.d_model, dtype=torch.bfloat16, requires_grad=True)
         rows = torch.empty(round(SCORED_SHARE * num_cuts * num_frames), dtype=torch.int64)
-        lens = torch.empty(num_cuts, dtype=torch.int64)
+        lens, keys = torch.empty(num_cuts, dtype=torch.int64), empty_keys(num_blocks)
 
         def loss() -> Tensor:
-            logits = decoder.logits(encoder.encode(x, lens).flatten(0, 1)[rows])
+            logits = decoder.logits(encoder.encode(x, lens, keys).flatten(0, 1)[rows])
             return masked_nll(logits, rows.unsqueeze(1).expand(-1, config.quantizer.num_codebooks))[0]
 
         with OperationLog(rounding=_ROUND_BYTES) as log:

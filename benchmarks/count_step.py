@@ -246,11 +246,19 @@ def _batch(config: "NestConfig", cuts: int) -> "NetworkInput":
         is_scored=torch.empty(cuts, num_encoded, dtype=torch.bool),
         scored_rows=torch.empty(round(SCORED_SHARE * cuts * num_encoded), dtype=torch.int64),
         num_samples=cuts * num_samples,
+        dropout_keys=empty_keys(config.encoder.num_layers),
         sample_id=["cut"] * cuts,
         mixes=[Mix(mode="none")] * cuts,
         bad_cuts=[],
         key=MicrobatchKey(0, 0, 0),
     )
+
+
+def empty_keys(num_layers: int) -> Tensor:
+    """Returns keys of dropout whose values do not exist."""
+    from nestmodel.nn.encoder import KEYS_PER_BLOCK
+
+    return torch.empty(num_layers + 1, KEYS_PER_BLOCK, 2, dtype=torch.int32)
 
 
 def by_part(operations: Sequence[Operation]) -> dict[str, Count]:
@@ -309,17 +317,18 @@ def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
             positions: Tensor,
             is_padding: Tensor,
             gpu: Any,
+            keys: Tensor,
         ) -> Tensor:
             block.conv.batch_norm._collected = collected
             given = frames._replace(positions=positions, is_padding=is_padding, gpu=type(frames.gpu)(*gpu))
             with patch.object(block, "weights", lambda _: weights):
-                found: Tensor = torch.func.functional_call(block, parameters, (x, given))
+                found: Tensor = torch.func.functional_call(block, parameters, (x, given, keys))
             return found
 
         weights = tree_map_only(Tensor, lambda weight: weight.detach().requires_grad_(), block.weights(x))
         collected = block.conv.batch_norm._collected
         of_frames = (frames.positions, frames.is_padding, tuple(frames.gpu))
-        inputs = (dict(block.named_parameters()), weights, x, collected, *of_frames)
+        inputs = (dict(block.named_parameters()), weights, x, collected, *of_frames, empty_keys(0)[0])
         return encoder.num_layers, generate(run, inputs, x.fake_mode)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nestmodel.nn import devices
 from nestmodel.nn.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters
-from nestmodel.nn.dropout import Dropout
+from nestmodel.nn.dropout import Dropout, Key
 from nestmodel.nn.frames import MASKED_SCORE, Frames, GpuMasks
 from nestmodel.nn.fused_attention import fused_attention
 
@@ -36,7 +36,11 @@ class RelPositionAttention(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames, weights: Weights | None = None
+        self,
+        x: Float[Tensor, "batch enc_frames dim"],
+        frames: Frames,
+        weights: Weights | None = None,
+        key: Key | None = None,
     ) -> Float[Tensor, "batch enc_frames dim"]:
         """Applies attention over the valid frames of each utterance.
 
@@ -44,6 +48,8 @@ class RelPositionAttention(nn.Module):
             x: Encoder frames.
             frames: Their positions and padding. Padded frames neither attend nor are attended to.
             weights: On a GPU, replaces the parameters of `fused_parameters`.
+            key: On a CPU, determines which attention weights are dropped. On a GPU, torch's fused kernel always draws
+                from the generator of the GPU.
 
         Returns:
             The attended frames; padded ones equal the bias of the output projection.
@@ -53,7 +59,7 @@ class RelPositionAttention(nn.Module):
             if weights is None:
                 (weights,) = cast_weights([self.fused_parameters()], devices.product_dtype(x))
             return self._forward_on_gpu(x, frames.positions, frames.gpu, weights)
-        return self._forward_on_cpu(x, frames)
+        return self._forward_on_cpu(x, frames, key)
 
     def fused_parameters(self) -> list[FusedParameters]:
         """Returns the parameters that the code for GPUs reads: three projections and the position biases are joined."""
@@ -85,7 +91,7 @@ class RelPositionAttention(nn.Module):
         return F.linear(mixed.flatten(2), out_weight, out_bias)
 
     def _forward_on_cpu(
-        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames
+        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames, key: Key | None
     ) -> Float[Tensor, "batch enc_frames dim"]:
         # (batch, enc_frames, dim) -> (batch, heads, enc_frames, head_dim)
         q, k, v = (self._split_heads(linear(x)) for linear in (self.linear_q, self.linear_k, self.linear_v))
@@ -97,7 +103,7 @@ class RelPositionAttention(nn.Module):
         is_masked_key = frames.is_padding[:, None, None, :]
         if self.training or torch.is_grad_enabled():
             scores = (content_q @ k.transpose(-2, -1)).add_(position).masked_fill_(is_masked_key, MASKED_SCORE)
-            mixed = self.dropout(scores.softmax(dim=-1)) @ v
+            mixed = self.dropout(scores.softmax(dim=-1), key) @ v
         else:  # torch's fused kernel, which is slower when gradients are needed
             position = position.masked_fill(is_masked_key, MASKED_SCORE)
             mixed = F.scaled_dot_product_attention(content_q, k, v, position, scale=1.0)

@@ -1,18 +1,42 @@
-"""Dropout that is also cheap on a CPU.
+"""Dropout whose decisions are a function of a key and of the position of a value.
 
-On a CPU, torch's dropout draws one value after the other and keeps a mask of four bytes per value: a seventh of the
-time and of the memory of a training step. On a GPU it has neither drawback and is used directly.
+Whether a value is dropped depends on 16 bits: those of value i are half of a hash of i // 2 and of a key of two 32-bit
+numbers, the lower half if i is even. So the decisions are the same on every device and in compiled code. On a GPU, the
+backward pass computes them again instead of reading a mask. Numbers wrap around at 32 bits everywhere.
 """
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int16, Int32
 from torch import Tensor, nn
 
 from nestmodel.nn import devices
 
+Key = Int32[Tensor, "2"]
+"""Determines the decisions of one place in the network, in one microbatch; see `draw_keys`."""
+
 _LEVELS = 2**16
 """A value is dropped according to 16 random bits, so the probability is a multiple of 1 / 65536."""
+
+FACTORS = (0x9E3779B1 - 2**32, 0x7FEB352D, 0x846CA68B - 2**32)
+"""Odd factors of the hash, as signed numbers: 2^32 over the golden ratio, and those of "lowbias32".
+
+Source of the latter: Hash Function Prospector by Chris Wellons.
+"""
+
+_PAIRS_PER_PART = 2**15
+"""Pairs of values that a thread of a CPU decides about at once, so that their hashes stay in its cache."""
+
+
+def draw_keys(seed: int, *shape: int) -> Int32[Tensor, "*shape 2"]:
+    """Returns keys that are drawn from a seed, on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**31), 2**31, (*shape, 2), dtype=torch.int32, generator=generator)
 
 
 class Dropout(nn.Module):
@@ -27,16 +51,132 @@ class Dropout(nn.Module):
         """The probability in effect, rounded to a multiple of 1 / 65536."""
         return self.num_dropped / _LEVELS
 
-    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Drops values in training mode, drawing from torch's global generator of the device."""
+    def forward(self, x: Float[Tensor, "*shape"], key: Key | None = None) -> Float[Tensor, "*shape"]:
+        """Drops values in training mode.
+
+        Args:
+            x: Fewer than 2^31 values.
+            key: Determines which values are dropped; None draws from torch's global generator of the device.
+        """
         if not self.training or self.num_dropped == 0:
             return x
-        if devices.is_on_gpu(x):
+        if key is not None and torch.compiler.is_compiling():
+            return drop(x, key, self.num_dropped)  # which the compiler joins with what surrounds it
+        if not devices.is_on_gpu(x):
+            return self._drop_on_cpu(x, key)
+        if key is None:
             return F.dropout(x, self.prob)
-        # This takes half the time of `masked_fill`. Both keep one byte per value for the backward pass.
-        return (x * self._draw_kept(x)).mul_(1.0 / (1.0 - self.prob))
+        out: Tensor = _drop_on_gpu(x, key, self.num_dropped)
+        return out
 
-    def _draw_kept(self, x: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-        # Each draw of 64 bits serves four values, as four signed 16-bit integers.
-        bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        return bits.view(torch.int16)[: x.numel()].view(x.shape) >= self.num_dropped - _LEVELS // 2
+    def _drop_on_cpu(self, x: Float[Tensor, "*shape"], key: Key | None) -> Float[Tensor, "*shape"]:
+        # torch's dropout draws one value after the other and keeps a mask of four bytes per value. This mask has one.
+        bits = _draw_bits(x.numel()) if key is None else _hash_bits(x.numel(), key)
+        is_kept = bits.view(x.shape) >= _threshold(self.num_dropped)
+        return (x * is_kept).mul_(_scale(self.num_dropped))
+
+
+def drop(x: Float[Tensor, "*shape"], key: Key, num_dropped: int) -> Float[Tensor, "*shape"]:
+    """Zeroes values and scales the others: the definition, of which the code for a CPU and a GPU are faster forms.
+
+    Args:
+        x: Values.
+        key: Determines which values are dropped.
+        num_dropped: Probability with which a value is dropped, times 65536.
+    """
+    position = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
+    key1, key2 = key.unbind()
+    # The half that decides becomes the upper one.
+    half = mix(FACTORS[0] * (position >> 1) + key1, key2) << (16 - 16 * (position & 1))
+    return torch.where(half >= _threshold(num_dropped) * _LEVELS, x * _scale(num_dropped), 0.0)
+
+
+def mix(x: Int32[Tensor, "*shape"], key2: Int32[Tensor, ""]) -> Int32[Tensor, "*shape"]:
+    """Returns a hash of 32 bits of each number and of the second half of a key; the first half is in the number."""
+    x = (x ^ _shifted(x, 16)) * FACTORS[1] + key2
+    x = (x ^ _shifted(x, 15)) * FACTORS[2]
+    return x ^ _shifted(x, 16)
+
+
+def _shifted(x: Int32[Tensor, "*shape"], bits: int) -> Int32[Tensor, "*shape"]:
+    """Shifts to the right and fills with zeros; torch's shift of signed numbers fills with the sign."""
+    shifted: Tensor = (x >> bits) & (2 ** (32 - bits) - 1)
+    return shifted
+
+
+def _threshold(num_dropped: int) -> int:
+    """Returns the smallest signed 16-bit number that keeps a value."""
+    return num_dropped - _LEVELS // 2
+
+
+def _scale(num_dropped: int) -> float:
+    return _LEVELS / (_LEVELS - num_dropped)
+
+
+def _draw_bits(number: int) -> Int16[Tensor, " number"]:
+    """Draws random numbers from the global generator, four at once."""
+    return torch.empty((number + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[:number]
+
+
+def _hash_bits(number: int, key: Key) -> Int16[Tensor, " number"]:
+    """Returns what decides about each position, computed part by part: each operation would be a pass over memory."""
+    key1, key2 = key.tolist()
+    hashes = torch.empty((number + 1) // 2, dtype=torch.int32)
+    size = _PAIRS_PER_PART * torch.get_num_threads()
+    products = FACTORS[0] * torch.arange(min(size, len(hashes)), dtype=torch.int32)
+    buffer = torch.empty_like(products)
+    for start, part in zip(range(0, len(hashes), size), hashes.split(size), strict=False):
+        shifted = buffer[: len(part)]
+        torch.add(products[: len(part)], _wrapped(FACTORS[0] * start + key1), out=part)
+        _xor_shifted(part, 16, shifted).mul_(FACTORS[1]).add_(key2)
+        _xor_shifted(part, 15, shifted).mul_(FACTORS[2])
+        _xor_shifted(part, 16, shifted)
+    return hashes.view(torch.int16)[:number]
+
+
+def _xor_shifted(x: Tensor, bits: int, shifted: Tensor) -> Tensor:
+    torch.bitwise_right_shift(x, bits, out=shifted).bitwise_and_(2 ** (32 - bits) - 1)
+    return x.bitwise_xor_(shifted)
+
+
+def _wrapped(number: int) -> int:
+    """Returns the signed 32-bit number that equals a number modulo 2^32."""
+    return (number + 2**31) % 2**32 - 2**31
+
+
+@torch.library.custom_op("nestmodel::drop", mutates_args=())
+def _drop_on_gpu(x: Tensor, key: Tensor, num_dropped: int) -> Tensor:
+    launch = _kernel_launcher(x.device)
+    return drop(x, key, num_dropped) if launch is None else launch(x, key, num_dropped, _scale(num_dropped))
+
+
+@cache
+def _kernel_launcher(device: torch.device) -> Callable[[Tensor, Tensor, int, float], Tensor] | None:
+    """Returns the function that launches the kernel; None, with a warning, if Triton or its C compiler is missing."""
+    try:
+        from nestmodel.nn.dropout_kernel import launch_drop
+
+        launch_drop(torch.zeros(1, device=device), torch.zeros(2, dtype=torch.int32, device=device), 1, 1.0)
+    except Exception as error:  # a compiler can fail in many ways
+        warnings.warn(
+            f"Dropout runs as fifteen kernels instead of one, because Triton fails: {error}. It needs a C compiler and "
+            "the headers of Python.",
+            stacklevel=2,
+        )
+        return None
+    launcher: Callable[[Tensor, Tensor, int, float], Tensor] = launch_drop
+    return launcher
+
+
+def _keep_key(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:  # noqa: ARG001 - torch's names
+    _, key, ctx.num_dropped = inputs
+    ctx.save_for_backward(key)
+
+
+def _drop_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    return _drop_on_gpu(grad, *ctx.saved_tensors, ctx.num_dropped), None, None
+
+
+_drop_on_gpu.register_kernel("cpu", drop)
+_drop_on_gpu.register_fake(lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format))
+_drop_on_gpu.register_autograd(_drop_gradient, setup_context=_keep_key)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import torch._dynamo as dynamo
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int32
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -25,9 +25,16 @@ from nestmodel.nn import devices
 from nestmodel.nn.attention import RelPositionAttention
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters, uncast_weights
-from nestmodel.nn.dropout import Dropout
+from nestmodel.nn.dropout import Dropout, Key, draw_keys
 from nestmodel.nn.frames import Frames, describe_frames
 from nestmodel.nn.subsampling import ConvSubsampling
+
+KEYS_PER_BLOCK = 7
+"""Keys of a block's dropout: within and after each feed-forward, of attention weights, after attention, convolution."""
+
+BlockKeys = Int32[Tensor, "7 2"]
+DropoutKeys = Int32[Tensor, "blocks_and_input 7 2"]
+"""Keys of all dropout of an encoder. The first row, of which two are used, is for the blocks' input and positions."""
 
 
 class EncoderOutput(NamedTuple):
@@ -65,11 +72,17 @@ class FeedForward(nn.Module):
         return [fused_parameters(self.linear1), fused_parameters(self.linear2)]
 
     def forward(
-        self, x: Float[Tensor, "batch enc_frames dim"], weights: Weights | None = None
+        self, x: Float[Tensor, "batch enc_frames dim"], weights: Weights | None = None, key: Key | None = None
     ) -> Float[Tensor, "batch enc_frames dim"]:
-        """Transforms each frame independently; `weights` replaces the parameters of `fused_parameters`."""
+        """Transforms each frame independently.
+
+        Args:
+            x: Encoder frames.
+            weights: Replaces the parameters of `fused_parameters`.
+            key: Of the dropout; see `Dropout`.
+        """
         (weight1, bias1), (weight2, bias2) = weights or uncast_weights(self.fused_parameters())
-        return F.linear(self.dropout(F.silu(F.linear(x, weight1, bias1))), weight2, bias2)
+        return F.linear(self.dropout(F.silu(F.linear(x, weight1, bias1)), key), weight2, bias2)
 
 
 class ConvModule(nn.Module):
@@ -149,16 +162,20 @@ class ConformerBlock(nn.Module):
         self._has_dynamic_shapes: bool | None = None
 
     def forward(
-        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames
+        self,
+        x: Float[Tensor, "batch enc_frames dim"],
+        frames: Frames,
+        keys: BlockKeys | None = None,
     ) -> Float[Tensor, "batch enc_frames dim"]:
         """Applies the block.
 
         Args:
             x: Encoder frames.
             frames: Their positions and padding, from `describe_frames`.
+            keys: Those of the block, of `ConformerEncoder.draw_keys`.
         """
         transform = _compiled_transform(self._has_dynamic_shapes) if self._is_compiled else ConformerBlock.transform
-        return transform(self, x, frames, self.weights(x))
+        return transform(self, x, frames, self.weights(x), keys)
 
     def compile_transform(self, *, dynamic: bool | None) -> None:
         """Compiles the block with torch at its first use, but not the conversion of its weights.
@@ -171,14 +188,21 @@ class ConformerBlock(nn.Module):
         self._is_compiled, self._has_dynamic_shapes = True, dynamic
 
     def transform(
-        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames, weights: Sequence[Weights | None]
+        self,
+        x: Float[Tensor, "batch enc_frames dim"],
+        frames: Frames,
+        weights: Sequence[Weights | None],
+        keys: BlockKeys | None,
     ) -> Float[Tensor, "batch enc_frames dim"]:
         """Applies the block with the weights of `weights`; this is the part that may be compiled."""
         feed_forward1, self_attn, conv, feed_forward2 = weights
-        x = torch.add(x, self.dropout(self.feed_forward1(self.norm_feed_forward1(x), feed_forward1)), alpha=0.5)
-        x = x + self.dropout(self.self_attn(self.norm_self_att(x), frames, self_attn))
-        x = x + self.dropout(self.conv(self.norm_conv(x), frames, conv))
-        x = torch.add(x, self.dropout(self.feed_forward2(self.norm_feed_forward2(x), feed_forward2)), alpha=0.5)
+        within1, after1, within_att, after_att, after_conv, within2, after2 = _split_keys(keys, KEYS_PER_BLOCK)
+        half = self.feed_forward1(self.norm_feed_forward1(x), feed_forward1, within1)
+        x = torch.add(x, self.dropout(half, after1), alpha=0.5)
+        x = x + self.dropout(self.self_attn(self.norm_self_att(x), frames, self_attn, within_att), after_att)
+        x = x + self.dropout(self.conv(self.norm_conv(x), frames, conv), after_conv)
+        half = self.feed_forward2(self.norm_feed_forward2(x), feed_forward2, within2)
+        x = torch.add(x, self.dropout(half, after2), alpha=0.5)
         out: Tensor = self.norm_out(x)
         return out
 
@@ -216,21 +240,34 @@ class ConformerEncoder(nn.Module):
         self.dropout_emb = Dropout(config.dropout_emb)
         self.layers = nn.ModuleList(ConformerBlock(config) for _ in range(config.num_layers))
 
-    def forward(self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]) -> EncoderOutput:
+    def draw_keys(self, seed: int) -> DropoutKeys:
+        """Returns keys on the CPU, which determine what dropout drops in one forward pass."""
+        return draw_keys(seed, len(self.layers) + 1, KEYS_PER_BLOCK)
+
+    def forward(
+        self,
+        feats: Float[Tensor, "batch mels frames"],
+        feat_lens: Int[Tensor, " batch"],
+        keys: DropoutKeys | None = None,
+    ) -> EncoderOutput:
         """Encodes features.
 
         Args:
             feats: Features, masked or not.
             feat_lens: Number of valid frames of each utterance.
+            keys: From `draw_keys`; without them, dropout is drawn from torch's global generator of the device.
         """
         x, enc_lens = self.pre_encode(feats, feat_lens)
-        return EncoderOutput(self.encode(x, enc_lens), enc_lens)
+        return EncoderOutput(self.encode(x, enc_lens, keys), enc_lens)
 
     def encode(
-        self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"]
+        self,
+        x: Float[Tensor, "batch enc_frames dim"],
+        enc_lens: Int[Tensor, " batch"],
+        keys: DropoutKeys | None = None,
     ) -> Float[Tensor, "batch enc_frames dim"]:
-        """Applies all blocks to the output of `pre_encode`, masked or not."""
-        return deque(self._outputs(x, enc_lens), maxlen=1).pop()
+        """Applies all blocks to the output of `pre_encode`, masked or not; see `forward`."""
+        return deque(self._outputs(x, enc_lens, keys), maxlen=1).pop()
 
     def hidden_states(
         self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
@@ -272,21 +309,31 @@ class ConformerEncoder(nn.Module):
             layer.compile_transform(dynamic=None if num_shapes is None else False)
 
     def _outputs(
-        self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"]
+        self,
+        x: Float[Tensor, "batch enc_frames dim"],
+        enc_lens: Int[Tensor, " batch"],
+        keys: DropoutKeys | None = None,
     ) -> Iterator[Float[Tensor, "batch enc_frames dim"]]:
-        x = self.dropout_pre_encoder(x * self.input_scale)
+        before_blocks, *of_blocks = _split_keys(keys, len(self.layers) + 1)
+        key_input, key_positions, *_ = _split_keys(before_blocks, KEYS_PER_BLOCK)
+        x = self.dropout_pre_encoder(x * self.input_scale, key_input)
         if devices.is_autocast(x):
             x = x.float()  # so that the sums of the residual paths are float32 in the first block as in the others
         yield x
         frames = describe_frames(x, enc_lens)
-        frames = frames._replace(positions=self.dropout_emb(frames.positions))
-        for layer in self.layers:
+        frames = frames._replace(positions=self.dropout_emb(frames.positions, key_positions))
+        for layer, of_block in zip(self.layers, of_blocks, strict=True):
             assert isinstance(layer, ConformerBlock)
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x = checkpoint(layer, x, frames, use_reentrant=False, context_fn=_recompute_contexts(layer.conv))
+                contexts = _recompute_contexts(layer.conv)
+                x = checkpoint(layer, x, frames, of_block, use_reentrant=False, context_fn=contexts)
             else:
-                x = layer(x, frames)
+                x = layer(x, frames, of_block)
             yield x
+
+
+def _split_keys(keys: Int32[Tensor, "keys *rest 2"] | None, number: int) -> Sequence[Int32[Tensor, "*rest 2"] | None]:
+    return [None] * number if keys is None else keys.unbind()
 
 
 def _recompute_contexts(

@@ -1,7 +1,7 @@
 """The NEST network: features, targets, masks, encoder and decoder. It needs no trainer, no ranks and no optimizer.
 
-Masks are drawn from a seed derived from (seed, step, microbatch), so there is no generator state to save. They are
-drawn on the CPU and are the same on every device.
+Masks and what dropout drops depend on seeds derived from (seed, step, microbatch), so there is no generator state to
+save. They are the same on every device, except for dropout of attention weights on a GPU.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nestdata import AudioNoiseBatch, Microbatch, PackedBatch, derive_key
 from nestmodel.config import FeatureConfig, NestConfig
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
-from nestmodel.nn.encoder import ConformerEncoder, EncoderOutput
+from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput
 from nestmodel.nn.features import Preprocessor
 from nestmodel.nn.masking import BlockMask, scored_token_mask
 from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
@@ -83,8 +83,9 @@ class NestNetwork(nn.Module):
     def forward(self, batch: AudioNoiseBatch, *, mask_purpose: str = "mask") -> NestOutput:
         """Predicts the masked tokens of a microbatch.
 
-        Dither and dropout of training mode are drawn from torch's global generator, masks from `seed_for`. If the batch
-        is on a GPU, the CPU waits for its lengths; `draw_masks` before the copy and `forward_masked` after it do not.
+        Masks and dropout are determined by `seed_for`. Torch's global generator draws dither; on a GPU, dropout of
+        attention weights; and all dropout if `encoder.dropout_source` is `generator`. If the batch is on a GPU, the CPU
+        waits for its lengths; `draw_masks` before the copy and `forward_masked` after it do not.
 
         Args:
             batch: Clean and noisy audio; its key selects the masks.
@@ -93,7 +94,7 @@ class NestNetwork(nn.Module):
         return self.forward_masked(self.draw_masks(batch, mask_purpose=mask_purpose).to(batch.audio.device))
 
     def draw_masks(self, batch: AudioNoiseBatch | PackedBatch, *, mask_purpose: str = "mask") -> MaskedBatch:
-        """Draws the masks of a microbatch on the CPU, the same for every device.
+        """Draws the masks of a microbatch, and in training mode the keys of dropout, on the CPU.
 
         Args:
             batch: Audio, on the CPU; its key and its lengths determine the masks.
@@ -107,7 +108,9 @@ class NestNetwork(nn.Module):
             num_frames //= self.config.encoder.subsampling_factor
         generator = torch.Generator().manual_seed(self.seed_for(mask_purpose, batch))
         masks = self._with_scored_rows(self.mask_processor.draw(lens, num_frames, generator))
-        return MaskedBatch(batch=batch, masks=masks, num_samples=int(audio_lens.sum()))
+        has_keys = self.training and self.config.encoder.dropout_source == "position"
+        keys = self.encoder.draw_keys(self.seed_for("dropout", batch)) if has_keys else None
+        return MaskedBatch(batch=batch, masks=masks, num_samples=int(audio_lens.sum()), dropout_keys=keys)
 
     def forward_masked(self, batch: NetworkInput) -> NestOutput:
         """Predicts the masked tokens of a microbatch whose masks are drawn; see `forward`."""
@@ -115,7 +118,7 @@ class NestNetwork(nn.Module):
         both = torch.cat([batch.audio, batch.noisy_audio])
         feats, feat_lens = self.features(both, batch.audio_len.repeat(2))
         (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
-        return self._predict_scored(clean, noisy, feat_lens, batch.masks)
+        return self._predict_scored(clean, noisy, feat_lens, batch.masks, batch.dropout_keys)
 
     def forward_features(
         self,
@@ -143,9 +146,10 @@ class NestNetwork(nn.Module):
         noisy: Float[Tensor, "batch mels frames"],
         feat_lens: Int[Tensor, " batch"],
         masks: Masks,
+        dropout_keys: DropoutKeys | None = None,
     ) -> NestOutput:
         targets = self.tokens(clean, feat_lens).flatten(0, 1)[masks.scored_rows]
-        encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked)
+        encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked, dropout_keys)
         logits = self.decoder.logits(encoded.flatten(0, 1)[masks.scored_rows])
         return NestOutput(logits, targets, masks.is_scored, encoded, enc_lens)
 
@@ -180,14 +184,23 @@ class NestNetwork(nn.Module):
         noisy: Float[Tensor, "batch mels frames"],
         feat_lens: Int[Tensor, " batch"],
         is_masked: Bool[Tensor, "batch masked_frames"],
+        dropout_keys: DropoutKeys | None = None,
     ) -> EncoderOutput:
-        """Encodes noisy features that are masked before or after the subsampling, by `masking.position`."""
+        """Encodes noisy features that are masked before or after the subsampling, by `masking.position`.
+
+        Args:
+            noisy: Features.
+            feat_lens: Number of valid frames of each utterance.
+            is_masked: As in `forward_features`.
+            dropout_keys: As in `ConformerEncoder.forward`.
+        """
         if self.config.masking.position == "pre_conv":
-            output: EncoderOutput = self.encoder(self.mask_processor.apply_mask(noisy, is_masked), feat_lens)
+            masked = self.mask_processor.apply_mask(noisy, is_masked)
+            output: EncoderOutput = self.encoder(masked, feat_lens, dropout_keys)
             return output
         subsampled, enc_lens = self.encoder.pre_encode(noisy, feat_lens)
         masked = self.mask_processor.apply_mask(subsampled.transpose(1, 2), is_masked).transpose(1, 2)
-        return EncoderOutput(self.encoder.encode(masked, enc_lens), enc_lens)
+        return EncoderOutput(self.encoder.encode(masked, enc_lens, dropout_keys), enc_lens)
 
     def seed_for(self, purpose: str, batch: Microbatch) -> int:
         """Returns the 63-bit seed of the random numbers drawn for a purpose in a microbatch."""

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nestdata import AudioNoiseBatch, Microbatch, PackedBatch
+from nestmodel.nn.encoder import DropoutKeys
 
 
 class Masks(NamedTuple):
@@ -52,6 +53,9 @@ class NetworkInput(Microbatch):
     num_samples: int
     """Sum of `audio_len`."""
 
+    dropout_keys: DropoutKeys | None = None
+    """See `MaskedBatch`."""
+
     @property
     def masks(self) -> Masks:
         """The masked frames and the scored tokens."""
@@ -69,9 +73,13 @@ class MaskedBatch:
     num_samples: int
     """Sum of `audio_len`."""
 
+    dropout_keys: DropoutKeys | None = None
+    """On the CPU; determine what dropout drops. Without them, it is drawn from the global generator of the device."""
+
     def pin_masks(self) -> "MaskedBatch":
-        """Returns the batch with its masks in page-locked memory, which can be copied to a GPU asynchronously."""
-        return replace(self, masks=Masks(*(tensor.pin_memory() for tensor in self.masks)))
+        """Returns the batch with its masks and keys in page-locked memory, for asynchronous copies to a GPU."""
+        keys = None if self.dropout_keys is None else self.dropout_keys.pin_memory()
+        return replace(self, masks=Masks(*(tensor.pin_memory() for tensor in self.masks)), dropout_keys=keys)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> NetworkInput:
         """Copies what the network reads to a device, and unpacks it there.
@@ -92,6 +100,7 @@ class MaskedBatch:
             noisy_audio=noisy_audio,
             **self.masks._asdict(),
             num_samples=self.num_samples,
+            dropout_keys=self.dropout_keys,
             sample_id=batch.sample_id,
             mixes=batch.mixes,
             bad_cuts=batch.bad_cuts,

@@ -29,6 +29,9 @@ _COMPILED = "model.compile_blocks"
 _ADDED = (_COMPILED, "trainer.deterministic")
 """Settings that checkpoints from before the setting was stored lack; such checkpoints can be resumed with any value."""
 
+_EARLIER = {"model.config.encoder.dropout_source": repr("generator")}
+"""Values of settings in runs from before the setting existed, where they are not the default."""
+
 
 @runtime_checkable
 class HasRunSettings(Protocol):
@@ -112,6 +115,7 @@ def check_unchanged(before: Settings, now: Settings) -> None:
     Raises:
         ConfigError: Some settings differ; the message names them with both values.
     """
+    before = {**{name: value for name, value in _EARLIER.items() if name in now}, **before}
     now = {name: value for name, value in now.items() if name in before or name not in _ADDED}
     changed = changed_settings(before, now)
     if now.get("trainer.deterministic") != "True" and _COMPILED in (names := [name for name, *_ in changed]):

@@ -1,50 +1,211 @@
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
-from nestmodel.nn.dropout import Dropout
+from nestmodel.nn import devices, dropout
+from nestmodel.nn.dropout import Dropout, draw_keys, drop
+
+KEY = torch.tensor([123456789, -987654321], dtype=torch.int32)
+numbers = st.integers(-(2**31), 2**31 - 1)
 
 
+def is_kept(index: int, key: Sequence[int], num_dropped: int) -> bool:
+    """The definition once more, in numbers without a limit."""
+    mixed = (index // 2 * 0x9E3779B1 + key[0]) % 2**32
+    mixed = ((mixed ^ mixed >> 16) * 0x7FEB352D + key[1]) % 2**32
+    mixed = (mixed ^ mixed >> 15) * 0x846CA68B % 2**32
+    mixed ^= mixed >> 16
+    half = mixed >> 16 if index % 2 else mixed & 0xFFFF
+    return half - 2**16 * (half >= 2**15) >= num_dropped - 2**15
+
+
+def drop_in_training(prob: float, x: Tensor, key: Tensor | None) -> Tensor:
+    dropped: Tensor = Dropout(prob).train()(x, key)
+    return dropped
+
+
+@given(st.tuples(numbers, numbers), st.integers(1, 2**16 - 1), st.integers(0, 40))
+def test_a_value_is_dropped_by_a_hash_of_key_and_position(
+    key: tuple[int, int], num_dropped: int, num_values: int
+) -> None:
+    x = torch.arange(1.0, num_values + 1, dtype=torch.float64)
+    scale = 65536 / (65536 - num_dropped)
+    expected = [float(i + 1) * scale if is_kept(i, key, num_dropped) else 0.0 for i in range(num_values)]
+    drawn = torch.tensor(key, dtype=torch.int32)
+    for out in (drop(x, drawn, num_dropped), drop_in_training(num_dropped / 65536, x, drawn)):
+        torch.testing.assert_close(out, torch.tensor(expected, dtype=torch.float64), rtol=1e-14, atol=0)
+
+
+def test_decisions_of_far_positions_are_those_of_the_definition() -> None:
+    dropped = drop_in_training(0.5, torch.ones(1_000_003), KEY)
+    for index in (0, 65_535, 65_536, 131_071, 131_072, 999_999, 1_000_002):
+        assert (dropped[index] != 0) == is_kept(index, KEY.tolist(), 2**15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_cpu_computes_the_definition(dtype: torch.dtype, num_threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for shape in [(0,), (1,), (3, 1001, 77), (2, 65_536), (131_073,)]:
+            x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+            assert torch.equal(drop_in_training(0.1, x, KEY), drop(x, KEY, 6554))
+    finally:
+        torch.set_num_threads(before)
+    x = torch.randn(5, 4, 3).transpose(0, 2)
+    assert torch.equal(drop_in_training(0.1, x, KEY), drop(x, KEY, 6554))
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["drawn", "key"])
 @pytest.mark.parametrize("prob", [0.1, 0.5, 0.75])
-def test_values_are_dropped_with_the_given_probability_and_the_mean_is_preserved(prob: float) -> None:
+def test_values_are_dropped_with_the_given_probability_and_the_mean_is_preserved(
+    prob: float, key: Tensor | None
+) -> None:
     torch.manual_seed(0)
     x = torch.full((1001, 1003), 2.0)
-    dropped = Dropout(prob).train()(x)
-    assert (dropped == 0).float().mean().item() == pytest.approx(prob, abs=4 * (prob * (1 - prob) / x.numel()) ** 0.5)
+    dropped = drop_in_training(prob, x, key)
+    for axis in (None, 0, 1):
+        shares = (dropped == 0).float().mean(() if axis is None else axis)
+        spread = (prob * (1 - prob) * shares.numel() / x.numel()) ** 0.5
+        assert shares.sub(prob).abs().max().item() < (4 if axis is None else 5.5) * spread
     kept = dropped[dropped != 0]
     torch.testing.assert_close(kept, torch.full_like(kept, 2.0 / (1 - prob)), rtol=1e-4, atol=0)
 
 
-def test_values_are_dropped_independently() -> None:
+@pytest.mark.parametrize("key", [None, KEY], ids=["drawn", "key"])
+def test_values_are_dropped_independently(key: Tensor | None) -> None:
     torch.manual_seed(0)
-    is_dropped = (Dropout(0.5).train()(torch.ones(4 * 250_000)) == 0).double()
-    for distance in (1, 2, 3, 4, 5, 8):
+    is_dropped = (drop_in_training(0.5, torch.ones(4 * 250_000), key) == 0).double()
+    for distance in (1, 2, 3, 4, 5, 8, 512, 1024, 4096):
         both_dropped = (is_dropped[distance:] * is_dropped[:-distance]).mean().item()
         assert both_dropped == pytest.approx(0.25, abs=0.003), distance
-    for offset in range(4):  # one draw decides about four values
+    for offset in range(4):  # one draw decides about two or four values
         assert is_dropped[offset::4].mean().item() == pytest.approx(0.5, abs=0.005)
 
 
-def test_only_kept_values_receive_gradients() -> None:
+def test_keys_of_places_and_of_steps_decide_independently() -> None:
+    keys = torch.cat([draw_keys(step, 25, 7).flatten(0, 1) for step in range(3)])
+    assert len(keys.unique(dim=0)) == 3 * 25 * 7
+    assert len(keys.flatten().unique()) == 2 * len(keys)
+    is_dropped = torch.stack([drop(torch.ones(20_000), key, 2**15) == 0 for key in keys]).double()
+    correlation = torch.corrcoef(is_dropped).fill_diagonal_(0).abs()
+    assert correlation.max().item() < 6 / math.sqrt(20_000)
+    assert torch.equal(draw_keys(5, 2, 7), draw_keys(5, 2, 7))
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["drawn", "key"])
+def test_only_kept_values_receive_gradients(key: Tensor | None) -> None:
     x = torch.randn(37, 5, requires_grad=True)
-    dropped = Dropout(0.3).train()(x)
+    dropped = drop_in_training(0.3, x, key)
     dropped.sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad * x, dropped, rtol=1e-5, atol=0)
 
 
-def test_dropped_values_depend_on_the_seed() -> None:
-    seen = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        seen.append(Dropout(0.3).train()(torch.ones(100)))
-    assert torch.equal(seen[0], seen[1])
-    assert not torch.equal(seen[0], seen[2])
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_gradients_are_those_of_the_same_decisions(is_on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "is_on_gpu", lambda _: is_on_gpu)
+    x = torch.randn(37, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(drop_in_training(0.3, x, KEY), drop(x, KEY, 19661))
+    assert torch.autograd.gradcheck(lambda x: drop_in_training(0.3, x, KEY), x)
+    assert torch.autograd.gradgradcheck(lambda x: drop_in_training(0.3, x, KEY), x)
+
+
+def test_a_gpu_keeps_no_mask_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        drop_in_training(0.3, torch.ones(1000, requires_grad=True), KEY)
+    assert [tensor.numel() for tensor in kept] == [2]
+
+
+def test_dropped_values_depend_on_the_seed_only_without_a_key() -> None:
+    for key, others in ((None, False), (KEY, True)):
+        seen = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            seen.append(drop_in_training(0.3, torch.ones(100), key))
+        assert torch.equal(seen[0], seen[1])
+        assert torch.equal(seen[0], seen[2]) == others
 
 
 def test_nothing_is_dropped_in_eval_mode_or_with_probability_zero() -> None:
     x = torch.randn(3, 3)
-    assert Dropout(0.5).eval()(x) is x
-    assert Dropout(0.0).train()(x) is x
+    assert Dropout(0.5).eval()(x, KEY) is x
+    assert Dropout(0.0).train()(x, KEY) is x
+
+
+INTERPRETED = """
+import warnings
+import torch
+from nestmodel.nn.dropout import drop
+from nestmodel.nn.dropout_kernel import launch_drop
+
+warnings.simplefilter("ignore")  # numpy warns where numbers wrap around
+key = torch.tensor([123456789, -987654321], dtype=torch.int32)
+for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float64, 1e-6)):
+    for shape in ((0,), (1,), (3, 1001), (2048,), (5, 4, 3)):
+        x = torch.randn(shape).to(dtype)
+        x = x.transpose(0, 2) if len(shape) == 3 else x
+        for num_dropped in (1, 6554, 65535):
+            ours, expected = launch_drop(x, key, num_dropped, 65536 / (65536 - num_dropped)), drop(x, key, num_dropped)
+            torch.testing.assert_close(ours, expected, rtol=tolerance, atol=0)
+            assert torch.equal(ours == 0, expected == 0)
+"""
+
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from nestmodel.nn.dropout_kernel import VALUES_PER_PROGRAM, drop_kernel
+
+for dtype in ("bf16", "fp32"):
+    types = {"x": f"*{dtype}", "key": "*i32", "out": f"*{dtype}", "num_values": "i32", "num_dropped": "i32"}
+    source = ASTSource(drop_kernel, {**types, "scale": "fp32", "size": "constexpr"}, {"size": VALUES_PER_PROGRAM})
+    for architecture in (80, 90):
+        code = triton.compile(source, target=GPUTarget("cuda", architecture, 32)).asm["ptx"]
+        assert "ld.global" in code and "st.global" in code
+        assert ".local" not in code, "values do not fit into registers"
+"""
+
+
+@pytest.mark.parametrize(("code", "interprets"), [(INTERPRETED, "1"), (COMPILED, "0")], ids=["interpreted", "compiled"])
+def test_the_kernel_for_a_gpu_computes_the_definition_and_compiles(code: str, interprets: str, tmp_path: Path) -> None:
+    # In processes of their own: Triton reads the setting when it is imported, and cannot read functions with the
+    # annotation checks that tests enable.
+    pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
+    environment = {**os.environ, "TRITON_INTERPRET": interprets, "TRITON_CACHE_DIR": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_definition_is_used_with_a_warning_where_the_kernel_cannot_be_compiled() -> None:
+    with pytest.warns(UserWarning, match="because Triton fails: .*C compiler"):
+        assert dropout._kernel_launcher(torch.device("cpu")) is None  # for which Triton has no driver
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_drops_what_a_cpu_drops(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 1001, 77, dtype=dtype)
+    on_gpu = x.cuda().requires_grad_()
+    dropped = drop_in_training(0.1, on_gpu, KEY.cuda())
+    torch.testing.assert_close(dropped.cpu(), drop_in_training(0.1, x, KEY))
+    assert torch.equal(dropped.cpu() == 0, drop_in_training(0.1, x, KEY) == 0)
+    dropped.sum().backward()
+    assert on_gpu.grad is not None
+    assert torch.equal(on_gpu.grad.cpu() == 0, drop_in_training(0.1, torch.ones_like(x), KEY) == 0)
 
 
 @pytest.mark.gpu

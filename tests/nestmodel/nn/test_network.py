@@ -80,10 +80,40 @@ def test_masks_are_drawn_by_the_generator_of_the_cpu() -> None:
     assert torch.equal(network.draw_masks(batch()).masks.is_masked, expected)
 
 
+def test_dropout_depends_on_step_and_microbatch_and_not_on_the_global_generator() -> None:
+    network = NestNetwork(replace(CONFIG, features=replace(CONFIG.features, dither=0.0))).train()
+    masked = network.draw_masks(batch(step=2, microbatch=1))
+    assert masked.dropout_keys is not None
+    assert torch.equal(masked.dropout_keys, network.encoder.draw_keys(network.seed_for("dropout", batch(2, 1))))
+    assert not torch.equal(masked.dropout_keys, network.draw_masks(batch(2, 0)).dropout_keys)
+    logits = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        logits.append(network(batch(step=2, microbatch=1)).logits)
+    assert torch.equal(*logits)
+
+
+def test_dropout_can_be_drawn_from_the_global_generator_as_in_earlier_runs() -> None:
+    config = replace(CONFIG, features=replace(CONFIG.features, dither=0.0))
+    network = NestNetwork(replace(config, encoder=replace(CONFIG.encoder, dropout_source="generator"))).train()
+    assert network.draw_masks(batch()).dropout_keys is None
+    logits = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        logits.append(network(batch()).logits)
+    assert torch.equal(logits[0], logits[2])
+    assert not torch.equal(logits[0], logits[1])
+
+
+def test_no_keys_are_drawn_in_eval_mode() -> None:
+    assert NestNetwork(CONFIG).eval().draw_masks(batch()).dropout_keys is None
+
+
 def test_the_network_receives_what_it_reads_and_the_record_of_the_batch() -> None:
     masked = NestNetwork(CONFIG).draw_masks(batch(step=2, microbatch=1))
     inputs = masked.to("meta")
-    assert list(inputs.tensors()) == ["audio", "audio_len", "noisy_audio", "is_masked", "is_scored", "scored_rows"]
+    fields = ["audio", "audio_len", "noisy_audio", "is_masked", "is_scored", "scored_rows", "dropout_keys"]
+    assert list(inputs.tensors()) == fields
     assert {tensor.device.type for tensor in inputs.tensors().values()} == {"meta"}
     assert {tensor.device.type for tensor in masked.masks} == {"cpu"}
     assert (inputs.key, inputs.sample_id) == (MicrobatchKey(0, 2, 1), ["a", "b"])

@@ -9,7 +9,7 @@ import torch
 from nestdata import AudioNoiseBatch, MixConfig, PlanConfig
 from nestmodel import Checkpoints, ConfigError, NestDataModule, NestModel
 from nestmodel.training.checkpoints import find_checkpoints
-from nestmodel.training.resume import changed_settings, check_same_step, check_unchanged, flatten_settings
+from nestmodel.training.resume import changed_settings, check_same_step, check_unchanged, flatten_settings, run_settings
 from tests.conftest import MessyCorpora
 from tests.training import fit, messy_data, tiny_config, trainer
 
@@ -101,6 +101,15 @@ def test_resuming_with_other_data_or_settings_is_refused_with_the_changes(
     trainer(tmp_path, max_steps=2).fit(
         NestModel(tiny_config()), datamodule=messy_data(messy_corpora, num_workers=1), ckpt_path=path
     )
+
+
+def test_a_run_from_before_dropout_had_a_source_goes_on_with_the_generator_only(tmp_path: Path) -> None:
+    drawn = run_settings(tiny_config(dropout_source="generator"), trainer(tmp_path), compile_blocks=False)
+    earlier = {name: value for name, value in drawn.items() if not name.endswith("dropout_source")}
+    check_unchanged(earlier, drawn)
+    now = run_settings(tiny_config(), trainer(tmp_path), compile_blocks=False)
+    with pytest.raises(ConfigError, match=r"model\.config\.encoder\.dropout_source: 'generator' -> 'position'"):
+        check_unchanged(earlier, now)
 
 
 @pytest.mark.usefixtures("gloo")

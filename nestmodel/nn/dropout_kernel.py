@@ -1,0 +1,45 @@
+"""`nestmodel.nn.dropout.drop` as one kernel of a GPU, for blocks that are not compiled."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nestmodel.nn.dropout import FACTORS
+
+VALUES_PER_PROGRAM = 2048
+_FACTOR0, _FACTOR1, _FACTOR2 = (tl.constexpr(factor % 2**32) for factor in FACTORS)
+
+
+def launch_drop(x: Tensor, key: Tensor, num_dropped: int, scale: float) -> Tensor:
+    """Zeroes values and scales the others, in float32.
+
+    Args:
+        x: Values.
+        key: Determines which values are dropped; int32, two numbers, on the device of `x`.
+        num_dropped: Probability with which a value is dropped, times 65536.
+        scale: Factor of the values that are kept.
+    """
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel() > 0:
+        drop_kernel[(triton.cdiv(x.numel(), VALUES_PER_PROGRAM),)](
+            x, key, out, x.numel(), num_dropped, scale, VALUES_PER_PROGRAM
+        )
+    return out
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def drop_kernel(x, key, out, num_values, num_dropped, scale, size: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Computes the decisions about `size` values and applies them; numbers of the hash are unsigned."""
+    position = (tl.program_id(0) * size + tl.arange(0, size)).to(tl.uint32)
+    is_value = position < num_values
+    mixed = (position >> 1) * _FACTOR0 + tl.load(key).to(tl.uint32)
+    mixed = (mixed ^ (mixed >> 16)) * _FACTOR1 + tl.load(key + 1).to(tl.uint32)
+    mixed = (mixed ^ (mixed >> 15)) * _FACTOR2
+    mixed = mixed ^ (mixed >> 16)
+    half = (mixed >> (16 * (position & 1))) & 0xFFFF
+    # Values are kept from `num_dropped` on if halves are signed; the sign bit turns them into unsigned ones.
+    value = tl.load(x + position, mask=is_value)
+    kept = tl.where((half ^ 0x8000) >= num_dropped, value.to(tl.float32) * scale, 0.0)
+    tl.store(out + position, kept.to(value.dtype), mask=is_value)
