@@ -4,6 +4,7 @@ This module holds the strided convolutions in front of the encoder. No value pas
 valid encoder frames.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from nestmodel.nn import devices
 
 MAX_VALUES = 2**28
 """Maximum number of values of the largest intermediate tensor. Larger batches are processed in several chunks."""
@@ -82,7 +85,7 @@ class ConvSubsampling(nn.Module):
         x = feats.transpose(1, 2).unsqueeze(1)
         if not x.is_cuda:
             x = x.contiguous(memory_format=torch.channels_last)
-        x = x * _is_valid(x, lens)
+        x = x * _is_valid(x, lens).to(x.dtype)
         for layer in self.conv:
             if isinstance(layer, nn.ReLU):
                 # In place: the convolutions do not need their outputs to compute gradients.
@@ -91,7 +94,7 @@ class ConvSubsampling(nn.Module):
                 if torch.is_grad_enabled():
                     x = _MaskedRelu.apply(x, is_valid)  # type: ignore[no-untyped-call]  # torch has no annotations for it
                 else:
-                    x = x.mul_(is_valid).relu_()
+                    x = _masked_relu_(x, is_valid)
             else:
                 assert isinstance(layer, nn.Conv2d)
                 x = _convolve(layer, x)
@@ -103,15 +106,15 @@ class ConvSubsampling(nn.Module):
 
 
 class _MaskedRelu(torch.autograd.Function):
-    """Multiplies by a mask and applies ReLU, both in place.
+    """Zeroes padded frames and applies ReLU, both in place.
 
     The gradient is passed where the output is positive, so the mask does not have to be kept for the backward pass.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, is_valid: Tensor) -> Tensor:
         ctx.mark_dirty(x)
-        x.mul_(mask).relu_()
+        _masked_relu_(x, is_valid)
         ctx.save_for_backward(x)
         return x
 
@@ -119,6 +122,14 @@ class _MaskedRelu(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (output,) = ctx.saved_tensors
         return torch.ops.aten.threshold_backward(grads[0], output, 0), None
+
+
+def _masked_relu_(x: Tensor, is_valid: Tensor) -> Tensor:
+    if not devices.is_on_gpu(x):
+        return x.mul_(is_valid).relu_()
+    # The largest tensors of a step are read and written once, not twice. A CPU takes longer for this.
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    return x.clamp_(zero, torch.where(is_valid, math.inf, zero))
 
 
 def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
@@ -130,6 +141,6 @@ def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _is_valid(x: Float[Tensor, "batch channels frames mels"], lens: Int[Tensor, " batch"]) -> Tensor:
-    """Returns ones on valid frames and zeros elsewhere, in a shape and dtype to multiply `x` by."""
+    """Returns True on valid frames, in a shape to multiply `x` by."""
     positions = torch.arange(x.shape[2], device=x.device)
-    return (positions < lens.unsqueeze(1))[:, None, :, None].to(x.dtype)
+    return (positions < lens.unsqueeze(1))[:, None, :, None]

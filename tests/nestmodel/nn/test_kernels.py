@@ -79,7 +79,7 @@ def test_a_block_launches_a_known_number_of_kernels(block: dict[str, int]) -> No
 def test_the_encoder_of_large_launches_few_kernels(block: dict[str, int]) -> None:
     # Positions, masks and the subsampling, besides 17 blocks.
     one = encode(num_layers=1)
-    assert len(one.operations) + 16 * sum(block.values()) <= 815
+    assert len(one.operations) + 16 * sum(block.values()) <= 818
     assert one.counts["_to_copy"] + 16 * block["_to_copy"] <= 89
 
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nestmodel.nn import devices
 from nestmodel.nn.subsampling import ConvSubsampling
 
 
@@ -14,6 +15,11 @@ def _seeded() -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["code for a CPU", "code for a GPU"])
+def _is_on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "is_on_gpu", lambda _: request.param)
 
 
 def build(factor: int = 8, num_mels: int = 10) -> ConvSubsampling:
@@ -70,6 +76,14 @@ def test_padded_encoder_frames_equal_the_bias() -> None:
     encoded, enc_lens = module(torch.randn(1, 10, 64), torch.tensor([17]))
     assert enc_lens.tolist() == [3]
     assert torch.equal(encoded[0, 3:], module.out.bias.expand(5, -1))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_value_that_is_not_finite_stays_visible(value: float) -> None:
+    feats = torch.randn(1, 10, 64)
+    feats[0, 3, 20] = value
+    encoded, _ = build()(feats, torch.tensor([40]))
+    assert encoded[0, :5].isfinite().all(1).logical_not().any()
 
 
 def test_features_are_not_modified() -> None:
