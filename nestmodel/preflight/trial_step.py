@@ -7,7 +7,7 @@ from typing import cast
 import pytorch_lightning as pl
 import torch
 
-from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
+from nestdata import AudioNoiseBatch, MicrobatchKey, Mix, PackedBatch
 from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
 from nestmodel.training.module import NestModel
@@ -21,7 +21,7 @@ class StepTime:
     """Seconds of one optimizer step of one microbatch."""
 
     microbatch_s: float
-    """Transfer to the device, forward and backward pass."""
+    """Masks, transfer to the device, forward and backward pass."""
 
     optimizer_s: float
 
@@ -62,14 +62,20 @@ class TrialStep:
         self.num_trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         """Number of trained parameters."""
 
-    def __call__(self, batch: AudioNoiseBatch) -> StepTime:
-        """Runs one step.
+    def __call__(self, batch: AudioNoiseBatch | PackedBatch) -> StepTime:
+        """Runs one step. The batch is first brought into the form in which the loader of a run yields it.
 
         Raises:
             TrainingError: The loss is not finite.
         """
+        is_on_gpu = self._device.type == "cuda"
+        if is_on_gpu:
+            batch = batch.pin_memory()
+        elif isinstance(batch, PackedBatch):
+            batch = batch.unpack()
         before = time.perf_counter()
-        inputs = self._model.draw_masks(batch).to(self._device)
+        masked = self._model.draw_masks(batch)
+        inputs = (masked.pin_masks() if is_on_gpu else masked).to(self._device, non_blocking=True)
         with self._precision.train_step_context():
             loss = self._model.training_step(inputs, 0)
         loss.backward()
@@ -88,18 +94,17 @@ class TrialStep:
             torch.cuda.synchronize(self._device)
 
 
-def noise_batch(shape: Shape) -> AudioNoiseBatch:
-    """Returns a microbatch of white noise without padding, the same for each call with the same shape."""
+def noise_batch(shape: Shape) -> PackedBatch:
+    """Returns a microbatch of white noise with interference everywhere and no padding, the same for each call."""
     num_cuts, num_samples = shape
-    audio = 0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
     lens = torch.full((num_cuts,), num_samples)
-    return AudioNoiseBatch(
-        audio=audio,
+    return PackedBatch(
+        audio=torch.randint(-4000, 4000, shape, dtype=torch.int16, generator=generator),
         audio_len=lens,
-        noise=torch.zeros_like(audio),
-        noise_len=torch.zeros_like(lens),
-        noisy_audio=audio.clone(),
-        noisy_audio_len=lens.clone(),
+        noise=0.05 * torch.randn(num_cuts * num_samples, generator=generator),
+        noise_len=lens.clone(),
+        segments=torch.stack([torch.arange(num_cuts) * num_samples, lens]),
         sample_id=["noise"] * num_cuts,
         mixes=[Mix(mode="none")] * num_cuts,
         bad_cuts=[],
