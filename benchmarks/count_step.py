@@ -48,7 +48,8 @@ SCORED_SHARE = 0.3
 COMPILED = "blocks, compiled"
 
 PARTS = ("features", "quantizer", "subsampling", "blocks", "head", "loss", "optimizer", "other")
-"""The last one contains masks, encodings of positions, and dropout before the blocks."""
+"""The optimizer's part contains the sums of gradients over microbatches; the last one contains masks, encodings of
+positions, and dropout before the blocks."""
 
 DENSE_BF16_TFLOPS = {"A100": 312, "H100/H200": 989, "B200": 2250}
 """Dense bf16 operations a second, in 10^12, of the SXM modules. Source: NVIDIA's data sheets of these GPUs, which list
@@ -144,6 +145,7 @@ def step(preset: str, cuts: int | None = None, num_layers: int | None = None) ->
         num_layers: Number of blocks; by default that of the preset.
     """
     from nestmodel import NestConfig, NestNetwork, loss_stats
+    from nestmodel.training.gradient_sums import GradientSums
     from nestmodel.training.schedule import build_optimizer
 
     config = NestConfig.preset(preset)
@@ -173,6 +175,14 @@ def step(preset: str, cuts: int | None = None, num_layers: int | None = None) ->
             "optimizer"
         ]
 
+        sums = GradientSums(trained)
+
+        def add_gradients(loss: Tensor) -> None:
+            sums.set_aside()
+            backward(loss)
+            with log.part("optimizer"):
+                sums.add()
+
         def update() -> None:
             # As NestModel does, which asks torch for the norm; for fake tensors, torch would launch a kernel for each.
             grads = [parameter.grad for parameter in trained if parameter.grad is not None]
@@ -180,21 +190,27 @@ def step(preset: str, cuts: int | None = None, num_layers: int | None = None) ->
             torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
             optimizer.step()
 
-        return recorded(log, loss, update)
+        return recorded(log, loss, update, add_gradients)
 
 
-def recorded(log: OperationLog, loss: Callable[[], Tensor], update: Callable[[], object]) -> list[Operation]:
+def recorded(
+    log: OperationLog,
+    loss: Callable[[], Tensor],
+    update: Callable[[], object],
+    add_gradients: Callable[[Tensor], None] = backward,
+) -> list[Operation]:
     """Returns the operations of the second step, before which gradients and moments exist.
 
     Args:
         log: Knows the parts of the network.
         loss: Computes the loss.
         update: Updates the weights.
+        add_gradients: Adds the gradients of a loss to those of the parameters.
     """
     with log:
         for _ in range(2):
             log.operations.clear()
-            backward(loss())
+            add_gradients(loss())
             with log.part("optimizer"), torch.autocast("cuda", enabled=False), torch.no_grad():
                 update()
     return list(log.operations)

@@ -78,7 +78,9 @@ class TrialStep:
         inputs = (masked.pin_masks() if is_on_gpu else masked).to(self._device, non_blocking=True)
         with self._precision.train_step_context():
             loss = self._model.training_step(inputs, 0)
+        self._model.on_before_backward(loss)
         loss.backward()
+        self._model.on_after_backward()
         is_finite = bool(loss.isfinite())
         self._wait()
         between = time.perf_counter()

@@ -30,6 +30,7 @@ from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.options import WeightParts
 from nestmodel.training.ddp_advice import suppress_unused_parameter_advice
+from nestmodel.training.gradient_sums import GradientSums
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import fix_gradient_buckets, log_by_global_step, scale_loop_progress
 from nestmodel.training.nonfinite import SkippedSteps
@@ -80,6 +81,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         """Requests to end the run early, on which all ranks agree at every optimizer step."""
 
         self._norms: list[StepBatchNorm] = []
+        self._gradient_sums = GradientSums([])
         self._step: StepStats | None = None
         self._skipped = SkippedSteps()
         self._val_stats: Tensor | None = None
@@ -103,6 +105,17 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._step.add(stats, batch)
         # Compensates for the means that Lightning takes over microbatches and DDP takes over ranks.
         return stats.nll_sum * self.trainer.accumulate_grad_batches * self.trainer.world_size
+
+    def on_before_backward(self, loss: Tensor) -> None:  # noqa: ARG002 - Lightning's signature
+        """Sets the gradients of earlier microbatches aside, unless DDP is about to sum gradients over ranks."""
+        assert self._step is not None
+        is_last = self._step.num_microbatches == self.trainer.accumulate_grad_batches
+        if self.trainer.world_size == 1 or not is_last:
+            self._gradient_sums.set_aside()
+
+    def on_after_backward(self) -> None:
+        """Adds the gradients of the microbatch to those of earlier ones."""
+        self._gradient_sums.add()
 
     def discard_step(self) -> None:
         """Drops the statistics of a step that will not be completed."""
@@ -210,6 +223,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._norms = [module for module in self.encoder.modules() if isinstance(module, StepBatchNorm)]
         for norm in self._norms:
             norm.start_collecting()
+        self._gradient_sums = GradientSums(parameter for parameter in self.parameters() if parameter.requires_grad)
 
     def on_train_start(self) -> None:
         """Checks that all ranks start at the same optimizer step.

@@ -63,6 +63,11 @@ class StepStats:
         self._values = values if self._values is None else self._values + values
         self._microbatches.append((batch.key, batch.sample_id, stats.nll_sum.detach()))
 
+    @property
+    def num_microbatches(self) -> int:
+        """Number of microbatches that were added."""
+        return len(self._microbatches)
+
     def check_complete(self, microbatches_per_rank: int, rank: int) -> None:
         """Checks that all microbatches of the step were added.
 
@@ -73,7 +78,7 @@ class StepStats:
         Raises:
             TrainingError: The data of this rank ended within the step.
         """
-        found = len(self._microbatches)
+        found = self.num_microbatches
         if found != microbatches_per_rank:
             step = self._microbatches[0][0].step
             raise TrainingError(

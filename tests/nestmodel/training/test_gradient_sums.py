@@ -1,0 +1,81 @@
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nestmodel.nn import devices
+from nestmodel.nn.loss_stats import loss_stats
+from nestmodel.nn.network import NestNetwork
+from nestmodel.preflight.trial_step import noise_batch
+from nestmodel.training.gradient_sums import GradientSums
+from tests.training import tiny_config
+
+
+class Operations(TorchDispatchMode):
+    """Records the names of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's signature
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_sums_equal_those_of_torch() -> None:
+    network = NestNetwork(tiny_config()).train()
+    sums, found = GradientSums(p for p in network.parameters() if p.requires_grad), []
+    for is_set_aside in (False, True):
+        network.zero_grad()
+        for seed in range(3):
+            torch.manual_seed(seed)
+            loss = loss_stats(network(noise_batch((2, 16000)).unpack())).nll_sum
+            if is_set_aside:
+                sums.set_aside()
+            loss.backward()
+            if is_set_aside:
+                sums.add()
+        found.append({name: p.grad for name, p in network.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys() != set()
+    assert [name for name, grad in found[0].items() if not torch.equal(grad, found[1][name])] == []
+
+
+@pytest.mark.parametrize("is_gpu_path", [False, True])
+def test_a_microbatch_adds_its_gradients_by_one_operation(monkeypatch: pytest.MonkeyPatch, is_gpu_path: bool) -> None:
+    if is_gpu_path:
+        monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    network = NestNetwork(tiny_config()).train()
+    sums = GradientSums(p for p in network.parameters() if p.requires_grad)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_gpu_path):  # converts the weights of a block together
+            loss = loss_stats(network(noise_batch((2, 16000)).unpack())).nll_sum
+        with Operations() as seen:
+            sums.set_aside()
+            loss.backward()
+            sums.add()
+    assert seen.names.count("_foreach_add_") == 1
+    assert "add_" not in seen.names
+
+
+def test_a_parameter_that_gets_no_gradient_keeps_its_sum() -> None:
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    sums = GradientSums([used, unused])
+    for weight in (used * 2 + unused, used * 3):
+        sums.set_aside()
+        weight.sum().backward()
+        sums.add()
+    assert used.grad is not None
+    assert unused.grad is not None
+    assert (used.grad.tolist(), unused.grad.tolist()) == ([5.0, 5.0], [1.0, 1.0])
+
+
+def test_a_first_gradient_after_others_is_kept() -> None:
+    early, late = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    sums = GradientSums([early, late])
+    for weight in (early * 2, early + late):
+        sums.set_aside()
+        weight.sum().backward()
+        sums.add()
+    assert late.grad is not None
+    assert late.grad.tolist() == [1.0, 1.0]
