@@ -87,7 +87,7 @@ def count(preset: str, lengths: tuple[float, ...] = LENGTHS_S) -> Demand:
     with fake_gpu(), built():
         network = NestNetwork(config)
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
-    chunk_s = MAX_VALUES // (config.encoder.subsampling_channels * config.features.num_mels // 4) / 100
+    chunk_s = MAX_VALUES // (config.encoder.subsampling_channels * config.features.num_mels // 16) / 100
     _, chunk_bytes = _peak_of_subsampling(config, 1, chunk_s)
     activations = {length: _activations(config, length) for length in lengths}
     return Demand(preset, STATE_BYTES * trained, chunk_bytes, activations)

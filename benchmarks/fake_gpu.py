@@ -152,7 +152,7 @@ class OperationLog(TorchDispatchMode):
             self._track(tensor, is_result=True)
         namespace, name = func.name().split(".")[0].split("::")
         if not func.is_view and name not in WITHOUT_KERNEL and namespace != "prim":
-            formula = _FLOP_FORMULAS.get(func.overloadpacket)
+            formula = _CUSTOM.get(func.overloadpacket) or flop_registry.get(func.overloadpacket)
             self.operations.append(
                 Operation(
                     name=name,
@@ -230,7 +230,7 @@ def _backward_of_convolution(grad_out: Any, _x: Any, weight: Any, *rest: Any, **
 CUSTOM_FORMULAS = {torch.ops.aten.convolution_backward: _backward_of_convolution}
 """Formulas of torch's flop counter that are replaced; they take shapes instead of tensors."""
 
-_FLOP_FORMULAS = {**flop_registry, **{name: shape_wrapper(formula) for name, formula in CUSTOM_FORMULAS.items()}}
+_CUSTOM = {name: shape_wrapper(formula) for name, formula in CUSTOM_FORMULAS.items()}
 
 
 @contextmanager
@@ -345,11 +345,14 @@ def _call(node: Any, received: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
     if not received:
         return (None,) * len(node.next_functions)
     given = [received.get(i) for i in range(len(node._input_metadata))]
-    grads = node.apply(*given) if _is_in_python(node) else node(*given)
-    grads = list(grads) if isinstance(grads, tuple) else [grads]
-    while len(grads) > len(node.next_functions):
-        grads.remove(None)  # of an argument that is no tensor; these come before the tensors
-    return tuple(grads)
+    if not _is_in_python(node):
+        grads = node(*given)
+        return grads if isinstance(grads, tuple) else (grads,)
+    grads = node.apply(*given)
+    # A gradient for each argument, tensor or not; tensors are followed by nodes if they need gradients.
+    all_grads = zip(grads if isinstance(grads, tuple) else (grads,), node.needs_input_grad, strict=True)
+    needed = (grad for grad, is_needed in all_grads if is_needed)
+    return tuple(next(needed) if following is not None else None for following, _ in node.next_functions)
 
 
 def _as_expected(grad: Tensor, expected: Any) -> Tensor:

@@ -36,6 +36,7 @@ ALLOWED = {
     "_input_metadata": "shapes and types of the gradients that a node receives, for benchmarks/fake_gpu.py",
     "_schema": "which arguments an operation of torch writes to, for benchmarks/fake_gpu.py",
     "_collected": "the sums of batch norm, an input of a compiled block, for benchmarks/count_step.py",
+    "_foreach_add_": "torch's sum of many tensors in one call, which has no public name",
     "_foreach_div_": "torch's division of many tensors in one call, which has no public name",
     "_scaled_dot_product_efficient_attention": "the kernel behind torch's attention, for benchmarks/fake_gpu.py",
     "_setup_dataloader_from_config": "NeMo's own choice of its loaders, for benchmarks/peers/nemo_loading.py",

@@ -1,5 +1,8 @@
 """Which kernels a device gets, and the type in which matrix products are computed."""
 
+import warnings
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,3 +20,19 @@ def is_autocast(x: Tensor) -> bool:
 def product_dtype(x: Tensor) -> torch.dtype:
     """Returns the type of matrix products of `x`: that of autocast where it is on, otherwise that of `x`."""
     return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype
+
+
+def has_kernel(attempt: Callable[[], object], otherwise: str) -> bool:
+    """Returns whether a kernel in Triton runs on this machine. If it does not, warns once what that means.
+
+    Args:
+        attempt: Runs the kernel, and raises any exception if that fails.
+        otherwise: What is the case without the kernel.
+    """
+    try:
+        attempt()
+    except Exception as error:  # a compiler can fail in many ways
+        what = f"{otherwise[0].upper()}{otherwise[1:]}, because Triton fails: {error}."
+        warnings.warn(f"{what} It needs a C compiler and the headers of Python.", stacklevel=3)
+        return False
+    return True

@@ -5,8 +5,6 @@ numbers, the lower half if i is even. So the decisions are the same on every dev
 backward pass computes them again instead of reading a mask. Numbers wrap around at 32 bits everywhere.
 """
 
-import warnings
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -146,26 +144,26 @@ def _wrapped(number: int) -> int:
 
 @torch.library.custom_op("nestmodel::drop", mutates_args=())
 def _drop_on_gpu(x: Tensor, key: Tensor, num_dropped: int) -> Tensor:
-    launch = _kernel_launcher(x.device)
-    return drop(x, key, num_dropped) if launch is None else launch(x, key, num_dropped, _scale(num_dropped))
+    if not _has_kernel(x.device):
+        return drop(x, key, num_dropped)
+    from nestmodel.nn.kernels.dropout import launch_drop
+
+    return launch_drop(x, key, num_dropped, _scale(num_dropped))
 
 
 @cache
-def _kernel_launcher(device: torch.device) -> Callable[[Tensor, Tensor, int, float], Tensor] | None:
-    """Returns the function that launches the kernel; None, with a warning, if Triton or its C compiler is missing."""
-    try:
-        from nestmodel.nn.dropout_kernel import launch_drop
+def _has_kernel(device: torch.device) -> bool:
+    """Returns whether the kernel compiles on a device and computes the definition there; warns if it does not."""
+    return devices.has_kernel(lambda: _check_kernel(device), "dropout runs as fifteen kernels instead of one")
 
-        launch_drop(torch.zeros(1, device=device), torch.zeros(2, dtype=torch.int32, device=device), 1, 1.0)
-    except Exception as error:  # a compiler can fail in many ways
-        warnings.warn(
-            f"Dropout runs as fifteen kernels instead of one, because Triton fails: {error}. It needs a C compiler and "
-            "the headers of Python.",
-            stacklevel=2,
-        )
-        return None
-    launcher: Callable[[Tensor, Tensor, int, float], Tensor] = launch_drop
-    return launcher
+
+def _check_kernel(device: torch.device) -> None:
+    from nestmodel.nn.kernels.dropout import launch_drop
+
+    x, key = torch.ones(5001), torch.tensor([123456789, -987654321], dtype=torch.int32)
+    found = launch_drop(x.to(device), key.to(device), _LEVELS // 10, 1.0)
+    if not torch.equal(found.cpu() > 0, drop(x, key, _LEVELS // 10) > 0):
+        raise RuntimeError("it drops other values than the definition")
 
 
 def _keep_key(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:  # noqa: ARG001 - torch's names

@@ -5,6 +5,7 @@ valid encoder frames.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nestmodel.nn import devices
+from nestmodel.nn.first_stages import Convolutions, first_stages, has_kernels
 
-MAX_VALUES = 2**28
+MAX_VALUES = 2**27
 """Maximum number of values of the largest intermediate tensor. Larger batches are processed in several chunks."""
 
 MAX_VALUES_ON_CPU = 2**23
@@ -66,7 +68,8 @@ class ConvSubsampling(nn.Module):
         # The convolutions produce by far the largest tensors of the model and are cheap. So they process some
         # utterances at a time, and are recomputed in the backward pass instead of keeping their outputs.
         max_values = MAX_VALUES if feats.is_cuda else MAX_VALUES_ON_CPU
-        size = max(1, max_values // max(1, self.channels * feats.shape[1] * feats.shape[2] // 4))
+        factor = 4 if self._joins_first_stages(feats) else 2  # of the first stage whose values are stored
+        size = max(1, max_values // max(1, self.channels * feats.shape[1] * feats.shape[2] // factor**2))
         chunks = [
             checkpoint(self.convolve, *chunk, use_reentrant=False, preserve_rng_state=False)
             if torch.is_grad_enabled()
@@ -80,13 +83,18 @@ class ConvSubsampling(nn.Module):
         self, feats: Float[Tensor, "batch mels frames"], lens: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch enc_frames values"]:
         """Applies the convolutions to a whole batch at once, without the projection."""
-        # (batch, mels, frames) -> (batch, channels, frames, mels). On a CPU, channels-last convolutions take half
-        # the time.
-        x = feats.transpose(1, 2).unsqueeze(1)
-        if not x.is_cuda:
-            x = x.contiguous(memory_format=torch.channels_last)
-        x = x * _is_valid(x, lens).to(x.dtype)
-        for layer in self.conv:
+        layers: Iterable[nn.Module] = self.conv.children()
+        if self._joins_first_stages(feats):
+            x = first_stages(feats, lens, Convolutions(*self.conv[0].parameters(), *self.conv[2].parameters()))
+            x, lens, layers = x.permute(0, 3, 1, 2), (lens + 1) // 2, list(self.conv)[3:]
+        else:
+            # (batch, mels, frames) -> (batch, channels, frames, mels). On a CPU, channels-last convolutions take half
+            # the time.
+            x = feats.transpose(1, 2).unsqueeze(1)
+            if not x.is_cuda:
+                x = x.contiguous(memory_format=torch.channels_last)
+            x = x * _is_valid(x, lens).to(x.dtype)
+        for layer in layers:
             if isinstance(layer, nn.ReLU):
                 # In place: the convolutions do not need their outputs to compute gradients.
                 lens = (lens + 1) // 2
@@ -99,6 +107,12 @@ class ConvSubsampling(nn.Module):
                 assert isinstance(layer, nn.Conv2d)
                 x = _convolve(layer, x)
         return x.transpose(1, 2).flatten(2)
+
+    def _joins_first_stages(self, feats: Float[Tensor, "batch mels frames"]) -> bool:
+        """Returns whether the first two stages are one operation: on a GPU, from features that need no gradient."""
+        if not devices.is_on_gpu(feats) or self.factor == 2 or feats.requires_grad:
+            return False
+        return feats.dtype == self.conv[0].weight.dtype == torch.float32 and has_kernels(feats.device)
 
     def out_lens(self, feat_lens: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         """Returns the numbers of valid encoder frames for numbers of valid frames: frames / factor, rounded up."""

@@ -1,7 +1,4 @@
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +10,7 @@ from torch import Tensor
 
 from nestmodel.nn import devices, dropout
 from nestmodel.nn.dropout import Dropout, draw_keys, drop
+from tests.kernels import run_kernels
 
 KEY = torch.tensor([123456789, -987654321], dtype=torch.int32)
 numbers = st.integers(-(2**31), 2**31 - 1)
@@ -149,7 +147,7 @@ INTERPRETED = """
 import warnings
 import torch
 from nestmodel.nn.dropout import drop
-from nestmodel.nn.dropout_kernel import launch_drop
+from nestmodel.nn.kernels.dropout import launch_drop
 
 warnings.simplefilter("ignore")  # numpy warns where numbers wrap around
 key = torch.tensor([123456789, -987654321], dtype=torch.int32)
@@ -164,34 +162,26 @@ for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.f
 """
 
 COMPILED = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from nestmodel.nn.dropout_kernel import VALUES_PER_PROGRAM, drop_kernel
+from nestmodel.nn.kernels.dropout import VALUES_PER_PROGRAM, drop_kernel
+from tests.kernels import check_compiles
 
 for dtype in ("bf16", "fp32"):
-    types = {"x": f"*{dtype}", "key": "*i32", "out": f"*{dtype}", "num_values": "i32", "num_dropped": "i32"}
-    source = ASTSource(drop_kernel, {**types, "scale": "fp32", "size": "constexpr"}, {"size": VALUES_PER_PROGRAM})
-    for architecture in (80, 90):
-        code = triton.compile(source, target=GPUTarget("cuda", architecture, 32)).asm["ptx"]
-        assert "ld.global" in code and "st.global" in code
-        assert ".local" not in code, "values do not fit into registers"
+    types = {"x": f"*{dtype}", "key": "*i32", "out": f"*{dtype}", "scale": "fp32"}
+    check_compiles(drop_kernel, types, {"size": VALUES_PER_PROGRAM})
 """
 
 
-@pytest.mark.parametrize(("code", "interprets"), [(INTERPRETED, "1"), (COMPILED, "0")], ids=["interpreted", "compiled"])
-def test_the_kernel_for_a_gpu_computes_the_definition_and_compiles(code: str, interprets: str, tmp_path: Path) -> None:
-    # In processes of their own: Triton reads the setting when it is imported, and cannot read functions with the
-    # annotation checks that tests enable.
+@pytest.mark.parametrize(("code", "interpreted"), [(INTERPRETED, True), (COMPILED, False)])
+def test_the_kernel_for_a_gpu_computes_the_definition_and_compiles(
+    code: str, interpreted: bool, tmp_path: Path
+) -> None:
     pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
-    environment = {**os.environ, "TRITON_INTERPRET": interprets, "TRITON_CACHE_DIR": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stderr
+    run_kernels(code, interpreted=interpreted, cache=tmp_path)
 
 
 def test_the_definition_is_used_with_a_warning_where_the_kernel_cannot_be_compiled() -> None:
     with pytest.warns(UserWarning, match="because Triton fails: .*C compiler"):
-        assert dropout._kernel_launcher(torch.device("cpu")) is None  # for which Triton has no driver
+        assert not dropout._has_kernel(torch.device("cpu"))  # for which Triton has no driver
 
 
 @pytest.mark.gpu

@@ -23,9 +23,10 @@ def launch_drop(x: Tensor, key: Tensor, num_dropped: int, scale: float) -> Tenso
     x = x.contiguous()
     out = torch.empty_like(x)
     if x.numel() > 0:
-        drop_kernel[(triton.cdiv(x.numel(), VALUES_PER_PROGRAM),)](
-            x, key, out, x.numel(), num_dropped, scale, VALUES_PER_PROGRAM
-        )
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            drop_kernel[(triton.cdiv(x.numel(), VALUES_PER_PROGRAM),)](
+                x, key, out, x.numel(), num_dropped, scale, VALUES_PER_PROGRAM
+            )
     return out
 
 

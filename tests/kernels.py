@@ -1,0 +1,64 @@
+"""Checks of kernels in Triton, in processes of their own.
+
+Triton reads at its import whether to interpret kernels, and cannot read functions with the annotation checks that tests
+enable.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ARCHITECTURES = (80, 90)
+"""Of an A100 and of an H100."""
+
+
+def run_kernels(code: str, *, interpreted: bool, cache: Path) -> None:
+    """Runs code that calls kernels, and fails with what it wrote if it fails."""
+    environment = {**os.environ, "TRITON_INTERPRET": str(int(interpreted)), "TRITON_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY)
+    assert run.returncode == 0, run.stderr
+
+
+def check_compiles(kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> list[str]:
+    """Compiles a kernel for both architectures, checks that no value has to leave the registers, returns the PTX.
+
+    Args:
+        kernel: A function with `triton.jit`.
+        types: Types of arguments by name; those that are missing are int32.
+        constants: Values of constant arguments.
+        options: Of the compilation.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    codes = []
+    for architecture in ARCHITECTURES:
+        source = ASTSource(kernel, types, constants)
+        found = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options).asm
+        assert _stack_bytes(found["cubin"]) == 0, (
+            f"{kernel.__name__} spills registers on sm_{architecture} with {types}"
+        )
+        codes.append(found["ptx"])
+    return codes
+
+
+def _stack_bytes(machine_code: bytes) -> int:
+    """Returns the bytes of a thread's stack, which holds what does not fit into registers."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(machine_code)
+        file.flush()
+        text = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
+    found = re.search(r"\bSTACK:(\d+)", text)
+    assert found is not None, text
+    return int(found[1])

@@ -1,0 +1,164 @@
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nestmodel.nn import devices
+from nestmodel.nn.first_stages import Convolutions, define_first_stages, first_stages, has_kernels
+from nestmodel.nn.subsampling import ConvSubsampling
+from tests.kernels import run_kernels
+
+
+def convolutions(channels: int = 5, dtype: torch.dtype = torch.float64) -> Convolutions:
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((channels, 1, 3, 3), (channels,), (channels, 1, 3, 3), (channels,))
+    return Convolutions(*(torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes))
+
+
+def value_by_value(feats: Tensor, lens: Tensor, given: Convolutions) -> Tensor:
+    """Both stages as sums over taps of values that are looked up one by one, in float64."""
+    weight1, bias1, weight2, bias2 = given
+
+    def first(utterance: int, frame: int, mel: int) -> Tensor:
+        num_valid, num_mels = int(lens[utterance]), feats.shape[1]
+        if not (0 <= frame < (num_valid + 1) // 2 and 0 <= mel < (num_mels + 1) // 2):
+            return torch.zeros_like(bias1)
+        total = bias1
+        for i, j in ((i, j) for i in range(3) for j in range(3)):
+            at_frame, at_mel = 2 * frame + i - 1, 2 * mel + j - 1
+            if 0 <= at_frame < num_valid and 0 <= at_mel < num_mels:
+                total = total + weight1[:, 0, i, j] * feats[utterance, at_mel, at_frame]
+        return total.relu()
+
+    def second(utterance: int, frame: int, mel: int) -> Tensor:
+        taps = ((i, j) for i in range(3) for j in range(3))
+        terms = [weight2[:, 0, i, j] * first(utterance, 2 * frame + i - 1, 2 * mel + j - 1) for i, j in taps]
+        return bias2 + torch.stack(terms).sum(0)
+
+    frames, mels = (feats.shape[2] + 3) // 4, (feats.shape[1] + 3) // 4
+    rows = [[second(each, i, j) for i in range(frames) for j in range(mels)] for each in range(len(feats))]
+    return torch.stack([torch.stack(row) for row in rows]).view(len(feats), frames, mels, -1)
+
+
+@settings(deadline=None, max_examples=15, derandomize=True)
+@given(frames=st.integers(1, 9), mels=st.integers(1, 9), data=st.data())
+def test_values_and_gradients_are_those_of_two_convolutions(frames: int, mels: int, data: st.DataObject) -> None:
+    lens = torch.tensor(data.draw(st.lists(st.integers(0, frames), min_size=1, max_size=2)))
+    feats = torch.randn(len(lens), mels, frames, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    given = convolutions()
+    ours, expected = first_stages(feats, lens, given), value_by_value(feats, lens, given)
+    torch.testing.assert_close(ours, expected)
+    weights = torch.randn(ours.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    grads = [
+        torch.autograd.grad((each * weights).sum(), list(given), materialize_grads=True) for each in (ours, expected)
+    ]
+    for found, plain in zip(*grads, strict=True):
+        torch.testing.assert_close(found, plain)
+
+
+@pytest.mark.parametrize("frames", [1, 37])
+def test_a_module_for_a_gpu_gives_what_one_for_a_cpu_gives(monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
+    torch.manual_seed(0)
+    module = ConvSubsampling(num_mels=10, channels=6, factor=8, dim=5)
+    feats, lens = torch.randn(3, 10, frames), torch.tensor([frames, 0, frames // 2])
+    found = []
+    for is_gpu in (False, True):
+        monkeypatch.setattr(devices, "is_on_gpu", lambda _, is_gpu=is_gpu: is_gpu)
+        encoded, _ = module(feats, lens)
+        found.append((encoded, *torch.autograd.grad(encoded.square().sum(), list(module.parameters()))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_features_that_need_a_gradient_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    feats = torch.randn(1, 10, 16, requires_grad=True)
+    ConvSubsampling(num_mels=10, channels=6, factor=8, dim=5)(feats, torch.tensor([16]))[0].sum().backward()
+    assert feats.grad is not None
+    assert feats.grad.abs().sum() > 0
+
+
+def test_values_have_the_type_of_matrix_products() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        values = first_stages(torch.randn(1, 8, 8), torch.tensor([8]), convolutions(dtype=torch.float32))
+    assert values.dtype == torch.bfloat16
+
+
+INTERPRETED = """
+import torch
+from unittest.mock import patch
+from nestmodel.nn import first_stages
+from nestmodel.nn.kernels import first_stages as kernels
+
+first_stages._check_kernels(torch.device("cpu"))  # exact, with small integers
+torch.manual_seed(0)
+empty = torch.empty
+poisoned = lambda *sizes, **options: empty(*sizes, **options).fill_(float("nan"))
+# Odd sizes, one frame, padding, more positions than a program takes at a time, features that are not contiguous.
+for batch, mels, frames, channels, lens in ((1, 1, 1, 1, [1]), (2, 80, 5, 6, [5, 4]), (3, 7, 66, 130, [66, 13, 0])):
+    feats = torch.randn(batch, frames, mels).transpose(1, 2)
+    lens = torch.tensor(lens)
+    (weight1, weight2), (bias1, bias2) = torch.randn(2, channels, 1, 3, 3), torch.randn(2, channels)
+    doubles = [each.double() for each in (feats, weight1, bias1, weight2, bias2)]
+    expected = first_stages.define_first_stages(torch.float64, doubles[0], lens, *doubles[1:])
+    grad = torch.randn(expected.shape)
+    expected_grads = first_stages.define_gradients(doubles[0], lens, *doubles[1:4], grad.double())
+    inputs = (feats, lens, weight1.flatten(1), bias1, weight2.flatten(1))
+    with patch.object(torch, "empty", poisoned), patch.object(kernels, "PROGRAMS", 3):
+        out = torch.empty(expected.shape)
+        kernels.launch_first_stages(inputs, bias2, out)
+        grads = kernels.launch_gradients(inputs, grad)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(grads.double(), expected_grads, rtol=1e-5, atol=1e-4)
+    feats[0, 0, 0] = float("nan")
+    kernels.launch_first_stages(inputs, bias2, out)
+    assert out[0, 0, 0].isnan().all() and out[1:].isfinite().all()
+"""
+
+COMPILED = """
+from nestmodel.nn.kernels import first_stages as kernels
+from tests.kernels import check_compiles
+
+FLOATS = ("feats", "weight1", "bias1", "weight2", "bias2", "sums")
+for kernel in (kernels.forward_kernel, kernels.gradient_kernel):
+    for dtype, precision in (("bf16", "tf32"), ("fp16", "tf32"), ("fp32", "ieee")):
+        constants = {"precision": precision, "positions": kernels.POSITIONS, "channels": kernels.CHANNELS}
+        types = {name: "*fp32" for name in FLOATS} | {"lens": "*i64", "out": f"*{dtype}", "grad": f"*{dtype}"}
+        for code in check_compiles(kernel, types, constants, **kernels.OPTIONS):
+            assert ("mma" in code) == (precision == "tf32"), "products do not run on tensor cores"
+"""
+
+
+@pytest.mark.parametrize(("code", "interpreted"), [(INTERPRETED, True), (COMPILED, False)])
+def test_kernels_for_a_gpu_compute_the_definition_and_compile(code: str, interpreted: bool, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
+    run_kernels(code, interpreted=interpreted, cache=tmp_path)
+
+
+def test_a_kernel_that_cannot_be_compiled_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.warns(UserWarning, match="two stages of the subsampling are slower, because Triton fails: "):
+        assert not has_kernels.__wrapped__(torch.device("cpu"))  # for which Triton has no driver
+
+
+def test_a_kernel_that_computes_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    kernels = pytest.importorskip("nestmodel.nn.kernels.first_stages", reason="Triton comes with torch for GPUs")
+    monkeypatch.setattr(kernels, "launch_first_stages", lambda _inputs, _bias2, out: out.zero_())
+    monkeypatch.setattr(kernels, "launch_gradients", lambda *_: torch.zeros(32, 70))
+    with pytest.warns(UserWarning, match="computes other numbers than torch"):
+        assert not has_kernels.__wrapped__(torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_computes_what_a_cpu_computes() -> None:
+    assert has_kernels(torch.device("cuda"))
+    given = convolutions(70, torch.float32)
+    feats, lens = torch.randn(3, 80, 203), torch.tensor([203, 0, 100])
+    on_gpu = first_stages(feats.cuda(), lens.cuda(), Convolutions(*(each.detach().cuda() for each in given)))
+    expected = define_first_stages(torch.float32, feats, lens, *given)
+    torch.testing.assert_close(on_gpu.cpu(), expected, rtol=1e-4, atol=1e-4)
