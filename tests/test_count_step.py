@@ -21,7 +21,7 @@ OUTSIDE = {
     "small": {
         "features": (42, 2.2),
         "quantizer": (18, 0.5),
-        "subsampling": (67, 1.9),
+        "subsampling": (69, 1.9),
         "head": (9, 0.2),
         "loss": (23, 0.4),
         "optimizer": (10, 0.2),
@@ -30,7 +30,7 @@ OUTSIDE = {
     "large": {
         "features": (42, 18.1),
         "quantizer": (30, 3.8),
-        "subsampling": (128, 15.8),
+        "subsampling": (132, 15.8),
         "head": (9, 0.7),
         "loss": (23, 2.9),
         "optimizer": (10, 0.9),
@@ -39,7 +39,7 @@ OUTSIDE = {
     "xlarge": {
         "features": (42, 7.2),
         "quantizer": (22, 1.6),
-        "subsampling": (67, 6.4),
+        "subsampling": (69, 6.4),
         "head": (9, 0.6),
         "loss": (23, 1.2),
         "optimizer": (10, 2.9),

@@ -22,17 +22,21 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype
 
 
-def has_kernel(attempt: Callable[[], object], otherwise: str) -> bool:
-    """Returns whether a kernel in Triton runs on this machine. If it does not, warns once what that means.
+def has_kernel(check: Callable[[], bool], otherwise: str) -> bool:
+    """Returns whether a kernel in Triton works on this machine. If it does not, warns what that means.
 
     Args:
-        attempt: Runs the kernel, and raises any exception if that fails.
+        check: Runs the kernel, and returns whether it computes what torch computes.
         otherwise: What is the case without the kernel.
     """
     try:
-        attempt()
+        if check():
+            return True
+        cause = "the kernel for it computes other numbers than torch"
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # a compiler can fail in many ways
-        what = f"{otherwise[0].upper()}{otherwise[1:]}, because Triton fails: {error}."
-        warnings.warn(f"{what} It needs a C compiler and the headers of Python.", stacklevel=3)
-        return False
-    return True
+        reason = " ".join(str(error).split()).rstrip(".")
+        cause = f"Triton fails: {reason}. It needs a C compiler and the headers of Python"
+    warnings.warn(f"{otherwise}, because {cause}.", stacklevel=3)
+    return False

@@ -87,6 +87,8 @@ class ConvSubsampling(nn.Module):
         if self._joins_first_stages(feats):
             x = first_stages(feats, lens, Convolutions(*self.conv[0].parameters(), *self.conv[2].parameters()))
             x, lens, layers = x.permute(0, 3, 1, 2), (lens + 1) // 2, list(self.conv)[3:]
+            if torch.are_deterministic_algorithms_enabled():
+                x = x.contiguous()  # for depthwise convolutions of torch, which are deterministic, instead of cuDNN
         else:
             # (batch, mels, frames) -> (batch, channels, frames, mels). On a CPU, channels-last convolutions take half
             # the time.
@@ -112,7 +114,9 @@ class ConvSubsampling(nn.Module):
         """Returns whether the first two stages are one operation: on a GPU, from features that need no gradient."""
         if not devices.is_on_gpu(feats) or self.factor == 2 or feats.requires_grad:
             return False
-        return feats.dtype == self.conv[0].weight.dtype == torch.float32 and has_kernels(feats.device)
+        return feats.dtype == self.conv[0].weight.dtype == torch.float32 and has_kernels(
+            feats.device, devices.product_dtype(feats)
+        )
 
     def out_lens(self, feat_lens: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         """Returns the numbers of valid encoder frames for numbers of valid frames: frames / factor, rounded up."""

@@ -11,7 +11,8 @@ class GradientSums:
 
     Torch adds each gradient by an operation of its own: on a GPU, 600 launches for a microbatch of `large`. A parameter
     without a gradient takes over a new one without an operation. So the sums are set aside during a backward pass, and
-    the new gradients are added to them after it. The memory that both need is less than what the backward pass frees.
+    the new gradients are added to them after it. Both need memory at the end of the backward pass, which has usually
+    freed more than that. Until `add`, the parameters have the gradients of one microbatch.
 
     Args:
         parameters: Those that are trained.

@@ -16,7 +16,10 @@ OPTIONS = {"num_warps": 8, "num_stages": 1}
 """With these, no value has to leave the registers of an A100 or H100, in any type."""
 
 TAPS = tl.constexpr(16)
-"""Nine taps of a 3x3 convolution, one for the bias, and zeros: matrix products have 16 columns at least."""
+"""Nine taps of a 3x3 convolution, one for the bias, and zeros: Triton's matrix products sum 16 terms at least."""
+
+NOT_SPECIALIZED = ["num_frames2", "num_positions"]
+"""Sizes that differ from batch to batch, for which the kernels are not compiled again."""
 
 PROGRAMS = 512
 """Programs over positions, each of which sums gradients on its own."""
@@ -42,19 +45,20 @@ def launch_first_stages(inputs: Inputs, bias2: Tensor, out: Tensor) -> None:
             forward_kernel[grid](*inputs, bias2, out, *_sizes(inputs[0], out), POSITIONS, CHANNELS, **OPTIONS)
 
 
-def launch_gradients(inputs: Inputs, grad: Tensor) -> Tensor:
+def launch_gradients(inputs: Inputs, grad: Tensor, num_programs: int = PROGRAMS) -> Tensor:
     """Computes the gradients of weights and biases.
 
     Args:
         inputs: See `Inputs`.
         grad: Gradient of the values, contiguous.
+        num_programs: Most programs over positions.
 
     Returns:
         Gradients of the weights of the full convolution in rows 0 to 8, of its bias in row 9, of the depthwise
         convolution in rows 16 to 25, and zeros: (32, channels).
     """
     num_positions, num_channels = grad.shape[:3].numel(), grad.shape[3]
-    num_programs = max(1, min(PROGRAMS, triton.cdiv(num_positions, POSITIONS)))
+    num_programs = max(1, min(num_programs, triton.cdiv(num_positions, POSITIONS)))
     # Each program has sums of its own, so that the order of the sum is the same every time.
     sums = torch.empty(num_programs, 2 * TAPS.value, num_channels, device=grad.device)
     grid = (num_programs, triton.cdiv(num_channels, CHANNELS))
@@ -64,14 +68,34 @@ def launch_gradients(inputs: Inputs, grad: Tensor) -> Tensor:
 
 
 def _sizes(feats: Tensor, values: Tensor) -> tuple[int | str, ...]:
-    """Returns strides and sizes, and how products are rounded: for half precision, by less than the values are."""
+    """Returns strides and sizes, and the precision of products: for half precision, the 11 bits that float16 has."""
     precision = "ieee" if values.dtype == torch.float32 else "tf32"
     return *feats.stride(), feats.shape[1], *values.shape[1:3], values.shape[:3].numel(), values.shape[3], precision
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
+def rounded(x, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rounds to the bits that a product in TF32 reads; a GPU would cut the other ones off."""
+    if precision == "tf32":
+        bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+        x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)  # not NaN, which would become a number
+    return x
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def first_stage(  # type: ignore[no-untyped-def]
-    feats, utterance, num_valid, frame, mel, stride_mel, stride_frame, num_mels, num_bins, matrix, precision, tap
+    feats,
+    utterance,
+    num_valid,
+    frame,
+    mel,
+    stride_mel,
+    stride_frame,
+    num_mels,
+    num_bins,
+    matrix,
+    precision: tl.constexpr,
+    tap,
 ):
     """Returns values of the first stage at the tap `tap` of the second one, which were valid, and their inputs."""
     frame1, bin1 = 2 * frame + tap // 3 - 1, 2 * mel + tap % 3 - 1
@@ -80,9 +104,9 @@ def first_stage(  # type: ignore[no-untyped-def]
     frame0, mel0 = 2 * frame1[:, None] + column // 3 - 1, 2 * bin1[:, None] + column % 3 - 1
     is_read = (column < 9) & (frame0 >= 0) & (frame0 < num_valid[:, None]) & (mel0 >= 0) & (mel0 < num_mels)
     inputs = tl.load(feats + utterance[:, None] + mel0 * stride_mel + frame0 * stride_frame, mask=is_read, other=0.0)
-    inputs = tl.where(column == 9, 1.0, inputs)
+    inputs = rounded(tl.where(column == 9, 1.0, inputs), precision)
     values = tl.dot(inputs, matrix, input_precision=precision)
-    # Not a maximum, which would hide values that are not numbers.
+    # Not a maximum, which would hide NaN.
     is_positive = is_valid[:, None] & ~(values <= 0.0)
     return tl.where(is_positive, values, 0.0), is_positive, inputs
 
@@ -96,16 +120,16 @@ def places(position, lens, stride_utterance, num_frames2, num_bins2, is_position
     return utterance.to(tl.int64) * stride_utterance, num_valid, row % num_frames2, position % num_bins2
 
 
-@triton.jit
-def first_matrix(weight1, bias1, channel, is_channel):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def first_matrix(weight1, bias1, channel, is_channel, precision: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns the weights of the full convolution and its bias as rows of a matrix."""
     row = tl.arange(0, TAPS)[:, None]
     weights = tl.load(weight1 + channel[None, :] * 9 + row, mask=(row < 9) & is_channel[None, :], other=0.0)
     bias = tl.load(bias1 + channel, mask=is_channel, other=0.0)
-    return tl.where(row == 9, bias[None, :], weights)
+    return rounded(tl.where(row == 9, bias[None, :], weights), precision)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
 def forward_kernel(  # type: ignore[no-untyped-def]
     feats,
     lens,
@@ -131,7 +155,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     channel = tl.program_id(1) * channels + tl.arange(0, channels)
     is_position, is_channel = position < num_positions, channel < num_channels
     utterance, num_valid, frame, mel = places(position, lens, stride_utterance, num_frames2, num_bins2, is_position)
-    matrix = first_matrix(weight1, bias1, channel, is_channel)
+    matrix = first_matrix(weight1, bias1, channel, is_channel, precision)
     total = tl.load(bias2 + channel, mask=is_channel, other=0.0)[None, :] + tl.zeros((positions, channels), tl.float32)
     num_bins = (num_mels + 1) // 2
     for tap in range(9):
@@ -154,7 +178,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=is_position[:, None] & is_channel[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
 def gradient_kernel(  # type: ignore[no-untyped-def]
     feats,
     lens,
@@ -178,7 +202,7 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
     """Sums the gradients of weights and biases over every `tl.num_programs(0)`th block of positions."""
     channel = tl.program_id(1) * channels + tl.arange(0, channels)
     is_channel = channel < num_channels
-    matrix = first_matrix(weight1, bias1, channel, is_channel)
+    matrix = first_matrix(weight1, bias1, channel, is_channel, precision)
     row = tl.arange(0, TAPS)[:, None]
     of_first, of_second = tl.zeros((TAPS, channels), tl.float32), tl.zeros((TAPS, channels), tl.float32)
     num_bins = (num_mels + 1) // 2
@@ -207,7 +231,7 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
             )
             of_second += tl.where(row == tap, tl.sum(given * values, 0)[None, :], 0.0)
             weight = tl.load(weight2 + channel * 9 + tap, mask=is_channel, other=0.0)[None, :]
-            of_values = tl.where(is_positive, given * weight, 0.0)
+            of_values = rounded(tl.where(is_positive, given * weight, 0.0), precision)
             of_first = tl.dot(tl.trans(inputs), of_values, of_first, input_precision=precision)
         start += tl.num_programs(0) * positions
     place = (tl.program_id(0) * 2 * TAPS + row) * num_channels + channel[None, :]
