@@ -1,26 +1,14 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.fake_gpu import OperationLog
 from nestmodel.nn import devices
 from nestmodel.nn.loss_stats import loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.preflight.trial_step import noise_batch
 from nestmodel.training.gradient_sums import GradientSums
 from tests.training import tiny_config
-
-
-class Operations(TorchDispatchMode):
-    """Records the names of operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's signature
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 def test_sums_equal_those_of_torch() -> None:
@@ -50,12 +38,12 @@ def test_a_microbatch_adds_its_gradients_by_one_operation(monkeypatch: pytest.Mo
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16, enabled=is_gpu_path):  # converts the weights of a block together
             loss = loss_stats(network(noise_batch((2, 16000)).unpack())).nll_sum
-        with Operations() as seen:
+        with OperationLog() as log:
             sums.set_aside()
             loss.backward()
             sums.add()
-    assert seen.names.count("_foreach_add_") == 1
-    assert "add_" not in seen.names
+    assert log.counts["_foreach_add_"] == 1
+    assert "add_" not in log.counts
 
 
 def test_a_parameter_that_gets_no_gradient_keeps_its_sum() -> None:
