@@ -1,0 +1,124 @@
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from pytorch_lightning.plugins.precision import MixedPrecision
+
+from nestmodel import Kernels, NestNetwork
+from nestmodel.nn.kernel_choice import PARTS
+from nestmodel.tuning import parts
+from nestmodel.tuning.parts import FORMS, Precision, Setting
+from nestmodel.tuning.race import Limits, Part, Race, relative_errors
+from nestmodel.tuning.stopwatch import stopwatch
+from tests.training import tiny_config
+
+CPU = torch.device("cpu")
+SETTING = Setting(config=tiny_config(), num_cuts=3, num_samples=16000, num_shapes=2, precision="32-true")
+FULL = Precision(device=CPU, convert=lambda module: module, context=nullcontext)
+MIXED = MixedPrecision("bf16-mixed", "cpu")
+HALF = Precision(device=CPU, convert=MIXED.convert_module, context=MIXED.train_step_context)
+
+
+@pytest.fixture(autouse=True)
+def more_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives the features a second form, which here is the plain one, so that they are raced as well."""
+    monkeypatch.setattr(parts, "FORMS", {**FORMS, "features": ("torch", "auto")})
+
+
+def part(name: str, setting: Setting = SETTING, precision: Precision = FULL) -> Part:
+    (found,) = parts.parts(setting, precision, [name])
+    return found
+
+
+def test_parts_with_one_form_are_not_raced() -> None:
+    assert FORMS.keys() == set(PARTS)
+    assert [found.name for found in parts.parts(SETTING, FULL, PARTS)] == ["features", "subsampling", "blocks"]
+    assert parts.parts(SETTING, FULL, ["step"]) == []
+
+
+@pytest.mark.parametrize("name", ["features", "subsampling", "blocks"])
+def test_a_run_computes_the_same_each_time_and_no_gradient_is_missing(name: str) -> None:
+    run = part(name).forms["torch"]()
+    first, second = run(), run()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all(value.abs().sum() > 0 for value in first)
+    assert len(first) == {"features": 1, "subsampling": 13, "blocks": 39}[name]
+
+
+@pytest.mark.parametrize("name", ["features", "subsampling", "blocks"])
+@pytest.mark.parametrize(("precision", "largest"), [(FULL, 1e-4), (HALF, 0.2)], ids=["float32", "bfloat16"])
+def test_the_plain_form_is_as_close_to_its_reference_as_the_precision_allows(
+    name: str, precision: Precision, largest: float
+) -> None:
+    found = part(name, precision=precision)
+    is_full = precision is FULL or name == "features"
+    assert found.ulp == torch.finfo(torch.float32 if is_full else torch.bfloat16).eps
+    expected = found.reference()()
+    assert {value.dtype for value in expected} == {torch.float64 if is_full else torch.float32}
+    errors = relative_errors(found.forms["torch"]()(), expected)
+    assert 0 < max(errors) < largest
+
+
+def test_sizes_are_those_of_a_microbatch() -> None:
+    assert [value.shape for value in part("features").forms["torch"]()()] == [(6, 80, 112)]
+    assert part("subsampling").forms["torch"]()()[0].shape == (3, 14, 16)
+    assert part("blocks").forms["torch"]()()[0].shape == (3, 14, 16)
+
+
+def test_dropout_that_a_generator_draws_is_off() -> None:
+    config = tiny_config(dropout=0.5, dropout_source="generator")
+    run = part("blocks", replace(SETTING, config=config)).forms["torch"]()
+    torch.manual_seed(0)
+    first = run()
+    assert torch.equal(first[0], run()[0])
+
+
+def test_each_form_is_set_in_a_network_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[Kernels, int | None]] = []
+
+    def use_kernels(_network: NestNetwork, kernels: Kernels, *, num_shapes: int | None) -> None:
+        used.append((kernels, num_shapes))
+
+    monkeypatch.setattr(NestNetwork, "use_kernels", use_kernels)
+    for build in part("blocks").forms.values():
+        build()
+    plain = Kernels(features="torch", subsampling="torch", blocks="torch", step="torch")
+    assert used == [(plain, 2), (replace(plain, blocks="compiled"), 2)]
+
+
+def test_the_reference_multiplies_in_full_precision() -> None:
+    seen = []
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = True
+    try:
+
+        def run() -> list[torch.Tensor]:
+            seen.append(matmul.allow_tf32)
+            return []
+
+        parts._with_exact_products(run)()
+        assert seen == [False]
+        assert matmul.allow_tf32
+    finally:
+        matmul.allow_tf32 = before
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # from torch's compiler
+@pytest.mark.parametrize("precision", [FULL, HALF], ids=["float32", "bfloat16"])
+def test_compiled_blocks_are_correct(precision: Precision) -> None:
+    rows = Race(stopwatch(CPU), Limits(form_s=0.0)).rows(part("blocks", precision=precision))
+    assert [row.form for row in rows] == ["torch", "compiled"]
+    assert {row.verdict for row in rows} <= {"taken", "slower"}
+    assert all(row.seconds is not None and row.seconds > 0 for row in rows)
+
+
+def test_a_block_that_drops_other_values_is_wrong() -> None:
+    # Stands for a form that decides differently about what is dropped.
+    found = part("blocks", replace(SETTING, config=tiny_config(dropout=0.1)), HALF)
+    other = part("blocks", replace(SETTING, config=tiny_config(dropout=0.0)), HALF)
+    forms = {"torch": found.forms["torch"], "other": other.forms["torch"]}
+    rows = Race(stopwatch(CPU), Limits(form_s=0.0)).rows(replace(found, forms=forms))
+    assert [row.verdict for row in rows] == ["taken", "wrong"]
