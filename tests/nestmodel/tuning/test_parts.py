@@ -1,5 +1,9 @@
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from nestmodel.tuning.race import Limits, Part, Race, relative_errors
 from nestmodel.tuning.stopwatch import stopwatch
 from tests.training import tiny_config
 
+REPOSITORY = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 SETTING = Setting(config=tiny_config(), num_cuts=3, num_samples=16000, num_shapes=2, precision="32-true")
 FULL = Precision(device=CPU, convert=lambda module: module, context=nullcontext)
@@ -105,14 +110,28 @@ def test_the_reference_multiplies_in_full_precision() -> None:
         matmul.allow_tf32 = before
 
 
+COMPILED = """
+import torch
+from nestmodel.tuning.race import Limits, Race
+from nestmodel.tuning.stopwatch import stopwatch
+from tests.nestmodel.tuning.test_parts import CPU, FULL, HALF, part
+
+for precision in (FULL, HALF):
+    for row in Race(stopwatch(CPU), Limits(form_s=0.0)).rows(part("blocks", precision=precision)):
+        print(row.form, row.verdict, row.reason)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # from torch's compiler
-@pytest.mark.parametrize("precision", [FULL, HALF], ids=["float32", "bfloat16"])
-def test_compiled_blocks_are_correct(precision: Precision) -> None:
-    rows = Race(stopwatch(CPU), Limits(form_s=0.0)).rows(part("blocks", precision=precision))
-    assert [row.form for row in rows] == ["torch", "compiled"]
-    assert {row.verdict for row in rows} <= {"taken", "slower"}
-    assert all(row.seconds is not None and row.seconds > 0 for row in rows)
+def test_compiled_blocks_are_correct(tmp_path: Path) -> None:
+    # In a process of its own, because the compiler cannot trace the annotation checks that tests enable; with a cache
+    # of its own, because torch reuses code that was generated for another instruction set.
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILED]
+    outcome = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
+    lines = [line.split() for line in outcome.stdout.splitlines()]
+    assert [form for form, *_ in lines] == ["torch", "compiled"] * 2, outcome.stderr
+    assert {tuple(verdict) for _, *verdict in lines} == {("taken",), ("slower",)}
 
 
 def test_a_block_that_drops_other_values_is_wrong() -> None:
