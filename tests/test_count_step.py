@@ -51,7 +51,7 @@ OUTSIDE = {
 A_BLOCK = {"small": (124, 0.6), "large": (117, 12.6), "xlarge": (109, 9.6)}
 """The same of a block, forward and backward."""
 
-COMPILED_BLOCK = {"small": (72, 33), "large": (54, 33), "xlarge": (35, 33)}
+COMPILED_BLOCK = {"small": (70, 33), "large": (52, 33), "xlarge": (33, 33)}
 """Kernels that torch's compiler writes for a block, and its calls of libraries, forward and backward."""
 
 
@@ -72,8 +72,9 @@ def test_a_step_has_a_known_number_of_operations_and_bytes_in_each_part(preset: 
 def test_a_step_has_as_many_floating_point_operations_as_were_counted_on_a_gpu(preset: str, tflop: float) -> None:
     one, two = (sum((each.flops for each in step(preset, num_layers=number)), 0) for number in (1, 2))
     num_layers = {"small": 16, "large": 17, "xlarge": 24}[preset]
-    # Of benchmarks/results/gpu_h100_2026-11.md, where the number of scored frames was another one.
-    assert (one + (num_layers - 1) * (two - one)) / 1e12 == pytest.approx(tflop, rel=2e-3)
+    # Of benchmarks/results/gpu_h100_2026-11.md, where another number of frames was scored, and attention padded frames
+    # to a multiple of 8, here from 188 to 192.
+    assert (one + (num_layers - 1) * (two - one)) / 1e12 == pytest.approx(tflop, rel=7e-3)
 
 
 @needs_fake_gpu

@@ -60,12 +60,13 @@ class HiddenStates(NamedTuple):
 class FeedForward(nn.Module):
     """Two linear layers with Swish and dropout between them."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, *, counts_from: int = 0) -> None:
+        """Builds the layers; `counts_from` is that of their dropout, see `nestmodel.nn.dropout.drop`."""
         super().__init__()
         hidden = config.d_model * config.ff_expansion
         self.linear1 = nn.Linear(config.d_model, hidden, bias=config.use_bias)
         self.linear2 = nn.Linear(hidden, config.d_model, bias=config.use_bias)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout, counts_from=counts_from)
 
     def fused_parameters(self) -> list[FusedParameters]:
         """Returns the layers, none of which are joined."""
@@ -155,7 +156,7 @@ class ConformerBlock(nn.Module):
         self.norm_conv = nn.LayerNorm(dim)
         self.conv = ConvModule(config)
         self.norm_feed_forward2 = nn.LayerNorm(dim)
-        self.feed_forward2 = FeedForward(config)
+        self.feed_forward2 = FeedForward(config, counts_from=1)
         self.norm_out = nn.LayerNorm(dim)
         self.dropout = Dropout(config.dropout)
         self._is_compiled = False

@@ -49,6 +49,11 @@ def test_decisions_of_far_positions_are_those_of_the_definition() -> None:
         assert (dropped[index] != 0) == is_kept(index, KEY.tolist(), 2**15)
 
 
+def test_positions_may_be_counted_from_any_number() -> None:
+    x = torch.randn(7, 5)
+    assert torch.equal(drop(x, KEY, 19661, counts_from=3), drop(x, KEY, 19661))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_cpu_computes_the_definition(dtype: torch.dtype, num_threads: int) -> None:

@@ -410,8 +410,9 @@ torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}"
 original, torch.compile = torch.compile, compile_whole
 devices.is_on_gpu = lambda x: True  # the code for a CPU cannot be traced as one graph: it draws dropout by itself
 print(count(3, True), count(1, False))
-# Weights are converted in an autograd function, before the compiled code.
-assert not any("autograd_function" in str(node.target) for graph in graphs for node in graph.graph.nodes)
+# Weights are converted together, before the compiled code.
+parts = [part for graph in graphs for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+assert not any("_foreach_copy" in str(node.target) for part in parts for node in part.graph.nodes)
 torch.distributed.destroy_process_group()
 """
 
