@@ -73,8 +73,8 @@ gradients exist already. Operations are calls that launch at least one kernel; o
 measured](gpu_h100_2026-11.md) for each, because some calls launch several. Views and allocations are not counted.
 Bytes count each operand of a call once. FLOP are those of matrix products, convolutions and attention. The floor adds
 up the time of all operations: that of an operation's bytes at {BYTES_PER_S / 1e12:g} TB/s, or of its FLOP at
-{FLOP_PER_S / 1e12:g} TFLOP/s if that is longer. Compiled blocks are those of `--model.compile_blocks true`, as torch's
-compiler generates them for an H100; the kernels that it wrote and its library calls are counted.
+{FLOP_PER_S / 1e12:g} TFLOP/s if that is longer. Compiled blocks are those of `--model.kernels.blocks compiled`, as
+torch's compiler generates them for an H100; the kernels that it wrote and its library calls are counted.
 """
 
 

@@ -140,6 +140,7 @@ from .nn.encoder import (
 from .nn.encoder import (
     HiddenStates as HiddenStates,
 )
+from .nn.kernel_choice import Kernels as Kernels
 from .nn.loss_stats import (
     LossStats as LossStats,
 )
@@ -256,6 +257,7 @@ __all__ = [
     "FrameProbeReport",
     "Health",
     "HiddenStates",
+    "Kernels",
     "LossStats",
     "MaskConfig",
     "MaskedBatch",

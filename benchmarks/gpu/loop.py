@@ -119,7 +119,7 @@ def measure_deterministic(context: Context, section: Section) -> None:
                 section.notes.append(f"{name} and later models were not measured: the time was over.")
                 return
             with _algorithms(is_deterministic):
-                step = TrialStep(config, context.single_trainer(), compile_blocks=False, num_shapes=1)
+                step = TrialStep(config, context.single_trainer(), num_shapes=1)
                 batch = noise_batch(shape)
                 step(batch)
                 times = [step(batch).total_s for _ in range(1 + context.extent.num_steps)][1:]

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.fake_gpu import CUSTOM_FORMULAS
 from benchmarks.gpu.context import RATE, Context
 from benchmarks.gpu.report import Row, Section
-from nestmodel import NestConfig
+from nestmodel import Kernels, NestConfig
 from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.preflight.memory import PeakMemory
 from nestmodel.preflight.trial_step import Shape, TrialStep, noise_batch
@@ -104,7 +104,12 @@ def _measure(context: Context, case: Case) -> Row | None:
 def _measured(context: Context, case: Case) -> Row:
     torch.compiler.reset()  # torch compiles a function for a limited number of shapes, over all cases
     memory = PeakMemory(context.device)
-    step = TrialStep(case.config, context.single_trainer(), compile_blocks=case.compiled, num_shapes=1)
+    step = TrialStep(
+        case.config,
+        context.single_trainer(),
+        kernels=Kernels(blocks="compiled" if case.compiled else "torch"),
+        num_shapes=1,
+    )
     batch = noise_batch(case.shape)
     step(batch)
     step(batch)

@@ -310,9 +310,10 @@ class ConformerEncoder(nn.Module):
         """
         if self.checkpoint_activations and num_shapes is None:
             raise ConfigError(
-                "model.compile_blocks and model.config.encoder.checkpoint_activations are on, and data.plan.num_shapes "
-                "is not set. When torch stops compiling for more shapes, it can no longer recompute the activations of "
-                "compiled blocks. Set data.plan.num_shapes, for example to 8, or switch one of the two off."
+                "model.kernels.blocks is compiled, model.config.encoder.checkpoint_activations is on, and "
+                "data.plan.num_shapes is not set. When torch stops compiling for more shapes, it can no longer "
+                "recompute the activations of compiled blocks. Set data.plan.num_shapes, for example to 8, or change "
+                "one of the two."
             )
         # Torch would split the graph of a block where a gradient bucket of DDP ends, to overlap communication within
         # the block. Blocks are compiled one by one, so communication overlaps with other blocks anyway.

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from nestdata import AudioNoiseBatch, Microbatch, PackedBatch, derive_key
 from nestmodel.config import FeatureConfig, NestConfig
+from nestmodel.errors import ConfigError
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput
 from nestmodel.nn.features import Preprocessor
+from nestmodel.nn.kernel_choice import TORCH, Kernels
 from nestmodel.nn.masking import BlockMask, scored_token_mask
 from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
@@ -79,6 +81,24 @@ class NestNetwork(nn.Module):
     def features(self) -> Preprocessor:
         """Computes (feats, feat_lens) from (audio, audio_lens); called `preprocessor` in NeMo's state dict."""
         return self.preprocessor
+
+    def use_kernels(self, kernels: Kernels, *, num_shapes: int | None) -> None:
+        """Sets the form of each part; parts that are `auto` keep theirs. Blocks cannot return to the plain form.
+
+        Args:
+            kernels: The forms.
+            num_shapes: Number of batch shapes to compile for; None compiles for varying shapes.
+
+        Raises:
+            ConfigError: A form is not available, or cannot be combined with the settings of the model.
+        """
+        self.encoder.pre_encode.has_joined_stages = kernels.subsampling != TORCH
+        if kernels.blocks == "compiled":
+            self.encoder.compile_blocks(num_shapes)
+        if kernels.features == "compiled":
+            raise ConfigError("model.kernels.features is compiled, which is not available. Set it to torch.")
+        if kernels.step == "graph":
+            raise ConfigError("model.kernels.step is graph, which is not available. Set it to torch.")
 
     def forward(self, batch: AudioNoiseBatch, *, mask_purpose: str = "mask") -> NestOutput:
         """Predicts the masked tokens of a microbatch.

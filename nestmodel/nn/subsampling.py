@@ -52,6 +52,8 @@ class ConvSubsampling(nn.Module):
             bins = halve(bins)
         self.conv = nn.Sequential(*layers)
         self.out = nn.Linear(channels * bins, dim)
+        self.has_joined_stages = True
+        """Whether the first two stages are one operation on a GPU, where its kernels work."""
 
     def forward(
         self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
@@ -112,7 +114,7 @@ class ConvSubsampling(nn.Module):
 
     def _joins_first_stages(self, feats: Float[Tensor, "batch mels frames"]) -> bool:
         """Returns whether the first two stages are one operation: on a GPU, from features that need no gradient."""
-        if not devices.is_on_gpu(feats) or self.factor == 2 or feats.requires_grad:
+        if not self.has_joined_stages or not devices.is_on_gpu(feats) or self.factor == 2 or feats.requires_grad:
             return False
         return feats.dtype == self.conv[0].weight.dtype == torch.float32 and has_kernels(
             feats.device, devices.product_dtype(feats)

@@ -157,7 +157,7 @@ class _Search:
         limit = config.memory_limit
         self.settings = TrialSettings(
             model=model.config,
-            compile_blocks=model.compile_blocks,
+            kernels=model.kernels,
             num_shapes=self._config.num_shapes,
             precision=str(trainer.precision),
             device=str(trainer.strategy.root_device),

@@ -30,6 +30,7 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from nestdata import last_error_line
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, TrainingError
+from nestmodel.nn.kernel_choice import Kernels
 from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.preflight.memory import PeakMemory, resident_bytes
 from nestmodel.preflight.trial_step import Shape, StepTime, TrialStep, noise_batch
@@ -45,7 +46,7 @@ class TrialSettings:
     """Settings that are the same for all trials of a search."""
 
     model: NestConfig
-    compile_blocks: bool
+    kernels: Kernels
     num_shapes: int | None
     """Number of fixed shapes, for compiled blocks; None if there are hundreds."""
 
@@ -210,7 +211,8 @@ def main() -> int:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     shapes = [(cuts, samples) for cuts, samples in request.pop("shapes")]
-    settings = TrialSettings(**{**request, "model": NestConfig.from_dict(request["model"])})
+    parts = {"model": NestConfig.from_dict(request["model"]), "kernels": Kernels(**request["kernels"])}
+    settings = TrialSettings(**{**request, **parts})
     try:
         _run(settings, shapes, send)
     except Exception as error:
@@ -229,7 +231,7 @@ def _run(settings: TrialSettings, shapes: list[Shape], send: Callable[..., None]
     step = TrialStep(
         settings.model,
         _trainer(settings, device),
-        compile_blocks=settings.compile_blocks,
+        kernels=settings.kernels,
         num_shapes=settings.num_shapes,
     )
     # DDP keeps its own copy of the gradients, so that a budget holds for any number of ranks.

@@ -109,7 +109,7 @@ def check_collectives(buffers: list[Tensor], timeout_s: float, compute_s: float 
 def make_trial_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> TrialStep:
     """Returns a function that runs optimizer steps of a second model with the settings of a run."""
     num_shapes = data.train_dataset.plan.config.num_shapes
-    return TrialStep(model.config, trainer, compile_blocks=model.compile_blocks, num_shapes=num_shapes)
+    return TrialStep(model.config, trainer, kernels=model.kernels, num_shapes=num_shapes)
 
 
 def _measure_steps(model: NestModel, data: NestDataModule, trainer: pl.Trainer, shapes: list[Shape]) -> float | str:

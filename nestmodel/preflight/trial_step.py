@@ -10,6 +10,7 @@ import torch
 from nestdata import AudioNoiseBatch, MicrobatchKey, Mix, PackedBatch
 from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
+from nestmodel.nn.kernel_choice import Kernels
 from nestmodel.training.module import NestModel
 
 Shape = tuple[int, int]
@@ -44,20 +45,19 @@ class TrialStep:
     Args:
         config: Sizes and settings of the model.
         trainer: The trainer, configured as for the run.
-        compile_blocks: Whether to compile the blocks of the encoder.
+        kernels: The form of each part; `auto` takes that of a run without a measurement.
         num_shapes: Number of fixed shapes, for compiled blocks; None if there are hundreds.
     """
 
     def __init__(
-        self, config: NestConfig, trainer: pl.Trainer, *, compile_blocks: bool, num_shapes: int | None
+        self, config: NestConfig, trainer: pl.Trainer, *, kernels: Kernels = Kernels(), num_shapes: int | None
     ) -> None:
         self._device, self._precision = trainer.strategy.root_device, trainer.precision_plugin
         model = cast(NestModel, self._precision.convert_module(NestModel(config)))
         self._model = model.to(self._device).train()
         self._model.trainer = trainer
-        if compile_blocks:
-            self._model.encoder.compile_blocks(num_shapes)
-        self._model.on_fit_start()
+        self._model.use_kernels(kernels, num_shapes=num_shapes)
+        self._model.prepare_steps()
         self._optimizer = self._model.configure_optimizers()["optimizer"]
         self.num_trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         """Number of trained parameters."""

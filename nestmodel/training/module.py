@@ -25,6 +25,7 @@ from nestmodel.errors import ConfigError
 from nestmodel.formats.model_file import CONFIG_KEY
 from nestmodel.formats.weights import build_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm
+from nestmodel.nn.kernel_choice import Kernels, default_kernels
 from nestmodel.nn.loss_stats import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
@@ -54,7 +55,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         config: NestConfig,
         init_from: Path | None = None,
         init_parts: WeightParts = "all",
-        compile_blocks: bool = False,
+        kernels: Kernels = Kernels(),
     ) -> None:
         """Builds a model with weights drawn from the seed, or loads those of a file whose names and shapes match.
 
@@ -62,8 +63,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             config: All sizes and settings.
             init_from: A `.nemo` file, a checkpoint of `nestmodel fit`, or a safetensors file to start from.
             init_parts: Whether to load all weights of that file, or those of the encoder only.
-            compile_blocks: Whether `fit` compiles the blocks of the encoder with torch.compile. This works best with
-                few batch shapes: see `PlanConfig.num_shapes`.
+            kernels: The form of each part of a training step in `fit`.
 
         Raises:
             WeightsError: The file cannot be read, or none of its weights match.
@@ -74,8 +74,8 @@ class NestModel(NestNetwork, pl.LightningModule):
             rank_zero_info(report.summary())
             for setting in report.differing_settings:
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may have another meaning.")
-        self.compile_blocks = compile_blocks
-        """Whether `fit` compiles the blocks of the encoder."""
+        self.kernels = kernels
+        """The form of each part of a training step, as given."""
 
         self.stop_requests = StopRequests()
         """Requests to end the run early, on which all ranks agree at every optimizer step."""
@@ -197,12 +197,11 @@ class NestModel(NestNetwork, pl.LightningModule):
         trained = (p for p in self.parameters() if p.requires_grad)
         return build_optimizer(trained, self.config.optimizer, self.config.encoder.d_model, self.device)
 
-    def setup(self, stage: str) -> None:
-        """Checks the sampling rate of the corpus, fixes DDP's gradient buckets, and compiles the encoder on request.
+    def setup(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
+        """Checks the sampling rate of the corpus, and fixes DDP's gradient buckets.
 
         Raises:
-            ConfigError: The corpus has another sampling rate than the features, or blocks with checkpointed activations
-                would be compiled for any number of shapes.
+            ConfigError: The corpus has another sampling rate than the features.
         """
         rate = getattr(getattr(self.trainer, "datamodule", None), "sampling_rate", None)
         if rate not in (None, self.config.features.sampling_rate):
@@ -213,13 +212,20 @@ class NestModel(NestNetwork, pl.LightningModule):
         # Lightning warns because the hook is one of this model and not of its data module, which is intended.
         warnings.filterwarnings("ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`")
         fix_gradient_buckets(self.trainer)
-        if self.compile_blocks and stage == "fit":
-            self._compile_encoder()
 
     def on_fit_start(self) -> None:
-        """Makes batch norm collect the statistics of whole optimizer steps, and suppresses a warning of DDP."""
+        """Sets the forms of all parts, prepares optimizer steps, and suppresses a warning of DDP.
+
+        Raises:
+            ConfigError: A form is not available, or cannot be combined with other settings.
+        """
         if self.trainer.world_size > 1:
             suppress_unused_parameter_advice(self.device)
+        self._set_up_kernels()
+        self.prepare_steps()
+
+    def prepare_steps(self) -> None:
+        """Makes batch norm collect the statistics of whole optimizer steps, and gradients be summed over steps."""
         self._norms = [module for module in self.encoder.modules() if isinstance(module, StepBatchNorm)]
         for norm in self._norms:
             norm.start_collecting()
@@ -244,14 +250,15 @@ class NestModel(NestNetwork, pl.LightningModule):
             norm.stop_collecting()
         self._norms = []
 
-    def _compile_encoder(self) -> None:
+    def _set_up_kernels(self) -> None:
         dataset = getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None)
         num_shapes = None if dataset is None else dataset.plan.config.num_shapes
-        self.encoder.compile_blocks(num_shapes)
-        if num_shapes is None:
+        kernels = self._resolved_kernels()
+        self.use_kernels(kernels, num_shapes=num_shapes)
+        if kernels.blocks == "compiled" and num_shapes is None:
             rank_zero_warn(
-                "compile_blocks is on and data.plan.num_shapes is not set: batches have hundreds of shapes, for which "
-                "compiled code is less efficient. Set data.plan.num_shapes, for example to 8."
+                "model.kernels.blocks is compiled and data.plan.num_shapes is not set: batches have hundreds of "
+                "shapes, for which compiled code is less efficient. Set data.plan.num_shapes, for example to 8."
             )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -276,7 +283,10 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._skipped = SkippedSteps(**progress)
 
     def _run_settings(self) -> Settings:
-        return run_settings(self.config, self.trainer, compile_blocks=self.compile_blocks)
+        return run_settings(self.config, self.trainer, kernels=self._resolved_kernels())
+
+    def _resolved_kernels(self) -> Kernels:
+        return self.kernels.resolve(default_kernels(self.trainer.strategy.root_device.type))
 
     def _is_fitting(self) -> bool:
         try:

@@ -1,7 +1,7 @@
 """The settings of a run, and the checks before it is resumed from a checkpoint.
 
-A checkpoint stores the settings that decide what is learned: data, model, precision, gradient clipping, and whether
-kernels are compiled or deterministic. A run may be resumed only with equal settings. The numbers of ranks, loader
+A checkpoint stores the settings that decide what is learned: data, model, precision, gradient clipping, the forms of
+kernels, and whether they are deterministic. A run may be resumed only with equal settings. The numbers of ranks, loader
 processes and steps are not included and may change.
 """
 
@@ -17,6 +17,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.model_file import open_model_file
+from nestmodel.nn.kernel_choice import PARTS, Kernels
 from nestmodel.training.determinism import determinism
 
 Settings = dict[str, str]
@@ -25,12 +26,18 @@ Settings = dict[str, str]
 ABSENT = "(absent)"
 _MAX_CHANGES_SHOWN = 8
 
-_COMPILED = "model.compile_blocks"
-_ADDED = (_COMPILED, "trainer.deterministic")
+_KERNELS = "model.kernels"
+_KERNEL_SETTINGS = tuple(f"{_KERNELS}.{part}" for part in PARTS)
+_ADDED = (*_KERNEL_SETTINGS, "trainer.deterministic")
 """Settings that checkpoints from before the setting was stored lack; such checkpoints can be resumed with any value."""
 
 _EARLIER = {"model.config.encoder.dropout_source": repr("generator")}
 """Values of settings in runs from before the setting existed, where they are not the default."""
+
+_COMPILED = "model.compile_blocks"
+"""Setting that became `model.kernels.blocks`."""
+
+_FORMS_OF_BLOCKS = {repr(True): repr("compiled"), repr(False): repr("torch")}
 
 
 @runtime_checkable
@@ -73,19 +80,19 @@ def flatten_settings(value: object, name: str) -> Settings:
     return {name: repr(value)}
 
 
-def run_settings(config: NestConfig, trainer: pl.Trainer, *, compile_blocks: bool) -> Settings:
+def run_settings(config: NestConfig, trainer: pl.Trainer, *, kernels: Kernels) -> Settings:
     """Returns the settings of a run that a checkpoint stores: model, data, gradient clipping, precision and kernels.
 
     Args:
         config: Configuration of the model.
         trainer: The run's trainer. Data settings are included if its data module has them (`HasRunSettings`).
-        compile_blocks: Whether the blocks of the encoder are compiled.
+        kernels: The form of each part, none of them `auto`.
     """
     data = getattr(trainer, "datamodule", None)
     return {
         **flatten_settings(config, "model.config"),
         **(data.settings if isinstance(data, HasRunSettings) else {}),
-        _COMPILED: repr(compile_blocks),
+        **flatten_settings(kernels, _KERNELS),
         "trainer.deterministic": repr(determinism()),
         "trainer.gradient_clip_val": repr(trainer.gradient_clip_val),
         "trainer.precision": repr(trainer.precision),
@@ -105,8 +112,8 @@ def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, st
 def check_unchanged(before: Settings, now: Settings) -> None:
     """Checks that a run has the settings of the checkpoint that it is resumed from.
 
-    Whether blocks are compiled may change with a warning, except in deterministic mode: a compiler that fails must not
-    end a run for good.
+    The forms of kernels may change with a warning, except in deterministic mode: a compiler that fails must not end a
+    run for good.
 
     Args:
         before: Settings in the checkpoint. Settings that older versions did not store may be absent.
@@ -116,11 +123,14 @@ def check_unchanged(before: Settings, now: Settings) -> None:
         ConfigError: Some settings differ; the message names them with both values.
     """
     before = {**{name: value for name, value in _EARLIER.items() if name in now}, **before}
+    if (compiled := before.pop(_COMPILED, None)) is not None:
+        before[f"{_KERNELS}.blocks"] = _FORMS_OF_BLOCKS.get(compiled, compiled)
     now = {name: value for name, value in now.items() if name in before or name not in _ADDED}
     changed = changed_settings(before, now)
-    if now.get("trainer.deterministic") != "True" and _COMPILED in (names := [name for name, *_ in changed]):
-        rank_zero_warn(f"{_COMPILED} has changed since the checkpoint: the run goes on with other rounding.")
-        changed.pop(names.index(_COMPILED))
+    if now.get("trainer.deterministic") != "True":
+        for name, old, new in (change for change in changed if change[0] in _KERNEL_SETTINGS):
+            rank_zero_warn(f"{name} has changed since the checkpoint, from {old} to {new}: rounding differs from here.")
+        changed = [change for change in changed if change[0] not in _KERNEL_SETTINGS]
     if not changed:
         return
     changes = [f"{name}: {old} -> {new}" for name, old, new in changed[:_MAX_CHANGES_SHOWN]]

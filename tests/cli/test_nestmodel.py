@@ -110,6 +110,16 @@ def test_fit_writes_checkpoints_metrics_and_curves_and_prints_their_paths(
         ),
         (["fit", "--config", "demo", "--data.corpus", "a", "--guard.limits.step_s", "0"], 1, "limits.step_s is 0"),
         (["fit", "--config", "demo", "--data.corpus", "a", "--guard.x", "1"], 2, "See `nestmodel fit --help`"),
+        (
+            ["fit", "--config", "demo", "--data.corpus", "a", "--model.compile_blocks", "true"],
+            2,
+            "the nearest is 'model.kernels.blocks'",
+        ),
+        (
+            ["fit", "--config", "demo", "--data.corpus", "a", "--model.kernels.blocks", "graph"],
+            2,
+            "'torch', 'compiled'",
+        ),
     ],
 )
 def test_invalid_input_is_one_line_with_the_remedy(

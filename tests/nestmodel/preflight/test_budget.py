@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestdata import BatchPlan, PlanConfig
-from nestmodel import BudgetConfig, BudgetReport, ConfigError, NestDataModule, NestModel, TrainingError, find_budget
+from nestmodel import (
+    BudgetConfig,
+    BudgetReport,
+    ConfigError,
+    Kernels,
+    NestDataModule,
+    NestModel,
+    TrainingError,
+    find_budget,
+)
 from nestmodel.preflight import budget
 from nestmodel.preflight.budget_search import (
     best_budget,
@@ -33,7 +42,7 @@ RATE = 16000
 def settings(limit_bytes: int, *, margin: float = 0.0, timeout_s: float = 300.0) -> TrialSettings:
     return TrialSettings(
         model=tiny_config(),
-        compile_blocks=False,
+        kernels=Kernels(),
         num_shapes=None,
         precision="32-true",
         device="cpu",

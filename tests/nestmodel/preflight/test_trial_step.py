@@ -24,7 +24,7 @@ def test_on_a_cpu_a_trial_step_unpacks_a_batch(tmp_path: Path) -> None:
     batch, changes = noise_batch((2, 16000)), []
     for given in (batch, batch.unpack()):
         torch.manual_seed(0)
-        step = TrialStep(tiny_config(), trainer(tmp_path), compile_blocks=False, num_shapes=None)
+        step = TrialStep(tiny_config(), trainer(tmp_path), num_shapes=None)
         before = _weights(step._model)
         step(given)
         changes.append(_weights(step._model) - before)

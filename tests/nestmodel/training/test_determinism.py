@@ -89,14 +89,19 @@ def test_a_run_is_resumed_in_its_own_mode_only_and_old_checkpoints_in_any(
     assert rest.losses == first.losses[1:]
     with pytest.raises(ConfigError, match=r"trainer\.deterministic: True -> False"):
         fit(messy_corpora, tmp_path, max_steps=2, ckpt_path=path, deterministic=False)
-    compiled = {"trainer.deterministic": "False", "model.compile_blocks": "True"}
-    with pytest.warns(UserWarning, match=r"model\.compile_blocks has changed"):
-        check_unchanged(compiled, {**compiled, "model.compile_blocks": "False"})
+    compiled = {"trainer.deterministic": "False", "model.kernels.blocks": "'compiled'"}
+    with pytest.warns(UserWarning, match=r"model\.kernels\.blocks has changed"):
+        check_unchanged(compiled, {**compiled, "model.kernels.blocks": "'torch'"})
     compiled["trainer.deterministic"] = "True"
-    with pytest.raises(ConfigError, match=r"model\.compile_blocks: True -> False"):
-        check_unchanged(compiled, {**compiled, "model.compile_blocks": "False"})
+    with pytest.raises(ConfigError, match=r"model\.kernels\.blocks: 'compiled' -> 'torch'"):
+        check_unchanged(compiled, {**compiled, "model.kernels.blocks": "'torch'"})
+    old = {"trainer.deterministic": "True", "model.compile_blocks": "True"}
+    check_unchanged(old, compiled)
+    with pytest.raises(ConfigError, match=r"model\.kernels\.blocks: 'compiled' -> 'torch'"):
+        check_unchanged(old, {**compiled, "model.kernels.blocks": "'torch'"})
+    check_unchanged({**old, "model.compile_blocks": "False"}, {**compiled, "model.kernels.blocks": "'torch'"})
     checkpoint = torch.load(path, weights_only=False)
-    for name in ("trainer.deterministic", "model.compile_blocks"):
+    for name in ("trainer.deterministic", "model.kernels.blocks"):
         del checkpoint[_SETTINGS_KEY][name]
     torch.save(checkpoint, tmp_path / "old.ckpt")
     _, resumed = fit(messy_corpora, tmp_path, max_steps=2, ckpt_path=tmp_path / "old.ckpt", deterministic=False)

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import AudioNoiseBatch, MixConfig, PlanConfig
-from nestmodel import Checkpoints, ConfigError, NestDataModule, NestModel
+from nestmodel import Checkpoints, ConfigError, Kernels, NestDataModule, NestModel
 from nestmodel.training.checkpoints import find_checkpoints
 from nestmodel.training.resume import changed_settings, check_same_step, check_unchanged, flatten_settings, run_settings
 from tests.conftest import MessyCorpora
@@ -104,10 +104,10 @@ def test_resuming_with_other_data_or_settings_is_refused_with_the_changes(
 
 
 def test_a_run_from_before_dropout_had_a_source_goes_on_with_the_generator_only(tmp_path: Path) -> None:
-    drawn = run_settings(tiny_config(dropout_source="generator"), trainer(tmp_path), compile_blocks=False)
+    drawn = run_settings(tiny_config(dropout_source="generator"), trainer(tmp_path), kernels=Kernels())
     earlier = {name: value for name, value in drawn.items() if not name.endswith("dropout_source")}
     check_unchanged(earlier, drawn)
-    now = run_settings(tiny_config(), trainer(tmp_path), compile_blocks=False)
+    now = run_settings(tiny_config(), trainer(tmp_path), kernels=Kernels())
     with pytest.raises(ConfigError, match=r"model\.config\.encoder\.dropout_source: 'generator' -> 'position'"):
         check_unchanged(earlier, now)
 

@@ -1,0 +1,51 @@
+"""Which form of each part of a training step runs: operations of PyTorch one by one, or kernels that join them.
+
+All forms of a part compute the same values, up to rounding.
+"""
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Literal
+
+AUTO = "auto"
+TORCH = "torch"
+"""The plain form of every part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """The form of each part of a training step.
+
+    `torch` is always the plain form: operations of PyTorch, launched one by one. `auto` leaves the choice to the run.
+    """
+
+    features: Literal["auto", "torch", "compiled"] = "auto"
+    """`compiled`: torch compiles the features."""
+
+    subsampling: Literal["auto", "torch", "triton"] = "auto"
+    """`triton`: on a GPU, one kernel for each direction computes the first two stages of the subsampling. Where the
+    kernel does not work, a warning is shown and the plain form runs."""
+
+    blocks: Literal["auto", "torch", "compiled"] = "auto"
+    """`compiled`: torch compiles the blocks of the encoder. This works best with few batch shapes: see
+    `PlanConfig.num_shapes`."""
+
+    step: Literal["auto", "torch", "graph"] = "auto"
+    """`graph`: forward and backward pass of a microbatch are one CUDA graph for each batch shape."""
+
+    def resolve(self, chosen: "Kernels") -> "Kernels":
+        """Returns these kernels with the values of `chosen` in place of `auto`."""
+        return replace(self, **{name: getattr(chosen, name) for name in self.open_parts()})
+
+    def open_parts(self) -> list[str]:
+        """Returns the parts whose form is `auto`."""
+        return [name for name, form in asdict(self).items() if form == AUTO]
+
+
+PARTS = tuple(field.name for field in fields(Kernels))
+"""Names of all parts."""
+
+
+def default_kernels(device_type: str) -> Kernels:
+    """Returns the forms that a type of device, such as `cuda`, gets without a measurement."""
+    subsampling: Literal["torch", "triton"] = "triton" if device_type == "cuda" else "torch"
+    return Kernels(features="torch", subsampling=subsampling, blocks="torch", step="torch")
