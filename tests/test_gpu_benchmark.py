@@ -16,10 +16,12 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as program
+from benchmarks.gpu.context import Context, tiny_extent
 from benchmarks.gpu.device import peak_tflops
 from benchmarks.gpu.energy import counter_of
+from benchmarks.gpu.forms import Case, fitting
 from benchmarks.gpu.measuring import Kernel
-from benchmarks.gpu.report import Report, Section
+from benchmarks.gpu.report import Report, Row, Section
 from nestguard import EXIT_STALLED
 from tests.ports import free_port
 
@@ -183,6 +185,20 @@ def test_a_section_without_time_says_what_was_not_measured(tmp_path: Path) -> No
     assert sections["steps"]["rows"] == []
     assert "`tiny, 2 x 2 s, eager` and later rows were not measured" in sections["steps"]["notes"][0]
     assert not sections["steps"]["is_complete"]
+
+
+def test_a_case_that_does_not_fit_is_halved_until_it_does(tmp_path: Path) -> None:
+    def measure(_context: Context, case: Case) -> Row:
+        if case.shape[0] > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return {"row": case.row, "result": "measured"}
+
+    context = Context(torch.device("cpu"), tiny_extent(), tmp_path)
+    rows = fitting(context, Case("tiny", (8, 32000)), measure)
+    assert [row["row"] for row in rows] == [f"tiny, {number} x 2 s, eager" for number in (8, 4, 2)]
+    assert [row["result"] for row in rows] == ["out of memory", "out of memory", "measured"]
+    with pytest.raises(ZeroDivisionError):
+        fitting(context, Case("tiny", (8, 32000)), lambda _context, _case: {"row": 1 // 0})
 
 
 STAND_IN = {

@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
     run: Callable[[Context, Section], None]
     minutes: float
-    """A section starts no further row after this time."""
+    """In each start, a section begins no further row after this time."""
 
     decides: str
 

@@ -4,7 +4,7 @@ A form gives each part of the model one of several implementations of the same c
 place that knows how to select them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -221,7 +221,7 @@ def best_form(context: Context, model: str) -> str:
     return str(context.from_first_rank(max(gains, key=lambda form: gains[form])))
 
 
-def fitting(context: Context, case: Case, measure: Any) -> list[Row]:
+def fitting(context: Context, case: Case, measure: Callable[[Context, Case], Row]) -> list[Row]:
     """Returns the row of a case; if memory runs out, a row that says so, and then that of half as many cuts.
 
     Args:
