@@ -93,8 +93,8 @@ class NestNetwork(nn.Module):
             ConfigError: A form is not available, or cannot be combined with the settings of the model.
         """
         self.encoder.pre_encode.has_joined_stages = kernels.subsampling != TORCH
-        if kernels.blocks == "compiled":
-            self.encoder.compile_blocks(num_shapes)
+        if kernels.blocks in ("compiled", "combined"):
+            self.encoder.compile_blocks(num_shapes, combined=kernels.blocks == "combined")
         if kernels.features == "compiled":
             raise ConfigError("model.kernels.features is compiled, which is not available. Set it to torch.")
         if kernels.step == "graph":

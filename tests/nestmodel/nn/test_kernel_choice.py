@@ -27,10 +27,10 @@ def test_a_network_uses_the_forms_that_it_is_given() -> None:
     assert isinstance(block, ConformerBlock)
     network.use_kernels(Kernels(), num_shapes=None)
     assert subsampling.has_joined_stages
-    assert not block._is_compiled
+    assert block._compiled is None
     network.use_kernels(Kernels(subsampling="torch", blocks="compiled"), num_shapes=1)
     assert not subsampling.has_joined_stages
-    assert block._is_compiled
+    assert block._compiled is not None
 
 
 @pytest.mark.parametrize("kernels", [Kernels(features="compiled"), Kernels(step="graph")])
