@@ -49,8 +49,12 @@ class RandomProjectionQuantizer(nn.Module):
             The index of the nearest code, in [0, num_classes). Indices of padded stacks are meaningless.
         """
         with torch.autocast(feats.device.type, enabled=False):
-            # (batch, dim, frames) -> (batch, enc_frames, num_stacked * dim), the earliest frame first
-            stacks = feats.float().transpose(1, 2).reshape(feats.shape[0], -1, self.proj.in_features)
+            # (batch, dim, frames) -> (batch, enc_frames, num_stacked * dim), the earliest frame first. On a GPU, in the
+            # type of the product, so that the values are transposed and converted at once.
+            frames = feats.float().transpose(1, 2)
+            if frames.is_cuda:
+                frames = frames.to(torch.float64, memory_format=torch.contiguous_format)
+            stacks = frames.reshape(feats.shape[0], -1, self.proj.in_features)
             projected = exact_matmul(stacks, self.proj.weight.T).reshape(-1, *self.codebooks.shape[::2])
             tokens = self._nearest(F.normalize(projected, dim=-1, eps=1e-12))
         return tokens.reshape(*stacks.shape[:2], -1)
@@ -60,7 +64,7 @@ class RandomProjectionQuantizer(nn.Module):
         # Double precision on a GPU, where float32 products may be reduced to TF32 (10 bits), which can change tokens.
         codes = self.codebooks.to(torch.float64 if points.is_cuda else torch.float32)
         # The norms of the codes are 1 except for rounding. They decide between codes where x is 0, in the padding.
-        offsets = -codes.square().sum(-1).unsqueeze(1) / 2 if self.distance == "l2" else codes.new_zeros(1, 1, 1)
+        offsets = codes.square().sum(-1).unsqueeze(1) / -2 if self.distance == "l2" else codes.new_zeros(1, 1, 1)
         codes = codes.transpose(1, 2).contiguous()
         num_rows = max(1, (MAX_SCORES if points.is_cuda else MAX_SCORES_ON_CPU) // codes[:, 0].numel())
         chunks = [
