@@ -39,25 +39,27 @@ class RandomProjectionQuantizer(nn.Module):
         self.requires_grad_(False)
 
     @torch.no_grad()
-    def forward(self, feats: Float[Tensor, "batch dim frames"]) -> Int[Tensor, "batch enc_frames codebooks"]:
+    def forward(
+        self, feats: Float[Tensor, "batch dim frames"], rows: Int[Tensor, " rows"] | None = None
+    ) -> Int[Tensor, "*points codebooks"]:
         """Quantizes features, outside autocast.
 
         Args:
             feats: Frames of clean speech: mel frames, whose number is a multiple of `num_stacked`, or encoder frames.
+            rows: Which stacks to quantize, counted over all utterances; None quantizes all.
 
         Returns:
-            The index of the nearest code, in [0, num_classes). Indices of padded stacks are meaningless.
+            The index of the nearest code, in [0, num_classes): (batch, enc_frames, codebooks), or (rows, codebooks).
+            Indices of padded stacks are meaningless.
         """
         with torch.autocast(feats.device.type, enabled=False):
-            # (batch, dim, frames) -> (batch, enc_frames, num_stacked * dim), the earliest frame first. On a GPU, in the
-            # type of the product, so that the values are transposed and converted at once.
-            frames = feats.float().transpose(1, 2)
-            if frames.is_cuda:
-                frames = frames.to(torch.float64, memory_format=torch.contiguous_format)
-            stacks = frames.reshape(feats.shape[0], -1, self.proj.in_features)
+            # (batch, dim, frames) -> (batch, enc_frames, num_stacked * dim), the earliest frame first
+            stacks = feats.float().transpose(1, 2).reshape(feats.shape[0], -1, self.proj.in_features)
+            if rows is not None:
+                stacks = stacks.flatten(0, 1)[rows]
             projected = exact_matmul(stacks, self.proj.weight.T).reshape(-1, *self.codebooks.shape[::2])
             tokens = self._nearest(F.normalize(projected, dim=-1, eps=1e-12))
-        return tokens.reshape(*stacks.shape[:2], -1)
+        return tokens.reshape(*stacks.shape[:-1], len(self.codebooks))
 
     def _nearest(self, points: Float[Tensor, "points codebooks code_dim"]) -> Int[Tensor, "points codebooks"]:
         """Returns the nearest code: the largest x·c for cosine, the largest x·c - |c|²/2 for Euclidean distance."""
