@@ -47,6 +47,8 @@ FORMS = {
     BASE: Form(),
     "compiled": Form(Kernels(blocks="compiled")),
     "combined": Form(Kernels(blocks="combined")),
+    "compiled features": Form(Kernels(features="compiled")),
+    "all compiled": Form(Kernels(features="compiled", blocks="combined")),
     "torch's subsampling": Form(Kernels(subsampling="torch")),
     "checkpointed": Form(is_checkpointed=True),
     "compiled, checkpointed": Form(Kernels(blocks="compiled"), is_checkpointed=True),

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.fake_gpu import OperationLog, fake_gpu
 from nestmodel.nn import devices, subsampling
 from nestmodel.nn.first_stages import Convolutions, first_stages, has_kernels
 from nestmodel.nn.subsampling import ConvSubsampling
+from tests.fakes import needs_fake_gpu
 from tests.kernels import run_kernels
 
 
@@ -172,6 +174,15 @@ def test_a_kernel_that_computes_other_numbers_is_not_used(monkeypatch: pytest.Mo
     monkeypatch.setattr(kernels, "launch_gradients", lambda *_, **__: torch.zeros(32, 70))
     with pytest.warns(UserWarning, match="computes other numbers than torch"):
         assert not has_kernels.__wrapped__(torch.device("cpu"), torch.float32)
+
+
+@needs_fake_gpu
+def test_tensors_without_values_get_the_kernels_without_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subsampling, "has_kernels", lambda *_: False)
+    with fake_gpu(torch.bfloat16), OperationLog() as log:
+        layer = ConvSubsampling(num_mels=80, channels=16, factor=8, dim=32)
+        layer(torch.empty(2, 80, 160), torch.empty(2, dtype=torch.int64))
+    assert log.counts["first_stages"] == 1
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
