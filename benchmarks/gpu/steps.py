@@ -111,7 +111,7 @@ def _measure(context: Context, case: Case) -> tuple[Row, Profile]:
     step_ms = median(sample.step_ms for sample in samples)
     found = profile_call(context, lambda: trial(batch))
     joules = _joules(context, trial, batch)
-    if FORMS[case.form].is_compiled:  # whose operations torch does not count
+    if case.form != BASE:  # torch does not count the operations of compiled code, nor those of graphs
         del trial
         trial = Trial(context, config, FORMS[BASE])
     tflop = count_tflop(lambda: trial(batch))
