@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -45,7 +46,8 @@ BYTES_PER_S, FLOP_PER_S = 2.8e12, 600e12
 SCORED_SHARE = 0.3
 """Share of encoder frames that are scored with the masks of the presets."""
 
-COMPILED = "blocks, compiled"
+COMPILED = ("features", "blocks")
+"""Parts that are also counted as torch's compiler generates them."""
 
 PARTS = ("features", "quantizer", "subsampling", "blocks", "head", "loss", "optimizer", "other")
 """The optimizer's part contains the sums of gradients over microbatches; the last one contains masks, encodings of
@@ -73,8 +75,8 @@ gradients exist already. Operations are calls that launch at least one kernel; o
 measured](gpu_h100_2026-11.md) for each, because some calls launch several. Views and allocations are not counted.
 Bytes count each operand of a call once. FLOP are those of matrix products, convolutions and attention. The floor adds
 up the time of all operations: that of an operation's bytes at {BYTES_PER_S / 1e12:g} TB/s, or of its FLOP at
-{FLOP_PER_S / 1e12:g} TFLOP/s if that is longer. Compiled blocks are those of `--model.kernels.blocks compiled`, as
-torch's compiler generates them for an H100; the kernels that it wrote and its library calls are counted.
+{FLOP_PER_S / 1e12:g} TFLOP/s if that is longer. Compiled blocks and features are counted as torch's compiler generates
+them for an H100: the kernels that it wrote, its library calls, and the operations outside of the compiled code.
 """
 
 
@@ -131,9 +133,15 @@ def print_counts(counts: Counts) -> None:
 
 
 def count(preset: str) -> dict[str, Count]:
-    """Returns the costs of each part of a step, and those of compiled blocks."""
+    """Returns the costs of each part of a step, and those of its compiled parts."""
     operations = step(preset)
-    return by_part(operations) | {COMPILED: _compiled_blocks(preset, operations)}
+    compiled = {"features": compiled_features(preset, operations), "blocks": _compiled_blocks(preset, operations)}
+    return by_part(operations) | {name_compiled(part): compiled[part] for part in COMPILED}
+
+
+def name_compiled(part: str) -> str:
+    """Returns the name of the row of a compiled part."""
+    return f"{part}, compiled"
 
 
 def step(preset: str, cuts: int | None = None, num_layers: int | None = None) -> list[Operation]:
@@ -297,15 +305,58 @@ def _compiled_blocks(preset: str, operations: Sequence[Operation]) -> Count:
     # Outside of the compiled code are additions to gradients, and the conversion of weights and of their gradients.
     # Library calls take as long as eager ones.
     outside = [one for one in of_blocks if (one.name == "add_" and one.is_backward) or one.name == "_foreach_copy_"]
-    products = sum((_cost(one) for one in of_blocks if one.flops), Count())
-    triton_bytes = num_layers * sum(code.triton_bytes for code in codes)
-    compiled = Count(
-        operations=num_layers * sum(code.num_triton + code.num_library for code in codes),
-        num_bytes=triton_bytes + num_layers * sum(code.library_bytes for code in codes),
+    return sum(map(_cost, outside), _cost_of_code(codes, of_blocks, num_layers))
+
+
+def _cost_of_code(codes: "Sequence[Generated]", eager: Sequence[Operation], repeats: int = 1) -> Count:
+    """Returns the costs of compiled code whose products are those of eager operations.
+
+    Args:
+        codes: The code.
+        eager: Operations that the code replaces.
+        repeats: How often the code runs.
+    """
+    products = sum((_cost(one) for one in eager if one.flops), Count())
+    triton_bytes = repeats * sum(code.triton_bytes for code in codes)
+    return Count(
+        operations=repeats * sum(code.num_triton + code.num_library for code in codes),
+        num_bytes=triton_bytes + repeats * sum(code.library_bytes for code in codes),
         flops=products.flops,
         floor_s=triton_bytes / BYTES_PER_S + products.floor_s,
     )
-    return sum(map(_cost, outside), compiled)
+
+
+def compiled_features(preset: str, operations: Sequence[Operation]) -> Count:
+    """Returns the costs of compiled features.
+
+    Args:
+        preset: Name of the preset.
+        operations: Those of a step with features that are not compiled.
+    """
+    of_features = [one for one in operations if one.part == "features"]
+    # The rest is outside of the compiled code: dither, Fourier transform, and numbers of frames.
+    outside = [one for one in of_features if one.name in ("normal_", "_fft_r2c", "floor_divide")]
+    return sum(map(_cost, outside), _cost_of_code(compile_features(preset), of_features))
+
+
+def compile_features(preset: str) -> "tuple[Generated, Generated]":
+    """Returns the code for what is before the Fourier transform of the features, and after it."""
+    from benchmarks.fake_compile import generate_forward
+    from nestmodel import NestConfig
+    from nestmodel.nn.features import LogMelFeatures, compute_features, frame_signal
+
+    config = NestConfig.preset(preset)
+    with fake_gpu(), torch.no_grad():
+        with built():
+            module = LogMelFeatures(config.features)
+        audio = torch.empty(2 * CUTS[preset], _num_samples(config))  # clean and noisy
+        lens = torch.empty(len(audio), dtype=torch.int64)
+        before = (module.window, audio, torch.empty_like(audio), lens)
+        spectrum = torch.view_as_real(torch.fft.rfft(frame_signal(config.features, *before)))
+        return (
+            generate_forward(partial(frame_signal, config.features), before, audio.fake_mode),
+            generate_forward(partial(compute_features, config.features), (module.fb, spectrum, lens), audio.fake_mode),
+        )
 
 
 def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
@@ -407,16 +458,16 @@ def _totals(counts: dict[str, Counts]) -> str:
             parts = found[preset]
             eager = sum((parts[part] for part in PARTS), Count())
             lines.append(f"| {preset} | {name} | {_cells(eager)} |")
-            if COMPILED in parts:
-                compiled = sum((parts[part] for part in PARTS if part != "blocks"), parts[COMPILED])
-                lines.append(f"| {preset} | {name}, blocks compiled | {_cells(compiled)} |")
+            if set(map(name_compiled, COMPILED)) <= set(parts):
+                compiled = sum((parts[name_compiled(part) if part in COMPILED else part] for part in PARTS), Count())
+                lines.append(f"| {preset} | {name}, compiled | {_cells(compiled)} |")
     return "\n".join(lines)
 
 
 def _parts(counts: dict[str, Counts], preset: str) -> str:
     heads = " | ".join(f"{name}: operations | GB | TFLOP | floor, ms" for name in counts)
     lines = [f"| part | {heads} |", f"|---|{'---|' * (4 * len(counts))}"]
-    for part in (*PARTS, COMPILED):
+    for part in (*PARTS, *map(name_compiled, COMPILED)):
         cells = [_cells(found[preset][part]) if part in found[preset] else " | | |" for found in counts.values()]
         lines.append(f"| {part} | {' | '.join(cells)} |")
     return "\n".join(lines)

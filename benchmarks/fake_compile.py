@@ -1,6 +1,6 @@
 """Drives torch's compiler for a GPU that does not exist, and counts the kernels that it would launch.
 
-The forward and backward graphs of a function are traced on fake tensors, and torch's compiler generates the code for
+The graphs of a function are traced on fake tensors, and torch's compiler generates the code for
 an H100 from them. The code is counted and read, but neither loaded nor run. What asks the GPU is switched off or
 answered here: folding of constants, padding of shapes, which times real products, and the properties of the device.
 Uses private functions of torch 2.11.
@@ -91,6 +91,28 @@ def generate(function: Callable[..., Tensor], inputs: Sequence[Any], mode: Any) 
     def unused(*_: Any) -> Any:
         raise AssertionError("the partition ends the tracing")
 
+    with _compiling(mode):
+        _trace(function, inputs, unused, partition_fn=partition)
+        forward, backward = graphs
+        return _generate(forward, is_backward=False), _generate(backward, is_backward=True)
+
+
+def generate_forward(function: Callable[..., Tensor], inputs: Sequence[Any], mode: Any) -> Generated:
+    """Returns the code for a function of fake tensors without gradients; see `generate`."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        _recursive_joint_graph_passes(graph)
+        graphs.append(graph)
+        raise _Done
+
+    with _compiling(mode):
+        _trace(function, inputs, keep)
+        return _generate(graphs[0], is_inference=True)
+
+
+@contextmanager
+def _compiling(mode: Any) -> Iterator[None]:
     with (
         _pretended_h100(),
         torch.device("cpu"),  # what the compiler itself computes
@@ -98,18 +120,17 @@ def generate(function: Callable[..., Tensor], inputs: Sequence[Any], mode: Any) 
         V.set_fake_mode(mode),
         tracing(TracingContext(mode)),
     ):
-        try:
-            compiled = aot_function(
-                function, unused, unused, partition_fn=partition, decompositions=select_decomp_table()
-            )
-            compiled(*inputs)
-        except _Done:
-            pass
-        forward, backward = graphs
-        return _generate(forward, is_backward=False), _generate(backward, is_backward=True)
+        yield
 
 
-def _generate(graph: torch.fx.GraphModule, *, is_backward: bool) -> Generated:
+def _trace(function: Callable[..., Tensor], inputs: Sequence[Any], compiler: Callable[..., Any], **keep: Any) -> None:
+    try:
+        aot_function(function, compiler, compiler, decompositions=select_decomp_table(), **keep)(*inputs)
+    except _Done:
+        pass
+
+
+def _generate(graph: torch.fx.GraphModule, **direction: bool) -> Generated:
     found: list[Generated] = []
 
     def keep(lowering: GraphLowering) -> Any:
@@ -133,7 +154,7 @@ def _generate(graph: torch.fx.GraphModule, *, is_backward: bool) -> Generated:
     examples = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
     with patch.object(GraphLowering, "_compile_to_module", keep):
         try:
-            compile_fx.compile_fx_inner(graph, examples, is_backward=is_backward, static_input_idxs=[])
+            compile_fx.compile_fx_inner(graph, examples, **direction, static_input_idxs=[])
         except _Done:
             pass
     return found[0]

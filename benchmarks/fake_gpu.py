@@ -27,7 +27,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
-WITHOUT_KERNEL = {"_unsafe_view", "detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+WITHOUT_KERNEL = {
+    "_unsafe_view",
+    "detach",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "transpose_",
+}
 """Operations that launch nothing, besides those whose result is a view by their schema."""
 
 ALIGNMENT = 8
@@ -205,6 +214,8 @@ def _traffic(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Tensor],
         of_input, of_weight, of_bias = args[-1]
         return of_input * (grad + weight) + of_weight * (grad + x) + of_bias * grad + _bytes(outputs)
     read, written = _bytes(inputs), _bytes(outputs)
+    if name.endswith("_like"):
+        read = 0
     if name == "baddbmm" and kwargs.get("beta", 1) == 0:
         read -= _bytes(args[0])
     read += sum(_bytes(args[i]) for i in READ_TWICE.get(name, ()))
@@ -212,7 +223,7 @@ def _traffic(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Tensor],
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if is_written and not outputs:  # an operation on lists returns nothing
             written += _bytes(value)
-        if is_written and name.rstrip("_") in ("copy", "_foreach_copy", "fill", "zero", "_foreach_zero"):
+        if is_written and name.rstrip("_") in ("copy", "_foreach_copy", "fill", "normal", "zero", "_foreach_zero"):
             read -= _bytes(value)
     return read + written
 

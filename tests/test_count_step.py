@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.count_step import COMPILED, PARTS, Count, by_part, compile_block, count_demand, step
+from benchmarks.count_step import (
+    PARTS,
+    Count,
+    by_part,
+    compile_block,
+    compiled_features,
+    count_demand,
+    step,
+)
 from benchmarks.fake_gpu import OperationLog, Shape, backward, fake_gpu
 from nestmodel import NestNetwork, loss_stats
 from nestmodel.nn import devices
@@ -19,31 +27,31 @@ from tests.training import tiny_config
 
 OUTSIDE = {
     "small": {
-        "features": (42, 2.2),
-        "quantizer": (18, 0.5),
+        "features": (38, 1.9),
+        "quantizer": (18, 0.2),
         "subsampling": (69, 1.9),
         "head": (9, 0.2),
         "loss": (23, 0.4),
         "optimizer": (10, 0.2),
-        "other": (29, 0.2),
+        "other": (28, 0.2),
     },
     "large": {
-        "features": (42, 18.1),
-        "quantizer": (30, 3.8),
+        "features": (38, 15.2),
+        "quantizer": (20, 1.4),
         "subsampling": (132, 15.8),
         "head": (9, 0.7),
         "loss": (23, 2.9),
         "optimizer": (10, 0.9),
-        "other": (29, 1.3),
+        "other": (28, 1.3),
     },
     "xlarge": {
-        "features": (42, 7.2),
-        "quantizer": (22, 1.6),
+        "features": (38, 6.1),
+        "quantizer": (18, 0.6),
         "subsampling": (69, 6.4),
         "head": (9, 0.6),
         "loss": (23, 1.2),
         "optimizer": (10, 2.9),
-        "other": (29, 0.8),
+        "other": (28, 0.8),
     },
 }
 """Operations, and the most gigabytes, of the parts of a step besides its blocks; the optimizer has one block."""
@@ -51,8 +59,11 @@ OUTSIDE = {
 A_BLOCK = {"small": (124, 0.6), "large": (117, 12.6), "xlarge": (109, 9.6)}
 """The same of a block, forward and backward."""
 
-COMPILED_BLOCK = {"small": (72, 33), "large": (54, 33), "xlarge": (35, 33)}
+COMPILED_BLOCK = {"small": (70, 33), "large": (52, 33), "xlarge": (33, 33)}
 """Kernels that torch's compiler writes for a block, and its calls of libraries, forward and backward."""
+
+COMPILED_FEATURES = (10, 7.2)
+"""Operations, and the most gigabytes, of the compiled features of `large`."""
 
 
 @needs_fake_gpu
@@ -72,8 +83,9 @@ def test_a_step_has_a_known_number_of_operations_and_bytes_in_each_part(preset: 
 def test_a_step_has_as_many_floating_point_operations_as_were_counted_on_a_gpu(preset: str, tflop: float) -> None:
     one, two = (sum((each.flops for each in step(preset, num_layers=number)), 0) for number in (1, 2))
     num_layers = {"small": 16, "large": 17, "xlarge": 24}[preset]
-    # Of benchmarks/results/gpu_h100_2026-11.md, where the number of scored frames was another one.
-    assert (one + (num_layers - 1) * (two - one)) / 1e12 == pytest.approx(tflop, rel=2e-3)
+    # Of benchmarks/results/gpu_h100_2026-11.md, where another number of frames was scored, and attention padded frames
+    # to a multiple of 8, here from 188 to 192.
+    assert (one + (num_layers - 1) * (two - one)) / 1e12 == pytest.approx(tflop, rel=7e-3)
 
 
 @needs_fake_gpu
@@ -85,6 +97,17 @@ def test_a_compiled_block_launches_a_known_number_of_kernels(preset: str) -> Non
     _, codes = compile_block(preset)
     found = sum(code.num_triton for code in codes), sum(code.num_library for code in codes)
     assert found == COMPILED_BLOCK[preset]
+
+
+@needs_fake_gpu
+@pytest.mark.skipif(not torch.__version__.startswith("2.11."), reason="private functions of torch 2.11")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # in torch's compiler
+def test_compiled_features_have_a_known_number_of_operations_and_bytes() -> None:
+    pytest.importorskip("triton", reason="torch's compiler writes code for it")
+    found = compiled_features("large", step("large", num_layers=1))
+    operations, most = COMPILED_FEATURES
+    assert found.operations == operations
+    assert found.num_bytes / 1e9 <= most
 
 
 @pytest.mark.parametrize("is_gpu_path", [False, True])
@@ -160,6 +183,8 @@ def test_backward_operations_belong_to_the_part_of_their_forward_operations() ->
         ("torch.baddbmm(x[None], x[None], x[None], beta=0)", 3),
         ("torch.baddbmm(x[None], x[None], x[None])", 4),
         ("x.zero_()", 1),
+        ("x.normal_()", 1),
+        ("torch.randn_like(x)", 1),
     ],
 )
 def test_an_operation_reads_and_writes_its_operands_once(expression: str, operands: int) -> None:
@@ -194,4 +219,3 @@ def test_demand_is_counted_for_a_second_of_audio() -> None:
     demand = count_demand("small")
     assert demand.gflop_per_audio_s == pytest.approx(1.55, rel=0.01)
     assert demand.audio_s_per_s("A100", 0.5) == pytest.approx(0.5 * 312_000 / demand.gflop_per_audio_s)
-    assert COMPILED not in PARTS

@@ -1,10 +1,13 @@
 """`python -m benchmarks.gpu` on a CPU: every section runs with a tiny model."""
 
+import ctypes
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,18 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu.presets import peak_tflops
-from benchmarks.gpu.report import Report, Section
+from benchmarks.gpu.context import Context, tiny_extent
+from benchmarks.gpu.device import peak_tflops
+from benchmarks.gpu.energy import counter_of
+from benchmarks.gpu.forms import Case, fitting
+from benchmarks.gpu.measuring import Kernel
+from benchmarks.gpu.report import Report, Row, Section
 from nestguard import EXIT_STALLED
 from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[1]
 IN_PROCESS = [name for name in program.SECTIONS if name != "stalls"]
+OTHER_FORMS = ("torch's subsampling", "checkpointed")
 
 
 pytestmark = pytest.mark.usefixtures("restored_determinism")
@@ -36,9 +44,12 @@ def restored_log_levels() -> Iterator[None]:
 
 def run(tmp_path: Path, *options: str) -> tuple[int, dict[str, Any]]:
     """Runs the program; returns its exit code, and the sections of the JSON file by name."""
-    code = program.main(["--device", "cpu", "-o", str(tmp_path / "results.md"), *options])
+    return program.main(["--device", "cpu", "-o", str(tmp_path / "results.md"), *options]), stored(tmp_path)
+
+
+def stored(tmp_path: Path) -> dict[str, dict[str, Any]]:
     report = json.loads((tmp_path / "results.json").read_text())
-    return code, {section["name"]: section for section in report["sections"]}
+    return {section["name"]: section for section in report["sections"]}
 
 
 def rows(section: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -53,16 +64,37 @@ def test_every_section_that_needs_no_other_process_runs_on_a_cpu(tmp_path: Path)
     facts = rows(sections["device"])
     assert facts["torch"]["value"] == torch.__version__
     assert facts["NCCL_ALGO"]["value"] == "Ring"
-    parity = rows(sections["parity"])["tiny, float32"]
-    # Some hundred roundings of 6e-8; a wrong operation changes the first digits.
-    assert max(parity["encoder"], parity["loss"], parity["gradients"]) < 1e-4
+    for parity in (sections["parity"]["rows"][0], sections["best"]["rows"][0]):
+        assert parity["row"].endswith("float32")
+        # Some hundred roundings of 6e-8; a wrong operation changes the first digits.
+        assert max(parity["encoder"], parity["loss"], parity["gradients"]) < 1e-4
     golden = rows(sections["golden"])["float32"]
     assert golden["tokens that differ"] == 0
     assert max(golden["encoder"], golden["log-probabilities"]) < 1e-5  # as in tests/golden
-    eager, checkpointed = (rows(sections["presets"])[f"tiny, 2 x 2 s, {mode}"] for mode in ("eager", "checkpointed"))
-    assert eager["step, ms"] > 0
-    assert checkpointed["operations"] > eager["operations"] > 100
-    assert checkpointed["TFLOP"] > eager["TFLOP"] > 0
+    assert set(rows(sections["ceilings"])) == {
+        "copy, TB/s read and written",
+        "product in bf16, TFLOP/s",
+        "x + 1 in a loop, us on the host",
+    }
+    (step,) = sections["steps"]["rows"]
+    assert step["row"] == "tiny, 2 x 2 s, eager"
+    assert step["step, ms"] > step["host, ms"] > 0
+    assert step["busy, ms"] > 0
+    assert step["operations"] > 100
+    assert step["TFLOP"] > 0
+    *kernels, total = sections["kernels"]["rows"]
+    assert total["ms"] >= sum(row["ms"] for row in kernels) > 0
+    assert {"product", "convolution", "copy"} <= {row["group"] for row in kernels}
+    other, checkpointed = (rows(sections["forms"])[f"tiny, 2 x 2 s, {form}"] for form in OTHER_FORMS)
+    assert checkpointed["operations"] > other["operations"]
+    assert all(row["gain"] > 0 for row in (other, checkpointed))
+    assert len(sections["parts"]["rows"]) == 10
+    assert all(row["host, ms"] > 0 and row["decides"] for row in sections["parts"]["rows"])
+    form = OTHER_FORMS[0] if other["gain"] > 1.02 else "eager"
+    assert set(rows(sections["budgets"])) == {f"tiny, {number} x 2 s, {form}" for number in (2, 4)}
+    assert set(rows(sections["presets"])) == {f"tiny, 2 x 2 s, {form}"}
+    assert set(rows(sections["best"])) == {f"tiny, {form}, {precision}" for precision in ("float32", "bf16")}
+    assert "give --nemo-wheels" in sections["nemo"]["notes"][0]
     assert {"tiny, FLAC", "tiny, PCM"} == set(rows(sections["feeding"]))
     assert all(row["feed ratio"] > 0 for row in sections["feeding"]["rows"])
     assert rows(sections["waits"])["waits a step"]["value"] >= 1
@@ -72,28 +104,205 @@ def test_every_section_that_needs_no_other_process_runs_on_a_cpu(tmp_path: Path)
         assert row["equal runs have equal bits"]
         assert row["a resumed run has equal bits"]
     text = (tmp_path / "results.md").read_text()
-    assert all(f"## {name}\n" in text for name in IN_PROCESS)
+    assert all(f"## {name}\n\nDecides: {program.SECTIONS[name].decides}" in text for name in IN_PROCESS)
+
+
+KILLED = """
+import os
+import signal
+import sys
+
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu.report import Report
+
+write = Report.write
+
+
+def write_and_die(self, path):
+    write(self, path)
+    if "parts" in self.sections and len(self.sections["parts"].rows) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+Report.write = write_and_die
+program.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.multiprocess
+def test_a_start_after_one_that_was_killed_keeps_its_rows_and_measures_the_others(tmp_path: Path) -> None:
+    options = ["--only", "ceilings", "parts", "device"]
+    command = [sys.executable, "-c", KILLED, "--device", "cpu", "-o", str(tmp_path / "results.md"), *options]
+    killed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    before = stored(tmp_path)
+    assert {name: len(section["rows"]) for name, section in before.items()} == {"ceilings": 3, "parts": 3}
+    code, after = run(tmp_path, *options)
+    assert code == 0
+    assert after["ceilings"] == before["ceilings"]
+    assert after["parts"]["rows"][:3] == before["parts"]["rows"]
+    assert len(rows(after["parts"])) == len(after["parts"]["rows"]) == 10
+    assert after["device"]["rows"]
+    assert all(section["is_complete"] for section in after.values())
+    assert run(tmp_path, *options) == (0, after)
+    _, fresh = run(tmp_path, *options, "--fresh")
+    assert fresh["parts"]["rows"][:3] != before["parts"]["rows"]  # times differ in some of 17 digits
+
+
+def test_rows_of_another_device_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, "--only", "device")
+    found = program.identity
+    monkeypatch.setattr(program, "identity", lambda context: {**found(context), "device": "NVIDIA H100"})
+    with pytest.raises(SystemExit, match="with other values of: device"):
+        run(tmp_path, "--only", "device")
+    assert run(tmp_path, "--only", "device", "--fresh")[0] == 0
 
 
 def test_a_section_that_fails_is_reported_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_context: object, section: Section) -> None:
-        section.rows.append({"row": "first", "value": 1})
-        raise ValueError("no such kernel")
+        if not section.has("first"):
+            section.add({"row": "first", "value": 1})
+            raise ValueError("no such kernel")
+        section.add({"row": "second", "value": 2})
 
-    monkeypatch.setitem(program.SECTIONS, "parity", (fail, 0.1))
+    monkeypatch.setitem(program.SECTIONS, "parity", program.Plan(fail, 1, "nothing"))
     code, sections = run(tmp_path, "--only", "parity", "device")
     assert code == 1
     assert sections["parity"]["error"] == "ValueError: no such kernel"
     assert rows(sections["parity"])["first"]["value"] == 1
     assert sections["device"]["error"] is None
     assert sections["device"]["rows"]
+    code, sections = run(tmp_path, "--only", "parity", "device")  # which tries again
+    assert code == 0
+    assert sections["parity"]["error"] is None
+    assert [row["value"] for row in sections["parity"]["rows"]] == [1, 2]
 
 
 def test_a_section_without_time_says_what_was_not_measured(tmp_path: Path) -> None:
-    code, sections = run(tmp_path, "--only", "presets", "--minutes", "0")
+    code, sections = run(tmp_path, "--only", "steps", "--minutes", "0")
     assert code == 0
-    assert sections["presets"]["rows"] == []
-    assert "`tiny, 2 x 2 s, eager` and later cases were not measured" in sections["presets"]["notes"][-1]
+    assert sections["steps"]["rows"] == []
+    assert "`tiny, 2 x 2 s, eager` and later rows were not measured" in sections["steps"]["notes"][0]
+    assert not sections["steps"]["is_complete"]
+
+
+def test_a_case_that_does_not_fit_is_halved_until_it_does(tmp_path: Path) -> None:
+    def measure(_context: Context, case: Case) -> Row:
+        if case.shape[0] > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return {"row": case.row, "result": "measured"}
+
+    context = Context(torch.device("cpu"), tiny_extent(), tmp_path)
+    rows = fitting(context, Case("tiny", (8, 32000)), measure)
+    assert [row["row"] for row in rows] == [f"tiny, {number} x 2 s, eager" for number in (8, 4, 2)]
+    assert [row["result"] for row in rows] == ["out of memory", "out of memory", "measured"]
+    with pytest.raises(ZeroDivisionError):
+        fitting(context, Case("tiny", (8, 32000)), lambda _context, _case: {"row": 1 // 0})
+
+
+STAND_IN = {
+    "omegaconf.py": "class OmegaConf:\n    create = staticmethod(lambda config: config)\n",
+    "nemo/utils/__init__.py": "import logging\n\nlogging.setLevel = lambda level: None\n",
+    "nemo/collections/asr/models/__init__.py": """
+import torch
+
+print("NeMo prints what it likes")
+
+
+class EncDecDenoiseMaskedTokenPredModel(torch.nn.Linear):
+    def __init__(self, config):
+        if "use_pytorch_sdpa" in config["encoder"]:
+            raise ValueError("no such kernel")
+        super().__init__(1, config["num_classes"])
+
+    def forward(self, input_signal, input_signal_length, noisy_input_signal, noisy_input_signal_length, apply_mask):
+        assert input_signal.shape == (2, 32000) and input_signal_length.tolist() == [32000, 32000]
+        assert apply_mask and not torch.equal(input_signal, noisy_input_signal)
+        scores = super().forward(noisy_input_signal.mean(1, keepdim=True))
+        return scores, input_signal_length, None, torch.zeros(2, dtype=torch.int64)
+
+    def loss(self, masks, decoder_outputs, targets, decoder_lengths):
+        return torch.nn.functional.cross_entropy(decoder_outputs, targets)
+""",
+}
+"""Files of a package with the names of NeMo that are used. Its fused attention does not work."""
+
+
+@pytest.mark.faults
+@pytest.mark.multiprocess
+def test_another_package_takes_turns_in_a_process_of_its_own(tmp_path: Path) -> None:
+    about = "nemo_toolkit-3.0.0.dist-info"
+    with zipfile.ZipFile(tmp_path / "nemo_toolkit-3.0.0-py3-none-any.whl", "w") as wheel:
+        for name, content in STAND_IN.items():
+            wheel.writestr(name, content)
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: nemo_toolkit\nVersion: 3.0.0\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    code, sections = run(tmp_path, "--only", "nemo")
+    assert (code, sections["nemo"]["is_complete"]) == (0, False)
+    code, sections = run(tmp_path, "--only", "nemo", "--nemo-wheels", str(tmp_path))
+    (row,) = sections["nemo"]["rows"]
+    assert row["row"] == "tiny, 2 x 2 s, NeMo with default attention"
+    assert row["NeMo / ours"] == pytest.approx(row["NeMo, ms"] / row["ours, ms"])
+    assert row["NeMo, ms"] > row["host of NeMo, ms"] > 0
+    assert 0 < row["loss of NeMo"] < 10
+    assert code == 1
+    assert "NeMo's process ended with exit code 1: ValueError: no such kernel" in sections["nemo"]["error"]
+
+
+class Nvml:
+    """Counts 1.5 J at each call."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code = code
+        self.millijoules = 0
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, _handle: object) -> int:
+        return 0 if uuid == b"GPU-1" else 6
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, _handle: object, millijoules: Any) -> int:
+        self.millijoules += 1500
+        ctypes.cast(millijoules, ctypes.POINTER(ctypes.c_ulonglong))[0] = self.millijoules
+        return self.code
+
+
+def test_energy_is_read_in_joules_or_not_at_all() -> None:
+    counter = counter_of(Nvml(), "GPU-1")
+    assert counter is not None
+    assert (counter(), counter()) == (3.0, 4.5)
+    assert counter_of(Nvml(), "GPU-2") is None
+    assert counter_of(Nvml(code=3), "GPU-1") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("Memcpy HtoD (Pinned -> Device)", "copy"),
+        ("triton_poi_fused_add_mul_0", "triton"),
+        ("gradient_kernel", "triton"),
+        ("fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<...>)", "attention"),
+        ("nvjet_tst_256x128_64x4_1x2_h_bz_coopB_TNN", "product"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "product"),
+        ("void at::native::(anonymous namespace)::conv_depthwise2d_backward_kernel<3, 2, float>", "convolution"),
+        ("void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float>", "norm"),
+        (
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdam>",
+            "optimizer, foreach",
+        ),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "sum"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "element-wise"),
+        ("void cunn_SoftMaxForward<8, float>", "softmax"),
+        ("void somebody::kernel()", "other"),
+        ("aten::addmm", "product"),
+        ("aten::_to_copy", "copy"),
+    ],
+)
+def test_kernels_are_grouped_by_their_names(name: str, group: str) -> None:
+    assert Kernel(name, 1, 1.0).group == group
 
 
 @pytest.mark.parametrize(
@@ -115,7 +324,7 @@ def test_the_peak_of_a_gpu_is_known_by_its_name_or_not_at_all(name: str, peak: f
 
 def test_a_table_has_the_columns_of_all_rows() -> None:
     section = Section("s", rows=[{"row": "a|b", "x": 0.123456}, {"row": "c", "y": True}])
-    text = Report("command", [section]).markdown()
+    text = Report("command", sections={"s": section}).markdown()
     assert "| row | x | y |\n|---|---|---|\n| a\\|b | 0.1235 |  |\n| c |  | yes |\n" in text
 
 
@@ -170,6 +379,7 @@ import torch
 import torch.distributed as dist
 from benchmarks.gpu.__main__ import _run
 from benchmarks.gpu.context import Context, tiny_extent
+from benchmarks.gpu.report import Section
 
 dist.init_process_group("gloo")
 context = Context(torch.device("cpu"), tiny_extent(), Path(sys.argv[1]), rank=dist.get_rank(), world_size=2)
@@ -181,7 +391,9 @@ def fail_in_second_case(context, section):
         if case == context.rank == 1:
             raise ValueError("an error")
 
-sections = [_run(context, "a", fail_in_second_case), _run(context, "b", lambda context, section: context.has_time())]
+sections = [Section("a"), Section("b")]
+for section, run in zip(sections, (fail_in_second_case, lambda context, section: context.has_time())):
+    _run(context, section, run)
 assert [section.error for section in sections] == ["rank 1: ValueError: an error", None], sections
 # Otherwise, a thread of Gloo that still runs at the exit of the interpreter can abort the process.
 dist.destroy_process_group()

@@ -2,21 +2,24 @@
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
+from benchmarks.gpu.report import Section
+from benchmarks.peers.nemo_model import PRESETS
 from nestdata import MixConfig, PlanConfig, PrepareConfig, prepare_corpus
 from nestmodel import EncoderConfig, MaskConfig, NestConfig, NestDataModule, OptimizerConfig, QuantizerConfig
 
 DEMO = Path(__file__).parents[2] / "manifests" / "demo"
 RATE = 16000
+T = TypeVar("T")
 
 
 def tiny_config() -> NestConfig:
@@ -38,6 +41,18 @@ class Extent:
 
     budgets: dict[str, float]
     """`max_batch_seconds` of each model."""
+
+    more_budgets: tuple[float, ...]
+    """Seconds of audio in a microbatch of the smallest model, for the section `budgets`."""
+
+    compared: dict[str, dict[str, Any]]
+    """Arguments of `benchmarks.peers.nemo_model.section` for the models that are compared with NeMo's, by name."""
+
+    copied_bytes: int
+    """Bytes of the copy in the section `ceilings`."""
+
+    product_size: int
+    """Rows and columns of the matrices that are multiplied there."""
 
     cut_seconds: tuple[float, ...]
     """Lengths of the cuts in the microbatches."""
@@ -65,6 +80,10 @@ def tiny_extent() -> Extent:
     return Extent(
         models={"tiny": tiny_config()},
         budgets={"tiny": 4.0},
+        more_budgets=(4.0, 8.0),
+        compared={"tiny": {"d_model": 16, "n_heads": 2, "n_layers": 2, "channels": 8, "num_classes": 32}},
+        copied_bytes=10**7,
+        product_size=256,
         cut_seconds=(2.0,),
         num_steps=1,
         loop_model=tiny_config(),
@@ -81,6 +100,10 @@ def full_extent(presets: Sequence[str], budgets: dict[str, float]) -> Extent:
     return Extent(
         models={name: NestConfig.preset(name) for name in presets},
         budgets=budgets,
+        more_budgets=(240.0, 1000.0, 2000.0, 4000.0),
+        compared={name: PRESETS[name] for name in ("large", "xlarge") if name in presets},
+        copied_bytes=8 * 10**9,
+        product_size=8192,
         cut_seconds=(15.0, 60.0),
         num_steps=10,
         loop_model=NestConfig.preset("demo"),
@@ -114,6 +137,12 @@ class Context:
     world_size: int = 1
     num_nodes: int = 1
     num_local_ranks: int = 1
+    nemo_wheels: Path | None = None
+    """Folder made by `benchmarks/nemo_wheels.py`."""
+
+    sections: dict[str, Section] = field(default_factory=dict)
+    """Results so far, of this start and of earlier ones; equal rows on all ranks at the start."""
+
     deadline_s: float = field(default=float("inf"))
 
     @property
@@ -125,6 +154,23 @@ class Context:
         """Returns whether the current section has time left and no rank has ended it, equal on all ranks."""
         states = self._gather(_State(has_ended=False, has_time=time.monotonic() < self.deadline_s))
         return states[0].has_time and not any(state.has_ended for state in states)
+
+    def pending(self, section: Section, cases: Iterable[T], row: Callable[[T], str]) -> Iterator[T]:
+        """Yields the cases whose rows are not finished, as long as there is time; frees memory after each.
+
+        Args:
+            section: Receives the rows, and a note if the time is over.
+            cases: All cases of the section, those first that decide most.
+            row: Returns the name of a case's row.
+        """
+        for case in cases:
+            if section.has(row(case)):
+                continue
+            if not self.has_time():
+                section.cut(row(case))
+                return
+            yield case
+            self.free_memory()
 
     def end_section(self, error: str | None) -> list[str | None]:
         """Waits until all ranks have ended the current section; returns the error of each rank.
@@ -150,6 +196,11 @@ class Context:
         values = [value]
         dist.broadcast_object_list(values, src=0, device=self.device)
         return values[0]
+
+    def synchronize(self) -> None:
+        """Waits until the device has computed everything."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
 
     def free_memory(self) -> None:
         """Frees memory of the GPU that nothing uses any more."""

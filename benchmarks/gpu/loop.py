@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import statistics
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -15,11 +14,13 @@ import pytorch_lightning as pl
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.gpu.context import RATE, Context
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.forms import BASE, FORMS, Trial, case_of
+from benchmarks.gpu.measuring import median, spread
 from benchmarks.gpu.report import Section
 from nestdata import AudioNoiseBatch
 from nestmodel import Checkpoints, Health, NestModel, Throughput
-from nestmodel.preflight.trial_step import TrialStep, noise_batch
+from nestmodel.preflight.trial_step import noise_batch
 from nestmodel.training.determinism import REQUIRED
 
 _SYNC_WARNING = "synchronizing CUDA operation"
@@ -95,6 +96,7 @@ def measure_waits(context: Context, section: Section) -> None:
     counter.stop()
     steps = _LAST - _FIRST
     microbatches = data.train_dataset.plan.config.microbatches_per_step // context.world_size
+    section.rows.clear()
     section.rows.append(
         {"row": "waits a step", "value": sum(counter.places.values()) / steps, "microbatches a rank": microbatches}
     )
@@ -110,28 +112,24 @@ def measure_waits(context: Context, section: Section) -> None:
 
 def measure_deterministic(context: Context, section: Section) -> None:
     """Adds the time of a step with and without deterministic algorithms, for each model."""
-    for name, config in reversed(context.extent.models.items()):
-        seconds = context.extent.cut_seconds[0]
-        shape = (max(1, int(context.extent.budgets[name] / seconds / 2)), round(seconds * RATE))
-        medians = {}
-        for is_deterministic in (False, True):
-            if not context.has_time():
-                section.notes.append(f"{name} and later models were not measured: the time was over.")
-                return
+    seconds = context.extent.cut_seconds[0]
+    cases = [case_of(context, model, seconds).halved() for model in reversed(context.extent.models)]
+    for case in context.pending(section, cases, lambda case: f"{case.model}, {case.audio}"):
+        batch, samples = noise_batch(case.shape), {}
+        trial = Trial(context, context.extent.models[case.model], FORMS[BASE])
+        for is_deterministic in (False, True, True, False):
             with _algorithms(is_deterministic):
-                step = TrialStep(config, context.single_trainer(), num_shapes=1)
-                batch = noise_batch(shape)
-                step(batch)
-                times = [step(batch).total_s for _ in range(1 + context.extent.num_steps)][1:]
-                medians[is_deterministic] = statistics.median(times)
-            del step
-            context.free_memory()
-        section.rows.append(
+                trial.warm_up(batch)
+                found = [trial(batch).step_ms for _ in range(max(1, context.extent.num_steps // 2))]
+                samples[is_deterministic] = samples.get(is_deterministic, []) + found
+        del trial
+        section.add(
             {
-                "row": f"{name}, {shape[0]} x {seconds:g} s",
-                "step, ms": 1000 * medians[False],
-                "deterministic, ms": 1000 * medians[True],
-                "price": medians[True] / medians[False],
+                "row": f"{case.model}, {case.audio}",
+                "step, ms": median(samples[False]),
+                "deterministic, ms": median(samples[True]),
+                "price": median(samples[True]) / median(samples[False]),
+                "spread": max(spread(found) for found in samples.values()),
             }
         )
     section.notes.append(
@@ -142,17 +140,13 @@ def measure_deterministic(context: Context, section: Section) -> None:
 def measure_resume(context: Context, section: Section) -> None:
     """Adds whether two equal runs, and a run that is resumed half way, have equal bits, in both modes."""
     half = context.extent.loop_steps
-    for is_deterministic in (False, True):
-        if not context.has_time():
-            section.notes.append("deterministic mode was not measured: the time was over.")
-            return
-        mode = "deterministic" if is_deterministic else "default"
-        with _algorithms(is_deterministic):
+    for mode in context.pending(section, ("default", "deterministic"), str):
+        with _algorithms(mode == "deterministic"):
             first = _run(context, f"{mode}-1", 2 * half)
             second = _run(context, f"{mode}-2", 2 * half)
             saved = context.directory / f"{mode}-1" / "saved" / f"step_{half:08d}.ckpt"
             resumed = _run(context, f"{mode}-resumed", 2 * half, saved)
-        section.rows.append(
+        section.add(
             {
                 "row": mode,
                 "steps": f"{half} + {half}",

@@ -1,6 +1,5 @@
 """Sections `parity` and `golden`: the same model and audio on the device and on the CPU, and NeMo's stored outputs."""
 
-import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.context import RATE, Context
+from benchmarks.gpu.forms import BASE, FORMS, Form, best_form, build_network, settings_of
 from benchmarks.gpu.report import Row, Section
 from nestmodel import NestConfig, NestNetwork, config_from_nemo, loss_stats
 
@@ -22,12 +22,10 @@ _NUM_BLOCKS = 2
 
 def measure_parity(context: Context, section: Section) -> None:
     """Adds the largest relative differences from a CPU in float64 (of float32 results) and in float32 (of bf16)."""
-    for name, config in context.extent.models.items():
-        if not context.has_time():
-            section.notes.append(f"{name} and later models were not measured: the time was over.")
-            return
+    models = context.extent.models
+    for name in context.pending(section, models, lambda name: f"{name}, bf16"):
         with _without_tf32():
-            section.rows += _parity_rows(context, name, config)
+            section.add(*_parity_rows(context, name, models[name]))
     section.notes.append(f"Models have at most {_NUM_BLOCKS} blocks, no dropout, and no dither; TF32 is off.")
 
 
@@ -41,13 +39,23 @@ def _without_tf32() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def _parity_rows(context: Context, name: str, config: NestConfig) -> list[Row]:
-    network = NestNetwork(_without_randomness(config))
+def measure_best_parity(context: Context, section: Section) -> None:
+    """Adds the same differences for the form of each model that section `forms` has found to be the fastest."""
+    cases = [(model, best_form(context, model)) for model in context.extent.models]
+    row = "{}, {}".format
+    for model, form in context.pending(section, cases, lambda case: f"{row(*case)}, bf16"):
+        with _without_tf32(), settings_of(FORMS[form]):
+            section.add(*_parity_rows(context, row(model, form), context.extent.models[model], FORMS[form]))
+    section.notes.append("Models, audio and references are those of section `parity`.")
+
+
+def _parity_rows(context: Context, name: str, config: NestConfig, form: Form = FORMS[BASE]) -> list[Row]:
+    network = build_network(_without_randomness(config), form)
     inputs = _inputs(network, context.extent.parity_seconds)
-    double = copy.deepcopy(network).double()
+    single = _results(NestNetwork(network.config), inputs)
+    double = NestNetwork(network.config).double()
     double.quantizer.float()  # tokens are computed in float32 in every mode
     exact = _results(double, inputs)
-    single = _results(copy.deepcopy(network), inputs)
     network.to(context.device)
     on_device = [tensor.to(context.device) for tensor in inputs]
     found = {
@@ -124,7 +132,7 @@ def measure_golden(context: Context, section: Section) -> None:
     lens = torch.from_numpy(golden["lengths"]).repeat(2).to(context.device)
     masked, masked_lens = (torch.from_numpy(golden[n]).to(context.device) for n in ("masked_features", "features_len"))
     stored = np.concatenate([golden["features_clean"], golden["features_noisy"]])
-    for precision in ("float32", "bf16"):
+    for precision in context.pending(section, ("float32", "bf16"), str):
         autocast = torch.autocast(context.device.type, torch.bfloat16, enabled=precision == "bf16")
         with torch.no_grad(), _without_tf32(), autocast:
             feats, _ = model.preprocessor(audio, lens)
@@ -132,7 +140,7 @@ def measure_golden(context: Context, section: Section) -> None:
             log_probs = model.decoder(encoded)
             tokens = model.quantizer(feats.chunk(2)[0]).cpu().numpy()
         spans = [slice(0, int(length)) for length in enc_lens]
-        section.rows.append(
+        section.add(
             {
                 "row": precision,
                 "features, largest error": float(np.abs(feats.cpu().numpy() - stored).max()),

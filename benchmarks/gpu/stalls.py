@@ -30,8 +30,10 @@ def measure_stalls(context: Context, section: Section) -> None:
     """
     if context.rank == 0:
         has_two = context.is_cuda and torch.cuda.device_count() > 1
-        section.rows.append(stall(context, "kernel", 1, "cuda" if context.is_cuda else "cpu"))
-        section.rows.append(stall(context, "collective", 2, "cuda" if has_two else "cpu"))
+        for kind, num_ranks, is_on_gpu in (("kernel", 1, context.is_cuda), ("collective", 2, has_two)):
+            device = "cuda" if is_on_gpu else "cpu"
+            if not section.has(_name(kind, num_ranks, device)):
+                section.add(stall(context, kind, num_ranks, device))
         section.notes.append(
             f"The limit for a phase is {context.extent.stall_seconds:g} s. `exit code` {EXIT_STALLED} is that of the "
             "stall guard. `phase` and `reason` are those of the culprit in its report."
@@ -54,8 +56,12 @@ def stall(context: Context, kind: str, num_ranks: int, device: str) -> Row:
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-    row: Row = {"row": f"{kind}, {num_ranks} rank{'s' if num_ranks > 1 else ''}, {device}", "exit code": code}
+    row: Row = {"row": _name(kind, num_ranks, device), "exit code": code}
     return {**row, "seconds": time.monotonic() - started, **_said(directory)}
+
+
+def _name(kind: str, num_ranks: int, device: str) -> str:
+    return f"{kind}, {num_ranks} rank{'s' if num_ranks > 1 else ''}, {device}"
 
 
 def _said(directory: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from nestmodel.nn import devices
 from nestmodel.nn.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters
 from nestmodel.nn.dropout import Dropout, Key
 from nestmodel.nn.frames import MASKED_SCORE, Frames, GpuMasks
-from nestmodel.nn.fused_attention import fused_attention
+from nestmodel.nn.fused_attention import fused_attention, shift_to_distances
 
 
 class RelPositionAttention(nn.Module):
@@ -79,8 +79,6 @@ class RelPositionAttention(nn.Module):
     ) -> Float[Tensor, "batch enc_frames dim"]:
         (in_weight, in_bias), (pos_weight, _), (biases, _), (out_weight, out_bias) = weights
         x = x.to(devices.product_dtype(x))
-        if num_padded := masks.key_scores.shape[-1] - x.shape[1]:
-            x = F.pad(x, (0, 0, 0, num_padded))
         mixed = fused_attention(
             F.linear(x, in_weight, in_bias).unflatten(2, (3, self.num_heads, -1)),
             F.linear(positions, pos_weight).unflatten(1, (self.num_heads, -1)),
@@ -99,7 +97,7 @@ class RelPositionAttention(nn.Module):
         # The queries are scaled instead of the scores, which are far larger tensors.
         scale = 1.0 / math.sqrt(q.shape[-1])
         content_q, position_q = ((q + bias.unsqueeze(1)) * scale for bias in (self.pos_bias_u, self.pos_bias_v))
-        position = shift_to_distances(position_q @ p.transpose(-2, -1))
+        position = shift_to_distances(position_q @ p.transpose(-2, -1), x.shape[1])
         is_masked_key = frames.is_padding[:, None, None, :]
         if self.training or torch.is_grad_enabled():
             scores = (content_q @ k.transpose(-2, -1)).add_(position).masked_fill_(is_masked_key, MASKED_SCORE)
@@ -115,19 +113,3 @@ class RelPositionAttention(nn.Module):
 
     def _split_heads(self, x: Float[Tensor, "*batch rows dim"]) -> Float[Tensor, "*batch heads rows head_dim"]:
         return x.reshape(*x.shape[:-1], self.num_heads, -1).transpose(-3, -2)
-
-
-def shift_to_distances(
-    scores: Float[Tensor, "*batch enc_frames positions"],
-) -> Float[Tensor, "*batch enc_frames enc_frames"]:
-    """Converts scores by distance (T - 1 down to 1 - T) to scores by key: out[i, j] = scores[i, T - 1 - i + j].
-
-    The wanted part of row i starts i columns to the left of that of row 0. Viewing the flattened matrix from column
-    T - 1 of row 0 onwards, with rows of 2T - 2 instead of 2T - 1 values, aligns these parts without copying any value.
-    """
-    num_frames = scores.shape[-2]
-    if num_frames == 1:
-        return scores
-    width = 2 * num_frames - 2
-    aligned = scores.flatten(-2).narrow(-1, num_frames - 1, num_frames * width)
-    return aligned.view(*scores.shape[:-1], width)[..., :num_frames]

@@ -40,9 +40,16 @@ def draw_keys(seed: int, *shape: int) -> Int32[Tensor, "*shape 2"]:
 class Dropout(nn.Module):
     """Zeroes values at random in training, with equal probability, and scales the others to preserve the mean."""
 
-    def __init__(self, prob: float) -> None:
+    def __init__(self, prob: float, *, counts_from: int = 0) -> None:
+        """Sets the probability.
+
+        Args:
+            prob: Probability with which a value is dropped, rounded to a multiple of 1 / 65536.
+            counts_from: See `drop`.
+        """
         super().__init__()
         self.num_dropped = round(prob * _LEVELS)
+        self._counts_from = counts_from
 
     @property
     def prob(self) -> float:
@@ -59,7 +66,8 @@ class Dropout(nn.Module):
         if not self.training or self.num_dropped == 0:
             return x
         if key is not None and torch.compiler.is_compiling():
-            return drop(x, key, self.num_dropped)  # which the compiler joins with what surrounds it
+            # The compiler joins this with what surrounds it.
+            return drop(x, key, self.num_dropped, counts_from=self._counts_from)
         if not devices.is_on_gpu(x):
             return self._drop_on_cpu(x, key)
         if key is None:
@@ -74,15 +82,19 @@ class Dropout(nn.Module):
         return (x * is_kept).mul_(_scale(self.num_dropped))
 
 
-def drop(x: Float[Tensor, "*shape"], key: Key, num_dropped: int) -> Float[Tensor, "*shape"]:
+def drop(x: Float[Tensor, "*shape"], key: Key, num_dropped: int, *, counts_from: int = 0) -> Float[Tensor, "*shape"]:
     """Zeroes values and scales the others: the definition, of which the code for a CPU and a GPU are faster forms.
 
     Args:
         x: Values.
         key: Determines which values are dropped.
         num_dropped: Probability with which a value is dropped, times 65536.
+        counts_from: Number from which positions are counted, and which is subtracted again. If two places of a block
+            with many values count from the same number, torch's compiler counts once for both, and then keeps the
+            decisions of the second for the backward pass, because it computes nothing again that was so long ago.
     """
-    position = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
+    positions = torch.arange(counts_from, counts_from + x.numel(), dtype=torch.int32, device=x.device) - counts_from
+    position = positions.view(x.shape)
     key1, key2 = key.unbind()
     # The half that decides becomes the upper one.
     half = mix(FACTORS[0] * (position >> 1) + key1, key2) << (16 - 16 * (position & 1))

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo as dynamo
@@ -60,12 +60,13 @@ class HiddenStates(NamedTuple):
 class FeedForward(nn.Module):
     """Two linear layers with Swish and dropout between them."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, *, counts_from: int = 0) -> None:
+        """Builds the layers; `counts_from` is that of their dropout, see `nestmodel.nn.dropout.drop`."""
         super().__init__()
         hidden = config.d_model * config.ff_expansion
         self.linear1 = nn.Linear(config.d_model, hidden, bias=config.use_bias)
         self.linear2 = nn.Linear(hidden, config.d_model, bias=config.use_bias)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout, counts_from=counts_from)
 
     def fused_parameters(self) -> list[FusedParameters]:
         """Returns the layers, none of which are joined."""
@@ -155,11 +156,10 @@ class ConformerBlock(nn.Module):
         self.norm_conv = nn.LayerNorm(dim)
         self.conv = ConvModule(config)
         self.norm_feed_forward2 = nn.LayerNorm(dim)
-        self.feed_forward2 = FeedForward(config)
+        self.feed_forward2 = FeedForward(config, counts_from=1)
         self.norm_out = nn.LayerNorm(dim)
         self.dropout = Dropout(config.dropout)
-        self._is_compiled = False
-        self._has_dynamic_shapes: bool | None = None
+        self._compiled: _CompilerSettings | None = None
 
     def forward(
         self,
@@ -174,18 +174,19 @@ class ConformerBlock(nn.Module):
             frames: Their positions and padding, from `describe_frames`.
             keys: Those of the block, of `ConformerEncoder.draw_keys`.
         """
-        transform = _compiled_transform(self._has_dynamic_shapes) if self._is_compiled else ConformerBlock.transform
+        transform = ConformerBlock.transform if self._compiled is None else _compiled_transform(self._compiled)
         return transform(self, x, frames, self.weights(x), keys)
 
-    def compile_transform(self, *, dynamic: bool | None) -> None:
+    def compile_transform(self, *, dynamic: bool | None, combined: bool) -> None:
         """Compiles the block with torch at its first use, but not the conversion of its weights.
 
         The compiler would convert each weight and each of its gradients by a kernel of its own.
 
         Args:
             dynamic: Whether the compiled code takes any shape; None decides that at the second shape.
+            combined: Whether kernels that do not depend on each other are launched as one.
         """
-        self._is_compiled, self._has_dynamic_shapes = True, dynamic
+        self._compiled = _CompilerSettings(dynamic, combined)
 
     def transform(
         self,
@@ -214,10 +215,25 @@ class ConformerBlock(nn.Module):
         return cast_weights([module.fused_parameters() for module in modules], devices.product_dtype(x))
 
 
+class _CompilerSettings(NamedTuple):
+    """See `ConformerBlock.compile_transform`."""
+
+    dynamic: bool | None
+    combined: bool
+
+
+COMBINED: dict[str, str | int | bool | Callable[..., Any]] = {
+    "combo_kernels": True,
+    "combo_kernel_allow_mixed_sizes": 2,
+}
+"""Options of torch's compiler that join kernels of any sizes, such as the second steps of sums over frames."""
+
+
 @cache
-def _compiled_transform(dynamic: bool | None) -> Callable[..., Tensor]:
+def _compiled_transform(settings: _CompilerSettings) -> Callable[..., Tensor]:
     """Returns the compiled `ConformerBlock.transform`. Blocks do not hold it, so that they can be copied."""
-    return torch.compile(ConformerBlock.transform, dynamic=dynamic)
+    options = COMBINED if settings.combined else None
+    return torch.compile(ConformerBlock.transform, dynamic=settings.dynamic, options=options)
 
 
 class ConformerEncoder(nn.Module):
@@ -281,11 +297,13 @@ class ConformerEncoder(nn.Module):
         x, enc_lens = self.pre_encode(feats, feat_lens)
         return HiddenStates(list(self._outputs(x, enc_lens)), enc_lens)
 
-    def compile_blocks(self, num_shapes: int | None) -> None:
+    def compile_blocks(self, num_shapes: int | None, *, combined: bool = False) -> None:
         """Compiles the blocks with torch at their first use; all blocks share the compiled code.
 
         Args:
             num_shapes: Number of batch shapes to compile for; None compiles for varying shapes.
+            combined: Whether kernels that do not depend on each other are launched as one: fewer launches, by an
+                option of the compiler that few people use.
 
         Raises:
             ConfigError: Activations are checkpointed, and the number of shapes is None.
@@ -307,7 +325,7 @@ class ConformerEncoder(nn.Module):
             dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, num_graphs)
         for layer in self.layers:
             assert isinstance(layer, ConformerBlock)
-            layer.compile_transform(dynamic=None if num_shapes is None else False)
+            layer.compile_transform(dynamic=None if num_shapes is None else False, combined=combined)
 
     def _outputs(
         self,

@@ -4,9 +4,16 @@ This module computes frames from samples, in float32 for every precision mode of
 noise other than dither and applies no masks. The valid frames of an utterance do not depend on its padding or on the
 other utterances of its batch, except for rounding, so clean and noisy audio may be concatenated and processed in one
 call.
+
+`LogMelFeatures` has two forms of one definition: "torch" runs it operation by operation, and "compiled" has torch's
+compiler fuse what is before the Fourier transform, and what is after it. They agree except for rounding.
 """
 
+from collections.abc import Callable
+from functools import cache
+
 import torch
+import torch._dynamo as dynamo
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -54,19 +61,45 @@ class LogMelFeatures(nn.Module):
                 mel_scale="slaney",
             )
         self.register_buffer("fb", mel_weights.T.contiguous().unsqueeze(0).to(self.window.device))
+        self._is_compiled = False
+        self._has_dynamic_shapes: bool | None = None
+
+    def use_torch(self) -> None:
+        """Runs operation by operation, as is the default."""
+        self._is_compiled = False
+
+    def use_compiled(self, num_shapes: int | None) -> None:
+        """Has `forward` compiled by torch at its first use; all instances share the compiled code.
+
+        The Fourier transform stays a call of its own, because the compiler writes no code for complex numbers. So does
+        the dither, because compiled code would draw other numbers than torch's generator.
+
+        Args:
+            num_shapes: Number of batch shapes to compile for; None compiles for varying shapes.
+        """
+        self._is_compiled, self._has_dynamic_shapes = True, None if num_shapes is None else False
+        if num_shapes is not None:
+            num_graphs = 2 * num_shapes + 2  # training with dither, validation without
+            dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, num_graphs)
+            dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, num_graphs)
 
     def forward(
         self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
     ) -> tuple[Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
         """Computes the same as `Preprocessor.forward`, but in the caller's dtype, autocast and gradient modes."""
-        log_mels, feat_lens = self.log_mels(audio, audio_lens)
-        feats = normalise(log_mels, feat_lens)
-        return F.pad(feats, (0, -feats.shape[-1] % self.config.pad_to)), feat_lens
+        before, after = (
+            (_compiled(frame_signal, self._has_dynamic_shapes), _compiled(compute_features, self._has_dynamic_shapes))
+            if self._is_compiled
+            else (frame_signal, compute_features)
+        )
+        spectrum = _transform(before(self.config, self.window, audio, self._draw_dither(audio), audio_lens))
+        feat_lens = audio_lens // self.config.hop_length
+        return after(self.config, self.fb, spectrum, feat_lens), feat_lens
 
     def log_mels(
         self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
     ) -> tuple[Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
-        """Computes log-mel frames that are not normalised. Dithers in training mode.
+        """Computes log-mel frames that are not normalised, in the form "torch". Dithers in training mode.
 
         Args:
             audio: As for `Preprocessor.forward`.
@@ -76,29 +109,13 @@ class LogMelFeatures(nn.Module):
             The natural logarithms of the mel energies of samples // hop_length + 1 centred frames, and the number of
             valid frames of each utterance, its samples // hop_length. Frames past the valid ones are meaningless.
         """
-        spectrum = torch.stft(
-            self._emphasise(audio, audio_lens),
-            n_fft=self.config.n_fft,
-            hop_length=self.config.hop_length,
-            win_length=self.config.window_length,
-            window=self.window,
-            center=True,
-            pad_mode="constant",
-            return_complex=True,
-        )
-        power = torch.view_as_real(spectrum).square().sum(-1)
-        return exact_matmul(self.fb, power).add_(LOG_OFFSET).log_(), audio_lens // self.config.hop_length
+        frames = frame_signal(self.config, self.window, audio, self._draw_dither(audio), audio_lens)
+        return _log_mels(self.fb, _transform(frames)), audio_lens // self.config.hop_length
 
-    def _emphasise(
-        self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch samples"]:
-        """Dithers, subtracts a share of the previous sample (the first sample has none), and zeroes the padding."""
+    def _draw_dither(self, audio: Float[Tensor, "batch samples"]) -> Float[Tensor, "batch samples"] | None:
         if self.training and self.config.dither > 0.0:
-            audio = torch.randn_like(audio).mul_(self.config.dither).add_(audio)
-        emphasised = audio.clone()
-        emphasised[:, 1:] -= self.config.preemphasis * audio[:, :-1]
-        is_padding = torch.arange(audio.shape[1], device=audio.device) >= audio_lens.unsqueeze(1)
-        return emphasised.masked_fill_(is_padding, 0.0)
+            return torch.empty_like(audio).normal_(std=self.config.dither)
+        return None
 
 
 class Preprocessor(nn.Module):
@@ -107,6 +124,14 @@ class Preprocessor(nn.Module):
     def __init__(self, config: FeatureConfig) -> None:
         super().__init__()
         self.featurizer = LogMelFeatures(config)
+
+    def use_torch(self) -> None:
+        """Runs operation by operation; see `LogMelFeatures.use_torch`."""
+        self.featurizer.use_torch()
+
+    def use_compiled(self, num_shapes: int | None) -> None:
+        """Has the features compiled; see `LogMelFeatures.use_compiled`."""
+        self.featurizer.use_compiled(num_shapes)
 
     @torch.no_grad()
     def forward(
@@ -133,6 +158,70 @@ class Preprocessor(nn.Module):
         """Computes log-mel frames that are not normalised; see `LogMelFeatures.log_mels`."""
         with torch.autocast(audio.device.type, enabled=False):
             return self.featurizer.log_mels(audio.float(), audio_lens)
+
+
+def frame_signal(
+    config: FeatureConfig,
+    window: Float[Tensor, " window"],
+    audio: Float[Tensor, "batch samples"],
+    dither: Float[Tensor, "batch samples"] | None,
+    audio_lens: Int[Tensor, " batch"],
+) -> Float[Tensor, "batch frames window_and_padding"]:
+    """Computes what the Fourier transform reads: dithered, emphasised and windowed frames; the padding is silent.
+
+    Args:
+        config: Settings.
+        window: Window, of `window_length` samples.
+        audio: Amplitude in [-1, 1].
+        dither: Is added to the audio.
+        audio_lens: Number of valid samples of each utterance.
+    """
+    if dither is not None:
+        audio = audio + dither
+    emphasised = audio - config.preemphasis * F.pad(audio[:, :-1], (1, 0))  # the first sample has no previous one
+    is_padding = torch.arange(audio.shape[1], device=audio.device) >= audio_lens.unsqueeze(1)
+    emphasised.masked_fill_(is_padding, 0.0)
+    margin, left = config.n_fft // 2, (config.n_fft - config.window_length) // 2
+    centred = F.pad(emphasised, (margin, margin)).unfold(1, config.n_fft, config.hop_length)
+    return centred * F.pad(window, (left, config.n_fft - config.window_length - left))
+
+
+def _transform(
+    frames: Float[Tensor, "batch frames window_and_padding"],
+) -> Float[Tensor, "batch frames frequencies 2"]:
+    """Returns the real and imaginary parts of the Fourier transform of each frame."""
+    return torch.view_as_real(torch.fft.rfft(frames))
+
+
+def compute_features(
+    config: FeatureConfig,
+    mel_weights: Float[Tensor, "1 mels frequencies"],
+    spectrum: Float[Tensor, "batch frames frequencies 2"],
+    feat_lens: Int[Tensor, " batch"],
+) -> Float[Tensor, "batch mels padded_frames"]:
+    """Computes normalised log-mel frames of a spectrum, padded to a multiple of `pad_to`.
+
+    Args:
+        config: Settings.
+        mel_weights: Share of each frequency's energy in each mel bin.
+        spectrum: Real and imaginary parts.
+        feat_lens: Number of valid frames of each utterance.
+    """
+    feats = normalise(_log_mels(mel_weights, spectrum), feat_lens)
+    return F.pad(feats, (0, -feats.shape[-1] % config.pad_to))
+
+
+def _log_mels(
+    mel_weights: Float[Tensor, "1 mels frequencies"], spectrum: Float[Tensor, "batch frames frequencies 2"]
+) -> Float[Tensor, "batch mels frames"]:
+    power = spectrum.transpose(1, 2).square().sum(-1)
+    return exact_matmul(mel_weights, power).add_(LOG_OFFSET).log_()
+
+
+@cache
+def _compiled(function: Callable[..., Tensor], dynamic: bool | None) -> Callable[..., Tensor]:
+    """Returns a compiled function. Modules do not hold it, so that they can be copied."""
+    return torch.compile(function, dynamic=dynamic)
 
 
 def normalise(

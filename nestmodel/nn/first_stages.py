@@ -51,7 +51,7 @@ def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
         dtype: Type of matrix products.
     """
     if not torch.cuda.is_available():
-        return True  # for the fake tensors of benchmarks
+        return True  # for tests, which run the code for GPUs on a CPU
     return devices.has_kernel(
         lambda: _check_kernels(device, dtype), "The first two stages of the subsampling are slower"
     )

@@ -29,12 +29,11 @@ class GpuMasks(NamedTuple):
 class Frames(NamedTuple):
     """Positions and padding of the frames of a batch.
 
-    On a GPU, attention pads the frames to a multiple of 8 (`keys`). The other modules see the frames as they are,
-    because batch norm computes its statistics over them.
+    On a GPU, the scores of attention have a multiple of 8 columns (`keys`); those past the frames are not read.
     """
 
     positions: Float[Tensor, "positions dim"]
-    """`relative_positions` of as many frames as there are keys; on a GPU one more distance, -keys."""
+    """`relative_positions` of the frames; on a GPU twice as many as there are keys."""
 
     is_padding: Bool[Tensor, "batch enc_frames"]
     """True past the valid frames."""
@@ -59,8 +58,8 @@ def describe_frames(x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tens
     key_scores = is_padded_key.to(dtype) * MASKED_SCORE
     is_padding = is_padded_key[:, :num_frames]
     masks = GpuMasks((~is_padding).to(dtype).unsqueeze(2), key_scores[:, None, None, :])
-    # One more distance than needed, so that products with the encodings have a multiple of 8 columns.
-    positions = relative_positions(num_keys, dim, x.device, num_distances=2 * num_keys)
+    # More distances than needed, so that products with the encodings have a multiple of 8 columns.
+    positions = relative_positions(num_frames, dim, x.device, num_distances=2 * num_keys)
     return Frames(positions.to(dtype), is_padding, masks)
 
 

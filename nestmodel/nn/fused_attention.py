@@ -4,6 +4,7 @@ Sizes are padded to what the kernels take. All padding is with zeros or is maske
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from nestmodel.nn.frames import KERNEL_MULTIPLE, GpuMasks
 
 
 def fused_attention(
-    qkv: Float[Tensor, "batch keys 3 heads head_dim"],
+    qkv: Float[Tensor, "batch enc_frames 3 heads head_dim"],
     positions: Float[Tensor, "positions heads head_dim"],
     biases: Float[Tensor, "2 heads head_dim"],
     masks: GpuMasks,
@@ -24,13 +25,13 @@ def fused_attention(
     """Attends to the valid frames of each utterance; the output of padded frames is 0.
 
     Args:
-        qkv: Queries, keys and values, padded to the number of keys of the masks.
-        positions: Projected encodings of the distances keys - 1 down to -keys.
+        qkv: Queries, keys and values.
+        positions: Projected encodings of the distances enc_frames - 1 and below, twice as many as there are keys.
         biases: Biases of the queries for the scores by content and for the scores by position.
         masks: Valid frames and scores of the keys.
         dropout_p: Probability with which attention weights are dropped.
     """
-    num_frames, head_dim = masks.is_valid.shape[1], qkv.shape[-1]
+    num_frames, head_dim = qkv.shape[1], qkv.shape[-1]
     scale = 1.0 / math.sqrt(head_dim)
     # A memory-efficient kernel for 16-bit types exists for multiples of 8 only; for others, torch computes attention in
     # several steps. Zeros add nothing to the scores.
@@ -38,25 +39,68 @@ def fused_attention(
     if padding[1]:
         qkv, positions, biases = (F.pad(heads, padding) for heads in (qkv, positions, biases))
     q, k, v = qkv.unbind(2)
-    content_q, position_q = (q + biases[:, None, None]).unbind(0)
+    content_q, position_q = (q + bias for bias in biases)
     scores = _shifted_scores(position_q, positions, scale) + masks.key_scores
-    # (batch, keys, heads, head_dim) -> (batch, heads, keys, head_dim)
+    scores = _FirstColumns.apply(scores, num_frames)  # type: ignore[no-untyped-call]  # torch has no annotations for it
+    # (batch, enc_frames, heads, head_dim) -> (batch, heads, enc_frames, head_dim)
     content_q, k, v = (rows.transpose(1, 2) for rows in (content_q, k, v))
     mixed = F.scaled_dot_product_attention(content_q, k, v, scores, dropout_p=dropout_p, scale=scale)
-    return mixed.transpose(1, 2)[:, :num_frames, :, :head_dim] * masks.is_valid.unsqueeze(3)
+    return mixed.transpose(1, 2)[..., :head_dim] * masks.is_valid.unsqueeze(3)
 
 
 def _shifted_scores(
-    q: Float[Tensor, "batch keys heads head_dim"], positions: Float[Tensor, "positions heads head_dim"], scale: float
-) -> Float[Tensor, "batch heads keys keys"]:
-    """Returns the scores by distance, scaled: out[b, h, i, j] = scale · q[b, i, h] · positions[keys - 1 - i + j, h]."""
-    num_rows, num_keys, num_positions = len(q), q.shape[1], len(positions)
+    q: Float[Tensor, "batch enc_frames heads head_dim"],
+    positions: Float[Tensor, "positions heads head_dim"],
+    scale: float,
+) -> Float[Tensor, "batch heads enc_frames keys"]:
+    """Returns the scores by position: out[b, h, i, j] = scale · q[b, i, h] · positions[enc_frames - 1 - i + j, h]."""
+    num_frames, num_keys = q.shape[1], len(positions) // 2
     # One product for each head, with the rows of all utterances: torch would copy the positions for each utterance.
-    # With beta = 0 the first argument is ignored.
     rows, columns = q.flatten(0, 1).transpose(0, 1), positions.permute(1, 2, 0)
+    if torch.compiler.is_compiling():
+        # The compiler scales where it adds the biases, and shifts where it adds the scores of the keys. It would write
+        # out the first argument of `baddbmm`, and zeros before the gradient of `as_strided`.
+        scores = torch.bmm(rows * scale, columns)
+        return shift_to_distances(scores.unflatten(1, (-1, num_frames)).transpose(0, 1), num_keys)
+    # With beta = 0 the first argument is ignored.
     scores = torch.baddbmm(q.new_empty(1, 1, 1), rows, columns, beta=0, alpha=scale)
-    # The part of row i that is needed starts i columns to the left of that of row 0: rows are read one value closer
-    # together than they are stored.
-    size = (num_rows, q.shape[2], num_keys, num_keys)
-    strides = (num_keys * num_positions, num_rows * num_keys * num_positions, num_positions - 1, 1)
-    return scores.as_strided(size, strides, num_keys - 1)
+    # As `shift_to_distances` does, in one operation, whose gradient takes two.
+    num_utterances, num_heads, num_positions = len(q), q.shape[2], len(positions)
+    strides = (num_frames * num_positions, num_utterances * num_frames * num_positions, num_positions - 1, 1)
+    return scores.as_strided((num_utterances, num_heads, num_frames, num_keys), strides, num_frames - 1)
+
+
+class _FirstColumns(torch.autograd.Function):
+    """Returns the first columns as a view, whose rows start at multiples of 8 values, as the kernel wants.
+
+    torch's compiler would copy a slice, and fill the gradient with zeros before it copies into it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_columns: int) -> Tensor:
+        ctx.num_left_out = x.shape[-1] - num_columns
+        return x.as_strided((*x.shape[:-1], num_columns), x.stride())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return F.pad(grads[0], (0, ctx.num_left_out)), None
+
+
+def shift_to_distances(
+    scores: Float[Tensor, "*batch enc_frames positions"], num_keys: int
+) -> Float[Tensor, "*batch enc_frames keys"]:
+    """Converts scores by distance (T - 1 and below) to scores by key: out[i, j] = scores[i, T - 1 - i + j].
+
+    The wanted part of row i starts i columns to the left of that of row 0. Viewing the flattened matrix from column
+    T - 1 of row 0 onwards, with rows that are one value shorter, aligns these parts without copying any value.
+
+    Args:
+        scores: At least T - 1 + `num_keys` columns.
+        num_keys: Number of keys, T or more.
+    """
+    num_frames, num_positions = scores.shape[-2:]
+    if num_positions == 1:
+        return scores
+    width = num_positions - 1
+    aligned = scores.flatten(-2).narrow(-1, num_frames - 1, num_frames * width)
+    return aligned.view(*scores.shape[:-1], width)[..., :num_keys]

@@ -28,9 +28,9 @@ class Kernels:
     """`triton`: on a GPU, one kernel for each direction computes the first two stages of the subsampling. Where the
     kernel does not work, a warning is shown and the plain form runs."""
 
-    blocks: Literal["auto", "torch", "compiled"] = "auto"
+    blocks: Literal["auto", "torch", "compiled", "combined"] = "auto"
     """`compiled`: torch compiles the blocks of the encoder. This works best with few batch shapes: see
-    `PlanConfig.num_shapes`."""
+    `PlanConfig.num_shapes`. `combined`: besides, kernels that do not depend on each other are launched as one."""
 
     step: Literal["auto", "torch", "graph"] = "auto"
     """`graph`: forward and backward pass of a microbatch are one CUDA graph for each batch shape."""

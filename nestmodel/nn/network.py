@@ -93,10 +93,10 @@ class NestNetwork(nn.Module):
             ConfigError: A form is not available, or cannot be combined with the settings of the model.
         """
         self.encoder.pre_encode.has_joined_stages = kernels.subsampling != TORCH
-        if kernels.blocks == "compiled":
-            self.encoder.compile_blocks(num_shapes)
+        if kernels.blocks in ("compiled", "combined"):
+            self.encoder.compile_blocks(num_shapes, combined=kernels.blocks == "combined")
         if kernels.features == "compiled":
-            raise ConfigError("model.kernels.features is compiled, which is not available. Set it to torch.")
+            self.preprocessor.use_compiled(num_shapes)
         if kernels.step == "graph":
             raise ConfigError("model.kernels.step is graph, which is not available. Set it to torch.")
 
@@ -168,7 +168,7 @@ class NestNetwork(nn.Module):
         masks: Masks,
         dropout_keys: DropoutKeys | None = None,
     ) -> NestOutput:
-        targets = self.tokens(clean, feat_lens).flatten(0, 1)[masks.scored_rows]
+        targets = self.tokens(clean, feat_lens, masks.scored_rows)
         encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked, dropout_keys)
         logits = self.decoder.logits(encoded.flatten(0, 1)[masks.scored_rows])
         return NestOutput(logits, targets, masks.is_scored, encoded, enc_lens)
@@ -185,18 +185,29 @@ class NestNetwork(nn.Module):
         return self.decoder(encoded), enc_lens
 
     def tokens(
-        self, clean: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
-    ) -> Int[Tensor, "batch enc_frames codebooks"]:
+        self,
+        clean: Float[Tensor, "batch mels frames"],
+        feat_lens: Int[Tensor, " batch"],
+        rows: Int[Tensor, " rows"] | None = None,
+    ) -> Int[Tensor, "*points codebooks"]:
         """Returns the tokens of clean features.
 
         They are computed from stacked feature frames, or from subsampled ones if `masking.position` is post_conv.
+
+        Args:
+            clean: Features.
+            feat_lens: Number of valid frames of each utterance.
+            rows: Encoder frames whose tokens are computed, counted over all utterances; None computes all of them.
+
+        Returns:
+            The tokens: (batch, enc_frames, codebooks), or (rows, codebooks).
         """
         if self.config.masking.position == "pre_conv":
-            tokens: Tensor = self.quantizer(clean)
+            tokens: Tensor = self.quantizer(clean, rows)
             return tokens
         with torch.no_grad():
             subsampled, _ = self.encoder.pre_encode(clean, feat_lens)
-            tokens = self.quantizer(subsampled.transpose(1, 2))
+            tokens = self.quantizer(subsampled.transpose(1, 2), rows)
         return tokens
 
     def encode_masked(

@@ -39,28 +39,34 @@ class RandomProjectionQuantizer(nn.Module):
         self.requires_grad_(False)
 
     @torch.no_grad()
-    def forward(self, feats: Float[Tensor, "batch dim frames"]) -> Int[Tensor, "batch enc_frames codebooks"]:
+    def forward(
+        self, feats: Float[Tensor, "batch dim frames"], rows: Int[Tensor, " rows"] | None = None
+    ) -> Int[Tensor, "*points codebooks"]:
         """Quantizes features, outside autocast.
 
         Args:
             feats: Frames of clean speech: mel frames, whose number is a multiple of `num_stacked`, or encoder frames.
+            rows: Which stacks to quantize, counted over all utterances; None quantizes all.
 
         Returns:
-            The index of the nearest code, in [0, num_classes). Indices of padded stacks are meaningless.
+            The index of the nearest code, in [0, num_classes): (batch, enc_frames, codebooks), or (rows, codebooks).
+            Indices of padded stacks are meaningless.
         """
         with torch.autocast(feats.device.type, enabled=False):
             # (batch, dim, frames) -> (batch, enc_frames, num_stacked * dim), the earliest frame first
             stacks = feats.float().transpose(1, 2).reshape(feats.shape[0], -1, self.proj.in_features)
+            if rows is not None:
+                stacks = stacks.flatten(0, 1)[rows]
             projected = exact_matmul(stacks, self.proj.weight.T).reshape(-1, *self.codebooks.shape[::2])
             tokens = self._nearest(F.normalize(projected, dim=-1, eps=1e-12))
-        return tokens.reshape(*stacks.shape[:2], -1)
+        return tokens.reshape(*stacks.shape[:-1], len(self.codebooks))
 
     def _nearest(self, points: Float[Tensor, "points codebooks code_dim"]) -> Int[Tensor, "points codebooks"]:
         """Returns the nearest code: the largest x·c for cosine, the largest x·c - |c|²/2 for Euclidean distance."""
         # Double precision on a GPU, where float32 products may be reduced to TF32 (10 bits), which can change tokens.
         codes = self.codebooks.to(torch.float64 if points.is_cuda else torch.float32)
         # The norms of the codes are 1 except for rounding. They decide between codes where x is 0, in the padding.
-        offsets = -codes.square().sum(-1).unsqueeze(1) / 2 if self.distance == "l2" else codes.new_zeros(1, 1, 1)
+        offsets = codes.square().sum(-1).unsqueeze(1) / -2 if self.distance == "l2" else codes.new_zeros(1, 1, 1)
         codes = codes.transpose(1, 2).contiguous()
         num_rows = max(1, (MAX_SCORES if points.is_cuda else MAX_SCORES_ON_CPU) // codes[:, 0].numel())
         chunks = [

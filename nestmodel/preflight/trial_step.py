@@ -26,6 +26,9 @@ class StepTime:
 
     optimizer_s: float
 
+    host_s: float = 0.0
+    """Of `microbatch_s`, until the CPU had launched everything; the rest is waiting for the device."""
+
     @property
     def total_s(self) -> float:
         """Seconds of the whole step."""
@@ -81,6 +84,7 @@ class TrialStep:
         self._model.on_before_backward(loss)
         loss.backward()
         self._model.on_after_backward()
+        host_s = time.perf_counter() - before
         is_finite = bool(loss.isfinite())
         self._wait()
         between = time.perf_counter()
@@ -89,7 +93,7 @@ class TrialStep:
         self._wait()
         if not is_finite:
             raise TrainingError("the loss is not finite. Check trainer.precision.")
-        return StepTime(microbatch_s=between - before, optimizer_s=time.perf_counter() - between)
+        return StepTime(microbatch_s=between - before, optimizer_s=time.perf_counter() - between, host_s=host_s)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nestmodel.nn import devices
-from nestmodel.nn.attention import RelPositionAttention, shift_to_distances
+from nestmodel.nn.attention import RelPositionAttention
 from nestmodel.nn.frames import Frames, describe_frames, relative_positions
+from nestmodel.nn.fused_attention import shift_to_distances
 
 CPU = torch.device("cpu")
 
@@ -61,15 +62,20 @@ def test_positions_descend_with_sine_and_cosine_interleaved() -> None:
 
 def test_shift_to_distances_by_hand() -> None:
     scores = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0], [11.0, 12.0, 13.0, 14.0, 15.0]])
-    assert shift_to_distances(scores).tolist() == [[3.0, 4.0, 5.0], [7.0, 8.0, 9.0], [11.0, 12.0, 13.0]]
+    assert shift_to_distances(scores, 3).tolist() == [[3.0, 4.0, 5.0], [7.0, 8.0, 9.0], [11.0, 12.0, 13.0]]
 
 
-@pytest.mark.parametrize("num_frames", [1, 2, 7])
-def test_shift_to_distances_selects_the_column_of_each_distance(num_frames: int) -> None:
-    scores = torch.randn(2, 3, num_frames, 2 * num_frames - 1)
-    shifted = shift_to_distances(scores)
+@pytest.mark.parametrize(
+    ("num_frames", "num_positions", "num_keys"), [(1, 1, 1), (2, 3, 2), (7, 13, 7), (1, 16, 8), (7, 16, 8), (8, 16, 8)]
+)
+def test_shift_to_distances_selects_the_column_of_each_distance(
+    num_frames: int, num_positions: int, num_keys: int
+) -> None:
+    scores = torch.randn(2, 3, num_frames, num_positions)
+    shifted = shift_to_distances(scores, num_keys)
+    assert shifted.shape == (2, 3, num_frames, num_keys)
     for i in range(num_frames):
-        for j in range(num_frames):
+        for j in range(num_keys):
             assert torch.equal(shifted[..., i, j], scores[..., i, num_frames - 1 - i + j])
 
 
@@ -93,20 +99,23 @@ def run(module: RelPositionAttention, x: Tensor, *lens: int) -> list[Tensor]:
     return [out.detach(), inputs.grad, *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
 
 
+@pytest.mark.parametrize("is_compiling", [False, True])  # whether to write what torch's compiler fuses
 @pytest.mark.parametrize(("num_frames", "dim"), [(13, 8), (16, 16), (7, 44), (1, 10)])
 def test_the_code_for_gpus_gives_the_same_output_and_gradients(
-    num_frames: int, dim: int, monkeypatch: pytest.MonkeyPatch
+    num_frames: int, dim: int, is_compiling: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It pads frames and dimensions of heads (4, 8, 22 and 5) to multiples of 8.
+    # It pads keys of the scores and dimensions of heads (4, 8, 22 and 5) to multiples of 8.
     module, x = build(dim=dim).double(), torch.randn(2, num_frames, dim, dtype=torch.float64)
     lens = (num_frames, (num_frames + 1) // 2)
     expected = run(module, x, *lens)
     monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
     for ours, theirs in zip(run(module, x, *lens), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)  # float64 has 16 digits
 
 
-def test_the_code_for_gpus_passes_what_fused_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_compiling", [False, True])
+def test_the_code_for_gpus_passes_what_fused_kernels_take(is_compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # Torch computes attention in several steps, or copies the mask, if head sizes or strides are not multiples of 8.
     seen: list[tuple[Tensor, ...]] = []
     fused = torch.nn.functional.scaled_dot_product_attention
@@ -117,10 +126,11 @@ def test_the_code_for_gpus_passes_what_fused_kernels_take(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
     module, x = build(dim=88), torch.randn(3, 13, 88)
     module(x, frames(x))
     ((*heads, mask),) = seen
-    assert [part.shape for part in heads] == [(3, 2, 16, 48)] * 3
+    assert [part.shape for part in heads] == [(3, 2, 13, 48)] * 3
     for tensor in (*heads, mask):
         assert tensor.stride(-1) == 1
         assert all(stride % 8 == 0 for stride in tensor.stride()[:-1])

@@ -49,6 +49,11 @@ def test_decisions_of_far_positions_are_those_of_the_definition() -> None:
         assert (dropped[index] != 0) == is_kept(index, KEY.tolist(), 2**15)
 
 
+def test_positions_may_be_counted_from_any_number() -> None:
+    x = torch.randn(7, 5)
+    assert torch.equal(drop(x, KEY, 19661, counts_from=3), drop(x, KEY, 19661))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_cpu_computes_the_definition(dtype: torch.dtype, num_threads: int) -> None:
@@ -161,6 +166,20 @@ for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.f
             assert torch.equal(ours == 0, expected == 0)
 """
 
+IN_A_MODULE = """
+import warnings
+import torch
+from nestmodel.nn import devices, dropout
+from tests.nestmodel.nn.test_dropout import DTYPES, check_dropout
+
+warnings.simplefilter("ignore")  # numpy warns where numbers wrap around
+devices.is_on_gpu = lambda _: True
+with dropout._drop_on_gpu.set_kernel_enabled("cpu", False):
+    for dtype in DTYPES:
+        check_dropout(torch.device("cpu"), dtype, (3, 101, 7))
+assert dropout._has_kernel(torch.device("cpu"))
+"""
+
 COMPILED = """
 from nestmodel.nn.kernels.dropout import VALUES_PER_PROGRAM, drop_kernel
 from tests.kernels import check_compiles
@@ -171,7 +190,7 @@ for dtype in ("bf16", "fp32"):
 """
 
 
-@pytest.mark.parametrize(("code", "interpreted"), [(INTERPRETED, True), (COMPILED, False)])
+@pytest.mark.parametrize(("code", "interpreted"), [(INTERPRETED, True), (IN_A_MODULE, True), (COMPILED, False)])
 def test_the_kernel_for_a_gpu_computes_the_definition_and_compiles(
     code: str, interpreted: bool, tmp_path: Path
 ) -> None:
@@ -184,18 +203,44 @@ def test_the_definition_is_used_with_a_warning_where_the_kernel_cannot_be_compil
         assert not dropout._has_kernel(torch.device("cpu"))  # for which Triton has no driver
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_drops_what_a_cpu_drops(dtype: torch.dtype) -> None:
-    x = torch.randn(3, 1001, 77, dtype=dtype)
-    on_gpu = x.cuda().requires_grad_()
-    dropped = drop_in_training(0.1, on_gpu, KEY.cuda())
-    torch.testing.assert_close(dropped.cpu(), drop_in_training(0.1, x, KEY))
-    assert torch.equal(dropped.cpu() == 0, drop_in_training(0.1, x, KEY) == 0)
-    dropped.sum().backward()
-    assert on_gpu.grad is not None
-    assert torch.equal(on_gpu.grad.cpu() == 0, drop_in_training(0.1, torch.ones_like(x), KEY) == 0)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+DEVICES = [
+    pytest.param(torch.device("cpu"), (3, 101, 7), id="definition"),
+    pytest.param(torch.device("cuda"), (3, 1001, 77), id="gpu", marks=ON_GPU),
+]
+
+
+def check_dropout(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Compares values and gradients of a tensor that is not contiguous with those of the definition on a CPU."""
+    generator = torch.Generator().manual_seed(0)
+    x, weights = torch.randn(2, *shape, generator=generator).to(dtype).transpose(1, -1)
+    given = x.to(device).requires_grad_()
+    dropped = drop_in_training(0.1, given, KEY.to(device))
+    (dropped * weights.to(device)).sum().backward()
+    assert given.grad is not None
+    # The kernel multiplies in float32 and rounds once; the definition rounds in the type of the values.
+    tolerance = 2 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    for found, plain in ((dropped, x), (given.grad, weights)):
+        expected = drop(plain, KEY, 6554)
+        torch.testing.assert_close(found.detach().cpu(), expected, rtol=tolerance, atol=0)
+        assert torch.equal(found.cpu() == 0, expected == 0)
+
+
+@pytest.mark.usefixtures("restored_determinism")
+@pytest.mark.parametrize("is_deterministic", [False, True], ids=["default", "deterministic"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("device", "shape"), DEVICES)
+def test_a_gpu_drops_what_a_cpu_drops(
+    device: torch.device,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    is_deterministic: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    torch.use_deterministic_algorithms(is_deterministic)
+    check_dropout(device, dtype, shape)
 
 
 @pytest.mark.gpu

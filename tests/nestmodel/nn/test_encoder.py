@@ -329,7 +329,7 @@ config = EncoderConfig(
 torch.manual_seed(0)
 plain, compiled = (ConformerEncoder(config, num_mels=20).train() for _ in range(2))
 compiled.load_state_dict(plain.state_dict())
-compiled.compile_blocks(2)
+compiled.compile_blocks(2, combined=sys.argv[1] == "combined")
 assert compiled.state_dict().keys() == plain.state_dict().keys()
 for num_frames in lengths:
     feats, feat_lens = torch.randn(2, 20, num_frames), torch.tensor([num_frames, 30])
@@ -348,7 +348,7 @@ print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
 
 @pytest.mark.faults
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "num_graphs"), [("cpu", "2"), ("gpu", "1")])
+@pytest.mark.parametrize(("code", "num_graphs"), [("cpu", "2"), ("combined", "2"), ("gpu", "1")])
 def test_compiled_blocks_give_the_same_output_and_gradients(code: str, num_graphs: str, tmp_path: Path) -> None:
     # In a separate process, because the compiler cannot trace the annotation checks that tests enable; with a cache of
     # its own, because torch reuses code that was generated for another instruction set.
@@ -410,8 +410,9 @@ torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}"
 original, torch.compile = torch.compile, compile_whole
 devices.is_on_gpu = lambda x: True  # the code for a CPU cannot be traced as one graph: it draws dropout by itself
 print(count(3, True), count(1, False))
-# Weights are converted in an autograd function, before the compiled code.
-assert not any("autograd_function" in str(node.target) for graph in graphs for node in graph.graph.nodes)
+# Weights are converted together, before the compiled code.
+parts = [part for graph in graphs for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+assert not any("_foreach_copy" in str(node.target) for part in parts for node in part.graph.nodes)
 torch.distributed.destroy_process_group()
 """
 

@@ -1,5 +1,9 @@
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,6 +149,63 @@ def test_every_setting_changes_the_features(settings: dict[str, float]) -> None:
     default, _ = front_end()(audio, lens)
     feats, _ = front_end(**settings)(audio, lens)
     assert feats.shape != default.shape or not torch.allclose(feats, default, atol=1e-2)
+
+
+COMPILED = """
+import pickle
+import sys
+from copy import deepcopy
+import torch
+from torch._dynamo.utils import counters
+from nestmodel.config import FeatureConfig
+from nestmodel.nn.features import LogMelFeatures, Preprocessor
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+plain = LogMelFeatures(FeatureConfig(dither=0.1)).double()
+compiled = deepcopy(plain)
+compiled.use_compiled(int(sys.argv[1]) if sys.argv[1] != "None" else None)
+
+# Noise has energy in all bins: no logarithm and no deviation magnifies rounding. So the forms differ by less than 1e3
+# roundings, which are 1e-13 in double precision and 1e-4 in single precision.
+audio, lens = 0.3 * torch.randn(4, 8001).double(), torch.tensor([8001, 4999, 160, 0])
+for is_training in (True, False):
+    seen = []
+    for form in (plain.train(is_training), compiled.train(is_training)):
+        torch.manual_seed(1)  # of the dither
+        seen.append(form(audio, lens))
+    torch.testing.assert_close(seen[0], seen[1], rtol=0, atol=1e-12)
+    assert seen[1][1].tolist() == [50, 31, 1, 0] and seen[1][0].shape == (4, 80, 64)
+    assert seen[1][0].is_contiguous() and not seen[1][0][2:].any()
+in_batch = seen[1][0]
+
+alone, _ = pickle.loads(pickle.dumps(compiled))(audio[1:2, :4999], lens[1:2])
+torch.testing.assert_close(alone[0, :, :31], in_batch[1, :, :31], rtol=0, atol=1e-12)
+assert counters["stats"]["unique_graphs"] == 5, counters["stats"]
+assert not counters["graph_break"]
+
+features = Preprocessor(FeatureConfig()).eval()
+expected, _ = features(audio, lens)
+features.use_compiled(1)
+with torch.autocast("cpu", torch.bfloat16):
+    found, _ = features(audio, lens)
+torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+assert counters["stats"]["unique_graphs"] == 7
+features.use_torch()
+assert torch.equal(features(audio, lens)[0], expected)
+assert counters["stats"]["unique_graphs"] == 7
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_shapes", ["2", "None"])
+def test_compiled_features_equal_the_plain_ones_except_for_rounding(num_shapes: str, tmp_path: Path) -> None:
+    # In a separate process, because the compiler cannot trace the annotation checks that tests enable; with a cache of
+    # its own, because torch reuses code that was generated for another instruction set.
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILED, num_shapes]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert run.returncode == 0, run.stderr
 
 
 def test_exact_matmul_is_a_matrix_product() -> None:

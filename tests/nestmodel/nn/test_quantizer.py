@@ -102,6 +102,13 @@ def test_searching_in_chunks_gives_the_same_tokens(monkeypatch: pytest.MonkeyPat
     assert torch.equal(quantizer(feats), expected)
 
 
+def test_selected_rows_get_the_tokens_that_they_get_among_all() -> None:
+    quantizer, feats = build(num_codebooks=2), torch.randn(3, 4, 20)
+    expected = quantizer(feats).flatten(0, 1)
+    for rows in (torch.tensor([29, 0, 11]), torch.tensor([], dtype=torch.int64)):
+        assert torch.equal(quantizer(feats, rows), expected[rows])
+
+
 def test_tokens_are_the_same_under_autocast() -> None:
     quantizer, feats = build(num_classes=8192), torch.randn(2, 4, 400)
     expected = quantizer(feats)

@@ -26,7 +26,8 @@ def test_on_a_cpu_a_trial_step_unpacks_a_batch(tmp_path: Path) -> None:
         torch.manual_seed(0)
         step = TrialStep(tiny_config(), trainer(tmp_path), num_shapes=None)
         before = _weights(step._model)
-        step(given)
+        time = step(given)
+        assert 0 < time.host_s <= time.microbatch_s
         changes.append(_weights(step._model) - before)
     assert torch.equal(*changes)
     assert changes[0].abs().sum() > 0
