@@ -102,12 +102,13 @@ def _choose(
     return Choice(kernels=given.resolve(raced.kernels), device=f"{name}, {_CUT_SHORT}" if must_stop() else name)
 
 
-def raced_parts(device: torch.device, kernels: Kernels) -> list[str]:
+def raced_parts(device: torch.device, given: Kernels) -> list[str]:
     """Returns the parts whose forms are raced: on a GPU, those that are `auto`.
 
+    In deterministic mode there are none: a choice by times could differ between runs that are to have equal bits.
     Tests replace this function, and the forms of `nestmodel.tuning.parts`, to race on a CPU.
     """
-    return kernels.open_parts() if device.type == "cuda" else []
+    return given.open_parts() if device.type == "cuda" and determinism() is not True else []
 
 
 def race(

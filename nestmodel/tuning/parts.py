@@ -23,8 +23,17 @@ from nestmodel.nn.kernel_choice import TORCH, kernels_of
 from nestmodel.nn.network import NestNetwork, num_padded_frames
 from nestmodel.tuning.race import Part, Run
 
-FORMS = {"features": (TORCH,), "subsampling": (TORCH, "triton"), "blocks": (TORCH, "compiled"), "step": (TORCH,)}
+FORMS = {
+    "features": (TORCH, "compiled"),
+    "subsampling": (TORCH, "triton"),
+    "blocks": (TORCH, "compiled", "combined"),
+    "step": (TORCH,),
+}
 """Forms of each part of `Kernels`. A part is raced if it has several."""
+
+_FOR_FIXED_SHAPES = ("compiled", "combined")
+"""Forms that are raced only if the number of batch shapes is limited. For hundreds of shapes, torch compiles other code
+than for the one shape of a race."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +67,13 @@ class Precision:
 
 
 def parts(setting: Setting, precision: Precision, names: Sequence[str]) -> list[Part]:
-    """Returns those parts of the given names that have several forms."""
-    return [_part(name, setting, precision) for name in names if len(FORMS[name]) > 1]
+    """Returns those parts of the given names that have several forms for these settings."""
+    excluded = _FOR_FIXED_SHAPES if setting.num_shapes is None else ()
+    forms = {name: [form for form in FORMS[name] if form not in excluded] for name in names}
+    return [_part(name, of_part, setting, precision) for name, of_part in forms.items() if len(of_part) > 1]
 
 
-def _part(name: str, setting: Setting, precision: Precision) -> Part:
+def _part(name: str, forms: Sequence[str], setting: Setting, precision: Precision) -> Part:
     build = partial(_build, name, setting, precision)
     with precision.context():
         network = precision.convert(nn.Linear(1, 1)).to(precision.device)
@@ -71,7 +82,7 @@ def _part(name: str, setting: Setting, precision: Precision) -> Part:
     return Part(
         name=name,
         reference=partial(build, TORCH, torch.float64 if is_full else torch.float32),
-        forms={form: partial(build, form, None) for form in FORMS[name]},
+        forms={form: partial(build, form, None) for form in forms},
         ulp=torch.finfo(torch.float32 if name == "features" else dtype).eps,
     )
 

@@ -79,6 +79,13 @@ def test_nothing_is_raced_on_a_cpu(run: Run) -> None:
     assert not cache_path().exists()
 
 
+def test_on_a_gpu_parts_that_are_not_set_by_hand_are_raced_unless_bits_must_be_equal() -> None:
+    device = torch.device("cuda")
+    assert kernel_race.raced_parts(device, Kernels(blocks="torch")) == ["features", "subsampling", "step"]
+    torch.use_deterministic_algorithms(True)
+    assert kernel_race.raced_parts(device, Kernels()) == []
+
+
 def test_the_fastest_form_is_raced_once_and_then_read_from_the_cache(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

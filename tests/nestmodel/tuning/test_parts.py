@@ -25,12 +25,6 @@ MIXED = MixedPrecision("bf16-mixed", "cpu")
 HALF = Precision(device=CPU, convert=MIXED.convert_module, context=MIXED.train_step_context)
 
 
-@pytest.fixture(autouse=True)
-def more_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives the features a second form, which here is the plain one, so that they are raced as well."""
-    monkeypatch.setattr(parts, "FORMS", {**FORMS, "features": ("torch", "auto")})
-
-
 def part(name: str, setting: Setting = SETTING, precision: Precision = FULL) -> Part:
     (found,) = parts.parts(setting, precision, [name])
     return found
@@ -40,6 +34,12 @@ def test_parts_with_one_form_are_not_raced() -> None:
     assert FORMS.keys() == set(PARTS)
     assert [found.name for found in parts.parts(SETTING, FULL, PARTS)] == ["features", "subsampling", "blocks"]
     assert parts.parts(SETTING, FULL, ["step"]) == []
+
+
+def test_compiled_forms_are_raced_for_fixed_shapes_only() -> None:
+    assert list(part("blocks").forms) == ["torch", "compiled", "combined"]
+    varying = replace(SETTING, num_shapes=None)
+    assert [found.name for found in parts.parts(varying, FULL, PARTS)] == ["subsampling"]
 
 
 @pytest.mark.parametrize("name", ["features", "subsampling", "blocks"])
@@ -89,7 +89,7 @@ def test_each_form_is_set_in_a_network_of_its_own(monkeypatch: pytest.MonkeyPatc
     for build in part("blocks").forms.values():
         build()
     plain = Kernels(features="torch", subsampling="torch", blocks="torch", step="torch")
-    assert used == [(plain, 2), (replace(plain, blocks="compiled"), 2)]
+    assert used == [(plain, 2), (replace(plain, blocks="compiled"), 2), (replace(plain, blocks="combined"), 2)]
 
 
 def test_the_reference_multiplies_in_full_precision() -> None:
@@ -116,21 +116,22 @@ from nestmodel.tuning.race import Limits, Race
 from nestmodel.tuning.stopwatch import stopwatch
 from tests.nestmodel.tuning.test_parts import CPU, FULL, HALF, part
 
-for precision in (FULL, HALF):
-    for row in Race(stopwatch(CPU), Limits(form_s=0.0)).rows(part("blocks", precision=precision)):
+for name, precision in (("blocks", FULL), ("blocks", HALF), ("features", FULL)):
+    for row in Race(stopwatch(CPU), Limits(form_s=0.0)).rows(part(name, precision=precision)):
         print(row.form, row.verdict, row.reason)
 """
 
 
 @pytest.mark.slow
-def test_compiled_blocks_are_correct(tmp_path: Path) -> None:
+def test_compiled_forms_are_correct(tmp_path: Path) -> None:
     # In a process of its own, because the compiler cannot trace the annotation checks that tests enable; with a cache
     # of its own, because torch reuses code that was generated for another instruction set.
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", COMPILED]
     outcome = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
     lines = [line.split() for line in outcome.stdout.splitlines()]
-    assert [form for form, *_ in lines] == ["torch", "compiled"] * 2, outcome.stderr
+    blocks = ["torch", "compiled", "combined"]
+    assert [form for form, *_ in lines] == [*blocks, *blocks, "torch", "compiled"], outcome.stderr
     assert {tuple(verdict) for _, *verdict in lines} == {("taken",), ("slower",)}
 
 
