@@ -6,7 +6,7 @@ of earlier races, and from a race. A CPU has one form of each part, so nothing i
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 
 import pytorch_lightning as pl
@@ -188,9 +188,10 @@ def _recovery(device: torch.device) -> Callable[[], None]:
 
 @contextmanager
 def _clean_state(device: torch.device) -> Iterator[None]:
-    """Restores torch's random state and the settings of its compiler, and drops what was compiled."""
+    """Makes a device the current one. At the end, restores torch's generators and the settings of its compiler."""
     settings = ("optimize_ddp", "recompile_limit", "accumulated_recompile_limit")
     with (
+        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         dynamo.config.patch({name: getattr(dynamo.config, name) for name in settings}),
     ):

@@ -8,7 +8,7 @@ if keys decide about it; where a generator draws, it is off, because forms may d
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -34,6 +34,9 @@ FORMS = {
 _FOR_FIXED_SHAPES = ("compiled", "combined")
 """Forms that are raced only if the number of batch shapes is limited. For hundreds of shapes, torch compiles other code
 than for the one shape of a race."""
+
+
+_Context = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,7 @@ class Precision:
     convert: Callable[[nn.Module], nn.Module]
     """Converts the parameters of a network."""
 
-    context: Callable[[], AbstractContextManager[None]]
+    context: _Context
     """Returns the context of a forward pass."""
 
 
@@ -101,17 +104,11 @@ def _build(name: str, setting: Setting, precision: Precision, form: str, dtype: 
     assert isinstance(network, NestNetwork)
     network.use_kernels(kernels_of({**dict.fromkeys(FORMS, TORCH), name: form}), num_shapes=setting.num_shapes)
     if dtype is not None:
-        return _with_exact_products(_RUNS[name](network.to(dtype), setting))
+        return _with_exact_products(_RUNS[name](network.to(dtype), setting, nullcontext))
     for module in network.modules():
         if isinstance(module, StepBatchNorm):
             module.start_collecting()
-    run = _RUNS[name](network, setting)
-
-    def run_in_context() -> Sequence[Tensor]:
-        with precision.context():
-            return run()
-
-    return run_in_context
+    return _RUNS[name](network, setting, precision.context)
 
 
 def _reduced(config: NestConfig) -> NestConfig:
@@ -137,7 +134,7 @@ def _with_exact_products(run: Run) -> Run:
     return run_exactly
 
 
-def _features(network: NestNetwork, setting: Setting) -> Run:
+def _features(network: NestNetwork, setting: Setting, context: _Context) -> Run:  # noqa: ARG001 - as the others
     audio = 0.05 * _noise(network, 2 * setting.num_cuts, setting.num_samples)
     lens = _lens(network, setting.num_cuts, setting.num_samples).repeat(2)
     if audio.dtype == torch.float64:
@@ -146,15 +143,15 @@ def _features(network: NestNetwork, setting: Setting) -> Run:
     return lambda: network.features(audio, lens)[:1]
 
 
-def _subsampling(network: NestNetwork, setting: Setting) -> Run:
+def _subsampling(network: NestNetwork, setting: Setting, context: _Context) -> Run:
     num_frames = num_padded_frames(setting.num_samples, setting.config.features)
     feats = _noise(network, setting.num_cuts, setting.config.features.num_mels, num_frames)
     lens = _lens(network, setting.num_cuts, setting.num_samples // setting.config.features.hop_length)
     subsample = network.encoder.pre_encode
-    return _with_gradients(lambda: subsample(feats, lens)[0], list(subsample.parameters()))
+    return _with_gradients(lambda: subsample(feats, lens)[0], list(subsample.parameters()), context)
 
 
-def _block(network: NestNetwork, setting: Setting) -> Run:
+def _block(network: NestNetwork, setting: Setting, context: _Context) -> Run:
     config, subsample = setting.config, network.encoder.pre_encode
     num_frames = num_padded_frames(setting.num_samples, config.features) // config.encoder.subsampling_factor
     x = _noise(network, setting.num_cuts, num_frames, config.encoder.d_model).requires_grad_()
@@ -162,27 +159,29 @@ def _block(network: NestNetwork, setting: Setting) -> Run:
     drawn = network.encoder.draw_keys(0)[1].to(x.device)
     keys = drawn if config.encoder.dropout_source == "position" else None
     (block,) = network.encoder.layers
-    return _with_gradients(lambda: block(x, describe_frames(x, lens), keys), [x, *block.parameters()])
+    return _with_gradients(lambda: block(x, describe_frames(x, lens), keys), [x, *block.parameters()], context)
 
 
-_RUNS: dict[str, Callable[[NestNetwork, Setting], Run]] = {
+_RUNS: dict[str, Callable[[NestNetwork, Setting, _Context], Run]] = {
     "features": _features,
     "subsampling": _subsampling,
     "blocks": _block,
 }
 
 
-def _with_gradients(forward: Callable[[], Tensor], leaves: list[Tensor]) -> Run:
+def _with_gradients(forward: Callable[[], Tensor], leaves: list[Tensor], context: _Context) -> Run:
     """Returns a computation with its backward pass, for a gradient that is noise.
 
     Args:
         forward: Computes the output.
         leaves: What the gradients are computed of.
+        context: That of the forward pass; the backward pass is outside of it, as in training.
     """
     grads: list[Tensor] = []
 
     def run() -> Sequence[Tensor]:
-        out = forward()
+        with context():
+            out = forward()
         if not grads:
             # The same values for each precision, so they are drawn in one that all of them represent.
             grads.append(_noise_like(out))

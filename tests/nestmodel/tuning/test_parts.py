@@ -4,6 +4,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,20 @@ def test_the_plain_form_is_as_close_to_its_reference_as_the_precision_allows(
     assert {value.dtype for value in expected} == {torch.float64 if is_full else torch.float32}
     errors = relative_errors(found.forms["torch"]()(), expected)
     assert 0 < max(errors) < largest
+
+
+def test_the_backward_pass_is_outside_of_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    grad = torch.autograd.grad
+
+    def record(*arguments: Any) -> Any:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return grad(*arguments)
+
+    run = part("blocks", precision=HALF).forms["torch"]()
+    monkeypatch.setattr(torch.autograd, "grad", record)
+    run()
+    assert seen == [False]
 
 
 def test_sizes_are_those_of_a_microbatch() -> None:
