@@ -35,9 +35,10 @@ MIN_GAIN = 0.03
 
 _ERROR_FACTOR = 2.0
 _NUM_ULPS = 4
-_NORM_FLOOR = 0.01
+_NORM_FLOOR = 0.1
 """A tensor with a smaller share of the norm of all tensors is measured by this share of it. Some gradients are zero
-except for rounding, such as those of a bias in front of batch norm, so that their relative errors are random."""
+except for rounding, such as those of a bias in front of batch norm, so that their relative errors are random: with a
+floor of 1 %, such a gradient of a small block in bfloat16 was 11 % off in the plain form, and 27 % in a correct one."""
 
 _MAX_REASON = 160
 

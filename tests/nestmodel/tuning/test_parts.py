@@ -126,27 +126,38 @@ def test_the_reference_multiplies_in_full_precision() -> None:
 
 
 COMPILED = """
+import sys
+from functools import partial
 import torch
+from nestmodel.nn import devices
 from nestmodel.tuning.race import Limits, Race
 from nestmodel.tuning.stopwatch import stopwatch
 from tests.nestmodel.tuning.test_parts import CPU, FULL, HALF, part
 
-for name, precision in (("blocks", FULL), ("blocks", HALF), ("features", FULL)):
+races = [("blocks", FULL), ("blocks", HALF), ("features", FULL)]
+if sys.argv[1] == "gpu":
+    # Without generating code: all steps of the compiler before that, as for a GPU.
+    devices.is_on_gpu = lambda x: True
+    torch.compile = partial(torch.compile, backend="aot_eager_decomp_partition")
+    races.pop()
+for name, precision in races:
     for row in Race(stopwatch(CPU), Limits(form_s=0.0)).rows(part(name, precision=precision)):
         print(row.form, row.verdict, row.reason)
 """
 
 
 @pytest.mark.slow
-def test_compiled_forms_are_correct(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", ["cpu", "gpu"])
+def test_compiled_forms_are_correct(code: str, tmp_path: Path) -> None:
     # In a process of its own, because the compiler cannot trace the annotation checks that tests enable; with a cache
     # of its own, because torch reuses code that was generated for another instruction set.
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", COMPILED]
+    command = [sys.executable, "-c", COMPILED, code]
     outcome = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
     lines = [line.split() for line in outcome.stdout.splitlines()]
     blocks = ["torch", "compiled", "combined"]
-    assert [form for form, *_ in lines] == [*blocks, *blocks, "torch", "compiled"], outcome.stderr
+    features = ["torch", "compiled"] if code == "cpu" else []
+    assert [form for form, *_ in lines] == [*blocks, *blocks, *features], outcome.stderr
     assert {tuple(verdict) for _, *verdict in lines} == {("taken",), ("slower",)}
 
 
