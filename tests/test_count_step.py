@@ -83,8 +83,9 @@ def test_a_step_has_a_known_number_of_operations_and_bytes_in_each_part(preset: 
 def test_a_step_has_as_many_floating_point_operations_as_were_counted_on_a_gpu(preset: str, tflop: float) -> None:
     one, two = (sum((each.flops for each in step(preset, num_layers=number)), 0) for number in (1, 2))
     num_layers = {"small": 16, "large": 17, "xlarge": 24}[preset]
-    # Of benchmarks/results/gpu_h100_2026-11.md, where the number of scored frames was another one.
-    assert (one + (num_layers - 1) * (two - one)) / 1e12 == pytest.approx(tflop, rel=2e-3)
+    # Of benchmarks/results/gpu_h100_2026-11.md, where the number of scored frames was another one, and the quantizer
+    # computed the tokens of all frames: 0.2 % of the operations of the smallest preset.
+    assert (one + (num_layers - 1) * (two - one)) / 1e12 == pytest.approx(tflop, rel=4e-3)
 
 
 @needs_fake_gpu
