@@ -46,8 +46,12 @@ BYTES_PER_S, FLOP_PER_S = 2.8e12, 600e12
 SCORED_SHARE = 0.3
 """Share of encoder frames that are scored with the masks of the presets."""
 
-COMPILED = ("features", "blocks")
-"""Parts that are also counted as torch's compiler generates them."""
+FORMS = {
+    "compiled": {"features": "compiled", "blocks": "compiled"},
+    "combined": {"features": "compiled", "blocks": "combined"},
+}
+"""Forms of a step that torch's compiler generates, and those of the parts that differ from a step without it; they are
+those of `nestmodel.nn.kernel_choice.Kernels`."""
 
 PARTS = ("features", "quantizer", "subsampling", "blocks", "head", "loss", "optimizer", "other")
 """The optimizer's part contains the sums of gradients over microbatches; the last one contains masks, encodings of
@@ -76,7 +80,8 @@ measured](gpu_h100_2026-11.md) for each, because some calls launch several. View
 Bytes count each operand of a call once. FLOP are those of matrix products, convolutions and attention. The floor adds
 up the time of all operations: that of an operation's bytes at {BYTES_PER_S / 1e12:g} TB/s, or of its FLOP at
 {FLOP_PER_S / 1e12:g} TFLOP/s if that is longer. Compiled blocks and features are counted as torch's compiler generates
-them for an H100: the kernels that it wrote, its library calls, and the operations outside of the compiled code.
+them for an H100: the kernels that it wrote, its library calls, and the operations outside of the compiled code. In
+combined blocks, kernels that do not depend on each other are one.
 """
 
 
@@ -133,15 +138,18 @@ def print_counts(counts: Counts) -> None:
 
 
 def count(preset: str) -> dict[str, Count]:
-    """Returns the costs of each part of a step, and those of its compiled parts."""
+    """Returns the costs of each part of a step, and those of its other forms."""
     operations = step(preset)
-    compiled = {"features": compiled_features(preset, operations), "blocks": _compiled_blocks(preset, operations)}
-    return by_part(operations) | {name_compiled(part): compiled[part] for part in COMPILED}
+    found = by_part(operations)
+    found[_row("features", "compiled")] = compiled_features(preset, operations)
+    for form in ("compiled", "combined"):
+        found[_row("blocks", form)] = _compiled_blocks(preset, form, operations)
+    return found
 
 
-def name_compiled(part: str) -> str:
-    """Returns the name of the row of a compiled part."""
-    return f"{part}, compiled"
+def _row(part: str, form: str | None) -> str:
+    """Returns the name of the row of a part; its form is None in a step without the compiler."""
+    return part if form is None else f"{part}, {form}"
 
 
 def step(preset: str, cuts: int | None = None, num_layers: int | None = None) -> list[Operation]:
@@ -298,9 +306,9 @@ def _cost(one: Operation) -> Count:
     return Count(operations=1, num_bytes=one.num_bytes, flops=one.flops, floor_s=seconds)
 
 
-def _compiled_blocks(preset: str, operations: Sequence[Operation]) -> Count:
-    """Returns the costs of all blocks of an encoder, compiled."""
-    num_layers, codes = compile_block(preset)
+def _compiled_blocks(preset: str, form: str, operations: Sequence[Operation]) -> Count:
+    """Returns the costs of all blocks of an encoder in a compiled form."""
+    num_layers, codes = compile_block(preset, form)
     of_blocks = [one for one in operations if one.part == "blocks"]
     # Outside of the compiled code are additions to gradients, and the conversion of weights and of their gradients.
     # Library calls take as long as eager ones.
@@ -359,11 +367,11 @@ def compile_features(preset: str) -> "tuple[Generated, Generated]":
         )
 
 
-def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
+def compile_block(preset: str, form: str = "compiled") -> "tuple[int, tuple[Generated, Generated]]":
     """Returns the number of blocks of a preset, and the code for the forward and the backward pass of one."""
     from benchmarks.fake_compile import generate
     from nestmodel import NestConfig
-    from nestmodel.nn.encoder import ConformerBlock
+    from nestmodel.nn.encoder import COMBINED, ConformerBlock
     from nestmodel.nn.frames import describe_frames
 
     config = NestConfig.preset(preset)
@@ -396,7 +404,7 @@ def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
         collected = block.conv.batch_norm._collected
         of_frames = (frames.positions, frames.is_padding, tuple(frames.gpu))
         inputs = (dict(block.named_parameters()), weights, x, collected, *of_frames, empty_keys(0)[0])
-        return encoder.num_layers, generate(run, inputs, x.fake_mode)
+        return encoder.num_layers, generate(run, inputs, x.fake_mode, COMBINED if form == "combined" else {})
 
 
 def count_demand(preset: str) -> "Demand":
@@ -458,16 +466,20 @@ def _totals(counts: dict[str, Counts]) -> str:
             parts = found[preset]
             eager = sum((parts[part] for part in PARTS), Count())
             lines.append(f"| {preset} | {name} | {_cells(eager)} |")
-            if set(map(name_compiled, COMPILED)) <= set(parts):
-                compiled = sum((parts[name_compiled(part) if part in COMPILED else part] for part in PARTS), Count())
-                lines.append(f"| {preset} | {name}, compiled | {_cells(compiled)} |")
+            for form, of_parts in FORMS.items():
+                rows = [_row(part, of_parts.get(part)) for part in PARTS]
+                if set(rows) <= set(parts):
+                    lines.append(
+                        f"| {preset} | {name}, {form} | {_cells(sum((parts[row] for row in rows), Count()))} |"
+                    )
     return "\n".join(lines)
 
 
 def _parts(counts: dict[str, Counts], preset: str) -> str:
     heads = " | ".join(f"{name}: operations | GB | TFLOP | floor, ms" for name in counts)
     lines = [f"| part | {heads} |", f"|---|{'---|' * (4 * len(counts))}"]
-    for part in (*PARTS, *map(name_compiled, COMPILED)):
+    forms = {_row(part, form): None for of_parts in FORMS.values() for part, form in of_parts.items()}
+    for part in (*PARTS, *forms):
         cells = [_cells(found[preset][part]) if part in found[preset] else " | | |" for found in counts.values()]
         lines.append(f"| {part} | {' | '.join(cells)} |")
     return "\n".join(lines)
