@@ -24,7 +24,7 @@ from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.formats.model_file import CONFIG_KEY
 from nestmodel.formats.weights import build_network, load_weights
-from nestmodel.nn.batch_norm import StepBatchNorm
+from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
 from nestmodel.nn.loss_stats import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
@@ -148,8 +148,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._skip(step, parameters)
         else:
             self._skipped.in_a_row = 0
-            for module, statistics in zip(self._norms, totals.norm_statistics, strict=True):
-                module.update_running_stats(statistics)
+            update_running_stats(self._norms, totals.norm_statistics)
             self._train_counts.counts = class_counts
             self._log_metrics("train", metrics)
             self.log_numbers({"lr": optimizer.param_groups[0]["lr"]})
