@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -24,6 +24,7 @@ from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.formats.model_file import CONFIG_KEY
 from nestmodel.formats.weights import build_network, load_weights
+from nestmodel.nn import devices
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
 from nestmodel.nn.loss_stats import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
@@ -35,7 +36,7 @@ from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import fix_gradient_buckets, log_by_global_step, scale_loop_progress
 from nestmodel.training.nonfinite import SkippedSteps
 from nestmodel.training.resume import Settings, check_same_step, check_unchanged, run_settings
-from nestmodel.training.schedule import build_optimizer
+from nestmodel.training.schedule import build_optimizer, divides_gradients
 from nestmodel.training.step_stats import DecayedCounts, StepStats, fetch
 from nestmodel.training.stop_requests import StopRequests
 
@@ -124,6 +125,8 @@ class NestModel(NestNetwork, pl.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides the gradients by the number of scored tokens of the step, updates batch norm, and logs the step.
 
+        On a GPU, the optimizer divides them if nothing has to be done with the quotients before it.
+
         A step with a non-finite loss or gradient is skipped on all ranks, because they decide by the same sums.
 
         Raises:
@@ -136,9 +139,14 @@ class NestModel(NestNetwork, pl.LightningModule):
         class_counts = self._train_counts.plus(totals.stats)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         grads = [p.grad for p in parameters]
-        torch._foreach_div_(grads, totals.stats.num_tokens.clamp(min=1))
+        num_tokens = totals.stats.num_tokens.clamp(min=1)
+        if self._divides_in_optimizer(optimizer, num_tokens):
+            cast(Any, optimizer).grad_scale = num_tokens
+            norm = torch.nn.utils.get_total_norm(grads) / num_tokens
+        else:
+            torch._foreach_div_(grads, num_tokens)
+            norm = torch.nn.utils.get_total_norm(grads)
         # The only point of a step at which the CPU waits for the GPU.
-        norm = torch.nn.utils.get_total_norm(grads)
         metrics = fetch({**totals.counts(), "grad_norm": norm, **totals.stats.metrics(class_counts)})
         num_nonfinite, num_preempted, num_out_of_time = (float(metrics.pop(name)) for name in totals.counts())
         grad_norm = metrics.pop("grad_norm")
@@ -154,6 +162,14 @@ class NestModel(NestNetwork, pl.LightningModule):
             self.log_numbers({"lr": optimizer.param_groups[0]["lr"]})
             self.log("grad_norm", grad_norm, batch_size=1)
         self.log_numbers({"steps_skipped": self._skipped.total})
+
+    def _divides_in_optimizer(self, optimizer: torch.optim.Optimizer, num_tokens: Tensor) -> bool:
+        """Returns whether AdamW divides the gradients while it reads them, which saves a pass over them.
+
+        That is too late for clipping, and in 16-mixed the divisor belongs to the scaler.
+        """
+        is_free = not self.trainer.gradient_clip_val and self.trainer.precision != "16-mixed"
+        return is_free and devices.is_on_gpu(num_tokens) and divides_gradients(optimizer)
 
     def log_numbers(self, numbers: Mapping[str, float | int]) -> None:
         """Logs numbers from the CPU, on which they stay: `log` would copy each to the GPU and wait for it twice."""
