@@ -11,6 +11,7 @@ from nestdata import AudioNoiseBatch, MicrobatchKey, Mix, PackedBatch
 from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
 from nestmodel.training.module import NestModel
+from nestmodel.training.step_graph import Capture
 
 Shape = tuple[int, int]
 """Number of cuts in a microbatch, and number of samples to which each cut is padded."""
@@ -45,11 +46,22 @@ class TrialStep:
         config: Sizes and settings of the model.
         trainer: The trainer, configured as for the run.
         compile_blocks: Whether to compile the blocks of the encoder.
-        num_shapes: Number of fixed shapes, for compiled blocks; None if there are hundreds.
+        num_shapes: Number of fixed shapes, for compiled blocks and graphs; None if there are hundreds.
+        capture: Captures graphs; None runs steps without them. The first step of a shape then warms up, and the second
+            one captures.
+
+    Raises:
+        ConfigError: The settings do not allow graphs.
     """
 
     def __init__(
-        self, config: NestConfig, trainer: pl.Trainer, *, compile_blocks: bool, num_shapes: int | None
+        self,
+        config: NestConfig,
+        trainer: pl.Trainer,
+        *,
+        compile_blocks: bool,
+        num_shapes: int | None,
+        capture: Capture | None = None,
     ) -> None:
         self._device, self._precision = trainer.strategy.root_device, trainer.precision_plugin
         model = cast(NestModel, self._precision.convert_module(NestModel(config)))
@@ -57,6 +69,8 @@ class TrialStep:
         self._model.trainer = trainer
         if compile_blocks:
             self._model.encoder.compile_blocks(num_shapes)
+        if capture is not None:
+            self._model.use_graphs(num_shapes, capture)
         self._model.on_fit_start()
         self._optimizer = self._model.configure_optimizers()["optimizer"]
         self.num_trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
@@ -74,12 +88,11 @@ class TrialStep:
         elif isinstance(batch, PackedBatch):
             batch = batch.unpack()
         before = time.perf_counter()
-        masked = self._model.draw_masks(batch)
-        inputs = (masked.pin_masks() if is_on_gpu else masked).to(self._device, non_blocking=True)
+        inputs = self._model.training_masks(batch).to(self._device, non_blocking=True)
         with self._precision.train_step_context():
             loss = self._model.training_step(inputs, 0)
         self._model.on_before_backward(loss)
-        loss.backward()
+        self._model.backward(loss)
         self._model.on_after_backward()
         is_finite = bool(loss.isfinite())
         self._wait()
