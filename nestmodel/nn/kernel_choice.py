@@ -6,8 +6,8 @@ All forms of a part compute the same values, up to rounding.
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal
 
-AUTO = "auto"
-TORCH = "torch"
+AUTO: Literal["auto"] = "auto"
+TORCH: Literal["torch"] = "torch"
 """The plain form of every part."""
 
 
