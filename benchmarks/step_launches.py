@@ -101,7 +101,8 @@ def _stats_of_graph(network: "NestNetwork", batch: "NetworkInput", log: Operatio
     num_rows, quantizer = len(batch.scored_rows), network.config.quantizer
     logits = torch.ones(num_rows, quantizer.num_classes, quantizer.num_codebooks, requires_grad=True)
     targets = torch.ones(num_rows, quantizer.num_codebooks, dtype=torch.int64)
-    output = NestOutput(logits, targets, batch.is_scored, batch.audio.unsqueeze(2), batch.audio_len)
+    encoded = torch.empty(*batch.is_scored.shape, 1)
+    output = NestOutput(logits, targets, batch.is_scored, encoded, batch.audio_len)
     graphs = StepGraphs(network, 1, lambda _: lambda: None, num_microbatches=1, num_ranks=1)
     with (
         patch.object(network, "forward_masked", lambda _: output),
