@@ -11,7 +11,7 @@ from .run_config import config_path, nearest_hint, read_config
 SEEDS = ("data.plan.seed", "model.config.seed")
 """Settings that follow from `--seed_everything`."""
 
-_SWITCHES = ("--json", "--find_budget")
+_SWITCHES = ("--json", "--find_budget", "--tune")
 _HYPHENATED = {
     f"--{name.replace('_', '-')}": f"--{name}"
     for name in (

@@ -3,8 +3,11 @@
 All forms of a part compute the same values, up to rounding.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal, get_args, get_type_hints
+
+from nestmodel.errors import ConfigError
 
 AUTO: Literal["auto"] = "auto"
 TORCH: Literal["torch"] = "torch"
@@ -43,6 +46,22 @@ class Kernels:
 
 PARTS = tuple(field.name for field in fields(Kernels))
 """Names of all parts."""
+
+
+def kernels_of(forms: object) -> Kernels:
+    """Returns kernels that are given as a mapping from every part to its form.
+
+    Raises:
+        ConfigError: It is not such a mapping, or a form is unknown.
+    """
+    hints = get_type_hints(Kernels)
+    if not isinstance(forms, Mapping) or forms.keys() != hints.keys():
+        raise ConfigError(f"the forms of kernels are {forms!r}: expected one for each of {', '.join(PARTS)}.")
+    known: dict[str, Any] = dict(forms)
+    for part, hint in hints.items():
+        if not isinstance(known[part], str) or known[part] not in get_args(hint):
+            raise ConfigError(f"the form of {part} is {known[part]!r}: expected one of {', '.join(get_args(hint))}.")
+    return Kernels(**known)
 
 
 def default_kernels(device_type: str) -> Kernels:

@@ -1,17 +1,15 @@
 """The settings check: collects the settings that must be equal on all ranks, and finds the ranks that differ."""
 
-import hashlib
 import importlib.metadata
-import importlib.util
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
 
 from nestdata import last_error_line
 from nestmodel.preflight.report import CheckResult
+from nestmodel.source_digest import source_digest
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.determinism import determinism
 from nestmodel.training.module import NestModel
@@ -28,7 +26,7 @@ def rank_settings(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -
     """Returns the settings that must be equal on all ranks: code, versions, data, model and trainer."""
     val = data.val_dataset
     return {
-        **{f"code of {package}": _code_digest(package) for package in _PACKAGES},
+        **{f"code of {package}": source_digest(package) for package in _PACKAGES},
         "version of torch": torch.__version__,
         "version of pytorch-lightning": importlib.metadata.version("pytorch-lightning"),
         "version of lhotse": importlib.metadata.version("lhotse"),
@@ -81,14 +79,3 @@ def _compare_rank(settings: Settings, expected: Settings) -> CheckResult:
         differences.append(f"and {len(changes) - _MAX_SHOWN} more")
     advice = f"{'; '.join(differences)}. Give every rank the same flags, files and installed packages."
     return CheckResult(status="failed", value=f"{len(changes)} differ", advice=advice)
-
-
-def _code_digest(package: str) -> str:
-    """Returns a hash of the paths and contents of all Python files of an installed package."""
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    digest = hashlib.blake2b(digest_size=6)
-    for root in map(Path, spec.submodule_search_locations or ()):
-        for path in sorted(root.rglob("*.py")):
-            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()

@@ -33,10 +33,11 @@ from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.options import WeightParts
 from nestmodel.training.ddp_advice import suppress_unused_parameter_advice
 from nestmodel.training.gradient_sums import GradientSums
+from nestmodel.training.kernel_race import Choice, choose_kernels, device_name
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import fix_gradient_buckets, log_by_global_step, scale_loop_progress
 from nestmodel.training.nonfinite import SkippedSteps
-from nestmodel.training.resume import Settings, check_same_step, check_unchanged, run_settings
+from nestmodel.training.resume import Settings, check_same_step, check_unchanged, run_settings, stored_kernels
 from nestmodel.training.schedule import build_optimizer, divides_gradients
 from nestmodel.training.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.training.step_stats import DecayedCounts, StepStats, fetch
@@ -44,6 +45,7 @@ from nestmodel.training.stop_requests import StopRequests
 
 _SETTINGS_KEY = "nest_settings"
 _PROGRESS_KEY = "nest_progress"
+_DEVICE_KEY = "nest_kernels_device"
 
 
 class NestModel(NestNetwork, pl.LightningModule):
@@ -78,6 +80,8 @@ class NestModel(NestNetwork, pl.LightningModule):
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may have another meaning.")
         self.kernels = kernels
         """The form of each part of a training step, as given."""
+        self._chosen: Choice | None = None
+        self._stored: Choice | None = None
 
         self.stop_requests = StopRequests()
         """Requests to end the run early, on which all ranks agree at every optimizer step."""
@@ -298,10 +302,11 @@ class NestModel(NestNetwork, pl.LightningModule):
         fix_gradient_buckets(self.trainer)
 
     def on_fit_start(self) -> None:
-        """Sets the forms of all parts, prepares optimizer steps, and suppresses a warning of DDP.
+        """Chooses the forms of all parts, prepares optimizer steps, and suppresses a warning of DDP.
 
         Raises:
             ConfigError: A form is not available, or cannot be combined with other settings.
+            TrainingError: A form has left the device in a state in which nothing can be computed.
         """
         if self.trainer.world_size > 1:
             suppress_unused_parameter_advice(self.device)
@@ -349,10 +354,14 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def _set_up_kernels(self) -> None:
         dataset = getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None)
-        num_shapes = None if dataset is None else dataset.plan.config.num_shapes
-        kernels = self._resolved_kernels()
-        self.use_kernels(kernels, num_shapes=num_shapes)
-        if kernels.blocks == "compiled" and num_shapes is None:
+        plan = None if dataset is None else dataset.plan
+        num_shapes = None if plan is None else plan.config.num_shapes
+        requests = self.stop_requests
+        self._chosen = choose_kernels(
+            self.kernels, self._stored, self.config, self.trainer, plan, lambda: requests.preempted_here
+        )
+        self.use_kernels(self._chosen.kernels, num_shapes=num_shapes)
+        if self._chosen.kernels.blocks == "compiled" and num_shapes is None:
             rank_zero_warn(
                 "model.kernels.blocks is compiled and data.plan.num_shapes is not set: batches have hundreds of "
                 "shapes, for which compiled code is less efficient. Set data.plan.num_shapes, for example to 8."
@@ -362,6 +371,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         """Adds the configuration of the model, the settings of the run, the skipped steps and the class counts."""
         checkpoint[CONFIG_KEY] = asdict(self.config)
         checkpoint[_SETTINGS_KEY] = self._run_settings()
+        checkpoint[_DEVICE_KEY] = self._choice().device
         checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -373,17 +383,24 @@ class NestModel(NestNetwork, pl.LightningModule):
         if not self._is_fitting():
             return
         if _SETTINGS_KEY in checkpoint:
-            check_unchanged(checkpoint[_SETTINGS_KEY], self._run_settings())
+            settings, device = checkpoint[_SETTINGS_KEY], self.trainer.strategy.root_device
+            stored = stored_kernels(settings, default_kernels(device.type))
+            self._stored = Choice(kernels=stored, device=checkpoint.get(_DEVICE_KEY))
+            # Until the start of the run, so that only forms that are set by hand can differ from the checkpoint.
+            self._chosen = Choice(kernels=self.kernels.resolve(stored), device=self._stored.device)
+            check_unchanged(settings, self._run_settings())
         scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)
         if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):
             self._train_counts.counts = progress.pop("faded_counts")
             self._skipped = SkippedSteps(**progress)
 
     def _run_settings(self) -> Settings:
-        return run_settings(self.config, self.trainer, kernels=self._resolved_kernels())
+        return run_settings(self.config, self.trainer, kernels=self._choice().kernels)
 
-    def _resolved_kernels(self) -> Kernels:
-        return self.kernels.resolve(default_kernels(self.trainer.strategy.root_device.type))
+    def _choice(self) -> Choice:
+        device = self.trainer.strategy.root_device
+        kernels = self.kernels.resolve(default_kernels(device.type))
+        return self._chosen or Choice(kernels=kernels, device=device_name(device))
 
     def _is_fitting(self) -> bool:
         try:

@@ -17,7 +17,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.model_file import open_model_file
-from nestmodel.nn.kernel_choice import PARTS, Kernels
+from nestmodel.nn.kernel_choice import PARTS, Kernels, kernels_of
 from nestmodel.training.determinism import determinism
 
 Settings = dict[str, str]
@@ -99,6 +99,28 @@ def run_settings(config: NestConfig, trainer: pl.Trainer, *, kernels: Kernels) -
     }
 
 
+def stored_kernels(settings: Settings, default: Kernels) -> Kernels:
+    """Returns the forms of kernels that the settings of a checkpoint hold.
+
+    Args:
+        settings: Settings in the checkpoint.
+        default: The forms of parts that the settings do not hold.
+
+    Raises:
+        ConfigError: This version does not know a form.
+    """
+    forms = {name: value.strip("'") for name, value in _renamed(settings).items() if name in _KERNEL_SETTINGS}
+    return kernels_of({part: forms.get(f"{_KERNELS}.{part}", form) for part, form in asdict(default).items()})
+
+
+def _renamed(settings: Settings) -> Settings:
+    """Returns settings with their present names."""
+    found = dict(settings)
+    if (compiled := found.pop(_COMPILED, None)) is not None:
+        found[f"{_KERNELS}.blocks"] = _FORMS_OF_BLOCKS.get(compiled, compiled)
+    return found
+
+
 def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, str]]:
     """Returns the settings whose values differ, as (name, value before, value now), in the order of the names.
 
@@ -122,9 +144,7 @@ def check_unchanged(before: Settings, now: Settings) -> None:
     Raises:
         ConfigError: Some settings differ; the message names them with both values.
     """
-    before = {**{name: value for name, value in _EARLIER.items() if name in now}, **before}
-    if (compiled := before.pop(_COMPILED, None)) is not None:
-        before[f"{_KERNELS}.blocks"] = _FORMS_OF_BLOCKS.get(compiled, compiled)
+    before = _renamed({**{name: value for name, value in _EARLIER.items() if name in now}, **before})
     now = {name: value for name, value in now.items() if name in before or name not in _ADDED}
     changed = changed_settings(before, now)
     if now.get("trainer.deterministic") != "True":

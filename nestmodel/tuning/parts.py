@@ -1,0 +1,210 @@
+"""The parts of a training step that have several forms, as computations that can be raced.
+
+To add a form, add its name to `FORMS`, and its effect to `NestNetwork.use_kernels`. To add a part, add it to
+`nestmodel.nn.kernel_choice.Kernels` and to `_RUNS`.
+
+Inputs are noise with the sizes of a microbatch; the last utterance is shorter, so that there is padding. Dropout is on
+if keys decide about it; where a generator draws, it is off, because forms may draw in another order.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from nestmodel.config import EncoderConfig, NestConfig
+from nestmodel.nn import devices
+from nestmodel.nn.batch_norm import StepBatchNorm
+from nestmodel.nn.frames import describe_frames
+from nestmodel.nn.kernel_choice import TORCH, kernels_of
+from nestmodel.nn.network import NestNetwork, num_padded_frames
+from nestmodel.tuning.race import Part, Run
+
+FORMS = {
+    "features": (TORCH, "compiled"),
+    "subsampling": (TORCH, "triton"),
+    "blocks": (TORCH, "compiled", "combined"),
+    "step": (TORCH,),
+}
+"""Forms of each part of `Kernels`. A part is raced if it has several."""
+
+_FOR_FIXED_SHAPES = ("compiled", "combined")
+"""Forms that are raced only if the number of batch shapes is limited. For hundreds of shapes, torch compiles other code
+than for the one shape of a race."""
+
+
+_Context = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What decides which form is the fastest, besides the device and the versions."""
+
+    config: NestConfig
+    num_cuts: int
+    """Cuts of a microbatch."""
+
+    num_samples: int
+    """Samples to which each cut is padded."""
+
+    num_shapes: int | None
+    """As in `NestNetwork.use_kernels`."""
+
+    precision: str
+    """Lightning's name of the precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """How a run computes: the device, and what the precision plugin of its trainer does."""
+
+    device: torch.device
+    convert: Callable[[nn.Module], nn.Module]
+    """Converts the parameters of a network."""
+
+    context: _Context
+    """Returns the context of a forward pass."""
+
+
+def parts(setting: Setting, precision: Precision, names: Sequence[str]) -> list[Part]:
+    """Returns those parts of the given names that have several forms for these settings."""
+    excluded = _FOR_FIXED_SHAPES if setting.num_shapes is None else ()
+    forms = {name: [form for form in FORMS[name] if form not in excluded] for name in names}
+    return [_part(name, of_part, setting, precision) for name, of_part in forms.items() if len(of_part) > 1]
+
+
+def _part(name: str, forms: Sequence[str], setting: Setting, precision: Precision) -> Part:
+    build = partial(_build, name, setting, precision)
+    with precision.context():
+        network = precision.convert(nn.Linear(1, 1)).to(precision.device)
+        dtype = devices.product_dtype(next(network.parameters()))
+    is_full = dtype in (torch.float32, torch.float64) or name == "features"
+    return Part(
+        name=name,
+        reference=partial(build, TORCH, torch.float64 if is_full else torch.float32),
+        forms={form: partial(build, form, None) for form in forms},
+        ulp=torch.finfo(torch.float32 if name == "features" else dtype).eps,
+    )
+
+
+def _build(name: str, setting: Setting, precision: Precision, form: str, dtype: torch.dtype | None) -> Run:
+    """Builds a form of a part.
+
+    Args:
+        name: The part.
+        setting: Sizes.
+        precision: Of the run.
+        form: The form of the part; the other parts are plain.
+        dtype: Type in which everything is computed; None for the precision of the run.
+    """
+    network = precision.convert(NestNetwork(_reduced(setting.config))).to(precision.device).train()
+    assert isinstance(network, NestNetwork)
+    network.use_kernels(kernels_of({**dict.fromkeys(FORMS, TORCH), name: form}), num_shapes=setting.num_shapes)
+    if dtype is not None:
+        return _with_exact_products(_RUNS[name](network.to(dtype), setting, nullcontext))
+    for module in network.modules():
+        if isinstance(module, StepBatchNorm):
+            module.start_collecting()
+    return _RUNS[name](network, setting, precision.context)
+
+
+def _reduced(config: NestConfig) -> NestConfig:
+    """Returns a model of one block, without what torch's generator draws."""
+    encoder: EncoderConfig = replace(config.encoder, num_layers=1, dropout_att=0.0)
+    if encoder.dropout_source == "generator":
+        encoder = replace(encoder, dropout=0.0)
+    return replace(config, encoder=encoder, features=replace(config.features, dither=0.0))
+
+
+def _with_exact_products(run: Run) -> Run:
+    """Returns a computation whose float32 products do not round their inputs to TF32 on a GPU."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+
+    def run_exactly() -> Sequence[Tensor]:
+        before = matmul.allow_tf32, cudnn.allow_tf32
+        matmul.allow_tf32 = cudnn.allow_tf32 = False
+        try:
+            return run()
+        finally:
+            matmul.allow_tf32, cudnn.allow_tf32 = before
+
+    return run_exactly
+
+
+def _features(network: NestNetwork, setting: Setting, context: _Context) -> Run:  # noqa: ARG001 - as the others
+    audio = 0.05 * _noise(network, 2 * setting.num_cuts, setting.num_samples)
+    lens = _lens(network, setting.num_cuts, setting.num_samples).repeat(2)
+    if audio.dtype == torch.float64:
+        compute = torch.no_grad()(network.features.featurizer)  # without the conversion to float32
+        return lambda: compute(audio, lens)[:1]
+    return lambda: network.features(audio, lens)[:1]
+
+
+def _subsampling(network: NestNetwork, setting: Setting, context: _Context) -> Run:
+    num_frames = num_padded_frames(setting.num_samples, setting.config.features)
+    feats = _noise(network, setting.num_cuts, setting.config.features.num_mels, num_frames)
+    lens = _lens(network, setting.num_cuts, setting.num_samples // setting.config.features.hop_length)
+    subsample = network.encoder.pre_encode
+    return _with_gradients(lambda: subsample(feats, lens)[0], list(subsample.parameters()), context)
+
+
+def _block(network: NestNetwork, setting: Setting, context: _Context) -> Run:
+    config, subsample = setting.config, network.encoder.pre_encode
+    num_frames = num_padded_frames(setting.num_samples, config.features) // config.encoder.subsampling_factor
+    x = _noise(network, setting.num_cuts, num_frames, config.encoder.d_model).requires_grad_()
+    lens = subsample.out_lens(_lens(network, setting.num_cuts, setting.num_samples // config.features.hop_length))
+    drawn = network.encoder.draw_keys(0)[1].to(x.device)
+    keys = drawn if config.encoder.dropout_source == "position" else None
+    (block,) = network.encoder.layers
+    return _with_gradients(lambda: block(x, describe_frames(x, lens), keys), [x, *block.parameters()], context)
+
+
+_RUNS: dict[str, Callable[[NestNetwork, Setting, _Context], Run]] = {
+    "features": _features,
+    "subsampling": _subsampling,
+    "blocks": _block,
+}
+
+
+def _with_gradients(forward: Callable[[], Tensor], leaves: list[Tensor], context: _Context) -> Run:
+    """Returns a computation with its backward pass, for a gradient that is noise.
+
+    Args:
+        forward: Computes the output.
+        leaves: What the gradients are computed of.
+        context: That of the forward pass; the backward pass is outside of it, as in training.
+    """
+    grads: list[Tensor] = []
+
+    def run() -> Sequence[Tensor]:
+        with context():
+            out = forward()
+        if not grads:
+            # The same values for each precision, so they are drawn in one that all of them represent.
+            grads.append(_noise_like(out))
+        return [out.detach(), *torch.autograd.grad(out, leaves, grads[0])]
+
+    return run
+
+
+def _noise_like(out: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randn(out.shape, generator=generator, device="cpu").bfloat16()
+    return drawn.to(out.device, out.dtype)
+
+
+def _noise(network: NestNetwork, *shape: int) -> Tensor:
+    """Returns noise of the network's type: the same values for each type, which bfloat16 represents."""
+    weight = next(network.parameters())
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu").bfloat16()
+    return drawn.to(weight.device, weight.dtype)
+
+
+def _lens(network: NestNetwork, num_cuts: int, full: int) -> Tensor:
+    lens = torch.full((num_cuts,), full)
+    if num_cuts > 1:
+        lens[-1] = 3 * full // 4
+    return lens.to(next(network.parameters()).device)
