@@ -5,8 +5,8 @@
 Forward pass, backward pass and optimizer step of a preset under bf16 autocast, for the batches of the report on one
 H100, part by part: on fake tensors (`fake_gpu.py`), so nothing is computed and nothing is timed, and the result is the
 same on every machine. Parameters have gradients already, as in all microbatches of a step but the first one.
-`--before` counts another checkout as well, and `--nemo-python` NeMo 3.0.0, whose settings are its defaults. A last
-table is the audio that a GPU takes in a second. Prints Markdown.
+`--before` counts another checkout as well, and `--nemo-python` NeMo 3.0.0, whose settings are its defaults. Last come
+the launches of the host if the passes are CUDA graphs, and the audio that a GPU takes in a second. Prints Markdown.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map_only
 from benchmarks.fake_gpu import Operation, OperationLog, backward, fake_gpu
 from benchmarks.measured import REPOSITORY, measured_line
 from benchmarks.peer import run_peer
+from benchmarks.step_launches import launches_table, step_launches
 
 if TYPE_CHECKING:
     from benchmarks.fake_compile import Generated
@@ -115,7 +116,8 @@ def main() -> int:
     if arguments.nemo_python:
         commands["NeMo 3.0.0"] = [arguments.nemo_python, "-m", "benchmarks.peers.nemo_counts"]
     counts |= {name: _run([*command, *arguments.presets]) for name, command in commands.items()}
-    print(_report(counts, [count_demand(preset) for preset in arguments.presets]))
+    host = launches_table({preset: count_launches(preset) for preset in arguments.presets})
+    print(_report(counts, [count_demand(preset) for preset in arguments.presets], host))
     return 0
 
 
@@ -186,7 +188,7 @@ def step(preset: str, cuts: int | None = None, num_layers: int | None = None) ->
         def update() -> None:
             # As NestModel does, which asks torch for the norm; for fake tensors, torch would launch a kernel for each.
             grads = [parameter.grad for parameter in trained if parameter.grad is not None]
-            torch._foreach_div_(grads, torch.ones(()))
+            optimizer.grad_scale = torch.ones(())
             torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
             optimizer.step()
 
@@ -348,6 +350,18 @@ def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
         return encoder.num_layers, generate(run, inputs, x.fake_mode)
 
 
+def count_launches(preset: str) -> dict[str, int]:
+    """Returns what the host launches in a step of one microbatch whose passes are CUDA graphs, by part."""
+    from nestmodel import NestConfig, NestNetwork
+
+    config = NestConfig.preset(preset)
+    with fake_gpu(torch.bfloat16):
+        with built():
+            network = NestNetwork(config).train()
+        _start_collecting(network)
+        return step_launches(network, _batch(config, CUTS[preset]))
+
+
 def count_demand(preset: str) -> "Demand":
     """Returns what a second of audio costs, in a batch of one cut."""
     return Demand(preset, sum(one.flops for one in step(preset, cuts=1)) / SECONDS / 1e9)
@@ -376,14 +390,17 @@ def demand_table(demands: Sequence[Demand]) -> str:
     return "\n".join(lines)
 
 
-def _report(counts: dict[str, Counts], demands: Sequence[Demand]) -> str:
-    """Returns the tables as Markdown."""
+def _report(counts: dict[str, Counts], demands: Sequence[Demand], host: str) -> str:
+    """Returns the tables as Markdown; `host` is that of launches."""
     measured = measured_line(
         "benchmarks/count_step.py",
         "benchmarks/fake_gpu.py",
         "benchmarks/fake_compile.py",
+        "benchmarks/step_launches.py",
         "benchmarks/peers/nemo_counts.py",
         "nestmodel/nn",
+        "nestmodel/training/step_graph.py",
+        "nestmodel/training/step_stats.py",
         "nestmodel/config.py",
         "nestmodel/presets",
     )
@@ -395,6 +412,7 @@ def _report(counts: dict[str, Counts], demands: Sequence[Demand]) -> str:
         NOTES,
         _totals(counts),
         *(f"## {preset}, {CUTS[preset]} cuts\n\n{_parts(counts, preset)}" for preset in ours),
+        f"## Launches of the host in a step of one microbatch, with CUDA graphs\n\n{host}",
         f"## Audio-seconds that a GPU takes in a second, by the share of its peak\n\n{demand_table(demands)}",
     ]
     return "\n\n".join(section.strip() for section in sections)
