@@ -337,3 +337,30 @@ def test_an_invalid_capture_leaves_stream_generator_and_allocator_usable() -> No
     replay = capture(add)
     replay()
     assert x.tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_gradients_are_added_to_those_of_other_microbatches_and_results_are_kept() -> None:
+    network = NestNetwork(tiny_config()).train()
+    graphs = StepGraphs(network, 1, TapeCapture(), num_microbatches=1, num_ranks=1)
+    batch = graphs.pad(network.draw_masks(noise_batch((2, 32000)).unpack())).to("cpu")
+    louder = replace(batch, noisy_audio=2 * batch.noisy_audio.roll(100))
+    trained = [p for p in network.parameters() if p.requires_grad]
+
+    def run(of: Any, earlier: float | None) -> tuple[Tensor, list[Tensor]]:
+        for parameter in trained:
+            parameter.grad = None if earlier is None else torch.full_like(parameter, earlier)
+        torch.manual_seed(0)
+        stats = graphs.forward(of)
+        assert stats is not None
+        graphs.backward()
+        return stats.nll_sum, [p.grad.clone() for p in trained if p.grad is not None]
+
+    run(batch, None)  # the warm-up
+    loss, grads = run(batch, None)
+    kept = loss.clone()
+    _, added = run(batch, 1.0)
+    assert all(torch.equal(one, other + 1.0) for one, other in zip(added, grads, strict=True))
+    other_loss, _ = run(louder, None)
+    assert torch.equal(loss, kept)
+    assert not torch.equal(loss, other_loss)
