@@ -421,18 +421,6 @@ def count_launches(preset: str) -> dict[str, int]:
         return step_launches(network, _batch(config, CUTS[preset]))
 
 
-def count_launches(preset: str) -> dict[str, int]:
-    """Returns what the host launches in a step of one microbatch whose passes are CUDA graphs, by part."""
-    from nestmodel import NestConfig, NestNetwork
-
-    config = NestConfig.preset(preset)
-    with fake_gpu(torch.bfloat16):
-        with built():
-            network = NestNetwork(config).train()
-        _start_collecting(network)
-        return step_launches(network, _batch(config, CUTS[preset]))
-
-
 def count_demand(preset: str) -> "Demand":
     """Returns what a second of audio costs, in a batch of one cut."""
     return Demand(preset, sum(one.flops for one in step(preset, cuts=1)) / SECONDS / 1e9)

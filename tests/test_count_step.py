@@ -166,50 +166,6 @@ def test_adamw_writes_gradients_only_if_it_divides_them(is_divided: bool) -> Non
     assert update.num_bytes - 4 - 4 * is_divided == 4 * 1000 * (7 + is_divided)
 
 
-@needs_fake_gpu
-@pytest.mark.parametrize(("preset", "launches"), [("small", 185), ("large", 192), ("xlarge", 273)])
-def test_a_step_of_graphs_has_a_known_number_of_launches_below_300(preset: str, launches: int) -> None:
-    assert sum(count_launches(preset).values()) == launches < 300
-
-
-@pytest.mark.parametrize(
-    ("sizes", "num_lists", "launches"),
-    [
-        ([], 1, 0),
-        ([0, 0], 1, 0),
-        ([1], 1, 1),
-        ([1] * 110, 1, 1),
-        ([1] * 111, 1, 2),
-        ([1] * 37, 4, 2),
-        ([65536 * 320], 1, 1),
-        ([65536 * 320 + 1], 1, 2),
-        ([65536 * 319, 65536, 1], 4, 2),
-        ([65536 * 321] + [1] * 108, 1, 2),
-        ([65536 * 321] + [1] * 110, 1, 3),
-    ],
-)
-def test_operations_on_lists_are_divided_into_launches_by_blocks_and_tensors(
-    sizes: list[int], num_lists: int, launches: int
-) -> None:
-    assert list_launches(sizes, num_lists) == launches
-
-
-@needs_fake_gpu
-@pytest.mark.parametrize("is_divided", [False, True])
-def test_adamw_writes_gradients_only_if_it_divides_them(is_divided: bool) -> None:
-    with fake_gpu():
-        weight = nn.Parameter(torch.ones(1000))
-        weight.grad = torch.ones(1000)
-        optimizer = torch.optim.AdamW([weight], fused=True)
-        if is_divided:
-            optimizer.grad_scale = torch.ones(())  # type: ignore[attr-defined]
-        with OperationLog() as log:
-            optimizer.step()
-    (update,) = (one for one in log.operations if one.name == "_fused_adamw_")
-    # Reads weight, gradient and two moments, writes all but the gradient; and reads the number of the step.
-    assert update.num_bytes - 4 - 4 * is_divided == 4 * 1000 * (7 + is_divided)
-
-
 @pytest.mark.parametrize("is_gpu_path", [False, True])
 @pytest.mark.parametrize("checkpoint_activations", [False, True])
 def test_gradients_equal_those_of_torchs_engine(
