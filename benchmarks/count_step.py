@@ -5,8 +5,8 @@
 Forward pass, backward pass and optimizer step of a preset under bf16 autocast, for the batches of the report on one
 H100, part by part: on fake tensors (`fake_gpu.py`), so nothing is computed and nothing is timed, and the result is the
 same on every machine. Parameters have gradients already, as in all microbatches of a step but the first one.
-`--before` counts another checkout as well, and `--nemo-python` NeMo 3.0.0, whose settings are its defaults. A last
-table is the audio that a GPU takes in a second. Prints Markdown.
+`--before` counts another checkout as well, and `--nemo-python` NeMo 3.0.0, whose settings are its defaults. Last come
+the launches of the host if the passes are CUDA graphs, and the audio that a GPU takes in a second. Prints Markdown.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map_only
 from benchmarks.fake_gpu import Operation, OperationLog, backward, fake_gpu
 from benchmarks.measured import REPOSITORY, measured_line
 from benchmarks.peer import run_peer
+from benchmarks.step_launches import launches_table, step_launches
 
 if TYPE_CHECKING:
     from benchmarks.fake_compile import Generated
@@ -46,8 +47,12 @@ BYTES_PER_S, FLOP_PER_S = 2.8e12, 600e12
 SCORED_SHARE = 0.3
 """Share of encoder frames that are scored with the masks of the presets."""
 
-COMPILED = ("features", "blocks")
-"""Parts that are also counted as torch's compiler generates them."""
+FORMS = {
+    "compiled": {"features": "compiled", "blocks": "compiled"},
+    "combined": {"features": "compiled", "blocks": "combined"},
+}
+"""Forms of a step that torch's compiler generates, and those of the parts that differ from a step without it; they are
+those of `nestmodel.nn.kernel_choice.Kernels`."""
 
 PARTS = ("features", "quantizer", "subsampling", "blocks", "head", "loss", "optimizer", "other")
 """The optimizer's part contains the sums of gradients over microbatches; the last one contains masks, encodings of
@@ -76,7 +81,8 @@ measured](gpu_h100_2026-11.md) for each, because some calls launch several. View
 Bytes count each operand of a call once. FLOP are those of matrix products, convolutions and attention. The floor adds
 up the time of all operations: that of an operation's bytes at {BYTES_PER_S / 1e12:g} TB/s, or of its FLOP at
 {FLOP_PER_S / 1e12:g} TFLOP/s if that is longer. Compiled blocks and features are counted as torch's compiler generates
-them for an H100: the kernels that it wrote, its library calls, and the operations outside of the compiled code.
+them for an H100: the kernels that it wrote, its library calls, and the operations outside of the compiled code. In
+combined blocks, kernels that do not depend on each other are one.
 """
 
 
@@ -117,7 +123,8 @@ def main() -> int:
     if arguments.nemo_python:
         commands["NeMo 3.0.0"] = [arguments.nemo_python, "-m", "benchmarks.peers.nemo_counts"]
     counts |= {name: _run([*command, *arguments.presets]) for name, command in commands.items()}
-    print(_report(counts, [count_demand(preset) for preset in arguments.presets]))
+    host = launches_table({preset: count_launches(preset) for preset in arguments.presets})
+    print(_report(counts, [count_demand(preset) for preset in arguments.presets], host))
     return 0
 
 
@@ -133,15 +140,18 @@ def print_counts(counts: Counts) -> None:
 
 
 def count(preset: str) -> dict[str, Count]:
-    """Returns the costs of each part of a step, and those of its compiled parts."""
+    """Returns the costs of each part of a step, and those of its other forms."""
     operations = step(preset)
-    compiled = {"features": compiled_features(preset, operations), "blocks": _compiled_blocks(preset, operations)}
-    return by_part(operations) | {name_compiled(part): compiled[part] for part in COMPILED}
+    found = by_part(operations)
+    found[_row("features", "compiled")] = compiled_features(preset, operations)
+    for form in ("compiled", "combined"):
+        found[_row("blocks", form)] = _compiled_blocks(preset, form, operations)
+    return found
 
 
-def name_compiled(part: str) -> str:
-    """Returns the name of the row of a compiled part."""
-    return f"{part}, compiled"
+def _row(part: str, form: str | None) -> str:
+    """Returns the name of the row of a part; its form is None in a step without the compiler."""
+    return part if form is None else f"{part}, {form}"
 
 
 def step(preset: str, cuts: int | None = None, num_layers: int | None = None) -> list[Operation]:
@@ -194,7 +204,7 @@ def step(preset: str, cuts: int | None = None, num_layers: int | None = None) ->
         def update() -> None:
             # As NestModel does, which asks torch for the norm; for fake tensors, torch would launch a kernel for each.
             grads = [parameter.grad for parameter in trained if parameter.grad is not None]
-            torch._foreach_div_(grads, torch.ones(()))
+            optimizer.grad_scale = torch.ones(())
             torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
             optimizer.step()
 
@@ -298,9 +308,9 @@ def _cost(one: Operation) -> Count:
     return Count(operations=1, num_bytes=one.num_bytes, flops=one.flops, floor_s=seconds)
 
 
-def _compiled_blocks(preset: str, operations: Sequence[Operation]) -> Count:
-    """Returns the costs of all blocks of an encoder, compiled."""
-    num_layers, codes = compile_block(preset)
+def _compiled_blocks(preset: str, form: str, operations: Sequence[Operation]) -> Count:
+    """Returns the costs of all blocks of an encoder in a compiled form."""
+    num_layers, codes = compile_block(preset, form)
     of_blocks = [one for one in operations if one.part == "blocks"]
     # Outside of the compiled code are additions to gradients, and the conversion of weights and of their gradients.
     # Library calls take as long as eager ones.
@@ -359,11 +369,11 @@ def compile_features(preset: str) -> "tuple[Generated, Generated]":
         )
 
 
-def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
+def compile_block(preset: str, form: str = "compiled") -> "tuple[int, tuple[Generated, Generated]]":
     """Returns the number of blocks of a preset, and the code for the forward and the backward pass of one."""
     from benchmarks.fake_compile import generate
     from nestmodel import NestConfig
-    from nestmodel.nn.encoder import ConformerBlock
+    from nestmodel.nn.encoder import COMBINED, ConformerBlock
     from nestmodel.nn.frames import describe_frames
 
     config = NestConfig.preset(preset)
@@ -396,7 +406,19 @@ def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
         collected = block.conv.batch_norm._collected
         of_frames = (frames.positions, frames.is_padding, tuple(frames.gpu))
         inputs = (dict(block.named_parameters()), weights, x, collected, *of_frames, empty_keys(0)[0])
-        return encoder.num_layers, generate(run, inputs, x.fake_mode)
+        return encoder.num_layers, generate(run, inputs, x.fake_mode, COMBINED if form == "combined" else {})
+
+
+def count_launches(preset: str) -> dict[str, int]:
+    """Returns what the host launches in a step of one microbatch whose passes are CUDA graphs, by part."""
+    from nestmodel import NestConfig, NestNetwork
+
+    config = NestConfig.preset(preset)
+    with fake_gpu(torch.bfloat16):
+        with built():
+            network = NestNetwork(config).train()
+        _start_collecting(network)
+        return step_launches(network, _batch(config, CUTS[preset]))
 
 
 def count_demand(preset: str) -> "Demand":
@@ -427,14 +449,17 @@ def demand_table(demands: Sequence[Demand]) -> str:
     return "\n".join(lines)
 
 
-def _report(counts: dict[str, Counts], demands: Sequence[Demand]) -> str:
-    """Returns the tables as Markdown."""
+def _report(counts: dict[str, Counts], demands: Sequence[Demand], host: str) -> str:
+    """Returns the tables as Markdown; `host` is that of launches."""
     measured = measured_line(
         "benchmarks/count_step.py",
         "benchmarks/fake_gpu.py",
         "benchmarks/fake_compile.py",
+        "benchmarks/step_launches.py",
         "benchmarks/peers/nemo_counts.py",
         "nestmodel/nn",
+        "nestmodel/training/step_graph.py",
+        "nestmodel/training/step_stats.py",
         "nestmodel/config.py",
         "nestmodel/presets",
     )
@@ -446,6 +471,7 @@ def _report(counts: dict[str, Counts], demands: Sequence[Demand]) -> str:
         NOTES,
         _totals(counts),
         *(f"## {preset}, {CUTS[preset]} cuts\n\n{_parts(counts, preset)}" for preset in ours),
+        f"## Launches of the host in a step of one microbatch, with CUDA graphs\n\n{host}",
         f"## Audio-seconds that a GPU takes in a second, by the share of its peak\n\n{demand_table(demands)}",
     ]
     return "\n\n".join(section.strip() for section in sections)
@@ -458,16 +484,20 @@ def _totals(counts: dict[str, Counts]) -> str:
             parts = found[preset]
             eager = sum((parts[part] for part in PARTS), Count())
             lines.append(f"| {preset} | {name} | {_cells(eager)} |")
-            if set(map(name_compiled, COMPILED)) <= set(parts):
-                compiled = sum((parts[name_compiled(part) if part in COMPILED else part] for part in PARTS), Count())
-                lines.append(f"| {preset} | {name}, compiled | {_cells(compiled)} |")
+            for form, of_parts in FORMS.items():
+                rows = [_row(part, of_parts.get(part)) for part in PARTS]
+                if set(rows) <= set(parts):
+                    lines.append(
+                        f"| {preset} | {name}, {form} | {_cells(sum((parts[row] for row in rows), Count()))} |"
+                    )
     return "\n".join(lines)
 
 
 def _parts(counts: dict[str, Counts], preset: str) -> str:
     heads = " | ".join(f"{name}: operations | GB | TFLOP | floor, ms" for name in counts)
     lines = [f"| part | {heads} |", f"|---|{'---|' * (4 * len(counts))}"]
-    for part in (*PARTS, *map(name_compiled, COMPILED)):
+    forms = {_row(part, form): None for of_parts in FORMS.values() for part, form in of_parts.items()}
+    for part in (*PARTS, *forms):
         cells = [_cells(found[preset][part]) if part in found[preset] else " | | |" for found in counts.values()]
         lines.append(f"| {part} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -225,6 +225,8 @@ def _traffic(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Tensor],
             written += _bytes(value)
         if is_written and name.rstrip("_") in ("copy", "_foreach_copy", "fill", "normal", "zero", "_foreach_zero"):
             read -= _bytes(value)
+    if name == "_fused_adamw_" and kwargs.get("grad_scale") is None:
+        written -= _bytes(args[1])  # the kernel stores gradients only if it has divided them
     return read + written
 
 

@@ -37,9 +37,9 @@ class Form:
     """Settings of torch's compiler, by their names in `torch._inductor.config`."""
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether torch's compiler is needed."""
-        return "compiled" in asdict(self.kernels).values() or self.kernels.blocks == "combined"
+    def needs_gpu(self) -> bool:
+        """Whether it is measured on a GPU only: with graphs, or with torch's compiler, which takes long on a CPU."""
+        return not {"compiled", "combined", "graph"}.isdisjoint(asdict(self.kernels).values())
 
 
 BASE = "eager"
@@ -49,6 +49,8 @@ FORMS = {
     "combined": Form(Kernels(blocks="combined")),
     "compiled features": Form(Kernels(features="compiled")),
     "all compiled": Form(Kernels(features="compiled", blocks="combined")),
+    "graph": Form(Kernels(step="graph")),
+    "all compiled, graph": Form(Kernels(features="compiled", blocks="combined", step="graph")),
     "torch's subsampling": Form(Kernels(subsampling="torch")),
     "checkpointed": Form(is_checkpointed=True),
     "compiled, checkpointed": Form(Kernels(blocks="compiled"), is_checkpointed=True),
@@ -166,7 +168,7 @@ def measure_forms(context: Context, section: Section) -> None:
     cases = [
         case_of(context, model, context.extent.cut_seconds[0], name)
         for name, form in FORMS.items()
-        if name != BASE and (context.extent.compiles or not form.is_compiled)
+        if name != BASE and (context.extent.compiles or not form.needs_gpu)
         for model in reversed(context.extent.models)
     ]
     for case in context.pending(section, cases, lambda case: case.row):

@@ -5,7 +5,7 @@ the saved model then depends on the number of ranks. `StepBatchNorm` instead col
 The caller sums them over ranks with a collective of its choice, and all ranks update with the same mean.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -43,16 +43,6 @@ class StepBatchNorm(nn.BatchNorm1d):
         self._collected.zero_()
         return collected
 
-    def update_running_stats(self, statistics: Float[Tensor, "2 features"]) -> None:
-        """Updates the running mean and variance with the mean and variance of a step, weighted by the momentum."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        assert self.momentum is not None
-        for running, of_step in zip((self.running_mean, self.running_var), statistics, strict=True):
-            running.mul_(1 - self.momentum).add_(of_step, alpha=self.momentum)
-        self.num_batches_tracked.add_(1)
-
     def forward(self, input: Float[Tensor, "batch features *frames"]) -> Float[Tensor, "batch features *frames"]:
         """Normalises each feature by its mean and variance in the microbatch; in eval mode by the running ones."""
         if not self.training or self._collected is None:
@@ -76,3 +66,20 @@ class StepBatchNorm(nn.BatchNorm1d):
         finally:
             self.momentum, self._is_frozen = momentum, False
             self.num_batches_tracked.copy_(num_batches)
+
+
+def update_running_stats(norms: Sequence[StepBatchNorm], statistics: Sequence[Float[Tensor, "2 features"]]) -> None:
+    """Updates running means and variances with those of a step, weighted by the momentum, by one operation for all.
+
+    Args:
+        norms: Have the same momentum.
+        statistics: Mean and variance of the step, for each of `norms`.
+    """
+    if not norms:
+        return
+    momentum = norms[0].momentum
+    assert momentum is not None
+    running = [values for norm in norms for values in (norm.running_mean, norm.running_var) if values is not None]
+    torch._foreach_mul_(running, 1 - momentum)
+    torch._foreach_add_(running, [values for of_step in statistics for values in of_step], alpha=momentum)
+    torch._foreach_add_([norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None], 1)

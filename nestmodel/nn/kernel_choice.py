@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from nestmodel.errors import ConfigError
 
-AUTO = "auto"
-TORCH = "torch"
+AUTO: Literal["auto"] = "auto"
+TORCH: Literal["torch"] = "torch"
 """The plain form of every part."""
 
 

@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+NO_TOKEN = -100
+"""Stands for the target of a row that is not scored; the default `ignore_index` of torch's cross entropy."""
+
 
 def masked_nll(
     logits: Float[Tensor, "scored classes codebooks"], tokens: Int[Tensor, "scored codebooks"]
@@ -16,11 +19,12 @@ def masked_nll(
 
     Args:
         logits: Logits or log-probabilities of the classes at the scored encoder frames. They are converted to float32.
-        tokens: The target class of each codebook at these frames, in [0, num_classes).
+        tokens: The target class of each codebook at these frames, in [0, num_classes), or `NO_TOKEN`, which adds
+            nothing to the sum.
 
     Returns:
-        The sum, in nats, and the number of scored encoder frames to divide it by. Without scored frames the sum is 0
-        and its gradient is 0.
+        The sum, in nats, and the number of rows, to divide it by if all of them have a target. Without scored frames
+        the sum is 0 and its gradient is 0.
 
     Source: NEST, arXiv:2408.13106, section 3.4. Differs from NeMo, whose mean is NaN when no token is scored.
     """

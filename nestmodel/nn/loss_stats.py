@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nestmodel.nn.loss import masked_nll
+from nestmodel.nn.loss import NO_TOKEN, masked_nll
 from nestmodel.nn.metrics import token_counts, token_entropy
 from nestmodel.nn.network import NestOutput
 
@@ -64,14 +64,27 @@ class LossStats:
         return cls(*values[:3], *values[3:].unflatten(0, (2, num_codebooks, -1)))
 
 
-def loss_stats(output: NestOutput) -> LossStats:
+def loss_stats(output: NestOutput, is_scored: Bool[Tensor, " rows"] | None = None) -> LossStats:
     """Computes the loss and the other sums of one microbatch.
 
     For a loss to minimise over one microbatch, use `loss_stats(output).loss`. To average over several microbatches or
     ranks, add `nll_sum` and `num_tokens` and divide once.
+
+    Args:
+        output: Logits and targets.
+        is_scored: False for the rows of `output` that only fill it up; by default all rows are scored.
     """
-    nll_sum, num_tokens = masked_nll(output.logits, output.targets)
     predicted, num_classes = output.logits.detach().argmax(dim=1), output.logits.shape[1]
+    if is_scored is not None:
+        nll_sum, _ = masked_nll(output.logits, output.targets.masked_fill(~is_scored.unsqueeze(1), NO_TOKEN))
+        return LossStats(
+            nll_sum,
+            is_scored.sum().to(nll_sum.dtype),
+            ((predicted == output.targets) & is_scored.unsqueeze(1)).float().mean(dim=1).sum(),
+            token_counts(output.targets, num_classes, is_scored).float(),
+            token_counts(predicted, num_classes, is_scored).float(),
+        )
+    nll_sum, num_tokens = masked_nll(output.logits, output.targets)
     return LossStats(
         nll_sum,
         nll_sum.new_full((), num_tokens),

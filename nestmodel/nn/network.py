@@ -98,7 +98,7 @@ class NestNetwork(nn.Module):
         if kernels.features == "compiled":
             self.preprocessor.use_compiled(num_shapes)
         if kernels.step == "graph":
-            raise ConfigError("model.kernels.step is graph, which is not available. Set it to torch.")
+            raise ConfigError("a step as a graph is not available without a NestModel. Set kernels.step to torch.")
 
     def forward(self, batch: AudioNoiseBatch, *, mask_purpose: str = "mask") -> NestOutput:
         """Predicts the masked tokens of a microbatch.

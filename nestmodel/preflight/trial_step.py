@@ -12,6 +12,7 @@ from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
 from nestmodel.nn.kernel_choice import Kernels
 from nestmodel.training.module import NestModel
+from nestmodel.training.step_graph import Capture
 
 Shape = tuple[int, int]
 """Number of cuts in a microbatch, and number of samples to which each cut is padded."""
@@ -48,18 +49,29 @@ class TrialStep:
     Args:
         config: Sizes and settings of the model.
         trainer: The trainer, configured as for the run.
-        kernels: The form of each part; `auto` takes that of a run without a measurement.
-        num_shapes: Number of fixed shapes, for compiled blocks; None if there are hundreds.
+        kernels: The form of each part; `auto` takes that of a run without a measurement. If the step is a graph, the
+            first step of a shape warms up, and the second one captures it.
+        num_shapes: Number of fixed shapes, for compiled parts and graphs; None if there are hundreds.
+        capture: Captures graphs; by default CUDA's.
+
+    Raises:
+        ConfigError: The settings do not allow graphs.
     """
 
     def __init__(
-        self, config: NestConfig, trainer: pl.Trainer, *, kernels: Kernels = Kernels(), num_shapes: int | None
+        self,
+        config: NestConfig,
+        trainer: pl.Trainer,
+        *,
+        kernels: Kernels = Kernels(),
+        num_shapes: int | None,
+        capture: Capture | None = None,
     ) -> None:
         self._device, self._precision = trainer.strategy.root_device, trainer.precision_plugin
         model = cast(NestModel, self._precision.convert_module(NestModel(config)))
         self._model = model.to(self._device).train()
         self._model.trainer = trainer
-        self._model.use_kernels(kernels, num_shapes=num_shapes)
+        self._model.use_kernels(kernels, num_shapes=num_shapes, capture=capture)
         self._model.prepare_steps()
         self._optimizer = self._model.configure_optimizers()["optimizer"]
         self.num_trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
@@ -77,12 +89,11 @@ class TrialStep:
         elif isinstance(batch, PackedBatch):
             batch = batch.unpack()
         before = time.perf_counter()
-        masked = self._model.draw_masks(batch)
-        inputs = (masked.pin_masks() if is_on_gpu else masked).to(self._device, non_blocking=True)
+        inputs = self._model.training_masks(batch).to(self._device, non_blocking=True)
         with self._precision.train_step_context():
             loss = self._model.training_step(inputs, 0)
         self._model.on_before_backward(loss)
-        loss.backward()
+        self._model.backward(loss)
         self._model.on_after_backward()
         host_s = time.perf_counter() - before
         is_finite = bool(loss.isfinite())

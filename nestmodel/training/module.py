@@ -8,9 +8,9 @@ by the number of tokens once, before the optimizer steps.
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -24,8 +24,9 @@ from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.formats.model_file import CONFIG_KEY
 from nestmodel.formats.weights import build_network, load_weights
-from nestmodel.nn.batch_norm import StepBatchNorm
-from nestmodel.nn.kernel_choice import Kernels, default_kernels
+from nestmodel.nn import devices
+from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
+from nestmodel.nn.kernel_choice import TORCH, Kernels, default_kernels
 from nestmodel.nn.loss_stats import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
@@ -37,7 +38,8 @@ from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import fix_gradient_buckets, log_by_global_step, scale_loop_progress
 from nestmodel.training.nonfinite import SkippedSteps
 from nestmodel.training.resume import Settings, check_same_step, check_unchanged, run_settings, stored_kernels
-from nestmodel.training.schedule import build_optimizer
+from nestmodel.training.schedule import build_optimizer, divides_gradients
+from nestmodel.training.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.training.step_stats import DecayedCounts, StepStats, fetch
 from nestmodel.training.stop_requests import StopRequests
 
@@ -86,14 +88,61 @@ class NestModel(NestNetwork, pl.LightningModule):
 
         self._norms: list[StepBatchNorm] = []
         self._gradient_sums = GradientSums([])
+        self._graph_settings: tuple[int, Capture] | None = None
+        self._graphs: StepGraphs | None = None
         self._step: StepStats | None = None
         self._skipped = SkippedSteps()
         self._val_stats: Tensor | None = None
         self._train_counts = DecayedCounts()
 
+    def use_kernels(self, kernels: Kernels, *, num_shapes: int | None, capture: Capture | None = None) -> None:
+        """Sets the form of each part; see `NestNetwork.use_kernels`.
+
+        Args:
+            kernels: The forms.
+            num_shapes: Number of batch shapes, for compiled parts and graphs; None if they vary.
+            capture: As for `use_graphs`.
+
+        Raises:
+            ConfigError: A form cannot be combined with the settings of the model.
+        """
+        super().use_kernels(replace(kernels, step=TORCH), num_shapes=num_shapes)
+        if kernels.step == "graph":
+            self.use_graphs(num_shapes, capture)
+
+    def use_graphs(self, num_shapes: int | None, capture: Capture | None = None) -> None:
+        """Makes `fit` run forward and backward pass of a microbatch as CUDA graphs; see `StepGraphs`.
+
+        With several ranks, the last microbatch of each step runs without one.
+
+        Args:
+            num_shapes: Number of fixed shapes of the training batches, `data.plan.num_shapes`.
+            capture: Captures a graph; by default one of CUDA.
+
+        Raises:
+            ConfigError: The shapes are not fixed, or activations are checkpointed.
+        """
+        if num_shapes is None:
+            raise ConfigError("a graph needs batches of fixed shapes. Set data.plan.num_shapes, for example to 8.")
+        if self.config.encoder.checkpoint_activations:
+            raise ConfigError(
+                "model.config.encoder.checkpoint_activations is on: recomputation sets the state of generators, which "
+                "a graph cannot do. Switch it off, or take microbatches without graphs."
+            )
+        self._graph_settings = num_shapes, capture or CudaCapture()
+
     def on_before_batch_transfer(self, batch: AudioNoiseBatch | PackedBatch, dataloader_idx: int) -> MaskedBatch:  # noqa: ARG002
         """Draws the masks of a microbatch, the same ones in every validation, before it is copied to the device."""
-        masked = self.draw_masks(batch, mask_purpose="mask" if self.trainer.training else "validation mask")
+        if self.trainer.training:
+            return self.training_masks(batch)
+        return self._pinned(self.draw_masks(batch, mask_purpose="validation mask"))
+
+    def training_masks(self, batch: AudioNoiseBatch | PackedBatch) -> MaskedBatch:
+        """Draws the masks of a microbatch of training, for the device of the model and the form of its step."""
+        masked = self.draw_masks(batch)
+        return self._pinned(masked if self._graphs is None else self._graphs.pad(masked))
+
+    def _pinned(self, masked: MaskedBatch) -> MaskedBatch:
         return masked.pin_masks() if self.device.type == "cuda" else masked
 
     def on_train_batch_start(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002
@@ -103,19 +152,40 @@ class NestModel(NestNetwork, pl.LightningModule):
     def training_step(self, batch: NetworkInput, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Returns the summed loss of a microbatch; `on_before_optimizer_step` divides its gradients."""
         _seed_generators(self.seed_for("dropout", batch), self.device)
-        stats = loss_stats(self.forward_masked(batch))
         if self._step is None:
             self._step = StepStats(self._norms, self.config.quantizer.num_codebooks)
+        stats = self._loss_stats(batch)
         self._step.add(stats, batch)
         # Compensates for the means that Lightning takes over microbatches and DDP takes over ranks.
         return stats.nll_sum * self.trainer.accumulate_grad_batches * self.trainer.world_size
 
-    def on_before_backward(self, loss: Tensor) -> None:  # noqa: ARG002 - Lightning's signature
-        """Sets the gradients of earlier microbatches aside, unless DDP is about to sum gradients over ranks."""
+    def _loss_stats(self, batch: NetworkInput) -> LossStats:
+        """Returns the sums over the scored tokens of a microbatch, by a graph if it may and can run as one."""
         assert self._step is not None
-        is_last = self._step.num_microbatches == self.trainer.accumulate_grad_batches
-        if self.trainer.world_size == 1 or not is_last:
+        if self._graphs is None:
+            return loss_stats(self.forward_masked(batch))
+        # A graph does not call the hooks by which DDP sums gradients over ranks.
+        may_replay = not self._sums_over_ranks(self._step.num_microbatches + 1)
+        stats = self._graphs.forward(batch) if may_replay else None
+        return stats or loss_stats(self.forward_masked(batch), batch.scored_rows >= 0)
+
+    def _sums_over_ranks(self, num_microbatches: int) -> bool:
+        """Returns whether DDP sums gradients over ranks in the backward pass of a microbatch, counted from 1."""
+        return self.trainer.world_size > 1 and num_microbatches == self.trainer.accumulate_grad_batches
+
+    def on_before_backward(self, loss: Tensor) -> None:  # noqa: ARG002 - Lightning's signature
+        """Sets the gradients of earlier microbatches aside, unless DDP or a graph is about to add to them."""
+        assert self._step is not None
+        is_graph = self._graphs is not None and self._graphs.is_pending
+        if not is_graph and not self._sums_over_ranks(self._step.num_microbatches):
             self._gradient_sums.set_aside()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Computes the gradients of a microbatch, by its graph if the forward pass was one."""
+        if self._graphs is not None and self._graphs.is_pending:
+            self._graphs.backward()
+        else:
+            super().backward(loss, *args, **kwargs)
 
     def on_after_backward(self) -> None:
         """Adds the gradients of the microbatch to those of earlier ones."""
@@ -127,6 +197,8 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides the gradients by the number of scored tokens of the step, updates batch norm, and logs the step.
+
+        On a GPU, the optimizer divides them if nothing has to be done with the quotients before it.
 
         A step with a non-finite loss or gradient is skipped on all ranks, because they decide by the same sums.
 
@@ -140,9 +212,14 @@ class NestModel(NestNetwork, pl.LightningModule):
         class_counts = self._train_counts.plus(totals.stats)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         grads = [p.grad for p in parameters]
-        torch._foreach_div_(grads, totals.stats.num_tokens.clamp(min=1))
+        num_tokens = totals.stats.num_tokens.clamp(min=1)
+        if self._divides_in_optimizer(optimizer, num_tokens):
+            cast(Any, optimizer).grad_scale = num_tokens
+            norm = torch.nn.utils.get_total_norm(grads) / num_tokens
+        else:
+            torch._foreach_div_(grads, num_tokens)
+            norm = torch.nn.utils.get_total_norm(grads)
         # The only point of a step at which the CPU waits for the GPU.
-        norm = torch.nn.utils.get_total_norm(grads)
         metrics = fetch({**totals.counts(), "grad_norm": norm, **totals.stats.metrics(class_counts)})
         num_nonfinite, num_preempted, num_out_of_time = (float(metrics.pop(name)) for name in totals.counts())
         grad_norm = metrics.pop("grad_norm")
@@ -152,13 +229,20 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._skip(step, parameters)
         else:
             self._skipped.in_a_row = 0
-            for module, statistics in zip(self._norms, totals.norm_statistics, strict=True):
-                module.update_running_stats(statistics)
+            update_running_stats(self._norms, totals.norm_statistics)
             self._train_counts.counts = class_counts
             self._log_metrics("train", metrics)
             self.log_numbers({"lr": optimizer.param_groups[0]["lr"]})
             self.log("grad_norm", grad_norm, batch_size=1)
         self.log_numbers({"steps_skipped": self._skipped.total})
+
+    def _divides_in_optimizer(self, optimizer: torch.optim.Optimizer, num_tokens: Tensor) -> bool:
+        """Returns whether AdamW divides the gradients while it reads them, which saves a pass over them.
+
+        That is too late for clipping, and in 16-mixed the divisor belongs to the scaler.
+        """
+        is_free = not self.trainer.gradient_clip_val and self.trainer.precision != "16-mixed"
+        return is_free and devices.is_on_gpu(num_tokens) and divides_gradients(optimizer)
 
     def log_numbers(self, numbers: Mapping[str, float | int]) -> None:
         """Logs numbers from the CPU, on which they stay: `log` would copy each to the GPU and wait for it twice."""
@@ -235,6 +319,18 @@ class NestModel(NestNetwork, pl.LightningModule):
         for norm in self._norms:
             norm.start_collecting()
         self._gradient_sums = GradientSums(parameter for parameter in self.parameters() if parameter.requires_grad)
+        self._graphs = self._build_graphs()
+
+    def _build_graphs(self) -> StepGraphs | None:
+        if self._graph_settings is None:
+            return None
+        if self.trainer.precision == "16-mixed":
+            raise ConfigError(
+                "trainer.precision is 16-mixed, which scales the loss by a factor that changes, and a graph cannot "
+                "follow it. Take bf16-mixed, or microbatches without graphs."
+            )
+        num_microbatches, num_ranks = self.trainer.accumulate_grad_batches, self.trainer.world_size
+        return StepGraphs(self, *self._graph_settings, num_microbatches=num_microbatches, num_ranks=num_ranks)
 
     def on_train_start(self) -> None:
         """Checks that all ranks start at the same optimizer step.
@@ -254,6 +350,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         for norm in self._norms:
             norm.stop_collecting()
         self._norms = []
+        self._graphs = None  # frees their memory
 
     def _set_up_kernels(self) -> None:
         dataset = getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None)

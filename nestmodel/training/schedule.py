@@ -25,6 +25,16 @@ def noam_lr(step: int, config: OptimizerConfig, d_model: int) -> float:
     return max(rate, config.min_lr) if count > config.warmup_steps else rate
 
 
+def divides_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether an optimizer divides gradients by its attribute `grad_scale`, a scalar in float32, if it is set.
+
+    It then writes the quotients to the gradients.
+
+    Source: `FusedAdamMathFunctor` in `fused_adam_utils.cuh` of PyTorch 2.11.
+    """
+    return isinstance(optimizer, torch.optim.AdamW) and all(group["fused"] for group in optimizer.param_groups)
+
+
 def build_optimizer(
     parameters: Iterable[nn.Parameter], config: OptimizerConfig, d_model: int, device: torch.device
 ) -> dict[str, Any]:

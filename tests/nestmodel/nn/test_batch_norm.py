@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nestmodel.nn.batch_norm import StepBatchNorm
+from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def ours_and_torchs() -> tuple[StepBatchNorm, nn.BatchNorm1d]:
 
 
 def end_step(norm: StepBatchNorm, num_microbatches: int) -> None:
-    norm.update_running_stats(norm.pop_collected() / num_microbatches)
+    update_running_stats([norm], [norm.pop_collected() / num_microbatches])
 
 
 def test_it_equals_torchs_batch_norm_before_collecting() -> None:
@@ -55,7 +55,7 @@ def test_running_statistics_do_not_depend_on_how_microbatches_are_split_over_ran
             norm(x)
     total = ranks[0].pop_collected() + ranks[1].pop_collected()
     for norm in ranks:
-        norm.update_running_stats(total / 4)
+        update_running_stats([norm], [total / 4])
     end_step(alone, 4)
     variances = torch.stack([x.transpose(0, 1).flatten(1).var(dim=1) for x in microbatches])
     torch.testing.assert_close(alone.running_var, 0.9 * torch.ones(3) + 0.1 * variances.mean(dim=0))

@@ -1,0 +1,366 @@
+"""Microbatches as graphs: on a CPU by a stand-in that records operations, and on a GPU by CUDA graphs.
+
+The code for GPUs runs in both, in full precision or under bf16 autocast. Runs are compared bit by bit with runs that
+call the same functions and capture nothing, and within rounding with runs that pad no rows.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from nestdata import MixConfig, PlanConfig
+from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestModel, NestNetwork, loss_stats
+from nestmodel.nn import devices
+from nestmodel.nn.kernel_choice import Kernels
+from nestmodel.preflight.trial_step import TrialStep, noise_batch
+from nestmodel.training import step_graph
+from nestmodel.training.step_graph import Capture, CudaCapture, StepGraphs, pad_rows, row_capacity
+from tests.conftest import MessyCorpora
+from tests.tape import Tape, TapeCapture
+from tests.training import ProportionalSteps, tiny_config, trainer
+
+NUM_SHAPES, STEPS, MICROBATCHES = 2, 5, 3
+
+
+def not_captured(work: Callable[[], None]) -> Callable[[], None]:
+    """Takes the place of a capture: the same work runs anew each time."""
+    return work
+
+
+class Steps(pl.Callback):
+    """Records the gradients of every step after the optimizer has used them, and the logged loss and norm."""
+
+    def __init__(self) -> None:
+        self.grads: list[dict[str, Tensor]] = []
+        self.logged: list[tuple[float, float]] = []
+        self.shapes: list[tuple[int, ...]] = []
+
+    def on_before_zero_grad(self, _trainer: pl.Trainer, module: pl.LightningModule, _optimizer: object) -> None:
+        self.grads.append({name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None})
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, batch: Any, _index: int
+    ) -> None:
+        self.shapes.append(tuple(batch.audio.shape))
+        metrics = trainer.callback_metrics
+        if "train_loss" in metrics:
+            self.logged.append((float(metrics["train_loss"]), float(metrics["grad_norm"])))
+
+
+def data_of(corpora: MessyCorpora) -> NestDataModule:
+    """Returns steps of three microbatches, which have two shapes."""
+    plan = PlanConfig(
+        max_batch_seconds=10.0, microbatches_per_step=MICROBATCHES, num_shapes=NUM_SHAPES, mixed_lengths=True
+    )
+    return NestDataModule(corpora.speech, corpora.noise, corpora.speech, plan, MixConfig(prob=0.8), num_workers=0)
+
+
+def fit(
+    corpora: MessyCorpora, directory: Path, capture: Capture | None, config: NestConfig | None = None, **settings: Any
+) -> tuple[NestModel, Steps]:
+    model, steps = NestModel(config or tiny_config()), Steps()
+    if capture is not None:
+        model.use_graphs(NUM_SHAPES, capture)
+    callbacks = [steps, ProportionalSteps()]
+    trainer(directory, callbacks, **{"max_steps": STEPS, **settings}).fit(model, datamodule=data_of(corpora))
+    return model, steps
+
+
+def differences(one: tuple[NestModel, Steps], other: tuple[NestModel, Steps]) -> list[str]:
+    """Returns what is not equal, bit by bit."""
+    (model, steps), (other_model, other_steps) = one, other
+    assert len(steps.grads) == len(other_steps.grads)
+    found = [] if steps.logged == other_steps.logged else ["logged"]
+    for number, (grads, others) in enumerate(zip(steps.grads, other_steps.grads, strict=True)):
+        assert grads.keys() == others.keys()
+        found += [f"gradient {number} of {name}" for name, grad in grads.items() if not torch.equal(grad, others[name])]
+    values = other_model.state_dict()
+    return found + [name for name, value in model.state_dict().items() if not torch.equal(value, values[name])]
+
+
+def assert_close(one: tuple[NestModel, Steps], other: tuple[NestModel, Steps]) -> None:
+    """Compares runs whose sums over rows have another order; float32 rounds by 6e-8 of each term."""
+    for (loss, norm), (other_loss, other_norm) in zip(one[1].logged, other[1].logged, strict=True):
+        assert loss == pytest.approx(other_loss, rel=1e-5)
+        assert norm == pytest.approx(other_norm, rel=1e-4)
+    for name, grad in one[1].grads[-1].items():
+        assert (grad - other[1].grads[-1][name]).norm() < 1e-4 * grad.norm() + 1e-6, name
+    for (name, value), other_value in zip(one[0].state_dict().items(), other[0].state_dict().values(), strict=True):
+        torch.testing.assert_close(value, other_value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.fixture
+def gpu_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the code for GPUs on a CPU: that for a CPU reads keys of dropout, and a graph would fix their values."""
+    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+
+
+@pytest.mark.usefixtures("gpu_path")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_replayed_steps_equal_those_without_a_capture(
+    messy_corpora: MessyCorpora, tmp_path: Path, precision: str
+) -> None:
+    capture = TapeCapture()
+    replayed = fit(messy_corpora, tmp_path, capture, precision=precision)
+    run = fit(messy_corpora, tmp_path, not_captured, precision=precision)
+    shapes = replayed[1].shapes
+    assert len(set(shapes)) == NUM_SHAPES
+    assert len(set(shapes[:MICROBATCHES])) > 1, "the test needs a step with microbatches of both shapes"
+    assert capture.num_captures == 2 * NUM_SHAPES
+    assert capture.num_replays == 2 * (STEPS * MICROBATCHES - NUM_SHAPES)
+    assert differences(replayed, run) == []
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_replayed_steps_equal_those_without_graphs_except_for_rounding(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    replayed, plain = (fit(messy_corpora, tmp_path, capture) for capture in (TapeCapture(), None))
+    assert_close(replayed, plain)
+
+
+@pytest.mark.usefixtures("gpu_path")
+@pytest.mark.parametrize("share", [0.0, 0.7])
+def test_microbatches_with_more_scored_rows_than_the_capacity_run_without_a_graph(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    # So that before, between and after replayed microbatches of a step there are others.
+    monkeypatch.setattr(step_graph, "row_capacity", lambda *sizes: int(share * row_capacity(*sizes)))
+    captures = TapeCapture(), not_captured
+    replayed, run = (fit(messy_corpora, tmp_path, capture) for capture in captures)
+    num_replays = captures[0].num_replays // 2
+    assert num_replays == 0 if share == 0.0 else 0 < num_replays < STEPS * MICROBATCHES - NUM_SHAPES
+    assert differences(replayed, run) == []
+    assert_close(replayed, fit(messy_corpora, tmp_path, None))
+
+
+@pytest.mark.usefixtures("gpu_path")
+@pytest.mark.parametrize(
+    ("fail_at", "error"),
+    [(0, RuntimeError("planted")), (1, torch.OutOfMemoryError("planted")), (3, RuntimeError("planted"))],
+)
+def test_a_run_whose_capture_fails_goes_on_without_graphs(
+    messy_corpora: MessyCorpora, tmp_path: Path, fail_at: int, error: Exception
+) -> None:
+    capture = TapeCapture(fail_at, error)
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        failed = fit(messy_corpora, tmp_path, capture, precision="bf16-mixed")
+    warned = [str(each.message) for each in caught if "CUDA graphs" in str(each.message)]
+    assert warned == ["Microbatches run without CUDA graphs, because a capture failed: planted."]
+    assert capture.num_captures == fail_at + 1
+    plain = fit(messy_corpora, tmp_path, None, precision="bf16-mixed")
+    # Losses of 16-bit logits, of which only the order of the sum differs.
+    assert [loss for loss, _ in failed[1].logged] == pytest.approx([loss for loss, _ in plain[1].logged], rel=1e-3)
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_a_skipped_step_leaves_nothing_to_later_ones(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_masks = NestModel.draw_masks
+
+    def poisoned(self: NestModel, batch: Any, **purpose: str) -> Any:
+        masked = draw_masks(self, batch, **purpose)
+        if batch.key[1:] == (2, 1):
+            audio = masked.batch.audio.clone().fill_(torch.nan)
+            masked = replace(masked, batch=replace(masked.batch, audio=audio, noisy_audio=audio))
+        return masked
+
+    monkeypatch.setattr(NestModel, "draw_masks", poisoned)
+    found = []
+    for capture in (TapeCapture(), not_captured):
+        with pytest.warns(UserWarning, match="step 2 is skipped"):
+            found.append(fit(messy_corpora, tmp_path, capture))
+    assert len(found[0][1].grads[3]) == 0, "the skipped step has no gradients"
+    assert all(grad.isfinite().all() for grads in found[0][1].grads for grad in grads.values())
+    assert differences(*found) == []
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_a_capture_changes_no_statistics_gradients_or_random_numbers() -> None:
+    model = NestModel(tiny_config()).train()
+    for module in model.encoder.modules():
+        if hasattr(module, "start_collecting"):
+            module.start_collecting()
+    graphs = StepGraphs(model, 1, TapeCapture(), num_microbatches=1, num_ranks=1)
+    batch = graphs.pad(model.draw_masks(noise_batch((2, 32000)).unpack())).to("cpu")
+    graphs.forward(batch)
+    graphs.backward()
+
+    def state() -> list[Tensor]:
+        collected = [m._collected.clone() for m in model.encoder.modules() if hasattr(m, "start_collecting")]
+        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        return [*collected, *grads, *(value.clone() for value in model.state_dict().values()), torch.get_rng_state()]
+
+    before = state()
+    (captured,) = graphs._passes.values()
+    captured.capture(TapeCapture())
+    assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
+
+
+def test_the_stand_in_refuses_what_a_capture_does_not_allow() -> None:
+    x = torch.ones(3)
+    for read in (lambda: x.sum().item(), lambda: x.nonzero(), lambda: bool((x > 0).all())):
+        with pytest.raises(RuntimeError, match="reads a value"), Tape():
+            read()
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_trial_steps_run_as_graphs(tmp_path: Path) -> None:
+    capture = TapeCapture()
+    step = TrialStep(tiny_config(), trainer(tmp_path), kernels=Kernels(step="graph"), num_shapes=1, capture=capture)
+    for _ in range(3):
+        step(noise_batch((2, 32000)))
+    assert (capture.num_captures, capture.num_replays) == (2, 4)
+
+
+@pytest.mark.parametrize(("num_codebooks", "position"), [(1, "pre_conv"), (2, "post_conv")])
+def test_padded_rows_change_sums_by_rounding_and_counts_not_at_all(num_codebooks: int, position: Any) -> None:
+    config = tiny_config(dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0)
+    quantizer = replace(config.quantizer, num_codebooks=num_codebooks)
+    config = replace(config, quantizer=quantizer, masking=replace(config.masking, position=position))
+    network = NestNetwork(config).eval()
+    masked = network.draw_masks(noise_batch((3, 32000)).unpack())
+    number = len(masked.masks.scored_rows)
+    found = []
+    for capacity in (None, number, number + 5, masked.masks.is_scored.numel()):
+        padded = masked if capacity is None else replace(masked, masks=pad_rows(masked.masks, capacity))
+        rows = padded.masks.scored_rows
+        assert len(rows) == (number if capacity is None else capacity)
+        assert len((rows % masked.masks.is_scored.numel()).unique()) == len(rows), "no row occurs twice"
+        is_scored = None if capacity is None else rows >= 0
+        network.zero_grad()
+        stats = loss_stats(network.forward_masked(padded.to("cpu")), is_scored)
+        stats.nll_sum.backward()
+        found.append((stats.flatten(), {name: p.grad for name, p in network.named_parameters() if p.grad is not None}))
+    (values, grads), (unpadded, unpadded_grads), *others = found
+    assert torch.equal(values, unpadded)
+    assert all(torch.equal(grad, unpadded_grads[name]) for name, grad in grads.items())
+    for other, other_grads in others:
+        assert torch.equal(values[1:], other[1:])
+        torch.testing.assert_close(values[0], other[0])
+        for name, grad in grads.items():
+            assert (grad - other_grads[name]).norm() < 1e-4 * grad.norm() + 1e-6, name
+
+
+@pytest.mark.parametrize("masking", [MaskConfig(), MaskConfig(position="post_conv"), MaskConfig(prob=0.0)])
+def test_the_capacity_is_a_function_of_settings_and_shape_and_is_seldom_exceeded(masking: MaskConfig) -> None:
+    network = NestNetwork(replace(tiny_config(), masking=masking))
+    num_cuts, seconds = 16, 15
+    batch = noise_batch((num_cuts, seconds * 16000)).unpack()
+    masks = [
+        network.draw_masks(replace(batch, key=batch.key._replace(microbatch=number))).masks for number in range(50)
+    ]
+    capacity = row_capacity(network, *masks[0].is_masked.shape)
+    torch.manual_seed(1)
+    assert capacity == row_capacity(network, *masks[0].is_masked.shape)
+    numbers = torch.tensor([len(each.scored_rows) for each in masks]).double()
+    assert numbers.max() <= capacity
+    # At most the margin of 5 deviations, which 16 draws tell within a factor of two, and a multiple of 8.
+    assert capacity <= numbers.mean() + 10 * numbers.std() + 16
+
+
+def test_graphs_need_settings_that_a_capture_can_follow(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Set data\.plan\.num_shapes"):
+        NestModel(tiny_config()).use_graphs(None)
+    with pytest.raises(ConfigError, match=r"checkpoint_activations is on"):
+        NestModel(tiny_config(checkpoint_activations=True)).use_graphs(2)
+    model = NestModel(tiny_config())
+    model.use_graphs(2)
+    runner = trainer(tmp_path)
+    runner.strategy.precision_plugin.precision = "16-mixed"  # of a GPU only
+    model.trainer = runner
+    with pytest.raises(ConfigError, match=r"trainer\.precision is 16-mixed"):
+        model.on_fit_start()
+
+
+@pytest.fixture
+def on_gpu() -> Iterator[None]:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    # Without it, gradients of attention are added in any order.
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_cuda_graphs_equal_the_same_work_without_a_capture(
+    messy_corpora: MessyCorpora, tmp_path: Path, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    settings: dict[str, Any] = {"accelerator": "gpu", "precision": precision}
+    captures = CudaCapture(), not_captured
+    replayed, run = (fit(messy_corpora, tmp_path, capture, **settings) for capture in captures)
+    assert captures[0]._pool is not None
+    assert differences(replayed, run) == []
+    if precision == "32-true":
+        assert_close(replayed, fit(messy_corpora, tmp_path, None, **settings))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("on_gpu")
+def test_cuda_graphs_share_the_memory_of_one_pool(tmp_path: Path) -> None:
+    runner = trainer(tmp_path, accelerator="gpu", precision="bf16-mixed")
+    step = TrialStep(tiny_config(), runner, kernels=Kernels(step="graph"), num_shapes=2)
+    reserved = []
+    for seconds in (20, 18):
+        for _ in range(3):
+            step(noise_batch((8, 16000 * seconds)))
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[1] < 1.2 * reserved[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("on_gpu")
+def test_an_invalid_capture_leaves_stream_generator_and_allocator_usable() -> None:
+    x = torch.ones(3, device="cuda")
+    stream, capture = torch.cuda.current_stream(), CudaCapture()
+    with pytest.raises(RuntimeError, match="captur"):
+        capture(torch.cuda.synchronize)
+    assert torch.cuda.current_stream() == stream
+    assert torch.rand(3, device="cuda").isfinite().all()
+
+    def add() -> None:
+        x.add_(1)
+
+    replay = capture(add)
+    replay()
+    assert x.tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_gradients_are_added_to_those_of_other_microbatches_and_results_are_kept() -> None:
+    network = NestNetwork(tiny_config()).train()
+    graphs = StepGraphs(network, 1, TapeCapture(), num_microbatches=1, num_ranks=1)
+    batch = graphs.pad(network.draw_masks(noise_batch((2, 32000)).unpack())).to("cpu")
+    louder = replace(batch, noisy_audio=2 * batch.noisy_audio.roll(100))
+    trained = [p for p in network.parameters() if p.requires_grad]
+
+    def run(of: Any, earlier: float | None) -> tuple[Tensor, list[Tensor]]:
+        for parameter in trained:
+            parameter.grad = None if earlier is None else torch.full_like(parameter, earlier)
+        torch.manual_seed(0)
+        stats = graphs.forward(of)
+        assert stats is not None
+        graphs.backward()
+        return stats.nll_sum, [p.grad.clone() for p in trained if p.grad is not None]
+
+    run(batch, None)  # the warm-up
+    loss, grads = run(batch, None)
+    kept = loss.clone()
+    _, added = run(batch, 1.0)
+    assert all(torch.equal(one, other + 1.0) for one, other in zip(added, grads, strict=True))
+    other_loss, _ = run(louder, None)
+    assert torch.equal(loss, kept)
+    assert not torch.equal(loss, other_loss)
