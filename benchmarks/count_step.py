@@ -458,7 +458,6 @@ def _report(counts: dict[str, Counts], demands: Sequence[Demand], host: str) -> 
         "benchmarks/step_launches.py",
         "benchmarks/peers/nemo_counts.py",
         "nestmodel/nn",
-        "nestmodel/training/step_graph.py",
         "nestmodel/training/step_stats.py",
         "nestmodel/config.py",
         "nestmodel/presets",

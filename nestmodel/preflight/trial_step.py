@@ -11,8 +11,8 @@ from nestdata import AudioNoiseBatch, MicrobatchKey, Mix, PackedBatch
 from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
 from nestmodel.nn.kernel_choice import Kernels
+from nestmodel.nn.step_graph import Capture
 from nestmodel.training.module import NestModel
-from nestmodel.training.step_graph import Capture
 
 Shape = tuple[int, int]
 """Number of cuts in a microbatch, and number of samples to which each cut is padded."""

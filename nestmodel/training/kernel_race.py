@@ -21,9 +21,10 @@ from nestmodel.nn.kernel_choice import Kernels, default_kernels, kernels_of
 from nestmodel.training.determinism import determinism
 from nestmodel.tuning.cache import Result, cache_key, read_result, write_result
 from nestmodel.tuning.parts import Precision, Setting, parts
-from nestmodel.tuning.race import Limits, Part, Race
+from nestmodel.tuning.race import Limits, Race, Row
 from nestmodel.tuning.stopwatch import stopwatch
 from nestmodel.tuning.table import format_table
+from nestmodel.tuning.whole_step import has_step_forms, step_part
 
 _CUT_SHORT = "in a race that was cut short"
 
@@ -145,12 +146,16 @@ def race(
         precision=str(trainer.precision),
     )
     name, names = device_name(device), raced_parts(device, given)
+    if trainer.world_size > 1 and trainer.accumulate_grad_batches == 1:
+        names = [part for part in names if part != "step"]  # DDP's last microbatch of a step is never a graph
     key = cache_key(setting, name, determinism(), names)
     result = read_result(key) if reads_cache else None
     if result is None:
         seconds = num_samples / plan.sampling_rate
         rank_zero_info(f"racing kernels on {name}, for {num_cuts} cuts of {seconds:.1f} s.")
-        result = _raced(parts(setting, _precision_of(trainer), names), device, must_stop)
+        if setting.num_shapes is None:
+            rank_zero_info("data.plan.num_shapes is not set, so compiled forms and graphs take no part.")
+        result = _raced(names, given, setting, _precision_of(trainer), must_stop)
         if not must_stop():
             write_result(key, result)
     return result
@@ -163,17 +168,25 @@ def _precision_of(trainer: pl.Trainer) -> Precision:
     )
 
 
-def _raced(candidates: list[Part], device: torch.device, must_stop: Callable[[], bool]) -> Result:
+def _raced(
+    names: list[str], given: Kernels, setting: Setting, precision: Precision, must_stop: Callable[[], bool]
+) -> Result:
+    device = precision.device
+
     def beat() -> str:
         nestguard.current().beat(nestguard.Phase.STARTING)  # for the stall guard
         return "not tried, because the run is to end" if must_stop() else ""
 
+    def taken(rows: list[Row]) -> Kernels:
+        forms = {row.part: row.form for row in rows if row.verdict == "taken"}
+        return kernels_of({**asdict(default_kernels(device.type)), **forms})
+
     with _clean_state(device):
         runner = Race(stopwatch(device), Limits(), _recovery(device), beat)
-        rows = [row for part in candidates for row in runner.rows(part)]
-    taken = {row.part: row.form for row in rows if row.verdict == "taken"}
-    kernels = kernels_of({**asdict(default_kernels(device.type)), **taken})
-    return Result(device=device_name(device), kernels=kernels, rows=tuple(rows))
+        rows = [row for part in parts(setting, precision, names) for row in runner.rows(part)]
+        if "step" in names and has_step_forms(setting):
+            rows += runner.rows(step_part(setting, precision, given.resolve(taken(rows))))
+    return Result(device=device_name(device), kernels=taken(rows), rows=tuple(rows))
 
 
 def _recovery(device: torch.device) -> Callable[[], None]:

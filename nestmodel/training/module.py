@@ -30,6 +30,7 @@ from nestmodel.nn.kernel_choice import TORCH, Kernels, default_kernels
 from nestmodel.nn.loss_stats import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
+from nestmodel.nn.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.options import WeightParts
 from nestmodel.training.ddp_advice import suppress_unused_parameter_advice
 from nestmodel.training.gradient_sums import GradientSums
@@ -39,7 +40,6 @@ from nestmodel.training.lightning_private import fix_gradient_buckets, log_by_gl
 from nestmodel.training.nonfinite import SkippedSteps
 from nestmodel.training.resume import Settings, check_same_step, check_unchanged, run_settings, stored_kernels
 from nestmodel.training.schedule import build_optimizer, divides_gradients
-from nestmodel.training.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.training.step_stats import DecayedCounts, StepStats, fetch
 from nestmodel.training.stop_requests import StopRequests
 

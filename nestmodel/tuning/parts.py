@@ -3,6 +3,8 @@
 To add a form, add its name to `FORMS`, and its effect to `NestNetwork.use_kernels`. To add a part, add it to
 `nestmodel.nn.kernel_choice.Kernels` and to `_RUNS`.
 
+The whole microbatch is a part of its own, in `whole_step.py`.
+
 Inputs are noise with the sizes of a microbatch; the last utterance is shorter, so that there is padding. Dropout is on
 if keys decide about it; where a generator draws, it is off, because forms may draw in another order.
 """
@@ -19,7 +21,7 @@ from nestmodel.config import EncoderConfig, NestConfig
 from nestmodel.nn import devices
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.frames import describe_frames
-from nestmodel.nn.kernel_choice import TORCH, kernels_of
+from nestmodel.nn.kernel_choice import PARTS, TORCH, Kernels, kernels_of
 from nestmodel.nn.network import NestNetwork, num_padded_frames
 from nestmodel.tuning.race import Part, Run
 
@@ -27,9 +29,9 @@ FORMS = {
     "features": (TORCH, "compiled"),
     "subsampling": (TORCH, "triton"),
     "blocks": (TORCH, "compiled", "combined"),
-    "step": (TORCH,),
+    "step": (TORCH, "graph"),
 }
-"""Forms of each part of `Kernels`. A part is raced if it has several."""
+"""Forms of each part of `Kernels`."""
 
 _FOR_FIXED_SHAPES = ("compiled", "combined")
 """Forms that are raced only if the number of batch shapes is limited. For hundreds of shapes, torch compiles other code
@@ -70,9 +72,9 @@ class Precision:
 
 
 def parts(setting: Setting, precision: Precision, names: Sequence[str]) -> list[Part]:
-    """Returns those parts of the given names that have several forms for these settings."""
+    """Returns those parts of the given names that have several forms for these settings, but not the whole step."""
     excluded = _FOR_FIXED_SHAPES if setting.num_shapes is None else ()
-    forms = {name: [form for form in FORMS[name] if form not in excluded] for name in names}
+    forms = {name: [form for form in FORMS[name] if form not in excluded] for name in names if name in _RUNS}
     return [_part(name, of_part, setting, precision) for name, of_part in forms.items() if len(of_part) > 1]
 
 
@@ -100,23 +102,37 @@ def _build(name: str, setting: Setting, precision: Precision, form: str, dtype: 
         form: The form of the part; the other parts are plain.
         dtype: Type in which everything is computed; None for the precision of the run.
     """
-    network = precision.convert(NestNetwork(_reduced(setting.config))).to(precision.device).train()
-    assert isinstance(network, NestNetwork)
-    network.use_kernels(kernels_of({**dict.fromkeys(FORMS, TORCH), name: form}), num_shapes=setting.num_shapes)
+    kernels = kernels_of({**dict.fromkeys(PARTS, TORCH), name: form})
+    network = build_network(setting, precision, kernels, is_collecting=dtype is None)
     if dtype is not None:
         return _with_exact_products(_RUNS[name](network.to(dtype), setting, nullcontext))
-    for module in network.modules():
-        if isinstance(module, StepBatchNorm):
-            module.start_collecting()
     return _RUNS[name](network, setting, precision.context)
 
 
-def _reduced(config: NestConfig) -> NestConfig:
-    """Returns a model of one block, without what torch's generator draws."""
-    encoder: EncoderConfig = replace(config.encoder, num_layers=1, dropout_att=0.0)
+def build_network(
+    setting: Setting, precision: Precision, kernels: Kernels, *, num_layers: int = 1, is_collecting: bool = True
+) -> NestNetwork:
+    """Returns a network for training, without what torch's generator draws.
+
+    Args:
+        setting: Its sizes.
+        precision: Of the run.
+        kernels: The form of each part.
+        num_layers: Number of blocks.
+        is_collecting: Whether batch norm collects the statistics of a step, as in a run.
+    """
+    config = setting.config
+    encoder: EncoderConfig = replace(config.encoder, num_layers=num_layers, dropout_att=0.0)
     if encoder.dropout_source == "generator":
         encoder = replace(encoder, dropout=0.0)
-    return replace(config, encoder=encoder, features=replace(config.features, dither=0.0))
+    reduced = replace(config, encoder=encoder, features=replace(config.features, dither=0.0))
+    network = precision.convert(NestNetwork(reduced)).to(precision.device).train()
+    assert isinstance(network, NestNetwork)
+    network.use_kernels(kernels, num_shapes=setting.num_shapes)
+    for module in network.modules() if is_collecting else ():
+        if isinstance(module, StepBatchNorm):
+            module.start_collecting()
+    return network
 
 
 def _with_exact_products(run: Run) -> Run:
@@ -135,8 +151,8 @@ def _with_exact_products(run: Run) -> Run:
 
 
 def _features(network: NestNetwork, setting: Setting, context: _Context) -> Run:  # noqa: ARG001 - as the others
-    audio = 0.05 * _noise(network, 2 * setting.num_cuts, setting.num_samples)
-    lens = _lens(network, setting.num_cuts, setting.num_samples).repeat(2)
+    audio = 0.05 * noise(network, 2 * setting.num_cuts, setting.num_samples)
+    lens = shortened_lens(network, setting.num_cuts, setting.num_samples).repeat(2)
     if audio.dtype == torch.float64:
         compute = torch.no_grad()(network.features.featurizer)  # without the conversion to float32
         return lambda: compute(audio, lens)[:1]
@@ -145,8 +161,8 @@ def _features(network: NestNetwork, setting: Setting, context: _Context) -> Run:
 
 def _subsampling(network: NestNetwork, setting: Setting, context: _Context) -> Run:
     num_frames = num_padded_frames(setting.num_samples, setting.config.features)
-    feats = _noise(network, setting.num_cuts, setting.config.features.num_mels, num_frames)
-    lens = _lens(network, setting.num_cuts, setting.num_samples // setting.config.features.hop_length)
+    feats = noise(network, setting.num_cuts, setting.config.features.num_mels, num_frames)
+    lens = shortened_lens(network, setting.num_cuts, setting.num_samples // setting.config.features.hop_length)
     subsample = network.encoder.pre_encode
     return _with_gradients(lambda: subsample(feats, lens)[0], list(subsample.parameters()), context)
 
@@ -154,8 +170,10 @@ def _subsampling(network: NestNetwork, setting: Setting, context: _Context) -> R
 def _block(network: NestNetwork, setting: Setting, context: _Context) -> Run:
     config, subsample = setting.config, network.encoder.pre_encode
     num_frames = num_padded_frames(setting.num_samples, config.features) // config.encoder.subsampling_factor
-    x = _noise(network, setting.num_cuts, num_frames, config.encoder.d_model).requires_grad_()
-    lens = subsample.out_lens(_lens(network, setting.num_cuts, setting.num_samples // config.features.hop_length))
+    x = noise(network, setting.num_cuts, num_frames, config.encoder.d_model).requires_grad_()
+    lens = subsample.out_lens(
+        shortened_lens(network, setting.num_cuts, setting.num_samples // config.features.hop_length)
+    )
     drawn = network.encoder.draw_keys(0)[1].to(x.device)
     keys = drawn if config.encoder.dropout_source == "position" else None
     (block,) = network.encoder.layers
@@ -196,14 +214,15 @@ def _noise_like(out: Tensor) -> Tensor:
     return drawn.to(out.device, out.dtype)
 
 
-def _noise(network: NestNetwork, *shape: int) -> Tensor:
+def noise(network: NestNetwork, *shape: int) -> Tensor:
     """Returns noise of the network's type: the same values for each type, which bfloat16 represents."""
     weight = next(network.parameters())
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu").bfloat16()
     return drawn.to(weight.device, weight.dtype)
 
 
-def _lens(network: NestNetwork, num_cuts: int, full: int) -> Tensor:
+def shortened_lens(network: NestNetwork, num_cuts: int, full: int) -> Tensor:
+    """Returns lengths of which the last one is shorter, so that there is padding."""
     lens = torch.full((num_cuts,), full)
     if num_cuts > 1:
         lens[-1] = 3 * full // 4

@@ -31,10 +31,9 @@ def part(name: str, setting: Setting = SETTING, precision: Precision = FULL) -> 
     return found
 
 
-def test_parts_with_one_form_are_not_raced() -> None:
+def test_all_parts_but_the_whole_step_are_built_at_once() -> None:
     assert FORMS.keys() == set(PARTS)
     assert [found.name for found in parts.parts(SETTING, FULL, PARTS)] == ["features", "subsampling", "blocks"]
-    assert parts.parts(SETTING, FULL, ["step"]) == []
 
 
 def test_compiled_forms_are_raced_for_fixed_shapes_only() -> None:

@@ -5,13 +5,13 @@ and the sums of gradients. What differs from microbatch to microbatch is copied 
 the CPU. The number of scored rows is padded to a capacity. A microbatch that does not fit runs without a graph.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from nestmodel.nn.loss_stats import LossStats, loss_stats
@@ -187,7 +187,7 @@ class StepGraphs:
             torch.clear_autocast_cache()  # of what was captured and never run
             # The end of an invalid capture raises an error of its own, while that of the cause is handled.
             reason = " ".join(str(error.__context__ or error).split()).rstrip(".")
-            rank_zero_warn(f"Microbatches run without CUDA graphs, because a capture failed: {reason}.")
+            warnings.warn(f"Microbatches run without CUDA graphs, because a capture failed: {reason}.", stacklevel=2)
             return False
         return True
 

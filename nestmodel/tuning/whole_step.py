@@ -1,0 +1,111 @@
+"""A whole microbatch as a computation that can be raced: launched operation by operation, or as CUDA graphs.
+
+Unlike the other parts, it has all blocks of the model, because graphs save launches: with one block, they would seem to
+save few. The other parts have the forms that a run would take. Both forms call the same operations, so the plain one is
+the reference.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
+from nestmodel.nn import devices
+from nestmodel.nn.kernel_choice import TORCH, Kernels
+from nestmodel.nn.loss_stats import LossStats, loss_stats
+from nestmodel.nn.network import NestNetwork
+from nestmodel.nn.network_input import MaskedBatch, NetworkInput
+from nestmodel.nn.step_graph import CudaCapture, StepGraphs
+from nestmodel.tuning.parts import FORMS, Precision, Setting, build_network, noise, shortened_lens
+from nestmodel.tuning.race import Part, Run
+
+
+def has_step_forms(setting: Setting) -> bool:
+    """Returns whether a microbatch can be a graph with these settings; see `NestModel.use_graphs`."""
+    is_checkpointed = setting.config.encoder.checkpoint_activations
+    return setting.num_shapes is not None and not is_checkpointed and setting.precision != "16-mixed"
+
+
+def step_part(setting: Setting, precision: Precision, kernels: Kernels) -> Part:
+    """Returns the microbatch.
+
+    Args:
+        setting: Sizes, for which a microbatch can be a graph.
+        precision: Of the run.
+        kernels: The forms of the other parts.
+    """
+    build = partial(_build, setting, precision, replace(kernels, step=TORCH))
+    with precision.context():
+        ulp = torch.finfo(devices.product_dtype(torch.zeros(1, device=precision.device))).eps
+    forms = {form: partial(build, form) for form in FORMS["step"]}
+    return Part(name="step", reference=partial(build, TORCH), forms=forms, ulp=ulp)
+
+
+def _build(setting: Setting, precision: Precision, kernels: Kernels, form: str) -> Run:
+    network = build_network(setting, precision, kernels, num_layers=setting.config.encoder.num_layers)
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    masked = network.draw_masks(_batch(network, setting))
+    if form == TORCH:
+        inputs = masked.to(precision.device)
+
+        def run_plainly() -> LossStats:
+            with precision.context():
+                stats = loss_stats(network.forward_masked(inputs))
+            stats.nll_sum.backward()
+            return stats
+
+        return _with_fresh_gradients(run_plainly, parameters)
+    run = _with_fresh_gradients(_graph(network, masked, precision), parameters)
+    for _ in range(2):  # warms up, and captures
+        run()
+    return run
+
+
+def _graph(network: NestNetwork, masked: MaskedBatch, precision: Precision) -> Callable[[], LossStats]:
+    graphs = StepGraphs(network, 1, CudaCapture(), num_microbatches=1, num_ranks=1)
+    inputs: NetworkInput = graphs.pad(masked).to(precision.device)
+
+    def replay() -> LossStats:
+        # A capture that fails warns, and the run goes on without graphs. Here, it is an error.
+        with precision.context(), warnings.catch_warnings(action="error", category=UserWarning):
+            stats = graphs.forward(inputs)
+        if stats is None:
+            raise RuntimeError("the scored rows are more than a graph takes")
+        graphs.backward()
+        return stats
+
+    return replay
+
+
+def _with_fresh_gradients(run: Callable[[], LossStats], parameters: list[torch.nn.Parameter]) -> Run:
+    """Returns a computation of the loss and its gradients, which are not added to earlier ones."""
+
+    def run_anew() -> Sequence[Tensor]:
+        for parameter in parameters:
+            parameter.grad = None
+        loss = run().nll_sum.detach()
+        return [loss, *(parameter.grad for parameter in parameters if parameter.grad is not None)]
+
+    return run_anew
+
+
+def _batch(network: NestNetwork, setting: Setting) -> AudioNoiseBatch:
+    """Returns a microbatch of noise, on the CPU."""
+    audio = 0.05 * noise(network, setting.num_cuts, setting.num_samples).cpu().float()
+    lens = shortened_lens(network, setting.num_cuts, setting.num_samples).cpu()
+    return AudioNoiseBatch(
+        audio=audio,
+        audio_len=lens,
+        noise=audio,
+        noise_len=lens,
+        noisy_audio=2 * audio,
+        noisy_audio_len=lens,
+        sample_id=["noise"] * setting.num_cuts,
+        mixes=[Mix(mode="none")] * setting.num_cuts,
+        bad_cuts=[],
+        key=MicrobatchKey(0, 0, 0),
+    )
