@@ -361,9 +361,9 @@ class NestModel(NestNetwork, pl.LightningModule):
             self.kernels, self._stored, self.config, self.trainer, plan, lambda: requests.preempted_here
         )
         self.use_kernels(self._chosen.kernels, num_shapes=num_shapes)
-        if self._chosen.kernels.blocks == "compiled" and num_shapes is None:
+        if (form := self._chosen.kernels.blocks) in ("compiled", "combined") and num_shapes is None:
             rank_zero_warn(
-                "model.kernels.blocks is compiled and data.plan.num_shapes is not set: batches have hundreds of "
+                f"model.kernels.blocks is {form} and data.plan.num_shapes is not set: batches have hundreds of "
                 "shapes, for which compiled code is less efficient. Set data.plan.num_shapes, for example to 8."
             )
 
