@@ -2,6 +2,8 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from nestmodel.training import kernel_race
 from nestmodel.training.checkpoints import find_checkpoints
 from nestmodel.training.kernel_race import most_frequent_shape
 from nestmodel.training.module import _DEVICE_KEY, _SETTINGS_KEY
-from nestmodel.tuning.cache import cache_path
+from nestmodel.tuning.cache import Result, cache_path
+from nestmodel.tuning.race import Part
 from tests.conftest import MessyCorpora
+from tests.nestmodel.tuning.test_parts import FULL, SETTING
 from tests.planted_forms import Planted, plant_forms
 from tests.training import messy_data, tiny_config, trainer
 
@@ -120,6 +124,10 @@ def test_a_form_that_is_set_by_hand_is_not_raced(run: Run, monkeypatch: pytest.M
     assert races == []
 
 
+def race_subsampling() -> Result:
+    return kernel_race._raced(["subsampling"], Kernels(), SETTING, FULL, lambda: False)
+
+
 def test_a_race_leaves_torchs_generators_and_compiler_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = torch._dynamo.config.recompile_limit
 
@@ -133,8 +141,7 @@ def test_a_race_leaves_torchs_generators_and_compiler_as_they_were(monkeypatch: 
     torch.manual_seed(3)
     expected = torch.randn(1)
     torch.manual_seed(3)
-    candidates = kernel_race.parts(Any, Any, ["subsampling"])  # type: ignore[arg-type]
-    result = kernel_race._raced(candidates, torch.device("cpu"), lambda: False)
+    result = race_subsampling()
     assert result.kernels.subsampling == "triton"
     assert torch.equal(torch.randn(1), expected)
     assert torch._dynamo.config.recompile_limit == limit
@@ -237,8 +244,7 @@ def test_heartbeats_are_written_while_the_race_lasts(monkeypatch: pytest.MonkeyP
 
     races = plant_forms(monkeypatch.setattr, SLOW, FAST)
     monkeypatch.setattr(nestguard, "current", Heartbeats)
-    candidates = kernel_race.parts(Any, Any, ["subsampling"])  # type: ignore[arg-type]
-    kernel_race._raced(candidates, torch.device("cpu"), lambda: False)
+    race_subsampling()
     assert len(races) == 1
     # The reference, two forms, and four measurements.
     assert seen == [nestguard.Phase.STARTING] * 7
@@ -252,3 +258,26 @@ def test_the_most_frequent_shape_is_that_of_most_steps() -> None:
     assert samples == 16000
     assert numbers[16000] == max(numbers.values())
     assert cuts <= 8
+
+
+def test_a_whole_step_is_raced_last_with_the_forms_that_were_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Kernels] = []
+
+    def step_part(_setting: object, _precision: object, kernels: Kernels) -> Part:
+        given.append(kernels)
+        forms = {"torch": lambda: SLOW, "graph": lambda: FAST}
+        return Part(name="step", reference=lambda: SLOW, forms=forms, ulp=1e-7)
+
+    plant_forms(monkeypatch.setattr, SLOW, FAST)
+    monkeypatch.setattr(kernel_race, "step_part", step_part)
+    names = ["subsampling", "step"]
+    monkeypatch.setattr(kernel_race, "parts", partial(_without_step, kernel_race.parts))
+    result = kernel_race._raced(names, Kernels(blocks="combined"), SETTING, FULL, lambda: False)
+    assert given == [Kernels(features="torch", subsampling="triton", blocks="combined", step="torch")]
+    assert result.kernels.step == "graph"
+    varying = replace(SETTING, num_shapes=None)
+    assert kernel_race._raced(names, Kernels(), varying, FULL, lambda: False).kernels.step == "torch"
+
+
+def _without_step(parts: Callable[..., list[Part]], setting: object, precision: object, names: list[str]) -> list[Part]:
+    return parts(setting, precision, [name for name in names if name != "step"])
