@@ -18,7 +18,8 @@ TORCH: Literal["torch"] = "torch"
 class Kernels:
     """The form of each part of a training step.
 
-    `torch` is always the plain form: operations of PyTorch, launched one by one. `auto` leaves the choice to the run.
+    `torch` is always the plain form: operations of PyTorch, launched one by one. `auto` leaves the choice to the run:
+    on a GPU, `fit` races the forms; see docs/gpu.md.
     """
 
     features: Literal["auto", "torch", "compiled"] = "auto"
@@ -33,7 +34,8 @@ class Kernels:
     `PlanConfig.num_shapes`. `combined`: besides, kernels that do not depend on each other are launched as one."""
 
     step: Literal["auto", "torch", "graph"] = "auto"
-    """`graph`: forward and backward pass of a microbatch are one CUDA graph for each batch shape."""
+    """`graph`: the forward and the backward pass of a microbatch are replayed as two CUDA graphs for each batch shape.
+    Needs `PlanConfig.num_shapes`."""
 
     def resolve(self, chosen: "Kernels") -> "Kernels":
         """Returns these kernels with the values of `chosen` in place of `auto`."""

@@ -26,17 +26,17 @@ MARGIN = 5.0
 """Standard deviations of the number of scored rows between its mean and the capacity."""
 
 CAPACITY_MULTIPLE = 8
-"""Products on a GPU want numbers of rows that are multiples of this, in 16-bit types."""
+"""Matrix products in 16-bit types are fastest if the number of rows is a multiple of this."""
 
 Replay = Callable[[], None]
 """Repeats on the device what was captured."""
 
 Capture = Callable[[Callable[[], None]], Replay]
-"""Calls a function whose operations on the device are recorded and not run, and returns what runs them. An error of the
-function is raised, and leaves nothing behind but memory, which is freed with the graphs."""
+"""Records the device operations of a function without running them, and returns a function that runs them. Errors are
+raised; memory that they leave is freed with the graphs."""
 
 ShapeKey = tuple[int, ...]
-"""Number of cuts, and of the samples to which each is padded."""
+"""Number of cuts, and of the samples or frames to which each is padded."""
 
 
 class CudaCapture:
@@ -64,9 +64,10 @@ class CudaCapture:
         return graph.replay
 
     def _recover(self) -> None:
-        """Ends what torch does not end if a capture became invalid.
+        """Restores torch after an invalid capture.
 
-        Its allocator still waits for the end of a pool, and its generator refuses to draw numbers until a capture ends.
+        Ends the allocation to the pool, which torch leaves open, and the capture mode of the generator, which would
+        refuse to draw.
 
         Source: `CUDAGraph::capture_end`, which raises before it does both, in PyTorch 2.11.
         """
@@ -84,9 +85,9 @@ class StepGraphs:
     """Runs microbatches of a few shapes as graphs.
 
     The first microbatch of a shape runs the same operations without a capture, as the warm-up that compilers and
-    libraries need; the second one is captured. Gradients are added to fixed tensors, which are the parameters'
-    `.grad` between the first graph of an optimizer step and the end of the step: a graph runs only when its gradients
-    are asked for, so that those of an earlier step are kept until then.
+    libraries need; the second one is captured. Gradients are added to fixed tensors. From the first graph of an
+    optimizer step to its end, these are the `.grad` of the parameters. The backward graph runs in `backward` only, so
+    gradients of an earlier step are not overwritten before.
 
     Args:
         network: In training mode. Its batch norm collects statistics of steps.
@@ -156,7 +157,7 @@ class StepGraphs:
         current, self._current = self._current, None
         earlier = {p: p.grad for p in self._sums}
         theirs = [(total, earlier[p]) for p, total in self._sums.items() if earlier[p] is not total]
-        # What other microbatches of the step left elsewhere is copied; what no microbatch of it has left is 0.
+        # Gradients that other microbatches stored elsewhere are copied; sums without one start at 0.
         if copied := [(total, grad) for total, grad in theirs if grad is not None]:
             torch._foreach_copy_([total for total, _ in copied], [grad for _, grad in copied])
         if unset := [total for total, grad in theirs if grad is None]:
@@ -183,7 +184,7 @@ class StepGraphs:
         except Exception as error:  # a capture can fail in many ways, and the run can do without it
             self._is_off = True
             for owned in (self._passes, self._sums, self._buffers):
-                owned.clear()  # frees memory, but for sums that are gradients of parameters
+                owned.clear()  # frees memory, except of sums that are gradients of parameters
             torch.clear_autocast_cache()  # of what was captured and never run
             # The end of an invalid capture raises an error of its own, while that of the cause is handled.
             reason = " ".join(str(error.__context__ or error).split()).rstrip(".")
@@ -261,9 +262,8 @@ def _like(grad: Tensor, total: Tensor) -> Tensor:
 def pad_rows(masks: Masks, capacity: int) -> Masks:
     """Returns masks with `capacity` scored rows, at least as many as there are.
 
-    A row that fills up is one that is not scored, counted from the end of the rows by a negative number: such numbers
-    index tensors as positive ones do, and tell which rows count. No row occurs twice, because torch adds up the
-    gradients of equal rows one after the other.
+    Filler rows are unscored rows, as negative indices from the end: they index like positive ones and mark the row as
+    not counted. No row occurs twice, because torch adds up the gradients of equal rows one after the other.
     """
     is_scored = masks.is_scored.flatten()
     unscored = (~is_scored).nonzero().squeeze(1)[: capacity - len(masks.scored_rows)]

@@ -1,7 +1,7 @@
-"""Chooses the forms of kernels of a run, by a race on the device of rank 0.
+"""Chooses the form of each part of a step, by a race on the device of rank 0.
 
 A choice comes, in this order, from the settings of the run, from the checkpoint that it is resumed from, from the cache
-of earlier races, and from a race. A CPU has one form of each part, so nothing is raced there.
+of earlier races, and from a race. On a CPU nothing is raced: `auto` is `torch`.
 """
 
 import gc
@@ -146,9 +146,9 @@ def race(
         precision=str(trainer.precision),
     )
     name, names = device_name(device), raced_parts(device, given)
-    if trainer.world_size > 1 and trainer.accumulate_grad_batches == 1:
+    if plan.config.microbatches_per_step == trainer.world_size > 1:
         names = [part for part in names if part != "step"]  # DDP's last microbatch of a step is never a graph
-    key = cache_key(setting, name, determinism(), names)
+    key = cache_key(setting, name, determinism(), names, given)
     result = read_result(key) if reads_cache else None
     if result is None:
         seconds = num_samples / plan.sampling_rate

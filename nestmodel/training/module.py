@@ -107,7 +107,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             ConfigError: A form cannot be combined with the settings of the model.
         """
         super().use_kernels(replace(kernels, step=TORCH), num_shapes=num_shapes)
-        if kernels.step == "graph":
+        if kernels.step == "graph" and self._graph_settings is None:
             self.use_graphs(num_shapes, capture)
 
     def use_graphs(self, num_shapes: int | None, capture: Capture | None = None) -> None:
@@ -129,6 +129,7 @@ class NestModel(NestNetwork, pl.LightningModule):
                 "model.config.encoder.checkpoint_activations is on: recomputation sets the state of generators, which "
                 "a graph cannot do. Switch it off, or take microbatches without graphs."
             )
+        self.kernels = replace(self.kernels, step="graph")
         self._graph_settings = num_shapes, capture or CudaCapture()
 
     def on_before_batch_transfer(self, batch: AudioNoiseBatch | PackedBatch, dataloader_idx: int) -> MaskedBatch:  # noqa: ARG002

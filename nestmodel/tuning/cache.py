@@ -49,7 +49,7 @@ def cache_path() -> Path:
     return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "nestmodel" / _FILE
 
 
-def cache_key(setting: Setting, device: str, determinism: object, parts: Sequence[str]) -> str:
+def cache_key(setting: Setting, device: str, determinism: object, parts: Sequence[str], given: Kernels) -> str:
     """Returns a hash of all that decides which forms are the fastest correct ones.
 
     Args:
@@ -57,9 +57,18 @@ def cache_key(setting: Setting, device: str, determinism: object, parts: Sequenc
         device: Name of the device.
         determinism: Whether torch uses deterministic algorithms.
         parts: The parts that are raced.
+        given: The settings of the run: a whole step is raced in the forms that are set by hand.
     """
     versions = [torch.__version__, torch.version.cuda, _version("triton"), _version("nestmodel")]
-    content = [asdict(setting), device, repr(determinism), list(parts), versions, source_digest("nestmodel.nn")]
+    content = [
+        asdict(setting),
+        device,
+        repr(determinism),
+        list(parts),
+        asdict(given),
+        versions,
+        source_digest("nestmodel.nn"),
+    ]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()
 
 

@@ -5,8 +5,8 @@ To add a form, add its name to `FORMS`, and its effect to `NestNetwork.use_kerne
 
 The whole microbatch is a part of its own, in `whole_step.py`.
 
-Inputs are noise with the sizes of a microbatch; the last utterance is shorter, so that there is padding. Dropout is on
-if keys decide about it; where a generator draws, it is off, because forms may draw in another order.
+Inputs are noise with the sizes of a microbatch; the last utterance is shorter, so that there is padding. Dropout
+decided by a hash of positions is on; dropout drawn by a generator is off, because forms may draw in another order.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ class Precision:
 
 
 def parts(setting: Setting, precision: Precision, names: Sequence[str]) -> list[Part]:
-    """Returns those parts of the given names that have several forms for these settings, but not the whole step."""
+    """Returns the named parts that have several forms with these settings, except the whole step."""
     excluded = _FOR_FIXED_SHAPES if setting.num_shapes is None else ()
     forms = {name: [form for form in FORMS[name] if form not in excluded] for name in names if name in _RUNS}
     return [_part(name, of_part, setting, precision) for name, of_part in forms.items() if len(of_part) > 1]

@@ -2,8 +2,8 @@
 
 Nothing here depends on the model. A form that fails, or that is wrong, is left out with the reason.
 
-A form is correct if none of its outputs and gradients is further from the reference than twice as far as that of the
-plain form, plus a few units in the last place. The reference is the plain form in so high a precision that its own
+A form is correct if each error is at most twice that of the plain form, plus a few units in the last place. Errors are
+distances from the reference. The reference is the plain form in so high a precision that its own
 error does not count. A fixed tolerance would be too strict for long sums in low precision, or too loose for short ones;
 the error of the plain form shows what the precision of the run costs for these shapes. Another order of sums gives
 another error of about that size, hence the factor of two. The units are for what the plain form happens to round well.
@@ -128,7 +128,7 @@ class Race:
         """
         rows, runs = self._check_all(part)
         seconds: dict[str, list[float]] = {form: [] for form in runs}
-        # Forwards, then backwards, so that a device that slows down when it gets warm favours none.
+        # In one order, then in reverse, so that a device that slows down when it gets warm favours none.
         for form in [*runs, *reversed(runs)] if len(runs) > 1 else []:
             if rows[form].verdict == "failed":
                 continue

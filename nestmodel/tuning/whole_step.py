@@ -1,7 +1,7 @@
 """A whole microbatch as a computation that can be raced: launched operation by operation, or as CUDA graphs.
 
 Unlike the other parts, it has all blocks of the model, because graphs save launches: with one block, they would seem to
-save few. The other parts have the forms that a run would take. Both forms call the same operations, so the plain one is
+save few. The other parts are in the forms already chosen. Both forms call the same operations, so the plain one is
 the reference.
 """
 

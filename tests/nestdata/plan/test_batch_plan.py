@@ -2,6 +2,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -268,6 +269,18 @@ def test_large_corpus_has_little_padding_and_uses_most_of_the_budget() -> None:
     budget = plan.steps_per_epoch * 8 * 240 * RATE
     assert 1 - lengths.sum() / padded < 0.02
     assert padded / budget > 0.95
+
+
+@pytest.mark.parametrize(("num_shapes", "percent"), [(None, 2.3), (32, 4.0), (16, 7.5), (8, 14.2)])
+def test_fewer_shapes_pad_as_much_more_as_the_documentation_says(num_shapes: int | None, percent: float) -> None:
+    durations = np.random.default_rng(0).lognormal(np.log(9), 0.6, 300_000).clip(1, 40)
+    lengths = np.sort(durations * 16000).astype(np.int64)
+    config = PlanConfig(max_batch_seconds=2000.0, microbatches_per_step=8, num_shapes=num_shapes)
+    plan = BatchPlan(lengths, 16000, config)
+    padded = sum(bucket.padded_samples * bucket.cuts_per_microbatch * bucket.num_groups * 8 for bucket in plan.buckets)
+    assert round(100 * (1 - int(lengths.sum()) / padded), 1) == percent
+    page = (Path(__file__).parents[3] / "docs" / "how-a-batch-is-chosen.md").read_text(encoding="utf-8")
+    assert f"{percent:.1f} %" in page
 
 
 def test_step_far_beyond_the_first_epochs_is_computed_directly() -> None:

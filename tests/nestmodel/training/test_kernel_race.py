@@ -14,6 +14,7 @@ import torch
 import nestguard
 from nestdata import BatchPlan, PlanConfig
 from nestmodel import Checkpoints, ConfigError, Kernels, NestModel, PreemptionHandler
+from nestmodel.nn.kernel_choice import default_kernels
 from nestmodel.training import kernel_race
 from nestmodel.training.checkpoints import find_checkpoints
 from nestmodel.training.kernel_race import most_frequent_shape
@@ -281,3 +282,22 @@ def test_a_whole_step_is_raced_last_with_the_forms_that_were_taken(monkeypatch: 
 
 def _without_step(parts: Callable[..., list[Part]], setting: object, precision: object, names: list[str]) -> list[Part]:
     return parts(setting, precision, [name for name in names if name != "step"])
+
+
+@pytest.mark.parametrize(("world_size", "is_raced"), [(1, True), (2, True), (4, False)])
+def test_a_whole_step_is_raced_if_a_rank_has_a_microbatch_that_may_be_a_graph(
+    world_size: int, is_raced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raced: list[list[str]] = []
+
+    def note(names: list[str], *_: object) -> Result:
+        raced.append(names)
+        return Result(device="cpu", kernels=default_kernels("cpu"), rows=())
+
+    monkeypatch.setattr(kernel_race, "_raced", note)
+    monkeypatch.setattr(kernel_race, "raced_parts", lambda *_: ["blocks", "step"])
+    runner = trainer(tmp_path)
+    monkeypatch.setattr(type(runner), "world_size", world_size)
+    plan = BatchPlan([16000] * 40, 16000, PlanConfig(max_batch_seconds=8.0, microbatches_per_step=4))
+    kernel_race.race(Kernels(), tiny_config(), runner, plan, reads_cache=False)
+    assert raced == [["blocks", "step"] if is_raced else ["blocks"]]

@@ -109,18 +109,19 @@ def test_a_directory_that_cannot_be_written_is_a_warning(path: Path) -> None:
 
 def test_the_key_changes_with_everything_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [
-        cache_key(SETTING, "a GPU", False, PARTS),
-        cache_key(SETTING, "another GPU", False, PARTS),
-        cache_key(SETTING, "a GPU", True, PARTS),
-        cache_key(SETTING, "a GPU", False, PARTS[:1]),
-        cache_key(replace(SETTING, num_cuts=4), "a GPU", False, PARTS),
-        cache_key(replace(SETTING, num_shapes=None), "a GPU", False, PARTS),
-        cache_key(replace(SETTING, precision="32-true"), "a GPU", False, PARTS),
-        cache_key(replace(SETTING, config=tiny_config(d_model=32)), "a GPU", False, PARTS),
+        cache_key(SETTING, "a GPU", False, PARTS, Kernels()),
+        cache_key(SETTING, "another GPU", False, PARTS, Kernels()),
+        cache_key(SETTING, "a GPU", True, PARTS, Kernels()),
+        cache_key(SETTING, "a GPU", False, PARTS[:1], Kernels()),
+        cache_key(SETTING, "a GPU", False, PARTS, Kernels(blocks="compiled")),
+        cache_key(replace(SETTING, num_cuts=4), "a GPU", False, PARTS, Kernels()),
+        cache_key(replace(SETTING, num_shapes=None), "a GPU", False, PARTS, Kernels()),
+        cache_key(replace(SETTING, precision="32-true"), "a GPU", False, PARTS, Kernels()),
+        cache_key(replace(SETTING, config=tiny_config(d_model=32)), "a GPU", False, PARTS, Kernels()),
     ]
-    assert cache_key(SETTING, "a GPU", False, PARTS) == keys[0]
+    assert cache_key(SETTING, "a GPU", False, PARTS, Kernels()) == keys[0]
     monkeypatch.setattr(torch, "__version__", "9.9.9")
-    keys.append(cache_key(SETTING, "a GPU", False, PARTS))
+    keys.append(cache_key(SETTING, "a GPU", False, PARTS, Kernels()))
     monkeypatch.setattr(cache, "source_digest", lambda package: f"other code of {package}")
-    keys.append(cache_key(SETTING, "a GPU", False, PARTS))
+    keys.append(cache_key(SETTING, "a GPU", False, PARTS, Kernels()))
     assert len(set(keys)) == len(keys)
