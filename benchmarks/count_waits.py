@@ -54,6 +54,7 @@ from nestmodel import (
     QuantizerConfig,
     Throughput,
 )
+from nestmodel.nn.kernel_choice import default_kernels
 
 _DESCRIPTION = f"""Counted on a fake GPU, with torch {torch.__version__} and Lightning {pl.__version__}. Batches have 16
 cuts of 15 s and are in page-locked memory. The run has one GPU."""
@@ -189,6 +190,7 @@ def fake_gpu() -> Iterator[FakeGpu]:
             (torch, "Generator", _generator),
             (torch.cuda, "Event", _FakeEvent),
             (torch.cuda, "current_stream", lambda *_: None),
+            (torch.cuda, "get_device_name", lambda *_: "a GPU that does not exist"),
             (torch.cuda, "manual_seed", lambda *_: None),
             (torch.cuda, "synchronize", lambda *_: mode.wait("synchronize")),
             (FakeTensor, "tolist", read_list),
@@ -338,7 +340,7 @@ def count_waits(
     """
     encoder = EncoderConfig(d_model=16, num_heads=2, num_layers=1, subsampling_channels=8)
     config = NestConfig(encoder=encoder, quantizer=QuantizerConfig(num_classes=32), masking=MaskConfig(prob=0.02))
-    model = NestModel(config)
+    model = NestModel(config, kernels=default_kernels("cuda"))
     with tempfile.TemporaryDirectory() as directory, fake_gpu() as gpu, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         batches = FixedBatches(batch.pin_memory(), num_steps * microbatches, gpu)

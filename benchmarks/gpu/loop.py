@@ -20,6 +20,7 @@ from benchmarks.gpu.measuring import median, spread
 from benchmarks.gpu.report import Section
 from nestdata import AudioNoiseBatch
 from nestmodel import Checkpoints, Health, NestModel, Throughput
+from nestmodel.nn.kernel_choice import default_kernels
 from nestmodel.preflight.trial_step import noise_batch
 from nestmodel.training.determinism import REQUIRED
 
@@ -92,7 +93,7 @@ def measure_waits(context: Context, section: Section) -> None:
         context.directory / "waits", [Throughput(), Health(), counter], max_steps=_LAST + 1, log_every_n_steps=50
     )
     data = context.demo_data()
-    _fit(context, NestModel(context.extent.loop_model), trainer, data)
+    _fit(context, _model(context), trainer, data)
     counter.stop()
     steps = _LAST - _FIRST
     microbatches = data.train_dataset.plan.config.microbatches_per_step // context.world_size
@@ -157,13 +158,18 @@ def measure_resume(context: Context, section: Section) -> None:
     section.notes.append("Compared: all weights and buffers after the last step, as bytes.")
 
 
+def _model(context: Context) -> NestModel:
+    """Returns the model, with the forms of a run that races none, which could differ between two runs."""
+    return NestModel(context.extent.loop_model, kernels=default_kernels(context.device.type))
+
+
 def _run(context: Context, name: str, max_steps: int, ckpt_path: Path | None = None) -> str:
     """Trains and returns a digest of the weights."""
     directory = context.directory / name
     saver = Checkpoints(every_n_steps=context.extent.loop_steps, keep=10, directory=directory / "saved")
     deterministic = torch.are_deterministic_algorithms_enabled()
     trainer = context.loop_trainer(directory, [saver], max_steps=max_steps, deterministic=deterministic)
-    model = NestModel(context.extent.loop_model)
+    model = _model(context)
     _fit(context, model, trainer, context.demo_data(), ckpt_path)
     digest = hashlib.sha256()
     for value in model.state_dict().values():

@@ -90,8 +90,8 @@ def drop(x: Float[Tensor, "*shape"], key: Key, num_dropped: int, *, counts_from:
         key: Determines which values are dropped.
         num_dropped: Probability with which a value is dropped, times 65536.
         counts_from: Number from which positions are counted, and which is subtracted again. If two places of a block
-            with many values count from the same number, torch's compiler counts once for both, and then keeps the
-            decisions of the second for the backward pass, because it computes nothing again that was so long ago.
+            with many values count from the same number, torch's compiler counts once for both, and stores the decisions
+            of the second for the backward pass instead of computing them again.
     """
     positions = torch.arange(counts_from, counts_from + x.numel(), dtype=torch.int32, device=x.device) - counts_from
     position = positions.view(x.shape)

@@ -33,7 +33,7 @@ def exact_matmul(left: Float[Tensor, "*left"], right: Float[Tensor, "*right"]) -
     if not left.is_cuda:
         return left @ right
     # TF32 keeps 10 bits of a float32 factor, which can change tokens. Double precision is never reduced to TF32.
-    return (left.double() @ right.double()).float()
+    return (left.double() @ right.double()).to(left.dtype)
 
 
 class LogMelFeatures(nn.Module):

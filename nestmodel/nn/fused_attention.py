@@ -58,8 +58,8 @@ def _shifted_scores(
     # One product for each head, with the rows of all utterances: torch would copy the positions for each utterance.
     rows, columns = q.flatten(0, 1).transpose(0, 1), positions.permute(1, 2, 0)
     if torch.compiler.is_compiling():
-        # The compiler scales where it adds the biases, and shifts where it adds the scores of the keys. It would write
-        # out the first argument of `baddbmm`, and zeros before the gradient of `as_strided`.
+        # The compiler scales where it adds the biases, and shifts where it adds the scores of the keys. It would
+        # materialise the first argument of `baddbmm`, and zeros before the gradient of `as_strided`.
         scores = torch.bmm(rows * scale, columns)
         return shift_to_distances(scores.unflatten(1, (-1, num_frames)).transpose(0, 1), num_keys)
     # With beta = 0 the first argument is ignored.

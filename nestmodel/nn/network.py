@@ -97,6 +97,8 @@ class NestNetwork(nn.Module):
             self.encoder.compile_blocks(num_shapes, combined=kernels.blocks == "combined")
         if kernels.features == "compiled":
             self.preprocessor.use_compiled(num_shapes)
+        elif kernels.features == TORCH:
+            self.preprocessor.use_torch()
         if kernels.step == "graph":
             raise ConfigError("a step as a graph is not available without a NestModel. Set kernels.step to torch.")
 

@@ -5,6 +5,7 @@ and the sums of gradients. What differs from microbatch to microbatch is copied 
 the CPU. The number of scored rows is padded to a capacity. A microbatch that does not fit runs without a graph.
 """
 
+import gc
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nestmodel.nn.frames import round_up
 from nestmodel.nn.loss_stats import LossStats, loss_stats
 from nestmodel.nn.masking import scored_token_mask
 from nestmodel.nn.network import NestNetwork
@@ -24,9 +26,6 @@ NUM_DRAWS = 16
 
 MARGIN = 5.0
 """Standard deviations of the number of scored rows between its mean and the capacity."""
-
-CAPACITY_MULTIPLE = 8
-"""Matrix products in 16-bit types are fastest if the number of rows is a multiple of this."""
 
 Replay = Callable[[], None]
 """Repeats on the device what was captured."""
@@ -49,6 +48,7 @@ class CudaCapture:
         """Captures a graph, on torch's stream for captures."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        gc.collect()  # nodes of earlier passes, which could wait for a stream that is not captured
         graph = torch.cuda.CUDAGraph()
         try:
             # `thread_local`: other threads of a run, which pin batches and query events, must not end a capture. The
@@ -66,13 +66,15 @@ class CudaCapture:
     def _recover(self) -> None:
         """Restores torch after an invalid capture.
 
-        Ends the allocation to the pool, which torch leaves open, and the capture mode of the generator, which would
-        refuse to draw.
+        Ends the allocation to the pool and its use, which torch leaves open, and the capture mode of the generator,
+        which would refuse to draw.
 
         Source: `CUDAGraph::capture_end`, which raises before it does both, in PyTorch 2.11.
         """
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+            with suppress(RuntimeError):
+                end(torch.cuda.current_device(), self._pool)
+        self._pool = None
         with (
             suppress(RuntimeError),
             torch.cuda.stream(torch.cuda.current_stream()),
@@ -245,7 +247,7 @@ class _Pass:
     def _run_backward(self) -> None:
         assert self._loss is not None
         loss, self._loss = self._loss, None
-        # Not `backward`, whose nodes for parameters are those that DDP made, for a stream that is not captured.
+        # Not `backward`, which calls the hooks of DDP and adds to `.grad`.
         with torch.autocast(loss.device.type, enabled=False):
             grads = torch.autograd.grad(loss, list(self._sums), allow_unused=True)
         found = [(p, grad) for p, grad in zip(self._sums, grads, strict=True) if grad is not None]
@@ -288,4 +290,4 @@ def row_capacity(network: NestNetwork, num_cuts: int, num_frames: int) -> int:
         numbers[i] = scored_token_mask(is_masked, network.num_stacked, network.config.masking.threshold).sum()
     wanted = int(numbers.mean() + MARGIN * numbers.std()) + 1
     num_rows = num_cuts * num_frames // network.num_stacked
-    return min(num_rows, -(-wanted // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE)
+    return min(num_rows, round_up(wanted))

@@ -130,7 +130,8 @@ def race(
         config: Of the model.
         trainer: Of the run.
         plan: Of the training data.
-        reads_cache: Whether the result of an earlier race counts. The new one is kept in any case.
+        reads_cache: Whether the result of an earlier race counts. The new one is kept, unless time or memory was
+            missing.
         must_stop: Ends the race early. Its result is then not kept.
 
     Raises:
@@ -156,7 +157,7 @@ def race(
         if setting.num_shapes is None:
             rank_zero_info("data.plan.num_shapes is not set, so compiled forms and graphs take no part.")
         result = _raced(names, given, setting, _precision_of(trainer), must_stop)
-        if not must_stop():
+        if not must_stop() and all(row.is_lasting for row in result.rows):
             write_result(key, result)
     return result
 

@@ -107,7 +107,9 @@ class NestModel(NestNetwork, pl.LightningModule):
             ConfigError: A form cannot be combined with the settings of the model.
         """
         super().use_kernels(replace(kernels, step=TORCH), num_shapes=num_shapes)
-        if kernels.step == "graph" and self._graph_settings is None:
+        if kernels.step != "graph":
+            self._graph_settings = None
+        elif self._graph_settings is None:
             self.use_graphs(num_shapes, capture)
 
     def use_graphs(self, num_shapes: int | None, capture: Capture | None = None) -> None:
@@ -123,11 +125,14 @@ class NestModel(NestNetwork, pl.LightningModule):
             ConfigError: The shapes are not fixed, or activations are checkpointed.
         """
         if num_shapes is None:
-            raise ConfigError("a graph needs batches of fixed shapes. Set data.plan.num_shapes, for example to 8.")
+            raise ConfigError(
+                "model.kernels.step is graph, which needs batches of fixed shapes. Set data.plan.num_shapes, for "
+                "example to 16."
+            )
         if self.config.encoder.checkpoint_activations:
             raise ConfigError(
-                "model.config.encoder.checkpoint_activations is on: recomputation sets the state of generators, which "
-                "a graph cannot do. Switch it off, or take microbatches without graphs."
+                "model.kernels.step is graph and model.config.encoder.checkpoint_activations is on: recomputation sets "
+                "the state of generators, which a graph cannot do. Set the step to torch, or switch checkpointing off."
             )
         self.kernels = replace(self.kernels, step="graph")
         self._graph_settings = num_shapes, capture or CudaCapture()
@@ -327,8 +332,9 @@ class NestModel(NestNetwork, pl.LightningModule):
             return None
         if self.trainer.precision == "16-mixed":
             raise ConfigError(
-                "trainer.precision is 16-mixed, which scales the loss by a factor that changes, and a graph cannot "
-                "follow it. Take bf16-mixed, or microbatches without graphs."
+                "model.kernels.step is graph and trainer.precision is 16-mixed, which scales the loss by a factor that "
+                "changes: a graph cannot follow it. Set trainer.precision to bf16-mixed, or model.kernels.step to "
+                "torch."
             )
         num_microbatches, num_ranks = self.trainer.accumulate_grad_batches, self.trainer.world_size
         return StepGraphs(self, *self._graph_settings, num_microbatches=num_microbatches, num_ranks=num_ranks)
@@ -358,6 +364,8 @@ class NestModel(NestNetwork, pl.LightningModule):
         plan = None if dataset is None else dataset.plan
         num_shapes = None if plan is None else plan.config.num_shapes
         requests = self.stop_requests
+        if self.kernels.step == "graph" and self._graph_settings is None:
+            self.use_graphs(num_shapes)  # an error is raised before other parts are raced
         self._chosen = choose_kernels(
             self.kernels, self._stored, self.config, self.trainer, plan, lambda: requests.preempted_here
         )

@@ -60,8 +60,13 @@ def cache_key(setting: Setting, device: str, determinism: object, parts: Sequenc
         given: The settings of the run: a whole step is raced in the forms that are set by hand.
     """
     versions = [torch.__version__, torch.version.cuda, _version("triton"), _version("nestmodel")]
+    sizes = asdict(setting)
+    for without_effect in ("seed", "optimizer"):
+        del sizes["config"][without_effect]
     content = [
-        asdict(setting),
+        sizes,
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
         device,
         repr(determinism),
         list(parts),
@@ -74,21 +79,23 @@ def cache_key(setting: Setting, device: str, determinism: object, parts: Sequenc
 
 def read_result(key: str) -> Result | None:
     """Returns the result for a key; None if there is none. Warns if the file is damaged or cannot be read."""
-    path = cache_path()
+    path = Path(_FILE)
     try:
+        path = cache_path()
         entry = _read(path).get(key)
         return None if entry is None else _parse(entry)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, ConfigError, RecursionError) as error:
+    except (OSError, ValueError, ConfigError, RuntimeError) as error:  # RuntimeError: nested too deeply, or no home
         warnings.warn(f"{path}: ignored, because it is damaged or cannot be read ({error}).", stacklevel=2)
         return None
 
 
 def write_result(key: str, result: Result) -> None:
     """Adds a result to the file; other results stay. Warns if the file cannot be written."""
-    path = cache_path()
+    path = Path(_FILE)
     try:
+        path = cache_path()
         try:
             entries = _read(path)
         except (ValueError, FileNotFoundError, RecursionError):
@@ -103,7 +110,7 @@ def write_result(key: str, result: Result) -> None:
         except BaseException:
             os.unlink(name)
             raise
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
         warnings.warn(f"{path}: the choice of kernels is not kept for the next run ({error}).", stacklevel=2)
 
 
@@ -148,7 +155,7 @@ def _parse_row(row: Any) -> Row:
         raise ValueError("a row has other fields")
     texts = [row[name] for name in ("part", "form", "reason")]
     numbers = [row[name] for name in ("seconds", "error", "allowed")]
-    are_numbers = all(number is None or type(number) in (int, float) for number in numbers)
+    are_numbers = all(number is None or type(number) is float for number in numbers)
     if not all(isinstance(text, str) for text in texts) or not are_numbers or row["verdict"] not in get_args(Verdict):
         raise ValueError("a row has a field of another type")
     return Row(**row)

@@ -35,12 +35,8 @@ MIN_GAIN = 0.03
 
 _ERROR_FACTOR = 2.0
 _NUM_ULPS = 4
-_NORM_FLOOR = 0.1
-"""A tensor with a smaller share of the norm of all tensors is measured by this share of it. Some gradients are zero
-except for rounding, such as those of a bias in front of batch norm, so that their relative errors are random: with a
-floor of 1 %, such a gradient of a small block in bfloat16 was 11 % off in the plain form, and 27 % in a correct one."""
-
 _MAX_REASON = 160
+_NOT_TRIED, _OUT_OF_MEMORY = "not tried", "out of memory"
 
 _T = TypeVar("_T")
 
@@ -58,6 +54,10 @@ class Part:
 
     ulp: float
     """Distance from 1 to the next number in the type of the run's matrix products."""
+
+    norm_floor: float = 0.1
+    """A tensor with a smaller share of the norm of all tensors is measured by this share of it. Some gradients are zero
+    except for rounding, such as those of a bias in front of batch norm, so that their relative errors are random."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +79,11 @@ class Row:
     reason: str = ""
     """Why the form failed, or why it is wrong without an error."""
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether another race would find the same: not if time or memory was missing."""
+        return self.verdict != "failed" or not self.reason.startswith((_NOT_TRIED, _OUT_OF_MEMORY))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -92,7 +97,7 @@ class Limits:
 
 
 Stopwatch = Callable[[Run, float], list[float]]
-"""Runs repeatedly for about so many seconds, and returns the seconds of each run."""
+"""Runs a computation repeatedly for about the given seconds, and returns the seconds of each run."""
 
 
 class Race:
@@ -154,7 +159,7 @@ class Race:
             if isinstance(expected, list):
                 reason = "the plain form failed, with which it is compared"
                 if form == TORCH or errors_of_plain:
-                    built = self._attempt(part, form, partial(_build, part.forms[form], expected))
+                    built = self._attempt(part, form, partial(_build, part.forms[form], expected, part.norm_floor))
                     if not isinstance(built, str):
                         runs[form], errors = built
                         rows[form] = _judged(part, form, errors, errors_of_plain or errors)
@@ -170,13 +175,13 @@ class Race:
     def _attempt(self, part: Part, form: str, function: Callable[[], _T]) -> _T | str:
         """Returns the result, or the reason why there is none: the error itself would keep its tensors alive."""
         if time.monotonic() > self._end_s:
-            return f"not tried, because the race has taken {self._limits.race_s:g} s"
+            return f"{_NOT_TRIED}, because the race has taken {self._limits.race_s:g} s"
         if reason := self._on_progress():
             return reason
         try:
             return function()
         except Exception as error:  # kernels and compilers can fail in many ways
-            reason = "out of memory" if is_out_of_memory(error) else last_error_line(error)[:_MAX_REASON]
+            reason = _OUT_OF_MEMORY if is_out_of_memory(error) else last_error_line(error)[:_MAX_REASON]
         try:
             self._recover()
         except Exception as error:
@@ -187,10 +192,10 @@ class Race:
         return reason
 
 
-def relative_errors(values: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
+def relative_errors(values: Sequence[Tensor], expected: Sequence[Tensor], norm_floor: float) -> list[float]:
     """Returns the Frobenius norm of each difference over that of the expected values; NaN where a value is not finite.
 
-    Norms of expected values count as at least `_NORM_FLOOR` of the norm of all of them.
+    Norms of expected values count as at least the share `norm_floor` of the norm of all of them.
 
     Raises:
         ValueError: A shape differs.
@@ -198,7 +203,7 @@ def relative_errors(values: Sequence[Tensor], expected: Sequence[Tensor]) -> lis
     if [value.shape for value in values] != [each.shape for each in expected]:
         raise ValueError("outputs or gradients have other shapes than those of the reference")
     norms = [_norm(each) for each in expected]
-    floor = _NORM_FLOOR * math.hypot(*norms)
+    floor = norm_floor * math.hypot(*norms)
     return [
         _norm(value.to(each.dtype) - each) / max(norm, floor) if norm or floor else _norm(value)
         for value, each, norm in zip(values, expected, norms, strict=True)
@@ -215,10 +220,10 @@ def _checked(values: Sequence[Tensor]) -> list[Tensor]:
     return list(values)
 
 
-def _build(build: Callable[[], Run], expected: Sequence[Tensor]) -> tuple[Run, list[float]]:
+def _build(build: Callable[[], Run], expected: Sequence[Tensor], norm_floor: float) -> tuple[Run, list[float]]:
     """Builds a form, runs it once, and returns it with the errors of its outputs and gradients."""
     run = build()
-    return run, relative_errors(run(), expected)
+    return run, relative_errors(run(), expected, norm_floor)
 
 
 def _judged(part: Part, form: str, errors: list[float], errors_of_plain: list[float]) -> Row:

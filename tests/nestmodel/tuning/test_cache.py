@@ -125,3 +125,19 @@ def test_the_key_changes_with_everything_that_decides(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cache, "source_digest", lambda package: f"other code of {package}")
     keys.append(cache_key(SETTING, "a GPU", False, PARTS, Kernels()))
     assert len(set(keys)) == len(keys)
+
+
+def test_without_a_home_directory_a_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda _: {}["no such user"])
+    with pytest.warns(UserWarning, match=r"kernels\.json: ignored"):
+        assert read_result("key") is None
+    with pytest.warns(UserWarning, match="not kept for the next run"):
+        write_result("key", RESULT)
+
+
+def test_the_seed_and_the_optimizer_need_no_race_of_their_own() -> None:
+    key = cache_key(SETTING, "a GPU", False, PARTS, Kernels())
+    config = replace(SETTING.config, seed=7, optimizer=replace(SETTING.config.optimizer, lr=1.0))
+    assert cache_key(replace(SETTING, config=config), "a GPU", False, PARTS, Kernels()) == key

@@ -170,6 +170,6 @@ def test_a_form_that_breaks_the_device_is_named_with_the_remedy() -> None:
 
 def test_small_tensors_are_measured_by_a_share_of_the_norm_of_all() -> None:
     large, small = torch.full((100,), 10.0), torch.zeros(3)  # a norm of 100, so that the floor is 10
-    errors = relative_errors([large + 0.1, small + 0.01], [large, small])
+    errors = relative_errors([large + 0.1, small + 0.01], [large, small], 0.1)
     assert errors == pytest.approx([0.01, 0.001 * 3**0.5], rel=1e-4)
-    assert relative_errors([small], [small]) == [0.0]
+    assert relative_errors([small], [small], 0.1) == [0.0]
