@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Thread, Timer
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,9 @@ from benchmarks.gpu.measuring import median, spread
 from benchmarks.gpu.report import Row, Section
 from nestmodel.preflight.memory import PeakMemory
 from nestmodel.preflight.trial_step import noise_batch
+
+_ANSWER_S = 300.0
+"""Seconds after which NeMo's process is ended if it has not answered."""
 
 PEER = Path(__file__).parents[1] / "peers" / "nemo_turns.py"
 ATTENTION: dict[str, dict[str, Any]] = {"default attention": {}, "fused attention": {"use_pytorch_sdpa": True}}
@@ -53,14 +56,17 @@ class NemoProcess:
 
         Raises:
             MemoryError: The GPU has too little memory for NeMo.
-            RuntimeError: The process has ended.
+            RuntimeError: The process has ended, or was ended because it did not answer.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
+            timer = Timer(_ANSWER_S, self._process.kill)
+            timer.start()
             line = self._process.stdout.readline()
+            timer.cancel()
         except BrokenPipeError:
             line = ""
         if not line:

@@ -10,28 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nemo_model import PRESETS
 from torch import Tensor
 
 STEPS = 6
 """Steps of a process, of which the first two are warm-up."""
 
-SIZES: dict[str, dict[str, Any]] = {
-    "small": PRESETS["small"],
-    "large": PRESETS["large"],
-    "quantizer": {"d_model": 64, "n_heads": 4, "n_layers": 1},
-}
+WHAT = ("small", "large", "quantizer")
+"""What can be measured."""
 
 
 def sizes(what: str) -> dict[str, Any]:
     """Returns the sizes of the measured model. The quantizer has the same size in every preset."""
-    return SIZES[what]
+    from nemo_model import PRESETS  # beside this file, which the parent process imports from elsewhere
+
+    return {"d_model": 64, "n_heads": 4, "n_layers": 1} if what == "quantizer" else PRESETS[what]
 
 
 def parse(description: str | None) -> argparse.Namespace:
     """Parses the arguments, and sets the number of threads."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("what", choices=list(SIZES))
+    parser.add_argument("what", choices=WHAT)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--steps", type=int, default=STEPS)
