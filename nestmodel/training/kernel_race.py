@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 import pytorch_lightning as pl
 import torch
 import torch._dynamo as dynamo
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 import nestguard
-from nestdata import BatchPlan
+from nestdata import BatchPlan, last_error_line
 from nestmodel.config import NestConfig
+from nestmodel.errors import TrainingError
 from nestmodel.nn.kernel_choice import Kernels, default_kernels, kernels_of
 from nestmodel.training.determinism import determinism
 from nestmodel.tuning.cache import Result, cache_key, read_result, write_result
@@ -98,7 +99,16 @@ def _choose(
         rank_zero_info(f"the kernels of the checkpoint were chosen on {stored.device}: they are chosen anew on {name}.")
     if plan is None or not raced_parts(device, given):
         return Choice(kernels=given.resolve(default_kernels(device.type)), device=name)
-    raced = race(given, config, trainer, plan, must_stop=must_stop)
+    try:
+        raced = race(given, config, trainer, plan, must_stop=must_stop)
+    except TrainingError:
+        raise
+    except Exception as error:  # a run can do without a race, and other ranks wait for the choice
+        rank_zero_warn(
+            f"the forms of kernels are not raced ({last_error_line(error)}), and those without a race are used. Set "
+            "model.kernels by hand to race none."
+        )
+        return Choice(kernels=given.resolve(default_kernels(device.type)), device=f"{name}, {_CUT_SHORT}")
     rank_zero_info(f"kernels for {name}:\n{format_table(raced)}")
     return Choice(kernels=given.resolve(raced.kernels), device=f"{name}, {_CUT_SHORT}" if must_stop() else name)
 

@@ -301,3 +301,16 @@ def test_a_whole_step_is_raced_if_a_rank_has_a_microbatch_that_may_be_a_graph(
     plan = BatchPlan([16000] * 40, 16000, PlanConfig(max_batch_seconds=8.0, microbatches_per_step=4))
     kernel_race.race(Kernels(), tiny_config(), runner, plan, reads_cache=False)
     assert raced == [["blocks", "step"] if is_raced else ["blocks"]]
+
+
+def test_a_run_goes_on_if_its_race_cannot_be_held(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_forms(monkeypatch.setattr, SLOW, FAST)
+
+    def fail(*_: object) -> Result:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(kernel_race, "_raced", fail)
+    with pytest.warns(UserWarning, match=r"not raced \(planted\), and those without a race are used"):
+        model = run()
+    assert form(model) == "torch"
+    assert model.trainer.global_step == 2
