@@ -41,6 +41,7 @@ ALLOWED = {
     "_foreach_mul_": "torch's product of many tensors in one call, which has no public name",
     "_foreach_zero_": "torch's zeros for many tensors in one call, which have no public name",
     "_cuda_endAllocateToPool": "what torch does not do at the end of an invalid capture, in `step_graph`",
+    "_cuda_releasePool": "what torch does not do at the end of an invalid capture, in `step_graph`",
     "_scaled_dot_product_efficient_attention": "the kernel behind torch's attention, for benchmarks/fake_gpu.py",
     "_setup_dataloader_from_config": "NeMo's own choice of its loaders, for benchmarks/peers/nemo_loading.py",
     "_workers": "torch keeps the processes of a loader only there",
