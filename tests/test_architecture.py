@@ -46,8 +46,6 @@ ALLOWED = {
     "_setup_dataloader_from_config": "NeMo's own choice of its loaders, for benchmarks/peers/nemo_loading.py",
     "_workers": "torch keeps the processes of a loader only there",
     "_option_string_actions": "argparse has no public list of its options",
-    "_log_mels": "nestmodel's own features, for `nestmodel.evaluate`",
-    "_emphasise": "nestmodel's own features, for `nestmodel.evaluate`",
 }
 
 # Private names that a class may use from a base class outside of the project.
