@@ -29,7 +29,8 @@ from nestmodel.training.lightning_private import launched_processes
 from nestmodel.training.resume import check_checkpoint
 from nestmodel.training.startup import watch_ranks
 
-from .arguments import SEEDS, Parser, with_explicit_booleans, with_preset_paths
+from .arguments import Parser
+from .keys import SEEDS
 from .preflight import PreflightTrainer
 from .program import UsageError
 
@@ -99,7 +100,7 @@ class _Cli(LightningCLI):
 
 
 def run(arguments: list[str]) -> int:
-    """Parses the command line and runs it; returns the exit code."""
+    """Parses the command line, as `cli.dialect` translated it, and runs it; returns the exit code."""
     Parser.command = arguments[0]
     on_terminal = sys.stderr.isatty()
     # The warning is meant for programs that ignore sys.argv; these are the user's arguments with presets resolved.
@@ -114,7 +115,7 @@ def run(arguments: list[str]) -> int:
         trainer_class=PreflightTrainer,
         parser_class=Parser,
         auto_configure_optimizers=False,
-        args=with_explicit_booleans(with_preset_paths(arguments)),
+        args=arguments,
         seed_everything_default=0,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={
