@@ -29,7 +29,7 @@ from nestmodel.training.lightning_private import launched_processes
 from nestmodel.training.resume import check_checkpoint
 from nestmodel.training.startup import watch_ranks
 
-from .arguments import Parser
+from .arguments import Parser, read_field_docstrings
 from .keys import SEEDS
 from .preflight import PreflightTrainer
 from .program import UsageError
@@ -102,6 +102,8 @@ class _Cli(LightningCLI):
 def run(arguments: list[str]) -> int:
     """Parses the command line, as `cli.dialect` translated it, and runs it; returns the exit code."""
     Parser.command = arguments[0]
+    if "--help" in arguments:
+        read_field_docstrings()
     on_terminal = sys.stderr.isatty()
     # The warning is meant for programs that ignore sys.argv; these are the user's arguments with presets resolved.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
