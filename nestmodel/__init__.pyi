@@ -208,7 +208,7 @@ from .training.callbacks.health import (
 from .training.callbacks.health import (
     UnhealthyTrainingWarning as UnhealthyTrainingWarning,
 )
-from .training.callbacks.progress import PlainProgress as PlainProgress
+from .training.callbacks.progress import Progress as Progress
 from .training.callbacks.stall_guard import StallGuard as StallGuard
 from .training.callbacks.throughput import Throughput as Throughput
 from .training.checkpoints import (
@@ -270,7 +270,6 @@ __all__ = [
     "NestOutput",
     "NetworkInput",
     "OptimizerConfig",
-    "PlainProgress",
     "Preempted",
     "PreemptionHandler",
     "PreflightConfig",
@@ -279,6 +278,7 @@ __all__ = [
     "ProbeError",
     "ProbeReport",
     "ProbeScore",
+    "Progress",
     "QuantizerConfig",
     "RejectedUtterance",
     "SkippedStepWarning",
