@@ -60,6 +60,12 @@ from .evaluate.encode import (
 from .evaluate.encode import (
     parse_layers as parse_layers,
 )
+from .evaluate.encode_audio import (
+    AudioFeatures as AudioFeatures,
+)
+from .evaluate.encode_audio import (
+    encode as encode,
+)
 from .evaluate.error_rates import (
     ErrorCounts as ErrorCounts,
 )
@@ -119,6 +125,9 @@ from .formats.conversion import (
 )
 from .formats.conversion import (
     import_model as import_model,
+)
+from .formats.conversion import (
+    save_network as save_network,
 )
 from .formats.model_file import read_config as read_config
 from .formats.nemo_config import config_from_nemo as config_from_nemo
@@ -208,7 +217,7 @@ from .training.callbacks.health import (
 from .training.callbacks.health import (
     UnhealthyTrainingWarning as UnhealthyTrainingWarning,
 )
-from .training.callbacks.progress import PlainProgress as PlainProgress
+from .training.callbacks.progress import Progress as Progress
 from .training.callbacks.stall_guard import StallGuard as StallGuard
 from .training.callbacks.throughput import Throughput as Throughput
 from .training.checkpoints import (
@@ -230,6 +239,7 @@ from .training.preemption import (
 
 __all__ = [
     "Alphabet",
+    "AudioFeatures",
     "BudgetConfig",
     "BudgetReport",
     "BudgetTrial",
@@ -270,7 +280,6 @@ __all__ = [
     "NestOutput",
     "NetworkInput",
     "OptimizerConfig",
-    "PlainProgress",
     "Preempted",
     "PreemptionHandler",
     "PreflightConfig",
@@ -279,6 +288,7 @@ __all__ = [
     "ProbeError",
     "ProbeReport",
     "ProbeScore",
+    "Progress",
     "QuantizerConfig",
     "RejectedUtterance",
     "SkippedStepWarning",
@@ -292,6 +302,7 @@ __all__ = [
     "WeightsError",
     "config_from_nemo",
     "count_errors",
+    "encode",
     "error_difference",
     "error_rate",
     "error_reduction",
@@ -313,4 +324,5 @@ __all__ = [
     "run_frame_probe",
     "run_preflight",
     "run_probe",
+    "save_network",
 ]
