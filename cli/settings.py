@@ -245,7 +245,7 @@ SETTINGS = (
         letter="o",
     ),
     Setting("log", "log", "Output", "csv, tensorboard, wandb or mlflow; repeatable.", metavar="NAME", kind="list"),
-    Setting("quiet", "quiet", "Output", "Print only warnings and errors.", kind="switch"),
+    Setting("quiet", "quiet", "Output", "Show no summary and no progress.", kind="switch"),
     Setting(
         "find-budget",
         "find_budget",

@@ -63,6 +63,12 @@ from .evaluate.encode import (
 from .evaluate.encode import (
     parse_layers as parse_layers,
 )
+from .evaluate.encode_audio import (
+    AudioFeatures as AudioFeatures,
+)
+from .evaluate.encode_audio import (
+    encode as encode,
+)
 from .evaluate.error_rates import (
     ErrorCounts as ErrorCounts,
 )
@@ -122,6 +128,9 @@ from .formats.conversion import (
 )
 from .formats.conversion import (
     import_model as import_model,
+)
+from .formats.conversion import (
+    save_network as save_network,
 )
 from .formats.model_file import read_config as read_config
 from .formats.nemo_config import config_from_nemo as config_from_nemo
@@ -211,7 +220,7 @@ from .training.callbacks.health import (
 from .training.callbacks.health import (
     UnhealthyTrainingWarning as UnhealthyTrainingWarning,
 )
-from .training.callbacks.progress import PlainProgress as PlainProgress
+from .training.callbacks.progress import Progress as Progress
 from .training.callbacks.stall_guard import StallGuard as StallGuard
 from .training.callbacks.throughput import Throughput as Throughput
 from .training.checkpoints import (
@@ -233,6 +242,7 @@ from .training.preemption import (
 
 __all__ = [
     "Alphabet",
+    "AudioFeatures",
     "BudgetConfig",
     "BudgetReport",
     "BudgetTrial",
@@ -273,7 +283,6 @@ __all__ = [
     "NestOutput",
     "NetworkInput",
     "OptimizerConfig",
-    "PlainProgress",
     "Preempted",
     "PreemptionHandler",
     "PreflightConfig",
@@ -282,6 +291,7 @@ __all__ = [
     "ProbeError",
     "ProbeReport",
     "ProbeScore",
+    "Progress",
     "QuantizerConfig",
     "RejectedUtterance",
     "SkippedStepWarning",
@@ -295,6 +305,7 @@ __all__ = [
     "WeightsError",
     "config_from_nemo",
     "count_errors",
+    "encode",
     "error_difference",
     "error_rate",
     "error_reduction",
@@ -317,4 +328,5 @@ __all__ = [
     "run_frame_probe",
     "run_preflight",
     "run_probe",
+    "save_network",
 ]
