@@ -48,6 +48,9 @@ class Command:
     help: str
     """One line for the program's help."""
 
+    examples: tuple[str, ...] = ()
+    """Command lines, which the help of the command shows."""
+
     is_lightning: bool = False
     """Whether Lightning parses the arguments."""
 
@@ -133,14 +136,27 @@ def _run_lightning(command: Command, arguments: list[str]) -> int:
     Until the ranks connect to each other, every rank finds the same mistakes of usage and configuration: rank 0 alone
     prints them.
     """
+    from .dialect import HELP, translate
+
+    if not {*HELP}.isdisjoint(arguments):
+        from .short_help import short_help
+
+        print(short_help(arguments[0], command.help, command.examples, arguments[1:]))
+        return 0
+
     from nestmodel.training.startup import is_first_rank, watch_startup
 
-    with watch_startup() as watch:
-        try:
-            return cast(int, command.load()(arguments))
-        except Exception as error:
-            if not (_is_usage(error) and watch.is_active and not is_first_rank()):
-                raise
+    is_starting = True
+    try:
+        translated = translate(arguments)
+        with watch_startup() as watch:
+            try:
+                return cast(int, command.load()(translated))
+            finally:
+                is_starting = watch.is_active
+    except Exception as error:
+        if not (_is_usage(error) and is_starting and not is_first_rank()):
+            raise
     # Launchers end all ranks when one has failed: rank 0 may not have come to this error yet.
     time.sleep(_WAIT_FOR_RANK_0_S)
     return EXIT_USAGE
