@@ -28,7 +28,7 @@ from nestmodel.training.run_checks import check_outputs, check_run
 from nestmodel.training.run_summary import summarise_run
 from nestmodel.training.startup import is_first_rank, watch_ranks
 
-from .arguments import Parser
+from .arguments import Parser, read_field_docstrings
 from .display import print_results, print_summary, progress_callback, silence_lightning
 from .keys import SEEDS
 from .preflight import PreflightTrainer
@@ -130,6 +130,8 @@ class _Cli(LightningCLI):
 def run(arguments: list[str]) -> int:
     """Parses the command line, as `cli.dialect` translated it, and runs it; returns the exit code."""
     Parser.command = arguments[0]
+    if "--help" in arguments:
+        read_field_docstrings()
     # The warning is meant for programs that ignore sys.argv; these are the user's arguments with presets resolved.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     # Lightning causes this one; users cannot avoid it.
