@@ -7,12 +7,16 @@ them are shown without their secrets.
 
 import contextlib
 import difflib
+import errno
 import importlib
 import importlib.metadata
+import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, cast
 
@@ -26,6 +30,9 @@ DISTRIBUTION = "nest-pretrain"
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+
+_WAIT_FOR_RANK_0_S = 10.0
+"""Seconds that the other ranks leave to rank 0 to print a mistake that they have found as well."""
 
 # Typer's class for all wrong usage is not exported; its subclass is.
 _TyperUsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -80,8 +87,8 @@ class Program:
         An empty one prints the help on stderr, as wrong usage.
 
         Returns:
-            The exit code: 0 for success, 1 for a problem that the printed line explains, 2 for wrong usage, 130 after
-            Ctrl-C. A command may return others.
+            The exit code: 0 for success, 1 for a problem that the printed line explains, 2 for wrong usage or
+            configuration, 130 after Ctrl-C. A command may return others.
         """
         arguments = list(sys.argv[1:] if argv is None else argv)
         completed = completed_command(self.name)
@@ -99,13 +106,13 @@ class Program:
             result = self._app(called)(args=arguments, prog_name=self.name, standalone_mode=False)
         except (KeyboardInterrupt, typer.Abort):
             return _fail("interrupted", EXIT_INTERRUPTED)
-        except UsageError as error:
-            return _fail(error, EXIT_USAGE)
         except _TyperUsageError as error:
             return _fail(self._usage_line(error), EXIT_USAGE)
         except Exception as error:
-            if isinstance(error, OSError) and error.filename is not None and not (called and called.is_lightning):
-                return _fail(f"{error.filename}: {error.strerror}. Check the path and its permissions.", EXIT_ERROR)
+            if _is_usage(error):
+                return _fail(_message(error), EXIT_USAGE)
+            if isinstance(error, OSError) and _is_of_a_users_file(error):
+                return _fail(_file_message(error), EXIT_ERROR)
             if not _is_explained(error):
                 sys.excepthook = _print_traceback
                 raise
@@ -165,7 +172,11 @@ class Program:
 
 
 def _run_lightning(command: Command, arguments: list[str]) -> int:
-    """Runs a command whose arguments Lightning parses. Signals are handled even while torch is being imported."""
+    """Runs a command whose arguments Lightning parses. Signals are handled even while torch is being imported.
+
+    Until the ranks connect to each other, every rank finds the same mistakes of usage and configuration: rank 0 alone
+    prints them.
+    """
     from .dialect import HELP, translate
 
     if not {*HELP}.isdisjoint(arguments):
@@ -173,28 +184,66 @@ def _run_lightning(command: Command, arguments: list[str]) -> int:
 
         print(short_help(arguments[0], command.help, command.examples, arguments[1:]))
         return 0
-    translated = translate(arguments)
 
-    from nestmodel.training.startup import watch_startup
+    from nestmodel.training.startup import is_first_rank, watch_startup
 
-    with watch_startup():
-        return cast(int, command.load()(translated))
+    is_starting = True
+    try:
+        translated = translate(arguments)
+        with watch_startup() as watch:
+            try:
+                return cast(int, command.load()(translated))
+            finally:
+                is_starting = watch.is_active
+    except Exception as error:
+        if not (_is_usage(error) and is_starting and not is_first_rank()):
+            raise
+    # Launchers end all ranks when one has failed: rank 0 may not have come to this error yet.
+    time.sleep(_WAIT_FOR_RANK_0_S)
+    return EXIT_USAGE
 
 
 def _no_command() -> None:
     """Placeholder for a command that is not called."""
 
 
-def _is_explained(error: Exception) -> bool:
+def _is_usage(error: Exception) -> bool:
+    """Returns whether an error is a mistake of usage or configuration, which a second try would only repeat."""
     # Imported only after an error, which keeps `--help` and `--version` fast.
-    from nestdata import NestDataError
+    from nestdata import ConfigError
     from nestguard import GuardError
-    from nestmodel import NestModelError
+    from nestmodel import ConfigError as ModelConfigError
 
     # Lightning takes seconds to import: only a process that has imported it can have raised its error.
     lightning = sys.modules.get("lightning_fabric.utilities.exceptions")
-    explained = () if lightning is None else (lightning.MisconfigurationException,)
-    return isinstance(error, (NestDataError, NestModelError, GuardError, *explained))
+    refused = () if lightning is None else (lightning.MisconfigurationException,)
+    return isinstance(error, (UsageError, ConfigError, ModelConfigError, GuardError, *refused))
+
+
+def _is_explained(error: Exception) -> bool:
+    from nestdata import NestDataError
+    from nestmodel import NestModelError
+
+    return isinstance(error, (NestDataError, NestModelError))
+
+
+def _is_of_a_users_file(error: OSError) -> bool:
+    """Returns whether a system error names a file, and none of the system or the installation.
+
+    A file that is missing there is a bug, or a broken installation: its traceback says more.
+    """
+    if not isinstance(error.filename, str | bytes):
+        return False
+    folders = ("/proc", "/sys", sys.prefix, sys.base_prefix, Path(__file__).parent)
+    return not any(Path(os.fsdecode(error.filename)).is_relative_to(folder) for folder in folders)
+
+
+def _file_message(error: OSError) -> str:
+    from nestdata.output import is_full_disk
+
+    is_full = is_full_disk(error) and error.errno != errno.EROFS
+    advice = "Make space, or write to another disk." if is_full else "Check the path and its permissions."
+    return f"{os.fsdecode(error.filename)}: {error.strerror}. {advice}"
 
 
 def _message(error: Exception) -> str:
