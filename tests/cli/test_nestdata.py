@@ -112,7 +112,6 @@ def test_prepare_without_a_usable_cut_reports_the_first_reason(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing command"),
         (["prepare"], "Missing argument 'INPUT'"),
         (["prepare", "a.json", "--sampling-rat", "3"], "No such option: --sampling-rat"),
         (["prepare", "a.json", "--probe", "some"], "Invalid value for '--probe'"),
