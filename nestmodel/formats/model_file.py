@@ -26,6 +26,7 @@ from nestmodel.errors import NestModelError, WeightsError
 from nestmodel.formats.hub import fetch_from_hub, is_on_hub, parse_hub_name
 from nestmodel.formats.nemo_archive import read_nemo_config, read_nemo_state
 from nestmodel.formats.safetensors import TensorFile, open_tensors
+from nestmodel.formats.training_record import TrainingRecord, record_of
 
 ModelFileKind = Literal["nemo", "checkpoint", "safetensors"]
 CONFIG_KEY = "nest_config"
@@ -51,6 +52,8 @@ class ModelFile:
 
     _read_config: Callable[[], NestConfig]
     _read_state: Callable[[], dict[str, Tensor]]
+    record: TrainingRecord | None = None
+    """What is known about the training of the weights; None for files that are not checkpoints of a run."""
 
     def read_config(self) -> NestConfig:
         """Returns the configuration of the model, or of the model whose encoder the file holds.
@@ -89,6 +92,7 @@ def open_model_file(path: str | Path) -> Iterator[ModelFile]:
     path = Path(path)
     with ExitStack() as stack:
         file, kind = _open(path, stack)
+        record = None
         with _as_weights_error(path):
             if kind == "nemo":
                 tar = stack.enter_context(tarfile.open(fileobj=file))
@@ -96,10 +100,11 @@ def open_model_file(path: str | Path) -> Iterator[ModelFile]:
             elif kind == "checkpoint":
                 checkpoint = _load_checkpoint(path)
                 readers = partial(_config_of, checkpoint), partial(_state_of, checkpoint, path)
+                record = record_of(checkpoint)
             else:
                 tensors = stack.enter_context(open_tensors(path))
                 readers = partial(_config_of_tensors, tensors), tensors.tensors
-        yield ModelFile(path, kind, source, *readers)
+        yield ModelFile(path, kind, source, readers[0], readers[1], record)
 
 
 def read_config(path: str | Path) -> NestConfig:
