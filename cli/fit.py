@@ -1,7 +1,7 @@
 """`nestmodel fit`, `validate` and `preflight`: Lightning's command line with our model and data module."""
 
-import logging
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -10,28 +10,28 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
-from nestdata.output import check_writable
 from nestmodel import (
     Curves,
     Health,
     NestDataModule,
     NestModel,
-    PlainProgress,
     PreemptionHandler,
+    Progress,
     StallGuard,
     Throughput,
-    WeightsError,
-    newest_checkpoint,
     prepare_deterministic,
 )
 from nestmodel.training.launcher import check_main_address
 from nestmodel.training.lightning_private import launched_processes
-from nestmodel.training.resume import check_checkpoint
-from nestmodel.training.startup import watch_ranks
+from nestmodel.training.resume import LAST, LAST_REQUIRED, find_resumed
+from nestmodel.training.run_checks import check_outputs, check_run
+from nestmodel.training.run_summary import summarise_run
+from nestmodel.training.startup import is_first_rank, watch_ranks
 
-from .arguments import SEEDS, Parser, with_explicit_booleans, with_preset_paths
+from .arguments import Parser, read_field_docstrings
+from .display import print_results, print_summary, progress_callback, silence_lightning
+from .keys import SEEDS
 from .preflight import PreflightTrainer
-from .program import UsageError
 
 _ONLY_WARNS = (
     "trainer.deterministic is 'warn': the backward pass of attention stays non-deterministic on a GPU. Set it to true "
@@ -50,21 +50,21 @@ class _Cli(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(StallGuard, "guard")
+        parser.add_argument("--quiet", type=bool, default=False, help="Show no summary and no progress.")
         for target in SEEDS:
             parser.link_arguments("seed_everything", target, compute_fn=int)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
         settings = self.config[self.config.subcommand]
-        if settings.get("ckpt_path") == "last":
-            # None before the first checkpoint, so the same command starts a run and resumes it.
-            newest = newest_checkpoint(Path(settings.trainer.default_root_dir or "."))
-            settings.ckpt_path = None if newest is None else str(newest)
-        if (path := settings.get("ckpt_path")) is not None:
-            try:
-                check_checkpoint(Path(path))
-            except WeightsError as error:
-                raise UsageError(f"--ckpt_path {error}") from error
+        if (given := settings.get("ckpt_path")) is not None:
+            root = Path(settings.trainer.default_root_dir or ".")
+            found = find_resumed(
+                LAST_REQUIRED if self.config.subcommand == "validate" and given == LAST else given, root
+            )
+            settings.ckpt_path = None if found is None else str(found)
+            if found is None and self.config.subcommand == "fit" and is_first_rank():
+                print(f"no checkpoint in {root}: starting at step 0", file=sys.stderr)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand]["trainer"]
@@ -74,10 +74,11 @@ class _Cli(LightningCLI):
             warnings.warn(_ONLY_WARNS, stacklevel=1)
         cast(NestDataModule, self.datamodule).use_fork_server()
         trainer = super().instantiate_trainer(**kwargs)
+        if self.config[self.subcommand].quiet or settings["enable_progress_bar"]:
+            callbacks = cast(Any, trainer).callbacks
+            callbacks[:] = [one for one in callbacks if not isinstance(one, Progress)]
         watch_ranks(lambda: launched_processes(trainer))
         check_main_address(trainer)
-        if self.subcommand != "preflight" and trainer.is_global_zero and not settings["fast_dev_run"]:
-            check_writable(Path(trainer.default_root_dir))
         if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
             return trainer  # The user chose loggers, or none.
         csv_logger = CSVLogger(trainer.default_root_dir, name="")
@@ -87,34 +88,62 @@ class _Cli(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
-        for callback in cast(Any, self.trainer).callbacks:
-            if isinstance(callback, StallGuard):
-                callback.start(self.trainer)  # before the ranks connect to each other
+        self._check("fit")
+        self._started_s = time.monotonic()
+        guard = next(one for one in cast(Any, self.trainer).callbacks if isinstance(one, StallGuard))
+        self._print_summary(guard)
+        guard.start(self.trainer)  # before the ranks connect to each other
+
+    def _print_summary(self, guard: StallGuard) -> None:
+        settings = self.config[self.subcommand]
+        if settings.quiet or not self.trainer.is_global_zero:
+            return
+        rows = summarise_run(
+            self.trainer,
+            cast(NestModel, self.model),
+            cast(NestDataModule, self.datamodule),
+            seed=self.config.get("seed_everything", 0),
+            ckpt_path=settings.ckpt_path,
+            directory=Path(self.trainer.log_dir or self.trainer.default_root_dir),
+            loggers=[type(logger).__name__ for logger in self.trainer.loggers],
+            is_watched=guard.enabled,
+        )
+        print_summary(rows)
+
+    def before_validate(self) -> None:
+        self._check("validate")
+
+    def before_preflight(self) -> None:
+        self._check("fit")
+
+    def _check(self, stage: str) -> None:
+        model, data = cast(NestModel, self.model), cast(NestDataModule, self.datamodule)
+        path = self.config[self.subcommand].get("ckpt_path")
+        check_run(model, data, self.trainer, stage=stage, ckpt_path=None if path is None else Path(path))
+        if self.subcommand != "preflight":
+            check_outputs(self.trainer)
 
     def after_fit(self) -> None:
-        run_dir = self.trainer.log_dir
-        if self.trainer.is_global_zero and run_dir is not None and not cast(Any, self.trainer).fast_dev_run:
-            print(f"metrics: {Path(run_dir) / 'metrics.csv'}\ncurves: {Path(run_dir) / 'curves.png'}")
-            print(f"checkpoints: {Path(run_dir) / 'checkpoints'}")
+        print_results(self.trainer, time.monotonic() - self._started_s)
 
 
 def run(arguments: list[str]) -> int:
-    """Parses the command line and runs it; returns the exit code."""
+    """Parses the command line, as `cli.dialect` translated it, and runs it; returns the exit code."""
     Parser.command = arguments[0]
-    on_terminal = sys.stderr.isatty()
+    if "--help" in arguments:
+        read_field_docstrings()
     # The warning is meant for programs that ignore sys.argv; these are the user's arguments with presets resolved.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     # Lightning causes this one; users cannot avoid it.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
-    # Lightning prints advertisements at every start.
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda r: "Tip:" not in r.getMessage())
+    silence_lightning()
     cli = _Cli(
         NestModel,
         NestDataModule,
         trainer_class=PreflightTrainer,
         parser_class=Parser,
         auto_configure_optimizers=False,
-        args=with_explicit_booleans(with_preset_paths(arguments)),
+        args=arguments,
         seed_everything_default=0,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={
@@ -123,9 +152,10 @@ def run(arguments: list[str]) -> int:
                 Health(),
                 Curves(),
                 PreemptionHandler(),
-                *([] if on_terminal else [PlainProgress()]),
+                progress_callback(),
             ],
-            "enable_progress_bar": on_terminal,
+            "enable_model_summary": False,
+            "enable_progress_bar": False,
             "use_distributed_sampler": False,
         },
     )

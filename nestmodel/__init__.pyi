@@ -22,6 +22,9 @@ from .config import (
     QuantizerConfig as QuantizerConfig,
 )
 from .config import (
+    preset_names as preset_names,
+)
+from .config import (
     preset_path as preset_path,
 )
 from .errors import (
@@ -217,7 +220,7 @@ from .training.callbacks.health import (
 from .training.callbacks.health import (
     UnhealthyTrainingWarning as UnhealthyTrainingWarning,
 )
-from .training.callbacks.progress import PlainProgress as PlainProgress
+from .training.callbacks.progress import Progress as Progress
 from .training.callbacks.stall_guard import StallGuard as StallGuard
 from .training.callbacks.throughput import Throughput as Throughput
 from .training.checkpoints import (
@@ -280,7 +283,6 @@ __all__ = [
     "NestOutput",
     "NetworkInput",
     "OptimizerConfig",
-    "PlainProgress",
     "Preempted",
     "PreemptionHandler",
     "PreflightConfig",
@@ -289,6 +291,7 @@ __all__ = [
     "ProbeError",
     "ProbeReport",
     "ProbeScore",
+    "Progress",
     "QuantizerConfig",
     "RejectedUtterance",
     "SkippedStepWarning",
@@ -318,6 +321,7 @@ __all__ = [
     "normalise_text",
     "parse_layers",
     "prepare_deterministic",
+    "preset_names",
     "preset_path",
     "read_config",
     "run_ctc_probe",

@@ -20,17 +20,25 @@ from nestmodel.representation import changed_fields
 ConfigT = TypeVar("ConfigT")
 
 
+_PRESETS = Path(__file__).parent / "presets"
+
+
+def preset_names() -> list[str]:
+    """Returns the names of the presets of the package, sorted."""
+    return sorted(path.stem for path in _PRESETS.glob("*.yaml"))
+
+
 def preset_path(name: str) -> Path:
     """Returns the path of the YAML file of a preset of the package.
 
     Raises:
         ConfigError: No preset has that name.
     """
-    folder = Path(__file__).parent / "presets"
-    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    known = preset_names()
     if name not in known:
-        raise ConfigError(f"{name!r} is neither a file nor a preset. The presets are {', '.join(known)}.")
-    return folder / f"{name}.yaml"
+        hint = nearest_name_hint(name, known, min_similarity=0.6)
+        raise ConfigError(f"{name!r} is neither a file nor a preset{hint}. The presets are {', '.join(known)}.")
+    return _PRESETS / f"{name}.yaml"
 
 
 _require = partial(require, error=ConfigError)

@@ -24,6 +24,7 @@ from nestmodel.formats.model_file import CONFIG_KEY, open_model_file
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.onnx import write_onnx
 from nestmodel.formats.safetensors import write_tensors
+from nestmodel.formats.training_record import record_of
 from nestmodel.formats.weights import ENCODER_PREFIX, load_network
 from nestmodel.nn.network import NestNetwork
 from nestmodel.options import ExportFormat, WeightParts
@@ -146,7 +147,7 @@ def export_model(
     else:
         network = load_network(source)
         with open_model_file(source) as file:
-            record = file.record
+            record = record_of(file.entry)
     card = model_card(output.name, network.config, record, to=to, parts=parts, source=_name(network.source))
     if to == "huggingface":
         _write_directory(output, network, card, overwrite)

@@ -26,7 +26,6 @@ from nestmodel.errors import NestModelError, WeightsError
 from nestmodel.formats.hub import fetch_from_hub, is_on_hub, parse_hub_name
 from nestmodel.formats.nemo_archive import read_nemo_config, read_nemo_state
 from nestmodel.formats.safetensors import TensorFile, open_tensors
-from nestmodel.formats.training_record import TrainingRecord, record_of
 
 ModelFileKind = Literal["nemo", "checkpoint", "safetensors"]
 CONFIG_KEY = "nest_config"
@@ -52,8 +51,14 @@ class ModelFile:
 
     _read_config: Callable[[], NestConfig]
     _read_state: Callable[[], dict[str, Tensor]]
-    record: TrainingRecord | None = None
-    """What is known about the training of the weights; None for files that are not checkpoints of a run."""
+    _entries: Mapping[str, Any]
+
+    def entry(self, key: str) -> Any:
+        """Returns what a checkpoint holds under a key besides configuration and weights; None if it holds nothing.
+
+        The value is plain, but may have any type: the file is not trusted.
+        """
+        return self._entries.get(key)
 
     def read_config(self) -> NestConfig:
         """Returns the configuration of the model, or of the model whose encoder the file holds.
@@ -92,19 +97,19 @@ def open_model_file(path: str | Path) -> Iterator[ModelFile]:
     path = Path(path)
     with ExitStack() as stack:
         file, kind = _open(path, stack)
-        record = None
         with _as_weights_error(path):
+            entries: Mapping[str, Any] = {}
             if kind == "nemo":
                 tar = stack.enter_context(tarfile.open(fileobj=file))
-                readers: Any = partial(read_nemo_config, tar, path), partial(read_nemo_state, tar, path)
+                readers: tuple[Any, Any] = partial(read_nemo_config, tar, path), partial(read_nemo_state, tar, path)
             elif kind == "checkpoint":
                 checkpoint = _load_checkpoint(path)
+                entries = checkpoint
                 readers = partial(_config_of, checkpoint), partial(_state_of, checkpoint, path)
-                record = record_of(checkpoint)
             else:
                 tensors = stack.enter_context(open_tensors(path))
                 readers = partial(_config_of_tensors, tensors), tensors.tensors
-        yield ModelFile(path, kind, source, readers[0], readers[1], record)
+        yield ModelFile(path, kind, source, *readers, entries)
 
 
 def read_config(path: str | Path) -> NestConfig:

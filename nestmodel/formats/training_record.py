@@ -4,7 +4,7 @@ Checkpoints come from anywhere: a value of another type than expected is unknown
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -68,14 +68,18 @@ class TrainingRecord:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def record_of(checkpoint: Mapping[str, Any]) -> TrainingRecord | None:
-    """Returns the record of a checkpoint that a run has written; None for any other, whose training is unknown."""
-    settings = _mapping(checkpoint.get(SETTINGS_KEY))
+def record_of(entry: Callable[[str], Any]) -> TrainingRecord | None:
+    """Returns the record of a checkpoint that a run has written; None for any other file, whose training is unknown.
+
+    Args:
+        entry: Returns what a file holds under a key, which may have any type, or None.
+    """
+    settings = _mapping(entry(SETTINGS_KEY))
     if not settings:
         return None
-    stored = _mapping(checkpoint.get(RECORD_KEY))
+    stored = _mapping(entry(RECORD_KEY))
     return TrainingRecord(
-        steps=_count(checkpoint.get("global_step")),
+        steps=_count(entry("global_step")),
         version=_text(stored.get("version")),
         corpora=_corpora(stored.get("corpora")),
         noise=_corpora(stored.get("noise")),
