@@ -36,8 +36,8 @@ InputArguments = Annotated[
     list[Path],
     typer.Argument(
         metavar="INPUT",
-        help="Corpora, or any input of `nestdata prepare`: manifests, Kaldi directories, Hugging Face data sets, "
-        "folders of audio.",
+        help="Any input of `nestdata prepare`: audio files, folders of audio, CSV tables, lists of paths, manifests, "
+        "data sets, corpora.",
     ),
 ]
 CorpusArguments = Annotated[
