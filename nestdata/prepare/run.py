@@ -97,7 +97,7 @@ def prepare_corpus(
             done.
         jobs: Number of processes that probe audio. The corpus does not depend on it.
         dask: Address of a Dask scheduler whose workers probe the audio instead of local processes.
-        on_progress: Called after each task with what has been probed so far.
+        on_progress: Called before the first task and after each one, with what has been probed so far.
 
     Returns:
         A summary of the corpus.
@@ -129,7 +129,7 @@ def prepare_corpus(
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
         tasks = _tasks(sources, config, speech, partial, output)
         with closing(CorpusWriter(partial)) as writer:
-            traffic = _probe_sources(sources, tasks, pool, writer, on_progress)
+            traffic = _probe_sources(sources, tasks, pool, writer, config.sampling_rate, on_progress)
             stats = writer.finish(sources, config.sampling_rate)
             _check_rejects(writer, stats, sources, config)
         assert stats is not None
@@ -164,18 +164,24 @@ def _probe_sources(
     tasks: "Iterator[Task]",
     pool: Pool,
     writer: "CorpusWriter",
+    sampling_rate: int,
     on_progress: Callable[[PrepareProgress], None] | None,
 ) -> "Traffic":
     from nestdata.prepare.tasks import Traffic, run_task
 
     total_entries, total_shards = _totals(sources) if on_progress else (None, 0)
-    traffic, num_shards = Traffic(), 0
+    traffic, num_shards, hours = Traffic(), 0, 0.0
+    if on_progress:
+        on_progress(PrepareProgress(0, total_entries, 0, total_shards))
     for source_index, probed, more in pool.map(run_task, tasks):
         writer.add(probed, source_index)
         traffic = traffic.plus(more)
         num_shards += sources[source_index].items_per_task is not None
+        hours += probed.hours(sampling_rate)
         if on_progress:
-            on_progress(PrepareProgress(writer.num_entries, total_entries, num_shards, total_shards, traffic.read))
+            on_progress(
+                PrepareProgress(writer.num_entries, total_entries, num_shards, total_shards, traffic.read, hours)
+            )
     return traffic
 
 

@@ -110,8 +110,9 @@ PROGRAM = """
 import sys
 from nestdata import PrepareConfig, prepare_corpus
 def show(found):
-    print(found.entries, found.bytes_read, flush=True)
-    if found.entries == int(sys.argv[3]):
+    if found.entries:
+        print(found.entries, found.bytes_read, flush=True)
+    if 0 < found.entries == int(sys.argv[3]):
         print("waiting", flush=True)
         sys.stdin.read()
 prepare_corpus([sys.argv[1]], sys.argv[2], PrepareConfig(probe="decode"), on_progress=show)

@@ -48,8 +48,8 @@ class AudioFolder:
         return f"{self.path} (file {number})"
 
     def count(self) -> int | None:
-        """Returns None: listing the files is all the work that `items` does."""
-        return None
+        """Returns the number of files, which takes a small part of the time of reading their headers."""
+        return sum(1 for _ in _audio_files(os.path.abspath(self.path), set()))
 
 
 @dataclass(frozen=True, slots=True)

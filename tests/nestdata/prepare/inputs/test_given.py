@@ -51,7 +51,9 @@ def test_many_audio_files_give_the_same_corpus_with_several_processes(audio: Pat
 
 def test_a_file_that_is_no_audio_is_rejected_and_one_that_is_missing_is_an_error(audio: Path, tmp_path: Path) -> None:
     (audio / "bad.wav").write_bytes(b"RIFF")
-    with pytest.raises(ManifestError, match=r"bad\.wav: no usable cut among 1 entries; the first: .*unreadable"):
+    with pytest.raises(
+        ManifestError, match=r"bad\.wav: no usable cut among 1 entries \(1 unreadable\); the first: .*unreadable"
+    ):
         prepare_corpus(audio / "bad.wav", tmp_path / "x.corpus")
     with pytest.raises(ManifestError, match=r"gone\.wav: no such file or folder"):
         prepare_corpus([audio / "a.flac", audio / "gone.wav"], tmp_path / "x.corpus")
