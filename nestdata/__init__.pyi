@@ -46,6 +46,7 @@ from .errors import OutputError as OutputError
 from .errors import PlanError as PlanError
 from .errors import StorageError as StorageError
 from .errors import last_error_line as last_error_line
+from .input_format import InputFormat as InputFormat
 from .output import output_directory as output_directory
 from .output import output_file as output_file
 from .pack.config import PackCodec as PackCodec
@@ -66,7 +67,6 @@ from .prepare.config import PrepareConfig as PrepareConfig
 from .prepare.config import ProbeMode as ProbeMode
 from .prepare.inputs import AudioInput as AudioInput
 from .prepare.inputs import AudioInputs as AudioInputs
-from .prepare.inputs import InputFormat as InputFormat
 from .prepare.inputs import audio_inputs as audio_inputs
 from .prepare.inputs.patterns import default_output as default_output
 from .prepare.load_audio import load_audio as load_audio

@@ -4,8 +4,9 @@
 an error that stops the run; `nestdata.prepare.probe` decides whether the audio of an entry is usable.
 """
 
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.detect import DetectedInput, common_root, detect_input
-from nestdata.prepare.inputs.entry import LABELS, Entry, InputFormat, Source
+from nestdata.prepare.inputs.entry import LABELS, Entry, Source
 from nestdata.prepare.inputs.given import AudioInput, AudioInputs, audio_inputs
 from nestdata.prepare.inputs.sources import InputOptions, open_sources
 

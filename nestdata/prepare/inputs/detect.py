@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import get_args
 
 from nestdata.errors import ManifestError, StorageError
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.detect_shards import ShardInput, detect_by_name, detect_folder, detect_nemo
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, check_manifest, open_lines, where_paths_start
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, check_manifest, open_lines, where_paths_start
 from nestdata.prepare.inputs.fairseq import fairseq_folder, is_fairseq
 from nestdata.prepare.inputs.folder import names_in
 from nestdata.prepare.inputs.huggingface import saved_version

@@ -21,21 +21,6 @@ from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.line_reader import LineReader, expanded
 from nestdata.storage import FileVersion, ObjectInfo, has_scheme, is_url, storage
 
-InputFormat = Literal[
-    "audio",
-    "folder",
-    "list",
-    "csv",
-    "nemo",
-    "lhotse",
-    "fairseq",
-    "kaldi",
-    "huggingface",
-    "parquet",
-    "shar",
-    "webdataset",
-]
-
 RejectReason = Literal[
     "missing",
     "not_a_file",

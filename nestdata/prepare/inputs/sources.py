@@ -8,10 +8,11 @@ from typing import Any
 
 from nestdata.corpus.channels import Channel
 from nestdata.errors import ConfigError
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio_files import AudioFiles
 from nestdata.prepare.inputs.detect import DetectedInput, common_root, detect_input
 from nestdata.prepare.inputs.detect_shards import ShardInput
-from nestdata.prepare.inputs.entry import InputFormat, Source
+from nestdata.prepare.inputs.entry import Source
 from nestdata.prepare.inputs.fairseq import FairseqManifest
 from nestdata.prepare.inputs.folder import AudioFolder, BucketFolder
 from nestdata.prepare.inputs.given import CorpusCuts, open_objects
