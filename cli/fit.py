@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
 from nestdata.output import check_writable
 from nestmodel import (
@@ -33,6 +32,7 @@ from .arguments import SEEDS, Parser, with_explicit_booleans, with_preset_paths
 from .display import print_results, print_summary, progress_callback, silence_lightning
 from .preflight import PreflightTrainer
 from .program import UsageError
+from .trackers import LOG_HELP, TrackerName, check_trackers, open_loggers, start_trackers, with_repeated_log
 
 _ONLY_WARNS = (
     "trainer.deterministic is 'warn': the backward pass of attention stays non-deterministic on a GPU. Set it to true "
@@ -51,6 +51,7 @@ class _Cli(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(StallGuard, "guard")
+        parser.add_argument("--log", type=list[TrackerName] | None, default=None, help=LOG_HELP)
         parser.add_argument("--quiet", action="store_true", help="Show no summary and no progress.")
         for target in SEEDS:
             parser.link_arguments("seed_everything", target, compute_fn=int)
@@ -62,6 +63,10 @@ class _Cli(LightningCLI):
             # None before the first checkpoint, so the same command starts a run and resumes it.
             newest = newest_checkpoint(Path(settings.trainer.default_root_dir or "."))
             settings.ckpt_path = None if newest is None else str(newest)
+        if settings.log is not None:
+            if settings.trainer.logger not in (None, True):
+                raise UsageError("--log and trainer.logger are both given: leave one of them out.")
+            check_trackers(settings.log)
         if (path := settings.get("ckpt_path")) is not None:
             try:
                 check_checkpoint(Path(path))
@@ -83,19 +88,25 @@ class _Cli(LightningCLI):
         check_main_address(trainer)
         if self.subcommand != "preflight" and trainer.is_global_zero and not settings["fast_dev_run"]:
             check_writable(Path(trainer.default_root_dir))
-        if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
-            return trainer  # The user chose loggers, or none.
-        csv_logger = CSVLogger(trainer.default_root_dir, name="")
-        version = f"version_{csv_logger.version}"
-        board = TensorBoardLogger(trainer.default_root_dir, name="", version=version, sub_dir="tensorboard")
-        trainer.loggers = [csv_logger, board]
+        if settings["logger"] in (None, True) and not settings["fast_dev_run"]:
+            given = self.config[self.subcommand]
+            names = given.log if self.subcommand == "fit" else None
+            trainer.loggers = open_loggers(names, Path(trainer.default_root_dir), given.get("ckpt_path"))
         return trainer
 
     def before_fit(self) -> None:
         self._started_s = time.monotonic()
         guard = next(one for one in cast(Any, self.trainer).callbacks if isinstance(one, StallGuard))
         self._print_summary(guard)
+        self._start_trackers()
         guard.start(self.trainer)  # before the ranks connect to each other
+
+    def _start_trackers(self) -> None:
+        given = self.config[self.subcommand]
+        if self.trainer.is_global_zero:
+            is_new = given.log is not None and given.ckpt_path is None
+            dataset = cast(NestDataModule, self.datamodule).train_dataset if is_new else None
+            start_trackers(self.trainer.loggers, given.as_dict(), dataset)
 
     def _print_summary(self, guard: StallGuard) -> None:
         settings = self.config[self.subcommand]
@@ -108,7 +119,7 @@ class _Cli(LightningCLI):
             seed=self.config.get("seed_everything", 0),
             ckpt_path=settings.ckpt_path,
             directory=Path(self.trainer.log_dir or self.trainer.default_root_dir),
-            loggers=[type(logger).__name__ for logger in self.trainer.loggers],
+            loggers=[str(logger.name or "csv") for logger in self.trainer.loggers],
             is_watched=guard.enabled,
         )
         print_summary(rows)
@@ -131,7 +142,7 @@ def run(arguments: list[str]) -> int:
         trainer_class=PreflightTrainer,
         parser_class=Parser,
         auto_configure_optimizers=False,
-        args=with_explicit_booleans(with_preset_paths(arguments)),
+        args=with_repeated_log(with_explicit_booleans(with_preset_paths(arguments))),
         seed_everything_default=0,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={
