@@ -9,18 +9,76 @@ PROGRAM = Program(
     help="Train, evaluate and convert NEST speech encoders.",
     commands={
         "fit": Command(
-            "fit:run", "Train a model, configured by YAML files and --section.key flags.", is_lightning=True
+            "fit:run",
+            "Train a model on corpora, with the settings of a preset or a YAML file.",
+            (
+                "nestmodel fit speech.corpus --config demo",
+                "nestmodel fit speech.corpus --noise noise.corpus -c small --max-steps 1000",
+                "nestmodel fit speech.corpus --config large --devices 8 -o runs/large --resume",
+            ),
+            is_lightning=True,
         ),
-        "validate": Command("fit:run", "Evaluate a checkpoint on the validation corpus.", is_lightning=True),
+        "validate": Command(
+            "fit:run",
+            "Evaluate a checkpoint on the validation corpus.",
+            (
+                "nestmodel validate speech.corpus --val-corpus val.corpus --config small \\\n"
+                "    --ckpt-path last -o runs/small",
+                "nestmodel validate --config runs/small/version_0/config.yaml --ckpt-path last",
+            ),
+            is_lightning=True,
+        ),
         "preflight": Command(
-            "fit:run", "Check ranks, disks, audio, memory and network with the flags of fit.", is_lightning=True
+            "fit:run",
+            "Check ranks, disks, audio, memory and network with the options of fit.",
+            (
+                "nestmodel preflight speech.corpus --config large --devices 8",
+                "nestmodel preflight speech.corpus --config large --find-budget",
+                "nestmodel preflight speech.corpus --config large --num-shapes 16 --tune",
+            ),
+            is_lightning=True,
         ),
-        "features": Command("features:features_command", "Extract encoder features, one file per utterance."),
+        "presets": Command(
+            "presets:presets_command",
+            "Compare the presets, or print one as YAML.",
+            ("nestmodel presets", "nestmodel presets large > run.yaml"),
+        ),
+        "features": Command(
+            "features:features_command",
+            "Extract encoder features, one file per utterance.",
+            (
+                "nestmodel features last.ckpt talks/ -o talks.features",
+                "nestmodel features last.ckpt speech.corpus -o speech.features --layers all",
+            ),
+        ),
         "probe": Command(
-            "probe:probe_command", "Evaluate what the encoder has learned, beside an untrained encoder and log-mels."
+            "probe:probe_command",
+            "Evaluate what the encoder has learned, beside an untrained encoder and log-mels.",
+            (
+                "nestmodel probe last.ckpt speech.corpus --label language",
+                "nestmodel probe last.ckpt train.json --test test.json --task ctc -o probe",
+            ),
         ),
-        "import": Command("import_model:import_command", "Convert a NeMo or safetensors model to a checkpoint."),
-        "export": Command("export_model:export_command", "Export a model to NeMo, Hugging Face, safetensors or ONNX."),
+        "import": Command(
+            "import_model:import_command",
+            "Convert a NeMo or safetensors model to a checkpoint.",
+            ("nestmodel import ssl_en_nest_large.nemo",),
+        ),
+        "export": Command(
+            "export_model:export_command",
+            "Export a model to NeMo, Hugging Face, safetensors or ONNX.",
+            ("nestmodel export last.ckpt --to nemo", "nestmodel export last.ckpt --to huggingface -o encoder"),
+        ),
+    },
+    other_names={
+        "convert": "export",
+        "evaluate": "validate",
+        "extract": "features",
+        "plan": "nestdata plan",
+        "prepare": "nestdata prepare",
+        "pretrain": "fit",
+        "test": "validate",
+        "train": "fit",
     },
 )
 

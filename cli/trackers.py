@@ -107,11 +107,6 @@ class Tracker(Logger):
             self._paused_until_s = time.monotonic() + _PAUSE_S
 
 
-def with_repeated_log(arguments: list[str]) -> list[str]:
-    """Returns the arguments with `--log NAME` in the form by which jsonargparse adds to a list."""
-    return [re.sub(r"^--log(=(?!\[)|$)", r"--log+\1", argument) for argument in arguments]
-
-
 def check_trackers(names: Sequence[TrackerName]) -> None:
     """Checks that the packages of trackers are installed.
 

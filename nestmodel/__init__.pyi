@@ -22,6 +22,9 @@ from .config import (
     QuantizerConfig as QuantizerConfig,
 )
 from .config import (
+    preset_names as preset_names,
+)
+from .config import (
     preset_path as preset_path,
 )
 from .errors import (
@@ -59,6 +62,12 @@ from .evaluate.encode import (
 )
 from .evaluate.encode import (
     parse_layers as parse_layers,
+)
+from .evaluate.encode_audio import (
+    AudioFeatures as AudioFeatures,
+)
+from .evaluate.encode_audio import (
+    encode as encode,
 )
 from .evaluate.error_rates import (
     ErrorCounts as ErrorCounts,
@@ -119,6 +128,9 @@ from .formats.conversion import (
 )
 from .formats.conversion import (
     import_model as import_model,
+)
+from .formats.conversion import (
+    save_network as save_network,
 )
 from .formats.model_file import read_config as read_config
 from .formats.nemo_config import config_from_nemo as config_from_nemo
@@ -230,6 +242,7 @@ from .training.preemption import (
 
 __all__ = [
     "Alphabet",
+    "AudioFeatures",
     "BudgetConfig",
     "BudgetReport",
     "BudgetTrial",
@@ -292,6 +305,7 @@ __all__ = [
     "WeightsError",
     "config_from_nemo",
     "count_errors",
+    "encode",
     "error_difference",
     "error_rate",
     "error_reduction",
@@ -307,10 +321,12 @@ __all__ = [
     "normalise_text",
     "parse_layers",
     "prepare_deterministic",
+    "preset_names",
     "preset_path",
     "read_config",
     "run_ctc_probe",
     "run_frame_probe",
     "run_preflight",
     "run_probe",
+    "save_network",
 ]

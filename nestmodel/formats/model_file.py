@@ -1,4 +1,4 @@
-"""Reading model files: NeMo archives, checkpoints of `nestmodel fit`, and safetensors.
+"""Reading model files: NeMo archives, checkpoints of `nestmodel fit`, and safetensors, on disk or on a hub.
 
 The kind of a file is detected once, from its content and not from its name. Configuration and weights are then read
 from the open file. No file can run code while it is read, and a damaged file raises an error that names it.
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from nestmodel.config import NestConfig
 from nestmodel.errors import NestModelError, WeightsError
+from nestmodel.formats.hub import fetch_from_hub, is_on_hub, parse_hub_name
 from nestmodel.formats.nemo_archive import read_nemo_config, read_nemo_state
 from nestmodel.formats.safetensors import TensorFile, open_tensors
 
@@ -45,8 +46,19 @@ class ModelFile:
 
     path: Path
     kind: ModelFileKind
+    source: str
+    """Where the file is from: its path, or its name on the hub."""
+
     _read_config: Callable[[], NestConfig]
     _read_state: Callable[[], dict[str, Tensor]]
+    _entries: Mapping[str, Any]
+
+    def entry(self, key: str) -> Any:
+        """Returns what a checkpoint holds under a key besides configuration and weights; None if it holds nothing.
+
+        The value is plain, but may have any type: the file is not trusted.
+        """
+        return self._entries.get(key)
 
     def read_config(self) -> NestConfig:
         """Returns the configuration of the model, or of the model whose encoder the file holds.
@@ -71,23 +83,33 @@ class ModelFile:
 def open_model_file(path: str | Path) -> Iterator[ModelFile]:
     """Opens a model file. Configuration and weights are read only on request.
 
+    Args:
+        path: A path, or the name of a model on the Hugging Face hub, `hf://owner/name`, which is downloaded.
+
     Raises:
-        WeightsError: The file does not exist, is of no known kind, or is damaged.
+        ConfigError: The package that downloads models is not installed.
+        WeightsError: The file does not exist, is of no known kind, is damaged, or cannot be downloaded.
     """
+    source = str(path)
+    if is_on_hub(path):
+        path, model = fetch_from_hub(parse_hub_name(path))
+        source = str(model)
     path = Path(path)
     with ExitStack() as stack:
         file, kind = _open(path, stack)
         with _as_weights_error(path):
+            entries: Mapping[str, Any] = {}
             if kind == "nemo":
                 tar = stack.enter_context(tarfile.open(fileobj=file))
-                readers: Any = partial(read_nemo_config, tar, path), partial(read_nemo_state, tar, path)
+                readers: tuple[Any, Any] = partial(read_nemo_config, tar, path), partial(read_nemo_state, tar, path)
             elif kind == "checkpoint":
                 checkpoint = _load_checkpoint(path)
+                entries = checkpoint
                 readers = partial(_config_of, checkpoint), partial(_state_of, checkpoint, path)
             else:
                 tensors = stack.enter_context(open_tensors(path))
                 readers = partial(_config_of_tensors, tensors), tensors.tensors
-        yield ModelFile(path, kind, *readers)
+        yield ModelFile(path, kind, source, *readers, entries)
 
 
 def read_config(path: str | Path) -> NestConfig:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nestcli.nestmodel import main
-from nestcli.trackers import Tracker, check_trackers, open_loggers, start_trackers, with_repeated_log
+from nestcli.trackers import Tracker, check_trackers, open_loggers, start_trackers
 from nestmodel import ConfigError, TrainingError
 from tests.cli.test_display import fit_arguments
 from tests.conftest import MessyCorpora
@@ -59,13 +59,6 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 def test_tensorboard_is_left_out_if_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert len(open_loggers(None, tmp_path, None)) == 1
-
-
-def test_log_may_be_repeated() -> None:
-    given = ["fit", "--log", "csv", "--log=wandb", "--log=[csv, wandb]", "--log_every", "1", "--login"]
-    assert with_repeated_log(given) == [
-        *("fit", "--log+", "csv", "--log+=wandb", "--log=[csv, wandb]", "--log_every", "1", "--login"),
-    ]
 
 
 def test_log_and_loggers_of_the_trainer_exclude_each_other(
