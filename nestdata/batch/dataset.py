@@ -15,6 +15,7 @@ import nestguard
 from nestdata.batch.augment import AugmentConfig, Chain
 from nestdata.batch.bad_audio import BadAudioConfig
 from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, MicrobatchKey
+from nestdata.batch.corpus_roles import warn_of_noise
 from nestdata.batch.loader import BatchLoader, StartMethod
 from nestdata.batch.memory import BatchMemory, aligned
 from nestdata.batch.mix import Mix, SpeakerNoiseMixer, Speech, as_float32
@@ -75,6 +76,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         self._mixture_chain = Chain(self.augment.mixture, rate, name="augment.mixture")
         if self.noise.corpus is not None:
             self.noise.corpus.check_rate(self.corpus.corpora[0])
+            warn_of_noise(self.corpus, self.noise.corpus)
         self.remote: RemoteReader | None = None
         """Reads audio from object stores; None if there is none there."""
 

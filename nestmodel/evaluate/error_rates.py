@@ -204,4 +204,6 @@ def _bootstrap(
         times = generator.multinomial(num_utterances, np.full(num_utterances, 1 / num_utterances), _DRAWS_AT_A_TIME)
         draws.append(statistic(values @ times.T))
     low, high = np.quantile(np.concatenate(draws), _QUANTILES)
-    return Estimate(float(statistic(values.sum(axis=1, keepdims=True))[0]), float(low), float(high))
+    value = float(statistic(values.sum(axis=1, keepdims=True))[0])
+    # Draws of few utterances may all lie on one side of the value, by rounding or because one utterance decides it.
+    return Estimate(value, min(value, float(low)), max(value, float(high)))

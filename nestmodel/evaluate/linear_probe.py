@@ -38,7 +38,8 @@ class ProbeScore(NamedTuple):
         share, z2 = num_correct / num_scored, _NORMAL_QUANTILE**2 / num_scored
         centre = (share + z2 / 2) / (1 + z2)
         half = math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
-        return cls(share, max(0.0, centre - half), min(1.0, centre + half))
+        # The interval contains the share; by rounding, its bound could be 1e-16 beyond a share of 0 or 1.
+        return cls(share, min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half)))
 
 
 def fit_and_score(

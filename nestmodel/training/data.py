@@ -35,6 +35,7 @@ from nestdata import (
     start_fork_server,
 )
 from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
+from nestdata.batch.corpus_roles import warn_of_validation
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.training.resume import Settings, flatten_settings
 from nestmodel.training.run_checks import check_accumulation
@@ -97,6 +98,7 @@ class NestDataModule(pl.LightningDataModule):
         if val_corpus:
             unweighted = replace(plan, weights=None, temperature=1.0, mixed_lengths=False)
             self.val_dataset = self._open([val_corpus], unweighted, AugmentConfig())
+            warn_of_validation(self.train_dataset.corpus, self.val_dataset.corpus)
 
     def setup(self, stage: str) -> None:
         """Sets gradient accumulation, and converts the trainer's limits from optimizer steps to microbatches.

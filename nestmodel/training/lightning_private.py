@@ -23,6 +23,12 @@ def log_by_global_step(trainer: pl.Trainer) -> None:
     trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
 
+def set_global_step(trainer: pl.Trainer, step: int) -> None:
+    """Sets `trainer.global_step`, which Lightning restores for `fit` only, and the step of logged metrics."""
+    trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
+    log_by_global_step(trainer)
+
+
 def update_logged_metrics(trainer: pl.Trainer) -> None:
     """Sends the metrics of the last optimizer step to the loggers.
 

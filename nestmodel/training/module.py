@@ -38,7 +38,12 @@ from nestmodel.training.ddp_advice import suppress_unused_parameter_advice
 from nestmodel.training.gradient_sums import GradientSums
 from nestmodel.training.kernel_race import Choice, choose_kernels, device_name
 from nestmodel.training.launcher import destroy_process_group_at_exit
-from nestmodel.training.lightning_private import fix_gradient_buckets, log_by_global_step, scale_loop_progress
+from nestmodel.training.lightning_private import (
+    fix_gradient_buckets,
+    log_by_global_step,
+    scale_loop_progress,
+    set_global_step,
+)
 from nestmodel.training.nonfinite import SkippedSteps
 from nestmodel.training.resume import (
     Settings,
@@ -103,6 +108,8 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._val_stats: Tensor | None = None
         self._train_counts = DecayedCounts()
         self._record = TrainingRecord()
+        self._own_step: int | None = None
+        """Steps of the trainer itself, while it validates a checkpoint and has the step of that."""
 
     def use_kernels(self, kernels: Kernels, *, num_shapes: int | None, capture: Capture | None = None) -> None:
         """Sets the form of each part; see `NestNetwork.use_kernels`.
@@ -349,6 +356,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         Lightning does not call it after an error.
         """
         destroy_process_group_at_exit()
+        if self._own_step is not None:
+            set_global_step(self.trainer, self._own_step)
+            self._own_step = None
         for norm in self._norms:
             norm.stop_collecting()
         self._norms = []
@@ -382,10 +392,15 @@ class NestModel(NestNetwork, pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Validates that data and settings match the checkpoint, and converts its progress to the number of ranks.
 
+        A validation takes only the number of the checkpoint's step, under which it is reported.
+
         Raises:
             ConfigError: Data or settings differ.
         """
         if not self._is_fitting():
+            if self._is_attached():
+                self._own_step = self.trainer.global_step
+                set_global_step(self.trainer, checkpoint["global_step"])
             return
         if SETTINGS_KEY in checkpoint:
             settings, device = checkpoint[SETTINGS_KEY], self.trainer.strategy.root_device
@@ -414,8 +429,11 @@ class NestModel(NestNetwork, pl.LightningModule):
         return self._chosen or Choice(kernels=kernels, device=device_name(device))
 
     def _is_fitting(self) -> bool:
+        return self._is_attached() and self.trainer.state.fn == TrainerFn.FITTING
+
+    def _is_attached(self) -> bool:
         try:
-            return bool(self.trainer.state.fn == TrainerFn.FITTING)
+            return self.trainer is not None
         except RuntimeError:  # the model has no trainer
             return False
 

@@ -155,6 +155,52 @@ def test_a_setting_that_lightning_refuses_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--trainer.strategy", "ddp", "--trainer.devices", "3"], "which 3 ranks cannot share evenly"),
+        (["--model.kernels.step", "graph"], "which needs batches of fixed shapes. Set data.plan.num_shapes"),
+        (["--trainer.accumulate_grad_batches", "5"], "trainer.accumulate_grad_batches is 5"),
+        (["--trainer.val_check_interval", "9", "--trainer.check_val_every_n_epoch", "1"], "but an epoch has"),
+        (["--ckpt_path", "last!"], "there is no checkpoint in "),
+        (["--guard.limits.step_s", "1800"], "the process group times out"),
+    ],
+)
+def test_a_mistake_of_configuration_is_exit_code_2_before_anything_is_written(
+    flags: list[str], message: str, messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if "guard" in flags[0]:
+        flags = [*flags, "--trainer.strategy.class_path", "DDPStrategy", "--trainer.strategy.timeout", "0:10:00"]
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    arguments = ["--config", tmp_path / "tiny.yaml", "--data.corpus", messy_corpora.speech]
+    arguments += ["--trainer.accelerator", "cpu", "--trainer.default_root_dir", tmp_path / "run", *flags]
+    assert main(["fit", *map(str, arguments)]) == 2
+    assert message in error_of(capsys)
+    assert {path.name for path in tmp_path.rglob("*")} <= {"tiny.yaml", "run"}
+
+
+@pytest.mark.slow
+def test_a_run_says_that_it_starts_anew_and_a_validation_has_the_step_of_its_checkpoint(
+    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trainer = {**TINY["trainer"], "callbacks": [{"class_path": "nestmodel.Checkpoints"}]}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "trainer": trainer}))
+    arguments = ["--config", tmp_path / "tiny.yaml", "--data.corpus", messy_corpora.speech, "--ckpt_path", "last"]
+    arguments += ["--data.val_corpus", messy_corpora.windows, "--trainer.accelerator", "cpu"]
+    arguments += ["--trainer.default_root_dir", tmp_path / "run"]
+    command = [*map(str, arguments)]
+    assert main(["validate", *command]) == 2
+    assert "there is no checkpoint in " in error_of(capsys)
+    assert main(["fit", *command]) == 0
+    assert capsys.readouterr().err.count(f"no checkpoint in {tmp_path / 'run'}: starting at step 0\n") == 1
+    assert main(["validate", *command]) == 0
+    assert "no checkpoint in" not in capsys.readouterr().err
+    (step,) = read_metrics(tmp_path / "run" / "version_1")["val_loss"][0]
+    assert step == 4
+    assert main(["fit", *command, "--data.mix.prob", "0.25"]) == 2
+    assert "the checkpoint was written by a run with other data or settings (data.mix.prob: " in error_of(capsys)
+
+
 @pytest.mark.parametrize("place", ["file/run", "/proc/run"])
 def test_a_directory_that_cannot_be_written_is_one_line_before_training(
     place: str, messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -219,6 +219,9 @@ def test_the_interval_of_a_score_is_the_wilson_interval() -> None:
     assert ProbeScore.from_counts(8, 10) == pytest.approx((0.8, 0.490162, 0.943318), abs=1e-6)
     assert ProbeScore.from_counts(0, 10) == pytest.approx((0.0, 0.0, 0.277533), abs=1e-6)
     assert ProbeScore.from_counts(10, 10) == pytest.approx((1.0, 0.722467, 1.0), abs=1e-6)
+    for number in range(1, 500):  # by rounding, the bound of 4 correct out of 4 was below 1
+        assert ProbeScore.from_counts(number, number).high == 1.0
+        assert ProbeScore.from_counts(0, number).low == 0.0
 
 
 def test_chance_level_is_the_share_of_the_most_frequent_class(
