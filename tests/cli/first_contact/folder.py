@@ -37,6 +37,7 @@ TINY = {
     },
     "data": {"plan": {"max_batch_seconds": 10.0, "microbatches_per_step": 2}, "num_workers": 0},
 }
+PROGRAMS = Path(__file__).parent / "programs"
 _STEPS = (
     "nestdata prepare speech.json -o speech.corpus",
     "nestdata prepare noises -o noise.corpus --pcm",
@@ -50,7 +51,7 @@ def make_folder(folder: Path, commands: Commands) -> None:
     """Writes the folder, and runs the commands that a user has run before."""
     folder.mkdir()
     rows = []
-    for i in range(24):
+    for i in range(40):  # a probe holds ten of them out
         hz = (150, 2000)[i % 2]
         seconds = 1.0 + 0.1 * (i % 8)
         speech = tone(hz, seconds) + hiss(round(16000 * seconds), i, level=0.02)
@@ -64,6 +65,8 @@ def make_folder(folder: Path, commands: Commands) -> None:
     _write_lists(folder, rows)
     _write_hostile(folder)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    for program in PROGRAMS.glob("*.py"):
+        shutil.copy(program, folder)
     (folder / "misspelt.yaml").write_text(yaml.safe_dump({"trainer": {"max_step": 3}}))
     for step in _STEPS:
         outcome = commands.run(step.split(), folder)

@@ -19,7 +19,7 @@ class Line:
     """Exit code."""
 
     says: str
-    """A whole line of the output, with `...` for anything; paths are relative to the newcomer's folder."""
+    """A line of the output, or several; `...` is anything, and paths are relative to the newcomer's folder."""
 
     err_lines: int = 1
     """Maximum number of lines on standard error that are not blank."""
@@ -56,11 +56,11 @@ LINES = (
     Line("nestmodel presets larg", 2, "error: ...larg...large..."),
     # nestdata prepare
     Line("nestdata prepare", 2, "error: Missing argument 'INPUT'. See `nestdata prepare --help`."),
-    Line("nestdata prepare talks", 0, "talks.corpus: 24 cuts, 0.01 h, 1.00 to 1.70 s"),
-    Line("nestdata prepare speech.json -o my.corpus --jobs 2", 0, "my.corpus: 24 cuts, 0.01 h, 1.00 to 1.70 s", 5),
+    Line("nestdata prepare talks", 0, "talks.corpus: 40 cuts, 0.01 h, 1.00 to 1.70 s"),
+    Line("nestdata prepare speech.json -o my.corpus --jobs 2", 0, "my.corpus: 40 cuts, 0.01 h, 1.00 to 1.70 s", 5),
     Line("nestdata prepare talk.wav", 0, "talk.corpus: 1 cuts, 0.00 h, 2.00 to 2.00 s"),
-    Line("nestdata prepare speech.csv -o my.corpus", 0, "my.corpus: 24 cuts, 0.01 h, 1.00 to 1.70 s"),
-    Line("nestdata prepare list.txt", 0, "list.corpus: 24 cuts, 0.01 h, 1.00 to 1.70 s"),
+    Line("nestdata prepare speech.csv -o my.corpus", 0, "my.corpus: 40 cuts, 0.01 h, 1.00 to 1.70 s"),
+    Line("nestdata prepare list.txt", 0, "list.corpus: 40 cuts, 0.01 h, 1.00 to 1.70 s"),
     Line("nestdata prepare speech.json -o speech.corpus", 1, "error: speech.corpus: exists already...--overwrite..."),
     Line("nestdata prepare nosuch -o my.corpus", 1, "error: nosuch: no such manifest..."),
     Line("nestdata prepare empty.json -o my.corpus", 1, "error: empty.json: ...empty..."),
@@ -81,7 +81,7 @@ LINES = (
         hidden=("silero_vad",),
     ),
     # nestdata pack, verify, plan and preview
-    Line("nestdata pack speech.corpus -o packed", 0, "packed: 24 cuts, 0.01 h, 1 shards, ... GB"),
+    Line("nestdata pack speech.corpus -o packed", 0, "packed: 40 cuts, 0.01 h, 1 shards, ... GB"),
     Line("nestdata verify speech.corpus", 0, "speech.corpus: ..."),
     Line("nestdata plan speech.corpus --max-batch-seconds 10", 0, "... steps per epoch, ... cuts, ... h", 0),
     Line("nestdata plan", 2, "error: no corpus: give CORPUS, or a configuration with data.corpus."),
@@ -160,4 +160,14 @@ LINES = (
         *("nestmodel import hf://nvidia/ssl_en_nest_large_v1.0", 1, "error: ...nest-pretrain[huggingface]..."),
         hidden=("huggingface_hub",),
     ),
+)
+
+PROGRAMS = (
+    Line("python batches.py", 0, "step 0, microbatch 0: ... cuts\nstep 0, microbatch 1: ... cuts", 0),
+    Line(
+        *("python loop.py", 0, "equal weights: True, in training mode: False\nexported: mine.nemo", 0),
+    ),
+    Line("python features.py", 0, "from a file: (25, 16)\nfrom samples: (25, 16)", 0),
+    Line("python dataset.py", 0, "the first batch: 0 0\nfrom a DataLoader: [0, 1, 2]", 0),
+    Line("python notebook.py", 0, "Corpus: short True, HTML True\nBatchPlan: short True, HTML True", 0),
 )

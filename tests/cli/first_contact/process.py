@@ -21,17 +21,15 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 TIMEOUT_S = 120.0
 _WARM = ("torch", "lhotse", "pytorch_lightning.cli", "jsonargparse", "matplotlib.pyplot", "rich.console", "yaml")
 _POLL_S = 0.02
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a command line did."""
 
     code: int
