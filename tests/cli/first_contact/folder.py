@@ -11,9 +11,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import yaml
 
-from tests.synthesis import hiss, tone, write_audio, write_jsonl
+from tests.synthesis import Samples, chirp, hiss, tone, write_audio, write_jsonl
 
 from .process import Commands
 
@@ -52,11 +53,11 @@ def make_folder(folder: Path, commands: Commands) -> None:
     folder.mkdir()
     rows = []
     for i in range(40):  # a probe holds ten of them out
-        hz = (150, 2000)[i % 2]
         seconds = 1.0 + 0.1 * (i % 8)
-        speech = tone(hz, seconds) + hiss(round(16000 * seconds), i, level=0.02)
-        write_audio(folder / "talks" / f"{i:02d}.flac", speech)
-        rows.append({"audio_filepath": f"talks/{i:02d}.flac", "text": "high" if i % 2 else "low", "pitch": "lh"[i % 2]})
+        name = f"talks/{i:02d}.flac"
+        speech = _bursts(seconds) if i % 2 else chirp(200, 4000, seconds)
+        write_audio(folder / name, speech + hiss(len(speech), i, level=0.02))
+        rows.append({"audio_filepath": name, "text": f"sound {i}", "sound": "bursts" if i % 2 else "sweep"})
     write_jsonl(folder / "speech.json", rows)
     write_jsonl(folder / "gone.json", [*rows, {"audio_filepath": "talks/gone.flac", "duration": 1.0}])
     write_audio(folder / "talk.wav", tone(300, 2.0) + hiss(32000, 90))
@@ -91,6 +92,12 @@ def copied(folder: Path, copy: Path) -> Iterator[Path]:
     for directory in locked:
         directory.chmod(0o755)
     shutil.rmtree(copy)
+
+
+def _bursts(seconds: float) -> Samples:
+    """Returns a tone that is on six times a second. A linear probe separates it from a sweep without an error."""
+    time = np.arange(round(16000 * seconds)) / 16000
+    return tone(400, seconds) * (np.sin(2 * np.pi * 6 * time) > 0)
 
 
 def _write_lists(folder: Path, rows: list[dict[str, str]]) -> None:

@@ -153,7 +153,7 @@ LINES = (
     Line("nestmodel features last.ckpt talks -o my.features --layers 7", 2, "error: layers is '7'..."),
     Line("nestmodel features talks last.ckpt -o my.features", 1, "error: talks: ..."),
     Line("nestmodel probe last.ckpt speech.json --label dialect", 1, "error: label is 'dialect'..."),
-    Line("nestmodel probe last.ckpt speech.json --label pitch -o probe", 0, "pitch: 2 classes, ..."),
+    Line("nestmodel probe last.ckpt speech.json --label sound -o probe", 0, "sound: 2 classes, ..."),
     Line("nestmodel export last.ckpt --to pytorch", 2, "error: Invalid value for '--to': 'pytorch' is not one of ..."),
     Line("nestmodel import model.nemo", 0, "model.ckpt", 0, 1),
     Line(

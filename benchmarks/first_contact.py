@@ -1,0 +1,105 @@
+"""Runs the 84 command lines and five programs of a newcomer in a checkout, and compares two checkouts.
+
+    python -m benchmarks.first_contact --checkout ../old -o old.json
+    python -m benchmarks.first_contact -o new.json
+    python -m benchmarks.first_contact --table old.json new.json
+
+The lines, and what each has to say, are those of `tests/cli/test_first_contact.py`. Each runs in a new process and in a
+new copy of the newcomer's folder, whose corpora and checkpoint were made by the same checkout.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.cli.first_contact.check import attempt, decisive_line, defects
+from tests.cli.first_contact.folder import make_folder
+from tests.cli.first_contact.lines import LINES, PROGRAMS
+from tests.cli.first_contact.process import commands
+
+from .measured import measured_line
+
+TIMED = ("nestdata --help", "nestmodel --help", "nestmodel fit --help", "nestdata prepare --help")
+ROUNDS = 9
+_LONGEST = 150
+
+
+def record(checkout: Path) -> dict[str, Any]:
+    """Returns what every line did, and the times of some in several rounds."""
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name).resolve()
+        with commands(checkout, work / "server", warm=False) as server:
+            make_folder(work / "folder", server)
+            lines = {}
+            for line in (*LINES, *PROGRAMS):
+                found = attempt(line, work / "folder", server)
+                lines[line.command] = {
+                    **found.outcome._asdict(),
+                    "says": decisive_line(line, found.outcome),
+                    "defects": defects(line, found),
+                }
+                sys.stderr.write(f"{line.command}: {'; '.join(defects(line, found)) or 'right'}\n")
+            times = {command: [] for command in TIMED}  # type: dict[str, list[float]]
+            for _ in range(ROUNDS):
+                for command in TIMED:
+                    times[command].append(server.run(command.split(), work).seconds)
+    return {"lines": lines, "times": times}
+
+
+def table(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Returns the comparison of two records as Markdown."""
+    records = (before, after)
+    right = [sum(not line["defects"] for line in record["lines"].values()) for record in records]
+    text = [
+        f"Right: {right[0]} of {len(before['lines'])} before, {right[1]} of {len(after['lines'])} now.",
+        "",
+        "| | command | before | lines | says | now | lines | says |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for number, command in enumerate(after["lines"], start=1):
+        cells = [_cells(record["lines"][command]) for record in records]
+        text.append(f"| {number} | {_code(command)} | {' | '.join(cells)} |")
+    text += ["", f"| median of {ROUNDS} | before, s | now, s |", "|---|---|---|"]
+    for command in TIMED:
+        medians = [f"{statistics.median(record['times'][command]):.2f}" for record in records]
+        text.append(f"| {_code(command)} | {' | '.join(medians)} |")
+    return "\n".join(text)
+
+
+def _cells(line: dict[str, Any]) -> str:
+    """Returns the exit code, the number of lines on both streams, and the decisive line."""
+    counts = "+".join(str(sum(bool(text.strip()) for text in line[stream].splitlines())) for stream in ("out", "err"))
+    says = line["says"]
+    code = f"{line['code']}" if not line["defects"] else f"**{line['code']}**"
+    return f"{code} | {counts} | {_code(says if len(says) <= _LONGEST else says[:_LONGEST] + ' ...')}"
+
+
+def _code(text: str) -> str:
+    """Returns a cell in which nothing but the bars of the table has a meaning."""
+    plain = "".join(letter if letter.isprintable() else "?" for letter in text).replace("|", "\\|")
+    fence = "``" if "`" in plain else "`"
+    return f"{fence} {plain} {fence}" if "`" in plain else f"{fence}{plain}{fence}" if plain else ""
+
+
+def main() -> None:
+    """Records a checkout, or prints the comparison of two records."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkout", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--table", nargs=2, type=Path, metavar="RECORD")
+    arguments = parser.parse_args()
+    if arguments.table:
+        before, after = (json.loads(path.read_text()) for path in arguments.table)
+        print(measured_line("cli", "tests/cli/first_contact") + "\n\n" + table(before, after))
+    elif arguments.output:
+        arguments.output.write_text(json.dumps(record(arguments.checkout.resolve()), indent=1) + "\n")
+    else:
+        parser.error("give --output FILE or --table BEFORE AFTER")
+
+
+if __name__ == "__main__":
+    main()
