@@ -4,8 +4,9 @@
     python -m benchmarks.first_contact -o new.json
     python -m benchmarks.first_contact --table old.json new.json
 
-The lines, and what each has to say, are those of `tests/cli/test_first_contact.py`. Each runs in a new process and in a
-new copy of the newcomer's folder, whose corpora and checkpoint were made by the same checkout.
+The lines, and what each has to say, are those of `tests/cli/test_first_contact.py`. Each runs in a process of its own,
+which is forked after the large dependencies were imported, and in a new copy of the newcomer's folder, whose corpora
+and checkpoint were made by the same checkout. The help is timed in processes that import what they need.
 """
 
 import argparse
@@ -32,21 +33,18 @@ def record(checkout: Path) -> dict[str, Any]:
     """Returns what every line did, and the times of some in several rounds."""
     with tempfile.TemporaryDirectory() as name:
         work = Path(name).resolve()
-        with commands(checkout, work / "server", warm=False) as server:
+        lines = {}
+        with commands(checkout, work / "warm", warm=True) as server:
             make_folder(work / "folder", server)
-            lines = {}
             for line in (*LINES, *PROGRAMS):
                 found = attempt(line, work / "folder", server)
-                lines[line.command] = {
-                    **found.outcome._asdict(),
-                    "says": decisive_line(line, found.outcome),
-                    "defects": defects(line, found),
-                }
-                sys.stderr.write(f"{line.command}: {'; '.join(defects(line, found)) or 'right'}\n")
-            times = {command: [] for command in TIMED}  # type: dict[str, list[float]]
-            for _ in range(ROUNDS):
-                for command in TIMED:
-                    times[command].append(server.run(command.split(), work).seconds)
+                wrong = defects(line, found)
+                says = decisive_line(line, found.outcome)
+                lines[line.command] = {**found.outcome._asdict(), "says": says, "defects": wrong}
+                sys.stderr.write(f"{line.command}: {'; '.join(wrong) or 'right'}\n")
+        with commands(checkout, work / "cold", warm=False) as server:
+            rounds = [{command: server.run(command.split(), work).seconds for command in TIMED} for _ in range(ROUNDS)]
+    times = {command: [seconds[command] for seconds in rounds] for command in TIMED}
     return {"lines": lines, "times": times}
 
 

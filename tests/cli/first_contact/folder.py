@@ -68,7 +68,6 @@ def make_folder(folder: Path, commands: Commands) -> None:
     (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     for program in PROGRAMS.glob("*.py"):
         shutil.copy(program, folder)
-    (folder / "misspelt.yaml").write_text(yaml.safe_dump({"trainer": {"max_step": 3}}))
     for step in _STEPS:
         outcome = commands.run(step.split(), folder)
         if outcome.code:
