@@ -5,6 +5,6 @@ import soundfile
 from nestmodel import encode, load_network
 
 network = load_network("last.ckpt")
-print("from a file:", tuple(encode(network, "talk.wav").shape))
-samples, rate = soundfile.read("talk.wav", dtype="float32")
-print("from samples:", tuple(encode(network, samples, rate).shape))
+print("from a file:", tuple(encode(network, "talk.wav").values.shape))
+samples, rate = soundfile.read("talk.wav")
+print("from samples:", tuple(encode(network, samples, sampling_rate=rate).values.shape))
