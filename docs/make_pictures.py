@@ -25,49 +25,96 @@ STAGES = (
     ("encoder", ("checkpoints, NeMo,", "Hugging Face, ONNX,", "features, probe"), MUTED),
 )
 ARROWS = ("prepare", "plan", "read", "train", "export")
+PACKAGES = (("nestdata", 1, 3), ("nestmodel", 4, 5))  # first and last stage
+NOTE = ("nestguard watches every process of a run,", "and names the one that holds up the others")
+
+
+class Drawing:
+    """Collects the elements of an SVG."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            'font-family="Helvetica, Arial, sans-serif">',
+            '<defs><marker id="tip" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto">'
+            f'<path d="M0,0 L9,4 L0,8 z" fill="{MUTED}"/></marker></defs>',
+            f'<rect width="{width}" height="{height}" rx="10" fill="{PAPER}"/>',
+        ]
+
+    def text(
+        self, x: float, y: float, words: str, size: int, colour: str, *, bold: bool = False, turn: str = ""
+    ) -> None:
+        """Adds centred text; `turn` is a transform such as a rotation."""
+        style = f'text-anchor="middle" font-size="{size}" fill="{colour}" font-weight="{"bold" if bold else "normal"}"'
+        style += f' transform="{turn}"' if turn else ""
+        self.parts.append(f'<text x="{x:g}" y="{y:g}" {style}>{html.escape(words)}</text>')
+
+    def stage(self, number: int, x: float, y: float, width: float, height: float) -> None:
+        """Adds the box of a stage."""
+        name, lines, colour = STAGES[number]
+        self.parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="8" fill="white" stroke="{colour}" '
+            'stroke-width="2"/>'
+        )
+        self.text(x + width / 2, y + 27, name, 19, colour, bold=True)
+        for line, words in enumerate(lines):
+            self.text(x + width / 2, y + 54 + 20 * line, words, 15, INK)
+
+    def arrow(self, x1: float, y1: float, x2: float, y2: float) -> None:
+        """Adds an arrow."""
+        self.parts.append(
+            f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{MUTED}" stroke-width="2" '
+            'marker-end="url(#tip)"/>'
+        )
+
+    def bracket(self, path: str) -> None:
+        """Adds a bracket, as the path of a line."""
+        self.parts.append(f'<path d="{path}" fill="none" stroke="{MUTED}"/>')
+
+    def write(self, path: Path) -> None:
+        """Writes the file."""
+        path.write_text("\n".join([*self.parts, "</svg>"]) + "\n", encoding="utf-8")
 
 
 def draw_data_path(path: Path) -> None:
-    """Draws the stages from manifests to an encoder, as SVG."""
+    """Draws the stages from manifests to an encoder, from left to right."""
     box, gap, height, top, left = 168, 66, 112, 62, 12
     width = 2 * left + len(STAGES) * box + (len(STAGES) - 1) * gap
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 236" '
-        'font-family="Helvetica, Arial, sans-serif">',
-        '<defs><marker id="tip" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto">'
-        f'<path d="M0,0 L9,4 L0,8 z" fill="{MUTED}"/></marker></defs>',
-        f'<rect width="{width}" height="236" rx="10" fill="{PAPER}"/>',
-    ]
-
-    def text(x: float, y: float, words: str, size: int, colour: str, weight: str = "normal") -> str:
-        style = f'text-anchor="middle" font-size="{size}" fill="{colour}" font-weight="{weight}"'
-        return f'<text x="{x:g}" y="{y:g}" {style}>{html.escape(words)}</text>'
-
-    for number, (name, lines, colour) in enumerate(STAGES):
+    drawing = Drawing(width, 236)
+    for number in range(len(STAGES)):
         x = left + number * (box + gap)
-        parts.append(
-            f'<rect x="{x}" y="{top}" width="{box}" height="{height}" rx="8" fill="white" stroke="{colour}" '
-            'stroke-width="2"/>'
-        )
-        parts.append(text(x + box / 2, top + 27, name, 19, colour, "bold"))
-        for line, words in enumerate(lines):
-            parts.append(text(x + box / 2, top + 54 + 20 * line, words, 15, INK))
+        drawing.stage(number, x, top, box, height)
         if number:
-            start, middle = x - gap + 4, top + height / 2
-            parts.append(
-                f'<line x1="{start}" y1="{middle}" x2="{x - 4}" y2="{middle}" stroke="{MUTED}" stroke-width="2" '
-                'marker-end="url(#tip)"/>'
-            )
-            parts.append(text(x - gap / 2, middle - 10, ARROWS[number - 1], 14, MUTED))
-    centre = [left + number * (box + gap) + box / 2 for number in range(len(STAGES))]
-    spans = (("nestdata", centre[1], centre[3]), ("nestmodel", centre[4], centre[5]))
-    for name, first, last in spans:
-        x, end, y = first - box / 2, last + box / 2, 40
-        parts.append(f'<path d="M{x},{y + 12} V{y} H{end} V{y + 12}" fill="none" stroke="{MUTED}"/>')
-        parts.append(text((x + end) / 2, y - 9, name, 17, INK, "bold"))
-    note = "nestguard watches every process of a run, and names the one that holds up the others"
-    parts.append(text(width / 2, 212, note, 15, MUTED))
-    path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
+            middle = top + height / 2
+            drawing.arrow(x - gap + 4, middle, x - 4, middle)
+            drawing.text(x - gap / 2, middle - 10, ARROWS[number - 1], 14, MUTED)
+    for name, first, last in PACKAGES:
+        start, end, y = left + first * (box + gap), left + last * (box + gap) + box, 40
+        drawing.bracket(f"M{start},{y + 12} V{y} H{end} V{y + 12}")
+        drawing.text((start + end) / 2, y - 9, name, 17, INK, bold=True)
+    drawing.text(width / 2, 212, " ".join(NOTE), 15, MUTED)
+    drawing.write(path)
+
+
+def draw_tall_data_path(path: Path) -> None:
+    """Draws the same stages from top to bottom, for narrow screens."""
+    box, gap, height, top, left = 252, 42, 112, 16, 60
+    width, centre = 360, left + box / 2
+    drawing = Drawing(width, top + len(STAGES) * (height + gap) + 40)
+    for number in range(len(STAGES)):
+        y = top + number * (height + gap)
+        drawing.stage(number, left, y, box, height)
+        if number:
+            drawing.arrow(centre, y - gap + 4, centre, y - 4)
+            drawing.text(centre + 36, y - gap / 2 + 5, ARROWS[number - 1], 14, MUTED)
+    for name, first, last in PACKAGES:
+        start, end, x = top + first * (height + gap), top + last * (height + gap) + height, 40
+        drawing.bracket(f"M{x + 12},{start} H{x} V{end} H{x + 12}")
+        middle = (start + end) / 2
+        drawing.text(x - 10, middle, name, 17, INK, bold=True, turn=f"rotate(-90 {x - 10} {middle:g})")
+    for line, words in enumerate(NOTE):
+        drawing.text(width / 2, top + len(STAGES) * (height + gap) + 4 + 20 * line, words, 14, MUTED)
+    drawing.write(path)
 
 
 def draw_curve(metrics: Path, path: Path) -> None:
@@ -113,6 +160,7 @@ def main() -> int:
     arguments = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
     draw_data_path(PICTURES / "data_path.svg")
+    draw_tall_data_path(PICTURES / "data_path_tall.svg")
     draw_curve(arguments.demo / "run" / "version_0", PICTURES / "curve.png")
     copy_preview(arguments.demo / "preview" / f"{arguments.cut}.png", PICTURES / "preview.png")
     sizes = {path.name: path.stat().st_size for path in sorted(PICTURES.iterdir())}

@@ -1,7 +1,8 @@
 """Adds files from outside docs/ to the site, and rewrites the links that lead to them.
 
-The pages link to measurements, manifests and sources by paths that work in the repository. Markdown and pictures
-among them become pages of the site; a link to any other file becomes its path in code style.
+The README is the first page of the site. The pages link to measurements, manifests and sources by paths that work in
+the repository. Markdown and pictures among them become pages of the site; a link to any other file becomes its path in
+code style.
 """
 
 import os
@@ -14,8 +15,18 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 REPOSITORY = Path(__file__).parents[1]
-ADDED = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "examples/README.md", "manifests/README.md")
+ADDED = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "benchmarks/README.md",
+    "examples/README.md",
+    "examples/finetune_ctc/README.md",
+    "manifests/README.md",
+)
 ADDED_FOLDERS = ("benchmarks/results",)
+# A picture that is HTML, because it has a variant for narrow screens.
+_PICTURE = re.compile(r'\b(src|srcset)="([^":]+)"')
 _LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -34,19 +45,26 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = Path(str(page.file.abs_src_path)).resolve()
     here = posixpath.dirname(page.file.src_uri)
 
+    def site_uri(target: str) -> str | None:
+        path = Path(os.path.normpath(source.parent / target))
+        uri = path.relative_to(REPOSITORY).as_posix() if path.is_relative_to(REPOSITORY) else ""
+        uri = uri.removeprefix("docs/")
+        return posixpath.relpath(uri, here or ".") if files.get_file_from_path(uri) is not None else None
+
     def rewrite(match: re.Match[str]) -> str:
         mark, text, target, anchor = match[1], match[2], match[3], match[4] or ""
-        if "://" in target:
-            return match[0]
         path = Path(os.path.normpath(source.parent / target))
-        if not path.is_relative_to(REPOSITORY):
+        if "://" in target or not path.is_relative_to(REPOSITORY):
             return match[0]
-        uri = path.relative_to(REPOSITORY).as_posix()
-        uri = uri.removeprefix("docs/") if uri.startswith("docs/") else uri
+        uri = site_uri(target)
+        if uri is not None:
+            return f"{mark}[{text}]({uri}{anchor})"
+        name = path.relative_to(REPOSITORY).as_posix()
         if path.is_dir():
-            return f"{text} (`{path.relative_to(REPOSITORY).as_posix()}/`)"
-        if files.get_file_from_path(uri) is not None:
-            return f"{mark}[{text}]({posixpath.relpath(uri, here or '.')}{anchor})"
-        return f"`{path.relative_to(REPOSITORY).as_posix()}`" if path.exists() else match[0]
+            return f"{text} (`{name}/`)"
+        return f"`{name}`" if path.exists() else match[0]
 
-    return _LINK.sub(rewrite, markdown)
+    def rewrite_picture(match: re.Match[str]) -> str:
+        return f'{match[1]}="{site_uri(match[2]) or match[2]}"'
+
+    return _PICTURE.sub(rewrite_picture, _LINK.sub(rewrite, markdown))

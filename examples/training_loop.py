@@ -1,4 +1,4 @@
-"""Pretrains the demo model without Lightning: a corpus, a plan, a network, and a loop."""
+"""Pretrains the demo model without Lightning: a corpus, a plan, a network and a loop. Saves it, and loads it again."""
 
 import sys
 import tempfile
@@ -16,7 +16,7 @@ from nestdata import (
     microbatches,
     prepare_corpus,
 )
-from nestmodel import NestConfig, NestNetwork, loss_stats
+from nestmodel import NestConfig, NestNetwork, load_network, loss_stats, save_network
 
 DEMO = Path(__file__).parents[1] / "manifests" / "demo"
 
@@ -40,6 +40,10 @@ def main(num_steps: int = 20) -> list[float]:
             optimizer.step()
             losses.append(loss.item())
             sys.stdout.write(f"step {batch.key.step}: {losses[-1]:.3f} nats\n")
+        # Every command takes this checkpoint as well: `nestmodel export demo.ckpt --to huggingface`.
+        path = save_network(network, Path(directory, "demo.ckpt"))
+        size = sum(parameter.numel() for parameter in load_network(path).parameters())
+        sys.stdout.write(f"saved and loaded {size:,} parameters\n")
     return losses
 
 

@@ -120,6 +120,9 @@ from .formats.conversion import (
 from .formats.conversion import (
     import_model as import_model,
 )
+from .formats.conversion import (
+    save_network as save_network,
+)
 from .formats.model_file import read_config as read_config
 from .formats.nemo_config import config_from_nemo as config_from_nemo
 from .formats.weights import (
@@ -313,4 +316,5 @@ __all__ = [
     "run_frame_probe",
     "run_preflight",
     "run_probe",
+    "save_network",
 ]

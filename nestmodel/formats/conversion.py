@@ -1,4 +1,4 @@
-"""Conversion of models between file formats: import to a checkpoint, export to another format.
+"""Writing models: a network to a checkpoint, import to a checkpoint, export to another format.
 
 This module selects the format and the default name of the result; other modules implement each format. A target is
 either complete or not written, and an export that the format cannot hold is rejected before anything is written.
@@ -41,7 +41,43 @@ _PARTS: Mapping[str, tuple[WeightParts, ...]] = {
 }
 
 
-def import_model(source: Path, output: Path | None = None, *, overwrite: bool = False) -> Path:
+def save_network(network: NestNetwork, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Writes a network to a checkpoint, which `load_network` and every command of `nestmodel` accept.
+
+    Args:
+        network: A network on any device; of a `NestModel`, configuration and weights are written as well.
+        path: The checkpoint to write.
+        overwrite: Whether to replace an existing file.
+
+    Returns:
+        The path of the checkpoint. It holds weights and configuration, and no optimizer state.
+
+    Raises:
+        ConfigError: The name is that of another format.
+        WeightsError: The checkpoint cannot be written.
+        OutputError: The target exists already, or another run is writing it.
+    """
+    path = Path(path)
+    other = next((name for name, suffix in _SUFFIXES.items() if path.suffix == suffix), None)
+    if other is not None:
+        raise ConfigError(
+            f"{path}: save_network writes checkpoints. Give a name such as {path.stem}.ckpt, or call "
+            f"export_model(network, {other!r}, {str(path)!r})."
+        )
+    checkpoint = {
+        CONFIG_KEY: asdict(network.config),
+        "state_dict": {name: value.detach().cpu() for name, value in network.state_dict().items()},
+        # Required by `--ckpt_path`.
+        "pytorch-lightning_version": version("pytorch-lightning"),
+        "epoch": 0,
+        "global_step": 0,
+    }
+    with output_file(path, overwrite=overwrite) as partial, _naming_target(path):
+        torch.save(checkpoint, partial)
+    return path
+
+
+def import_model(source: str | Path, output: str | Path | None = None, *, overwrite: bool = False) -> Path:
     """Converts a whole model to a checkpoint that every command of `nestmodel` accepts.
 
     Args:
@@ -56,25 +92,13 @@ def import_model(source: Path, output: Path | None = None, *, overwrite: bool = 
         WeightsError: The source cannot be read or does not hold a whole model, or the checkpoint cannot be written.
         OutputError: The target exists already, or another run is writing it.
     """
-    network = load_network(source)
-    output = output or Path(source.stem + ".ckpt")
-    checkpoint = {
-        CONFIG_KEY: asdict(network.config),
-        "state_dict": network.state_dict(),
-        # Required by `--ckpt_path`.
-        "pytorch-lightning_version": version("pytorch-lightning"),
-        "epoch": 0,
-        "global_step": 0,
-    }
-    with output_file(output, overwrite=overwrite) as path, _naming_target(output):
-        torch.save(checkpoint, path)
-    return output
+    return save_network(load_network(source), output or Path(source).stem + ".ckpt", overwrite=overwrite)
 
 
 def export_model(
-    source: Path,
+    source: NestNetwork | str | Path,
     to: ExportFormat,
-    output: Path | None = None,
+    output: str | Path | None = None,
     *,
     parts: WeightParts | None = None,
     overwrite: bool = False,
@@ -82,10 +106,10 @@ def export_model(
     """Exports a model to NeMo, Hugging Face, safetensors or ONNX.
 
     Args:
-        source: Any file that `load_network` reads.
+        source: A network, which is not changed, or any file that `load_network` reads.
         to: The format.
         output: The file to write, or the directory for Hugging Face; None writes to the working directory, named after
-            the source.
+            the source. A network has no name, so an output is required.
         parts: The parts to write; None writes all for NeMo, and the encoder for the other formats. Only safetensors
             can hold either.
         overwrite: Whether to replace an existing result.
@@ -95,7 +119,7 @@ def export_model(
 
     Raises:
         WeightsError: The source cannot be read or does not hold a whole model, or the result cannot be written.
-        ConfigError: The format cannot hold the model.
+        ConfigError: The format cannot hold the model, or a network was given without an output.
         OutputError: The target exists already, or another run is writing it.
     """
     parts = _PARTS[to][0] if parts is None else parts
@@ -103,14 +127,19 @@ def export_model(
         raise ConfigError(
             f"parts is {parts!r}: the format {to} can hold only {_PARTS[to][0]!r}. Leave it out, or use safetensors."
         )
-    output = output or Path(source.stem + _SUFFIXES[to])
-    network = load_network(source)
+    if output is None:
+        if isinstance(source, NestNetwork):
+            raise ConfigError("output is missing: a network has no name. Give the path of the result.")
+        output = Path(source).stem + _SUFFIXES[to]
+    output = Path(output)
+    network = source if isinstance(source, NestNetwork) else load_network(source)
     if to == "huggingface":
         _write_directory(output, network, overwrite)
         return output
     with output_file(output, overwrite=overwrite) as path:
         if to == "onnx":
-            write_onnx(path, network.config, network.encoder)
+            # The export runs the encoder in eval mode, on the CPU, in its plain form.
+            write_onnx(path, network.config, _copied(network).encoder if network is source else network.encoder)
             return output
         with _naming_target(output):
             if to == "nemo":
@@ -139,6 +168,13 @@ def _write_directory(output: Path, network: NestNetwork, overwrite: bool) -> Non
         _naming_target(output),
     ):
         write_huggingface(partial, network.config, network.state_dict())
+
+
+def _copied(network: NestNetwork) -> NestNetwork:
+    """Returns a network on the CPU with the same weights."""
+    copy = NestNetwork(network.config)
+    copy.load_state_dict(network.state_dict())
+    return copy
 
 
 @contextmanager

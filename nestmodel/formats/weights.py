@@ -63,15 +63,17 @@ class WeightReport:
 
 
 def load_network(path: str | Path) -> NestNetwork:
-    """Builds a network from a model file, with its configuration and all its weights.
+    """Builds a network from a model file, with its configuration and all its weights, on the CPU and in eval mode.
+
+    Call `train()` of the network to train it further.
 
     Args:
-        path: A `.nemo` file, a checkpoint of `nestmodel fit`, or a safetensors file.
+        path: A `.nemo` file, a checkpoint of `nestmodel fit` or `save_network`, or a safetensors file.
 
     Raises:
         WeightsError: The file cannot be read, or does not hold a whole model.
     """
-    return build_network(NestNetwork, path)
+    return build_network(NestNetwork, path).eval()
 
 
 def build_network(build: Callable[[NestConfig], NetworkT], path: str | Path) -> NetworkT:

@@ -1,5 +1,6 @@
 import json
 import sys
+import tarfile
 from functools import partial
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import torch
 from nestdata import OutputError, output_file
 from nestmodel import (
     ConfigError,
+    ExportFormat,
     NestConfig,
     NestModel,
     WeightsError,
     export_model,
     import_model,
     load_network,
+    save_network,
 )
 from tests.conftest import MessyCorpora
 from tests.nestdata.full_disk import files_up_to
@@ -28,6 +31,56 @@ def test_safetensors_keep_a_whole_model_bit_for_bit(tmp_path: Path) -> None:
     loaded = load_network(exported)
     assert loaded.config == network.config
     assert_equal_states(loaded, network)
+
+
+def test_a_saved_network_is_loaded_bit_for_bit_in_eval_mode(tmp_path: Path) -> None:
+    network, _ = checkpoint(tmp_path)
+    path = save_network(network.train(), tmp_path / "mine.ckpt")
+    loaded = load_network(path)
+    assert not loaded.training
+    assert not any(module.training for module in loaded.modules())
+    assert loaded.config == network.config
+    assert_equal_states(loaded, network)
+    assert network.training
+    started = NestModel(CONFIG, path)
+    assert_equal_states(started, network)
+    with pytest.raises(OutputError, match=r"mine\.ckpt: exists already"):
+        save_network(network, path)
+    save_network(started, str(path), overwrite=True)
+    assert_equal_states(load_network(path), network)
+
+
+@pytest.mark.parametrize("name", ["mine.nemo", "mine.safetensors", "mine.onnx"])
+def test_save_network_names_export_model_for_another_format(name: str, tmp_path: Path) -> None:
+    network, _ = checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match=r"a name such as mine\.ckpt, or call export_model"):
+        save_network(network, tmp_path / name)
+    assert [child.name for child in tmp_path.iterdir()] == ["model.ckpt"]
+
+
+@pytest.mark.parametrize("to", ["nemo", "huggingface", "safetensors"])
+def test_a_network_is_exported_like_its_file(to: ExportFormat, tmp_path: Path) -> None:
+    network, path = checkpoint(tmp_path)
+    from_file = export_model(path, to, tmp_path / "from_file")
+    from_network = export_model(network.train(), to, str(tmp_path / "from_network"))
+    assert network.training
+    first, second = (_content(target) for target in (from_file, from_network))
+    assert first == second
+
+
+def test_exporting_a_network_needs_an_output(tmp_path: Path) -> None:
+    network, _ = checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match="output is missing: a network has no name"):
+        export_model(network, "nemo")
+
+
+def _content(target: Path) -> dict[str, object]:
+    """Returns the bytes of each file; of a `.nemo` file its weights, because torch names archives after files."""
+    if target.is_dir():
+        return {path.name: path.read_bytes() for path in target.iterdir()}
+    if tarfile.is_tarfile(target):
+        return {name: value.numpy().tobytes() for name, value in load_network(target).state_dict().items()}
+    return {"": target.read_bytes()}
 
 
 def test_lightning_accepts_an_imported_checkpoint(messy_corpora: MessyCorpora, tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import jaxtyping
 import pytest
 import torch
 
-from nestmodel import NestConfig, NestNetwork
-from nestmodel.formats.onnx import write_onnx
+from nestmodel import NestConfig, NestNetwork, export_model
 from tests.training import tiny_config
 
 onnx = pytest.importorskip("onnx")
@@ -50,7 +49,9 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     # While a graph is traced, sizes are symbols, which the annotation checks of the tests reject.
     jaxtyping.config.update("jaxtyping_disable", True)
     for name, config in CONFIGS.items():
-        write_onnx(directory / f"{name}.onnx", config, network_of(config).encoder)
+        network = network_of(config).train()
+        export_model(network, "onnx", directory / f"{name}.onnx")
+        assert network.training
     jaxtyping.config.update("jaxtyping_disable", False)
     return {name: directory / f"{name}.onnx" for name in CONFIGS}
 
