@@ -17,10 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.cli.first_contact.check import attempt, decisive_line, defects
+from tests.cli.first_contact.check import Attempt, attempt, decisive_line, defects
 from tests.cli.first_contact.folder import make_folder
-from tests.cli.first_contact.lines import LINES, PROGRAMS
-from tests.cli.first_contact.process import commands
+from tests.cli.first_contact.lines import LINES, PROGRAMS, Line
+from tests.cli.first_contact.process import Outcome, commands
 
 from .measured import measured_line
 
@@ -33,15 +33,13 @@ def record(checkout: Path) -> dict[str, Any]:
     """Returns what every line did, and the times of some in several rounds."""
     with tempfile.TemporaryDirectory() as name:
         work = Path(name).resolve()
-        lines = {}
+        lines: dict[str, Any] = {}
         with commands(checkout, work / "warm", warm=True) as server:
             make_folder(work / "folder", server)
             for line in (*LINES, *PROGRAMS):
                 found = attempt(line, work / "folder", server)
-                wrong = defects(line, found)
-                says = decisive_line(line, found.outcome)
-                lines[line.command] = {**found.outcome._asdict(), "says": says, "defects": wrong}
-                sys.stderr.write(f"{line.command}: {'; '.join(wrong) or 'right'}\n")
+                lines[line.command] = [found.outcome, found.written]
+                sys.stderr.write(f"{line.command}: {'; '.join(defects(line, found)) or 'right'}\n")
         with commands(checkout, work / "cold", warm=False) as server:
             rounds = [{command: server.run(command.split(), work).seconds for command in TIMED} for _ in range(ROUNDS)]
     times = {command: [seconds[command] for seconds in rounds] for command in TIMED}
@@ -50,30 +48,40 @@ def record(checkout: Path) -> dict[str, Any]:
 
 def table(before: dict[str, Any], after: dict[str, Any]) -> str:
     """Returns the comparison of two records as Markdown."""
-    records = (before, after)
-    right = [sum(not line["defects"] for line in record["lines"].values()) for record in records]
+    lines = (*LINES, *PROGRAMS)
+    found = [{line: _attempt_of(record, line) for line in lines} for record in (before, after)]
+    right = [sum(not defects(line, attempts[line]) for line in lines) for attempts in found]
     text = [
-        f"Right: {right[0]} of {len(before['lines'])} before, {right[1]} of {len(after['lines'])} now.",
+        f"Right: {right[0]} of {len(lines)} before, {right[1]} now. A bold exit code is not right: the code itself, what",
+        "is said, the number of lines, or what was left behind.",
         "",
         "| | command | before | lines | says | now | lines | says |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for number, command in enumerate(after["lines"], start=1):
-        cells = [_cells(record["lines"][command]) for record in records]
-        text.append(f"| {number} | {_code(command)} | {' | '.join(cells)} |")
+    for number, line in enumerate(lines, start=1):
+        cells = [_cells(line, attempts[line]) for attempts in found]
+        text.append(f"| {number} | {_code(line.command)} | {' | '.join(cells)} |")
     text += ["", f"| median of {ROUNDS} | before, s | now, s |", "|---|---|---|"]
     for command in TIMED:
-        medians = [f"{statistics.median(record['times'][command]):.2f}" for record in records]
+        medians = [f"{statistics.median(record['times'][command]):.2f}" for record in (before, after)]
         text.append(f"| {_code(command)} | {' | '.join(medians)} |")
     return "\n".join(text)
 
 
-def _cells(line: dict[str, Any]) -> str:
+def _attempt_of(record: dict[str, Any], line: Line) -> Attempt:
+    outcome, written = record["lines"][line.command]
+    return Attempt(Outcome(*outcome), written)
+
+
+def _cells(line: Line, found: Attempt) -> str:
     """Returns the exit code, the number of lines on both streams, and the decisive line."""
-    counts = "+".join(str(sum(bool(text.strip()) for text in line[stream].splitlines())) for stream in ("out", "err"))
-    says = line["says"]
-    code = f"{line['code']}" if not line["defects"] else f"**{line['code']}**"
-    return f"{code} | {counts} | {_code(says if len(says) <= _LONGEST else says[:_LONGEST] + ' ...')}"
+    outcome = found.outcome
+    num_out, num_err = (
+        sum(bool(text.strip()) for text in stream.splitlines()) for stream in (outcome.out, outcome.err)
+    )
+    code = f"**{outcome.code}**" if defects(line, found) else str(outcome.code)
+    says = decisive_line(line, outcome)
+    return f"{code} | {num_out}+{num_err} | {_code(says if len(says) <= _LONGEST else says[:_LONGEST] + ' ...')}"
 
 
 def _code(text: str) -> str:
