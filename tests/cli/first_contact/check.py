@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +24,7 @@ class Attempt(NamedTuple):
 
 def attempt(line: Line, folder: Path, commands: Commands) -> Attempt:
     """Runs a command line in a copy of the folder."""
-    copy = folder.with_name("copy")
+    copy = Path(tempfile.mkdtemp(prefix="copy", dir=folder.parent)) / "folder"
     with copied(folder, copy):
         before = set(copy.rglob("*"))
         outcome = commands.run(shlex.split(line.command), copy, hidden=line.hidden, interrupt_at=line.interrupt_at)

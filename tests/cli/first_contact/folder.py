@@ -90,7 +90,7 @@ def copied(folder: Path, copy: Path) -> Iterator[Path]:
     yield copy
     for directory in locked:
         directory.chmod(0o755)
-    shutil.rmtree(copy)
+    shutil.rmtree(copy, ignore_errors=True)  # a process that ends may still write to it
 
 
 def _bursts(seconds: float) -> Samples:

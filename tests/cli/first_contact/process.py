@@ -51,7 +51,8 @@ class Commands:
         packages = work / "packages"
         packages.mkdir(parents=True)
         (packages / "nestcli").symlink_to(checkout / "cli")
-        self._streams = (work / "stdout", work / "stderr")
+        self._work = work
+        self._num_runs = 0
         self._warm = warm
         kept = {"PATH", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"}
         environment = {
@@ -88,12 +89,14 @@ class Commands:
             hidden: Modules that cannot be imported, as if they were not installed.
             interrupt_at: A pattern; Ctrl-C is pressed when it is found in the output.
         """
+        self._num_runs += 1
+        streams = [self._work / f"{self._num_runs}-{name}" for name in ("stdout", "stderr")]
         request = {
             "arguments": list(arguments),
             "cwd": str(cwd),
             "hidden": list(hidden),
             "interrupt_at": interrupt_at,
-            "streams": [str(path) for path in self._streams],
+            "streams": [str(path) for path in streams],
             "fresh": not self._warm,
         }
         requests, answers = self._server.stdin, self._server.stdout
@@ -102,7 +105,7 @@ class Commands:
         requests.write(json.dumps(request) + "\n")
         requests.flush()
         answer = json.loads(answers.readline())
-        out, err = (path.read_bytes().decode(errors="backslashreplace") for path in self._streams)
+        out, err = (path.read_bytes().decode(errors="backslashreplace") for path in streams)
         return Outcome(answer["code"], out, err, answer["seconds"])
 
     def close(self) -> None:
@@ -139,6 +142,8 @@ def _serve(*, warm: bool) -> None:
         if pid == 0:
             _start(request)
         code = _wait(pid, request)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # ranks that have outlived it
         answers.write(json.dumps({"code": code, "seconds": time.monotonic() - start}) + "\n")
         answers.flush()
 
