@@ -52,8 +52,8 @@ def table(before: dict[str, Any], after: dict[str, Any]) -> str:
     found = [{line: _attempt_of(record, line) for line in lines} for record in (before, after)]
     right = [sum(not defects(line, attempts[line]) for line in lines) for attempts in found]
     text = [
-        f"Right: {right[0]} of {len(lines)} before, {right[1]} now. Where the exit code is bold, the code is wrong, what is",
-        "said, the number of lines, or what is left behind.",
+        f"Right: {right[0]} of {len(lines)} before, {right[1]} now. A bold exit code marks the others: the code,",
+        "the message, the number of lines, or what is left behind is wrong.",
         "",
         "| | command | before | lines | says | now | lines | says |",
         "|---|---|---|---|---|---|---|---|",

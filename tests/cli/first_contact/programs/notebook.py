@@ -1,7 +1,6 @@
 """What a notebook shows of objects, and what it says to wrong types."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from nestdata import AudioNoiseDataset, BatchPlan, Corpus, NoiseSampler, PlanConfig, SpeakerNoiseMixer, prepare_corpus
 from nestmodel import load_network
@@ -23,6 +22,6 @@ for shown in (corpus, plan, dataset[0, 0], dataset, network):
     print(f"{type(shown).__name__}: short {len(repr(shown)) < 200}, HTML {has_html}")
 attempt(lambda: Corpus.open("speech.json"))
 attempt(lambda: prepare_corpus(17, "my.corpus"))  # type: ignore[arg-type]
-attempt(lambda: BatchPlan.of(Path("talks")))  # type: ignore[arg-type]
+attempt(lambda: BatchPlan.of(17, PlanConfig()))  # type: ignore[arg-type]
 attempt(lambda: dataset["first"])  # type: ignore[index]
 attempt(lambda: load_network(17))  # type: ignore[arg-type]
