@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-isa test-faults test-network test-remote test-slurm azurite fuzz test-lowest test-newest soak check format docs wheel test-wheel clean
+.PHONY: demo test test-isa test-container test-faults test-network test-remote test-slurm azurite fuzz test-lowest test-newest soak check format docs wheel test-wheel clean
 
 # One install for every target: the packages in place, with the pinned versions of what they need.
 $(READY): pyproject.toml constraints.txt
@@ -63,6 +63,10 @@ test-faults: $(READY)
 # the right to create namespaces. About ten minutes.
 test-network: $(READY)
 	$(BIN)/python -m pytest -m network
+
+# The image of the Dockerfile, with docker or buildah; skipped without them. It downloads some gigabytes.
+test-container: $(READY)
+	$(BIN)/python -m pytest -m container
 
 # The servers of the tests of object stores; they run on loopback.
 $(VENV)/.servers: $(READY) tests/remote/requirements.txt

@@ -65,6 +65,7 @@ from .prepare.config import PrepareConfig as PrepareConfig
 from .prepare.config import ProbeMode as ProbeMode
 from .prepare.inputs import InputFormat as InputFormat
 from .prepare.inputs.patterns import default_output as default_output
+from .prepare.load_audio import load_audio as load_audio
 from .prepare.progress import PrepareProgress as PrepareProgress
 from .prepare.run import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
@@ -139,6 +140,7 @@ __all__ = [
     "draw_plan",
     "is_url",
     "last_error_line",
+    "load_audio",
     "microbatches",
     "output_directory",
     "output_file",

@@ -60,6 +60,12 @@ from .evaluate.encode import (
 from .evaluate.encode import (
     parse_layers as parse_layers,
 )
+from .evaluate.encode_audio import (
+    AudioFeatures as AudioFeatures,
+)
+from .evaluate.encode_audio import (
+    encode as encode,
+)
 from .evaluate.error_rates import (
     ErrorCounts as ErrorCounts,
 )
@@ -233,6 +239,7 @@ from .training.preemption import (
 
 __all__ = [
     "Alphabet",
+    "AudioFeatures",
     "BudgetConfig",
     "BudgetReport",
     "BudgetTrial",
@@ -295,6 +302,7 @@ __all__ = [
     "WeightsError",
     "config_from_nemo",
     "count_errors",
+    "encode",
     "error_difference",
     "error_rate",
     "error_reduction",

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -52,6 +53,13 @@ def test_api_page_lists_every_public_name_once(package: str) -> None:
     page = (REPOSITORY / "docs" / "api" / f"{package}.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: (\S+)$", page, re.MULTILINE)
     assert Counter(listed) == Counter(f"{package}.{name}" for name in public_names(package))
+
+
+def test_the_readme_lists_every_extra() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    table = (REPOSITORY / "README.md").read_text(encoding="utf-8").partition("| extra | for |")[2].partition("\n\n")[0]
+    listed = [extra for row in table.splitlines() for extra in re.findall(r"`([\w-]+)`", row.partition(" | ")[0])]
+    assert sorted(listed) == sorted(project["optional-dependencies"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

@@ -1,11 +1,13 @@
 """Encoder outputs of the utterances of a corpus, each at its own length.
 
-This module iterates over a corpus in batches, longest utterance first. `extract` writes the features to files, and
-`probe` fits the linear probe. The features of an utterance do not depend on the other utterances of its batch, except
-for rounding. Each utterance is either yielded or reported with a reason.
+This module iterates over a corpus in batches, longest utterance first. `encode_audio` computes the features of single
+files and arrays, `extract` writes features to files, and `probe` fits the linear probe. The features of an utterance do
+not depend on the other utterances of its batch, except for rounding. Each utterance is either yielded or reported with
+a reason.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -44,6 +46,16 @@ class Utterance(NamedTuple):
     """Valid frames only, shape (layers, enc_frames, dim); the layers are in the requested order."""
 
 
+class FeatureProblem(NamedTuple):
+    """Why an utterance has no features."""
+
+    reason: str
+    """One word, for counting."""
+
+    detail: str
+    """What was wrong, with the values that were found."""
+
+
 def iterate_features(
     model: NestNetwork,
     corpus: Corpus,
@@ -69,13 +81,7 @@ def iterate_features(
         ConfigError: The layers or the device do not exist.
         ExtractError: A batch does not fit into memory; or an utterance has no features and `on_reject` is None.
     """
-    selected = resolve_layers(layers, model.config.encoder.num_layers)
-
-    def encode(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
-        states, enc_lens = model.encoder.hidden_states(*model.features(audio, audio_lens))
-        return torch.stack([states[layer] for layer in selected]), enc_lens
-
-    return _iterate_corpus(model, corpus, encode, max_batch_seconds, device, rows, on_reject)
+    return _iterate_corpus(model, corpus, layer_function(model, layers), max_batch_seconds, device, rows, on_reject)
 
 
 def iterate_log_mels(
@@ -121,6 +127,21 @@ def iterate_stacked_mels(
         return stacked.unsqueeze(0), model.encoder.pre_encode.out_lens(feat_lens)
 
     return _iterate_corpus(model, corpus, compute, max_batch_seconds, device, rows, on_reject)
+
+
+def layer_function(model: NestNetwork, layers: Layers) -> BatchFunction:
+    """Returns the function that computes outputs of an encoder.
+
+    Raises:
+        ConfigError: The layers do not exist.
+    """
+    selected = resolve_layers(layers, model.config.encoder.num_layers)
+
+    def encode(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
+        states, enc_lens = model.encoder.hidden_states(*model.features(audio, audio_lens))
+        return torch.stack([states[layer] for layer in selected]), enc_lens
+
+    return encode
 
 
 def log_mels(
@@ -207,15 +228,27 @@ def _iterate_corpus(
 ) -> Iterator[Utterance]:
     device = resolve_device(device_name)
     check_batch_seconds(max_batch_seconds)
+    reject = on_reject or _raise_rejected
+    rate = corpus.sampling_rate
+    with in_eval_mode(model, device):
+        for batch in _batches(corpus, range(len(corpus)) if rows is None else rows, int(max_batch_seconds * rate)):
+            loaded = [(row, samples) for row in batch if (samples := _load(corpus, row, reject)) is not None]
+            lines = [corpus.line(row) for row, _ in loaded]
+            found = compute_batch([samples for _, samples in loaded], rate, compute, device) if loaded else ()
+            for (row, _), line, values in zip(loaded, lines, found, strict=True):
+                if isinstance(values, FeatureProblem):
+                    reject(_rejected(line, *values))
+                else:
+                    yield Utterance(row, line, values)
+
+
+@contextmanager
+def in_eval_mode(model: NestNetwork, device: torch.device) -> Iterator[None]:
+    """Moves a model to a device, and switches it to eval mode inside the block."""
     was_training = model.training
     model.eval().to(device)
-    reject = on_reject or _raise_rejected
-    max_samples = int(max_batch_seconds * corpus.sampling_rate)
     try:
-        for batch in _batches(corpus, range(len(corpus)) if rows is None else rows, max_samples):
-            loaded = [(row, samples) for row in batch if (samples := _load(corpus, row, reject)) is not None]
-            if loaded:
-                yield from _compute_batch(corpus, loaded, compute, device, reject)
+        yield
     finally:
         model.train(was_training)
 
@@ -240,19 +273,24 @@ def _load(corpus: Corpus, row: int, reject: OnReject) -> NDArray[np.float32] | N
         return None
 
 
-def _compute_batch(
-    corpus: Corpus,
-    loaded: list[tuple[int, NDArray[np.float32]]],
-    compute: BatchFunction,
-    device: torch.device,
-    reject: OnReject,
-) -> Iterator[Utterance]:
-    """Yields the features of a batch, given as (row, samples) with the longest utterance first."""
-    audio = np.zeros((len(loaded), len(loaded[0][1])), np.float32)
-    for i, (_, samples) in enumerate(loaded):
+def compute_batch(
+    utterances: list[NDArray[np.float32]], sampling_rate: int, compute: BatchFunction, device: torch.device
+) -> "Iterator[NDArray[np.float32] | FeatureProblem]":
+    """Yields the features of each utterance of a batch, shape (layers, frames, dim), or why it has none.
+
+    Args:
+        utterances: Audio of each utterance, the longest one first.
+        sampling_rate: Sampling rate in Hz, for messages.
+        compute: Computes the features.
+        device: Device of the audio.
+
+    Raises:
+        ExtractError: The batch does not fit into memory, and has several utterances.
+    """
+    audio = np.zeros((len(utterances), len(utterances[0])), np.float32)
+    for i, samples in enumerate(utterances):
         audio[i, : len(samples)] = samples
-    audio_lens = torch.tensor([len(samples) for _, samples in loaded])
-    cuts = [corpus.line(row) for row, _ in loaded]
+    audio_lens = torch.tensor([len(samples) for samples in utterances])
     try:
         with torch.no_grad():
             features, num_frames = compute(torch.from_numpy(audio).to(device), audio_lens.to(device))
@@ -260,25 +298,25 @@ def _compute_batch(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        seconds = audio.size / corpus.sampling_rate
-        if len(loaded) > 1:
+        seconds = audio.size / sampling_rate
+        if len(utterances) > 1:
             raise ExtractError(
-                f"a batch of {len(loaded)} utterances, {seconds:.0f} s with padding, does not fit into memory. "
+                f"a batch of {len(utterances)} utterances, {seconds:.0f} s with padding, does not fit into memory. "
                 "Lower --max-batch-seconds."
             ) from error
         detail = f"{seconds:.0f} s of audio do not fit into memory: use a corpus prepared with --window-seconds"
-        reject(_rejected(cuts[0], "out_of_memory", detail))
+        yield FeatureProblem("out_of_memory", detail)
         return
-    for i, (row, samples) in enumerate(loaded):
+    for i, samples in enumerate(utterances):
         valid = values[:, i, : lens[i]]
         if not lens[i]:
-            detail = f"{len(samples)} samples at {corpus.sampling_rate} Hz are less than one encoder frame"
-            reject(_rejected(cuts[i], "too_short", detail))
+            detail = f"{len(samples)} samples at {sampling_rate} Hz are less than one encoder frame"
+            yield FeatureProblem("too_short", detail)
         elif not np.isfinite(valid).all():
             detail = "its features contain NaN or Inf: check the audio and the weights of the model"
-            reject(_rejected(cuts[i], "not_finite", detail))
+            yield FeatureProblem("not_finite", detail)
         else:
-            yield Utterance(row, cuts[i], valid)
+            yield valid
 
 
 def _rejected(cut: dict[str, Any], reason: str, detail: str) -> RejectedUtterance:

@@ -1,0 +1,112 @@
+"""Loads single audio files and arrays at a sampling rate, to the samples that a corpus prepared from them has."""
+
+import os
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nestdata.corpus.audio import load_samples
+from nestdata.errors import AudioError, ConfigError
+from nestdata.prepare.config import PrepareConfig
+from nestdata.prepare.cut_rows import cut_row
+from nestdata.prepare.header import AudioInfo
+from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.remote import with_members
+from nestdata.prepare.probe import Cut, Limits, Reject, finished_cut, probe
+from nestdata.storage import is_url
+
+_SUBTYPES = {"float32": "FLOAT", "float64": "FLOAT", "int16": "PCM_16"}
+"""Encodings that keep the samples of an array; double precision is rounded to single precision."""
+
+
+def load_audio(
+    audio: str | Path | NDArray[Any], sampling_rate: int = 16000, *, source_rate: int | None = None
+) -> NDArray[np.float32]:
+    """Loads an audio file or an array at a sampling rate.
+
+    The result is that of `Corpus.load` for a corpus that was prepared from the file: of several channels, the first;
+    resampled with the same filter. An array gives the samples of a file that holds it.
+
+    Args:
+        audio: Path or URL of a file; or samples of shape (num_samples,), floating-point numbers that are usually in
+            [-1, 1], or 16-bit integers.
+        sampling_rate: Rate of the result in Hz.
+        source_rate: Rate of an array in Hz; that of a file is in its header.
+
+    Returns:
+        Amplitudes, shape (num_samples,), usually in [-1, 1].
+
+    Raises:
+        AudioError: The file cannot be used, or there are NaN or infinite samples.
+        ConfigError: An array has another shape or type, or no rate; or a rate is given for a file.
+        StorageError: A store cannot be read.
+    """
+    limits = _limits(sampling_rate)
+    if isinstance(audio, (str, Path)):
+        if source_rate is not None:
+            raise ConfigError(f"{audio}: the rate of a file is in its header. Leave the sampling rate out.")
+        return _load_file(str(audio), limits)
+    _check_array(audio)
+    if isinstance(source_rate, bool) or not isinstance(source_rate, (int, np.integer)):
+        raise ConfigError(f"the sampling rate of the array is {source_rate!r}: give it in Hz, such as 16000.")
+    if source_rate < limits.min_rate:
+        raise ConfigError(f"the sampling rate of the array is {source_rate} Hz: the minimum is {limits.min_rate} Hz.")
+    return _load_array(audio, int(source_rate), limits)
+
+
+def _limits(sampling_rate: int) -> Limits:
+    config = PrepareConfig(sampling_rate=sampling_rate, min_seconds=0.0)
+    return Limits(
+        sampling_rate=sampling_rate,
+        channel=config.channel,
+        min_seconds=config.min_seconds,
+        max_seconds=None,
+        min_rate=config.min_rate,
+    )
+
+
+def _load_file(location: str, limits: Limits) -> NDArray[np.float32]:
+    path = location if is_url(location) else os.path.abspath(location)
+    ((_, entry),) = with_members([(1, Entry(path, path, path))], lambda _: True)
+    (found,) = probe(entry, limits)
+    if isinstance(found, Reject):
+        detail = found.detail if location in found.detail else f"{location}: {found.reason}, {found.detail}"
+        raise AudioError(f"{detail}. Give an audio file, such as WAV or FLAC.")
+    return load_samples(found.row, content=entry.member.content.read() if entry.member else None)
+
+
+def _load_array(samples: NDArray[Any], rate: int, limits: Limits) -> NDArray[np.float32]:
+    import soundfile
+
+    file = BytesIO()
+    soundfile.write(file, samples, rate, format="WAV", subtype=_SUBTYPES[samples.dtype.name])
+    name = "the array"
+    info = AudioInfo(rate, len(samples), 1)
+    cut = finished_cut(Entry(name, name, name), cut_row(Entry(name, name), info, len(samples) / rate, 0), limits)
+    assert isinstance(cut, Cut)
+    return load_samples(cut.row, content=file.getvalue())
+
+
+def _check_array(samples: Any) -> None:
+    """Checks that an array holds audio.
+
+    Raises:
+        ConfigError: It has another type or shape.
+        AudioError: It has NaN or infinite samples.
+    """
+    if not isinstance(samples, np.ndarray) or samples.dtype.name not in _SUBTYPES:
+        found = samples.dtype.name if isinstance(samples, np.ndarray) else type(samples).__name__
+        raise ConfigError(
+            f"audio is {found}: expected the path of an audio file, or an array of float32, float64 or int16."
+        )
+    if samples.ndim != 1 or not len(samples):
+        raise ConfigError(
+            f"the array has the shape {samples.shape}: expected (num_samples,). Take one channel, or the average of "
+            "all channels."
+        )
+    if not np.isfinite(samples).all():
+        number = int(np.flatnonzero(~np.isfinite(samples))[0])
+        raise AudioError.because("not_finite", f"sample {number} of the array is {samples[number]}. Remove it.")

@@ -1,0 +1,99 @@
+"""Checks the page for users of NeMo: every key that it names exists, and keys of the model mean the same."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import pytorch_lightning as pl
+
+from nestcli.nestdata import main
+from nestmodel import NestConfig, NestDataModule
+from nestmodel.formats.nemo_config import config_to_nemo
+
+REPOSITORY = Path(__file__).parents[1]
+PAGE = (REPOSITORY / "docs" / "from-nemo.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| (.*?) \| (.*?) \|", PAGE, re.MULTILINE)
+MODEL_ROWS = [
+    (nemo.strip("`"), ours.strip("`")) for nemo, ours in ROWS if re.fullmatch(r"`model\.config\.[\w.]+`", ours)
+]
+OTHER_VALUES = {
+    "encoder.conv_kernel_size": 7,
+    "encoder.conv_norm": "layer_norm",
+    "encoder.dropout_source": "generator",
+    "features.window_length": 320,
+    "masking.position": "post_conv",
+    "quantizer.distance": "cosine",
+}
+"""Values of fields for which half and double of their value are not allowed."""
+
+
+def dotted(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def other_value(name: str, value: Any) -> Any:
+    if name in OTHER_VALUES:
+        return OTHER_VALUES[name]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, tuple):
+        return tuple(each / 2 for each in value)
+    return value * 2 if isinstance(value, int) else value / 2 + 0.01
+
+
+def changed(config: NestConfig, name: str) -> NestConfig:
+    """Returns the configuration with another value of one field."""
+    section, field = name.split(".")
+    part = getattr(config, section)
+    return replace(config, **{section: replace(part, **{field: other_value(name, getattr(part, field))})})
+
+
+@pytest.mark.parametrize(("nemo", "ours"), MODEL_ROWS)
+def test_a_field_of_the_model_sets_the_field_of_nemo(nemo: str, ours: str) -> None:
+    config = NestConfig.preset("large")
+    before = dict(dotted(config_to_nemo(config), "model."))
+    after = dict(dotted(config_to_nemo(changed(config, ours.removeprefix("model.config."))), "model."))
+    assert before[nemo] != after[nemo]
+
+
+def test_every_field_of_the_model_that_nemo_has_is_on_the_page() -> None:
+    config = NestConfig.preset("large")
+    ours = {
+        f"{part.name}.{field.name}"
+        for part in fields(NestConfig)
+        if is_dataclass(getattr(config, part.name))
+        for field in fields(getattr(config, part.name))
+    }
+    without = {name for name in ours if config_to_nemo(changed(config, name)) == config_to_nemo(config)}
+    assert {ours.removeprefix("model.config.") for _, ours in MODEL_ROWS} == ours - without
+
+
+def test_keys_of_data_and_trainer_exist() -> None:
+    arguments = get_type_hints(NestDataModule.__init__)
+    named = {key for _, ours in ROWS for key in re.findall(r"`((?:data|trainer)\.[\w.]+)`", ours)}
+    assert len(named) > 20
+    for key in sorted(named):
+        group, name, *rest = key.split(".")
+        if group == "trainer":
+            assert name in inspect.signature(pl.Trainer).parameters, key
+        elif rest:
+            assert rest[0] in {field.name for field in fields(arguments[name])}, key
+        else:
+            assert name in arguments, key
+
+
+def test_the_options_of_prepare_exist(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["prepare", "--help"]) == 0
+    known = re.findall(r"--[\w-]+", capsys.readouterr().out)
+    options = re.findall(r"`nestdata prepare (--[\w-]+)", PAGE)
+    assert len(options) >= 4
+    assert set(options) <= set(known)
