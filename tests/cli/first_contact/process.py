@@ -91,6 +91,8 @@ class Commands:
         """
         self._num_runs += 1
         streams = [self._work / f"{self._num_runs}-{name}" for name in ("stdout", "stderr")]
+        for path in streams:
+            path.touch()
         request = {
             "arguments": list(arguments),
             "cwd": str(cwd),
@@ -154,7 +156,7 @@ def _start(request: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
     for number, path in enumerate(request["streams"], start=1):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.stdout.reconfigure(line_buffering=False)  # type: ignore[union-attr]
