@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 _WARM = ("torch", "lhotse", "pytorch_lightning.cli", "jsonargparse", "matplotlib.pyplot", "rich.console", "yaml")
 _POLL_S = 0.02
 
