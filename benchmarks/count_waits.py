@@ -50,11 +50,12 @@ from nestmodel import (
     NestConfig,
     NestDataModule,
     NestModel,
-    PlainProgress,
+    Progress,
     QuantizerConfig,
     Throughput,
 )
 from nestmodel.nn.kernel_choice import default_kernels
+from nestmodel.training.callbacks.progress import PlainLines
 
 _DESCRIPTION = f"""Counted on a fake GPU, with torch {torch.__version__} and Lightning {pl.__version__}. Batches have 16
 cuts of 15 s and are in page-locked memory. The run has one GPU."""
@@ -351,7 +352,7 @@ def count_waits(
             accumulate_grad_batches=microbatches,
             log_every_n_steps=log_every,
             logger=CSVLogger(directory),
-            callbacks=[Throughput(), Health(), PlainProgress(seconds_between_lines)],
+            callbacks=[Throughput(), Health(), Progress(PlainLines(seconds_between_lines))],
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,

@@ -1,7 +1,6 @@
 """`nestmodel fit`, `validate` and `preflight`: Lightning's command line with our model and data module."""
 
-import logging
-import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -16,8 +15,8 @@ from nestmodel import (
     Health,
     NestDataModule,
     NestModel,
-    PlainProgress,
     PreemptionHandler,
+    Progress,
     StallGuard,
     Throughput,
     WeightsError,
@@ -27,9 +26,11 @@ from nestmodel import (
 from nestmodel.training.launcher import check_main_address
 from nestmodel.training.lightning_private import launched_processes
 from nestmodel.training.resume import check_checkpoint
+from nestmodel.training.run_summary import summarise_run
 from nestmodel.training.startup import watch_ranks
 
 from .arguments import SEEDS, Parser, with_explicit_booleans, with_preset_paths
+from .display import print_results, print_summary, progress_callback, silence_lightning
 from .preflight import PreflightTrainer
 from .program import UsageError
 
@@ -50,6 +51,7 @@ class _Cli(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(StallGuard, "guard")
+        parser.add_argument("--quiet", action="store_true", help="Show no summary and no progress.")
         for target in SEEDS:
             parser.link_arguments("seed_everything", target, compute_fn=int)
 
@@ -74,6 +76,9 @@ class _Cli(LightningCLI):
             warnings.warn(_ONLY_WARNS, stacklevel=1)
         cast(NestDataModule, self.datamodule).use_fork_server()
         trainer = super().instantiate_trainer(**kwargs)
+        if self.config[self.subcommand].quiet or settings["enable_progress_bar"]:
+            callbacks = cast(Any, trainer).callbacks
+            callbacks[:] = [one for one in callbacks if not isinstance(one, Progress)]
         watch_ranks(lambda: launched_processes(trainer))
         check_main_address(trainer)
         if self.subcommand != "preflight" and trainer.is_global_zero and not settings["fast_dev_run"]:
@@ -87,27 +92,39 @@ class _Cli(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
-        for callback in cast(Any, self.trainer).callbacks:
-            if isinstance(callback, StallGuard):
-                callback.start(self.trainer)  # before the ranks connect to each other
+        self._started_s = time.monotonic()
+        guard = next(one for one in cast(Any, self.trainer).callbacks if isinstance(one, StallGuard))
+        self._print_summary(guard)
+        guard.start(self.trainer)  # before the ranks connect to each other
+
+    def _print_summary(self, guard: StallGuard) -> None:
+        settings = self.config[self.subcommand]
+        if settings.quiet or not self.trainer.is_global_zero:
+            return
+        rows = summarise_run(
+            self.trainer,
+            cast(NestModel, self.model),
+            cast(NestDataModule, self.datamodule),
+            seed=self.config.get("seed_everything", 0),
+            ckpt_path=settings.ckpt_path,
+            directory=Path(self.trainer.log_dir or self.trainer.default_root_dir),
+            loggers=[type(logger).__name__ for logger in self.trainer.loggers],
+            is_watched=guard.enabled,
+        )
+        print_summary(rows)
 
     def after_fit(self) -> None:
-        run_dir = self.trainer.log_dir
-        if self.trainer.is_global_zero and run_dir is not None and not cast(Any, self.trainer).fast_dev_run:
-            print(f"metrics: {Path(run_dir) / 'metrics.csv'}\ncurves: {Path(run_dir) / 'curves.png'}")
-            print(f"checkpoints: {Path(run_dir) / 'checkpoints'}")
+        print_results(self.trainer, time.monotonic() - self._started_s)
 
 
 def run(arguments: list[str]) -> int:
     """Parses the command line and runs it; returns the exit code."""
     Parser.command = arguments[0]
-    on_terminal = sys.stderr.isatty()
     # The warning is meant for programs that ignore sys.argv; these are the user's arguments with presets resolved.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     # Lightning causes this one; users cannot avoid it.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
-    # Lightning prints advertisements at every start.
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda r: "Tip:" not in r.getMessage())
+    silence_lightning()
     cli = _Cli(
         NestModel,
         NestDataModule,
@@ -123,9 +140,10 @@ def run(arguments: list[str]) -> int:
                 Health(),
                 Curves(),
                 PreemptionHandler(),
-                *([] if on_terminal else [PlainProgress()]),
+                progress_callback(),
             ],
-            "enable_progress_bar": on_terminal,
+            "enable_model_summary": False,
+            "enable_progress_bar": False,
             "use_distributed_sampler": False,
         },
     )

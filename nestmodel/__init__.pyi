@@ -217,7 +217,7 @@ from .training.callbacks.health import (
 from .training.callbacks.health import (
     UnhealthyTrainingWarning as UnhealthyTrainingWarning,
 )
-from .training.callbacks.progress import PlainProgress as PlainProgress
+from .training.callbacks.progress import Progress as Progress
 from .training.callbacks.stall_guard import StallGuard as StallGuard
 from .training.callbacks.throughput import Throughput as Throughput
 from .training.checkpoints import (
@@ -280,7 +280,6 @@ __all__ = [
     "NestOutput",
     "NetworkInput",
     "OptimizerConfig",
-    "PlainProgress",
     "Preempted",
     "PreemptionHandler",
     "PreflightConfig",
@@ -289,6 +288,7 @@ __all__ = [
     "ProbeError",
     "ProbeReport",
     "ProbeScore",
+    "Progress",
     "QuantizerConfig",
     "RejectedUtterance",
     "SkippedStepWarning",

@@ -2,7 +2,6 @@
 
 import gc
 import re
-import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from nestmodel.errors import ConfigError
+from nestmodel.training.run_state import max_rss_bytes
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -80,7 +80,7 @@ class PeakMemory:
         """Returns the peak since the last reset."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_reserved(self._device)
-        return 1024 * read_kib("/proc/self/status", "VmHWM") or _max_rss_bytes()
+        return 1024 * read_kib("/proc/self/status", "VmHWM") or max_rss_bytes()
 
 
 def usable_bytes(device: torch.device) -> int:
@@ -90,8 +90,3 @@ def usable_bytes(device: torch.device) -> int:
     """
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
-
-
-def _max_rss_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -117,6 +117,11 @@ class Checkpoints(Checkpoint):
         self._failed: tuple[int, str] | None = None  # step and problem of the last write, if it failed
         self._warned_of: set[str] = set()
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written, by a thread of rank 0."""
+        return self._writing is not None and not self._writing.outcome.done()
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Removes partial files that an interrupted run left behind."""
         self._saved_step = trainer.global_step
@@ -379,11 +384,17 @@ class _ErrorRecordingFile(io.RawIOBase):
 def find_checkpoints(directory: Path) -> list[FoundCheckpoint]:
     """Returns the checkpoints in a directory, newest step first."""
     found = [
-        FoundCheckpoint(int(match[1]), path)
+        FoundCheckpoint(step, path)
         for path in (directory.iterdir() if directory.is_dir() else ())
-        if (match := _NAME.fullmatch(path.name))
+        if (step := step_in_name(path)) is not None
     ]
     return sorted(found, reverse=True)
+
+
+def step_in_name(path: Path) -> int | None:
+    """Returns the optimizer steps of a checkpoint by its name, or None if the name is not one of `Checkpoints`."""
+    match = _NAME.fullmatch(path.name)
+    return None if match is None else int(match[1])
 
 
 def newest_checkpoint(root: Path) -> Path | None:

@@ -4,6 +4,8 @@ Lightning counts microbatches of one rank, whose number per step depends on the 
 a run validates after the same steps and on the same data for any number of ranks, also after a resume.
 """
 
+import math
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import pytorch_lightning as pl
@@ -63,6 +65,24 @@ def convert_validation_limit(trainer: pl.Trainer, microbatches_per_rank: int, nu
         num_steps: Steps of the whole validation corpus.
     """
     _convert_limit(trainer, "limit_val_batches", microbatches_per_rank, num_steps)
+
+
+def num_steps_of_run(trainer: pl.Trainer, steps_per_epoch: int | None = None) -> int | None:
+    """Returns the optimizer steps of a whole run, those of earlier starts included; None if it has no last step.
+
+    Args:
+        trainer: Trainer whose `max_steps`, `max_epochs` and `limit_train_batches` count.
+        steps_per_epoch: Steps of an epoch of the plan; by default those that the trainer's loader has yielded.
+    """
+    steps = [] if trainer.max_steps < 0 else [trainer.max_steps]
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        if steps_per_epoch is None:
+            per_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
+        else:
+            limit: _Limit = cast(Any, trainer).limit_train_batches
+            per_epoch = min(limit, steps_per_epoch) if isinstance(limit, int) else max(1, int(limit * steps_per_epoch))
+        steps += [] if math.isinf(per_epoch) else [trainer.max_epochs * int(per_epoch)]
+    return min(steps, default=None)
 
 
 def _convert_limit(trainer: pl.Trainer, name: str, microbatches_per_rank: int, num_steps: int) -> int:

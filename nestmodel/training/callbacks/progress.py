@@ -1,15 +1,38 @@
-"""Progress of training as plain lines on stderr."""
+"""Progress of training: a callback that reads where the run stands, and shows it on stderr.
+
+The state is read at the end of an optimizer step, once per interval of the renderer, and when the run begins to do
+something else.
+"""
 
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 
+from nestmodel.training.run_state import Activity, RunClock, RunState, Scores, format_duration, read_state
+from nestmodel.training.step_limits import ends_step
 
-class PlainProgress(pl.Callback):
-    """Prints a line at intervals, for output that is not a terminal and where a progress bar is unreadable.
+
+@runtime_checkable
+class Renderer(Protocol):
+    """Shows where a run stands."""
+
+    seconds_between: float
+    """Minimum number of seconds between two states of the same activity."""
+
+    def start(self) -> None:
+        """Prepares the output. Called before the first state."""
+
+    def show(self, state: RunState) -> None:
+        """Shows a state."""
+
+    def stop(self) -> None:
+        """Ends the output; further calls do nothing."""
+
+
+class PlainLines:
+    """Shows one line per interval and per validation, for output that is not a terminal.
 
     Args:
         seconds_between: Minimum number of seconds between two lines.
@@ -17,35 +40,123 @@ class PlainProgress(pl.Callback):
 
     def __init__(self, seconds_between: float = 10.0) -> None:
         self.seconds_between = seconds_between
-        self._last_s = 0.0
+        self._shown: RunState | None = None
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Prints the current step and the latest metrics if the interval has passed."""
-        if trainer.is_global_zero and time.monotonic() - self._last_s > self.seconds_between:
-            self._last_s = time.monotonic()
-            print(_progress_line(trainer.global_step, trainer.callback_metrics), file=sys.stderr, flush=True)  # noqa: T201
+    def start(self) -> None:
+        """Does nothing."""
 
-    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Prints the metrics of the validation."""
-        if trainer.is_global_zero and not trainer.sanity_checking:
-            print(_validation_line(trainer.global_step, trainer.callback_metrics), file=sys.stderr, flush=True)  # noqa: T201
+    def stop(self) -> None:
+        """Does nothing."""
+
+    def show(self, state: RunState) -> None:
+        """Prints a line about a new validation, or about a step that has no line yet."""
+        before, self._shown = self._shown, state
+        if state.validated_step is not None and (before is None or before.validated_step != state.validated_step):
+            print(_validation_line(state), file=sys.stderr, flush=True)  # noqa: T201
+        elif state.activity in ("training", "finished") and (before is None or before.step != state.step):
+            print(progress_line(state), file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _progress_line(step: int, metrics: Mapping[str, Any]) -> str:
-    parts = [f"step {step}"]
-    if metrics.get("steps_skipped"):
-        parts.append(f"{int(metrics['steps_skipped'])} steps skipped")
-    if "train_loss" in metrics:
-        parts.append(f"loss {float(metrics['train_loss']):.3f}, entropy {float(metrics['train_token_entropy']):.3f}")
-        parts.append(f"masked accuracy {100 * float(metrics['train_accuracy']):.1f} %")
-    if "audio_s_per_s" in metrics:
-        parts.append(f"{float(metrics['audio_s_per_s']):.0f} s of audio/s")
-        parts.append(f"{100 * float(metrics['data_wait']):.0f} % waiting")
+class Progress(pl.Callback):
+    """Shows the progress of `fit` on stderr of rank 0.
+
+    Args:
+        renderer: Shows the states; by default one line every ten seconds.
+    """
+
+    def __init__(self, renderer: Renderer | None = None) -> None:
+        self._renderer = renderer or PlainLines()
+        self._clock = RunClock(0)
+        self._validated_step: int | None = None
+        self._shown_s: float | None = None
+        self._is_shown = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Starts the output, and the clock for the time that is left."""
+        self._clock = RunClock(trainer.global_step)
+        self._is_shown = trainer.is_global_zero
+        if self._is_shown:
+            self._renderer.start()
+            self._show(trainer, "starting")
+            self._shown_s = None  # the first step is shown
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
+    ) -> None:
+        """Shows the state after an optimizer step if the interval has passed."""
+        if ends_step(trainer, batch_idx):
+            self._clock.count(trainer.global_step)
+            self._show_if_due(trainer, "training")
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Shows that a validation begins."""
+        self._show(trainer, "validating")
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Shows the state if the interval has passed."""
+        self._show_if_due(trainer, "validating")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Shows the metrics of the validation."""
+        if not trainer.sanity_checking:
+            self._validated_step = trainer.global_step
+            self._show(trainer, "training")
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Shows that a checkpoint is being written."""
+        self._show(trainer, "writing a checkpoint")
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Shows the last step and ends the output."""
+        self._show(trainer, "finished")
+        self._stop()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+        """Ends the output, so that the error follows it."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._is_shown:
+            self._renderer.stop()
+        self._is_shown = False
+
+    def _show_if_due(self, trainer: pl.Trainer, activity: Activity) -> None:
+        if self._shown_s is None or time.monotonic() - self._shown_s > self._renderer.seconds_between:
+            self._show(trainer, activity)
+
+    def _show(self, trainer: pl.Trainer, activity: Activity) -> None:
+        if self._is_shown:
+            self._renderer.show(read_state(trainer, self._clock, activity, validated_step=self._validated_step))
+            self._shown_s = time.monotonic()
+
+
+def progress_line(state: RunState) -> str:
+    """Returns a state in one line, without what is not known yet."""
+    parts = [step_of(state)]
+    if state.seconds_left is not None and state.activity != "finished":
+        parts.append(f"ETA {format_duration(state.seconds_left)}")
+    if state.steps_skipped:
+        parts.append(f"{state.steps_skipped} steps skipped")
+    if state.training is not None:
+        parts.append(scores_text(state.training))
+    if state.audio_s_per_s is not None and state.data_wait is not None:
+        parts.append(f"{state.audio_s_per_s:,.0f} s of audio/s, {100 * state.data_wait:.0f} % waiting")
+    if state.memory_gb:
+        parts.append(f"{state.memory_gb:.1f} GB")
     return ", ".join(parts)
 
 
-def _validation_line(step: int, metrics: Mapping[str, Any]) -> str:
-    loss, entropy, accuracy = (float(metrics[f"val_{name}"]) for name in ("loss", "token_entropy", "accuracy"))
-    return (
-        f"step {step}: validation loss {loss:.3f}, token entropy {entropy:.3f}, masked accuracy {100 * accuracy:.1f} %"
-    )
+def step_of(state: RunState) -> str:
+    """Returns the step as text, such as `step 300 of 80,000`."""
+    return f"step {state.step:,}" if state.num_steps is None else f"step {state.step:,} of {state.num_steps:,}"
+
+
+def scores_text(scores: Scores) -> str:
+    """Returns loss, token entropy and accuracy as text."""
+    accuracy = f"masked accuracy {100 * scores.accuracy:.1f} %"
+    return f"loss {scores.loss:.3f}, entropy {scores.token_entropy:.3f}, {accuracy}"
+
+
+def _validation_line(state: RunState) -> str:
+    assert state.validation is not None
+    return f"step {state.validated_step:,}: validation {scores_text(state.validation)}"

@@ -8,11 +8,12 @@ import pytorch_lightning as pl
 from nestdata import RemoteStats
 from nestmodel.nn.network_input import NetworkInput
 from nestmodel.training.module import NestModel
+from nestmodel.training.run_state import peak_memory_bytes
 from nestmodel.training.step_limits import ends_step
 
 
 class Throughput(pl.Callback):
-    """Logs throughput in seconds of audio per second, the share of time waiting for data, padding, and bad audio.
+    """Logs throughput in seconds of audio per second, share of time waiting for data, padding, memory and bad audio.
 
     The audio of this rank is multiplied by the number of ranks. The time of validation and checkpoints is excluded.
     """
@@ -52,6 +53,7 @@ class Throughput(pl.Callback):
                     "audio_s_per_s": self._samples / rate / total_s * trainer.world_size,
                     "data_wait": self._waiting_s / total_s,
                     "padding": 1 - self._samples / self._padded_samples,
+                    "memory_gb": peak_memory_bytes(model.device) / 1e9,
                     "cuts_replaced": self._replaced,
                     "noise_failed_reads": self._failed_reads,
                     "noise_white": self._white,

@@ -1,44 +1,107 @@
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import pytorch_lightning as pl
-import torch
 
-from nestmodel import PlainProgress
+from nestmodel import Progress
+from nestmodel.training.callbacks.progress import PlainLines, progress_line
+from nestmodel.training.run_state import RunState, Scores
+from tests.nestmodel.training.test_run_state import StubTrainer
 
-
-class StubTrainer(pl.Trainer):
-    """Has a step and metrics, and cannot train."""
-
-    is_global_zero: Any = True
-    sanity_checking: Any = False
-    global_step: Any = 0
-    callback_metrics: Any = None
-
-    def __init__(self, step: int, **metrics: float) -> None:
-        self.global_step = step
-        self.callback_metrics = {name: torch.tensor(value) for name, value in metrics.items()}
+STATE = RunState(step=1300, num_steps=80_000, activity="training")
 
 
-def test_a_line_has_the_step_and_the_metrics_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    PlainProgress(seconds_between=-1.0).on_train_batch_end(StubTrainer(3))
-    metrics = {"train_loss": 2.0, "train_token_entropy": 3.0, "train_accuracy": 0.25, "steps_skipped": 1.0}
-    rates = {"audio_s_per_s": 80.0, "data_wait": 0.5}
-    PlainProgress(seconds_between=-1.0).on_train_batch_end(StubTrainer(4, **metrics, **rates))
+MODULE = pl.LightningModule()
+
+
+class Recorder:
+    """Keeps what it is to show."""
+
+    seconds_between = 3600.0
+
+    def __init__(self) -> None:
+        self.shown: list[RunState] = []
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def show(self, state: RunState) -> None:
+        self.shown.append(state)
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+def test_a_line_has_what_is_known() -> None:
+    assert progress_line(STATE) == "step 1,300 of 80,000"
+    assert progress_line(replace(STATE, num_steps=None)) == "step 1,300"
+    full = replace(
+        STATE,
+        seconds_left=130.0,
+        training=Scores(2.0, 3.0, 0.25),
+        audio_s_per_s=1812.4,
+        data_wait=0.03,
+        memory_gb=2.14,
+        steps_skipped=2,
+    )
+    assert progress_line(full) == (
+        "step 1,300 of 80,000, ETA 0:02:10, 2 steps skipped, loss 2.000, entropy 3.000, masked accuracy 25.0 %, "
+        "1,812 s of audio/s, 3 % waiting, 2.1 GB"
+    )
+    assert "ETA" not in progress_line(replace(full, activity="finished"))
+
+
+def test_plain_lines_show_each_step_and_each_validation_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = PlainLines()
+    validated = replace(STATE, validation=Scores(2.0, 3.0, 0.25), validated_step=1300)
+    for state in (
+        replace(STATE, activity="starting"),
+        replace(STATE, step=1299),
+        replace(STATE, activity="validating"),
+        replace(validated, activity="training"),
+        replace(validated, activity="writing a checkpoint"),
+        replace(validated, step=1301),
+        replace(validated, step=1301, activity="finished"),
+    ):
+        lines.show(state)
     assert capsys.readouterr().err.splitlines() == [
-        "step 3",
-        "step 4, 1 steps skipped, loss 2.000, entropy 3.000, masked accuracy 25.0 %, 80 s of audio/s, 50 % waiting",
+        "step 1,299 of 80,000",
+        "step 1,300: validation loss 2.000, entropy 3.000, masked accuracy 25.0 %",
+        "step 1,301 of 80,000",
     ]
 
 
-def test_lines_keep_their_interval(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = PlainProgress(seconds_between=3600.0)
-    progress._last_s = -7200.0  # the monotonic clock may start at zero
-    for step in (1, 2):
-        progress.on_train_batch_end(StubTrainer(step))
-    assert capsys.readouterr().err == "step 1\n"
+def test_steps_are_shown_at_intervals_and_changes_of_activity_at_once() -> None:
+    recorder = Recorder()
+    progress = Progress(recorder)
+    trainer = StubTrainer(10)
+    progress.on_train_start(trainer, MODULE)
+    for step in (11, 12):
+        trainer.global_step = step
+        progress.on_train_batch_end(trainer, MODULE, None, None, 0)  # not the end of a step
+        progress.on_train_batch_end(trainer, MODULE, None, None, 1)
+    progress.on_validation_start(trainer, MODULE)
+    progress.on_validation_batch_end(trainer)
+    progress.on_validation_end(trainer, MODULE)
+    progress.on_train_end(trainer, MODULE)
+    progress.on_exception(trainer, MODULE, ValueError())
+    assert recorder.calls == ["start", "stop"]
+    assert [(state.step, state.activity, state.validated_step) for state in recorder.shown] == [
+        (10, "starting", None),
+        (11, "training", None),
+        (12, "validating", None),
+        (12, "training", 12),
+        (12, "finished", 12),
+    ]
 
 
-def test_a_validation_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    PlainProgress().on_validation_end(StubTrainer(5, val_loss=2.0, val_token_entropy=3.0, val_accuracy=0.25))
-    assert capsys.readouterr().err == "step 5: validation loss 2.000, token entropy 3.000, masked accuracy 25.0 %\n"
+def test_only_rank_0_shows_progress() -> None:
+    recorder = Recorder()
+    progress = Progress(recorder)
+    trainer = StubTrainer(is_global_zero=False)
+    progress.on_train_start(trainer, MODULE)
+    progress.on_train_batch_end(trainer, MODULE, None, None, 1)
+    progress.on_train_end(trainer, MODULE)
+    assert not recorder.calls
+    assert not recorder.shown

@@ -1,0 +1,72 @@
+"""What `nestmodel fit` shows besides errors: a summary, progress on a terminal or as lines, and the results."""
+
+import logging
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytorch_lightning as pl
+
+import nestmodel
+from nestdata import redacted
+from nestmodel import Progress
+from nestmodel.training.callbacks.live_panel import LivePanel, terminal
+from nestmodel.training.callbacks.progress import PlainLines
+from nestmodel.training.run_state import format_duration
+
+_PACKAGE = os.path.join(os.path.dirname(nestmodel.__file__), "")
+
+
+def silence_lightning() -> None:
+    """Hides what Lightning says unless it warns; `nestmodel` logs through the same loggers, and is shown."""
+    for name in ("pytorch_lightning", "lightning_fabric"):
+        for handler in logging.getLogger(name).handlers:
+            handler.addFilter(_is_shown)
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING or record.pathname.startswith(_PACKAGE)
+
+
+def progress_callback() -> Progress:
+    """Returns the progress of training: a panel on a terminal, and lines elsewhere."""
+    console = terminal()
+    return Progress(LivePanel(console) if console else PlainLines())
+
+
+def print_summary(rows: list[tuple[str, str]]) -> None:
+    """Prints the summary of a run to stderr, for the width of the terminal."""
+    from nestmodel.training.run_summary import format_summary
+
+    print(format_summary(rows, shutil.get_terminal_size().columns), file=sys.stderr, flush=True)
+
+
+def print_results(trainer: pl.Trainer, seconds: float) -> None:
+    """Prints the last metrics of a run, where its output is, and what may come next, to stdout."""
+    directory = trainer.log_dir
+    if not trainer.is_global_zero or directory is None or cast(Any, trainer).fast_dev_run:
+        return
+    print(redacted("\n".join(_result_lines(trainer, Path(directory), seconds))))
+
+
+def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[str]:
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    parts = [f"step {trainer.global_step:,} after {format_duration(seconds)}"]
+    for stage, label in (("train", "loss"), ("val", "validation loss")):
+        if f"{stage}_loss" in metrics:
+            loss, entropy = metrics[f"{stage}_loss"], metrics[f"{stage}_token_entropy"]
+            parts.append(f"{label} {loss:.3f} (token entropy {entropy:.3f})")
+    lines = [
+        f"finished: {', '.join(parts)}",
+        f"metrics: {directory / 'metrics.csv'}",
+        f"curves: {directory / 'curves.png'}",
+        f"checkpoints: {directory / 'checkpoints'}",
+    ]
+    last = directory / "checkpoints" / "last.ckpt"
+    if last.exists():
+        model = shlex.quote(str(last))
+        lines += [f"next: nestmodel probe {model} train.json --test test.json", f"  or: nestmodel export {model}"]
+    return lines

@@ -1,0 +1,159 @@
+"""Where a run stands: step, time left, the latest metrics, and what the run is doing.
+
+`RunState` is read from the trainer once per interval, and renderers show it: see `callbacks.progress`. Reading it never
+waits for a GPU, because all metrics of `NestModel` are on the CPU.
+"""
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Timer
+
+from nestmodel.training.checkpoints import Checkpoints
+from nestmodel.training.step_limits import num_steps_of_run
+
+Activity = Literal["starting", "training", "validating", "writing a checkpoint", "finished"]
+
+_FIRST_STEPS = 5
+"""Steps of a start that do not count for its speed: they include imports, compilation and empty caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Loss and accuracy over the scored tokens, in training or in a validation."""
+
+    loss: float
+    """In nats per token."""
+
+    token_entropy: float
+    """In nats per token: the loss of a model that knows only how frequent each token is."""
+
+    accuracy: float
+    """Share of tokens that the model predicts as the most likely class."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Where a run stands."""
+
+    step: int
+    """Optimizer steps made, those of earlier starts included."""
+
+    num_steps: int | None
+    """Optimizer steps of the whole run; None if only time or a signal ends it."""
+
+    activity: Activity
+    seconds_left: float | None = None
+    """Estimate for the rest of the run, validations and checkpoints included; None during the first steps."""
+
+    training: Scores | None = None
+    """Of the last step; None before the first."""
+
+    validation: Scores | None = None
+    """Of the last validation in this start."""
+
+    validated_step: int | None = None
+    """Optimizer steps made at that validation."""
+
+    audio_s_per_s: float | None = None
+    """Seconds of audio per second, over all ranks."""
+
+    data_wait: float | None = None
+    """Share of time spent waiting for data."""
+
+    memory_gb: float | None = None
+    """See `peak_memory_bytes`, in GB."""
+
+    steps_skipped: int = 0
+    """Number of non-finite steps."""
+
+
+class RunClock:
+    """Estimates the time that a run still takes, from the steps of this start.
+
+    Args:
+        first_step: Optimizer steps made before this start.
+        now: Clock in seconds.
+    """
+
+    def __init__(self, first_step: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._counted_from = first_step + _FIRST_STEPS
+        self._start_s: float | None = None
+
+    def count(self, step: int) -> None:
+        """Notes the end of an optimizer step."""
+        if self._start_s is None and step >= self._counted_from:
+            self._counted_from, self._start_s = step, self._now()
+
+    def seconds_left(self, step: int, num_steps: int | None) -> float | None:
+        """Returns the estimate at a step, or None if there is none yet or the run has no last step."""
+        if self._start_s is None or num_steps is None or step <= self._counted_from:
+            return None
+        seconds_per_step = (self._now() - self._start_s) / (step - self._counted_from)
+        return max(0, num_steps - step) * seconds_per_step
+
+
+def read_state(
+    trainer: pl.Trainer, clock: RunClock, activity: Activity, *, validated_step: int | None = None
+) -> RunState:
+    """Returns where a run stands.
+
+    Args:
+        trainer: Of the run, in `fit`.
+        clock: Of this start.
+        activity: What the run is doing.
+        validated_step: Optimizer steps made at the last validation of this start, if there was one.
+    """
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    step, num_steps = trainer.global_step, num_steps_of_run(trainer)
+    callbacks: list[pl.Callback] = cast(Any, trainer).callbacks
+    left = [clock.seconds_left(step, num_steps)]
+    left += [callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)]
+    if activity == "training" and any(isinstance(one, Checkpoints) and one.is_writing for one in callbacks):
+        activity = "writing a checkpoint"
+    return RunState(
+        step=step,
+        num_steps=num_steps,
+        activity=activity,
+        seconds_left=min((seconds for seconds in left if seconds is not None), default=None),
+        training=_scores(metrics, "train"),
+        validation=None if validated_step is None else _scores(metrics, "val"),
+        validated_step=validated_step,
+        audio_s_per_s=metrics.get("audio_s_per_s"),
+        data_wait=metrics.get("data_wait"),
+        memory_gb=metrics.get("memory_gb"),
+        steps_skipped=int(metrics.get("steps_skipped", 0)),
+    )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Returns the peak memory of this process: what torch has reserved on its GPU, or resident memory on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    return max_rss_bytes()
+
+
+def max_rss_bytes() -> int:
+    """Returns the peak resident memory of this process."""
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def format_duration(seconds: float) -> str:
+    """Returns a duration as hours, minutes and seconds, or as days and hours from two days on."""
+    hours, rest = divmod(round(seconds), 3600)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"
+
+
+def _scores(metrics: dict[str, float], stage: str) -> Scores | None:
+    names = [f"{stage}_{name}" for name in ("loss", "token_entropy", "accuracy")]
+    return Scores(*(metrics[name] for name in names)) if all(name in metrics for name in names) else None

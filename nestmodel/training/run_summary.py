@@ -1,0 +1,155 @@
+"""Summary of a run before it starts: data, model, steps, ranks, and what is on and off."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Timer
+
+from nestdata import Corpus, redacted
+from nestmodel.training.checkpoints import Checkpoints, step_in_name
+from nestmodel.training.data import NestDataModule
+from nestmodel.training.determinism import determinism
+from nestmodel.training.kernel_race import raced_parts
+from nestmodel.training.module import NestModel
+from nestmodel.training.run_state import format_duration
+from nestmodel.training.step_limits import num_steps_of_run
+
+_NAME_WIDTH = 12
+_MIN_WIDTH = 40
+
+Rows = list[tuple[str, str]]
+
+
+def summarise_run(
+    trainer: pl.Trainer,
+    model: NestModel,
+    data: NestDataModule,
+    *,
+    seed: int,
+    ckpt_path: str | None,
+    directory: Path,
+    loggers: Sequence[str],
+    is_watched: bool,
+) -> Rows:
+    """Returns the summary as (name, text); URLs in it are without their secrets.
+
+    Args:
+        trainer: Of the run, before `fit`.
+        model: Of the run.
+        data: Of the run.
+        seed: `seed_everything`.
+        ckpt_path: Checkpoint to resume from.
+        directory: Output folder of this start.
+        loggers: Names of the loggers.
+        is_watched: Whether the stall guard is on.
+    """
+    noise, val = data.noise.corpus, data.val_dataset
+    rows = [
+        ("corpus", ", ".join(_corpus_text(corpus) for corpus in data.train_dataset.corpus.corpora)),
+        ("noise", "other speech only" if noise is None else f"{_corpus_text(noise)}, and other speech"),
+        ("validation", "none" if val is None else ", ".join(_corpus_text(corpus) for corpus in val.corpus.corpora)),
+        ("model", _model_text(model)),
+        ("steps", _steps_text(trainer, data)),
+        ("batches", _batches_text(data)),
+        ("ranks", _ranks_text(trainer)),
+        ("numbers", f"precision {trainer.precision}, seed {seed}"),
+        ("start", _start_text(ckpt_path)),
+        *_switches(trainer, model, data, loggers, is_watched),
+        ("output", str(directory)),
+    ]
+    return [(name, redacted(text)) for name, text in rows]
+
+
+def _corpus_text(corpus: Corpus) -> str:
+    return f"{corpus.path} ({_hours(corpus.hours)})"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f} h" if hours >= 100 else f"{hours:.2f} h"
+
+
+def _model_text(model: NestModel) -> str:
+    encoder, features = model.config.encoder, model.config.features
+    frame_ms = 1000 * features.hop_length * encoder.subsampling_factor / features.sampling_rate
+    size = f"{encoder.d_model} x {encoder.num_layers} layers"
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    return f"{size}, {millions:.3g} M parameters, frames of {frame_ms:g} ms"
+
+
+def _steps_text(trainer: pl.Trainer, data: NestDataModule) -> str:
+    per_epoch = data.train_dataset.plan.steps_per_epoch
+    num_steps = num_steps_of_run(trainer, per_epoch)
+    parts = ["no limit" if num_steps is None else f"{num_steps:,}"]
+    if num_steps is not None and per_epoch:
+        parts.append(f"{num_steps / per_epoch:,.3g} epochs of {per_epoch:,}")
+    for callback in cast(Any, trainer).callbacks:
+        if isinstance(callback, Timer) and (limit_s := callback.time_remaining()) is not None:
+            parts.append(f"at most {format_duration(limit_s)}")
+    return ", ".join(parts)
+
+
+def _batches_text(data: NestDataModule) -> str:
+    plan = data.train_dataset.plan.config
+    step_s = plan.max_batch_seconds * plan.microbatches_per_step
+    return (
+        f"{plan.microbatches_per_step} x {plan.max_batch_seconds:g} s, so up to {step_s:,g} s of audio per step; "
+        f"{data.num_workers} workers per rank"
+    )
+
+
+def _ranks_text(trainer: pl.Trainer) -> str:
+    device = trainer.strategy.root_device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    nodes = f" on {trainer.num_nodes} nodes" if trainer.num_nodes > 1 else ""
+    return f"{trainer.world_size}{nodes}, {name}"
+
+
+def _start_text(ckpt_path: str | None) -> str:
+    if ckpt_path is None:
+        return "from step 0"
+    step = step_in_name(Path(ckpt_path).resolve())  # `last.ckpt` is a link
+    return ckpt_path if step is None else f"from step {step:,}, {ckpt_path}"
+
+
+def _switches(
+    trainer: pl.Trainer, model: NestModel, data: NestDataModule, loggers: Sequence[str], is_watched: bool
+) -> Rows:
+    """Returns what is on, and what is off."""
+    checkpoints = [one.every_n_steps for one in cast(Any, trainer).callbacks if isinstance(one, Checkpoints)]
+    kernels, augment = model.kernels, data.train_dataset.augment
+    raced = bool(raced_parts(trainer.strategy.root_device, kernels))
+    switches = {
+        f"checkpoints every {min(checkpoints):,} steps" if checkpoints else "checkpoints": bool(checkpoints),
+        "stall guard": is_watched,
+        "raced kernels" if raced else "compiled kernels": raced or kernels.blocks in ("compiled", "combined"),
+        **({} if raced else {"graphs": kernels.step == "graph"}),
+        "deterministic": determinism() is True,
+        "augment": bool(augment.speech or augment.noise or augment.mixture),
+        f"log to {', '.join(loggers)}" if loggers else "log": bool(loggers),
+    }
+    texts = {on: ", ".join(name for name, value in switches.items() if value == on) for on in (True, False)}
+    return [("on", texts[True]), ("off", texts[False])]
+
+
+def format_summary(rows: Rows, width: int) -> str:
+    """Returns the rows as aligned lines; a text that is too long continues on the next lines.
+
+    Args:
+        rows: Names and texts.
+        width: Columns of the terminal.
+    """
+    return "\n".join(
+        textwrap.fill(
+            text,
+            max(_MIN_WIDTH, width),
+            initial_indent=name.ljust(_NAME_WIDTH),
+            subsequent_indent=" " * _NAME_WIDTH,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for name, text in rows
+    )

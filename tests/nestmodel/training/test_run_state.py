@@ -1,0 +1,105 @@
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Timer
+
+from nestmodel.training.run_state import RunClock, RunState, Scores, format_duration, peak_memory_bytes, read_state
+from nestmodel.training.step_limits import num_steps_of_run
+
+
+class StubTrainer(pl.Trainer):
+    """Has limits, a step and metrics, and cannot train."""
+
+    is_global_zero: Any = True
+    sanity_checking: Any = False
+    accumulate_grad_batches: Any = 2
+    num_training_batches: Any = 20
+    limit_train_batches: Any = 1.0
+    max_steps: Any = 100
+    max_epochs: Any = None
+    global_step: Any = 0
+    callback_metrics: Any = None
+
+    def __init__(self, step: int = 0, *, metrics: dict[str, float] | None = None, **settings: Any) -> None:
+        vars(self).update(settings)
+        self.callbacks: Any = settings.get("callbacks", [])
+        self.global_step = step
+        self.callback_metrics = {name: torch.tensor(value) for name, value in (metrics or {}).items()}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        vars(self)[name] = value
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_the_time_left_counts_the_steps_after_the_first_five_of_this_start() -> None:
+    now = Clock()
+    clock = RunClock(1000, now)
+    for step in range(1001, 1011):
+        now.seconds += 60.0 if step <= 1005 else 2.0
+        clock.count(step)
+        left = clock.seconds_left(step, 1100)
+        assert left == (None if step <= 1005 else pytest.approx(2.0 * (1100 - step)))
+    now.seconds += 10.0  # a validation
+    assert clock.seconds_left(1010, 1100) == pytest.approx(90 * 20 / 5)
+    assert clock.seconds_left(1010, None) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"max_steps": 100}, 100),
+        ({"max_steps": 100, "max_epochs": 3}, 30),
+        ({"max_steps": 10, "max_epochs": 3}, 10),
+        ({"max_steps": -1, "max_epochs": 3}, 30),
+        ({"max_steps": -1, "max_epochs": -1}, None),
+        ({"max_steps": -1, "max_epochs": 2, "num_training_batches": math.inf}, None),
+    ],
+)
+def test_the_steps_of_a_run_end_with_the_first_limit(settings: dict[str, Any], steps: int | None) -> None:
+    assert num_steps_of_run(StubTrainer(**settings)) == steps
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(1.0, 120), (0.5, 60), (7, 21), (400, 120)])
+def test_the_steps_of_a_run_are_known_before_its_loader_is(limit: float, steps: int) -> None:
+    trainer = StubTrainer(max_steps=-1, max_epochs=3, limit_train_batches=limit, num_training_batches=0)
+    assert num_steps_of_run(trainer, steps_per_epoch=40) == steps
+
+
+def test_a_state_has_what_is_known() -> None:
+    clock = RunClock(0)
+    assert read_state(StubTrainer(3), clock, "starting") == RunState(step=3, num_steps=100, activity="starting")
+    train = {"train_loss": 2.0, "train_token_entropy": 3.0, "train_accuracy": 0.25}
+    metrics = {**train, "val_loss": 2.5, "val_token_entropy": 3.5, "val_accuracy": 0.5}
+    trainer = StubTrainer(4, metrics={**metrics, "memory_gb": 2.0, "steps_skipped": 1.0})
+    state = read_state(trainer, clock, "training", validated_step=2)
+    assert (state.training, state.validation) == (Scores(2.0, 3.0, 0.25), Scores(2.5, 3.5, 0.5))
+    assert (state.memory_gb, state.steps_skipped, state.validated_step) == (2.0, 1, 2)
+    assert read_state(trainer, clock, "training").validation is None
+
+
+def test_max_time_ends_the_time_left() -> None:
+    timer = Timer(duration=timedelta(hours=1))
+    assert read_state(StubTrainer(1, callbacks=[timer]), RunClock(0), "training").seconds_left == 3600
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0:00:00"), (130.2, "0:02:10"), (36000.0, "10:00:00"), (172799.0, "47:59:59"), (273600.0, "3 d 4 h")],
+)
+def test_a_duration_is_short(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_the_peak_memory_of_a_cpu_is_that_of_the_process() -> None:
+    assert 1e7 < peak_memory_bytes(torch.device("cpu")) < 1e12

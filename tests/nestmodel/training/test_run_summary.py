@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import pytest
+
+from nestdata import AugmentConfig, PlanConfig
+from nestmodel import Checkpoints, NestDataModule, NestModel
+from nestmodel.training.run_summary import format_summary, summarise_run
+from tests.conftest import MessyCorpora
+from tests.training import messy_data, tiny_config, trainer
+
+
+def summary(
+    data: NestDataModule, directory: Path, *, ckpt_path: Path | None = None, **settings: object
+) -> dict[str, str]:
+    return dict(
+        summarise_run(
+            trainer(directory, [Checkpoints(every_n_steps=50)], enable_checkpointing=True, **settings),
+            NestModel(tiny_config()),
+            data,
+            seed=3,
+            ckpt_path=None if ckpt_path is None else str(ckpt_path),
+            directory=directory / "version_0",
+            loggers=["csv"],
+            is_watched=True,
+        )
+    )
+
+
+def test_a_summary_describes_data_model_steps_and_switches(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    data = messy_data(messy_corpora)
+    per_epoch = data.train_dataset.plan.steps_per_epoch
+    rows = summary(data, tmp_path, max_steps=10 * per_epoch, max_time="00:02:00:00")
+    hours = f"({data.train_dataset.corpus.corpora[0].hours:.2f} h)"
+    assert rows == {
+        "corpus": f"{messy_corpora.speech} {hours}",
+        "noise": f"{messy_corpora.noise} ({data.noise.corpus.hours:.2f} h), and other speech",  # type: ignore[union-attr]
+        "validation": f"{messy_corpora.speech} {hours}",
+        "model": f"16 x 2 layers, {rows['model'].split(', ')[1]}, frames of 80 ms",
+        "steps": f"{10 * per_epoch}, 10 epochs of {per_epoch}, at most 2:00:00",
+        "batches": "2 x 10 s, so up to 20 s of audio per step; 0 workers per rank",
+        "ranks": "1, cpu",
+        "numbers": "precision 32-true, seed 3",
+        "start": "from step 0",
+        "on": "checkpoints every 50 steps, stall guard, log to csv",
+        "off": "compiled kernels, graphs, deterministic, augment",
+        "output": str(tmp_path / "version_0"),
+    }
+
+
+def test_a_summary_names_all_corpora_and_the_checkpoint(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2)
+    augment = AugmentConfig(speech=["PolarityInversion"])
+    data = NestDataModule([messy_corpora.speech, messy_corpora.windows], plan=plan, augment=augment)
+    (tmp_path / "step_00001300.ckpt").touch()
+    (tmp_path / "last.ckpt").symlink_to("step_00001300.ckpt")
+    rows = summary(data, tmp_path, ckpt_path=tmp_path / "last.ckpt", max_steps=-1, max_epochs=2)
+    assert str(messy_corpora.windows) in rows["corpus"]
+    assert (rows["noise"], rows["validation"]) == ("other speech only", "none")
+    assert rows["steps"].startswith(f"{2 * data.train_dataset.plan.steps_per_epoch:,}, 2 epochs")
+    assert rows["start"] == f"from step 1,300, {tmp_path}/last.ckpt"
+    assert "augment" in rows["on"]
+    assert summary(data, tmp_path, max_steps=-1, max_epochs=-1)["steps"] == "no limit"
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 120])
+def test_lines_are_aligned_and_fit_the_terminal(width: int) -> None:
+    rows = [
+        (
+            "corpus",
+            "a.corpus (1.00 h), " * 5 + "/a/path/that/is/longer/than/sixty/columns/and/is/not/broken/at/all.corpus",
+        )
+    ]
+    lines = format_summary([*rows, ("start", "from step 0")], width).splitlines()
+    assert all(line[12] != " " for line in lines)
+    assert lines[-1] == "start       from step 0"
+    assert all(len(line) <= max(width, 40) for line in lines if "/a/path" not in line)
+
+
+def test_secrets_in_addresses_are_hidden(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    data = messy_data(messy_corpora)
+    assert data.noise.corpus is not None
+    data.noise.corpus.path = Path("s3://user:secret@bucket/noise.corpus")
+    rows = summary(data, tmp_path, max_steps=1)
+    assert "bucket/noise.corpus" in rows["noise"]
+    assert "secret" not in rows["noise"]
