@@ -145,7 +145,11 @@ LINES = (
     Line(f"nestmodel fit {_NEW} -o out --log wandb", 1, "error: ...nest-pretrain[wandb]...", hidden=("wandb",)),
     # The other commands of nestmodel
     Line(
-        *("nestmodel validate --config tiny.yaml --data.corpus speech.corpus --data.val_corpus speech.corpus", 0),
+        *(
+            "nestmodel validate --config tiny.yaml --data.corpus speech.corpus --data.val_corpus speech.corpus "
+            "--ckpt_path last.ckpt",
+            0,
+        ),
         *("step 4: validation loss ...", 20),
     ),
     Line("nestmodel preflight --config tiny.yaml --data.corpus speech.corpus --feeding_seconds 1", 0, "...", 20),
