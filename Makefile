@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-isa test-container test-faults test-network test-remote test-slurm azurite fuzz test-lowest test-newest soak check format docs wheel test-wheel clean
+.PHONY: demo test test-isa test-container test-faults test-network test-remote test-slurm azurite fuzz test-lowest test-newest soak check format docs links wheel test-wheel release-check clean
 
 # One install for every target: the packages in place, with the pinned versions of what they need.
 $(READY): pyproject.toml constraints.txt
@@ -122,6 +122,10 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "site:        build/site/index.html"
 
+# Every address on the web that the documentation links to; needs a network.
+links: $(READY)
+	$(BIN)/python -m tests.external_links
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -134,6 +138,13 @@ wheel: $(READY)
 # Installs the wheel without extras into a new environment and runs the commands there, in an empty directory.
 test-wheel: wheel
 	$(PYTHON) tests/wheel_smoke.py dist/*.whl
+
+# The files of a release in dist/: equal in two builds, with valid metadata, tried in an empty environment, and with a
+# documentation that has no broken links. See RELEASING.md.
+release-check: $(READY)
+	$(BIN)/python -m tests.release dist
+	$(PYTHON) tests/wheel_smoke.py dist/*.whl
+	$(MAKE) docs
 
 clean:
 	rm -rf $(VENV) .venv-azurite .venv-lowest .venv-newest $(DEMO) build dist *.egg-info

@@ -29,8 +29,9 @@ from nestmodel.training.resume import check_checkpoint
 from nestmodel.training.run_summary import summarise_run
 from nestmodel.training.startup import watch_ranks
 
-from .arguments import SEEDS, Parser, with_explicit_booleans, with_preset_paths
+from .arguments import Parser
 from .display import print_results, print_summary, progress_callback, silence_lightning
+from .keys import SEEDS
 from .preflight import PreflightTrainer
 from .program import UsageError
 
@@ -51,7 +52,7 @@ class _Cli(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(StallGuard, "guard")
-        parser.add_argument("--quiet", action="store_true", help="Show no summary and no progress.")
+        parser.add_argument("--quiet", type=bool, default=False, help="Show no summary and no progress.")
         for target in SEEDS:
             parser.link_arguments("seed_everything", target, compute_fn=int)
 
@@ -118,7 +119,7 @@ class _Cli(LightningCLI):
 
 
 def run(arguments: list[str]) -> int:
-    """Parses the command line and runs it; returns the exit code."""
+    """Parses the command line, as `cli.dialect` translated it, and runs it; returns the exit code."""
     Parser.command = arguments[0]
     # The warning is meant for programs that ignore sys.argv; these are the user's arguments with presets resolved.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
@@ -131,7 +132,7 @@ def run(arguments: list[str]) -> int:
         trainer_class=PreflightTrainer,
         parser_class=Parser,
         auto_configure_optimizers=False,
-        args=with_explicit_booleans(with_preset_paths(arguments)),
+        args=arguments,
         seed_everything_default=0,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={

@@ -9,11 +9,34 @@ PROGRAM = Program(
     help="Train, evaluate and convert NEST speech encoders.",
     commands={
         "fit": Command(
-            "fit:run", "Train a model, configured by YAML files and --section.key flags.", is_lightning=True
+            "fit:run",
+            "Train a model on corpora, with the settings of a preset or a YAML file.",
+            (
+                "nestmodel fit speech.corpus --config demo",
+                "nestmodel fit speech.corpus --noise noise.corpus -c small --max-steps 1000",
+                "nestmodel fit speech.corpus --config large --devices 8 -o runs/large --resume",
+            ),
+            is_lightning=True,
         ),
-        "validate": Command("fit:run", "Evaluate a checkpoint on the validation corpus.", is_lightning=True),
+        "validate": Command(
+            "fit:run",
+            "Evaluate a checkpoint on the validation corpus.",
+            (
+                "nestmodel validate speech.corpus --val-corpus val.corpus --config small \\\n"
+                "    --ckpt-path last -o runs/small",
+                "nestmodel validate --config runs/small/version_0/config.yaml --ckpt-path last",
+            ),
+            is_lightning=True,
+        ),
         "preflight": Command(
-            "fit:run", "Check ranks, disks, audio, memory and network with the flags of fit.", is_lightning=True
+            "fit:run",
+            "Check ranks, disks, audio, memory and network with the options of fit.",
+            (
+                "nestmodel preflight speech.corpus --config large --devices 8",
+                "nestmodel preflight speech.corpus --config large --find-budget",
+                "nestmodel preflight speech.corpus --config large --num-shapes 16 --tune",
+            ),
+            is_lightning=True,
         ),
         "features": Command("features:features_command", "Extract encoder features, one file per utterance."),
         "probe": Command(

@@ -41,6 +41,9 @@ class Command:
     help: str
     """One line for the program's help."""
 
+    examples: tuple[str, ...] = ()
+    """Command lines, which the help of the command shows."""
+
     is_lightning: bool = False
     """Whether Lightning parses the arguments."""
 
@@ -122,10 +125,19 @@ class Program:
 
 def _run_lightning(command: Command, arguments: list[str]) -> int:
     """Runs a command whose arguments Lightning parses. Signals are handled even while torch is being imported."""
+    from .dialect import HELP, translate
+
+    if not {*HELP}.isdisjoint(arguments):
+        from .short_help import short_help
+
+        print(short_help(arguments[0], command.help, command.examples, arguments[1:]))
+        return 0
+    translated = translate(arguments)
+
     from nestmodel.training.startup import watch_startup
 
     with watch_startup():
-        return cast(int, command.load()(arguments))
+        return cast(int, command.load()(translated))
 
 
 def _no_command() -> None:

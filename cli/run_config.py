@@ -174,6 +174,15 @@ def config_path(name: str) -> Path:
     return Path(name) if Path(name).is_file() else preset_path(name)
 
 
+def read_merged(paths: Iterable[Path]) -> dict[str, Any]:
+    """Returns the plain values of configuration files; values of later ones replace those of earlier ones.
+
+    Raises:
+        UsageError: A file cannot be read, or is not a YAML mapping.
+    """
+    return functools.reduce(_merged, map(read_config, paths), {})
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Returns the plain values of a configuration file.
 

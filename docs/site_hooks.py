@@ -19,6 +19,7 @@ ADDED = (
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "RELEASING.md",
     "benchmarks/README.md",
     "examples/README.md",
     "examples/finetune_ctc/README.md",

@@ -22,6 +22,9 @@ from .config import (
     QuantizerConfig as QuantizerConfig,
 )
 from .config import (
+    preset_names as preset_names,
+)
+from .config import (
     preset_path as preset_path,
 )
 from .errors import (
@@ -318,6 +321,7 @@ __all__ = [
     "normalise_text",
     "parse_layers",
     "prepare_deterministic",
+    "preset_names",
     "preset_path",
     "read_config",
     "run_ctc_probe",

@@ -15,8 +15,17 @@ import yaml
 
 from nestdata.config_checks import nearest_name_hint, require, require_at_least, require_at_most, require_share
 from nestmodel.errors import ConfigError
+from nestmodel.representation import changed_fields
 
 ConfigT = TypeVar("ConfigT")
+
+
+_PRESETS = Path(__file__).parent / "presets"
+
+
+def preset_names() -> list[str]:
+    """Returns the names of the presets of the package, sorted."""
+    return sorted(path.stem for path in _PRESETS.glob("*.yaml"))
 
 
 def preset_path(name: str) -> Path:
@@ -25,11 +34,11 @@ def preset_path(name: str) -> Path:
     Raises:
         ConfigError: No preset has that name.
     """
-    folder = Path(__file__).parent / "presets"
-    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    known = preset_names()
     if name not in known:
-        raise ConfigError(f"{name!r} is neither a file nor a preset. The presets are {', '.join(known)}.")
-    return folder / f"{name}.yaml"
+        hint = nearest_name_hint(name, known, min_similarity=0.6)
+        raise ConfigError(f"{name!r} is neither a file nor a preset{hint}. The presets are {', '.join(known)}.")
+    return _PRESETS / f"{name}.yaml"
 
 
 _require = partial(require, error=ConfigError)
@@ -66,6 +75,8 @@ class FeatureConfig:
     preemphasis: float = 0.97
     """Factor of the previous sample, which is subtracted from each sample, in [0, 1)."""
 
+    __repr__ = changed_fields
+
     def __post_init__(self) -> None:
         _at_least(1, "features", self, "sampling_rate", "n_fft", "window_length", "hop_length", "num_mels", "pad_to")
         _at_most(2**15, "features", self, "n_fft")  # the filterbank is computed from any file of a model
@@ -92,6 +103,8 @@ class QuantizerConfig:
     distance: Literal["l2", "cosine"] = "l2"
     """Distance by which the nearest code is selected. Codes have norm 1, so the two differ only by rounding."""
 
+    __repr__ = changed_fields
+
     def __post_init__(self) -> None:
         _at_least(2, "quantizer", self, "num_classes")
         _at_least(1, "quantizer", self, "num_codebooks", "code_dim")
@@ -113,6 +126,8 @@ class MaskConfig:
 
     threshold: float = 0.8
     """A token is scored when more than this share of its frames is masked, in [0, 1)."""
+
+    __repr__ = changed_fields
 
     def __post_init__(self) -> None:
         _at_least(1, "masking", self, "block_size")
@@ -174,6 +189,8 @@ class EncoderConfig:
     """Whether blocks keep only their input for the backward pass and recompute the rest: less memory, a third more
     time, the same results."""
 
+    __repr__ = changed_fields
+
     def __post_init__(self) -> None:
         _at_least(1, "encoder", self, "num_heads", "num_layers", "subsampling_channels", "ff_expansion")
         _at_most(1000, "encoder", self, "num_layers")  # a damaged file must not make millions of modules
@@ -209,6 +226,8 @@ class OptimizerConfig:
     max_skipped_steps: int = 10
     """Maximum number of consecutive steps skipped for a non-finite loss or gradient; one more ends the run."""
 
+    __repr__ = changed_fields
+
     def __post_init__(self) -> None:
         _require(self.lr > 0.0, "optimizer.lr", self.lr, "a positive factor")
         _require(all(0.0 <= beta < 1.0 for beta in self.betas), "optimizer.betas", self.betas, "two rates in [0, 1)")
@@ -237,6 +256,8 @@ class NestConfig:
 
     seed: int = 0
     """Seed of all random numbers of the model: initial weights, masks, dropout."""
+
+    __repr__ = changed_fields
 
     def __post_init__(self) -> None:
         # A token stacks the feature frames of one encoder frame, so an incomplete stack would have no target.

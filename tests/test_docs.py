@@ -12,7 +12,7 @@ import nestguard
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [
-    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RELEASING.md", "SECURITY.md")),
     *sorted((REPOSITORY / "docs").rglob("*.md")),
 ]
 MAX_COLUMNS = 120

@@ -45,6 +45,11 @@ class Utterance(NamedTuple):
     values: NDArray[np.float32]
     """Valid frames only, shape (layers, enc_frames, dim); the layers are in the requested order."""
 
+    def __repr__(self) -> str:
+        return (
+            f"Utterance(row={self.row}, id={self.line.get('id')!r}, values: {' x '.join(map(str, self.values.shape))})"
+        )
+
 
 class FeatureProblem(NamedTuple):
     """Why an utterance has no features."""

@@ -94,6 +94,7 @@ def build_network(build: Callable[[NestConfig], NetworkT], path: str | Path) -> 
         _check_complete(_compare(shapes, state, file.path))
         network = build(config)
         _copy_weights(network, state, file.path, "all")
+    network.source = str(path)
     return network
 
 

@@ -28,6 +28,7 @@ from nestmodel.nn.cast_weights import FusedParameters, Weights, cast_weights, fu
 from nestmodel.nn.dropout import Dropout, Key, draw_keys
 from nestmodel.nn.frames import Frames, describe_frames
 from nestmodel.nn.subsampling import ConvSubsampling
+from nestmodel.representation import shapes
 
 KEYS_PER_BLOCK = 7
 """Keys of a block's dropout: within and after each feed-forward, of attention weights, after attention, convolution."""
@@ -45,6 +46,9 @@ class EncoderOutput(NamedTuple):
 
     lens: Int[Tensor, " batch"]
     """Number of valid encoder frames of each utterance."""
+
+    def __repr__(self) -> str:
+        return shapes(self)
 
 
 class HiddenStates(NamedTuple):

@@ -9,6 +9,7 @@ from torch import Tensor
 from nestmodel.nn.loss import NO_TOKEN, masked_nll
 from nestmodel.nn.metrics import token_counts, token_entropy
 from nestmodel.nn.network import NestOutput
+from nestmodel.representation import shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class LossStats:
 
     predicted_counts: Float[Tensor, "codebooks classes"]
     """Occurrences of each class among the most likely classes."""
+
+    __repr__ = shapes
 
     @property
     def loss(self) -> Float[Tensor, ""]:

@@ -20,6 +20,7 @@ from nestmodel.nn.kernel_choice import TORCH, Kernels
 from nestmodel.nn.masking import BlockMask, scored_token_mask
 from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
+from nestmodel.representation import html_table, shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class NestOutput:
     enc_lens: Int[Tensor, " batch"]
     """Number of valid encoder frames of each utterance."""
 
+    __repr__ = shapes
+
 
 class NestNetwork(nn.Module):
     """Reads noisy speech with blocks of frames masked, and predicts tokens of the clean speech.
@@ -57,9 +60,16 @@ class NestNetwork(nn.Module):
     Source: NEST, arXiv:2408.13106.
     """
 
+    config: NestConfig
+    """All sizes and settings."""
+
+    source: str | None
+    """The file that the network was loaded from; None for initial weights."""
+
     def __init__(self, config: NestConfig) -> None:
         super().__init__()
         self.config = config
+        self.source = None
         num_mels, quantizer, dim = config.features.num_mels, config.quantizer, config.encoder.d_model
         is_pre_conv, factor = config.masking.position == "pre_conv", config.encoder.subsampling_factor
         # With pre_conv, masks apply to feature frames, and a token stacks the feature frames of one encoder frame.
@@ -81,6 +91,35 @@ class NestNetwork(nn.Module):
     def features(self) -> Preprocessor:
         """Computes (feats, feat_lens) from (audio, audio_lens); called `preprocessor` in NeMo's state dict."""
         return self.preprocessor
+
+    def __repr__(self) -> str:
+        """Returns the sizes in one line; a part such as `encoder` shows its modules."""
+        shown = self._summary()
+        return f"{type(self).__name__}({'; '.join(shown[name] for name in ('encoder', 'parameters', 'weights'))})"
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, self._summary())
+
+    def _summary(self) -> dict[str, str]:
+        encoder, features, masking = self.config.encoder, self.config.features, self.config.masking
+        quantizer = self.config.quantizer
+        num_parameters, num_in_encoder = (
+            sum(parameter.numel() for parameter in module.parameters()) for module in (self, self.encoder)
+        )
+        frame_ms = 1000 * features.hop_length * encoder.subsampling_factor / features.sampling_rate
+        kind = "encoder" if masking.position == "post_conv" else "feature"
+        block_ms = 1000 * masking.block_size * features.hop_length / features.sampling_rate
+        codebooks = f"{quantizer.num_codebooks} codebooks" if quantizer.num_codebooks > 1 else "1 codebook"
+        return {
+            "encoder": f"{encoder.num_layers} layers of dim {encoder.d_model}, frames of {frame_ms:g} ms",
+            "parameters": f"{num_parameters:,} parameters, {num_in_encoder:,} of them in the encoder",
+            "input": f"{features.num_mels} mels every {frame_ms / encoder.subsampling_factor:g} ms, from audio at "
+            f"{features.sampling_rate} Hz",
+            "masking": f"blocks of {block_ms:g} ms of {kind} frames, which start at a frame with probability "
+            f"{masking.prob:g}",
+            "tokens": f"{quantizer.num_classes} classes, {codebooks}",
+            "weights": f"weights from {self.source}" if self.source else "weights of this program",
+        }
 
     def use_kernels(self, kernels: Kernels, *, num_shapes: int | None) -> None:
         """Sets the form of each part; parts that are `auto` keep theirs. Blocks cannot return to the plain form.

@@ -94,7 +94,7 @@ def test_fit_writes_checkpoints_metrics_and_curves_and_prints_their_paths(
         ([], 2, "Missing command"),
         (["nonsense"], 2, "nonsense"),
         (["fit", "--config", "demo"], 2, "data.corpus"),
-        (["fit"], 2, "model.config.encoder.num_layers, data.corpus. See `nestmodel fit --help`."),
+        (["fit"], 2, "give a corpus and a configuration, such as `nestmodel fit speech.corpus --config small`"),
         (["fit", "--config", "nonsense"], 1, "The presets are demo, large, medium, small, xlarge"),
         (
             ["fit", "--config", "demo", "--data.corpus", "a", "--data.plan.max_batch_secs", "3"],

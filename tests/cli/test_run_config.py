@@ -214,7 +214,7 @@ def test_an_invalid_file_is_one_line(
     [
         (["plan"], 2, "no corpus: give CORPUS, or a configuration with data.corpus."),
         (["plan", "--config", "demo"], 2, "no corpus"),
-        (["plan", "--config", "dem"], 1, "'dem' is neither a file nor a preset. The presets are demo,"),
+        (["plan", "--config", "dem"], 1, "'dem' is neither a file nor a preset; the nearest is 'demo'. The presets"),
         (["plan", "gone.corpus"], 1, "gone.corpus: does not exist"),
         (["sample-batch", "preview"], 2, "no corpus"),
     ],
