@@ -143,9 +143,11 @@ def _serve(*, warm: bool) -> None:
         pid = os.fork()
         if pid == 0:
             _start(request)
-        code = _wait(pid, request)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # ranks that have outlived it
+        try:
+            code = _wait(pid, request)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # ranks may have outlived it
         answers.write(json.dumps({"code": code, "seconds": time.monotonic() - start}) + "\n")
         answers.flush()
 
