@@ -17,6 +17,7 @@ from torch import Tensor
 from nestdata import output_directory, output_file
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
+from nestmodel.formats.hub import is_on_hub, parse_hub_name
 from nestmodel.formats.huggingface import check_huggingface, is_huggingface, write_huggingface
 from nestmodel.formats.model_file import CONFIG_KEY
 from nestmodel.formats.nemo_archive import write_nemo
@@ -81,7 +82,8 @@ def import_model(source: str | Path, output: str | Path | None = None, *, overwr
     """Converts a whole model to a checkpoint that every command of `nestmodel` accepts.
 
     Args:
-        source: A `.nemo` file, or safetensors that hold a whole model.
+        source: A `.nemo` file, safetensors that hold a whole model, or a name on the Hugging Face hub such as
+            `hf://owner/name`; see `load_network`.
         output: The checkpoint to write; None writes to the working directory, named after the source.
         overwrite: Whether to replace an existing file.
 
@@ -92,7 +94,7 @@ def import_model(source: str | Path, output: str | Path | None = None, *, overwr
         WeightsError: The source cannot be read or does not hold a whole model, or the checkpoint cannot be written.
         OutputError: The target exists already, or another run is writing it.
     """
-    return save_network(load_network(source), output or Path(source).stem + ".ckpt", overwrite=overwrite)
+    return save_network(load_network(source), output or _stem(source) + ".ckpt", overwrite=overwrite)
 
 
 def export_model(
@@ -130,7 +132,7 @@ def export_model(
     if output is None:
         if isinstance(source, NestNetwork):
             raise ConfigError("output is missing: a network has no name. Give the path of the result.")
-        output = Path(source).stem + _SUFFIXES[to]
+        output = _stem(source) + _SUFFIXES[to]
     output = Path(output)
     network = source if isinstance(source, NestNetwork) else load_network(source)
     if to == "huggingface":
@@ -168,6 +170,11 @@ def _write_directory(output: Path, network: NestNetwork, overwrite: bool) -> Non
         _naming_target(output),
     ):
         write_huggingface(partial, network.config, network.state_dict())
+
+
+def _stem(source: str | Path) -> str:
+    """Returns the name of a result without its suffix: that of the source."""
+    return parse_hub_name(source).name if is_on_hub(source) else Path(source).stem
 
 
 def _copied(network: NestNetwork) -> NestNetwork:
