@@ -1,5 +1,6 @@
 """`nestmodel fit`, `validate` and `preflight`: Lightning's command line with our model and data module."""
 
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -9,7 +10,6 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
-from nestdata.output import check_writable
 from nestmodel import (
     Curves,
     Health,
@@ -19,21 +19,19 @@ from nestmodel import (
     Progress,
     StallGuard,
     Throughput,
-    WeightsError,
-    newest_checkpoint,
     prepare_deterministic,
 )
 from nestmodel.training.launcher import check_main_address
 from nestmodel.training.lightning_private import launched_processes
-from nestmodel.training.resume import check_checkpoint
+from nestmodel.training.resume import LAST, LAST_REQUIRED, find_resumed
+from nestmodel.training.run_checks import check_outputs, check_run
 from nestmodel.training.run_summary import summarise_run
-from nestmodel.training.startup import watch_ranks
+from nestmodel.training.startup import is_first_rank, watch_ranks
 
-from .arguments import Parser
+from .arguments import Parser, read_field_docstrings
 from .display import print_results, print_summary, progress_callback, silence_lightning
 from .keys import SEEDS
 from .preflight import PreflightTrainer
-from .program import UsageError
 
 _ONLY_WARNS = (
     "trainer.deterministic is 'warn': the backward pass of attention stays non-deterministic on a GPU. Set it to true "
@@ -59,15 +57,14 @@ class _Cli(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
         settings = self.config[self.config.subcommand]
-        if settings.get("ckpt_path") == "last":
-            # None before the first checkpoint, so the same command starts a run and resumes it.
-            newest = newest_checkpoint(Path(settings.trainer.default_root_dir or "."))
-            settings.ckpt_path = None if newest is None else str(newest)
-        if (path := settings.get("ckpt_path")) is not None:
-            try:
-                check_checkpoint(Path(path))
-            except WeightsError as error:
-                raise UsageError(f"--ckpt_path {error}") from error
+        if (given := settings.get("ckpt_path")) is not None:
+            root = Path(settings.trainer.default_root_dir or ".")
+            found = find_resumed(
+                LAST_REQUIRED if self.config.subcommand == "validate" and given == LAST else given, root
+            )
+            settings.ckpt_path = None if found is None else str(found)
+            if found is None and self.config.subcommand == "fit" and is_first_rank():
+                print(f"no checkpoint in {root}: starting at step 0", file=sys.stderr)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand]["trainer"]
@@ -82,8 +79,6 @@ class _Cli(LightningCLI):
             callbacks[:] = [one for one in callbacks if not isinstance(one, Progress)]
         watch_ranks(lambda: launched_processes(trainer))
         check_main_address(trainer)
-        if self.subcommand != "preflight" and trainer.is_global_zero and not settings["fast_dev_run"]:
-            check_writable(Path(trainer.default_root_dir))
         if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
             return trainer  # The user chose loggers, or none.
         csv_logger = CSVLogger(trainer.default_root_dir, name="")
@@ -93,6 +88,7 @@ class _Cli(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
+        self._check("fit")
         self._started_s = time.monotonic()
         guard = next(one for one in cast(Any, self.trainer).callbacks if isinstance(one, StallGuard))
         self._print_summary(guard)
@@ -114,6 +110,19 @@ class _Cli(LightningCLI):
         )
         print_summary(rows)
 
+    def before_validate(self) -> None:
+        self._check("validate")
+
+    def before_preflight(self) -> None:
+        self._check("fit")
+
+    def _check(self, stage: str) -> None:
+        model, data = cast(NestModel, self.model), cast(NestDataModule, self.datamodule)
+        path = self.config[self.subcommand].get("ckpt_path")
+        check_run(model, data, self.trainer, stage=stage, ckpt_path=None if path is None else Path(path))
+        if self.subcommand != "preflight":
+            check_outputs(self.trainer)
+
     def after_fit(self) -> None:
         print_results(self.trainer, time.monotonic() - self._started_s)
 
@@ -121,6 +130,8 @@ class _Cli(LightningCLI):
 def run(arguments: list[str]) -> int:
     """Parses the command line, as `cli.dialect` translated it, and runs it; returns the exit code."""
     Parser.command = arguments[0]
+    if "--help" in arguments:
+        read_field_docstrings()
     # The warning is meant for programs that ignore sys.argv; these are the user's arguments with presets resolved.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     # Lightning causes this one; users cannot avoid it.

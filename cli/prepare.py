@@ -31,9 +31,9 @@ def prepare_command(
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="NeMo, Lhotse or fairseq manifests, Lhotse Shar, WebDataset tars, Kaldi directories, Hugging Face "
-            "data sets on disk, Parquet files, or folders of audio. All but Kaldi directories and data sets on disk "
-            "may be URLs, such as s3://bucket/speech.",
+            help="Audio files, folders of audio, CSV tables, lists of paths, NeMo, Lhotse or fairseq manifests, Lhotse "
+            "Shar, WebDataset tars, Kaldi directories, Hugging Face data sets on disk, or Parquet files. All but Kaldi "
+            "directories and data sets on disk may be URLs, such as s3://bucket/speech.",
         ),
     ],
     output: Annotated[

@@ -80,7 +80,7 @@ SETTINGS = (
         "allow-commands",
         "data.allow_commands",
         "Data",
-        "Run shell commands that a corpus contains instead of files.",
+        "Run shell commands that a manifest or corpus contains instead of files.",
         kind="switch",
         is_rare=True,
     ),
@@ -245,7 +245,7 @@ SETTINGS = (
         letter="o",
     ),
     Setting("log", "log", "Output", "csv, tensorboard, wandb or mlflow; repeatable.", metavar="NAME", kind="list"),
-    Setting("quiet", "quiet", "Output", "Print only warnings and errors.", kind="switch"),
+    Setting("quiet", "quiet", "Output", "Show no summary and no progress.", kind="switch"),
     Setting(
         "find-budget",
         "find_budget",
@@ -304,3 +304,12 @@ def settings_of(command: str) -> list[Setting]:
 def setting(option: str) -> Setting:
     """Returns the setting of an option, given its name without dashes in front."""
     return next(setting for setting in SETTINGS if setting.option == option)
+
+
+def short_option(name: str) -> str:
+    """Returns the option of a dotted key, or of an option with underscores; other names stay as they are."""
+    dashed = name.replace("_", "-")
+    by_key = {setting.key.replace("_", "-"): setting.option for setting in SETTINGS if "." in setting.key}
+    if dashed in by_key:
+        return by_key[dashed]
+    return dashed if dashed in {setting.option for setting in SETTINGS} else name

@@ -347,12 +347,13 @@ class _StartWorker:
     def __call__(self, worker_id: int) -> None:
         self.environment.apply()
         nestguard.start_worker(worker_id, self.num_workers, self.slot)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        for number in (signal.SIGUSR1, signal.SIGINT):  # the rank handles Ctrl-C for its workers
+            signal.signal(number, signal.SIG_IGN)
         # A forked worker inherits the handler of its rank; the default action ends the process.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(_END_SIGNAL, lambda *_: os._exit(0))
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_TO_FINISH))
-        # Blocked by the fork server. SIGINT stays blocked in its workers: their rank handles Ctrl-C for them.
+        # Blocked by the fork server.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1, _END_SIGNAL})
         owner = multiprocessing.parent_process()
         if owner is not None and owner.pid != os.getppid():

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from nestdata.errors import ManifestError, OutputError
 from nestdata.output import output_directory
 from nestdata.prepare.config import PrepareConfig, ProbeMode
-from nestdata.prepare.inputs import InputOptions, Source, open_sources
+from nestdata.prepare.inputs import AudioInputs, InputOptions, Source, audio_inputs, open_sources
+from nestdata.prepare.inputs.given import CorpusCuts, LhotseObjects
 from nestdata.prepare.inputs.jsonl import LhotseManifest
 from nestdata.prepare.pool import Pool, open_pool
 from nestdata.prepare.progress import PrepareProgress
@@ -28,7 +29,6 @@ from nestdata.prepare.speech.config import SpeechLimits
 from nestdata.prepare.speech.summary import SpeechSummary
 from nestdata.redaction import redacted_url
 from nestdata.storage import has_scheme, is_url
-from nestdata.storage.location import parse_url
 
 if TYPE_CHECKING:
     from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
@@ -76,7 +76,7 @@ class PrepareReport:
 
 
 def prepare_corpus(
-    manifests: Sequence[str | Path],
+    inputs: AudioInputs,
     output: str | Path,
     config: PrepareConfig | None = None,
     *,
@@ -88,8 +88,8 @@ def prepare_corpus(
     """Writes one corpus from one or many inputs.
 
     Args:
-        manifests: NeMo, Lhotse or fairseq manifests, Kaldi directories, Hugging Face data sets saved to disk, Parquet
-            files, or folders of audio, in any combination. URLs are given as `str`.
+        inputs: One input or a list of them, in any combination: paths, and URLs as `str`, of audio files, folders,
+            tables, lists of paths, manifests and data sets; a `Corpus`; or a `CutSet` or `RecordingSet` of Lhotse.
         output: Path of the corpus directory, which is local.
         config: Limits and sampling rate; the defaults if None.
         overwrite: Whether an existing corpus at `output` is replaced. It is replaced in one step, after all work is
@@ -116,16 +116,14 @@ def prepare_corpus(
     config = config or PrepareConfig()
     speech = _speech_limits(config)
     output = _local_path(output)
-    inputs = [_as_input(manifest) for manifest in manifests]
-    for pattern in config.tars:
-        _as_input(pattern)
+    checked = audio_inputs([*config.tars, *audio_inputs(inputs)])[len(config.tars) :]
     resumable = (_KEPT_RESULTS, _SHARDS)
     with ExitStack() as stack:
         partial = stack.enter_context(
             output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=_is_corpus, resumable=resumable)
         )
         stack.enter_context(_keeps_finished_work(partial))
-        sources = _open_sources(inputs, config, partial, output)
+        sources = _open_sources(checked, config, partial, output)
         (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
         tasks = _tasks(sources, config, speech, partial, output)
@@ -304,10 +302,14 @@ def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
         modules += ["nestdata.prepare.speech_cuts", "torch"]
     if config.probe != "missing" or config.pcm:
         return [*modules, "nestdata.prepare.bank_writer", "soundfile", "lhotse", "torchaudio"]
-    return [*modules, "lhotse"] if any(isinstance(source, LhotseManifest) for source in sources) else modules
+    return (
+        [*modules, "lhotse"]
+        if any(isinstance(source, (CorpusCuts, LhotseManifest, LhotseObjects)) for source in sources)
+        else modules
+    )
 
 
-def _open_sources(inputs: Sequence[str | Path], config: PrepareConfig, partial: Path, output: Path) -> list[Source]:
+def _open_sources(inputs: Sequence[Any], config: PrepareConfig, partial: Path, output: Path) -> list[Source]:
     options = InputOptions(
         format=config.format,
         channel=config.channel,
@@ -320,18 +322,6 @@ def _open_sources(inputs: Sequence[str | Path], config: PrepareConfig, partial: 
         scratch=partial / "lines",
     )
     return open_sources(inputs, options)
-
-
-def _as_input(manifest: str | Path) -> str | Path:
-    if isinstance(manifest, str):
-        if not has_scheme(manifest):
-            return Path(manifest)
-        parse_url(manifest)  # refuses credentials before anything is named after the URL
-        return manifest
-    if has_scheme(str(manifest).replace(":/", "://", 1)) and not manifest.exists():
-        shown = redacted_url(str(manifest))
-        raise ManifestError(f"{shown}: give URLs as str; a Path loses one of the two slashes.")
-    return manifest
 
 
 def _check_rejects(

@@ -51,6 +51,14 @@ class ModelFile:
 
     _read_config: Callable[[], NestConfig]
     _read_state: Callable[[], dict[str, Tensor]]
+    _entries: Mapping[str, Any]
+
+    def entry(self, key: str) -> Any:
+        """Returns what a checkpoint holds under a key besides configuration and weights; None if it holds nothing.
+
+        The value is plain, but may have any type: the file is not trusted.
+        """
+        return self._entries.get(key)
 
     def read_config(self) -> NestConfig:
         """Returns the configuration of the model, or of the model whose encoder the file holds.
@@ -90,16 +98,18 @@ def open_model_file(path: str | Path) -> Iterator[ModelFile]:
     with ExitStack() as stack:
         file, kind = _open(path, stack)
         with _as_weights_error(path):
+            entries: Mapping[str, Any] = {}
             if kind == "nemo":
                 tar = stack.enter_context(tarfile.open(fileobj=file))
-                readers: Any = partial(read_nemo_config, tar, path), partial(read_nemo_state, tar, path)
+                readers: tuple[Any, Any] = partial(read_nemo_config, tar, path), partial(read_nemo_state, tar, path)
             elif kind == "checkpoint":
                 checkpoint = _load_checkpoint(path)
+                entries = checkpoint
                 readers = partial(_config_of, checkpoint), partial(_state_of, checkpoint, path)
             else:
                 tensors = stack.enter_context(open_tensors(path))
                 readers = partial(_config_of_tensors, tensors), tensors.tensors
-        yield ModelFile(path, kind, source, *readers)
+        yield ModelFile(path, kind, source, *readers, entries)
 
 
 def read_config(path: str | Path) -> NestConfig:

@@ -240,6 +240,16 @@ def _compiled_transform(settings: _CompilerSettings) -> Callable[..., Tensor]:
     return torch.compile(ConformerBlock.transform, dynamic=settings.dynamic, options=options)
 
 
+def check_compilable(checkpoint_activations: bool, num_shapes: int | None) -> None:
+    """Raises ConfigError if blocks cannot be compiled: activations are checkpointed, and shapes are not fixed."""
+    if checkpoint_activations and num_shapes is None:
+        raise ConfigError(
+            "model.kernels.blocks is compiled, model.config.encoder.checkpoint_activations is on, and "
+            "data.plan.num_shapes is not set. When torch stops compiling for more shapes, it can no longer recompute "
+            "the activations of compiled blocks. Set data.plan.num_shapes, for example to 8, or change one of the two."
+        )
+
+
 class ConformerEncoder(nn.Module):
     """Encodes feature frames as encoder frames.
 
@@ -312,13 +322,7 @@ class ConformerEncoder(nn.Module):
         Raises:
             ConfigError: Activations are checkpointed, and the number of shapes is None.
         """
-        if self.checkpoint_activations and num_shapes is None:
-            raise ConfigError(
-                "model.kernels.blocks is compiled, model.config.encoder.checkpoint_activations is on, and "
-                "data.plan.num_shapes is not set. When torch stops compiling for more shapes, it can no longer "
-                "recompute the activations of compiled blocks. Set data.plan.num_shapes, for example to 8, or change "
-                "one of the two."
-            )
+        check_compilable(self.checkpoint_activations, num_shapes)
         # Torch would split the graph of a block where a gradient bucket of DDP ends, to overlap communication within
         # the block. Blocks are compiled one by one, so communication overlaps with other blocks anyway.
         dynamo.config.optimize_ddp = False

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -34,10 +34,9 @@ from nestdata import (
     StartMethod,
     start_fork_server,
 )
-from nestmodel.errors import ConfigError
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
-from nestmodel.training.lightning_private import uses_distributed_sampler
 from nestmodel.training.resume import Settings, flatten_settings
+from nestmodel.training.run_checks import check_accumulation
 from nestmodel.training.step_limits import convert_training_limits, convert_validation_limit
 
 
@@ -111,7 +110,7 @@ class NestDataModule(pl.LightningDataModule):
         if self.val_dataset is not None:
             convert_validation_limit(self.trainer, microbatches_per_rank, self.val_dataset.plan.steps_per_epoch)
         if stage == "fit":
-            self._configure_accumulation(self.trainer, microbatches_per_rank)
+            self._configure_accumulation(self.trainer)
             # Lightning expects a loader with state to resume; ours starts at `trainer.global_step`.
             warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch")
             if self.val_dataset is None:
@@ -227,22 +226,8 @@ class NestDataModule(pl.LightningDataModule):
     def _microbatches(dataset: AudioNoiseDataset, trainer: pl.Trainer) -> range:
         return dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
 
-    def _configure_accumulation(self, trainer: pl.Trainer, microbatches_per_rank: int) -> None:
-        if trainer.accumulate_grad_batches not in (1, microbatches_per_rank):
-            raise ConfigError(
-                f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it is computed from "
-                f"data.plan.microbatches_per_step and the number of ranks ({microbatches_per_rank} here). Leave it out."
-            )
-        if trainer.world_size > 1 and uses_distributed_sampler(trainer):
-            raise ConfigError(
-                "trainer.use_distributed_sampler is on, but the loader of each rank already yields only the "
-                "microbatches of that rank. Turn it off."
-            )
-        if overfit_batches := cast(Any, trainer).overfit_batches:
-            raise ConfigError(
-                f"trainer.overfit_batches is {overfit_batches}, which the loader does not support because it has a "
-                "sampler of its own. Leave it out, and prepare a corpus of a few utterances instead."
-            )
+    def _configure_accumulation(self, trainer: pl.Trainer) -> None:
+        microbatches_per_rank = check_accumulation(trainer, self.train_dataset.plan)
         trainer.accumulate_grad_batches = microbatches_per_rank
         convert_training_limits(trainer, microbatches_per_rank, self.train_dataset.plan.steps_per_epoch)
 

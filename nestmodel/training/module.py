@@ -21,7 +21,6 @@ from torch import Tensor, nn
 import nestguard
 from nestdata import AudioNoiseBatch, PackedBatch
 from nestmodel.config import NestConfig
-from nestmodel.errors import ConfigError
 from nestmodel.formats.model_file import CONFIG_KEY
 from nestmodel.formats.weights import build_network, load_weights
 from nestmodel.nn import devices
@@ -38,12 +37,19 @@ from nestmodel.training.kernel_race import Choice, choose_kernels, device_name
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import fix_gradient_buckets, log_by_global_step, scale_loop_progress
 from nestmodel.training.nonfinite import SkippedSteps
-from nestmodel.training.resume import Settings, check_same_step, check_unchanged, run_settings, stored_kernels
+from nestmodel.training.resume import (
+    SETTINGS_KEY,
+    Settings,
+    check_same_step,
+    check_unchanged,
+    run_settings,
+    stored_kernels,
+)
+from nestmodel.training.run_checks import check_graph, check_graph_precision, check_sampling_rate
 from nestmodel.training.schedule import build_optimizer, divides_gradients
 from nestmodel.training.step_stats import DecayedCounts, StepStats, fetch
 from nestmodel.training.stop_requests import StopRequests
 
-_SETTINGS_KEY = "nest_settings"
 _PROGRESS_KEY = "nest_progress"
 _DEVICE_KEY = "nest_kernels_device"
 
@@ -124,16 +130,8 @@ class NestModel(NestNetwork, pl.LightningModule):
         Raises:
             ConfigError: The shapes are not fixed, or activations are checkpointed.
         """
-        if num_shapes is None:
-            raise ConfigError(
-                "model.kernels.step is graph, which needs batches of fixed shapes. Set data.plan.num_shapes, for "
-                "example to 16."
-            )
-        if self.config.encoder.checkpoint_activations:
-            raise ConfigError(
-                "model.kernels.step is graph and model.config.encoder.checkpoint_activations is on: recomputation sets "
-                "the state of generators, which a graph cannot do. Set the step to torch, or switch checkpointing off."
-            )
+        check_graph(self.config, num_shapes)
+        assert num_shapes is not None
         self.kernels = replace(self.kernels, step="graph")
         self._graph_settings = num_shapes, capture or CudaCapture()
 
@@ -298,11 +296,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             ConfigError: The corpus has another sampling rate than the features.
         """
         rate = getattr(getattr(self.trainer, "datamodule", None), "sampling_rate", None)
-        if rate not in (None, self.config.features.sampling_rate):
-            raise ConfigError(
-                f"the corpus is at {rate} Hz and model.config.features.sampling_rate is "
-                f"{self.config.features.sampling_rate}. Prepare the corpus with --sampling-rate, or change the model."
-            )
+        check_sampling_rate(self.config, rate)
         # Lightning warns because the hook is one of this model and not of its data module, which is intended.
         warnings.filterwarnings("ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`")
         fix_gradient_buckets(self.trainer)
@@ -330,12 +324,7 @@ class NestModel(NestNetwork, pl.LightningModule):
     def _build_graphs(self) -> StepGraphs | None:
         if self._graph_settings is None:
             return None
-        if self.trainer.precision == "16-mixed":
-            raise ConfigError(
-                "model.kernels.step is graph and trainer.precision is 16-mixed, which scales the loss by a factor that "
-                "changes: a graph cannot follow it. Set trainer.precision to bf16-mixed, or model.kernels.step to "
-                "torch."
-            )
+        check_graph_precision(self.trainer)
         num_microbatches, num_ranks = self.trainer.accumulate_grad_batches, self.trainer.world_size
         return StepGraphs(self, *self._graph_settings, num_microbatches=num_microbatches, num_ranks=num_ranks)
 
@@ -379,7 +368,7 @@ class NestModel(NestNetwork, pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the configuration of the model, the settings of the run, the skipped steps and the class counts."""
         checkpoint[CONFIG_KEY] = asdict(self.config)
-        checkpoint[_SETTINGS_KEY] = self._run_settings()
+        checkpoint[SETTINGS_KEY] = self._run_settings()
         checkpoint[_DEVICE_KEY] = self._choice().device
         checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}
 
@@ -391,8 +380,8 @@ class NestModel(NestNetwork, pl.LightningModule):
         """
         if not self._is_fitting():
             return
-        if _SETTINGS_KEY in checkpoint:
-            settings, device = checkpoint[_SETTINGS_KEY], self.trainer.strategy.root_device
+        if SETTINGS_KEY in checkpoint:
+            settings, device = checkpoint[SETTINGS_KEY], self.trainer.strategy.root_device
             stored = stored_kernels(settings, default_kernels(device.type))
             self._stored = Choice(kernels=stored, device=checkpoint.get(_DEVICE_KEY))
             # Until the start of the run, so that only forms that are set by hand can differ from the checkpoint.

@@ -1,9 +1,9 @@
 """Preemption: all ranks stop after the same optimizer step, write one checkpoint, and exit with a documented code.
 
-SIGTERM and SIGUSR1 (SLURM's warning before it ends a job) only set a flag on the rank that receives them. The flags are
-part of the vector that all ranks all-reduce at every optimizer step, so all ranks stop after the same step, whichever
-of them received the signal, and no additional collective is needed. `trainer.max_time` travels in the same way, but
-ends the run normally. Signals before training begins are handled by `startup`.
+SIGTERM, SIGUSR1 (SLURM's warning before it ends a job) and Ctrl-C only set a flag on the rank that receives them. The
+flags are part of the vector that all ranks all-reduce at every optimizer step, so all ranks stop after the same step,
+whichever of them received the signal, and no step needs an additional collective. `trainer.max_time` travels in the
+same way, but ends the run normally. Signals before training begins are handled by `startup`.
 """
 
 import signal
@@ -16,28 +16,39 @@ from pytorch_lightning.callbacks import Timer
 from pytorch_lightning.utilities import rank_zero_info
 
 from nestmodel.training.checkpoints import Checkpoints, NotSaved
+from nestmodel.training.interrupts import InterruptWatch
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import disable_signal_handling, update_logged_metrics
 from nestmodel.training.module import NestModel
-from nestmodel.training.startup import EXIT_PREEMPTED, end_startup, is_started_by_lightning, record_launcher
+from nestmodel.training.startup import (
+    EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
+    end_startup,
+    handler_before,
+    is_command,
+    is_started_by_lightning,
+    record_launcher,
+)
 from nestmodel.training.step_limits import ends_step
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Preempted(SystemExit):
-    """The run exits because it was preempted; its checkpoint is written."""
+    """The run exits because it was preempted or interrupted; its checkpoint is written."""
 
 
 class PreemptionHandler(pl.Callback):
-    """Writes a checkpoint and ends training after the optimizer step in which SIGTERM or SIGUSR1 arrives.
+    """Writes a checkpoint and ends training after the optimizer step in which SIGTERM, SIGUSR1 or Ctrl-C arrives.
 
+    A second Ctrl-C ends all ranks at once; see `InterruptWatch`.
     Also ends training after the step in which `trainer.max_time` passes.
     """
 
     def __init__(self) -> None:
         record_launcher()
         self._previous_handlers: dict[signal.Signals, Any] = {}
+        self._interrupts: InterruptWatch | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Installs the signal handlers in place of Lightning's, which may start a collective at any point of a step."""
@@ -49,13 +60,20 @@ class PreemptionHandler(pl.Callback):
             if threading.current_thread() is threading.main_thread():
                 self._install(model)
                 disable_signal_handling(trainer)
-        end_startup()
+            end_startup()
 
     def _install(self, model: NestModel) -> None:
         def request(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the interpreter passes both
             model.stop_requests.preempted_here = True
 
-        self._previous_handlers = {number: signal.signal(number, request) for number in _SIGNALS}
+        def interrupt() -> None:
+            model.stop_requests.preempted_here = model.stop_requests.interrupted_here = True
+
+        self._interrupts = InterruptWatch(interrupt)
+        self._interrupts.start()
+        self._previous_handlers = {number: handler_before(number) for number in _SIGNALS}
+        for number in _SIGNALS:
+            signal.signal(number, request)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
@@ -63,7 +81,7 @@ class PreemptionHandler(pl.Callback):
         """Writes a checkpoint and exits if any rank was preempted by the end of this optimizer step.
 
         Raises:
-            Preempted: With `EXIT_PREEMPTED`.
+            Preempted: With `EXIT_PREEMPTED`, or `EXIT_INTERRUPTED` after Ctrl-C on any rank.
             NotSaved: The checkpoint could not be written.
         """
         model = cast(NestModel, pl_module)
@@ -78,22 +96,35 @@ class PreemptionHandler(pl.Callback):
         callbacks = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, Checkpoints)]
         for callback in callbacks or [Checkpoints()]:
             callback.save_last(trainer)
+        # The ranks agree on the exit code only here, so that the vector of every step need not carry it.
+        is_interrupted = trainer.strategy.reduce_boolean_decision(model.stop_requests.interrupted_here, all=False)
         destroy_process_group_at_exit()
-        rank_zero_info(f"preempted after step {trainer.global_step}; start the run again with --ckpt_path last.")
+        if is_interrupted:
+            rank_zero_info(
+                f"interrupted after step {trainer.global_step}; continue with the same command and --resume."
+            )
+        else:
+            rank_zero_info(f"preempted after step {trainer.global_step}; start the run again with --ckpt_path last.")
         # Lightning kills the rank that started the others as soon as one of them exits with another code than 0.
-        raise Preempted(0 if is_started_by_lightning() else EXIT_PREEMPTED)
+        code = EXIT_INTERRUPTED if is_interrupted else EXIT_PREEMPTED
+        raise Preempted(0 if is_started_by_lightning() else code)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Restores the previous signal handlers."""
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         self._previous_handlers = {}
+        if self._interrupts is not None:
+            self._interrupts.stop()
+            self._interrupts = None
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, error: BaseException) -> None:
         """Restores the previous signal handlers, or ignores the signals when the run is exiting anyway."""
         if isinstance(error, Preempted | NotSaved):
             # Some launchers signal the other ranks as soon as one has exited, which would change their exit codes.
             self._previous_handlers = dict.fromkeys(self._previous_handlers, signal.SIG_IGN)
+            if is_command():
+                self._interrupts = None  # until the process ends by itself, a second Ctrl-C ends it at once
         self.teardown(trainer, pl_module, "fit")
 
 

@@ -18,12 +18,19 @@ from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.nn.kernel_choice import PARTS, Kernels, kernels_of
+from nestmodel.training.checkpoints import newest_checkpoint
 from nestmodel.training.determinism import determinism
 
 Settings = dict[str, str]
 """Values by dotted name, both as text, so that a checkpoint can be read without this package."""
 
+SETTINGS_KEY = "nest_settings"
+"""Key of the settings in a checkpoint."""
+
 ABSENT = "(absent)"
+LAST, LAST_REQUIRED = "last", "last!"
+"""Values of `--ckpt_path` besides paths; see `find_resumed`."""
+
 _MAX_CHANGES_SHOWN = 8
 
 _KERNELS = "model.kernels"
@@ -50,6 +57,32 @@ class HasRunSettings(Protocol):
         ...
 
 
+def find_resumed(given: str, root: Path) -> Path | None:
+    """Returns the checkpoint that `--ckpt_path` names, after a check that a run can be resumed from it.
+
+    Args:
+        given: A path; `LAST` for the newest checkpoint below `root`, or none before the first one, so that the same
+            command starts and resumes a run; `LAST_REQUIRED` for the newest one, which has to exist.
+        root: `trainer.default_root_dir`.
+
+    Raises:
+        ConfigError: There is no checkpoint, or none that a run can be resumed from.
+    """
+    path = newest_checkpoint(root) if given in (LAST, LAST_REQUIRED) else Path(given)
+    if path is None:
+        if given == LAST:
+            return None
+        raise ConfigError(
+            f"there is no checkpoint in {root} to continue from. Check trainer.default_root_dir, or leave --resume and "
+            "--ckpt_path out to start a new run."
+        )
+    try:
+        check_checkpoint(path)
+    except WeightsError as error:
+        raise ConfigError(f"--ckpt_path {error}") from error
+    return path
+
+
 def check_checkpoint(path: Path) -> None:
     """Checks that a run can be resumed from a file, without reading its tensors.
 
@@ -66,6 +99,21 @@ def check_checkpoint(path: Path) -> None:
         file.read_config()
 
 
+def stored_settings(path: Path) -> Settings | None:
+    """Returns the settings that a checkpoint holds; None for one from before they were stored.
+
+    Raises:
+        WeightsError: The file cannot be read, or its settings are damaged.
+    """
+    with open_model_file(path) as file:
+        settings = file.entry(SETTINGS_KEY)
+    if settings is None:
+        return None
+    if not isinstance(settings, dict) or not all(isinstance(text, str) for item in settings.items() for text in item):
+        raise WeightsError(f"{path}: its {SETTINGS_KEY} is not a mapping of names to texts. Use another checkpoint.")
+    return settings
+
+
 def flatten_settings(value: object, name: str) -> Settings:
     """Returns every field of nested dataclasses and mappings by its dotted name, with its `repr` as the value.
 
@@ -80,15 +128,18 @@ def flatten_settings(value: object, name: str) -> Settings:
     return {name: repr(value)}
 
 
-def run_settings(config: NestConfig, trainer: pl.Trainer, *, kernels: Kernels) -> Settings:
+def run_settings(
+    config: NestConfig, trainer: pl.Trainer, *, kernels: Kernels, data: pl.LightningDataModule | None = None
+) -> Settings:
     """Returns the settings of a run that a checkpoint stores: model, data, gradient clipping, precision and kernels.
 
     Args:
         config: Configuration of the model.
         trainer: The run's trainer. Data settings are included if its data module has them (`HasRunSettings`).
         kernels: The form of each part, none of them `auto`.
+        data: The data module; by default that of the trainer, which has it only once it runs.
     """
-    data = getattr(trainer, "datamodule", None)
+    data = data or getattr(trainer, "datamodule", None)
     return {
         **flatten_settings(config, "model.config"),
         **(data.settings if isinstance(data, HasRunSettings) else {}),
@@ -131,7 +182,7 @@ def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, st
     return [change for change in changes if change[1] != change[2]]
 
 
-def check_unchanged(before: Settings, now: Settings) -> None:
+def check_unchanged(before: Settings, now: Settings, *, warns: bool = True) -> None:
     """Checks that a run has the settings of the checkpoint that it is resumed from.
 
     The forms of kernels may change with a warning, except in deterministic mode: a compiler that fails must not end a
@@ -140,6 +191,7 @@ def check_unchanged(before: Settings, now: Settings) -> None:
     Args:
         before: Settings in the checkpoint. Settings that older versions did not store may be absent.
         now: Settings of the run.
+        warns: Whether to warn of changed kernels.
 
     Raises:
         ConfigError: Some settings differ; the message names them with both values.
@@ -148,7 +200,7 @@ def check_unchanged(before: Settings, now: Settings) -> None:
     now = {name: value for name, value in now.items() if name in before or name not in _ADDED}
     changed = changed_settings(before, now)
     if now.get("trainer.deterministic") != "True":
-        for name, old, new in (change for change in changed if change[0] in _KERNEL_SETTINGS):
+        for name, old, new in (change for change in changed if warns and change[0] in _KERNEL_SETTINGS):
             rank_zero_warn(f"{name} has changed since the checkpoint, from {old} to {new}: rounding differs from here.")
         changed = [change for change in changed if change[0] not in _KERNEL_SETTINGS]
     if not changed:

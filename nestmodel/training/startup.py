@@ -41,6 +41,9 @@ _ORPHAN_GRACE_S = 5.0
 """After start-up, a rank whose launching process has ended exits after this delay, so that the stall guard can report
 first."""
 
+_INTERRUPT_S = 1.0
+"""Seconds that ranks have to end after Ctrl-C was pressed twice."""
+
 _EXIT_CODES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGUSR1: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
 
 
@@ -77,6 +80,16 @@ def local_run_id() -> str:
     return _origin().run_id
 
 
+def is_first_rank() -> bool:
+    """Returns whether this process is rank 0, as far as the environment tells before the ranks connect.
+
+    Ranks are numbered by torchrun (RANK), by SLURM, or by Lightning within a node.
+    """
+    if (rank := os.environ.get("RANK")) is not None:
+        return rank == "0"
+    return all(os.environ.get(name, "0") == "0" for name in ("SLURM_PROCID", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"))
+
+
 class StartupWatch:
     """Exits this process with a documented code on a signal, if it is orphaned, or if one of its ranks fails to start.
 
@@ -94,6 +107,11 @@ class StartupWatch:
         # Held while signals are acted on, so that `release` cannot return between the read of a signal and the exit.
         self._lock = threading.Lock()
         self._read_fd = self._write_fd = -1
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the start is watched: from `start` to `release`."""
+        return self._is_active
 
     def start(self) -> None:
         """Installs the signal handlers and starts the thread; does nothing outside the main thread.
@@ -125,8 +143,16 @@ class StartupWatch:
         """
         self._started_ranks = started_ranks
 
+    def replaced_handler(self, number: signal.Signals) -> Any:
+        """Returns the handler that a signal had before the watch."""
+        return self._previous_handlers.get(number, signal.SIG_DFL)
+
+    def replaced_wakeup_fd(self, fd: int) -> int:
+        """Returns `fd`, or the one before the watch if `fd` is its own."""
+        return self._previous_wakeup_fd if fd == self._write_fd else fd
+
     def release(self) -> None:
-        """Restores the previous signal handlers, except where another handler was installed in the meantime.
+        """Restores the previous signal handlers and pipe, except where others were installed in the meantime.
 
         Exits if a signal has arrived that the thread has not read yet.
         """
@@ -135,7 +161,9 @@ class StartupWatch:
         for number, handler in self._previous_handlers.items():
             if signal.getsignal(number) is _do_nothing:
                 signal.signal(number, handler)
-        signal.set_wakeup_fd(self._previous_wakeup_fd)
+        current_fd = signal.set_wakeup_fd(self._previous_wakeup_fd)
+        if current_fd != self._write_fd:
+            signal.set_wakeup_fd(current_fd)  # of a watch that has begun in the meantime
         with self._lock:
             self._exit_on_signal()
             self._is_active = False  # from here on the thread may close the pipe
@@ -168,7 +196,7 @@ class StartupWatch:
             if number in _EXIT_CODES:
                 name = signal.Signals(number).name
                 self._terminate_ranks()
-                _exit(_EXIT_CODES[signal.Signals(number)], f"{name} during start-up; nothing was trained")
+                _exit(_EXIT_CODES[signal.Signals(number)], f"{name} before training; there is nothing to save")
 
     def _exit_on_failed_rank(self) -> None:
         for process in self._started_ranks():
@@ -192,6 +220,17 @@ class StartupWatch:
     def _terminate_ranks(self) -> None:
         for process in self._started_ranks():
             process.terminate()
+
+    def interrupt_ranks(self) -> None:
+        """Ends the ranks that this process started as Ctrl-C does that is pressed twice, or kills them."""
+        processes = self._started_ranks()
+        deadline_s = time.monotonic() + _INTERRUPT_S
+        while (left := [process for process in processes if process.poll() is None]) and time.monotonic() < deadline_s:
+            for process in left:
+                process.send_signal(signal.SIGINT)
+            time.sleep(_INTERRUPT_S / 10)
+        for process in left:
+            process.kill()
 
 
 _watch: StartupWatch | None = None
@@ -217,10 +256,34 @@ def watch_ranks(started_ranks: Callable[[], Sequence[subprocess.Popen[Any]]]) ->
         _watch.watch_ranks(started_ranks)
 
 
+def handler_before(number: signal.Signals) -> Any:
+    """Returns the handler of a signal, or the one that the active watch has replaced."""
+    handler = signal.getsignal(number)
+    return _watch.replaced_handler(number) if handler is _do_nothing and _watch is not None else handler
+
+
+def wakeup_fd_before(fd: int) -> int:
+    """Returns `fd`, or, if it is that of the active watch, the one that the watch has replaced."""
+    return fd if _watch is None else _watch.replaced_wakeup_fd(fd)
+
+
+def is_command() -> bool:
+    """Returns whether this process runs a command of `nestmodel`, and ends when the command does."""
+    return _watch is not None
+
+
 def end_startup() -> None:
     """Releases the active watch, if there is one: from here on training handles the signals."""
     if _watch is not None:
         _watch.release()
+
+
+def exit_interrupted() -> NoReturn:
+    """Ends this process and the ranks that it started at once, with `EXIT_INTERRUPTED`; from any thread."""
+    nestguard.current().finish(nestguard.Phase.LEAVING)
+    if _watch is not None:
+        _watch.interrupt_ranks()
+    _exit(EXIT_INTERRUPTED, "Ctrl-C twice: the run has ended without a new checkpoint", is_silent=not is_first_rank())
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:
@@ -245,11 +308,12 @@ def _describe_exit(code: int) -> str:
     return f"exited with code {code}" if code > 0 else f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
-def _exit(code: int, reason: str) -> NoReturn:
-    """Ends the process from any thread. No cleanup is needed, because nothing has been trained."""
+def _exit(code: int, reason: str, *, is_silent: bool = False) -> NoReturn:
+    """Ends the process from any thread, without cleanup: nothing has been trained, or the user has given it up."""
     try:
         nestguard.current().finish(nestguard.Phase.LEAVING)
-        sys.stderr.write(f"error: {reason}.\n")
-        sys.stderr.flush()
+        if not is_silent:
+            sys.stderr.write(f"error: {reason}.\n")
+            sys.stderr.flush()
     finally:  # the terminal that stderr is connected to may be gone, as the launching process is
         os._exit(code)

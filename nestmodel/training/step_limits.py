@@ -27,14 +27,11 @@ def ends_step(trainer: pl.Trainer, batch_idx: int) -> bool:
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 
-def convert_training_limits(trainer: pl.Trainer, microbatches_per_rank: int, steps_per_epoch: int) -> None:
-    """Converts `limit_train_batches` and `val_check_interval` from optimizer steps to microbatches.
-
-    An integer is a number of steps. A float is a fraction of an epoch, rounded down to whole steps, at least one.
+def check_training_limits(trainer: pl.Trainer, steps_per_epoch: int) -> None:
+    """Checks `limit_train_batches` and `val_check_interval`, which are optimizer steps, before they are converted.
 
     Args:
-        trainer: Trainer whose settings are changed.
-        microbatches_per_rank: Microbatches that each rank processes per step.
+        trainer: Trainer with the settings; it is not changed.
         steps_per_epoch: Steps of an epoch of the plan.
 
     Raises:
@@ -46,14 +43,31 @@ def convert_training_limits(trainer: pl.Trainer, microbatches_per_rank: int, ste
             "trainer.val_check_interval is a time, so that ranks would validate at different steps. Give a number of "
             "optimizer steps, and set trainer.check_val_every_n_epoch to null."
         )
-    epoch = _convert_limit(trainer, "limit_train_batches", microbatches_per_rank, steps_per_epoch)
-    steps_per_epoch = min(steps_per_epoch, epoch)
-    interval = _convert_limit(trainer, "val_check_interval", microbatches_per_rank, steps_per_epoch)
+    steps_per_epoch = min(steps_per_epoch, _steps(_given(trainer, "limit_train_batches"), steps_per_epoch))
+    interval = _steps(_given(trainer, "val_check_interval"), steps_per_epoch)
     if interval > steps_per_epoch > 0 and trainer.check_val_every_n_epoch is not None:
         raise ConfigError(
             f"trainer.val_check_interval is {interval} optimizer steps, but an epoch has {steps_per_epoch}. Lower it, "
             "or set trainer.check_val_every_n_epoch to null, which counts steps across epochs."
         )
+
+
+def convert_training_limits(trainer: pl.Trainer, microbatches_per_rank: int, steps_per_epoch: int) -> None:
+    """Converts `limit_train_batches` and `val_check_interval` from optimizer steps to microbatches.
+
+    An integer is a number of steps. A float is a fraction of an epoch, rounded down to whole steps, at least one.
+
+    Args:
+        trainer: Trainer whose settings are changed.
+        microbatches_per_rank: Microbatches that each rank processes per step.
+        steps_per_epoch: Steps of an epoch of the plan.
+
+    Raises:
+        ConfigError: As `check_training_limits`; no setting is changed then.
+    """
+    check_training_limits(trainer, steps_per_epoch)
+    epoch = _convert_limit(trainer, "limit_train_batches", microbatches_per_rank, steps_per_epoch)
+    _convert_limit(trainer, "val_check_interval", microbatches_per_rank, min(steps_per_epoch, epoch))
 
 
 def convert_validation_limit(trainer: pl.Trainer, microbatches_per_rank: int, num_steps: int) -> None:
@@ -87,16 +101,27 @@ def num_steps_of_run(trainer: pl.Trainer, steps_per_epoch: int | None = None) ->
 
 def _convert_limit(trainer: pl.Trainer, name: str, microbatches_per_rank: int, num_steps: int) -> int:
     """Sets one setting to a number of microbatches, and returns it in steps; `num_steps` is the whole epoch."""
-    settings = vars(trainer)
-    converted = _converted.setdefault(trainer, {})
-    given, set_before = converted.get(name, (settings[name], None))
-    if set_before is not None and settings[name] != set_before:
-        given = settings[name]  # changed by the user since the last conversion
-    if isinstance(given, int):
-        steps = given
-    else:
-        steps = max(1, int(given * num_steps)) if given else 0
+    given = _given(trainer, name)
+    steps = _steps(given, num_steps)
     is_whole = isinstance(given, float) and given == 1.0
-    settings[name] = 1.0 if is_whole else steps * microbatches_per_rank
-    converted[name] = given, settings[name]
-    return num_steps if is_whole else steps
+    set_now = 1.0 if is_whole else steps * microbatches_per_rank
+    setattr(trainer, name, set_now)
+    _converted.setdefault(trainer, {})[name] = given, set_now
+    return steps
+
+
+def _given(trainer: pl.Trainer, name: str) -> _Limit:
+    """Returns a setting as the user gave it, also after its conversion."""
+    now: _Limit = vars(trainer)[name]
+    given, set_before = _converted.get(trainer, {}).get(name, (now, None))
+    # Another value than that of the conversion was set by the user afterwards.
+    return given if set_before is None or now == set_before else now
+
+
+def _steps(given: _Limit, num_steps: int) -> int:
+    """Returns a limit in steps; `num_steps` is the whole epoch."""
+    if isinstance(given, int):
+        return given
+    if given == 1.0:
+        return num_steps
+    return max(1, int(given * num_steps)) if given else 0

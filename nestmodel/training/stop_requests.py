@@ -12,7 +12,10 @@ class StopRequests:
     """The flags of one rank. `agree` sets `must_exit` and `must_finish`, which are equal on all ranks."""
 
     preempted_here: bool = False
-    """This rank received a signal to write a checkpoint and exit."""
+    """This rank received a signal to write a checkpoint and exit, or Ctrl-C."""
+
+    interrupted_here: bool = False
+    """This rank received Ctrl-C, which decides the exit code of all ranks."""
 
     out_of_time_here: bool = False
     """`trainer.max_time` has passed by the clock of this rank."""

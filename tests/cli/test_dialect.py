@@ -16,7 +16,7 @@ from nestmodel import preset_names, preset_path
 from tests.cli.parsers import key_lines, lightning_parsers
 from tests.conftest import MessyCorpora
 
-RESERVED = ("log", "quiet")
+RESERVED = ("log",)
 
 LR = "--model.config.optimizer.lr"
 DEMO = f"--config={preset_path('demo')}"

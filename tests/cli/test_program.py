@@ -173,7 +173,7 @@ def test_the_help_of_mix_prob_gives_its_default() -> None:
 
 def test_messages_mention_only_flags_that_exist() -> None:
     known = {flag for command in OWN_COMMANDS for flags in all_flags(command) for flag in flags.split()}
-    known |= {"--help", "--version", "--seed_everything", "--ckpt_path"}
+    known |= {"--help", "--version", "--seed_everything", "--ckpt_path", "--resume"}
     known |= {f"--{name}" for name in signature(PreflightTrainer.preflight).parameters}
     known |= {"--local-addr", "--master-addr", "--rdzv-backend", "--shm-size"}  # of torchrun and of Docker
     unknown = []
@@ -284,10 +284,10 @@ WORKER_MESSAGE = (
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (ConfigError("seed is 'x'"), 1, "seed is 'x'"),
-        (ConfigError("two\n  lines"), 1, "two lines"),
-        (ConfigError(WORKER_MESSAGE), 1, "gone"),
-        (GuardError("no port"), 1, "no port"),
+        (ConfigError("seed is 'x'"), 2, "seed is 'x'"),
+        (ConfigError("two\n  lines"), 2, "two lines"),
+        (ConfigError(WORKER_MESSAGE), 2, "gone"),
+        (GuardError("no port"), 2, "no port"),
         (WeightsError("a.ckpt: gone"), 1, "a.ckpt: gone"),
         (typer.BadParameter("wrong"), 2, "Invalid value: wrong. See `tool fail --help`."),
         (KeyboardInterrupt(), 130, "interrupted"),

@@ -40,7 +40,7 @@ with startup.watch_startup():
     time.sleep(30)
 """)
     assert done.returncode == code
-    assert done.stderr == f"error: {number.name} during start-up; nothing was trained.\n"
+    assert done.stderr == f"error: {number.name} before training; there is nothing to save.\n"
 
 
 def test_a_signal_just_before_the_end_of_start_up_is_not_lost() -> None:

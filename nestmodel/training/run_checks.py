@@ -1,0 +1,151 @@
+"""Checks of a run's settings before its ranks start, so that a mistake is one error and not one of every rank.
+
+An error that one rank raises leaves the others waiting: the stall guard would end them with its own exit code,
+which asks a scheduler to start the run again. Every check here reads settings only: no collective, no audio and no
+weights. The hooks of `NestModel` and `NestDataModule` make the same checks for those who call `Trainer.fit` themselves.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytorch_lightning as pl
+
+from nestdata import BatchPlan
+from nestdata.output import check_writable
+from nestmodel.config import NestConfig
+from nestmodel.errors import ConfigError
+from nestmodel.nn.encoder import check_compilable
+from nestmodel.nn.kernel_choice import Kernels, default_kernels
+from nestmodel.training.checkpoints import Checkpoints
+from nestmodel.training.lightning_private import uses_distributed_sampler
+from nestmodel.training.resume import check_unchanged, run_settings, stored_kernels, stored_settings
+from nestmodel.training.step_limits import check_training_limits
+
+if TYPE_CHECKING:
+    from nestmodel.training.data import NestDataModule
+    from nestmodel.training.module import NestModel
+
+
+def check_run(
+    model: "NestModel", data: "NestDataModule", trainer: pl.Trainer, *, stage: str, ckpt_path: Path | None = None
+) -> None:
+    """Makes every check of a run's settings. Call it before the ranks connect to each other.
+
+    Args:
+        model: Model of the run.
+        data: Data of the run.
+        trainer: Trainer of the run.
+        stage: `fit` or `validate`.
+        ckpt_path: Checkpoint that the run resumes from.
+
+    Raises:
+        ConfigError: Settings contradict each other, or those of the checkpoint.
+        WeightsError: The checkpoint cannot be read.
+    """
+    plan = data.train_dataset.plan
+    check_sampling_rate(model.config, data.sampling_rate)
+    if stage == "validate":
+        if data.val_dataset is None:
+            raise ConfigError("there is no validation corpus: give data.val_corpus.")
+        plan.microbatches_of(0, num_ranks(trainer))
+        return
+    check_accumulation(trainer, plan)
+    check_training_limits(trainer, plan.steps_per_epoch)
+    stored = None if ckpt_path is None else stored_settings(ckpt_path)
+    kernels = model.kernels
+    if stored is not None:
+        kernels = kernels.resolve(stored_kernels(stored, default_kernels(trainer.strategy.root_device.type)))
+        check_unchanged(stored, run_settings(model.config, trainer, kernels=kernels, data=data), warns=False)
+    check_kernels(kernels, model.config, plan, trainer)
+
+
+def check_outputs(trainer: pl.Trainer) -> None:
+    """Checks on rank 0, which alone writes, that files can be created in every folder of the run; creates the folders.
+
+    Raises:
+        OutputError: They cannot.
+    """
+    if not trainer.is_global_zero or cast(Any, trainer).fast_dev_run:
+        return
+    checkpoints = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
+    folders = [trainer.default_root_dir, *(logger.save_dir for logger in trainer.loggers)]
+    for folder in dict.fromkeys([*folders, *(callback.directory for callback in checkpoints)]):
+        if folder is not None and "://" not in str(folder):
+            check_writable(Path(folder))
+
+
+def num_ranks(trainer: pl.Trainer) -> int:
+    """Returns the number of ranks of a run, which strategies know only when the ranks have connected."""
+    return max(int(trainer.world_size), trainer.num_devices * trainer.num_nodes)
+
+
+def check_sampling_rate(config: NestConfig, rate: int | None) -> None:
+    """Raises ConfigError if the corpus has another sampling rate than the features; None is an unknown rate."""
+    if rate not in (None, config.features.sampling_rate):
+        raise ConfigError(
+            f"the corpus is at {rate} Hz and model.config.features.sampling_rate is {config.features.sampling_rate}. "
+            "Prepare the corpus with --sampling-rate, or change the model."
+        )
+
+
+def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
+    """Checks that the trainer leaves the microbatches of a step to the plan, and that the ranks can share them.
+
+    Returns:
+        Number of microbatches that each rank processes per step.
+
+    Raises:
+        ConfigError: A setting of the trainer conflicts with the plan, or the ranks cannot share a step equally.
+    """
+    world_size = num_ranks(trainer)
+    microbatches_per_rank = len(plan.microbatches_of(0, world_size))
+    if trainer.accumulate_grad_batches not in (1, microbatches_per_rank):
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it is computed from "
+            f"data.plan.microbatches_per_step and the number of ranks ({microbatches_per_rank} here). Leave it out."
+        )
+    if world_size > 1 and uses_distributed_sampler(trainer):
+        raise ConfigError(
+            "trainer.use_distributed_sampler is on, but the loader of each rank already yields only the "
+            "microbatches of that rank. Turn it off."
+        )
+    if overfit_batches := cast(Any, trainer).overfit_batches:
+        raise ConfigError(
+            f"trainer.overfit_batches is {overfit_batches}, which the loader does not support because it has a "
+            "sampler of its own. Leave it out, and prepare a corpus of a few utterances instead."
+        )
+    return microbatches_per_rank
+
+
+def check_kernels(kernels: Kernels, config: NestConfig, plan: BatchPlan, trainer: pl.Trainer) -> None:
+    """Raises ConfigError if a form that is set cannot be combined with the model, the plan or the precision."""
+    num_shapes = plan.config.num_shapes
+    if kernels.step == "graph":
+        check_graph(config, num_shapes)
+        check_graph_precision(trainer)
+    if kernels.blocks in ("compiled", "combined"):
+        check_compilable(config.encoder.checkpoint_activations, num_shapes)
+
+
+def check_graph(config: NestConfig, num_shapes: int | None) -> None:
+    """Raises ConfigError if a step cannot be a graph: shapes are not fixed, or activations are checkpointed."""
+    if num_shapes is None:
+        raise ConfigError(
+            "model.kernels.step is graph, which needs batches of fixed shapes. Set data.plan.num_shapes, for "
+            "example to 16."
+        )
+    if config.encoder.checkpoint_activations:
+        raise ConfigError(
+            "model.kernels.step is graph and model.config.encoder.checkpoint_activations is on: recomputation sets "
+            "the state of generators, which a graph cannot do. Set the step to torch, or switch checkpointing off."
+        )
+
+
+def check_graph_precision(trainer: pl.Trainer) -> None:
+    """Raises ConfigError if the precision of a run does not allow steps as graphs."""
+    if trainer.precision == "16-mixed":
+        raise ConfigError(
+            "model.kernels.step is graph and trainer.precision is 16-mixed, which scales the loss by a factor that "
+            "changes: a graph cannot follow it. Set trainer.precision to bf16-mixed, or model.kernels.step to "
+            "torch."
+        )
