@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from nestdata.errors import ManifestError, OutputError
 from nestdata.output import output_directory
+from nestdata.prepare.advice import ADVICE
 from nestdata.prepare.config import PrepareConfig, ProbeMode
 from nestdata.prepare.inputs import AudioInputs, InputOptions, Source, audio_inputs, open_sources
 from nestdata.prepare.inputs.given import CorpusCuts, LhotseObjects
@@ -329,13 +330,15 @@ def _check_rejects(
 ) -> None:
     example = writer.first_reject
     why = f"; the first: {example.where}: {example.reason}, {example.detail}" if example else ""
+    reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
     if stats is None:
+        advice = ADVICE[example.reason] if example else "Check the paths, which are taken relative to the manifest."
+        names = [str(source.path) for source in sources]
         raise ManifestError(
-            f"{', '.join(str(source.path) for source in sources)}: no usable cut among {writer.num_entries} "
-            f"entries{why}. Check the paths, which are taken relative to the manifest, and the limits on duration."
+            f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: no usable cut among {writer.num_entries} "
+            f"entries{f' ({reasons})' if reasons else ''}{why}. {advice}"
         )
     if config.strict and example:
-        reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
         raise ManifestError(
             f"{writer.rejected.total()} of {writer.num_entries} entries cannot be used ({reasons}), and --strict "
             f"allows none{why}. Without --strict they are skipped and listed."

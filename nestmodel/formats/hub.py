@@ -23,6 +23,9 @@ _SUFFIXES = (".nemo", ".ckpt", ".safetensors")
 
 _MAX_NAMES_SHOWN = 4
 
+HUB = "on the Hugging Face hub"
+"""End of the text of a `HubModel`."""
+
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
@@ -43,7 +46,7 @@ class HubModel:
 
     def __str__(self) -> str:
         revision = f" at {self.revision}" if self.revision else ""
-        return f"{self.repository}{revision} on the Hugging Face hub"
+        return f"{self.repository}{revision} {HUB}"
 
 
 def is_on_hub(path: str | Path) -> bool:

@@ -34,6 +34,7 @@ from nestdata import (
     StartMethod,
     start_fork_server,
 )
+from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.training.resume import Settings, flatten_settings
 from nestmodel.training.run_checks import check_accumulation
@@ -145,6 +146,16 @@ class NestDataModule(pl.LightningDataModule):
             **flatten_settings(self.train_dataset.augment, "data.augment"),
         }
 
+    def with_corpora(self, record: TrainingRecord) -> TrainingRecord:
+        """Returns a record of training with the corpora of this data module."""
+        val, noise = self.val_dataset, self.noise.corpus
+        return replace(
+            record,
+            corpora=_records(self.train_dataset.corpus.corpora),
+            noise=_records([noise] if noise else []),
+            val_corpora=_records(val.corpus.corpora if val else []),
+        )
+
     def train_dataloader(self) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch]":
         """Returns the training loader of this rank, which starts every epoch at the next optimizer step."""
         trainer = self._require_trainer()
@@ -235,6 +246,15 @@ class NestDataModule(pl.LightningDataModule):
         if self.trainer is None:
             raise RuntimeError("the data module has no trainer; without one, use AudioNoiseDataset.loader")
         return self.trainer
+
+
+def _records(corpora: Iterable[Corpus]) -> tuple[CorpusRecord, ...]:
+    return tuple(
+        CorpusRecord(
+            name=corpus.path.resolve().name, hours=corpus.hours, num_cuts=len(corpus), fingerprint=corpus.fingerprint
+        )
+        for corpus in corpora
+    )
 
 
 class _EpochSampler(Sampler[tuple[int, int]]):

@@ -169,6 +169,13 @@ def test_without_a_configuration_the_presets_are_named(arguments: list[str], mes
     assert message in str(error.value)
 
 
+def test_preflight_takes_the_options_of_fit() -> None:
+    arguments = ["a", "-c", "demo", "--max-steps", "3", "--ckpt-path", "x.ckpt", "--lr", "1"]
+    fit, preflight = (translate([command, *arguments])[1:] for command in ("fit", "preflight"))
+    assert fit == preflight
+    assert translate(["preflight", *arguments, "--tune", "--json"])[-2:] == ["--tune=true", "--json=true"]
+
+
 def test_keys_are_enough_instead_of_files(tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text("corpus: a\n")
     arguments = ["fit", "--data", str(tmp_path / "data.yaml"), "--model.config.encoder.d_model=8"]

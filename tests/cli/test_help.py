@@ -18,7 +18,7 @@ from nestcli import nestmodel as nestmodel_program
 from nestcli.dialect import translate
 from nestcli.presets import FIGURES
 from nestcli.program import Program
-from nestcli.settings import GROUPS, LIGHTNING_COMMANDS, SETTINGS, settings_of
+from nestcli.settings import GROUPS, LIGHTNING_COMMANDS, SETTINGS, Setting, settings_of
 from nestmodel import NestConfig, NestNetwork, preset_names, preset_path
 from tests.cli.parsers import lightning_parsers
 
@@ -207,3 +207,16 @@ def test_nothing_is_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
     program: Program = PROGRAMS["nestdata"]
     assert program.run(["plan", "a", "--conf", "demo"]) == 2
     assert "--config" in capsys.readouterr().err
+
+
+def test_the_page_of_the_command_line_lists_every_setting() -> None:
+    page = (REPOSITORY / "docs/command-line.md").read_text(encoding="utf-8")
+    table = "\n".join(["| option | key | default | |", "|---|---|---|---|", *map(row_of, SETTINGS)])
+    assert table in page, table
+
+
+def row_of(setting: Setting) -> str:
+    letter = f", `-{setting.letter}`" if setting.letter else ""
+    key = f"`{setting.key}{f' {setting.value}' if setting.value else ''}`"
+    default = f"{setting.default_text}{' (1)' if setting.in_presets else ''}".strip()
+    return f"| `{setting.flag}`{letter} | {key} | {default} | {setting.help} |"
