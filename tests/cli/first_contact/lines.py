@@ -121,7 +121,11 @@ LINES = (
     Line("nestdata verify speech.corpus", 0, "speech.corpus: ..."),
     Line("nestdata plan speech.corpus --max-batch-seconds 10", 0, "... steps per epoch, ... cuts, ... h", 0),
     Line("nestdata plan", 2, "error: no corpus: give CORPUS, or a configuration with data.corpus."),
-    Line("nestdata plan speech.json", 1, "error: speech.json: ...`nestdata prepare speech.json..."),
+    Line(
+        "nestdata plan speech.json",
+        1,
+        "error: speech.json: is a file, not a corpus. Run `nestdata prepare speech.json -o speech.corpus`, and ...",
+    ),
     Line(
         "nestdata plan speech.corpus --max-batch-seconds 1.2",
         1,
@@ -131,7 +135,11 @@ LINES = (
         *("nestdata sample-batch preview speech.corpus --noise noise.corpus --max-batch-seconds 2", 0),
         *("pictures and sound: preview/index.html", 0),
     ),
-    Line("nestdata sample-batch preview speech.corpus --noise noise.corpus -o documents", 1, "error: documents: ..."),
+    Line(
+        "nestdata sample-batch preview speech.corpus --noise noise.corpus -o documents",
+        1,
+        "error: documents: exists already and is not a preview. Choose another path.",
+    ),
     Line(
         "nestdata sample-batch preview speech.corpus --step -1",
         2,
@@ -178,8 +186,12 @@ LINES = (
         f"error: unknown option --learning-rate; here it is --lr. {_SEE}",
     ),
     Line("nestmodel fit speech.corpus -c demo --max-steps ten", 2, "error: ...max...steps...ten..."),
-    Line("nestmodel fit speech.corpus -c demo --max-steps 0", 2, "error: ...max_steps...0..."),
-    Line("nestmodel fit speech.corpus -c demo --num-workers -1", 2, "error: ...num_workers is -1..."),
+    Line(
+        "nestmodel fit speech.corpus -c demo --max-steps 0",
+        2,
+        "error: trainer.max_steps is 0: give the number of steps to train, or -1 for no limit.",
+    ),
+    Line("nestmodel fit speech.corpus -c demo --num-workers -1", 2, "error: data.num_workers is -1: give 0 or more."),
     # nestmodel fit: data, outputs and checkpoints
     Line(
         f"nestmodel fit {_OLD} --trainer.max-steps 2 --trainer.default_root_dir out",
@@ -190,7 +202,11 @@ LINES = (
     Line(f"nestmodel fit {_NEW} --max-steps 2 -o out", 0, "checkpoints: out/version_0/checkpoints", 20),
     Line(f"nestmodel fit {_NEW} --max-steps 2 -o out --quiet", 0, "checkpoints: out/version_0/checkpoints", 0),
     Line(f"nestmodel fit {_NEW} --max-steps 6 -o out --ckpt-path last.ckpt", 0, "...last.ckpt...step 4...", 20),
-    Line("nestmodel fit --config demo --data.corpus speech.json", 1, "error: speech.json: ..."),
+    Line(
+        "nestmodel fit --config demo --data.corpus speech.json",
+        1,
+        "error: speech.json: is a file, not a corpus. Run `nestdata prepare speech.json -o speech.corpus`, and ...",
+    ),
     Line(
         *("nestmodel fit --config tiny.yaml --data.corpus noise.corpus --data.noise speech.corpus", 0),
         *("...warning...swapped...", 20),

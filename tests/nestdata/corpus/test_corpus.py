@@ -133,7 +133,9 @@ def test_fingerprint_identifies_the_content(tmp_path: Path) -> None:
 
 
 def test_path_without_a_corpus_is_an_error_that_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"speech\.corpus: does not exist\. Check the path, or make one with `nestdata prepare"):
+    with pytest.raises(
+        CorpusError, match=r"speech\.corpus: does not exist\. Check the path, or make one with `nestdata prepare"
+    ):
         Corpus.open(tmp_path / "speech.corpus")
     with pytest.raises(CorpusError, match=r"is not a corpus \(it has no meta\.json\)"):
         Corpus.open(tmp_path)
