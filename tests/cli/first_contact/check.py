@@ -30,7 +30,7 @@ def attempt(line: Line, folder: Path, commands: Commands) -> Attempt:
         outcome = commands.run(shlex.split(line.command), copy, hidden=line.hidden, interrupt_at=line.interrupt_at)
         written = sorted(str(path.relative_to(copy)) for path in set(copy.rglob("*")) - before)
     out, err = (_relative(text, [copy, folder]) for text in (outcome.out, outcome.err))
-    return Attempt(Outcome(outcome.code, out, err, outcome.seconds), written)
+    return Attempt(Outcome(outcome.code, out, err, outcome.cpu_s), written)
 
 
 def defects(line: Line, found: Attempt) -> list[str]:

@@ -264,7 +264,12 @@ LINES = (
         ),
         *("step 4: validation loss ...", 20),
     ),
-    Line("nestmodel preflight --config tiny.yaml --data.corpus speech.corpus --feeding_seconds 1", 0, "...", 20),
+    Line(
+        "nestmodel preflight --config tiny.yaml --data.corpus speech.corpus --feeding_seconds 1",
+        0,
+        "preflight on 1 rank, cpu...",
+        20,
+    ),
     Line("nestmodel features last.ckpt talk.wav -o talk.features", 0, "talk.features: 1 utterances, ..."),
     Line(
         "nestmodel features last.ckpt talks -o my.features --layers 7",
