@@ -34,6 +34,7 @@ from nestdata import (
     StartMethod,
     start_fork_server,
 )
+from nestmodel.errors import ConfigError
 from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
 from nestdata.batch.corpus_roles import warn_of_validation
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
@@ -63,6 +64,7 @@ class NestDataModule(pl.LightningDataModule):
             `AudioNoiseDataset.loader`.
 
     Raises:
+        ConfigError: The number of workers is negative.
         NestDataError: A corpus cannot be opened, or its cuts do not fit the plan.
     """
 
@@ -84,6 +86,8 @@ class NestDataModule(pl.LightningDataModule):
         allow_commands: bool = False,
     ) -> None:
         super().__init__()
+        if num_workers < 0:
+            raise ConfigError(f"data.num_workers is {num_workers}: give 0 or more.")
         self.mixer = SpeakerNoiseMixer(mix)
         self.short_audio = short_audio
         self.bad_audio = bad_audio

@@ -158,6 +158,7 @@ def _detect_folder(path: Path, form: InputFormat | None) -> DetectedInput:
     folder = os.path.abspath(path)
     if not path.is_dir():
         raise ManifestError(_why_no_folder(path, form))
+    names = names_in(path)  # first, because the files in a folder without permissions cannot be looked up
     if form is None and all((path / name).is_file() for name in _CORPUS_FILES):
         return DetectedInput(path=path, format="lhotse", folder=folder, base=folder, is_corpus=True)
     if form == "kaldi" or (form is None and (path / "wav.scp").is_file()):
@@ -171,7 +172,7 @@ def _detect_folder(path: Path, form: InputFormat | None) -> DetectedInput:
             return DetectedInput(path=path, format="huggingface", folder=folder, base=os.getcwd(), version=version)
         if form == "huggingface":
             raise ManifestError(f"{path}: not one split of a data set that `save_to_disk` wrote. Save it again.")
-    if form != "folder" and (shards := detect_folder(str(path), names_in(path), form)):
+    if form != "folder" and (shards := detect_folder(str(path), names, form)):
         return _in_shards(path, shards)
     return DetectedInput(path=path, format="folder", folder=folder, base=folder)
 
