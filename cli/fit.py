@@ -20,10 +20,10 @@ from nestmodel import (
     Throughput,
     prepare_deterministic,
 )
+from nestmodel.training.before_start import check_outputs, check_run
 from nestmodel.training.launcher import check_main_address
 from nestmodel.training.lightning_private import launched_processes
 from nestmodel.training.resume import LAST, LAST_REQUIRED, find_resumed
-from nestmodel.training.run_checks import check_outputs, check_run
 from nestmodel.training.run_summary import summarise_run
 from nestmodel.training.startup import is_first_rank, watch_ranks
 
