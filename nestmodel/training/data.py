@@ -34,9 +34,9 @@ from nestdata import (
     StartMethod,
     start_fork_server,
 )
+from nestdata.batch.corpus_roles import warn_of_validation
 from nestmodel.errors import ConfigError
 from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
-from nestdata.batch.corpus_roles import warn_of_validation
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.training.resume import Settings, flatten_settings
 from nestmodel.training.run_checks import check_accumulation
