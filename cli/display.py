@@ -68,5 +68,8 @@ def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[
     last = directory / "checkpoints" / "last.ckpt"
     if last.exists():
         model = shlex.quote(str(last))
-        lines += [f"next: nestmodel probe {model} train.json --test test.json", f"  or: nestmodel export {model}"]
+        lines += [
+            f"next: nestmodel features {model} talks/ -o talks.features",
+            f"  or: nestmodel export {model} --to huggingface",
+        ]
     return lines

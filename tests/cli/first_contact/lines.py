@@ -201,7 +201,7 @@ LINES = (
     ),
     Line(f"nestmodel fit {_NEW} --max-steps 2 -o out", 0, "checkpoints: out/version_0/checkpoints", 20),
     Line(f"nestmodel fit {_NEW} --max-steps 2 -o out --quiet", 0, "checkpoints: out/version_0/checkpoints", 0),
-    Line(f"nestmodel fit {_NEW} --max-steps 6 -o out --ckpt-path last.ckpt", 0, "...last.ckpt...step 4...", 20),
+    Line(f"nestmodel fit {_NEW} --max-steps 6 -o out --ckpt-path last.ckpt", 0, "start       last.ckpt", 20),
     Line(
         "nestmodel fit --config demo --data.corpus speech.json",
         1,
@@ -209,11 +209,14 @@ LINES = (
     ),
     Line(
         *("nestmodel fit --config tiny.yaml --data.corpus noise.corpus --data.noise speech.corpus", 0),
-        *("...warning...swapped...", 20),
+        *(
+            "noise.corpus and speech.corpus may be swapped: the noise corpus has transcripts, and ... has none.",
+            20,
+        ),
     ),
     Line(
         *("nestmodel fit --config tiny.yaml --data.corpus speech.corpus --data.noise speech.corpus", 0),
-        *("...warning...same corpus...", 20),
+        *("speech.corpus is given as speech and as noise: the noise is then speech.", 20),
     ),
     Line(
         *(
@@ -252,7 +255,7 @@ LINES = (
     Line(
         f"nestmodel fit {_NEW} -o out --log wandb",
         2,
-        "error: ...`pip install 'nest-pretrain[wandb]'`...",
+        "error: --log wandb needs a package: pip install 'nest-pretrain[wandb]'.",
         hidden=("wandb",),
     ),
     # The other commands of nestmodel
