@@ -37,7 +37,7 @@ def test_a_summary_describes_data_model_steps_and_switches(messy_corpora: MessyC
         "validation": f"{messy_corpora.speech} {hours}",
         "model": f"16 x 2 layers, {rows['model'].split(', ')[1]}, frames of 80 ms",
         "steps": f"{10 * per_epoch}, 10 epochs of {per_epoch}, at most 2:00:00",
-        "batches": "2 x 10 s, so up to 20 s of audio per step; 0 workers per rank",
+        "batches": "2 x 10 s, so up to 20 s of audio per step; loader workers per rank: 0",
         "ranks": "1, cpu",
         "numbers": "precision 32-true, seed 3",
         "start": "from step 0",
