@@ -96,7 +96,7 @@ fuzz: $(READY)
 test-lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/$(PIP_INSTALL) --constraint constraints-lowest.txt \
-		--editable '.[dask,huggingface,probe,remote,safetensors,test,vad]'
+		--editable '.[dask,hub,huggingface,probe,remote,safetensors,tensorboard,test,vad]'
 	$(ONE_THREAD) .venv-lowest/bin/python $(PYTEST) $(WARNINGS_PASS)
 
 # The newest release of everything that pyproject.toml allows.

@@ -3,6 +3,7 @@
 import re
 from typing import Any, NoReturn
 
+from jsonargparse import set_parsing_settings
 from pytorch_lightning.cli import LightningArgumentParser
 
 from .keys import SEEDS
@@ -39,3 +40,8 @@ class Parser(LightningArgumentParser):
     def _all_parsers(self) -> list[Any]:
         choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
         return [self, *(parser for choice in choices for parser in choice.values())]
+
+
+def read_field_docstrings() -> None:
+    """Lets the help of parsers that are built from now on describe the fields of dataclasses, which takes seconds."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)

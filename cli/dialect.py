@@ -18,14 +18,13 @@ from nestmodel import preset_names
 from .keys import SEEDS, is_unknown, key_groups, keys
 from .program import UsageError
 from .run_config import config_path, read_merged
-from .settings import SETTINGS, Setting, settings_of
+from .settings import CHECKS, SETTINGS, Setting, accepted_by
 from .suggestions import option_hint
 
 HELP = ("-h", "--help")
 HELP_ALL = "--help-all"
 
 _PRINT = "print_config"
-_CHECKS = {setting.key for setting in SETTINGS if setting.group == "Checks"}
 _NUMBER = re.compile(r"-\.?\d")
 
 
@@ -84,7 +83,7 @@ class _Reader:
     tokens: Sequence[str]
 
     def __post_init__(self) -> None:
-        self._settings = {setting.option: setting for setting in settings_of(self.command)}
+        self._settings = {setting.option: setting for setting in accepted_by(self.command)}
         self._letters = {setting.letter: setting for setting in self._settings.values() if setting.letter}
 
     def __iter__(self) -> Iterator[Argument]:
@@ -122,8 +121,9 @@ class _Reader:
         key = name[2:].replace("-", "_")
         if key in SEEDS:
             raise UsageError(f"--{key} follows from --seed: give that one. See `nestmodel {self.command} --help`.")
-        is_of_preflight = key in _CHECKS and self.command != "preflight"
-        if is_of_preflight or (is_unknown(key) if "." in key else key not in (*keys(), *key_groups(), _PRINT)):
+        # An option of preflight would have been found above.
+        others = {setting.key for setting in SETTINGS if setting.group == CHECKS}
+        if is_unknown(key) if "." in key else key not in {*keys(), *key_groups(), _PRINT} - others:
             raise self._unknown(name)
         return f"--{key}", key, None
 

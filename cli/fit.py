@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
 from nestmodel import (
     Curves,
@@ -28,10 +27,12 @@ from nestmodel.training.resume import LAST, LAST_REQUIRED, find_resumed
 from nestmodel.training.run_summary import summarise_run
 from nestmodel.training.startup import is_first_rank, watch_ranks
 
-from .arguments import Parser
+from .arguments import Parser, read_field_docstrings
 from .display import print_results, print_summary, progress_callback, silence_lightning
 from .keys import SEEDS
 from .preflight import PreflightTrainer
+from .program import UsageError
+from .trackers import LOG_HELP, TrackerName, check_trackers, open_loggers, start_trackers
 
 _ONLY_WARNS = (
     "trainer.deterministic is 'warn': the backward pass of attention stays non-deterministic on a GPU. Set it to true "
@@ -50,6 +51,7 @@ class _Cli(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(StallGuard, "guard")
+        parser.add_argument("--log", type=list[TrackerName] | TrackerName | None, default=None, help=LOG_HELP)
         parser.add_argument("--quiet", type=bool, default=False, help="Show no summary and no progress.")
         for target in SEEDS:
             parser.link_arguments("seed_everything", target, compute_fn=int)
@@ -57,6 +59,11 @@ class _Cli(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
         settings = self.config[self.config.subcommand]
+        if settings.log is not None:
+            settings.log = [settings.log] if isinstance(settings.log, str) else settings.log
+            if settings.trainer.logger not in (None, True):
+                raise UsageError("--log and trainer.logger are both given: leave one of them out.")
+            check_trackers(settings.log)
         if (given := settings.get("ckpt_path")) is not None:
             root = Path(settings.trainer.default_root_dir or ".")
             found = find_resumed(
@@ -79,20 +86,27 @@ class _Cli(LightningCLI):
             callbacks[:] = [one for one in callbacks if not isinstance(one, Progress)]
         watch_ranks(lambda: launched_processes(trainer))
         check_main_address(trainer)
-        if settings["logger"] not in (None, True) or settings["fast_dev_run"]:
-            return trainer  # The user chose loggers, or none.
-        csv_logger = CSVLogger(trainer.default_root_dir, name="")
-        version = f"version_{csv_logger.version}"
-        board = TensorBoardLogger(trainer.default_root_dir, name="", version=version, sub_dir="tensorboard")
-        trainer.loggers = [csv_logger, board]
+        if settings["logger"] in (None, True) and not settings["fast_dev_run"]:
+            given = self.config[self.subcommand]
+            names = given.log if self.subcommand == "fit" else None
+            trainer.loggers = open_loggers(names, Path(trainer.default_root_dir), given.get("ckpt_path"))
         return trainer
 
     def before_fit(self) -> None:
+        guard = next(one for one in cast(Any, self.trainer).callbacks if isinstance(one, StallGuard))
+        guard.check_timeout(self.trainer)
         self._check("fit")
         self._started_s = time.monotonic()
-        guard = next(one for one in cast(Any, self.trainer).callbacks if isinstance(one, StallGuard))
         self._print_summary(guard)
+        self._start_trackers()
         guard.start(self.trainer)  # before the ranks connect to each other
+
+    def _start_trackers(self) -> None:
+        given = self.config[self.subcommand]
+        if self.trainer.is_global_zero:
+            is_new = given.log is not None and given.ckpt_path is None
+            dataset = cast(NestDataModule, self.datamodule).train_dataset if is_new else None
+            start_trackers(self.trainer.loggers, given.as_dict(), dataset)
 
     def _print_summary(self, guard: StallGuard) -> None:
         settings = self.config[self.subcommand]
@@ -105,7 +119,7 @@ class _Cli(LightningCLI):
             seed=self.config.get("seed_everything", 0),
             ckpt_path=settings.ckpt_path,
             directory=Path(self.trainer.log_dir or self.trainer.default_root_dir),
-            loggers=[type(logger).__name__ for logger in self.trainer.loggers],
+            loggers=[str(logger.name or "csv") for logger in self.trainer.loggers],
             is_watched=guard.enabled,
         )
         print_summary(rows)
@@ -130,6 +144,8 @@ class _Cli(LightningCLI):
 def run(arguments: list[str]) -> int:
     """Parses the command line, as `cli.dialect` translated it, and runs it; returns the exit code."""
     Parser.command = arguments[0]
+    if "--help" in arguments:
+        read_field_docstrings()
     # The warning is meant for programs that ignore sys.argv; these are the user's arguments with presets resolved.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     # Lightning causes this one; users cannot avoid it.

@@ -8,13 +8,55 @@ PROGRAM = Program(
     name="nestdata",
     help="Prepare speech corpora and inspect the training batches made from them.",
     commands={
-        "prepare": Command("prepare:prepare_command", "Prepare one corpus from one or more inputs."),
-        "pack": Command("pack:pack_command", "Write the audio of corpora as Lhotse Shar, to a folder or a URL."),
-        "verify": Command(
-            "verify:verify_command", "Check that the audio of a corpus or packed set is complete and unchanged."
+        "prepare": Command(
+            "prepare:prepare_command",
+            "Prepare one corpus from one or more inputs.",
+            (
+                "nestdata prepare talks/ -o speech.corpus --jobs 8",
+                "nestdata prepare noise.json -o noise.corpus --pcm",
+                "nestdata prepare s3://bucket/manifest.json -o speech.corpus",
+            ),
         ),
-        "plan": Command("plan:plan_command", "Show the steps, padding and buckets of an epoch without reading audio."),
-        "sample-batch": Command("sample_batch:sample_batch", "Inspect single training batches."),
+        "pack": Command(
+            "pack:pack_command",
+            "Write the audio of corpora as Lhotse Shar, to a folder or a URL.",
+            (
+                "nestdata pack speech.corpus -o speech.packed --jobs 8",
+                "nestdata pack speech.corpus -o s3://bucket/packed",
+            ),
+        ),
+        "verify": Command(
+            "verify:verify_command",
+            "Check that the audio of a corpus or packed set is complete and unchanged.",
+            (
+                "nestdata verify speech.corpus --checksums",
+                "nestdata verify speech.corpus --root /new/disk --set-root",
+            ),
+        ),
+        "plan": Command(
+            "plan:plan_command",
+            "Show the steps, padding and buckets of an epoch without reading audio.",
+            (
+                "nestdata plan speech.corpus --config large --world-size 8",
+                "nestdata plan en.corpus sw.corpus --temperature 3 --picture plan.svg",
+            ),
+        ),
+        "sample-batch": Command(
+            "sample_batch:sample_batch",
+            "Inspect single training batches.",
+            (
+                "nestdata sample-batch preview speech.corpus --noise noise.corpus",
+                "nestdata sample-batch preview --config run.yaml --step 1000 -o preview",
+            ),
+        ),
+    },
+    other_names={
+        "batch": "sample-batch preview",
+        "check": "verify",
+        "create": "prepare",
+        "fit": "nestmodel fit",
+        "preview": "sample-batch preview",
+        "train": "nestmodel fit",
     },
 )
 

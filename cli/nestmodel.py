@@ -38,12 +38,47 @@ PROGRAM = Program(
             ),
             is_lightning=True,
         ),
-        "features": Command("features:features_command", "Extract encoder features, one file per utterance."),
-        "probe": Command(
-            "probe:probe_command", "Evaluate what the encoder has learned, beside an untrained encoder and log-mels."
+        "presets": Command(
+            "presets:presets_command",
+            "Compare the presets, or print one as YAML.",
+            ("nestmodel presets", "nestmodel presets large > run.yaml"),
         ),
-        "import": Command("import_model:import_command", "Convert a NeMo or safetensors model to a checkpoint."),
-        "export": Command("export_model:export_command", "Export a model to NeMo, Hugging Face, safetensors or ONNX."),
+        "features": Command(
+            "features:features_command",
+            "Extract encoder features, one file per utterance.",
+            (
+                "nestmodel features last.ckpt talks/ -o talks.features",
+                "nestmodel features last.ckpt speech.corpus -o speech.features --layers all",
+            ),
+        ),
+        "probe": Command(
+            "probe:probe_command",
+            "Evaluate what the encoder has learned, beside an untrained encoder and log-mels.",
+            (
+                "nestmodel probe last.ckpt speech.corpus --label language",
+                "nestmodel probe last.ckpt train.json --test test.json --task ctc -o probe",
+            ),
+        ),
+        "import": Command(
+            "import_model:import_command",
+            "Convert a NeMo or safetensors model to a checkpoint.",
+            ("nestmodel import ssl_en_nest_large.nemo",),
+        ),
+        "export": Command(
+            "export_model:export_command",
+            "Export a model to NeMo, Hugging Face, safetensors or ONNX.",
+            ("nestmodel export last.ckpt --to nemo", "nestmodel export last.ckpt --to huggingface -o encoder"),
+        ),
+    },
+    other_names={
+        "convert": "export",
+        "evaluate": "validate",
+        "extract": "features",
+        "plan": "nestdata plan",
+        "prepare": "nestdata prepare",
+        "pretrain": "fit",
+        "test": "validate",
+        "train": "fit",
     },
 )
 

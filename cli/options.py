@@ -1,13 +1,32 @@
 """Arguments and options that several commands take, so that one name means the same everywhere.
 
-Options carry the names of the configuration fields that they set, with dashes: `--max-batch-seconds` sets
-`max_batch_seconds`.
+Options of settings come from the table that `nestmodel fit` uses as well.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from .completion import complete_presets
+from .settings import setting
+
+
+def setting_option(option: str, default: str | None = None, **extra: Any) -> Any:
+    """Returns the option of a setting that a configuration may also give.
+
+    Args:
+        option: Its name in the table of settings.
+        default: Text of the default; by default, that of the table, after the configuration.
+        **extra: Parameters of `typer.Option`.
+    """
+    row = setting(option)
+    if default is None and row.default is not None:
+        default = f"from the configuration, else {row.default_text}"
+    names = [row.flag, *([f"-{row.letter}"] if row.letter else [])]
+    metavar = None if row.kind == "switch" else row.metavar
+    return typer.Option(*names, metavar=metavar, help=row.help + (f" [default: {default}]" if default else ""), **extra)
+
 
 ModelArgument = Annotated[
     Path,
@@ -17,8 +36,8 @@ InputArguments = Annotated[
     list[Path],
     typer.Argument(
         metavar="INPUT",
-        help="Corpora, or any input of `nestdata prepare`: manifests, Kaldi directories, Hugging Face data sets, "
-        "folders of audio.",
+        help="Any input of `nestdata prepare`: audio files, folders of audio, CSV tables, lists of paths, manifests, "
+        "data sets, corpora.",
     ),
 ]
 CorpusArguments = Annotated[
@@ -26,36 +45,14 @@ CorpusArguments = Annotated[
     typer.Argument(metavar="CORPUS", help="Speech corpora from `nestdata prepare`. [default: data.corpus]"),
 ]
 
-AllowCommands = Annotated[
-    bool,
-    typer.Option("--allow-commands", help="Run shell commands that a manifest or corpus contains instead of files."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+AllowCommands = Annotated[bool, setting_option("allow-commands")]
+AsJson = Annotated[bool, setting_option("json")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output, once the new one is complete.")]
 Device = Annotated[str, typer.Option(help="Device such as cpu or cuda:1; auto takes a GPU if there is one.")]
 BatchSeconds = Annotated[float, typer.Option(help="Maximum audio per batch in seconds, padding included.")]
 
-ConfigFiles = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--config",
-        "-c",
-        metavar="YAML",
-        help="Configuration of a run, as for `nestmodel fit`: a file or a preset such as demo. May be repeated.",
-    ),
-]
+ConfigFiles = Annotated[list[str] | None, setting_option("config", autocompletion=complete_presets)]
 WorldSize = Annotated[int, typer.Option(min=1, help="Number of ranks that share an optimizer step.")]
-PlanSeed = Annotated[
-    int | None, typer.Option(help="Seed of the plan and of every random draw. [default: seed_everything, else 0]")
-]
-MicrobatchesPerStep = Annotated[
-    int | None,
-    typer.Option(help="Microbatches per optimizer step over all ranks. [default: from the configuration, else 8]"),
-]
-MicrobatchSeconds = Annotated[
-    float | None,
-    typer.Option(
-        "--max-batch-seconds",
-        help="Maximum audio per microbatch in seconds, padding included. [default: from the configuration, else 240]",
-    ),
-]
+PlanSeed = Annotated[int | None, setting_option("seed", "seed_everything, else 0")]
+MicrobatchesPerStep = Annotated[int | None, setting_option("microbatches-per-step")]
+MicrobatchSeconds = Annotated[float | None, setting_option("max-batch-seconds")]

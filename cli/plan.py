@@ -16,6 +16,7 @@ from .options import (
     MicrobatchSeconds,
     PlanSeed,
     WorldSize,
+    setting_option,
 )
 from .output import console, print_json
 
@@ -31,36 +32,14 @@ def plan_command(
     world_size: WorldSize = 1,
     microbatches_per_step: MicrobatchesPerStep = None,
     max_batch_seconds: MicrobatchSeconds = None,
-    min_audio_seconds: Annotated[
-        float | None,
-        typer.Option(help="Lengthen shorter cuts to this many seconds. [default: from the configuration, else 1]"),
-    ] = None,
-    quadratic_seconds: Annotated[
-        float | None, typer.Option(help="Value of q, where a cut of d seconds counts as d + d²/q against the maximum.")
-    ] = None,
-    max_cuts: Annotated[int | None, typer.Option(help="Maximum number of cuts per microbatch.")] = None,
-    bucket_width: Annotated[
-        float | None,
-        typer.Option(help="Largest difference of lengths in a bucket. [default: from the configuration, else 0.03125]"),
-    ] = None,
-    num_shapes: Annotated[
-        int | None, typer.Option(help="Maximum number of distinct padded lengths; lengths are rounded up to them.")
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="NUMBERS", help="Share of each corpus in the hours of an epoch, such as 0.7,0.3."),
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="Above 1, small corpora are repeated more often. [default: from the configuration, else 1]"),
-    ] = None,
-    mixed_lengths: Annotated[
-        bool | None,
-        typer.Option(
-            "--mixed-lengths",
-            help="Take the microbatches of a step from different buckets. [default: from the configuration, else off]",
-        ),
-    ] = None,
+    min_audio_seconds: Annotated[float | None, setting_option("min-audio-seconds")] = None,
+    quadratic_seconds: Annotated[float | None, setting_option("quadratic-seconds")] = None,
+    max_cuts: Annotated[int | None, setting_option("max-cuts")] = None,
+    bucket_width: Annotated[float | None, setting_option("bucket-width")] = None,
+    num_shapes: Annotated[int | None, setting_option("num-shapes")] = None,
+    weights: Annotated[str | None, setting_option("weights")] = None,
+    temperature: Annotated[float | None, setting_option("temperature")] = None,
+    mixed_lengths: Annotated[bool | None, setting_option("mixed-lengths")] = None,
     seed: PlanSeed = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw the plan to this PNG, SVG or PDF file.")] = None,
     as_json: AsJson = False,
@@ -99,7 +78,7 @@ def plan_command(
 
 def _numbers(text: str | None) -> tuple[float, ...] | None:
     try:
-        return tuple(float(number) for number in text.split(",")) if text is not None else None
+        return tuple(float(number) for number in text.strip("[]").split(",")) if text is not None else None
     except ValueError:
         raise ConfigError(f"--weights is {text!r}: give one number per corpus, separated by commas.") from None
 

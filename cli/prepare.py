@@ -1,5 +1,7 @@
 """`nestdata prepare`: writes one corpus directory from one or more inputs."""
 
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from nestdata import Channel, PrepareProgress, PrepareReport
 
 _SEGMENT = SegmentConfig()
+# Before this, a rate would be a guess.
+_MINUTES_BEFORE_RATE = 1 / 60
 
 
 def _channel(value: object) -> "Channel":
@@ -31,9 +35,9 @@ def prepare_command(
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="NeMo, Lhotse or fairseq manifests, Lhotse Shar, WebDataset tars, Kaldi directories, Hugging Face "
-            "data sets on disk, Parquet files, or folders of audio. All but Kaldi directories and data sets on disk "
-            "may be URLs, such as s3://bucket/speech.",
+            help="Audio files, folders of audio, CSV tables, lists of paths, NeMo, Lhotse or fairseq manifests, Lhotse "
+            "Shar, WebDataset tars, Kaldi directories, Hugging Face data sets on disk, or Parquet files. All but Kaldi "
+            "directories and data sets on disk may be URLs, such as s3://bucket/speech.",
         ),
     ],
     output: Annotated[
@@ -151,7 +155,8 @@ def prepare_command(
         pcm=pcm,
         report_samples=report_samples,
     )
-    with progress("checking audio") as show:
+    describe = _describer()
+    with progress("checking audio", repeats=True) as show:
         report = prepare_corpus(
             inputs,
             output,
@@ -159,7 +164,7 @@ def prepare_command(
             overwrite=overwrite,
             jobs=jobs,
             dask=dask,
-            on_progress=lambda found: show(*_bar_of(found)),
+            on_progress=lambda found: show(*describe(found)),
         )
     if as_json:
         print_json(asdict(report))
@@ -181,12 +186,24 @@ def _segment(
     return None if method is None else SegmentConfig(**given)
 
 
-def _bar_of(found: "PrepareProgress") -> tuple[int, int | None, str]:
-    """Returns what the progress bar shows: a number, its total, and a note that begins with their unit."""
-    read = [f"{found.bytes_read / 1e9:.2f} GB read"] if found.bytes_read else []
-    if not found.total_shards:
-        return found.entries, found.total_entries, ", ".join(["entries", *read])
-    return found.shards, found.total_shards, ", ".join(["shards", f"{found.entries} entries", *read])
+def _describer(
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[["PrepareProgress"], tuple[int, int | None, str]]:
+    """Returns a function of what progress shows: a number, its total, and a note that begins with their unit."""
+    start = clock()
+
+    def describe(found: "PrepareProgress") -> tuple[int, int | None, str]:
+        minutes = (clock() - start) / 60
+        notes = [f"{found.hours:,.1f} h"]
+        if found.hours and minutes > _MINUTES_BEFORE_RATE:
+            notes.append(f"{found.hours / minutes:,.3g} h/min")
+        if found.bytes_read:
+            notes.append(f"{found.bytes_read / 1e9:.2f} GB read")
+        if found.total_shards:
+            return found.shards, found.total_shards, ", ".join(["shards", f"{found.entries:,} entries", *notes])
+        return found.entries, found.total_entries, ", ".join(["entries", *notes])
+
+    return describe
 
 
 def _print_summary(report: "PrepareReport") -> None:

@@ -5,6 +5,8 @@ torch nor Lhotse. Errors that a user can fix are printed as one line on stderr; 
 them are shown without their secrets.
 """
 
+import contextlib
+import difflib
 import errno
 import importlib
 import importlib.metadata
@@ -13,12 +15,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, cast
 
 import typer
+
+from .completion import LightningCommand, completed_command
+from .settings import short_option
 
 DISTRIBUTION = "nest-pretrain"
 
@@ -54,6 +59,11 @@ class Command:
     is_lightning: bool = False
     """Whether Lightning parses the arguments."""
 
+    @property
+    def epilog(self) -> str | None:
+        """The examples as Typer shows them, without breaking lines."""
+        return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in self.examples) if self.examples else None
+
     def load(self) -> Any:
         """Imports the target."""
         module, name = self.target.split(":")
@@ -68,18 +78,31 @@ class Program:
     help: str
     commands: Mapping[str, Command]
 
+    other_names: Mapping[str, str] = field(default_factory=dict)
+    """Commands by names that they have in other tools."""
+
     def run(self, argv: Sequence[str] | None = None) -> int:
         """Runs one command line, `sys.argv` by default.
+
+        An empty one prints the help on stderr, as wrong usage.
 
         Returns:
             The exit code: 0 for success, 1 for a problem that the printed line explains, 2 for wrong usage or
             configuration, 130 after Ctrl-C. A command may return others.
         """
         arguments = list(sys.argv[1:] if argv is None else argv)
-        called = self.commands.get(arguments[0]) if arguments else None
+        completed = completed_command(self.name)
+        called = self.commands.get(completed or (arguments[0] if arguments else ""))
         try:
-            if called is not None and called.is_lightning:
-                return _run_lightning(called, arguments)
+            if completed is None:
+                if not arguments:
+                    with contextlib.redirect_stdout(sys.stderr):
+                        self.run(["--help"])
+                    return EXIT_USAGE
+                if called is None and not arguments[0].startswith("-"):
+                    raise UsageError(self._unknown_command(arguments[0]))
+                if called is not None and called.is_lightning:
+                    return _run_lightning(called, arguments)
             result = self._app(called)(args=arguments, prog_name=self.name, standalone_mode=False)
         except (KeyboardInterrupt, typer.Abort):
             return _fail("interrupted", EXIT_INTERRUPTED)
@@ -100,16 +123,34 @@ class Program:
 
     def _app(self, called: Command | None) -> typer.Typer:
         """Returns a Typer application in which only the called command is loaded; the others only show their help."""
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        app = typer.Typer(
+            pretty_exceptions_enable=False,
+            rich_markup_mode=None,
+            context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": short_option},
+        )
         app.callback(help=self.help)(self._options())
         for name, command in self.commands.items():
-            target = command.load() if command is called else _no_command
+            target = command.load() if command is called and not command.is_lightning else _no_command
             # A short help that is given is not cut off to 45 characters.
+            about: dict[str, Any] = {"name": name, "help": command.help, "short_help": command.help}
+            about["epilog"] = command.epilog
             if isinstance(target, typer.Typer):
-                app.add_typer(target, name=name, help=command.help, short_help=command.help)
+                for subcommand in target.registered_commands:
+                    subcommand.epilog = command.epilog
+                app.add_typer(target, **about)
+            elif command.is_lightning:
+                # Completion sees all words of the line as arguments.
+                anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+                app.command(**about, cls=LightningCommand, context_settings=anything)(target)
             else:
-                app.command(name, help=command.help, short_help=command.help)(target)
+                app.command(**about)(target)
         return app
+
+    def _unknown_command(self, name: str) -> str:
+        names = {**{command: command for command in self.commands}, **self.other_names}
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean '{names[near[0]]}'?" if near else ""
+        return f"No such command '{name}'.{hint} See `{self.name} --help`."
 
     def _options(self) -> Callable[..., None]:
         def show_version(is_set: bool) -> None:

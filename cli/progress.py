@@ -1,12 +1,15 @@
 """Progress of long commands on stderr: a bar on a terminal, otherwise a plain line every few seconds."""
 
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 _SECONDS_BETWEEN_LINES = 5.0
+# Without this many seconds of work, a time that is left would be a guess.
+_SECONDS_BEFORE_ETA = 2.0
 
 
 class Report(Protocol):
@@ -17,29 +20,80 @@ class Report(Protocol):
 
 
 @contextmanager
-def progress(label: str) -> Iterator[Report]:
-    """Yields a function that reports (done, total, note); the total is None while it is unknown."""
+def progress(label: str, *, repeats: bool = False) -> Iterator[Report]:
+    """Yields a function that reports (done, total, note); the total is None while it is unknown.
+
+    Args:
+        label: What the command is doing.
+        repeats: Whether plain lines are printed while nothing is reported, too. They come from a thread, so that the
+            command must not fork.
+    """
     if not sys.stderr.isatty():
-        yield _plain_lines(label)
+        with _plain_lines(label, repeats=repeats) as report:
+            yield report
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    note = TextColumn("{task.fields[note]}")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn())
+    # The text is ours, and holds names that are no markup.
+    text = TextColumn("{task.fields[text]}", markup=False)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), text)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=None, note="")
-        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
+        task, describe = bar.add_task(label, total=None, text=""), describer()
+
+        def show(done: int, total: int | None, note: str = "") -> None:
+            bar.update(task, completed=done, total=total and max(done, total), text=describe(done, total, note))
+
+        yield show
 
 
-def _plain_lines(label: str) -> Report:
-    last = time.monotonic()
+def describer(clock: Callable[[], float] = time.monotonic) -> Callable[[int, int | None, str], str]:
+    """Returns a function that puts progress in words, with the time that is left; the work begins now."""
+    start = clock()
+
+    def describe(done: int, total: int | None, note: str) -> str:
+        # Totals may be approximate: an estimate that is too low must not be shown as more than everything.
+        count = f"{done:,}" if total is None else f"{done:,} of {max(done, total):,}"
+        elapsed = clock() - start
+        if total is None or done <= 0 or done >= total or elapsed < _SECONDS_BEFORE_ETA:
+            return f"{count} {note}".rstrip()
+        return f"{count} {note}".rstrip() + f", ETA {clock_time(elapsed * (total - done) / done)}"
+
+    return describe
+
+
+def clock_time(seconds: float) -> str:
+    """Returns a duration as `m:ss` or `h:mm:ss`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+@contextmanager
+def _plain_lines(label: str, *, repeats: bool) -> Iterator[Report]:
+    last, text, describe, is_over = time.monotonic(), "", describer(), threading.Event()
+
+    def print_line() -> None:
+        print(f"{label}: {text}", file=sys.stderr, flush=True)
 
     def report(done: int, total: int | None, note: str = "") -> None:
-        nonlocal last
-        if time.monotonic() - last > _SECONDS_BETWEEN_LINES:
+        nonlocal last, text
+        text = describe(done, total, note)
+        if not repeats and time.monotonic() - last > _SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            count = f"{done}" if total is None else f"{done} of {total}"
-            print(f"{label}: {count} {note}".rstrip(), file=sys.stderr)
+            print_line()
 
-    return report
+    def repeat() -> None:
+        while not is_over.wait(_SECONDS_BETWEEN_LINES):
+            if text:
+                print_line()
+
+    thread = threading.Thread(target=repeat, daemon=True) if repeats else None
+    if thread:
+        thread.start()
+    try:
+        yield report
+    finally:
+        is_over.set()
+        if thread:
+            thread.join()

@@ -14,6 +14,7 @@ from .options import (
     MicrobatchSeconds,
     PlanSeed,
     WorldSize,
+    setting_option,
 )
 from .output import console, print_json
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from nestdata import PreviewRow
 
-sample_batch = typer.Typer(rich_markup_mode=None)
+sample_batch = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
 
 @sample_batch.callback()
@@ -34,19 +35,13 @@ def _group() -> None:
 def preview(
     corpora: CorpusArguments = None,
     config: ConfigFiles = None,
-    noise: Annotated[
-        Path | None,
-        typer.Option(help="Noise corpus. [default: data.noise; without one, only other speech is mixed in]"),
-    ] = None,
+    noise: Annotated[Path | None, setting_option("noise", "data.noise")] = None,
     step: Annotated[int, typer.Option(min=0, help="Optimizer step, counted from 0 at the start of training.")] = 0,
     rank: Annotated[int, typer.Option(min=0, help="Rank whose first microbatch of the step is shown.")] = 0,
     world_size: WorldSize = 1,
     microbatches_per_step: MicrobatchesPerStep = None,
     max_batch_seconds: MicrobatchSeconds = None,
-    mix_prob: Annotated[
-        float | None,
-        typer.Option(help="Share of cuts that receive interference. [default: from the configuration, else 0.5]"),
-    ] = None,
+    mix_prob: Annotated[float | None, setting_option("mix-prob")] = None,
     seed: PlanSeed = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the page, pictures and sound.")] = Path(
         "preview"

@@ -8,7 +8,10 @@ the last part of its key, with dashes. This module imports only the standard lib
 from dataclasses import dataclass
 from typing import Literal
 
-GROUPS = ("Data", "Batches", "Model and optimizer", "Run", "Hardware", "Output", "Checks")
+CHECKS = "Checks"
+"""Group of the settings that only preflight has."""
+
+GROUPS = ("Data", "Batches", "Model and optimizer", "Run", "Hardware", "Output", CHECKS)
 
 LIGHTNING_COMMANDS = ("fit", "validate", "preflight")
 """Commands whose arguments jsonargparse parses."""
@@ -53,7 +56,7 @@ class Setting:
     """Whether the short help only names it."""
 
     commands: tuple[str, ...] = LIGHTNING_COMMANDS
-    """The commands of `LIGHTNING_COMMANDS` that have it."""
+    """The commands of `LIGHTNING_COMMANDS` whose help shows it; see `accepted_by`."""
 
     value: str = ""
     """Value that a switch stands for, if it is not `true`."""
@@ -80,7 +83,7 @@ SETTINGS = (
         "allow-commands",
         "data.allow_commands",
         "Data",
-        "Run shell commands that a corpus contains instead of files.",
+        "Run shell commands that a manifest or corpus contains instead of files.",
         kind="switch",
         is_rare=True,
     ),
@@ -245,11 +248,11 @@ SETTINGS = (
         letter="o",
     ),
     Setting("log", "log", "Output", "csv, tensorboard, wandb or mlflow; repeatable.", metavar="NAME", kind="list"),
-    Setting("quiet", "quiet", "Output", "Print only warnings and errors.", kind="switch"),
+    Setting("quiet", "quiet", "Output", "Show no summary and no progress.", kind="switch"),
     Setting(
         "find-budget",
         "find_budget",
-        "Checks",
+        CHECKS,
         "Instead, find the largest --max-batch-seconds.",
         kind="switch",
         commands=_PREFLIGHT,
@@ -257,21 +260,19 @@ SETTINGS = (
     Setting(
         "memory-limit",
         "memory_limit",
-        "Checks",
+        CHECKS,
         "With --find-budget: memory of a rank, as 8GiB.",
         metavar="SIZE",
         commands=_PREFLIGHT,
     ),
-    Setting(
-        "memory-margin", "memory_margin", "Checks", "With --find-budget: share left free.", 0.1, commands=_PREFLIGHT
-    ),
-    Setting("tune", "tune", "Checks", "Instead, race the kernels for fit.", kind="switch", commands=_PREFLIGHT),
-    Setting("num-batches", "num_batches", "Checks", "Batches that each rank reads.", 3, commands=_PREFLIGHT),
-    Setting("timeout-s", "timeout_s", "Checks", "Seconds that ranks wait in a check.", 300.0, commands=_PREFLIGHT),
+    Setting("memory-margin", "memory_margin", CHECKS, "With --find-budget: share left free.", 0.1, commands=_PREFLIGHT),
+    Setting("tune", "tune", CHECKS, "Instead, race the kernels for fit.", kind="switch", commands=_PREFLIGHT),
+    Setting("num-batches", "num_batches", CHECKS, "Batches that each rank reads.", 3, commands=_PREFLIGHT),
+    Setting("timeout-s", "timeout_s", CHECKS, "Seconds that ranks wait in a check.", 300.0, commands=_PREFLIGHT),
     Setting(
         "feeding-seconds",
         "feeding_seconds",
-        "Checks",
+        CHECKS,
         "Seconds per number of workers; 0 skips it.",
         2.0,
         commands=_PREFLIGHT,
@@ -279,7 +280,7 @@ SETTINGS = (
     Setting(
         "store-seconds",
         "store_seconds",
-        "Checks",
+        CHECKS,
         "Seconds to measure the object store.",
         2.0,
         commands=_PREFLIGHT,
@@ -287,20 +288,34 @@ SETTINGS = (
     Setting(
         "price-per-1000-requests",
         "price_per_1000_requests",
-        "Checks",
+        CHECKS,
         "Price of 1,000 requests to the store.",
         commands=_PREFLIGHT,
     ),
-    Setting("price-per-gb", "price_per_gb", "Checks", "Price of 1 GB that leaves the store.", commands=_PREFLIGHT),
-    Setting("json", "json", "Checks", "Print the result as JSON.", kind="switch", commands=_PREFLIGHT),
+    Setting("price-per-gb", "price_per_gb", CHECKS, "Price of 1 GB that leaves the store.", commands=_PREFLIGHT),
+    Setting("json", "json", CHECKS, "Print the result as JSON.", kind="switch", commands=_PREFLIGHT),
 )
 
 
 def settings_of(command: str) -> list[Setting]:
-    """Returns the settings that have an option in a command, in the order of the table."""
+    """Returns the settings that a command uses, in the order of the table."""
     return [setting for setting in SETTINGS if command in setting.commands]
+
+
+def accepted_by(command: str) -> list[Setting]:
+    """Returns the settings whose options a command accepts: preflight those of fit, so that one line suits both."""
+    return [setting for setting in SETTINGS if command == "preflight" or setting.group != CHECKS]
 
 
 def setting(option: str) -> Setting:
     """Returns the setting of an option, given its name without dashes in front."""
     return next(setting for setting in SETTINGS if setting.option == option)
+
+
+def short_option(name: str) -> str:
+    """Returns the option of a dotted key, or of an option with underscores; other names stay as they are."""
+    dashed = name.replace("_", "-")
+    by_key = {setting.key.replace("_", "-"): setting.option for setting in SETTINGS if "." in setting.key}
+    if dashed in by_key:
+        return by_key[dashed]
+    return dashed if dashed in {setting.option for setting in SETTINGS} else name

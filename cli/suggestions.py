@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 from .keys import key_groups, keys
-from .settings import settings_of
+from .settings import accepted_by
 
 OTHER_NAMES = {
     "batch-duration": "max-batch-seconds",
@@ -41,7 +41,7 @@ def option_hint(name: str, command: str) -> str:
         command: One of `fit`, `validate` and `preflight`.
     """
     typed = name.lstrip("-").replace("_", "-")
-    flags = {setting.option: setting.flag for setting in settings_of(command)}
+    flags = {setting.option: setting.flag for setting in accepted_by(command)}
     if (other := OTHER_NAMES.get(typed)) in flags:
         return f"; here it is {flags[other]}"
     if "." in typed:

@@ -14,6 +14,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+# Pages that the search lists after the guides.
+BACKGROUND = ("CHANGELOG.md", "benchmarks/", "decisions/")
 REPOSITORY = Path(__file__).parents[1]
 ADDED = (
     "README.md",
@@ -43,6 +45,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Rewrites links, which are relative to the file in the repository, to be relative to the page in the site."""
+    if page.file.src_uri.startswith(BACKGROUND):
+        page.meta["search"] = {"boost": 0.3}
     source = Path(str(page.file.abs_src_path)).resolve()
     here = posixpath.dirname(page.file.src_uri)
 

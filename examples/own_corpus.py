@@ -52,7 +52,7 @@ def main() -> AudioNoiseBatch:
 
         speech = Corpus.open(directory / "speech.corpus")
         plan = BatchPlan.of(speech, PlanConfig(max_batch_seconds=8.0, microbatches_per_step=2, seed=1))
-        noise = NoiseSampler(Corpus.open(directory / "noise.corpus"))
+        noise = NoiseSampler(directory / "noise.corpus")
         dataset = AudioNoiseDataset(speech, plan, noise, SpeakerNoiseMixer(MixConfig(prob=1.0, noise_ratio=1.0)))
         for step in range(plan.steps_per_epoch):
             shape = tuple(dataset[step, 0].audio.shape)

@@ -33,6 +33,7 @@ from .corpus.addresses import Address as Address
 from .corpus.addresses import Shard as Shard
 from .corpus.channels import Channel as Channel
 from .corpus.corpora import Corpora as Corpora
+from .corpus.corpora import CorpusInput as CorpusInput
 from .corpus.corpus import Corpus as Corpus
 from .corpus.decoding import DecodingTime as DecodingTime
 from .corpus.decoding import time_decoding as time_decoding
@@ -45,6 +46,7 @@ from .errors import OutputError as OutputError
 from .errors import PlanError as PlanError
 from .errors import StorageError as StorageError
 from .errors import last_error_line as last_error_line
+from .input_format import InputFormat as InputFormat
 from .output import output_directory as output_directory
 from .output import output_file as output_file
 from .pack.config import PackCodec as PackCodec
@@ -63,7 +65,9 @@ from .plan.summary import draw_plan as draw_plan
 from .plan.summary import summarise_plan as summarise_plan
 from .prepare.config import PrepareConfig as PrepareConfig
 from .prepare.config import ProbeMode as ProbeMode
-from .prepare.inputs import InputFormat as InputFormat
+from .prepare.inputs import AudioInput as AudioInput
+from .prepare.inputs import AudioInputs as AudioInputs
+from .prepare.inputs import audio_inputs as audio_inputs
 from .prepare.inputs.patterns import default_output as default_output
 from .prepare.load_audio import load_audio as load_audio
 from .prepare.progress import PrepareProgress as PrepareProgress
@@ -81,6 +85,8 @@ from .storage import is_url as is_url
 __all__ = [
     "Address",
     "AudioError",
+    "AudioInput",
+    "AudioInputs",
     "AudioNoiseBatch",
     "AudioNoiseDataset",
     "AugmentConfig",
@@ -95,6 +101,7 @@ __all__ = [
     "Corpora",
     "Corpus",
     "CorpusError",
+    "CorpusInput",
     "CorpusSummary",
     "DecodingTime",
     "InputFormat",
@@ -134,6 +141,7 @@ __all__ = [
     "StorageError",
     "VerifyProblem",
     "VerifyReport",
+    "audio_inputs",
     "batch_digest",
     "default_output",
     "derive_key",

@@ -2,7 +2,6 @@
 
 import ast
 import importlib.util
-import textwrap
 from pathlib import Path
 from types import ModuleType
 
@@ -53,4 +52,4 @@ def test_the_documentation_shows_the_script_for_slurm_word_for_word() -> None:
     repository = Path(__file__).parents[1]
     script = (repository / "examples" / "slurm" / "fit.sbatch").read_text(encoding="utf-8")
     page = (repository / "docs" / "long-runs.md").read_text(encoding="utf-8")
-    assert textwrap.indent(script, "    ") in page
+    assert f"```sh\n{script}```\n" in page

@@ -24,6 +24,9 @@ EXAMPLES = {
     "fairseq/train.tsv": "fairseq",
     "kaldi": "kaldi",
     "huggingface/train": "huggingface",
+    "csv/train.csv": "csv",
+    "list/train.txt": "list",
+    "demo/speech/en_m5_01.flac": "audio",
     "demo/noise": "folder",
 }
 # For each cut: the file of the demo corpus with its first sample and number of samples, the labels, the custom fields.
@@ -34,6 +37,13 @@ _MIND_LABELS = {"text": "Mind the step.", "language": "en", "speaker": "en_m5"}
 _TOMORROW_LABELS = {"text": "Bis morgen früh!", "language": "de", "speaker": "de_f2"}
 _HE = {"language": "en", "speaker": "en_m5"}
 EXPECTED: dict[str, dict[str, tuple[tuple[str, int, int], dict[str, str], dict[str, str] | None]]] = {
+    "csv/train.csv": {
+        "../demo/speech/en_m5_01": (_MIND, _MIND_LABELS, {"gender": "male"}),
+        "../demo/speech/de_f2_01": (_TOMORROW, _TOMORROW_LABELS, {"gender": "female"}),
+        "../demo/speech/en_m5_04@4.000+5.500": (("en_m5_04", 64000, 88000), _HE, {"gender": "male"}),
+    },
+    "list/train.txt": {"../demo/speech/en_m5_01": (_MIND, {}, None), "../demo/speech/es_f4_01": (_NIGHT, {}, None)},
+    "demo/speech/en_m5_01.flac": {"en_m5_01": (_MIND, {}, None)},
     "nemo/train.json": {
         "../demo/speech/en_m5_01": (_MIND, _MIND_LABELS, None),
         "../demo/speech/de_f2_01": (_TOMORROW, _TOMORROW_LABELS, None),

@@ -1,10 +1,11 @@
 """`AudioNoiseBatch`, one microbatch of clean and noisy speech, and the indices and keys that identify it."""
 
+import operator
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, SupportsIndex, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +24,12 @@ class BatchIndex(NamedTuple):
 
     microbatch: int
     """Microbatch of the step, in [0, microbatches_per_step)."""
+
+    @classmethod
+    def of(cls, given: "BatchIndex | tuple[int, int] | SupportsIndex") -> "BatchIndex":
+        """Returns the index of (step, microbatch), or of microbatch 0 of a step."""
+        step, microbatch = given if isinstance(given, tuple) else (given, 0)
+        return cls(operator.index(step), operator.index(microbatch))
 
 
 class MicrobatchKey(NamedTuple):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import Any, Literal, SupportsIndex, overload
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ from nestdata.batch.noise import NoiseSampler, NoiseSpan
 from nestdata.batch.packed import PackedBatch
 from nestdata.batch.remote import CutsOf, RemoteConfig, RemoteReader
 from nestdata.batch.rows import ShortAudio, SpeechRows
-from nestdata.corpus.corpora import Corpora
-from nestdata.corpus.corpus import Corpus
+from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.stateless_rng import StatelessRng
@@ -37,9 +36,9 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
     depends on neither the process that loads it nor the order of loading.
 
     Args:
-        corpus: The speech; several corpora as `Corpora`.
+        corpus: The speech: a path, a `Corpus`, `Corpora`, or a list of paths and corpora.
         plan: The batch plan of the same corpus.
-        noise: Source of noise; none by default.
+        noise: Source of noise: a sampler, a `Corpus`, or the path of one; none by default.
         mixer: Adds interference; without one, the noisy audio is the clean audio.
         short_audio: How cuts shorter than the plan's `min_audio_seconds` are extended: "repeat" repeats them, "pad"
             appends zeros.
@@ -48,14 +47,15 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         remote: How audio in object stores is read; has no effect on other audio.
 
     Raises:
+        CorpusError: A corpus cannot be opened, or something else is given.
         ConfigError: The noise corpus and the speech have different sampling rates, or a transform cannot be used.
     """
 
     def __init__(
         self,
-        corpus: Corpus | Corpora,
+        corpus: CorpusInput,
         plan: BatchPlan,
-        noise: NoiseSampler | None = None,
+        noise: NoiseSampler | CorpusInput | None = None,
         mixer: SpeakerNoiseMixer | None = None,
         *,
         short_audio: ShortAudio = "repeat",
@@ -63,9 +63,9 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         bad_audio: BadAudioConfig | None = None,
         remote: RemoteConfig | None = None,
     ) -> None:
-        self.corpus = corpus if isinstance(corpus, Corpora) else Corpora([corpus])
+        self.corpus = Corpora.of(corpus)
         self.plan = plan
-        self.noise = noise or NoiseSampler()
+        self.noise = noise if isinstance(noise, NoiseSampler) else NoiseSampler(noise)
         self.mixer = mixer
         self.short_audio = short_audio
         self.augment = augment or AugmentConfig()
@@ -89,17 +89,20 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
                 cuts_of=self._cuts_of,
             )
 
-    def __getitem__(self, index: BatchIndex | tuple[int, int]) -> AudioNoiseBatch:
+    def __getitem__(self, index: BatchIndex | tuple[int, int] | SupportsIndex) -> AudioNoiseBatch:
         """Returns the batch of (step, microbatch); steps continue to count after the first epoch.
 
+        `dataset[7]` is microbatch 0 of step 7.
+
         Raises:
+            IndexError: The step is negative, or the step has no such microbatch.
             AudioError: The audio of a cut cannot be used, and neither can that of its substitutes.
         """
         return self.load(index)
 
     def load(
         self,
-        index: BatchIndex | tuple[int, int],
+        index: BatchIndex | tuple[int, int] | SupportsIndex,
         memory: BatchMemory | None = None,
         upcoming: Sequence[tuple[int, int]] = (),
     ) -> AudioNoiseBatch:
@@ -148,7 +151,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
 
     def load_packed(
         self,
-        index: BatchIndex | tuple[int, int],
+        index: BatchIndex | tuple[int, int] | SupportsIndex,
         memory: BatchMemory | None = None,
         upcoming: Sequence[tuple[int, int]] = (),
     ) -> PackedBatch:
@@ -287,14 +290,14 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
 
     def _rows(
         self,
-        index: tuple[int, int],
+        index: BatchIndex | tuple[int, int] | SupportsIndex,
         upcoming: Sequence[tuple[int, int]],
         memory: BatchMemory,
         on_cut: Callable[[str], None],
         *,
         pcm16: bool,
     ) -> SpeechRows:
-        step, microbatch = index
+        step, microbatch = BatchIndex.of(index)
         if self.remote is not None:
             self.remote.begin((step, microbatch), upcoming)
         return SpeechRows(

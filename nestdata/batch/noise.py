@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from nestdata.batch.bad_audio import BadCut
 from nestdata.config_checks import require_at_least, require_bounds
 from nestdata.corpus.audio import SILENCE_DB, energy
+from nestdata.corpus.corpora import CorpusInput, open_corpus
 from nestdata.corpus.corpus import Corpus
 from nestdata.errors import AudioError
 from nestdata.stateless_rng import StatelessRng
@@ -75,10 +76,17 @@ class NoiseSampler:
     """Draws noise from a corpus; without a corpus, returns zeros.
 
     Keeps no state: a span depends only on the random numbers that are passed in, in every process and on every call.
+
+    Args:
+        corpus: A `Corpus`, or the path of one.
+        config: The defaults if None.
+
+    Raises:
+        CorpusError: The corpus cannot be opened, or something else is given.
     """
 
-    def __init__(self, corpus: Corpus | None = None, config: NoiseConfig | None = None) -> None:
-        self.corpus = corpus
+    def __init__(self, corpus: CorpusInput | None = None, config: NoiseConfig | None = None) -> None:
+        self.corpus: Corpus | None = None if corpus is None else open_corpus(corpus)
         self.config = config or NoiseConfig()
 
     def first_index(self, rng: StatelessRng) -> int | None:

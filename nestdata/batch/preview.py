@@ -6,7 +6,7 @@ The log-mel pictures use the defaults of torchaudio; they differ from the featur
 import hashlib
 import io
 import json
-from contextlib import suppress
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from nestdata.batch.batch import AudioNoiseBatch
 from nestdata.batch.mix import Mix
-from nestdata.output import output_file
+from nestdata.output import output_directory
 from nestdata.pages import write_page
 
 _SIGNALS = ("clean", "noise", "noisy")
+_OWN_FILES = re.compile(r"index\.html|batch\.json|\d{2,}(?:_(?:clean|noise|noisy)\.wav|\.png)")
 _COLOURS = {"clean": "#2f6f9f", "noise": "#b5532a", "noisy": "#4b4b4b"}
 
 
@@ -80,7 +81,8 @@ def batch_digest(batch: AudioNoiseBatch) -> dict[str, Any]:
 def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | Path, *, max_cuts: int = 8) -> Path:
     """Writes pictures and sound of up to `max_cuts` cuts, `batch.json`, and an HTML page that shows them.
 
-    The directory is created if it does not exist. Files with the same names are replaced, or stay if this raises.
+    The directory appears complete. It may exist if it is empty, or if it holds an earlier preview and nothing else,
+    which is then replaced; if this raises, it stays as it was.
 
     Args:
         batch: The batch.
@@ -92,19 +94,21 @@ def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | P
         The path of the page, `index.html` in the directory.
 
     Raises:
-        OutputError: The files cannot be written.
+        OutputError: The files cannot be written, or the directory holds other files.
     """
-    directory = Path(directory)
-    is_new = not directory.exists()
-    try:
-        with output_file(directory / "index.html", overwrite=True) as page:
-            _write_files(batch, sampling_rate, page, max_cuts)
-    except BaseException:
-        if is_new:
-            with suppress(OSError):
-                directory.rmdir()
-        raise
-    return directory / "index.html"
+    target = Path(directory).resolve()
+    with output_directory(target, kind="a preview", overwrite=True, may_replace=_is_preview) as partial:
+        _write_files(batch, sampling_rate, partial / "index.html", max_cuts)
+    return Path(directory) / "index.html"
+
+
+def _is_preview(directory: Path) -> bool:
+    """Returns whether a directory is empty, or holds the files of a preview and nothing else."""
+    if not directory.is_dir():
+        return False
+    names = {path.name for path in directory.iterdir()}
+    is_complete = {"index.html", "batch.json"} <= names and all(map(_OWN_FILES.fullmatch, names))
+    return not names or is_complete
 
 
 def _write_files(batch: AudioNoiseBatch, sampling_rate: int, page: Path, max_cuts: int) -> None:

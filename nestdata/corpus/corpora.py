@@ -1,6 +1,7 @@
 """Several corpora with one common index: the cuts of each corpus follow those of the previous one."""
 
 import hashlib
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -12,7 +13,10 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpus import Corpus
-from nestdata.errors import ConfigError
+from nestdata.errors import ConfigError, CorpusError
+
+CorpusInput = str | os.PathLike[str] | Corpus | Any
+"""Prepared corpora: the path of a corpus directory, a `Corpus`, or a list of them; or `Corpora`."""
 
 
 class Corpora:
@@ -39,6 +43,23 @@ class Corpora:
             ConfigError: The corpora have different sampling rates.
         """
         return cls([Corpus.open(path, allow_commands=allow_commands) for path in paths])
+
+    @classmethod
+    def of(cls, given: CorpusInput, *, allow_commands: bool = False) -> "Corpora":
+        """Returns corpora that are given in any form; directories are opened.
+
+        Args:
+            given: One or several corpora.
+            allow_commands: That of `Corpus.open`, for directories.
+
+        Raises:
+            CorpusError: A path is not a corpus directory, the corpus is damaged, or something else is given.
+            ConfigError: The corpora have different sampling rates, or there is none.
+        """
+        if isinstance(given, cls):
+            return given
+        several = given if isinstance(given, (list, tuple)) else [given]
+        return cls([open_corpus(one, allow_commands=allow_commands) for one in several])
 
     @property
     def num_samples(self) -> list[NDArray[np.int64]]:
@@ -108,3 +129,19 @@ class Corpora:
             raise IndexError(f"index {index} of {len(self)} cuts")
         number = bisect_right(self._first_indices, index) - 1
         return self.corpora[number], index - self._first_indices[number]
+
+
+def open_corpus(given: str | os.PathLike[str] | Corpus | Any, *, allow_commands: bool = False) -> Corpus:
+    """Returns one corpus; a directory is opened, where `allow_commands` is that of `Corpus.open`.
+
+    Raises:
+        CorpusError: A path is not a corpus directory, the corpus is damaged, or something else is given.
+    """
+    if isinstance(given, Corpus):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        return Corpus.open(Path(given), allow_commands=allow_commands)
+    raise CorpusError(
+        f"{type(given).__name__} where a corpus was expected ({given!r:.80}). Give the path of a corpus directory or a "
+        "Corpus; cuts and manifests become one with prepare_corpus(cuts, 'NAME.corpus')."
+    )

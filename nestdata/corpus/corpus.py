@@ -88,8 +88,7 @@ class Corpus:
         """
         path = Path(path)
         if not (path / "meta.json").is_file():
-            found = "is not a corpus (it has no meta.json)" if path.exists() else "does not exist"
-            raise CorpusError(f"{path}: {found}. Make one with `nestdata prepare MANIFEST -o {path}`.")
+            raise CorpusError(f"{path}: {_why_no_corpus(path)}")
         try:
             meta = read_meta(path / "meta.json")
             if meta["format_version"] not in _READABLE_VERSIONS:
@@ -406,6 +405,33 @@ class Corpus:
 def meta_content(meta: dict[str, Any]) -> bytes:
     """Returns the content of `meta.json`."""
     return (json.dumps(meta, indent=2, default=str) + "\n").encode()
+
+
+def _why_no_corpus(path: Path) -> str:
+    """Returns what a path without `meta.json` is, and what to do."""
+    partial = path.with_name(f"{path.name}.partial") if path.name else path
+    if path.is_file():
+        output = f"{path.name.split('.')[0]}.corpus"
+        return f"is a file, not a corpus. Run `nestdata prepare {path} -o {output}`, and give {output}."
+    if path.is_dir() and path.name.endswith(".partial"):
+        return "is a corpus that is not complete. Run the same `nestdata prepare` again, which goes on or starts over."
+    if path.is_dir() and any((path / name).exists() for name in ("index.npy", "cuts.jsonl")):
+        return (
+            "is a corpus that is not complete (it has no meta.json), perhaps because copying it was interrupted. Copy "
+            "or prepare it again."
+        )
+    if path.is_dir():
+        output = f"{path.resolve().name}.corpus"
+        return (
+            "is not a corpus (it has no meta.json). If it holds audio or a data set, run "
+            f"`nestdata prepare {path} -o {output}`, and give {output}."
+        )
+    if partial.is_dir():
+        return (
+            f"does not exist, but {partial.name} does, so that preparing it was interrupted or still runs. Run the "
+            "same `nestdata prepare` again."
+        )
+    return f"does not exist. Check the path, or make one with `nestdata prepare INPUT -o {path}`."
 
 
 def _reopen(path: Path, root: str | None, allow_commands: bool) -> Corpus:

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.config_checks import require, require_at_least
-from nestdata.corpus.corpora import Corpora
-from nestdata.corpus.corpus import Corpus
+from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError, PlanError
 from nestdata.plan.layout import Bucket, Budget, CutRange, Positions, lay_out
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths, check_ascending
@@ -161,16 +160,23 @@ class BatchPlan:
         """Identifies this plan: two plans with the same fingerprint give the same indices for every step."""
 
     @classmethod
-    def of(cls, corpus: Corpus | Corpora, config: PlanConfig) -> "BatchPlan":
-        """Returns the plan of a `Corpus`, or of several corpora as `Corpora`.
+    def of(cls, corpus: CorpusInput, config: PlanConfig | None = None) -> "BatchPlan":
+        """Returns the plan of one or several prepared corpora.
+
+        Args:
+            corpus: A path, a `Corpus`, `Corpora`, or a list of paths and corpora. Cuts and manifests have to be
+                prepared first, with `prepare_corpus`.
+            config: The defaults if None.
 
         Raises:
+            CorpusError: A corpus cannot be opened, or something else is given.
             PlanError: The cuts do not fit the settings; the message names the corpora.
         """
+        corpora = Corpora.of(corpus)
         try:
-            return cls(corpus.num_samples, corpus.sampling_rate, config, content=corpus.fingerprint)
+            return cls(corpora.num_samples, corpora.sampling_rate, config or PlanConfig(), content=corpora.fingerprint)
         except PlanError as error:
-            paths = [str(one.path) for one in (corpus.corpora if isinstance(corpus, Corpora) else [corpus])]
+            paths = [str(one.path) for one in corpora.corpora]
             raise PlanError(f"{', '.join(paths[:3])}{', ...' if len(paths) > 3 else ''}: {error}") from None
 
     def indices(self, step: int, microbatch: int) -> NDArray[np.int64]:

@@ -6,8 +6,8 @@ from typing import Literal
 from nestdata.config_checks import require, require_at_least, require_share
 from nestdata.corpus.channels import Channel
 from nestdata.errors import ConfigError
+from nestdata.input_format import InputFormat
 from nestdata.prepare.draw import MAX_DRAWN
-from nestdata.prepare.inputs.entry import InputFormat
 from nestdata.prepare.speech.config import SegmentConfig
 
 ProbeMode = Literal["missing", "all", "decode"]

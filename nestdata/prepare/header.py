@@ -170,6 +170,8 @@ def _header_after(error: Exception, path: str, member: Member | None) -> AudioIn
     if member is None:
         if kind := special_file_kind(path):
             return Problem("not_a_file", f"{path} is {kind}")
+        if isinstance(error, PermissionError):
+            return Problem("unreadable", f"{path} cannot be opened ({error.strerror}); grant read permission")
         if not os.path.isfile(path):
             return Problem("missing", f"{path} does not exist")
     audio = EncodedAudio(name, member.content.read() if member else None)

@@ -21,6 +21,7 @@ from nestdata.prepare.draw import MAX_DRAWN, KeyedDraw, key_of
 from nestdata.prepare.inputs.entry import Member
 from nestdata.prepare.probe import Cut, Reject
 from nestdata.prepare.records import RECORD
+from nestdata.prepare.speech.config import FRAME_SECONDS
 from nestdata.prepare.speech.measures import SpeechTotals
 from nestdata.storage import FileVersion, ObjectInfo
 
@@ -62,6 +63,12 @@ class ProbedItems:
 
     drawn_rejects: KeyedDraw[Reject] = field(default_factory=KeyedDraw)
     """Some rejects of each reason, with their audio. Those in `rejects` have none."""
+
+    def hours(self, sampling_rate: int) -> float:
+        """Returns the hours of the cuts or, if speech was looked for, of the recordings that were searched."""
+        if self.speech.frames:
+            return self.speech.frames * FRAME_SECONDS / 3600
+        return int(self.records["num_samples"].sum()) / sampling_rate / 3600
 
     def to_bytes(self) -> bytes:
         """Returns a compressed form that `from_bytes` reads."""

@@ -10,7 +10,7 @@ class PrepareProgress(NamedTuple):
     """Number of entries: lines of manifests, files, members of shards."""
 
     total_entries: int | None
-    """None if it is unknown, as for folders and shards."""
+    """None if it is unknown, as for shards."""
 
     shards: int = 0
     """Number of shards: tars and Parquet files."""
@@ -20,3 +20,6 @@ class PrepareProgress(NamedTuple):
 
     bytes_read: int = 0
     """Bytes read from shards and from stores in this run."""
+
+    hours: float = 0.0
+    """Hours of the cuts or, where speech is looked for, of the recordings that were searched."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from nestdata.pages import write_page
 from nestdata.plan.batch_plan import BatchPlan, PlanConfig
 from nestdata.plan.lengths import Lengths
 from nestdata.plan.summary import summarise_plan
-from nestdata.prepare.inputs.entry import RejectReason
+from nestdata.prepare.advice import ADVICE
 from nestdata.prepare.listening import MAX_BYTES, MAX_TEXT, Listening
 from nestdata.prepare.sound import MAX_SECONDS
 from nestdata.prepare.speech_report import speech_charts
@@ -33,34 +33,6 @@ _NUM_TICKS = 7
 _MAX_NAMES = 200
 _BUDGETS_S = (60.0, 120.0, 240.0, 480.0)
 _MICROBATCHES = 8
-_ADVICE: dict[RejectReason, str] = {
-    "missing": "Check the paths, which are taken relative to the manifest.",
-    "not_a_file": "Name audio files: directories, pipes, sockets and devices are never opened.",
-    "empty": "Copy the files again, or drop the lines.",
-    "unreadable": "Convert the files again.",
-    "truncated": "Copy the files again: they are shorter than their own headers say.",
-    "unknown_length": "Re-encode the files: they were written to a pipe, and their headers do not give the length.",
-    "wrong_duration": "Rebuild the manifest from the current audio.",
-    "not_finite": "Convert the files again: they hold NaN or Inf.",
-    "silent": "Check that --channel names the channel with speech.",
-    "no_speech": "These are pauses, music or noise, or --channel names a channel without speech.",
-    "little_speech": "Lower --min-speech-share to keep them.",
-    "low_snr": "Lower --min-snr-db to keep them.",
-    "too_short": "Lower --min-seconds to keep them.",
-    "too_long": "Raise --max-seconds, or cut them with --window-seconds.",
-    "duplicate_id": "Drop one of the two entries, or give each line of the same file its own offset.",
-    "rate_too_low": "Lower --min-rate to keep them.",
-    "no_such_channel": "Give another --channel.",
-    "changed": "Prepare again when nothing writes to the shards any more.",
-    "corrupt": "Copy the shards again: their bytes do not have the checksums in the manifest.",
-    "no_such_member": "Check that the archives belong to this manifest.",
-    "ambiguous_member": "Pack the archives again, with one member for each name.",
-    "shard_unreadable": "Copy the archives again.",
-    "compressed_tar": "Decompress the archives: members of compressed ones cannot be read at random.",
-    "unsafe_member": "Pack the archives again, without links, devices, and names outside of the archive.",
-    "too_large": "Divide the files: members of 4 GiB or more have no address.",
-    "invalid_url": "Give URLs of object stores, without user names, passwords, queries and fragments.",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +99,7 @@ def _write_charts(
         num_more={kind: max(0, len(hours) - _MAX_NAMES) for kind, hours in hours_by.items()},
         rejects=_bars((reason, float(number)) for reason, number in meta["rejected"].items()),
         examples=_examples(directory / "rejected.jsonl", set(meta["rejected"])),
-        advice=_ADVICE,
+        advice=ADVICE,
         speech_charts=speech_charts(directory, meta),
         plans=[_plan(lengths, rate, budget) for budget in _BUDGETS_S],
         microbatches=_MICROBATCHES,
@@ -175,6 +147,3 @@ def _plan(lengths: Lengths, rate: int, budget_s: float) -> dict[str, Any]:
     except PlanError as error:
         return {"seconds": budget_s, "error": str(error)}
     return {"seconds": budget_s, "summary": summarise_plan(plan, [lengths], 1)}
-
-
-assert set(_ADVICE) == set(get_args(RejectReason))

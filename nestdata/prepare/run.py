@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from nestdata.errors import ManifestError, OutputError
 from nestdata.output import output_directory
+from nestdata.prepare.advice import ADVICE
 from nestdata.prepare.config import PrepareConfig, ProbeMode
-from nestdata.prepare.inputs import InputOptions, Source, open_sources
+from nestdata.prepare.inputs import AudioInputs, InputOptions, Source, audio_inputs, open_sources
+from nestdata.prepare.inputs.given import CorpusCuts, LhotseObjects
 from nestdata.prepare.inputs.jsonl import LhotseManifest
 from nestdata.prepare.pool import Pool, open_pool
 from nestdata.prepare.progress import PrepareProgress
@@ -28,7 +30,6 @@ from nestdata.prepare.speech.config import SpeechLimits
 from nestdata.prepare.speech.summary import SpeechSummary
 from nestdata.redaction import redacted_url
 from nestdata.storage import has_scheme, is_url
-from nestdata.storage.location import parse_url
 
 if TYPE_CHECKING:
     from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
@@ -76,7 +77,7 @@ class PrepareReport:
 
 
 def prepare_corpus(
-    manifests: Sequence[str | Path],
+    inputs: AudioInputs,
     output: str | Path,
     config: PrepareConfig | None = None,
     *,
@@ -88,15 +89,15 @@ def prepare_corpus(
     """Writes one corpus from one or many inputs.
 
     Args:
-        manifests: NeMo, Lhotse or fairseq manifests, Kaldi directories, Hugging Face data sets saved to disk, Parquet
-            files, or folders of audio, in any combination. URLs are given as `str`.
+        inputs: One input or a list of them, in any combination: paths, and URLs as `str`, of audio files, folders,
+            tables, lists of paths, manifests and data sets; a `Corpus`; or a `CutSet` or `RecordingSet` of Lhotse.
         output: Path of the corpus directory, which is local.
         config: Limits and sampling rate; the defaults if None.
         overwrite: Whether an existing corpus at `output` is replaced. It is replaced in one step, after all work is
             done.
         jobs: Number of processes that probe audio. The corpus does not depend on it.
         dask: Address of a Dask scheduler whose workers probe the audio instead of local processes.
-        on_progress: Called after each task with what has been probed so far.
+        on_progress: Called before the first task and after each one, with what has been probed so far.
 
     Returns:
         A summary of the corpus.
@@ -116,21 +117,19 @@ def prepare_corpus(
     config = config or PrepareConfig()
     speech = _speech_limits(config)
     output = _local_path(output)
-    inputs = [_as_input(manifest) for manifest in manifests]
-    for pattern in config.tars:
-        _as_input(pattern)
+    checked = audio_inputs([*config.tars, *audio_inputs(inputs)])[len(config.tars) :]
     resumable = (_KEPT_RESULTS, _SHARDS)
     with ExitStack() as stack:
         partial = stack.enter_context(
             output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=_is_corpus, resumable=resumable)
         )
         stack.enter_context(_keeps_finished_work(partial))
-        sources = _open_sources(inputs, config, partial, output)
+        sources = _open_sources(checked, config, partial, output)
         (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
         tasks = _tasks(sources, config, speech, partial, output)
         with closing(CorpusWriter(partial)) as writer:
-            traffic = _probe_sources(sources, tasks, pool, writer, on_progress)
+            traffic = _probe_sources(sources, tasks, pool, writer, config.sampling_rate, on_progress)
             stats = writer.finish(sources, config.sampling_rate)
             _check_rejects(writer, stats, sources, config)
         assert stats is not None
@@ -165,18 +164,24 @@ def _probe_sources(
     tasks: "Iterator[Task]",
     pool: Pool,
     writer: "CorpusWriter",
+    sampling_rate: int,
     on_progress: Callable[[PrepareProgress], None] | None,
 ) -> "Traffic":
     from nestdata.prepare.tasks import Traffic, run_task
 
     total_entries, total_shards = _totals(sources) if on_progress else (None, 0)
-    traffic, num_shards = Traffic(), 0
+    traffic, num_shards, hours = Traffic(), 0, 0.0
+    if on_progress:
+        on_progress(PrepareProgress(0, total_entries, 0, total_shards))
     for source_index, probed, more in pool.map(run_task, tasks):
         writer.add(probed, source_index)
         traffic = traffic.plus(more)
         num_shards += sources[source_index].items_per_task is not None
+        hours += probed.hours(sampling_rate)
         if on_progress:
-            on_progress(PrepareProgress(writer.num_entries, total_entries, num_shards, total_shards, traffic.read))
+            on_progress(
+                PrepareProgress(writer.num_entries, total_entries, num_shards, total_shards, traffic.read, hours)
+            )
     return traffic
 
 
@@ -304,10 +309,14 @@ def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
         modules += ["nestdata.prepare.speech_cuts", "torch"]
     if config.probe != "missing" or config.pcm:
         return [*modules, "nestdata.prepare.bank_writer", "soundfile", "lhotse", "torchaudio"]
-    return [*modules, "lhotse"] if any(isinstance(source, LhotseManifest) for source in sources) else modules
+    return (
+        [*modules, "lhotse"]
+        if any(isinstance(source, (CorpusCuts, LhotseManifest, LhotseObjects)) for source in sources)
+        else modules
+    )
 
 
-def _open_sources(inputs: Sequence[str | Path], config: PrepareConfig, partial: Path, output: Path) -> list[Source]:
+def _open_sources(inputs: Sequence[Any], config: PrepareConfig, partial: Path, output: Path) -> list[Source]:
     options = InputOptions(
         format=config.format,
         channel=config.channel,
@@ -322,30 +331,20 @@ def _open_sources(inputs: Sequence[str | Path], config: PrepareConfig, partial: 
     return open_sources(inputs, options)
 
 
-def _as_input(manifest: str | Path) -> str | Path:
-    if isinstance(manifest, str):
-        if not has_scheme(manifest):
-            return Path(manifest)
-        parse_url(manifest)  # refuses credentials before anything is named after the URL
-        return manifest
-    if has_scheme(str(manifest).replace(":/", "://", 1)) and not manifest.exists():
-        shown = redacted_url(str(manifest))
-        raise ManifestError(f"{shown}: give URLs as str; a Path loses one of the two slashes.")
-    return manifest
-
-
 def _check_rejects(
     writer: "CorpusWriter", stats: "CorpusStats | None", sources: list[Source], config: PrepareConfig
 ) -> None:
     example = writer.first_reject
     why = f"; the first: {example.where}: {example.reason}, {example.detail}" if example else ""
+    reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
     if stats is None:
+        advice = ADVICE[example.reason] if example else "Check the paths, which are taken relative to the manifest."
+        names = [str(source.path) for source in sources]
         raise ManifestError(
-            f"{', '.join(str(source.path) for source in sources)}: no usable cut among {writer.num_entries} "
-            f"entries{why}. Check the paths, which are taken relative to the manifest, and the limits on duration."
+            f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: no usable cut among {writer.num_entries} "
+            f"entries{f' ({reasons})' if reasons else ''}{why}. {advice}"
         )
     if config.strict and example:
-        reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
         raise ManifestError(
             f"{writer.rejected.total()} of {writer.num_entries} entries cannot be used ({reasons}), and --strict "
             f"allows none{why}. Without --strict they are skipped and listed."

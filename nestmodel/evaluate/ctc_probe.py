@@ -12,7 +12,6 @@ computed once and cached on disk. Heads are trained on the CPU.
 
 import json
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -20,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from nestdata import Corpus, derive_key
+from nestdata import AudioInputs, derive_key
 from nestmodel.evaluate.contestants import Contestant
 from nestmodel.evaluate.ctc_head import (
     StoppingRule,
@@ -75,8 +74,8 @@ class _Recognition:
 
 def run_ctc_probe(
     model: NestNetwork,
-    inputs: Corpus | Sequence[str | Path],
-    test: Corpus | Sequence[str | Path],
+    inputs: AudioInputs,
+    test: AudioInputs,
     config: CtcProbeConfig | None = None,
     output: str | Path | None = None,
     *,

@@ -6,8 +6,11 @@ not depend on the other utterances of its batch, except for rounding. Each utter
 a reason.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,10 +19,10 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nestdata import AudioError, Corpus
+from nestdata import AudioError, AudioInputs, Corpus
 from nestmodel.errors import ConfigError, ExtractError
-from nestmodel.evaluate.inputs import audio_path
-from nestmodel.evaluate.rejects import RejectedUtterance
+from nestmodel.evaluate.inputs import audio_path, check_rate, open_inputs
+from nestmodel.evaluate.rejects import RejectedUtterance, RejectLog
 from nestmodel.nn.network import NestNetwork
 from nestmodel.out_of_memory import is_out_of_memory
 
@@ -63,7 +66,7 @@ class FeatureProblem(NamedTuple):
 
 def iterate_features(
     model: NestNetwork,
-    corpus: Corpus,
+    inputs: AudioInputs,
     layers: Layers = "all",
     max_batch_seconds: float = 120.0,
     device: str = "auto",
@@ -75,18 +78,27 @@ def iterate_features(
 
     Args:
         model: Its encoder is used, in eval mode, and moved to the device.
-        corpus: A corpus at the sampling rate of the model.
+        inputs: A `Corpus` at the sampling rate of the model; or anything else that `prepare_corpus` accepts, such as a
+            file, a folder, a manifest or a `CutSet`, which is prepared into a temporary corpus.
         layers: Numbers of the encoder outputs to return; see `Layers`.
         max_batch_seconds: Seconds of audio in a batch, padding included. A longer utterance is a batch by itself.
         device: A device of PyTorch, such as `cpu`; `auto` is a GPU if there is one, the CPU otherwise.
-        rows: Indices of utterances in the corpus; None for all.
+        rows: Indices of utterances in a `Corpus`; None for all.
         on_reject: Called for each utterance without features. If None, such an utterance raises an error.
 
     Raises:
-        ConfigError: The layers or the device do not exist.
+        ConfigError: The layers or the device do not exist; the corpus has another sampling rate than the model; or rows
+            are given without a `Corpus`.
+        NestDataError: An input cannot be read, or none of its audio can be used.
         ExtractError: A batch does not fit into memory; or an utterance has no features and `on_reject` is None.
     """
-    return _iterate_corpus(model, corpus, layer_function(model, layers), max_batch_seconds, device, rows, on_reject)
+    settings = layer_function(model, layers), max_batch_seconds, device, rows, on_reject
+    if isinstance(inputs, Corpus):
+        check_rate(inputs, model.config.features.sampling_rate)
+        return _iterate_corpus(model, inputs, *settings)
+    if rows is not None:
+        raise ConfigError("rows are indices of a Corpus: open one with Corpus.open, or leave them out.")
+    return _iterate_prepared(model, inputs, *settings)
 
 
 def iterate_log_mels(
@@ -220,6 +232,25 @@ def check_batch_seconds(max_batch_seconds: float) -> None:
     """Raises ConfigError unless the limit is positive."""
     if not max_batch_seconds > 0:
         raise ConfigError(f"max_batch_seconds is {max_batch_seconds:g}: give a positive number of seconds.")
+
+
+def _iterate_prepared(
+    model: NestNetwork,
+    inputs: AudioInputs,
+    compute: BatchFunction,
+    max_batch_seconds: float,
+    device_name: str,
+    rows: Sequence[int] | None,
+    on_reject: OnReject | None,
+) -> Iterator[Utterance]:
+    """Does the work of `_iterate_corpus` for inputs that are prepared into a temporary corpus."""
+    reject = on_reject or _raise_rejected
+    with TemporaryDirectory() as name, RejectLog(Path(name)) as rejects:
+        with open_inputs(inputs, model.config.features.sampling_rate, Path(name), rejects) as corpus:
+            for line in (corpus.path / "rejected.jsonl").read_text(encoding="utf-8").splitlines():
+                fields = json.loads(line)
+                reject(RejectedUtterance(*(fields[field] for field in RejectedUtterance._fields)))
+            yield from _iterate_corpus(model, corpus, compute, max_batch_seconds, device_name, rows, on_reject)
 
 
 def _iterate_corpus(

@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata import Corpus, output_directory
+from nestdata import AudioInputs, Corpus, output_directory
 from nestdata.output import has_json_kind
 from nestmodel.errors import ConfigError, ExtractError
 from nestmodel.evaluate.encode import (
@@ -86,7 +85,7 @@ class ExtractReport:
 
 def extract_features(
     model: NestNetwork,
-    inputs: Corpus | Sequence[str | Path],
+    inputs: AudioInputs,
     output: str | Path,
     config: ExtractConfig | None = None,
     *,
@@ -98,7 +97,8 @@ def extract_features(
 
     Args:
         model: Its encoder is used, in eval mode, and moved to the device.
-        inputs: A corpus; or paths of manifests, folders and corpora, which are prepared with every file header read.
+        inputs: A `Corpus`; or anything else that `prepare_corpus` accepts, such as a file, a folder or a `CutSet`,
+            which is prepared with every file header read.
         output: Directory to create.
         config: Layers and storage of the features.
         overwrite: Whether an existing directory of features is replaced. It is replaced in one step at the end.

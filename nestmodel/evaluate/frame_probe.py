@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nestdata import Corpus, derive_key
+from nestdata import AudioInputs, derive_key
 from nestmodel.evaluate.contestants import CONTESTANTS, Contestant
 from nestmodel.evaluate.ctc_head import StoppingRule, default_labels_per_frame
 from nestmodel.evaluate.encode import Utterance, frame_rate_hz, iterate_log_mels, resolve_device
@@ -79,8 +79,8 @@ class _Scored:
 
 def run_frame_probe(
     model: NestNetwork,
-    inputs: Corpus | Sequence[str | Path],
-    test: Corpus | Sequence[str | Path],
+    inputs: AudioInputs,
+    test: AudioInputs,
     config: FrameProbeConfig | None = None,
     output: str | Path | None = None,
     *,

@@ -1,14 +1,12 @@
 """The corpus that features are computed from, and the labels and audio files of its cuts."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from nestdata import Corpus, PrepareConfig, PrepareProgress, prepare_corpus
+from nestdata import AudioInputs, Corpus, PrepareConfig, PrepareProgress, prepare_corpus
 from nestmodel.errors import ConfigError
 from nestmodel.evaluate.rejects import RejectLog
 
@@ -20,7 +18,7 @@ _NOT_LABELS = frozenset({"id", "recording_id", "start", "duration", "channel", "
 
 @contextmanager
 def open_inputs(
-    inputs: Corpus | Sequence[str | Path],
+    inputs: AudioInputs,
     sampling_rate: int,
     directory: Path,
     rejects: RejectLog,
@@ -31,8 +29,8 @@ def open_inputs(
     """Yields a corpus of the inputs at a sampling rate.
 
     Args:
-        inputs: A corpus, which is used as it is; or paths of manifests, folders and corpora. Paths are prepared into a
-            temporary corpus, which finds broken files. Cuts of any length are accepted.
+        inputs: A `Corpus`, which is used as it is; or anything else that `prepare_corpus` accepts, which is prepared
+            into a temporary corpus. That finds broken files. Cuts of any length are accepted.
         sampling_rate: Sampling rate of the model, in Hz.
         directory: Where the temporary corpus is written. It is removed when the context ends.
         rejects: Receives the inputs that the preparation rejects.
@@ -44,27 +42,29 @@ def open_inputs(
         NestDataError: An input cannot be read, or none of its audio can be used.
     """
     if isinstance(inputs, Corpus):
-        if inputs.sampling_rate != sampling_rate:
-            raise ConfigError(
-                f"{inputs.path} is at {inputs.sampling_rate} Hz and the model at {sampling_rate} Hz. "
-                f"Prepare it with --sampling-rate {sampling_rate}."
-            )
+        check_rate(inputs, sampling_rate)
         yield inputs
         return
     temporary = directory / "corpus"
     config = PrepareConfig(
         sampling_rate=sampling_rate, min_seconds=0.0, probe="all", report_samples=0, allow_commands=allow_commands
     )
-    manifests = [_manifest_path(Path(path), directory / f"moved-{i}.jsonl") for i, path in enumerate(inputs)]
-    prepare_corpus(manifests, temporary, config, on_progress=_entries_to(on_progress) if on_progress else None)
+    prepare_corpus(inputs, temporary, config, on_progress=_entries_to(on_progress) if on_progress else None)
     try:
         corpus = Corpus.open(temporary, allow_commands=allow_commands)
         rejects.copy_from(corpus)
         yield corpus
     finally:
         shutil.rmtree(temporary)
-        for manifest in directory.glob("moved-*.jsonl"):
-            manifest.unlink()
+
+
+def check_rate(corpus: Corpus, sampling_rate: int) -> None:
+    """Raises ConfigError unless a corpus has the sampling rate of a model, in Hz."""
+    if corpus.sampling_rate != sampling_rate:
+        raise ConfigError(
+            f"{corpus.path} is at {corpus.sampling_rate} Hz and the model at {sampling_rate} Hz. "
+            f"Prepare it with --sampling-rate {sampling_rate}."
+        )
 
 
 def cut_labels(cut: dict[str, Any]) -> dict[str, Any]:
@@ -90,19 +90,3 @@ def audio_path(cut: dict[str, Any]) -> str | None:
 
 def _entries_to(report: Callable[[int, int | None], None]) -> Callable[[PrepareProgress], None]:
     return lambda found: report(found.entries, found.total_entries)
-
-
-def _manifest_path(path: Path, new: Path) -> Path:
-    """Returns the cut manifest of a corpus directory; any other path is returned unchanged.
-
-    If the audio of the corpus was moved, a manifest with its present location is written to `new`.
-    """
-    if not (path / "index.npy").is_file():
-        return path
-    corpus = Corpus.open(path)
-    if corpus.has_bank or not corpus.is_moved:
-        return path / "cuts.jsonl"
-    with new.open("wb") as file:
-        for index in corpus.input_order().tolist():
-            file.write(orjson.dumps(corpus.line(index), option=orjson.OPT_APPEND_NEWLINE))
-    return new

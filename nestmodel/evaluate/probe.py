@@ -16,14 +16,14 @@ The split depends on ids, labels and seed only, not on the order of the manifest
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata import Corpus
+from nestdata import AudioInputs, Corpus
 from nestmodel.errors import ProbeError
 from nestmodel.evaluate.contestants import untrained_network
 from nestmodel.evaluate.encode import Utterance, iterate_features, iterate_log_mels, resolve_device
@@ -45,7 +45,7 @@ _MAX_CLASSES = 5
 
 def run_probe(
     model: NestNetwork,
-    inputs: Corpus | Sequence[str | Path],
+    inputs: AudioInputs,
     config: ProbeConfig,
     output: str | Path | None = None,
     *,
@@ -61,7 +61,8 @@ def run_probe(
 
     Args:
         model: Its encoder is used, in eval mode, and moved to the device.
-        inputs: A corpus; or paths of manifests, folders and corpora, which are prepared with every file header read.
+        inputs: A `Corpus`; or anything else that `prepare_corpus` accepts, such as a file, a folder or a `CutSet`,
+            which is prepared with every file header read.
         config: The label and the split.
         output: Directory for `probe.json`, `probe.png` and `rejected.jsonl`; None writes nothing.
         overwrite: Whether an earlier probe at `output` is replaced.

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nestdata import Corpus
+from nestdata import AudioInputs, Corpus
 from nestmodel.evaluate.contestants import CONTESTANTS, Contestant, contestant_reader
 from nestmodel.evaluate.encode import Utterance
 from nestmodel.evaluate.feature_cache import FeatureCache
@@ -36,8 +36,8 @@ class Caches:
 
 @contextmanager
 def open_sides(
-    inputs: Corpus | Sequence[str | Path],
-    test: Corpus | Sequence[str | Path],
+    inputs: AudioInputs,
+    test: AudioInputs,
     sampling_rate: int,
     directory: Path,
     *,

@@ -14,17 +14,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nestdata import output_directory, output_file
+from nestdata import OutputError, output_directory, output_file
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
+from nestmodel.formats.hub import HUB, is_on_hub, parse_hub_name
 from nestmodel.formats.huggingface import check_huggingface, is_huggingface, write_huggingface
-from nestmodel.formats.model_file import CONFIG_KEY
+from nestmodel.formats.model_card import model_card
+from nestmodel.formats.model_file import CONFIG_KEY, open_model_file
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.onnx import write_onnx
 from nestmodel.formats.safetensors import write_tensors
+from nestmodel.formats.training_record import record_of
 from nestmodel.formats.weights import ENCODER_PREFIX, load_network
 from nestmodel.nn.network import NestNetwork
 from nestmodel.options import ExportFormat, WeightParts
+
+CARD_FILE = "README.md"
 
 _SUFFIXES: Mapping[str, str] = {
     "nemo": ".nemo",
@@ -81,7 +86,8 @@ def import_model(source: str | Path, output: str | Path | None = None, *, overwr
     """Converts a whole model to a checkpoint that every command of `nestmodel` accepts.
 
     Args:
-        source: A `.nemo` file, or safetensors that hold a whole model.
+        source: A `.nemo` file, safetensors that hold a whole model, or a name on the Hugging Face hub such as
+            `hf://owner/name`; see `load_network`.
         output: The checkpoint to write; None writes to the working directory, named after the source.
         overwrite: Whether to replace an existing file.
 
@@ -92,7 +98,7 @@ def import_model(source: str | Path, output: str | Path | None = None, *, overwr
         WeightsError: The source cannot be read or does not hold a whole model, or the checkpoint cannot be written.
         OutputError: The target exists already, or another run is writing it.
     """
-    return save_network(load_network(source), output or Path(source).stem + ".ckpt", overwrite=overwrite)
+    return save_network(load_network(source), output or _stem(source) + ".ckpt", overwrite=overwrite)
 
 
 def export_model(
@@ -103,7 +109,11 @@ def export_model(
     parts: WeightParts | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Exports a model to NeMo, Hugging Face, safetensors or ONNX.
+    """Exports a model to NeMo, Hugging Face, safetensors or ONNX, with a model card.
+
+    The card is `README.md` in a directory for Hugging Face, and `NAME.md` beside a file `NAME`. It names the training
+    data, steps, settings and metrics that a checkpoint of `nestmodel fit` holds; the training of other files and of a
+    network, which may have changed since it was loaded, is unknown. Its licence is to be filled in.
 
     Args:
         source: A network, which is not changed, or any file that `load_network` reads.
@@ -130,22 +140,31 @@ def export_model(
     if output is None:
         if isinstance(source, NestNetwork):
             raise ConfigError("output is missing: a network has no name. Give the path of the result.")
-        output = Path(source).stem + _SUFFIXES[to]
+        output = _stem(source) + _SUFFIXES[to]
     output = Path(output)
-    network = source if isinstance(source, NestNetwork) else load_network(source)
+    if isinstance(source, NestNetwork):
+        network, record = source, None
+    else:
+        network = load_network(source)
+        with open_model_file(source) as file:
+            record = record_of(file.entry)
+    card = model_card(output.name, network.config, record, to=to, parts=parts, source=_name(network.source))
     if to == "huggingface":
-        _write_directory(output, network, overwrite)
+        _write_directory(output, network, card, overwrite)
         return output
+    beside = output.with_name(output.name + ".md")
+    if beside.exists() and not overwrite:
+        raise OutputError(f"{beside}: exists already. Choose another path, or pass --overwrite to replace it.")
     with output_file(output, overwrite=overwrite) as path:
         if to == "onnx":
             # The export runs the encoder in eval mode, on the CPU, in its plain form.
             write_onnx(path, network.config, _copied(network).encoder if network is source else network.encoder)
-            return output
         with _naming_target(output):
             if to == "nemo":
                 write_nemo(path, network.config, network.state_dict())
-            else:
+            elif to == "safetensors":
                 write_safetensors(path, network.config, network.state_dict(), parts)
+            path.with_name(beside.name).write_text(card, encoding="utf-8")
     return output
 
 
@@ -159,7 +178,7 @@ def write_safetensors(path: Path, config: NestConfig, state: Mapping[str, Tensor
     write_tensors(path, selected, {CONFIG_KEY: json.dumps(asdict(config))})
 
 
-def _write_directory(output: Path, network: NestNetwork, overwrite: bool) -> None:
+def _write_directory(output: Path, network: NestNetwork, card: str, overwrite: bool) -> None:
     check_huggingface(network.config)
     with (
         output_directory(
@@ -168,6 +187,17 @@ def _write_directory(output: Path, network: NestNetwork, overwrite: bool) -> Non
         _naming_target(output),
     ):
         write_huggingface(partial, network.config, network.state_dict())
+        (partial / CARD_FILE).write_text(card, encoding="utf-8")
+
+
+def _stem(source: str | Path) -> str:
+    """Returns the name of a result without its suffix: that of the source."""
+    return parse_hub_name(source).name if is_on_hub(source) else Path(source).stem
+
+
+def _name(source: str | None) -> str | None:
+    """Returns the name of the file that a network was loaded from, without its location on this machine."""
+    return source if source is None or source.endswith(HUB) else Path(source).name
 
 
 def _copied(network: NestNetwork) -> NestNetwork:

@@ -1,4 +1,4 @@
-"""Reading model files: NeMo archives, checkpoints of `nestmodel fit`, and safetensors.
+"""Reading model files: NeMo archives, checkpoints of `nestmodel fit`, and safetensors, on disk or on a hub.
 
 The kind of a file is detected once, from its content and not from its name. Configuration and weights are then read
 from the open file. No file can run code while it is read, and a damaged file raises an error that names it.
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from nestmodel.config import NestConfig
 from nestmodel.errors import NestModelError, WeightsError
+from nestmodel.formats.hub import fetch_from_hub, is_on_hub, parse_hub_name
 from nestmodel.formats.nemo_archive import read_nemo_config, read_nemo_state
 from nestmodel.formats.safetensors import TensorFile, open_tensors
 
@@ -45,6 +46,9 @@ class ModelFile:
 
     path: Path
     kind: ModelFileKind
+    source: str
+    """Where the file is from: its path, or its name on the hub."""
+
     _read_config: Callable[[], NestConfig]
     _read_state: Callable[[], dict[str, Tensor]]
     _entries: Mapping[str, Any]
@@ -79,9 +83,17 @@ class ModelFile:
 def open_model_file(path: str | Path) -> Iterator[ModelFile]:
     """Opens a model file. Configuration and weights are read only on request.
 
+    Args:
+        path: A path, or the name of a model on the Hugging Face hub, `hf://owner/name`, which is downloaded.
+
     Raises:
-        WeightsError: The file does not exist, is of no known kind, or is damaged.
+        ConfigError: The package that downloads models is not installed.
+        WeightsError: The file does not exist, is of no known kind, is damaged, or cannot be downloaded.
     """
+    source = str(path)
+    if is_on_hub(path):
+        path, model = fetch_from_hub(parse_hub_name(path))
+        source = str(model)
     path = Path(path)
     with ExitStack() as stack:
         file, kind = _open(path, stack)
@@ -97,7 +109,7 @@ def open_model_file(path: str | Path) -> Iterator[ModelFile]:
             else:
                 tensors = stack.enter_context(open_tensors(path))
                 readers = partial(_config_of_tensors, tensors), tensors.tensors
-        yield ModelFile(path, kind, *readers, entries)
+        yield ModelFile(path, kind, source, *readers, entries)
 
 
 def read_config(path: str | Path) -> NestConfig:

@@ -68,9 +68,12 @@ def load_network(path: str | Path) -> NestNetwork:
     Call `train()` of the network to train it further.
 
     Args:
-        path: A `.nemo` file, a checkpoint of `nestmodel fit` or `save_network`, or a safetensors file.
+        path: A `.nemo` file, a checkpoint of `nestmodel fit` or `save_network`, or a safetensors file; or the name of
+            a repository on the Hugging Face hub that has one such file: `hf://owner/name`, `hf://owner/name@revision`
+            or `hf://owner/name@revision/file`. It is downloaded to the cache of huggingface_hub.
 
     Raises:
+        ConfigError: The name is one of the hub, and the extra `hub` is not installed.
         WeightsError: The file cannot be read, or does not hold a whole model.
     """
     return build_network(NestNetwork, path).eval()
@@ -94,7 +97,7 @@ def build_network(build: Callable[[NestConfig], NetworkT], path: str | Path) -> 
         _check_complete(_compare(shapes, state, file.path))
         network = build(config)
         _copy_weights(network, state, file.path, "all")
-    network.source = str(path)
+        network.source = file.source
     return network
 
 

@@ -43,6 +43,8 @@ def check_run(
             raise ConfigError("there is no validation corpus: give data.val_corpus.")
         plan.microbatches_of(0, num_ranks(trainer))
         return
+    if trainer.max_steps == 0:
+        raise ConfigError("trainer.max_steps is 0: give the number of steps to train, or -1 for no limit.")
     check_accumulation(trainer, plan)
     check_training_limits(trainer, plan.steps_per_epoch)
     stored = None if ckpt_path is None else stored_settings(ckpt_path)

@@ -35,6 +35,8 @@ from nestdata import (
     start_fork_server,
 )
 from nestdata.batch.corpus_roles import warn_of_validation
+from nestmodel.errors import ConfigError
+from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.training.resume import Settings, flatten_settings
 from nestmodel.training.run_checks import check_accumulation
@@ -62,6 +64,7 @@ class NestDataModule(pl.LightningDataModule):
             `AudioNoiseDataset.loader`.
 
     Raises:
+        ConfigError: The number of workers is negative.
         NestDataError: A corpus cannot be opened, or its cuts do not fit the plan.
     """
 
@@ -83,6 +86,8 @@ class NestDataModule(pl.LightningDataModule):
         allow_commands: bool = False,
     ) -> None:
         super().__init__()
+        if num_workers < 0:
+            raise ConfigError(f"data.num_workers is {num_workers}: give 0 or more.")
         self.mixer = SpeakerNoiseMixer(mix)
         self.short_audio = short_audio
         self.bad_audio = bad_audio
@@ -146,6 +151,16 @@ class NestDataModule(pl.LightningDataModule):
             **flatten_settings(self.noise.config, "data.noise_sampler"),
             **flatten_settings(self.train_dataset.augment, "data.augment"),
         }
+
+    def with_corpora(self, record: TrainingRecord) -> TrainingRecord:
+        """Returns a record of training with the corpora of this data module."""
+        val, noise = self.val_dataset, self.noise.corpus
+        return replace(
+            record,
+            corpora=_records(self.train_dataset.corpus.corpora),
+            noise=_records([noise] if noise else []),
+            val_corpora=_records(val.corpus.corpora if val else []),
+        )
 
     def train_dataloader(self) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch]":
         """Returns the training loader of this rank, which starts every epoch at the next optimizer step."""
@@ -237,6 +252,15 @@ class NestDataModule(pl.LightningDataModule):
         if self.trainer is None:
             raise RuntimeError("the data module has no trainer; without one, use AudioNoiseDataset.loader")
         return self.trainer
+
+
+def _records(corpora: Iterable[Corpus]) -> tuple[CorpusRecord, ...]:
+    return tuple(
+        CorpusRecord(
+            name=corpus.path.resolve().name, hours=corpus.hours, num_cuts=len(corpus), fingerprint=corpus.fingerprint
+        )
+        for corpus in corpora
+    )
 
 
 class _EpochSampler(Sampler[tuple[int, int]]):

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ import nestguard
 from nestdata import AudioNoiseBatch, PackedBatch
 from nestmodel.config import NestConfig
 from nestmodel.formats.model_file import CONFIG_KEY
+from nestmodel.formats.training_record import METRICS, RECORD_KEY, SETTINGS_KEY, TrainingRecord, record_of
 from nestmodel.formats.weights import build_network, load_weights
 from nestmodel.nn import devices
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
@@ -31,6 +33,7 @@ from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.nn.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.options import WeightParts
+from nestmodel.training.data import NestDataModule
 from nestmodel.training.ddp_advice import suppress_unused_parameter_advice
 from nestmodel.training.gradient_sums import GradientSums
 from nestmodel.training.kernel_race import Choice, choose_kernels, device_name
@@ -43,7 +46,6 @@ from nestmodel.training.lightning_private import (
 )
 from nestmodel.training.nonfinite import SkippedSteps
 from nestmodel.training.resume import (
-    SETTINGS_KEY,
     Settings,
     check_same_step,
     check_unchanged,
@@ -105,6 +107,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._skipped = SkippedSteps()
         self._val_stats: Tensor | None = None
         self._train_counts = DecayedCounts()
+        self._record = TrainingRecord()
         self._own_step: int | None = None
         """Steps of the trainer itself, while it validates a checkpoint and has the step of that."""
 
@@ -242,6 +245,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._skipped.in_a_row = 0
             update_running_stats(self._norms, totals.norm_statistics)
             self._train_counts.counts = class_counts
+            self._record = replace(self._record, train_metrics={name: float(metrics[name]) for name in METRICS})
             self._log_metrics("train", metrics)
             self.log_numbers({"lr": optimizer.param_groups[0]["lr"]})
             self.log("grad_norm", grad_norm, batch_size=1)
@@ -289,6 +293,8 @@ class NestModel(NestNetwork, pl.LightningModule):
         # Waits for the GPU before the heartbeat, which until then reports the collective.
         metrics = fetch(stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts])))
         nestguard.current().beat(nestguard.Phase.VALIDATION, self.trainer.global_step - 1)
+        recorded = {name: float(metrics[name]) for name in METRICS}
+        self._record = replace(self._record, val_metrics=recorded, val_step=self.trainer.global_step)
         self._log_metrics("val", metrics, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
@@ -378,6 +384,7 @@ class NestModel(NestNetwork, pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the configuration of the model, the settings of the run, the skipped steps and the class counts."""
         checkpoint[CONFIG_KEY] = asdict(self.config)
+        checkpoint[RECORD_KEY] = self._current_record().stored()
         checkpoint[SETTINGS_KEY] = self._run_settings()
         checkpoint[_DEVICE_KEY] = self._choice().device
         checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}
@@ -402,10 +409,16 @@ class NestModel(NestNetwork, pl.LightningModule):
             # Until the start of the run, so that only forms that are set by hand can differ from the checkpoint.
             self._chosen = Choice(kernels=self.kernels.resolve(stored), device=self._stored.device)
             check_unchanged(settings, self._run_settings())
+        self._record = record_of(checkpoint.get) or self._record
         scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)
         if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):
             self._train_counts.counts = progress.pop("faded_counts")
             self._skipped = SkippedSteps(**progress)
+
+    def _current_record(self) -> TrainingRecord:
+        data = getattr(self.trainer, "datamodule", None)
+        record = data.with_corpora(self._record) if isinstance(data, NestDataModule) else self._record
+        return replace(record, version=version("nest-pretrain"))
 
     def _run_settings(self) -> Settings:
         return run_settings(self.config, self.trainer, kernels=self._choice().kernels)

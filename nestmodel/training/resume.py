@@ -17,15 +17,13 @@ from pytorch_lightning.utilities import rank_zero_warn
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.model_file import open_model_file
+from nestmodel.formats.training_record import SETTINGS_KEY
 from nestmodel.nn.kernel_choice import PARTS, Kernels, kernels_of
 from nestmodel.training.checkpoints import newest_checkpoint
 from nestmodel.training.determinism import determinism
 
 Settings = dict[str, str]
 """Values by dotted name, both as text, so that a checkpoint can be read without this package."""
-
-SETTINGS_KEY = "nest_settings"
-"""Key of the settings in a checkpoint."""
 
 ABSENT = "(absent)"
 LAST, LAST_REQUIRED = "last", "last!"

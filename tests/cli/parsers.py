@@ -1,5 +1,6 @@
 """The parsers that `fit`, `validate` and `preflight` build. Prints the content of `cli/keys.txt` when run."""
 
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -12,8 +13,8 @@ class _Built(Exception):
     pass
 
 
-def lightning_parsers() -> dict[str, Any]:
-    """Returns the real parsers by command."""
+def lightning_parsers(arguments: Sequence[str] = ("fit",)) -> dict[str, Any]:
+    """Returns the real parsers by command, as a command line builds them."""
     built: dict[str, Any] = {}
 
     def parse(cli: Any, *_: Any) -> None:
@@ -22,7 +23,7 @@ def lightning_parsers() -> dict[str, Any]:
 
     with patch.object(fit._Cli, "parse_arguments", parse):
         try:
-            fit.run(["fit"])
+            fit.run(list(arguments))
         except _Built:
             pass
     return built

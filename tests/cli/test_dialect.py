@@ -16,7 +16,7 @@ from nestmodel import preset_names, preset_path
 from tests.cli.parsers import key_lines, lightning_parsers
 from tests.conftest import MessyCorpora
 
-RESERVED = ("log", "quiet")
+RESERVED = ("log",)
 
 LR = "--model.config.optimizer.lr"
 DEMO = f"--config={preset_path('demo')}"
@@ -167,6 +167,13 @@ def test_without_a_configuration_the_presets_are_named(arguments: list[str], mes
     with pytest.raises(UsageError) as error:
         translate(["fit", *arguments])
     assert message in str(error.value)
+
+
+def test_preflight_takes_the_options_of_fit() -> None:
+    arguments = ["a", "-c", "demo", "--max-steps", "3", "--ckpt-path", "x.ckpt", "--lr", "1"]
+    fit, preflight = (translate([command, *arguments])[1:] for command in ("fit", "preflight"))
+    assert fit == preflight
+    assert translate(["preflight", *arguments, "--tune", "--json"])[-2:] == ["--tune=true", "--json=true"]
 
 
 def test_keys_are_enough_instead_of_files(tmp_path: Path) -> None:

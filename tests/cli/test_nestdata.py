@@ -94,7 +94,7 @@ def test_prepare_names_an_unreadable_line_and_writes_nothing(
 
 def test_prepare_rejects_a_missing_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prepare", str(tmp_path / "gone.json"), "-o", str(tmp_path / "a.corpus")]) == 1
-    assert "gone.json: no such manifest" in error_of(capsys)
+    assert "gone.json: no such file or folder" in error_of(capsys)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -112,11 +112,10 @@ def test_prepare_without_a_usable_cut_reports_the_first_reason(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing command"),
         (["prepare"], "Missing argument 'INPUT'"),
         (["prepare", "a.json", "--sampling-rat", "3"], "No such option: --sampling-rat"),
         (["prepare", "a.json", "--probe", "some"], "Invalid value for '--probe'"),
-        (["prepare", "a.json", "--format", "csv"], "Invalid value for '--format'"),
+        (["prepare", "a.json", "--format", "tsv"], "Invalid value for '--format'"),
         (["sample-batch", "preview", "a.corpus", "--step", "x"], "Invalid value for '--step'"),
         (["sample-batch", "preview", "a.corpus", "--step", "-1"], "Invalid value for '--step'"),
         (["prepare", "a.json", "--channel", "mean"], "Invalid value for '--channel': 'mean': give a channel"),

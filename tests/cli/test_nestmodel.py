@@ -91,7 +91,6 @@ def test_fit_writes_checkpoints_metrics_and_curves_and_prints_their_paths(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "Missing command"),
         (["nonsense"], 2, "nonsense"),
         (["fit", "--config", "demo"], 2, "data.corpus"),
         (["fit"], 2, "give a corpus and a configuration, such as `nestmodel fit speech.corpus --config small`"),

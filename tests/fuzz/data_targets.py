@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from nestdata import BatchPlan, Corpus, NestDataError, PlanConfig, PrepareConfig, prepare_corpus
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.tar import TarError, walk
-from tests.fuzz.inputs import TEXTS, VALUES, altered, mutated
+from tests.fuzz.inputs import NUMBERS, TEXTS, VALUES, altered, mutated
 from tests.fuzz.target import Target
 from tests.synthesis import chirp
 
@@ -174,6 +174,31 @@ def prepare_fairseq(content: bytes, folder: Path) -> int:
     return prepare_lines(("train.tsv", content.replace(b"ROOT", str(folder).encode())), folder)
 
 
+def prepare_table(content: bytes, folder: Path) -> int:
+    """Prepares a CSV or TSV with a header."""
+    return prepare_lines(("speech.csv", content), folder)
+
+
+def prepare_list(content: bytes, folder: Path) -> int:
+    """Prepares a list of paths."""
+    return prepare_lines(("list.txt", content), folder)
+
+
+def prepare_audio_file(audio: tuple[str, bytes], folder: Path) -> int:
+    """Prepares one audio file that the caller names, and decodes it."""
+    (folder / f"odd{audio[0]}").write_bytes(audio[1])
+    config = PrepareConfig(probe="decode", min_seconds=0.01, max_seconds=60.0)
+    return prepare_corpus(folder / f"odd{audio[0]}", folder / "out", config).num_cuts
+
+
+def table_inputs() -> st.SearchStrategy[bytes]:
+    """Returns tables in which bytes, or values of a row, are changed."""
+    rows = st.lists(st.one_of(TEXTS, NUMBERS.map(str)), max_size=6).map(
+        lambda row: ",".join('"' + field.replace('"', '""') + '"' for field in row).encode(errors="surrogatepass")
+    )
+    return st.one_of(mutated(*_TABLES), st.builds(lambda row: _TABLES[0] + row + b"\n", rows))
+
+
 def prepare_kaldi(tables: tuple[bytes, bytes, bytes], folder: Path) -> int:
     """Prepares a Kaldi directory."""
     (folder / "in").mkdir()
@@ -262,6 +287,11 @@ def _allowed(*errors: type[Exception]) -> Iterator[None]:
         pass
 
 
+_TABLES = (
+    b'path,start,end,text\na.wav,0.0,0.2,"one\ntwo"\na.wav,0.1,,\n',
+    b'client_id\tpath\tsentence\n1\ta.wav\t"quoted\n2\tb.wav\tx\n',
+    b"audio_filepath;duration;speaker\na.wav;0.3;tom\n",
+)
 _KALDI = (b"a ROOT/a.wav\nb ROOT/b.wav\n", b"u1 a 0.0 0.2\nu2 a 0.1 0.3\n", b"u1 some words\nu2 more\n")
 DATA_TARGETS: dict[str, Target] = {
     "FLAC header": Target(lambda: audio_inputs(".flac"), read_audio_header, num_tested=150),
@@ -274,6 +304,9 @@ DATA_TARGETS: dict[str, Target] = {
     "NeMo manifest": Target(lambda: line_inputs(*NEMO), prepare_lines),
     "Lhotse manifest": Target(lambda: line_inputs(*LHOTSE), prepare_lines),
     "fairseq manifest": Target(lambda: mutated(b"ROOT\na.wav\t4800\nb.wav\t100\n"), prepare_fairseq),
+    "table": Target(table_inputs, prepare_table),
+    "list of paths": Target(lambda: mutated(b"a.wav\n/data/b.wav\r\n\nc.flac\n"), prepare_list),
+    "one audio file": Target(lambda: audio_inputs(".flac", ".wav", ".mp3"), prepare_audio_file, num_tested=20),
     "Kaldi directory": Target(lambda: st.tuples(*(mutated(table) for table in _KALDI)), prepare_kaldi),
     "Parquet": Target(lambda: mutated(*parquet_seeds()), prepare_parquet, packages=("pyarrow",)),
     "corpus": Target(corpus_inputs, open_corpus),

@@ -6,10 +6,19 @@ import pytest
 import nestdata
 import nestmodel
 
-TYPE_ALIASES = {"Channel", "InputFormat", "PackCodec", "ProbeMode", "ShortAudio", "StartMethod"} | {
+TYPE_ALIASES = {
+    "AudioInput",
+    "AudioInputs",
+    "Channel",
+    "CorpusInput",
     "ExportFormat",
     "FeatureType",
     "FileFormat",
+    "InputFormat",
+    "PackCodec",
+    "ProbeMode",
+    "ShortAudio",
+    "StartMethod",
     "WeightParts",
 }
 """Public names without a docstring of their own."""

@@ -110,8 +110,9 @@ PROGRAM = """
 import sys
 from nestdata import PrepareConfig, prepare_corpus
 def show(found):
-    print(found.entries, found.bytes_read, flush=True)
-    if found.entries == int(sys.argv[3]):
+    if found.entries:
+        print(found.entries, found.bytes_read, flush=True)
+    if 0 < found.entries == int(sys.argv[3]):
         print("waiting", flush=True)
         sys.stdin.read()
 prepare_corpus([sys.argv[1]], sys.argv[2], PrepareConfig(probe="decode"), on_progress=show)
@@ -166,10 +167,10 @@ def test_a_killed_run_is_continued_without_reading_finished_tasks_again(uploaded
         ([f"{BUCKET}/nemo.json"], {"AWS_SECRET_ACCESS_KEY": "wrong"}, "wrong key|no permission"),
         (["s3://noise/m.json"], {"AWS_ACCESS_KEY_ID": READER.access_key, "AWS_SECRET_ACCESS_KEY": READER.secret_key},
          "no permission"),
-        ([f"{BUCKET}/gone.json"], {}, "no object of this name, and no audio below it|no such manifest"),
+        ([f"{BUCKET}/gone.json"], {}, "no object of this name, and no audio below it|no such object"),
         ([f"{BUCKET}/gone.json", "--format", "nemo"], {}, "no such"),
         ([f"{BUCKET}/gone/"], {}, "no audio below it"),
-        ([f"{BUCKET}/wavs/01.flac"], {}, "one audio file"),
+        ([f"{BUCKET}/wavs/gone.flac"], {}, "no object of this name"),
         ([f"{BUCKET}/wavs", "--format", "kaldi"], {}, "a Kaldi directory is not read from a URL"),
         ([f"{BUCKET}/wavs", "-o", "s3://speech/a.corpus"], {}, "written to a local path"),
         (["s3://key:secret@speech/m.json"], {}, "holds credentials"),

@@ -1,20 +1,25 @@
-"""Input formats: NeMo, Lhotse and fairseq manifests, Kaldi directories, Hugging Face data sets, folders of audio.
+"""Input formats: audio files, folders, lists and tables of them, and the manifests and data sets of other projects.
 
 `open_sources` detects the format of each input and opens it as a source of entries. A manifest that cannot be parsed is
 an error that stops the run; `nestdata.prepare.probe` decides whether the audio of an entry is usable.
 """
 
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.detect import DetectedInput, common_root, detect_input
-from nestdata.prepare.inputs.entry import LABELS, Entry, InputFormat, Source
+from nestdata.prepare.inputs.entry import LABELS, Entry, Source
+from nestdata.prepare.inputs.given import AudioInput, AudioInputs, audio_inputs
 from nestdata.prepare.inputs.sources import InputOptions, open_sources
 
 __all__ = [
     "LABELS",
+    "AudioInput",
+    "AudioInputs",
     "DetectedInput",
     "Entry",
     "InputFormat",
     "InputOptions",
     "Source",
+    "audio_inputs",
     "common_root",
     "detect_input",
     "open_sources",

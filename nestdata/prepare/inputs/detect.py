@@ -3,6 +3,7 @@
 Local inputs are `Path`, and those at URLs are `str`.
 """
 
+import codecs
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +12,21 @@ from pathlib import Path
 from typing import get_args
 
 from nestdata.errors import ManifestError, StorageError
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.detect_shards import ShardInput, detect_by_name, detect_folder, detect_nemo
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, check_manifest, open_lines
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, check_manifest, open_lines, where_paths_start
 from nestdata.prepare.inputs.fairseq import fairseq_folder, is_fairseq
-from nestdata.prepare.inputs.folder import check_folder
+from nestdata.prepare.inputs.folder import names_in
 from nestdata.prepare.inputs.huggingface import saved_version
 from nestdata.prepare.inputs.jsonl import AUDIO_KEYS, parse_object
-from nestdata.prepare.inputs.kaldi import base_directory, has_table
+from nestdata.prepare.inputs.kaldi import audio_directory, has_table
 from nestdata.prepare.inputs.listing import objects_below
 from nestdata.prepare.inputs.parquet import is_parquet, parquet_folder
-from nestdata.storage import common_folder, join, parent, storage
+from nestdata.prepare.inputs.path_list import is_path_list, list_directory
+from nestdata.prepare.inputs.table import Columns, is_table, read_columns, table_directory
+from nestdata.storage import common_folder, join, name_of, parent, storage
+
+_CORPUS_FILES = ("meta.json", "index.npy", "cuts.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +55,12 @@ class DetectedInput:
     shards: ShardInput | None = None
     """The tars of the input, if its audio is in tars."""
 
+    columns: Columns | None = None
+    """The header of a table."""
+
+    is_corpus: bool = False
+    """Whether the input is a corpus that was prepared before."""
+
 
 def detect_input(path: Path | str, form: InputFormat | None = None, tars: str | None = None) -> DetectedInput:
     """Detects the format of an input, and opens its manifest at most once to do so.
@@ -71,8 +83,8 @@ def detect_input(path: Path | str, form: InputFormat | None = None, tars: str | 
         return _detect_url(path, form, tars)
     if form in ("kaldi", "huggingface", "folder", "shar", "webdataset") or (form is None and path.is_dir()):
         return _detect_folder(path, form)
-    if form is None and path.is_file() and path.name.lower().endswith(AUDIO_SUFFIXES):
-        raise ManifestError(f"{path}: one audio file. Give the folder that holds it, or a manifest that names it.")
+    if form == "audio" or (form is None and path.name.lower().endswith(AUDIO_SUFFIXES)):
+        return _detect_audio(path, os.path.abspath(path.parent))
     return _detect_manifest(path, form, tars)
 
 
@@ -81,7 +93,7 @@ def common_root(inputs: Sequence[DetectedInput]) -> str:
 
     It is empty if there is none, as for a local input and one at a URL.
     """
-    return reduce(common_folder, [found.folder for found in inputs])
+    return reduce(common_folder, dict.fromkeys(found.folder for found in inputs)) if inputs else ""
 
 
 def _detect_parquet(path: Path | str) -> DetectedInput:
@@ -96,8 +108,8 @@ def _detect_url(url: str, form: InputFormat | None, tars: str | None) -> Detecte
         form is None and (url.endswith("/") or not _is_object(url))
     )
     if not is_folder:
-        if form is None and url.lower().endswith(AUDIO_SUFFIXES):
-            raise ManifestError(f"{url}: one audio file. Give the folder that holds it, or a manifest that names it.")
+        if form == "audio" or (form is None and url.lower().endswith(AUDIO_SUFFIXES)):
+            return _detect_audio(url, parent(url))
         return _detect_manifest(url, form, tars)
     url = url.rstrip("/")
     if form == "folder":
@@ -110,6 +122,11 @@ def _detect_url(url: str, form: InputFormat | None, tars: str | None) -> Detecte
     if shards := detect_folder(url, [join(url, name) for name in names], form):
         return _in_shards(url, shards)
     return DetectedInput(path=url, format="folder", folder=url, base=url)
+
+
+def _detect_audio(path: Path | str, folder: str) -> DetectedInput:
+    check_manifest(path)
+    return DetectedInput(path=path, format="audio", folder=folder, base=folder)
 
 
 def _is_object(url: str) -> bool:
@@ -139,25 +156,37 @@ def _not_at_url(url: str, form: InputFormat) -> str:
 
 def _detect_folder(path: Path, form: InputFormat | None) -> DetectedInput:
     folder = os.path.abspath(path)
+    if not path.is_dir():
+        raise ManifestError(_why_no_folder(path, form))
+    names = names_in(path)  # first, because the files in a folder without permissions cannot be looked up
+    if form is None and all((path / name).is_file() for name in _CORPUS_FILES):
+        return DetectedInput(path=path, format="lhotse", folder=folder, base=folder, is_corpus=True)
     if form == "kaldi" or (form is None and (path / "wav.scp").is_file()):
-        has_segments = has_table(path, "segments")
-        return DetectedInput(
-            path=path, format="kaldi", folder=folder, base=base_directory(path), has_segments=has_segments
-        )
+        if not has_table(path, "wav.scp"):
+            raise ManifestError(f"{path}: no wav.scp in this folder, so that it is not a Kaldi directory.")
+        has_segments, base = has_table(path, "segments"), audio_directory(path)
+        return DetectedInput(path=path, format="kaldi", folder=folder, base=base, has_segments=has_segments)
     if form not in ("folder", "shar", "webdataset"):
         version = saved_version(path)
         if version is not None:
             return DetectedInput(path=path, format="huggingface", folder=folder, base=os.getcwd(), version=version)
         if form == "huggingface":
             raise ManifestError(f"{path}: not one split of a data set that `save_to_disk` wrote. Save it again.")
-    check_folder(path)
-    if form != "folder" and (shards := detect_folder(str(path), [str(name) for name in Path(folder).iterdir()], form)):
+    if form != "folder" and (shards := detect_folder(str(path), names, form)):
         return _in_shards(path, shards)
     return DetectedInput(path=path, format="folder", folder=folder, base=folder)
 
 
 def _in_shards(path: Path | str, shards: ShardInput) -> DetectedInput:
     return DetectedInput(path=path, format=shards.format, folder=shards.folder, base=shards.folder, shards=shards)
+
+
+def _why_no_folder(path: Path, form: InputFormat | None) -> str:
+    if not path.is_file():
+        return f"{path}: no such folder. {where_paths_start(path)}"
+    if form == "kaldi":
+        return f"{path}: a file, but --format kaldi reads a Kaldi directory. Give the folder that holds wav.scp."
+    return f"{path}: a file, but --format {form} reads a folder. Give the folder, or leave out --format."
 
 
 def _detect_manifest(path: Path | str, form: InputFormat | None, tars: str | None) -> DetectedInput:
@@ -171,24 +200,39 @@ def _detect_manifest(path: Path | str, form: InputFormat | None, tars: str | Non
             while line and not line.strip():
                 line, number = file.readline(), number + 1
         form = form or _format_of_line(line, path, number)
-        if form == "nemo" and (tars is not None or b'"shard_id"' in line):
-            location = path if isinstance(path, str) else os.path.abspath(path)
-            return _in_shards(path, detect_nemo(location, str(path), tars))
+    if form == "csv":
+        columns = read_columns(path)
+        folder = table_directory(path, columns)
+        return DetectedInput(path=path, format="csv", folder=folder, base=folder, columns=columns)
+    if form == "list":
+        folder = list_directory(path)
+        return DetectedInput(path=path, format="list", folder=folder, base=folder)
+    if form == "nemo" and (tars is not None or b'"shard_id"' in line):
+        location = path if isinstance(path, str) else os.path.abspath(path)
+        return _in_shards(path, detect_nemo(location, str(path), tars))
     check_manifest(path)
     base = os.getcwd() if form == "lhotse" and isinstance(path, Path) else folder
     return DetectedInput(path=path, format=form, folder=folder, base=base)
 
 
 def _format_of_line(line: bytes, path: Path | str, number: int) -> InputFormat:
-    """Returns the format of a JSON manifest from its first non-blank line, which is empty if it has none."""
+    """Returns the format of a manifest from its first non-blank line, which is empty if it has none."""
     if not line:
         raise ManifestError(f"{path}: the manifest is empty. Check the command that wrote it.")
+    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ManifestError(f"{path}: text in UTF-16. Save it as UTF-8, for instance with `iconv -f UTF-16 -t UTF-8`.")
+    if is_table(path, line):
+        return "csv"
+    if name_of(str(path)) == "wav.scp":
+        raise ManifestError(f"{path}: a file of a Kaldi directory. Give the folder that holds it.")
+    if is_path_list(path, line):
+        return "list"
     try:
         row = parse_object(line, path, number) or {}
     except ManifestError as error:
         raise ManifestError(
-            f"{error} Other kinds of input: a fairseq manifest, whose first line is a folder, "
-            "a Kaldi directory, a Hugging Face data set saved to disk, a folder of audio."
+            f"{error} Other kinds of input: an audio file, a folder of audio, a CSV with a column audio_filepath, a "
+            "list of paths, a fairseq manifest, a Kaldi directory, a Hugging Face data set; see docs/formats.md."
         ) from error
     if any(key in row for key in AUDIO_KEYS):
         return "nemo"

@@ -9,7 +9,8 @@ from functools import reduce
 from pathlib import Path
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, InputFormat, open_lines
+from nestdata.input_format import InputFormat
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, open_lines
 from nestdata.prepare.inputs.listing import objects_below
 from nestdata.prepare.inputs.patterns import (
     check_shards,

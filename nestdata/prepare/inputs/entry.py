@@ -8,9 +8,10 @@ input into lines, paths, row numbers or shards; `entries` parses one item, in wh
 import codecs
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase, BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import quote
@@ -19,8 +20,6 @@ from nestdata.corpus.file_kind import special_file_kind
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.line_reader import LineReader, expanded
 from nestdata.storage import FileVersion, ObjectInfo, has_scheme, is_url, storage
-
-InputFormat = Literal["nemo", "lhotse", "fairseq", "kaldi", "folder", "huggingface", "parquet", "shar", "webdataset"]
 
 RejectReason = Literal[
     "missing",
@@ -53,6 +52,9 @@ RejectReason = Literal[
 
 # Offsets and durations of this many seconds, about four months, or more are treated as mistakes.
 MAX_SECONDS = 1e7
+
+# Number of relative names that are looked up to find the folder that they start from.
+_MAX_LOOKUPS = 100
 
 AUDIO_SUFFIXES = (
     ".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".m4a", ".sph", ".w64", ".wma",
@@ -218,7 +220,7 @@ def check_manifest(path: Path | str) -> None:
     except StorageError as error:
         if error.kind != "missing":
             raise
-        raise ManifestError(f"{path}: no such manifest. Check the URL; a folder needs a slash at its end.") from None
+        raise ManifestError(f"{path}: no such object. Check the URL; a folder needs a slash at its end.") from None
 
 
 @contextmanager
@@ -274,6 +276,35 @@ def relative_id(cut_id: str, root: str) -> str:
     return os.path.relpath("/" + path.lstrip("/"), "/" + root_path.lstrip("/"))
 
 
+def id_of_name(path: str, name: str, root: str) -> str:
+    """Returns the id of the cut of a file in a manifest; see `cut_id_of`.
+
+    Args:
+        path: The absolute path or URL of the file.
+        name: The name in the manifest. If it is relative, the id does not depend on the location of the manifest.
+        root: The folder that ids are relative to.
+    """
+    cut_id = cut_id_of(path, root)
+    is_outside = cut_id.startswith("/") or "://" in cut_id
+    return relative_id(cut_id, root) if is_outside and not (name.startswith("/") or is_url(name)) else cut_id
+
+
+def base_directory(names: Iterable[str], folders: Sequence[str], default: str) -> str:
+    """Returns the absolute path of the folder that relative names of files start from.
+
+    Args:
+        names: The names, of which only the first are looked up. Absolute paths, URLs and commands decide nothing.
+        folders: Folders in order of preference: the first in which a name exists is returned.
+        default: Returned if no name exists.
+    """
+    relative = (name for name in names if name and not os.path.isabs(name) and not has_scheme(name))
+    for name in islice(relative, _MAX_LOOKUPS):
+        for folder in folders:
+            if os.path.exists(os.path.join(folder, name)):
+                return folder
+    return default
+
+
 def resolve(directory: str, name: str) -> str:
     """Returns the absolute, normalised location of a file name that is relative to an absolute directory.
 
@@ -300,6 +331,11 @@ def check_command(command: str, where: str, *, allowed: bool) -> None:
         )
 
 
+def where_paths_start(path: Path) -> str:
+    """Returns a hint for a path that does not exist."""
+    return "Check the path." if path.is_absolute() else f"Check the path, which starts from {os.getcwd()}."
+
+
 def _opened(path: Path | str) -> BufferedReader:
     stream = path.open("rb") if isinstance(path, Path) else storage().open_stream(path)
     return expanded(str(path), stream) if str(path).endswith(".gz") else stream
@@ -315,10 +351,10 @@ def _resolve_url(url: str) -> str:
 
 def _why_no_manifest(path: Path) -> str:
     if path.is_dir():
-        return f"{path}: a folder where a manifest was expected. Give a file in it, or leave out --format."
+        return f"{path}: a folder where a file was expected. Give a file in it, or leave out --format."
     if kind := special_file_kind(path):
         return (
             f"{path}: {kind}, not a file. Manifests are opened more than once, so process substitution and devices "
             "do not work. Write the manifest to a file, and give that."
         )
-    return f"{path}: no such manifest. Give a manifest, a Kaldi directory, or a folder of audio."
+    return f"{path}: no such file or folder. {where_paths_start(path)}"

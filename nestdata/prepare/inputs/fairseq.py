@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.entry import Entry, count_lines, cut_id_of, open_lines, resolve
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, count_lines, cut_id_of, open_lines, resolve
+from nestdata.prepare.inputs.table import is_table
 from nestdata.storage import has_scheme, is_url, parent
 
 # Numbers of samples with more digits are mistakes: such a file would last centuries.
@@ -58,16 +59,19 @@ class FairseqManifest:
 def is_fairseq(path: Path | str, first_line: bytes) -> bool:
     """Returns whether a manifest is fairseq's.
 
-    Its name ends in `.tsv`, or its first line is a URL or an existing folder.
+    Its name ends in `.tsv` and its first line is not the header of a table, or its first line is a URL or an existing
+    folder.
     """
     if first_line.lstrip().startswith((b"{", b"[")):
         return False
     if str(path).endswith((".tsv", ".tsv.gz")):
-        return True
+        return not is_table(path, first_line)
     if not first_line.strip() or b"\0" in first_line:
         return False
     folder = _folder(path, first_line)
-    return is_url(_text(first_line)) if is_url(folder) else os.path.isdir(folder)
+    if is_url(folder):
+        return is_url(_text(first_line)) and not folder.lower().endswith(AUDIO_SUFFIXES)
+    return os.path.isdir(folder)
 
 
 def fairseq_folder(path: Path | str, first_line: bytes) -> str:
@@ -79,7 +83,7 @@ def fairseq_folder(path: Path | str, first_line: bytes) -> str:
     if not first_line.strip() or b"\t" in first_line.strip():
         raise ManifestError(
             f"{path}:1: a fairseq manifest begins with the folder of its files, but this one begins with "
-            f"{first_line[:80]!r}. Add the folder; convert other tables to JSON lines with audio_filepath."
+            f"{first_line[:80]!r}. Add the folder; other tables need a header with a column audio_filepath or path."
         )
     return _folder(path, first_line)
 

@@ -48,8 +48,8 @@ class AudioFolder:
         return f"{self.path} (file {number})"
 
     def count(self) -> int | None:
-        """Returns None: listing the files is all the work that `items` does."""
-        return None
+        """Returns the number of files, which takes a small part of the time of reading their headers."""
+        return sum(1 for _ in _audio_files(os.path.abspath(self.path), set()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,17 @@ class BucketFolder:
         return sum(info.location.lower().endswith(AUDIO_SUFFIXES) for info in objects_below(self.path))
 
 
-def check_folder(path: Path) -> None:
-    """Raises ManifestError if a path does not lead to a folder."""
-    if not path.is_dir():
-        raise ManifestError(f"{path}: no such folder.")
+def names_in(path: Path) -> list[str]:
+    """Returns the absolute paths of the files and folders in a folder.
+
+    Raises:
+        ManifestError: It cannot be listed.
+    """
+    folder = os.path.abspath(path)
+    try:
+        return [os.path.join(folder, name) for name in os.listdir(folder)]
+    except OSError as error:
+        raise _cannot_be_listed(folder, error) from error
 
 
 def sorted_as_files(objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
@@ -117,9 +124,7 @@ def _audio_files(directory: str, seen: set[tuple[int, int]]) -> Iterator[str]:
         with os.scandir(directory) as entries:
             listed = sorted((entry.name, _is_folder(entry)) for entry in entries)
     except OSError as error:
-        raise ManifestError(
-            f"{directory}: cannot be listed ({error.strerror}). Grant read permission, or move the folder away."
-        ) from error
+        raise _cannot_be_listed(directory, error) from error
     for name, is_folder in listed:
         if not is_folder and name.lower().endswith(AUDIO_SUFFIXES):
             yield os.path.join(directory, name)
@@ -133,3 +138,9 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return entry.is_dir()
     except OSError:  # a symbolic link that leads to itself
         return False
+
+
+def _cannot_be_listed(directory: str, error: OSError) -> ManifestError:
+    return ManifestError(
+        f"{directory}: cannot be listed ({error.strerror}). Grant read permission, or move the folder away."
+    )

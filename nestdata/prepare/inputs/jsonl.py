@@ -16,9 +16,8 @@ from nestdata.prepare.inputs.entry import (
     Problem,
     check_command,
     count_lines,
-    cut_id_of,
+    id_of_name,
     open_lines,
-    relative_id,
     resolve,
 )
 from nestdata.prepare.inputs.patterns import names_shards
@@ -74,9 +73,7 @@ class NemoManifest(_JsonLines):
             )
         path = resolve(self.directory, name)
         offset, duration = seconds(row, "offset", where), seconds(row, "duration", where)
-        cut_id = cut_id_of(path, self.root)
-        if (cut_id.startswith("/") or "://" in cut_id) and not (name.startswith("/") or is_url(name)):
-            cut_id = relative_id(cut_id, self.root)  # ids must not depend on the location of the manifest
+        cut_id = id_of_name(path, name, self.root)
         if offset is not None:
             cut_id += span_suffix(offset, duration)
         labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}

@@ -8,16 +8,21 @@ others are held in memory.
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry, check_command, count_lines, open_lines, resolve
+from nestdata.prepare.inputs.entry import (
+    MAX_SECONDS,
+    Entry,
+    base_directory,
+    check_command,
+    count_lines,
+    open_lines,
+    resolve,
+)
 
 _LABEL_FILES = {"text": "text", "utt2spk": "speaker", "utt2lang": "language"}
-# Number of relative paths that are looked up to find the folder that they start from.
-_MAX_LOOKUPS = 100
 
 
 class _Span(NamedTuple):
@@ -124,7 +129,7 @@ class KaldiDirectory:
         return {key: _seconds(value, f"{self.path / name}, {key}") for key, value in self._table(name).items()}
 
 
-def base_directory(path: Path) -> str:
+def audio_directory(path: Path) -> str:
     """Returns the absolute path of the folder that relative paths in wav.scp start from.
 
     Kaldi takes them relative to the current directory of a recipe; in a directory that was moved, they are relative to
@@ -134,12 +139,8 @@ def base_directory(path: Path) -> str:
         ManifestError: There is no wav.scp, or it cannot be read.
     """
     own = os.path.abspath(path)
-    names = (row[1] for row in _rows(path / "wav.scp") if row and row[1] and not row[1].endswith("|"))
-    for name in islice(filterfalse(os.path.isabs, names), _MAX_LOOKUPS):
-        for directory in (os.getcwd(), own):
-            if os.path.exists(os.path.join(directory, name)):
-                return directory
-    return own
+    names = (row[1] for row in _rows(path / "wav.scp") if row and not row[1].endswith("|"))
+    return base_directory(names, (os.getcwd(), own), own)
 
 
 def has_table(directory: Path, name: str) -> bool:

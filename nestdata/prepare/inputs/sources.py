@@ -1,23 +1,30 @@
 """Opens detected inputs as sources of entries."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nestdata.corpus.channels import Channel
 from nestdata.errors import ConfigError
+from nestdata.input_format import InputFormat
+from nestdata.prepare.inputs.audio_files import AudioFiles
 from nestdata.prepare.inputs.detect import DetectedInput, common_root, detect_input
 from nestdata.prepare.inputs.detect_shards import ShardInput
-from nestdata.prepare.inputs.entry import InputFormat, Source
+from nestdata.prepare.inputs.entry import Source
 from nestdata.prepare.inputs.fairseq import FairseqManifest
 from nestdata.prepare.inputs.folder import AudioFolder, BucketFolder
+from nestdata.prepare.inputs.given import CorpusCuts, open_objects
 from nestdata.prepare.inputs.huggingface import HuggingFaceDataset
 from nestdata.prepare.inputs.jsonl import LhotseManifest, NemoManifest
 from nestdata.prepare.inputs.kaldi import KaldiDirectory
 from nestdata.prepare.inputs.listing import forget_answers
 from nestdata.prepare.inputs.nemo_tarred import NemoTarred
 from nestdata.prepare.inputs.parquet import ParquetFiles
+from nestdata.prepare.inputs.path_list import PathList
 from nestdata.prepare.inputs.shar import SharDirectory
+from nestdata.prepare.inputs.table import Table
 from nestdata.prepare.inputs.webdataset import WebDataset
 
 
@@ -54,14 +61,14 @@ class InputOptions:
     """Path of the same folder once the corpus is in place."""
 
 
-def open_sources(paths: Sequence[Path | str], options: InputOptions) -> list[Source]:
-    """Detects and opens all inputs of one corpus.
+def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
+    """Detects and opens all inputs of one corpus; consecutive audio files become one source.
 
     Ids are relative to the deepest folder that holds all manifests and folders of audio. For a fairseq
     manifest, this is the folder that it names, wherever the manifest itself is.
 
     Args:
-        paths: Local paths, and URLs as `str`.
+        inputs: As `audio_inputs` returns them.
         options: Settings of all inputs.
 
     Raises:
@@ -69,22 +76,46 @@ def open_sources(paths: Sequence[Path | str], options: InputOptions) -> list[Sou
         ConfigError: An input needs a package that is not installed, or the patterns of tars do not fit the inputs.
         StorageError: A URL cannot be read or listed.
     """
-    if len(options.tars) not in (0, 1, len(paths)):
+    if len(options.tars) not in (0, 1, len(inputs)):
         raise ConfigError(
-            f"{len(options.tars)} patterns of tars for {len(paths)} inputs. Give --tars once for all inputs, or once "
+            f"{len(options.tars)} patterns of tars for {len(inputs)} inputs. Give --tars once for all inputs, or once "
             "for each, in the same order."
         )
-    tars = options.tars if len(options.tars) == len(paths) else [*options.tars, None][:1] * len(paths)
+    tars = options.tars if len(options.tars) == len(inputs) else [*options.tars, None][:1] * len(inputs)
     forget_answers()
-    inputs = [detect_input(path, options.format, pattern) for path, pattern in zip(paths, tars, strict=True)]
-    root = common_root(inputs)
-    return [_open_source(found, root, str(number), options) for number, found in enumerate(inputs)]
+    parser = LhotseManifest("", os.getcwd(), options.channel, options.allow_commands)
+    opened = [open_objects(given, parser) for given in inputs]
+    found = [
+        None if source else detect_input(given, options.format, pattern)
+        for source, given, pattern in zip(opened, inputs, tars, strict=True)
+    ]
+    root = common_root([one for one in found if one])
+    sources: list[Source] = []
+    for number, (source, one) in enumerate(zip(opened, found, strict=True)):
+        if one is None:
+            assert source
+            sources.append(source)
+        elif one.format != "audio":
+            sources.append(_open_source(one, root, str(number), options))
+        elif sources and isinstance(sources[-1], AudioFiles):
+            sources[-1].named.append(one.path)
+        else:
+            sources.append(AudioFiles(one.path, root, [one.path]))
+    return sources
 
 
 def _open_source(found: DetectedInput, root: str, name: str, options: InputOptions) -> Source:
     if found.shards:
         return _open_shards(found, found.shards, root, name, options)
+    if found.is_corpus:
+        parser = LhotseManifest(Path(found.path) / "cuts.jsonl", os.getcwd(), options.channel, options.allow_commands)
+        return CorpusCuts(Path(found.path), None, parser)
     match found.format:
+        case "list":
+            return PathList(found.path, root, found.base)
+        case "csv":
+            assert found.columns
+            return Table(found.path, root, found.base, found.columns)
         case "nemo":
             return NemoManifest(found.path, root, found.base)
         case "lhotse":

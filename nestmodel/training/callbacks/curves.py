@@ -5,10 +5,12 @@ that checkpoint to `earlier_metrics.csv`, so that it does not depend on earlier 
 """
 
 import csv
+import math
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pytorch_lightning as pl
@@ -22,13 +24,27 @@ Series = dict[str, tuple[list[int], list[float]]]
 METRICS = "metrics.csv"
 EARLIER = "earlier_metrics.csv"
 _KEY = "nest_metrics"
+_SECONDS_BETWEEN = 60.0
+"""Minimum number of seconds between two drawings during a run."""
+
+
+@runtime_checkable
+class TakesPictures(Protocol):
+    """A logger that shows pictures."""
+
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        """Logs a PNG file under a name."""
 
 
 class Curves(pl.Callback):
-    """Draws `curves.png` from the logged metrics at the end of a run, also when it ends with an error."""
+    """Draws `curves.png` from the logged metrics at the end of a run, also when it ends with an error.
+
+    Loggers that take pictures get it then, and after validations, at most once a minute.
+    """
 
     def __init__(self) -> None:
         self._earlier: list[Path] = []
+        self._drawn_s = -math.inf
 
     def on_save_checkpoint(self, trainer: pl.Trainer, _module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Stores the log directories of this start."""
@@ -50,6 +66,12 @@ class Curves(pl.Callback):
             except OSError as error:
                 rank_zero_warn(f"{earlier}: the metrics of the previous start are not copied: {error}.")
 
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Draws the curves if a logger takes pictures."""
+        is_due = time.monotonic() - self._drawn_s > _SECONDS_BETWEEN
+        if trainer.training and is_due and any(isinstance(logger, TakesPictures) for logger in trainer.loggers):
+            self._draw(trainer)
+
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Draws the curves when the run ends normally."""
         self._draw(trainer)
@@ -67,6 +89,11 @@ class Curves(pl.Callback):
                     draw_curves(directory, directory / "curves.png")
                 except (OSError, ValueError) as error:
                     rank_zero_warn(f"{directory}: the curves cannot be drawn: {error}.")
+                    continue
+                for logger in trainer.loggers:
+                    if isinstance(logger, TakesPictures):
+                        logger.log_picture("curves", directory / "curves.png", trainer.global_step)
+        self._drawn_s = time.monotonic()
 
 
 def copy_earlier_metrics(earlier: Path, directory: Path, step: int) -> None:

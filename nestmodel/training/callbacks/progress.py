@@ -40,7 +40,7 @@ class PlainLines:
 
     def __init__(self, seconds_between: float = 10.0) -> None:
         self.seconds_between = seconds_between
-        self._shown: RunState | None = None
+        self._step = self._validated_step = -1
 
     def start(self) -> None:
         """Does nothing."""
@@ -50,10 +50,11 @@ class PlainLines:
 
     def show(self, state: RunState) -> None:
         """Prints a line about a new validation, or about a step that has no line yet."""
-        before, self._shown = self._shown, state
-        if state.validated_step is not None and (before is None or before.validated_step != state.validated_step):
+        if state.validated_step is not None and state.validated_step != self._validated_step:
+            self._step = self._validated_step = state.validated_step
             print(_validation_line(state), file=sys.stderr, flush=True)  # noqa: T201
-        elif state.activity in ("training", "finished") and (before is None or before.step != state.step):
+        elif state.activity in ("training", "finished") and state.step != self._step:
+            self._step = state.step
             print(progress_line(state), file=sys.stderr, flush=True)  # noqa: T201
 
 

@@ -457,3 +457,22 @@ def test_batch_indices_of_one_rank_are_its_share_of_each_step_in_order() -> None
     assert microbatches(plan, rank=3, world_size=4, num_steps=0) == []
     with pytest.raises(ConfigError, match="3 ranks cannot share"):
         microbatches(plan, world_size=3, num_steps=1)
+
+
+def test_speech_and_noise_may_be_paths(messy_corpora: MessyCorpora) -> None:
+    speech, noise = messy_corpora.speech, Corpus.open(messy_corpora.noise)
+    plan, mixer = BatchPlan.of(speech, PlanConfig(max_batch_seconds=8.0)), SpeakerNoiseMixer()
+    expected = digest(AudioNoiseDataset(Corpus.open(speech), plan, NoiseSampler(noise), mixer)[3, 1])
+    assert digest(AudioNoiseDataset(str(speech), plan, noise.path, mixer)[3, 1]) == expected
+    assert digest(AudioNoiseDataset([speech], plan, noise, mixer)[3, 1]) == expected
+    assert digest(AudioNoiseDataset(speech, plan, NoiseSampler(str(noise.path)), mixer)[3, 1]) == expected
+
+
+def test_a_step_alone_is_its_first_microbatch(messy_corpora: MessyCorpora) -> None:
+    dataset = messy_dataset(messy_corpora.speech, messy_corpora.noise)
+    for index in (0, np.int64(7)):
+        assert digest(dataset[index]) == digest(dataset[int(index), 0])
+        assert dataset.load_packed(index).key == dataset[int(index), 0].key
+    for wrong in (-1, (0, 100)):
+        with pytest.raises(IndexError, match="steps start at 0"):
+            dataset[wrong]

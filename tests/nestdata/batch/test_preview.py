@@ -13,7 +13,7 @@ def test_a_full_disk_leaves_nothing_behind_and_an_earlier_preview_as_it_was(
 ) -> None:
     dataset = messy_dataset(messy_corpora.speech, messy_corpora.noise)
     batch, rate, output = dataset[0, 0], dataset.corpus.sampling_rate, tmp_path / "preview"
-    with files_up_to(2000), pytest.raises(OutputError, match=r"preview/index\.html: cannot be written"):
+    with files_up_to(2000), pytest.raises(OutputError, match=r"preview: cannot be written"):
         write_preview(batch, rate, output, max_cuts=1)
     assert list(tmp_path.iterdir()) == []
     write_preview(batch, rate, output, max_cuts=1)
@@ -22,3 +22,29 @@ def test_a_full_disk_leaves_nothing_behind_and_an_earlier_preview_as_it_was(
     with files_up_to(2000), pytest.raises(OutputError):
         write_preview(dataset[1, 0], rate, output, max_cuts=1)
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+
+
+def test_a_preview_replaces_only_an_empty_folder_or_another_preview(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = messy_dataset(messy_corpora.speech, messy_corpora.noise)
+    rate, output = dataset.corpus.sampling_rate, tmp_path / "preview"
+    output.mkdir()
+    write_preview(dataset[0], rate, output, max_cuts=2)
+    write_preview(dataset[1], rate, output, max_cuts=1)
+    assert not (output / "01.png").exists()  # nothing of the earlier preview is left
+    before = {path.name: path.read_bytes() for path in output.iterdir()}
+    (output / "notes.txt").write_text("mine")
+    foreign = tmp_path / "website"
+    foreign.mkdir()
+    (foreign / "index.html").write_text("my page")
+    for folder in (output, foreign, tmp_path):
+        with pytest.raises(OutputError, match=rf"{folder}: exists already and is not a preview\. Choose another path"):
+            write_preview(dataset[0], rate, folder, max_cuts=1)
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == before | {"notes.txt": b"mine"}
+    assert [path.read_text() for path in foreign.iterdir()] == ["my page"]
+    assert {path.name for path in tmp_path.iterdir()} == {"preview", "website"}
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert write_preview(dataset[0], rate, ".", max_cuts=1) == Path("index.html")
+    assert (tmp_path / "here" / "index.html").is_file()

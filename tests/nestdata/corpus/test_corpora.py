@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lhotse import CutSet
 
 from nestdata import BatchPlan, ConfigError, Corpora, Corpus, CorpusError, PlanConfig, PlanError, PrepareConfig
 from tests.synthesis import folder_corpus, hiss
@@ -90,3 +91,21 @@ def test_corpora_that_do_not_fit_a_plan_are_named(parts: list[Corpus]) -> None:
     several = ", ".join(re.escape(str(part.path)) for part in parts)
     with pytest.raises(PlanError, match=rf"^{several}: 1 of 6 cuts are longer than plan"):
         BatchPlan.of(Corpora(parts), config)
+
+
+def test_corpora_are_given_by_path_or_as_objects_one_or_several(parts: list[Corpus]) -> None:
+    one, small = parts[0], PlanConfig(microbatches_per_step=1)
+    assert BatchPlan.of([one] * 4).config == PlanConfig()
+    for given in (one, one.path, str(one.path), [one], (str(one.path),), Corpora([one])):
+        assert Corpora.of(given).fingerprint == one.fingerprint
+        assert BatchPlan.of(given, small).fingerprint == BatchPlan.of(one, small).fingerprint
+    for several in ([part.path for part in parts], [parts[0], str(parts[1].path), parts[2]]):
+        assert Corpora.of(several).fingerprint == Corpora(parts).fingerprint
+    assert not Corpora.of(one.path).corpora[0].allow_commands
+    assert Corpora.of(one.path, allow_commands=True).corpora[0].allow_commands
+
+
+@pytest.mark.parametrize("given", [CutSet(), [CutSet()], 7, None, b"a.corpus"])
+def test_anything_else_is_an_error_that_says_how_it_becomes_a_corpus(given: object) -> None:
+    with pytest.raises(CorpusError, match=r"where a corpus was expected .* prepare_corpus\(cuts, 'NAME\.corpus'\)"):
+        BatchPlan.of(given)

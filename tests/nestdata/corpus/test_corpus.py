@@ -133,7 +133,9 @@ def test_fingerprint_identifies_the_content(tmp_path: Path) -> None:
 
 
 def test_path_without_a_corpus_is_an_error_that_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"speech\.corpus: does not exist\. Make one with `nestdata prepare"):
+    with pytest.raises(
+        CorpusError, match=r"speech\.corpus: does not exist\. Check the path, or make one with `nestdata prepare"
+    ):
         Corpus.open(tmp_path / "speech.corpus")
     with pytest.raises(CorpusError, match=r"is not a corpus \(it has no meta\.json\)"):
         Corpus.open(tmp_path)
@@ -204,3 +206,22 @@ def test_line_that_is_not_a_cut_is_an_error_that_names_its_byte(corpus: Corpus) 
 
 def test_repr_of_a_corpus_shows_its_path_and_size(corpus: Corpus) -> None:
     assert repr(corpus) == f"Corpus('{corpus.path}', 3 cuts, 0.00 h, 16000 Hz)"
+
+
+@pytest.mark.parametrize(
+    ("files", "given", "message"),
+    [
+        (["speech.json"], "speech.json", r"is a file, not a corpus\. Run `nestdata prepare \S+/speech\.json -o "),
+        (["a/x.wav"], "a", r"is not a corpus \(it has no meta\.json\)\. If it .* `nestdata prepare \S+/a -o a\.c"),
+        (["a.corpus/index.npy"], "a.corpus", r"is a corpus that is not complete \(it has no meta\.json\)"),
+        (["a.corpus.partial/x"], "a.corpus.partial", r"is a corpus that is not complete\. Run the same"),
+        (["a.corpus.partial/x"], "a.corpus", r"does not exist, but a\.corpus\.partial does"),
+        ([], "a.corpus", r"does not exist\. Check the path, or make one with `nestdata prepare INPUT -o "),
+    ],
+)  # fmt: skip
+def test_what_is_no_corpus_is_named_with_its_remedy(tmp_path: Path, files: list[str], given: str, message: str) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(CorpusError, match=message):
+        Corpus.open(tmp_path / given)

@@ -7,8 +7,19 @@ import pytest
 import soundfile
 import torch
 
-from nestdata import AudioError, ConfigError
-from nestmodel import AudioFeatures, ExtractConfig, ExtractError, NestNetwork, encode, extract_features
+from nestdata import AudioError
+from nestdata import ConfigError as DataConfigError
+from nestmodel import (
+    AudioFeatures,
+    ConfigError,
+    ExtractConfig,
+    ExtractError,
+    NestNetwork,
+    RejectedUtterance,
+    encode,
+    extract_features,
+    iterate_features,
+)
 from tests.training import tiny_config
 
 RATE = 16000
@@ -62,11 +73,29 @@ def test_tensors_are_read_like_arrays_and_the_mode_of_the_model_is_kept(model: N
 def test_what_cannot_be_encoded_is_one_error(model: NestNetwork, tmp_path: Path) -> None:
     with pytest.raises(AudioError, match=r"gone\.wav does not exist"):
         encode(model, tmp_path / "gone.wav")
-    with pytest.raises(ConfigError, match="the sampling rate of the array is None"):
+    with pytest.raises(DataConfigError, match="the sampling rate of the array is None"):
         encode(model, noise(1.0))
     with pytest.raises(ExtractError, match="the array: too_short, 10 samples at 16000 Hz"):
         encode(model, noise(1.0)[:10], sampling_rate=RATE)
-    with pytest.raises(ConfigError, match=r"shape \(2, 8000\)"):
+    with pytest.raises(DataConfigError, match=r"shape \(2, 8000\)"):
         encode(model, torch.zeros(2, 8000), sampling_rate=RATE)
     with pytest.raises(Exception, match="layers is '9'"):
         encode(model, noise(1.0), sampling_rate=RATE, layers=(9,))
+
+
+def test_iterate_features_takes_files_folders_and_cuts(model: NestNetwork, tmp_path: Path) -> None:
+    from lhotse import CutSet, Recording
+
+    soundfile.write(tmp_path / "a.wav", noise(1.0), RATE, subtype="FLOAT")
+    (tmp_path / "b.wav").write_text("text")
+    expected = encode(model, tmp_path / "a.wav").values.numpy()
+    cuts = CutSet.from_cuts([Recording.from_file(tmp_path / "a.wav").to_cut()])
+    rejected: list[RejectedUtterance] = []
+    for inputs in (tmp_path / "a.wav", str(tmp_path / "a.wav"), [tmp_path / "a.wav"], tmp_path, cuts):
+        (found,) = iterate_features(model, inputs, "last", device="cpu", on_reject=rejected.append)
+        np.testing.assert_array_equal(found.values[0], expected)
+    assert [one.reason for one in rejected] == ["unreadable"]  # in the folder
+    with pytest.raises(ExtractError, match=r"unreadable, .*b\.wav"):
+        list(iterate_features(model, tmp_path, "last", device="cpu"))
+    with pytest.raises(ConfigError, match="rows are indices of a Corpus"):
+        iterate_features(model, tmp_path, rows=[0])

@@ -7,10 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nestmodel import Checkpoints, ConfigError, NestNetwork, loss_stats, prepare_deterministic
+from nestmodel.formats.training_record import SETTINGS_KEY
 from nestmodel.preflight.trial_step import noise_batch
 from nestmodel.training.checkpoints import find_checkpoints
 from nestmodel.training.determinism import determinism
-from nestmodel.training.module import _SETTINGS_KEY
 from nestmodel.training.resume import check_unchanged
 from tests.conftest import MessyCorpora
 from tests.training import fit, tiny_config
@@ -102,7 +102,7 @@ def test_a_run_is_resumed_in_its_own_mode_only_and_old_checkpoints_in_any(
     check_unchanged({**old, "model.compile_blocks": "False"}, {**compiled, "model.kernels.blocks": "'torch'"})
     checkpoint = torch.load(path, weights_only=False)
     for name in ("trainer.deterministic", "model.kernels.blocks"):
-        del checkpoint[_SETTINGS_KEY][name]
+        del checkpoint[SETTINGS_KEY][name]
     torch.save(checkpoint, tmp_path / "old.ckpt")
     _, resumed = fit(messy_corpora, tmp_path, max_steps=2, ckpt_path=tmp_path / "old.ckpt", deterministic=False)
     assert len(resumed.losses) == 1

@@ -14,11 +14,12 @@ import torch
 import nestguard
 from nestdata import BatchPlan, PlanConfig
 from nestmodel import Checkpoints, ConfigError, Kernels, NestModel, PreemptionHandler
+from nestmodel.formats.training_record import SETTINGS_KEY
 from nestmodel.nn.kernel_choice import default_kernels
 from nestmodel.training import kernel_race
 from nestmodel.training.checkpoints import find_checkpoints
 from nestmodel.training.kernel_race import most_frequent_shape
-from nestmodel.training.module import _DEVICE_KEY, _SETTINGS_KEY
+from nestmodel.training.module import _DEVICE_KEY
 from nestmodel.tuning.cache import Result, cache_path
 from nestmodel.tuning.race import Part
 from tests.conftest import MessyCorpora
@@ -199,7 +200,7 @@ def test_a_checkpoint_from_before_kernels_were_chosen_goes_on_with_what_it_had(
     races = plant_forms(monkeypatch.setattr, SLOW, FAST)
 
     def make_old(checkpoint: dict[str, Any]) -> None:
-        settings = checkpoint[_SETTINGS_KEY]
+        settings = checkpoint[SETTINGS_KEY]
         for name in [name for name in settings if name.startswith("model.kernels.")]:
             del settings[name]
         settings["model.compile_blocks"] = compiled
@@ -215,7 +216,7 @@ def test_a_form_that_this_version_does_not_know_is_an_error(run: Run) -> None:
     run()
 
     def change(checkpoint: dict[str, Any]) -> None:
-        checkpoint[_SETTINGS_KEY]["model.kernels.blocks"] = "'fused'"
+        checkpoint[SETTINGS_KEY]["model.kernels.blocks"] = "'fused'"
 
     with pytest.raises(ConfigError, match="the form of blocks is 'fused': expected one of auto, torch, compiled"):
         run(ckpt_path=run.checkpoint(change))

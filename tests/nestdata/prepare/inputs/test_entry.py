@@ -58,8 +58,8 @@ def test_a_damaged_compressed_file_is_an_error(tmp_path: Path, damage: str) -> N
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gone.json", r"gone\.json: no such manifest\. Give a manifest, a Kaldi directory, or a folder of audio"),
-        ("folder", "folder: a folder where a manifest was expected"),
+        ("gone.json", r"gone\.json: no such file or folder\. Check the path\."),
+        ("folder", "folder: a folder where a file was expected"),
     ],
 )
 def test_opening_anything_but_a_file_is_an_error_that_says_what_it_is(tmp_path: Path, name: str, message: str) -> None:

@@ -98,8 +98,8 @@ def test_a_folder_without_audio_is_an_error(tmp_path: Path) -> None:
 
 def test_a_path_that_is_not_a_folder_is_an_error_if_the_format_is_folder(tmp_path: Path) -> None:
     (tmp_path / "m.json").touch()
-    for name in ("m.json", "gone"):
-        with pytest.raises(ManifestError, match=rf"{name}: no such folder"):
+    for name, message in (("m.json", "a file, but --format folder reads a folder"), ("gone", "no such folder")):
+        with pytest.raises(ManifestError, match=rf"{name}: {message}"):
             source_of(tmp_path / name, "folder")
 
 

@@ -85,12 +85,20 @@ def test_a_forced_format_is_not_detected(tmp_path: Path) -> None:
         ("m.json", b"\n\r\n \n", r"m\.json: the manifest is empty"),
         ("m.json", b"\xef\xbb\xbf", r"m\.json: the manifest is empty"),
         ("m.json", b'{"path": "a.wav", "seconds": 1}', r"m\.json:1: neither a NeMo line .* keys are: path, seconds"),
-        ("m.json", b"\n{}", r"m\.json:2: neither a NeMo line .* Force a format with --format: nemo, lhotse"),
+        ("m.json", b"\n{}", r"m\.json:2: neither a NeMo line .* Force a format with --format: audio, folder"),
         ("m.json", b'[{"audio_filepath": "a.wav"}]', r"m\.json:1: list where a JSON object was expected"),
-        ("m.yaml", b"- id: cut", r"m\.yaml:1: not JSON .* Other kinds of input: a fairseq manifest"),
+        ("m.yaml", b"- id: cut", r"m\.yaml:1: not JSON .* Other kinds of input: an audio file"),
         ("m.json", b"\x00\xff\xfe", r"m\.json:1: not JSON"),
-        ("m.wav", b"RIFF", r"m\.wav: one audio file\. Give the folder that holds it"),
-        ("m.FLAC", b"", r"m\.FLAC: one audio file"),
+        ("m.csv", b"", r"m\.csv: the manifest is empty"),
+        (
+            "m.csv",
+            b"name,seconds\n",
+            r"m\.csv:1: a table without a column of audio files; .* are: name, seconds\. Begin",
+        ),
+        ("m.csv", b"path,text,Text\n", r"m\.csv:1: two columns are called 'text'"),
+        ("m.csv", b"path,start,offset\n", r"m\.csv:1: the columns start, offset give a start or an end twice"),
+        ("m.csv", "path,text\n".encode("utf-16"), r"m\.csv: text in UTF-16\. Save it as UTF-8"),
+        ("wav.scp", b"a a.wav\n", r"wav\.scp: a file of a Kaldi directory\. Give the folder"),
     ],
 )
 def test_an_unknown_format_is_an_error_that_says_what_was_found(
@@ -103,14 +111,14 @@ def test_an_unknown_format_is_an_error_that_says_what_was_found(
 
 def test_an_input_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     for name in ("gone.json", "gone", "gone.wav"):
-        with pytest.raises(ManifestError, match=rf"{name}: no such manifest"):
+        with pytest.raises(ManifestError, match=rf"{name}: no such file or folder"):
             prepare_corpus([tmp_path / name], tmp_path / "speech.corpus")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("form", ["nemo", "lhotse", "fairseq", "kaldi"])
 def test_a_folder_is_an_error_if_a_manifest_format_is_forced(tmp_path: Path, form: InputFormat) -> None:
-    message = "no such manifest" if form == "kaldi" else "a folder where a manifest was expected"
+    message = "no wav.scp in this folder" if form == "kaldi" else "a folder where a file was expected"
     some_audio(tmp_path / "a.wav")
     with pytest.raises(ManifestError, match=message):
         entries_of(tmp_path, form)

@@ -210,5 +210,5 @@ def test_a_bad_line_is_an_error_that_names_the_line(tmp_path: Path, files: dict[
 
 def test_a_directory_without_recordings_is_an_error(tmp_path: Path) -> None:
     directory = kaldi(tmp_path / "data", text="u1 hello\n")
-    with pytest.raises(ManifestError, match=r"data/wav\.scp: no such manifest"):
+    with pytest.raises(ManifestError, match=r"data: no wav\.scp in this folder"):
         entries_of(directory, "kaldi")

@@ -46,7 +46,7 @@ def test_embedded_audio_becomes_members_of_tars_in_the_corpus(tmp_path: Path) ->
     seen: list[Any] = []
     report = prepare_corpus([tmp_path / "data"], tmp_path / "speech.corpus", on_progress=seen.append)
     assert (report.num_cuts, report.rejected) == (5, {})
-    assert [found[:4] for found in seen] == [(3, None, 1, 2), (5, None, 2, 2)]
+    assert [found[:4] for found in seen] == [(0, None, 0, 2), (3, None, 1, 2), (5, None, 2, 2)]
     corpus = Corpus.open(tmp_path / "speech.corpus")
     assert [corpus[row].id for row in range(5)] == ["train-0/0", "train-0/1", "train-0/2", "train-1/0", "train-1/1"]
     assert [corpus[row].supervisions[0].text for row in range(5)] == [f"t{i}" for i in range(5)]

@@ -1,0 +1,124 @@
+"""`nestmodel presets`: compares the presets, or prints one as YAML to start a configuration from."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+import yaml
+
+from nestmodel import EncoderConfig, FeatureConfig
+
+from .completion import complete_presets
+from .output import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_HOUR = 3600
+_DAY = 24 * _HOUR
+
+_NOTES = """\
+audio a run: the steps of the preset, whatever the size of the corpus.
+GPU memory, audio-s/s: measured on one H100 with the batches of the preset and
+  cuts of 15 s (benchmarks/results/gpu_h100_2026-11.md); demo runs on a CPU.
+days: the audio of a run at that rate on one H100. No such run was made.
+24, 40, 80 GB: estimate of the largest --max-batch-seconds on such a GPU, for
+  cuts of up to 60 s (docs/gpu.md); `preflight --find-budget` finds yours.
+
+`nestmodel presets large > run.yaml` starts a configuration, and
+`nestmodel fit speech.corpus --config run.yaml` trains with it."""
+
+
+class Figures(NamedTuple):
+    """What was counted or measured of a preset."""
+
+    parameters: float
+    """Millions."""
+
+    memory_gb: float | None = None
+    """GPU memory that a step reserved on an H100, in GB."""
+
+    audio_s_per_s: int | None = None
+    """Seconds of audio per second on an H100."""
+
+    budgets: tuple[int, int, int] | None = None
+    """Largest `max_batch_seconds` for 24, 40 and 80 GB."""
+
+
+FIGURES = {
+    "demo": Figures(2.2),
+    "small": Figures(14, 2.217, 1002, (3640, 6260, 12800)),
+    "medium": Figures(28, 30.09, 9263, (2740, 4760, 9780)),
+    "large": Figures(113, 27.25, 6268, (1160, 2120, 4500)),
+    "xlarge": Figures(616, 37.55, 2669, (160, 500, 1400)),
+}
+"""By preset, in order of size."""
+
+
+def presets_command(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Preset to print as YAML.", autocompletion=complete_presets),
+    ] = None,
+) -> None:
+    """Compare the presets, or print one as YAML to start a configuration from."""
+    from nestmodel import preset_path
+
+    if name is not None:
+        print(preset_path(name).read_text(encoding="utf-8"), end="")
+        return
+    contents = {preset: yaml.safe_load(preset_path(preset).read_text(encoding="utf-8")) for preset in FIGURES}
+    out = console()
+    out.print(_sizes(contents))
+    out.print(_demands(contents))
+    out.print(f"\n{_NOTES}")
+
+
+def _sizes(contents: Mapping[str, Any]) -> "Table":
+    table = _table("parameters", "dim x layers", "frame", "audio a step", "audio a run")
+    for preset, content in contents.items():
+        encoder, features = content["model"]["config"]["encoder"], FeatureConfig()
+        factor = encoder.get("subsampling_factor", EncoderConfig.subsampling_factor)
+        frame_ms = 1000 * factor * features.hop_length / features.sampling_rate
+        hours = audio_of_run(content) / _HOUR
+        table.add_row(
+            preset,
+            f"{FIGURES[preset].parameters:g} M",
+            f"{encoder['d_model']} x {encoder['num_layers']}",
+            f"{frame_ms:.0f} ms",
+            f"{_audio_of_step(content):,.0f} s",
+            f"{hours:,.0f} h",
+        )
+    return table
+
+
+def _demands(contents: Mapping[str, Any]) -> "Table":
+    table = _table("GPU memory", "audio-s/s", "days", "24 GB", "40 GB", "80 GB")
+    for preset, content in contents.items():
+        figures = FIGURES[preset]
+        if figures.audio_s_per_s is not None:
+            days = audio_of_run(content) / figures.audio_s_per_s / _DAY
+            budgets = (f"{budget:,}" for budget in figures.budgets or ())
+            table.add_row(preset, f"{figures.memory_gb:.1f} GB", f"{figures.audio_s_per_s:,}", f"{days:.0f}", *budgets)
+    return table
+
+
+def audio_of_run(content: Mapping[str, Any]) -> float:
+    """Returns the seconds of audio in all steps of a preset."""
+    seconds: float = content["trainer"]["max_steps"] * _audio_of_step(content)
+    return seconds
+
+
+def _audio_of_step(content: Mapping[str, Any]) -> float:
+    plan = content["data"]["plan"]
+    seconds: float = plan["max_batch_seconds"] * plan["microbatches_per_step"]
+    return seconds
+
+
+def _table(*names: str) -> "Table":
+    from rich.table import Table
+
+    table = Table("preset", box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table

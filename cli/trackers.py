@@ -1,0 +1,255 @@
+"""Where `nestmodel fit` logs: `metrics.csv` always, and TensorBoard, Weights & Biases and MLflow.
+
+A tracker that fails does not end the run, and does not stall it for long: the failure is one warning, and the tracker
+gets nothing until a pause is over. `metrics.csv` has every metric in any case.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_warn
+
+from nestdata import AudioNoiseDataset, last_error_line, redacted, write_preview
+from nestmodel import ConfigError, TrainingError
+
+TrackerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
+
+LOG_HELP = "Where metrics go besides metrics.csv; may be repeated. By default tensorboard, if it is installed."
+
+_PROJECT = "nest-pretrain"
+_IDS = "trackers.json"
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_PAUSE_S = 300.0
+"""Seconds after a failure in which a tracker gets nothing."""
+
+_MLFLOW_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""MLflow waits for its server in the training thread: by default up to 120 s, eight times."""
+
+
+class Tracker(Logger):
+    """A logger of Lightning whose errors are warnings, and which takes pictures.
+
+    Args:
+        name: One of `TrackerName`.
+        inner: The logger.
+        is_new: Whether its run begins with this start.
+    """
+
+    def __init__(self, name: TrackerName, inner: Any, *, is_new: bool = True) -> None:
+        super().__init__()
+        self.tracker = name
+        self.is_new = is_new
+        self._inner = inner
+        self._paused_until_s = 0.0
+
+    @property
+    def name(self) -> str:
+        """Name of the tracker."""
+        return self.tracker
+
+    @property
+    def version(self) -> str:
+        """Name of the run in the tracker."""
+        return str(self._inner.version)
+
+    def open(self) -> None:
+        """Starts the run in the tracker.
+
+        Raises:
+            TrainingError: The tracker cannot be reached.
+        """
+        try:
+            _ = self._inner.experiment
+        except Exception as error:  # of any library
+            raise TrainingError(
+                f"--log {self.tracker}: the run cannot be logged there ({last_error_line(error)}). Check its address "
+                "and your login, or leave the tracker out."
+            ) from error
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Logs metrics of a step."""
+        self._try(lambda: self._inner.log_metrics(metrics, step=step))
+
+    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
+        """Logs settings."""
+        self._try(lambda: self._inner.log_hyperparams(params))
+
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        """Logs a PNG file under a name."""
+        self._try(lambda: _PICTURES[self.tracker](self._inner, name, path, step))
+
+    def save(self) -> None:
+        """Writes what is buffered."""
+        self._try(self._inner.save)
+
+    def finalize(self, status: str) -> None:
+        """Ends the run in the tracker."""
+        self._try(lambda: self._inner.finalize(status))
+
+    def _try(self, call: Callable[[], object]) -> None:
+        if time.monotonic() < self._paused_until_s:
+            return
+        try:
+            call()
+        except Exception as error:  # of any library
+            if not self._paused_until_s:
+                rank_zero_warn(
+                    f"{self.tracker} does not take the metrics of this run ({redacted(last_error_line(error))}). "
+                    "Training continues, and metrics.csv has all of them."
+                )
+            self._paused_until_s = time.monotonic() + _PAUSE_S
+
+
+def check_trackers(names: Sequence[TrackerName]) -> None:
+    """Checks that the packages of trackers are installed.
+
+    Raises:
+        ConfigError: One is not.
+    """
+    for name in names:
+        if name != "csv" and importlib.util.find_spec(name) is None:
+            raise ConfigError(f"--log {name} needs a package: pip install 'nest-pretrain[{name}]'.")
+
+
+def open_loggers(names: Sequence[TrackerName] | None, root: Path, ckpt_path: str | None) -> list[Logger]:
+    """Returns the loggers of a run; nothing is written before `Tracker.open`.
+
+    Args:
+        names: Given by `--log`; None takes TensorBoard if it is installed.
+        root: Output folder of all starts.
+        ckpt_path: Checkpoint to resume from. The run in a tracker continues as well if the folder of the checkpoint
+            names it.
+    """
+    if names is None:
+        names = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
+    check_trackers(names)
+    csv = CSVLogger(root, name="")
+    directory = Path(csv.log_dir)
+    ids = _read_ids(Path(ckpt_path).resolve().parent.parent / _IDS) if ckpt_path else {}
+    # Each name once, in the order of the documentation.
+    chosen = [name for name in get_args(TrackerName) if name in names and name != "csv"]
+    return [
+        csv,
+        *(Tracker(name, _OPEN[name](root, directory, ids.get(name)), is_new=name not in ids) for name in chosen),
+    ]
+
+
+def start_trackers(loggers: Sequence[Logger], settings: Mapping[str, Any], dataset: AudioNoiseDataset | None) -> None:
+    """Starts the run in the trackers, and logs its settings and a preview of the first batch.
+
+    Args:
+        loggers: Those of `open_loggers`, on rank 0.
+        settings: Configuration of the run.
+        dataset: Data to preview; None shows none.
+
+    Raises:
+        TrainingError: A tracker cannot be reached.
+        NestDataError: The first batch cannot be loaded.
+    """
+    trackers = [logger for logger in loggers if isinstance(logger, Tracker)]
+    if not trackers:
+        return
+    csv = next(logger for logger in loggers if isinstance(logger, CSVLogger))
+    _ = csv.experiment  # creates the output folder, in which it expects no other files
+    directory = Path(csv.log_dir)
+    params = {name: redacted(str(value)) for name, value in _flat(settings).items()}
+    for tracker in trackers:
+        tracker.open()
+        if tracker.is_new:  # MLflow refuses other values of the same settings
+            tracker.log_hyperparams(params)
+    if ids := {one.tracker: one.version for one in trackers if one.tracker in ("wandb", "mlflow")}:
+        (directory / _IDS).write_text(json.dumps(ids) + "\n")
+    if dataset is not None:
+        preview = directory / "preview"
+        write_preview(dataset[0, 0], dataset.corpus.sampling_rate, preview, max_cuts=2)
+        for tracker in trackers:
+            for picture in sorted(preview.glob("*.png")):
+                tracker.log_picture(f"first batch {picture.stem}", picture, 0)
+
+
+def _flat(value: object, name: str = "") -> dict[str, object]:
+    """Returns the values of nested mappings by their dotted names."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{name}.{key}" if name else key).items()}
+
+
+def _read_ids(path: Path) -> dict[str, str]:
+    """Returns the names of the runs in trackers, which an earlier start has written."""
+    try:
+        stored = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(stored, dict):
+        return {}
+    return {name: value for name, value in stored.items() if isinstance(value, str) and _ID.fullmatch(value)}
+
+
+def _tensorboard(root: Path, directory: Path, _run: str | None) -> Any:
+    return TensorBoardLogger(root, name="", version=directory.name, sub_dir="tensorboard")
+
+
+def _wandb(_root: Path, directory: Path, run: str | None) -> Any:
+    import wandb
+    from pytorch_lightning.loggers import WandbLogger
+
+    # It would record every state of the panel, and wait at the end without a limit for a server that is gone.
+    settings = wandb.Settings(console="off", finish_timeout=60.0)
+    project = os.environ.get("WANDB_PROJECT", _PROJECT)
+    return WandbLogger(project=project, name=_run_name(directory), save_dir=directory, id=run, settings=settings)
+
+
+def _mlflow(root: Path, directory: Path, run: str | None) -> Any:
+    for name, value in _MLFLOW_LIMITS.items():
+        os.environ.setdefault(name, value)
+    from pytorch_lightning.loggers import MLFlowLogger
+
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    root = root.resolve()
+    if not uri:
+        root.mkdir(parents=True, exist_ok=True)
+    return MLFlowLogger(
+        experiment_name=os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT),
+        run_name=_run_name(directory),
+        tracking_uri=uri or f"sqlite:///{root / 'mlflow.db'}",
+        artifact_location=None if uri else (root / "mlflow").as_uri(),
+        run_id=run,
+    )
+
+
+def _run_name(directory: Path) -> str:
+    """Returns a name that people recognise: the two last parts of the output folder."""
+    return "/".join(directory.resolve().parts[-2:])
+
+
+def _tensorboard_picture(logger: Any, name: str, path: Path, step: int) -> None:
+    from matplotlib.image import imread
+
+    logger.experiment.add_image(name, imread(path)[..., :3], step, dataformats="HWC")
+
+
+def _wandb_picture(logger: Any, name: str, path: Path, step: int) -> None:
+    logger.log_image(name, [str(path)], step=step)
+
+
+def _mlflow_picture(logger: Any, _name: str, path: Path, _step: int) -> None:
+    logger.experiment.log_artifact(logger.run_id, str(path), "pictures")
+
+
+_OPEN: Mapping[str, Callable[[Path, Path, str | None], Any]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+}
+_PICTURES: Mapping[str, Callable[[Any, str, Path, int], None]] = {
+    "tensorboard": _tensorboard_picture,
+    "wandb": _wandb_picture,
+    "mlflow": _mlflow_picture,
+}

@@ -1,0 +1,175 @@
+"""What callers may give as audio: a path, a URL, a corpus, or cuts and recordings of Lhotse; one of them or a list.
+
+All functions and commands that read audio accept the same, by `audio_inputs`.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import orjson
+
+from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.jsonl import LhotseManifest
+from nestdata.redaction import redacted_url
+from nestdata.storage import has_scheme
+from nestdata.storage.location import parse_url
+
+if TYPE_CHECKING:
+    from nestdata.corpus.corpus import Corpus
+
+AudioInput = str | os.PathLike[str] | Any
+"""Audio: the path or URL of whatever `nestdata prepare` reads, such as `talk.wav`, `speech.csv`, a folder or a corpus
+directory; a `Corpus`; or Lhotse's `CutSet` or `RecordingSet`."""
+
+AudioInputs = AudioInput | Sequence[AudioInput]
+"""One `AudioInput`, or a sequence of them, in any combination."""
+
+
+def audio_inputs(given: AudioInputs) -> list[Any]:
+    """Returns inputs as a list, with local paths as `Path` and URLs as `str`.
+
+    Raises:
+        ManifestError: There is no input, one has a wrong type, or a URL is given as a `Path`.
+        StorageError: A URL holds credentials.
+    """
+    inputs: list[Any] = [*given] if isinstance(given, Iterable) and _is_list(given) else [given]
+    if not inputs:
+        raise ManifestError("no input was given: name a file, a folder or a manifest.")
+    return [_checked(one) for one in inputs]
+
+
+@dataclass(frozen=True, slots=True)
+class LhotseObjects:
+    """Cuts or recordings in memory, or lazily opened, as the lines that Lhotse would write."""
+
+    items_per_task: ClassVar[None] = None
+    path: str
+    """A name for messages."""
+
+    parser: LhotseManifest
+    cuts: Any = field(repr=False)
+    """Lhotse's objects; not pickled, because items hold their content."""
+
+    def items(self) -> Iterator[bytes]:
+        """Yields lines."""
+        for cut in self.cuts or ():
+            yield orjson.dumps(cut.to_dict(), default=str, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
+        """Yields the entry of a line."""
+        yield from self.parser.entries(number, item)
+
+    def where(self, number: int) -> str:
+        """Returns the name and the number of the object, counted from 1."""
+        return self.parser.where(number)
+
+    def count(self) -> int | None:
+        """Returns the number of objects; None if they are read lazily."""
+        return None if self.cuts is None or self.cuts.is_lazy else len(self.cuts)
+
+    def __reduce__(self) -> tuple[type["LhotseObjects"], tuple[str, LhotseManifest, None]]:
+        return LhotseObjects, (self.path, self.parser, None)
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusCuts:
+    """The cuts of a corpus that was prepared before, with the present location of their audio."""
+
+    items_per_task: ClassVar[None] = None
+    path: Path
+    """The corpus directory."""
+
+    root: str | None
+    """Where the audio is now; None for the root that the corpus has itself."""
+
+    parser: LhotseManifest
+
+    def items(self) -> Iterator[bytes]:
+        """Yields lines in the order of `cuts.jsonl`.
+
+        Raises:
+            CorpusError: The corpus is damaged.
+        """
+        from nestdata.corpus.corpus import Corpus  # imports numpy, which `--help` can do without
+
+        corpus = Corpus.open(self.path, root=self.root)
+        if corpus.is_moved and not corpus.has_bank:
+            yield from (orjson.dumps(corpus.line(index)) for index in corpus.input_order().tolist())
+            return
+        with (self.path / "cuts.jsonl").open("rb") as file:
+            yield from file
+
+    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
+        """Yields the entry of a line."""
+        yield from self.parser.entries(number, item)
+
+    def where(self, number: int) -> str:
+        """Returns the path of `cuts.jsonl` and the line, counted from 1."""
+        return self.parser.where(number)
+
+    def count(self) -> int | None:
+        """Returns the number of lines."""
+        return self.parser.count()
+
+
+def open_objects(given: Any, parser: LhotseManifest) -> LhotseObjects | CorpusCuts | None:
+    """Returns the source of an input that is an object; None for a path or URL.
+
+    Args:
+        given: An input.
+        parser: Parses the lines of cuts; its path is replaced by that of the object.
+    """
+    if _is_corpus(given):
+        return CorpusCuts(given.path, given.root, replace(parser, path=given.path / "cuts.jsonl"))
+    if is_lhotse(given):
+        return LhotseObjects(type(given).__name__, replace(parser, path=type(given).__name__), given)
+    return None
+
+
+def is_lhotse(given: object) -> bool:
+    """Returns whether an object is a set of cuts or recordings of Lhotse, without importing Lhotse."""
+    lhotse = sys.modules.get("lhotse")
+    return lhotse is not None and isinstance(given, (lhotse.CutSet, lhotse.RecordingSet))
+
+
+def _is_corpus(given: object) -> bool:
+    module = sys.modules.get("nestdata.corpus.corpus")
+    return module is not None and isinstance(given, module.Corpus)
+
+
+def _is_list(given: Iterable[Any]) -> bool:
+    return not (_is_one(given) or isinstance(given, (bytes, Mapping)) or hasattr(given, "__array__"))
+
+
+def _is_one(given: object) -> bool:
+    return isinstance(given, (str, os.PathLike)) or is_lhotse(given) or _is_corpus(given)
+
+
+def _checked(given: Any) -> "Path | str | Corpus | Any":
+    if not _is_one(given):
+        raise _wrong_type(given)
+    if not str(given):
+        raise ManifestError("an empty path was given as input. Check the variable that holds it.")
+    if isinstance(given, str):
+        if not has_scheme(given):
+            return Path(given)
+        parse_url(given)  # refuses credentials before anything is named after the URL
+        return given
+    if not isinstance(given, os.PathLike):
+        return given
+    path = Path(given)
+    if has_scheme(str(path).replace(":/", "://", 1)) and not path.exists():
+        raise ManifestError(f"{redacted_url(str(path))}: give URLs as str; a Path loses one of the two slashes.")
+    return path
+
+
+def _wrong_type(given: object) -> ManifestError:
+    return ManifestError(
+        f"{type(given).__name__} where audio was expected ({given!r:.80}). Give a path or URL, a Corpus, a CutSet or "
+        "RecordingSet of Lhotse, or a list of these."
+    )

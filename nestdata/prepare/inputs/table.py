@@ -1,0 +1,234 @@
+"""Tables of audio files: CSV with a header, as spreadsheets and data frames write it, and Common Voice's TSV."""
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.entry import (
+    Entry,
+    base_directory,
+    count_lines,
+    id_of_name,
+    open_lines,
+    resolve,
+)
+from nestdata.prepare.inputs.jsonl import AUDIO_KEYS, seconds, span_suffix
+from nestdata.storage import join, parent
+
+# Names of the column with the audio file, the first of them that a table has: those of NeMo, Common Voice, Hugging
+# Face's `metadata.csv`, DeepSpeech, and what people call it.
+_AUDIO_COLUMNS = (
+    *AUDIO_KEYS, "audio_path", "audio_file", "path", "file_path", "filepath", "file", "file_name", "filename",
+    "wav_filename", "wav", "audio",
+)  # fmt: skip
+# Columns in seconds, and labels of common tables under the names that other inputs have for them.
+_SPAN_COLUMNS = {"offset": "offset", "start": "offset", "duration": "duration", "end": "end"}
+_RENAMED = {"client_id": "speaker", "transcript": "text"}
+_DELIMITERS = ("\t", ",", ";", "|")
+_SUFFIXES = (".csv", ".csv.gz")
+# Common Voice: names in the table are relative to this folder beside it.
+_CLIPS_HEADER, _CLIPS_FOLDER = ("client_id", "path"), "clips"
+_MAX_COLUMNS = 1000
+
+
+class Columns(NamedTuple):
+    """The header of a table."""
+
+    delimiter: str
+    names: tuple[str, ...]
+    """Names as the table has them, without spaces around them."""
+
+    audio: int
+    """Index of the column with the audio file."""
+
+    spans: tuple[tuple[int, str], ...]
+    """Indices of the columns with times in seconds, and `offset`, `duration` or `end`."""
+
+    labels: tuple[tuple[int, str], ...]
+    """Indices of all other columns with a name, and their labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows with a column for the audio file, and optionally `offset` or `start`, `duration` or `end`, and labels."""
+
+    items_per_task: ClassVar[None] = None
+    path: Path | str
+    root: str
+    directory: str
+    """Absolute path or URL of the folder that relative paths start from."""
+
+    columns: Columns
+
+    def items(self) -> Iterator[tuple[int, list[str]]]:
+        """Yields rows with the number of their last line.
+
+        Raises:
+            ManifestError: A quoted field is too long, because a quotation mark is missing.
+        """
+        for number, row in _rows(self.path, self.columns.delimiter):
+            # The header of a table may be repeated, where tables were joined.
+            if any(row) and _stripped(row) != self.columns.names:
+                yield number, row
+
+    def entries(self, number: int, item: tuple[int, list[str]]) -> Iterator[Entry]:  # noqa: ARG002, the row has its own
+        """Yields the entry of a row; its number is that of its line."""
+        line, row = item
+        where, columns = self.where(line), self.columns
+        if len(row) != len(columns.names):
+            raise ManifestError(
+                f"{where}: {len(row)} fields, but the header has {len(columns.names)}. Quote fields that contain "
+                f"{columns.delimiter!r}, or fix this line."
+            )
+        name = row[columns.audio]
+        if not name.strip() or name.endswith("/") or "\0" in name:
+            raise ManifestError(
+                f"{where}: {columns.names[columns.audio]} is {name[:80]!r}. Give the path of a file, or drop this line."
+            )
+        offset, duration = _span(columns, row, where)
+        path = resolve(self.directory, name)
+        cut_id = id_of_name(path, name, self.root)
+        if offset is not None:
+            cut_id += span_suffix(offset, duration)
+        labels = {label: row[index] for index, label in columns.labels if row[index]}
+        yield Entry(where, cut_id, path, offset or 0.0, duration, labels=labels, number=line)
+
+    def where(self, number: int) -> str:
+        """Returns the path and the number of a line, counted from 1 with the header on line 1."""
+        return f"{self.path}:{number}"
+
+    def count(self) -> int | None:
+        """Returns the number of lines after the first."""
+        lines = count_lines(self.path)
+        return None if lines is None else lines - 1
+
+
+def is_table(path: Path | str, first_line: bytes) -> bool:
+    """Returns whether a file is a table: its name ends in `.csv`, or its first line has a column of audio files."""
+    if str(path).lower().endswith(_SUFFIXES):
+        return True
+    names = _header(first_line)[1]
+    return len(names) > 1 and _audio_column(names) is not None
+
+
+def read_columns(path: Path | str) -> Columns:
+    """Reads the header of a table.
+
+    Raises:
+        ManifestError: It has no column with audio files, or two columns have the same name.
+    """
+    with open_lines(path) as file:
+        line = next((line for line in file if line.strip()), b"")
+    if not line:
+        raise ManifestError(f"{path}: the table is empty. Check the command that wrote it.")
+    delimiter, names = _header(line)
+    audio = _audio_column(names)
+    if audio is None or len(names) > _MAX_COLUMNS:
+        found = ", ".join(name[:40] for name in names[:8])
+        raise ManifestError(
+            f"{path}:1: a table without a column of audio files; its columns are: {found}. Begin it with a header, and "
+            f"name the column audio_filepath, path or file_name."
+        )
+    keys = [_key(name) for name in names]
+    repeated = next((name for name, key in zip(names, keys, strict=True) if key and keys.count(key) > 1), None)
+    if repeated is not None:
+        raise ManifestError(f"{path}:1: two columns are called {repeated[:80]!r}. Rename or remove one of them.")
+    spans = tuple((index, _SPAN_COLUMNS[key]) for index, key in enumerate(keys) if key in _SPAN_COLUMNS)
+    if len({what for _, what in spans}) < len(spans) or {"duration", "end"} <= {what for _, what in spans}:
+        given = ", ".join(names[index] for index, _ in spans)
+        raise ManifestError(
+            f"{path}:1: the columns {given} give a start or an end twice. Keep one of offset and start, and one of "
+            "duration and end."
+        )
+    taken = {audio, *(index for index, _ in spans)}
+    own = {name for index, name in enumerate(names) if index not in taken}
+    labels = tuple(
+        (index, label)
+        for index, name in enumerate(names)
+        if name and index not in taken
+        # A column with the name itself takes precedence.
+        for label in [name if _RENAMED.get(_key(name), name) in own else _RENAMED.get(_key(name), name)]
+    )
+    return Columns(delimiter, names, audio, spans, labels)
+
+
+def table_directory(path: Path | str, columns: Columns) -> str:
+    """Returns the absolute path or URL of the folder that relative paths in a table start from.
+
+    In Common Voice, this is the folder `clips` beside the table. Otherwise, the first relative path that exists in the
+    folder of the table or in the current directory decides.
+    """
+    folder = parent(path) if isinstance(path, str) else os.path.abspath(path.parent)
+    clips = join(folder, _CLIPS_FOLDER)
+    if columns.names[: len(_CLIPS_HEADER)] == _CLIPS_HEADER and (isinstance(path, str) or os.path.isdir(clips)):
+        return clips
+    if isinstance(path, str):
+        return folder
+    rows = (row for _, row in islice(_rows(path, columns.delimiter), 1, None))
+    names = (row[columns.audio] for row in rows if len(row) > columns.audio and "\0" not in row[columns.audio])
+    return base_directory(names, (folder, os.getcwd()), folder)
+
+
+def _rows(path: Path | str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields all rows, the header included, with the number of their last line."""
+    with open_lines(path) as file:
+        reader = csv.reader((line.decode(errors="surrogateescape") for line in file), **_dialect(delimiter))
+        try:
+            for row in reader:
+                yield reader.line_num, row
+        except csv.Error as error:  # a field of more than 128 KiB
+            raise ManifestError(
+                f"{path}:{reader.line_num}: {error}. Check whether a quotation mark is missing before this line."
+            ) from None
+
+
+def _dialect(delimiter: str) -> dict[str, Any]:
+    # In tab-separated tables, quotation marks belong to the text, as in Common Voice.
+    return {"delimiter": delimiter, "quoting": csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL}
+
+
+def _header(line: bytes) -> tuple[str, tuple[str, ...]]:
+    """Returns the delimiter that divides a header into most fields, and the fields."""
+    text = line.decode(errors="surrogateescape").rstrip("\r\n")
+    delimiter = max(_DELIMITERS, key=text.count)
+    delimiter = delimiter if delimiter in text else ","
+    try:
+        return delimiter, _stripped(next(csv.reader([text], **_dialect(delimiter)), []))
+    except csv.Error:  # a field of more than 128 KiB
+        return delimiter, ()
+
+
+def _stripped(row: Sequence[str]) -> tuple[str, ...]:
+    return tuple(field.strip() for field in row)
+
+
+def _key(name: str) -> str:
+    return name.lower().replace(" ", "_")
+
+
+def _audio_column(names: Sequence[str]) -> int | None:
+    keys = [_key(name) for name in names]
+    return next((keys.index(name) for name in _AUDIO_COLUMNS if name in keys), None)
+
+
+def _span(columns: Columns, row: list[str], where: str) -> tuple[float | None, float | None]:
+    """Returns offset and duration in seconds; None for those that a row does not give."""
+    values: dict[str, Any] = {}
+    for index, what in columns.spans:
+        text = row[index].strip()
+        try:
+            values[what] = float(text) if text else None
+        except ValueError:
+            values[what] = text
+        seconds(values, what, f"{where}, {columns.names[index]}")
+    offset, duration, end = (values.get(what) for what in ("offset", "duration", "end"))
+    if end is not None:
+        duration = end - (offset or 0.0)
+        if duration <= 0:
+            raise ManifestError(f"{where}: ends at {end:g} s, before its start. Fix or drop this line.")
+    return offset, duration

@@ -1,0 +1,159 @@
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nestcli.nestmodel import main
+from nestcli.trackers import Tracker, check_trackers, open_loggers, start_trackers
+from nestmodel import ConfigError, TrainingError
+from tests.cli.test_display import fit_arguments
+from tests.conftest import MessyCorpora
+from tests.extras import needs
+
+
+class FailingLogger:
+    """Fails as a client of a server that is gone."""
+
+    version = "1"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @property
+    def experiment(self) -> Any:
+        raise ConnectionError("refused by http://user:secret@host/")
+
+    def log_metrics(self, _metrics: dict[str, float], step: int) -> None:  # noqa: ARG002
+        self.calls += 1
+        raise ConnectionError("refused by http://user:secret@host/")
+
+
+def test_a_tracker_that_fails_is_one_warning_and_gets_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("nestcli.trackers.time.monotonic", lambda: now[0])
+    inner = FailingLogger()
+    tracker = Tracker("mlflow", inner)
+    with pytest.warns(
+        UserWarning, match=r"mlflow does not take the metrics of this run \(refused by http://\*\*\*@host/"
+    ):
+        tracker.log_metrics({"train_loss": 1.0}, step=1)
+    for now[0] in (1.0, 2.0, 400.0, 401.0):  # any further warning would be an error
+        tracker.log_metrics({"train_loss": 1.0}, step=1)
+    assert inner.calls == 2
+
+
+def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error() -> None:
+    with pytest.raises(TrainingError, match=r"--log wandb: the run cannot be logged there \(refused"):
+        Tracker("wandb", FailingLogger()).open()
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    check_trackers(["csv"])
+    with pytest.raises(ConfigError, match=r"--log wandb needs a package: pip install 'nest-pretrain\[wandb\]'"):
+        check_trackers(["csv", "wandb"])
+
+
+def test_tensorboard_is_left_out_if_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert len(open_loggers(None, tmp_path, None)) == 1
+
+
+def test_log_and_loggers_of_the_trainer_exclude_each_other(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = fit_arguments(messy_corpora, tmp_path)
+    assert main([*arguments, "--log", "csv", "--trainer.logger", "false"]) == 2
+    assert "error: --log and trainer.logger are both given" in capsys.readouterr().err
+    assert main([*arguments, "--log", "nonsense"]) == 2
+    assert "nonsense" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@needs("tensorboard", "tensorboard")
+def test_tensorboard_gets_pictures(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(tmp_path)
+    arguments = [*fit_arguments(messy_corpora, tmp_path), "--data.val_corpus", str(messy_corpora.speech)]
+    assert main([*arguments, "--trainer.max_steps", "2", "--log", "tensorboard"]) == 0
+    events = EventAccumulator(str(tmp_path / "run" / "version_0" / "tensorboard"), size_guidance={"images": 0})
+    events.Reload()
+    assert {"first batch 00", "curves"} <= set(events.Tags()["images"])
+    assert [event.step for event in events.Scalars("val_loss")] == [1]
+    assert (tmp_path / "run" / "version_0" / "preview" / "index.html").exists()
+
+
+@pytest.mark.slow
+@needs("mlflow", "mlflow", "sqlalchemy", "alembic")
+@pytest.mark.filterwarnings("ignore")  # MLflow uses what SQLAlchemy deprecates
+def test_mlflow_gets_metrics_settings_and_pictures_in_one_run_over_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    picture = tmp_path / "curves.png"
+    picture.write_bytes(b"a picture")
+    checkpoint = tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt"
+    for start, ckpt_path in enumerate((None, str(checkpoint))):
+        csv, tracker = open_loggers(["mlflow", "csv"], tmp_path / "run", ckpt_path)
+        assert isinstance(tracker, Tracker)
+        settings = {"trainer": {"max_steps": 2 + start}, "data": {"noise": "s3://user:secret@bucket/noise"}}
+        start_trackers([csv, tracker], settings, None)
+        tracker.log_metrics({"train_loss": 1.5}, step=start)
+        tracker.log_picture("curves", picture, start)
+        tracker.finalize("success")
+    with sqlite3.connect(tmp_path / "run" / "mlflow.db") as database:
+        assert database.execute("select key, value, step from metrics").fetchall() == [
+            ("train_loss", 1.5, 0),
+            ("train_loss", 1.5, 1),
+        ]
+        params = dict(database.execute("select key, value from params").fetchall())
+        assert database.execute("select name, status from runs").fetchall() == [("run/version_0", "FINISHED")]
+    assert params == {"trainer.max_steps": "2", "data.noise": "s3://***@bucket/noise"}
+    (copied,) = (tmp_path / "run" / "mlflow").rglob("curves.png")
+    assert copied.read_bytes() == b"a picture"
+
+
+@pytest.mark.slow
+@needs("wandb", "wandb")
+def test_wandb_gets_metrics_settings_and_pictures_in_one_run_over_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+    from matplotlib.figure import Figure
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    picture = tmp_path / "curves.png"
+    Figure(figsize=(1, 1)).savefig(picture)
+    checkpoint = tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt"
+    for start, ckpt_path in enumerate((None, str(checkpoint))):
+        csv, tracker = open_loggers(["wandb"], tmp_path / "run", ckpt_path)
+        assert isinstance(tracker, Tracker)
+        start_trackers([csv, tracker], {"data": {"noise": "s3://user:secret@bucket/noise"}}, None)
+        tracker.log_metrics({"train_loss": 1.5}, step=start)
+        tracker.log_picture("curves", picture, start)
+        assert wandb.run is not None
+        assert wandb.run.summary["train_loss"] == 1.5
+        assert wandb.run.config.as_dict() == ({} if start else {"data.noise": "s3://***@bucket/noise"})
+        wandb.finish()
+    folders = [tmp_path / "run" / f"version_{start}" for start in (0, 1)]
+    ids = {json.loads((folder / "trackers.json").read_text())["wandb"] for folder in folders}
+    assert len(ids) == 1
+    for folder in folders:
+        (run,) = (folder / "wandb").glob("offline-run-*")
+        assert run.name.endswith(ids.copy().pop())
+        assert list(run.rglob("curves_*.png"))
+
+
+def test_ids_of_runs_are_checked(tmp_path: Path) -> None:
+    from nestcli.trackers import _read_ids
+
+    for content in ("", "[]", '{"mlflow": 3}', '{"mlflow": "../../x"}', "\x00"):
+        (tmp_path / "trackers.json").write_text(content)
+        assert _read_ids(tmp_path / "trackers.json") == {}
+    assert _read_ids(tmp_path / "gone.json") == {}

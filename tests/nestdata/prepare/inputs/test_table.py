@@ -1,0 +1,152 @@
+import gzip
+from pathlib import Path
+
+import pytest
+
+from nestdata import ManifestError
+from nestdata.prepare.inputs import Entry, InputFormat, detect_input
+from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
+
+
+def table(path: Path, content: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return path
+
+
+def test_a_row_has_a_file_a_span_and_labels(tmp_path: Path) -> None:
+    path = table(tmp_path / "m.csv", "text,audio_filepath,offset,duration,speaker,note\nhi,wavs/a.wav,0.5,1.5,tom,x\n")
+    assert entries_of(path) == [
+        Entry(
+            where=f"{path}:2", cut_id="wavs/a@0.500+1.500", path=f"{tmp_path}/wavs/a.wav", offset=0.5, duration=1.5,
+            labels={"text": "hi", "speaker": "tom", "note": "x"}, number=2,
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("header", "form"),
+    [
+        ("path,text", "csv"),
+        ("text;file", "csv"),
+        ("Text|File Name", "csv"),
+        ('"text","audio"', "csv"),
+        ("wav_filename,wav_filesize,transcript", "csv"),
+        ("client_id\tpath\tsentence", "csv"),
+        ("a folder", "fairseq"),
+    ],
+)
+def test_a_header_with_an_audio_column_makes_a_table_whatever_its_name(
+    tmp_path: Path, header: str, form: InputFormat
+) -> None:
+    (tmp_path / "a folder").mkdir()
+    for name in ("m.csv", "m.tsv", "m.any") if form == "csv" else ("m.tsv", "m.any"):
+        assert detect_input(table(tmp_path / name, f"{header}\n")).format == form
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+        assert detect_input(tmp_path / f"{name}.gz").format == form
+
+
+def test_common_voice_is_read_from_its_folder_of_clips(tmp_path: Path) -> None:
+    some_audio(tmp_path / "en" / "clips" / "a.mp3")
+    header = "client_id\tpath\tsentence_id\tsentence\tage\tlocale\n"
+    path = table(tmp_path / "en" / "train.tsv", f'{header}7f3e\ta.mp3\ts1\t"Hello," she said.\t\ten\n')
+    cuts, rejects = prepared(path)
+    assert (list(cuts), rejects) == (["a"], [])
+    (supervision,) = cuts["a"]["supervisions"]
+    assert {key: supervision[key] for key in ("text", "speaker", "language")} == {
+        "text": '"Hello," she said.',
+        "speaker": "7f3e",
+        "language": "en",
+    }
+    assert cuts["a"]["custom"] == {"sentence_id": "s1"}
+
+
+def test_start_and_end_give_the_span(tmp_path: Path) -> None:
+    path = table(tmp_path / "m.csv", "path,start,end\na.wav,0.5,2\na.wav,,1\na.wav,1,\n")
+    assert [(entry.offset, entry.duration) for entry in entries_of(path)] == [(0.5, 1.5), (0.0, 1.0), (1.0, None)]
+
+
+def test_quoted_fields_hold_delimiters_and_lines(tmp_path: Path) -> None:
+    path = table(tmp_path / "m.csv", 'path,text\n"a, b.wav","one\ntwo ""three"""\n\n,\nc.wav,x\npath,text\nd.wav,y\n')
+    entries = entries_of(path)
+    assert [(entry.cut_id, entry.where) for entry in entries] == [
+        ("a, b", f"{path}:3"), ("c", f"{path}:6"), ("d", f"{path}:8"),
+    ]  # fmt: skip
+    assert entries[0].labels == {"text": 'one\ntwo "three"'}
+
+
+def test_the_first_file_that_exists_decides_where_relative_paths_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some_audio(tmp_path / "wavs" / "b.wav")
+    path = table(tmp_path / "tables" / "m.csv", "path,text\nwavs/a.wav,x\nwavs/b.wav,y\n")
+    monkeypatch.chdir(tmp_path)
+    assert [entry.path for entry in entries_of(path)] == [f"{tmp_path}/wavs/a.wav", f"{tmp_path}/wavs/b.wav"]
+    some_audio(tmp_path / "tables" / "wavs" / "a.wav")
+    assert entries_of(path)[0].path == f"{tmp_path}/tables/wavs/a.wav"
+
+
+def test_a_speaker_takes_precedence_over_another_name_of_it(tmp_path: Path) -> None:
+    path = table(tmp_path / "m.csv", "client_id,file,speaker\nx,a.wav,tom\n")
+    assert entries_of(path)[0].labels == {"client_id": "x", "speaker": "tom"}
+
+
+def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_bytes("\ufeffpath;text\r\na.wav;größer\r\n".encode())
+    assert [(entry.cut_id, entry.labels) for entry in entries_of(tmp_path / "m.csv")] == [("a", {"text": "größer"})]
+
+
+def test_a_text_that_is_not_unicode_is_rejected(tmp_path: Path) -> None:
+    some_audio(tmp_path / "a.wav")
+    some_audio(tmp_path / "b.wav")
+    (tmp_path / "m.csv").write_bytes("path,text\na.wav,größer\nb.wav,x\n".encode("latin-1"))
+    cuts, (reject,) = prepared(tmp_path / "m.csv")
+    assert list(cuts) == ["b"]
+    assert (reject["where"], reject["reason"]) == (f"{tmp_path}/m.csv:2", "unreadable")
+
+
+def test_repeated_rows_are_rejected_with_their_lines(tmp_path: Path) -> None:
+    some_audio(tmp_path / "a.wav")
+    path = table(tmp_path / "m.csv", 'path,text\na.wav,"x\ny"\n\na.wav,z\n')
+    assert [(reject["where"], reject["reason"]) for reject in prepared(path)[1]] == [(f"{path}:5", "duplicate_id")]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a.wav", r"m\.csv:2: 1 fields, but the header has 3\. Quote fields that contain ','"),
+        ("a.wav,1,x,y", r"m\.csv:2: 4 fields"),
+        (",1,x", r"m\.csv:2: path is ''\. Give the path of a file"),
+        ("wavs/,1,x", r"m\.csv:2: path is 'wavs/'"),
+        ("a\0.wav,1,x", r"m\.csv:2: path is 'a\\x00\.wav'"),
+        ("a.wav,long,x", r"m\.csv:2, duration: duration is 'long'\. Give seconds as a number"),
+        ("a.wav,nan,x", r"m\.csv:2, duration: duration is nan"),
+        ("a.wav,-1,x", r"m\.csv:2, duration: duration is -1"),
+        ("a.wav,1e999,x", r"m\.csv:2, duration: duration is inf"),
+        ('a.wav,1,"' + 200_000 * "x", r"m\.csv:2: field larger than field limit .* quotation mark is missing"),
+    ],
+)
+def test_a_bad_row_is_an_error_that_names_its_line(tmp_path: Path, row: str, message: str) -> None:
+    path = table(tmp_path / "m.csv", f"path,duration,text\n{row}\n")
+    with pytest.raises(ManifestError, match=message):
+        entries_of(path)
+
+
+def test_an_end_before_the_start_is_an_error(tmp_path: Path) -> None:
+    path = table(tmp_path / "m.csv", "path,start,end\na.wav,2,1\n")
+    with pytest.raises(ManifestError, match=r"m\.csv:2: ends at 1 s, before its start"):
+        entries_of(path)
+
+
+def test_nothing_in_a_table_is_run(tmp_path: Path) -> None:
+    some_audio(tmp_path / "a.wav")
+    command = f"touch {tmp_path}/ran |"
+    path = table(tmp_path / "m.csv", f"path,text\n{command},x\n$(touch {tmp_path}/ran),x\na.wav,=cmd\n")
+    cuts, rejects = prepared(path)
+    assert [*cuts, *(reject["reason"] for reject in rejects)] == ["a", "missing", "missing"]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_forced_format_needs_no_header_that_is_recognised(tmp_path: Path) -> None:
+    path = table(tmp_path / "m.txt", "path\na.wav\n")
+    assert [entry.cut_id for entry in entries_of(path, "csv")] == ["a"]
