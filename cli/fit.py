@@ -93,9 +93,10 @@ class _Cli(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
+        guard = next(one for one in cast(Any, self.trainer).callbacks if isinstance(one, StallGuard))
+        guard.check_timeout(self.trainer)
         self._check("fit")
         self._started_s = time.monotonic()
-        guard = next(one for one in cast(Any, self.trainer).callbacks if isinstance(one, StallGuard))
         self._print_summary(guard)
         self._start_trackers()
         guard.start(self.trainer)  # before the ranks connect to each other
