@@ -15,6 +15,7 @@ from nestmodel.nn.encoder import check_compilable
 from nestmodel.nn.kernel_choice import Kernels
 from nestmodel.training.lightning_private import uses_distributed_sampler
 
+
 def num_ranks(trainer: pl.Trainer) -> int:
     """Returns the number of ranks of a run, which strategies know only when the ranks have connected."""
     return max(int(trainer.world_size), trainer.num_devices * trainer.num_nodes)
