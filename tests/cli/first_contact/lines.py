@@ -96,7 +96,7 @@ LINES = (
     Line(
         "nestdata prepare broken -o my.corpus",
         1,
-        "error: broken: no usable cut among 3 entries; the first: broken/0.wav: unreadable, ...",
+        "error: broken: no usable cut among 3 entries (3 unreadable); the first: broken/0.wav: ...",
     ),
     Line("nestdata prepare hostile -o my.corpus", 0, "my.corpus: 4 cuts, 0.00 h, 1.00 to 1.00 s"),
     Line("nestdata prepare 'hostile/$(touch x).wav' -o my.corpus", 0, "my.corpus: 1 cuts, 0.00 h, 1.00 to 1.00 s"),
@@ -313,5 +313,16 @@ PROGRAMS = (
     ),
     Line("python features.py", 0, "from a file: (25, 16)\nfrom samples: (25, 16)", 0),
     Line("python dataset.py", 0, "the first batch: 0 0\nfrom a DataLoader: [0, 1, 2]", 0),
-    Line("python notebook.py", 0, "Corpus: short True, HTML True\nBatchPlan: short True, HTML True", 0),
+    Line(
+        "python notebook.py",
+        0,
+        "Corpus: short True, HTML True\n"
+        "BatchPlan: short True, HTML True\n"
+        "AudioNoiseBatch: short True, HTML True\n"
+        "AudioNoiseDataset: short True, ...\n"
+        "NestNetwork: short True, HTML True\n"
+        "ManifestError: int where audio was expected (17). Give ...\n"
+        "CorpusError: int where a corpus was expected (17). Give ...",
+        0,
+    ),
 )
