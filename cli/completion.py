@@ -14,6 +14,12 @@ from typer.core import TyperCommand
 from .keys import keys
 from .settings import Setting, settings_of
 
+COMPLETION_OPTIONS = ("--install-completion", "--show-completion")
+
+TYPER_TAKES_SHELL = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"
+"""Variable with which Typer takes the name of a shell after these options. Otherwise it ignores a name that is given,
+and looks for a shell among the parents of the process."""
+
 _VALUES = {
     "accelerator": ("cpu", "gpu"),
     "log": ("csv", "mlflow", "tensorboard", "wandb"),

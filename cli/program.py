@@ -22,7 +22,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from .completion import LightningCommand, completed_command
+from .completion import COMPLETION_OPTIONS, TYPER_TAKES_SHELL, LightningCommand, completed_command
 from .settings import short_option
 
 DISTRIBUTION = "nest-pretrain"
@@ -103,6 +103,8 @@ class Program:
                     raise UsageError(self._unknown_command(arguments[0]))
                 if called is not None and called.is_lightning:
                     return _run_lightning(called, arguments)
+                if arguments[0] in COMPLETION_OPTIONS and len(arguments) == 2:
+                    os.environ[TYPER_TAKES_SHELL] = "1"
             result = self._app(called)(args=arguments, prog_name=self.name, standalone_mode=False)
         except (KeyboardInterrupt, typer.Abort):
             return _fail("interrupted", EXIT_INTERRUPTED)

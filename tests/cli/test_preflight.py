@@ -66,14 +66,14 @@ def test_preflight_accepts_the_configuration_of_a_run(
     ("flags", "code", "message"),
     [
         (["--data.plan.max_batch_secs", "3"], 2, "the nearest is 'data.plan.max_batch_seconds'"),
-        (["--num_batches", "0"], 1, "num_batches is 0"),
+        (["--num_batches", "0"], 2, "num_batches is 0"),
         (["--num_batchs", "1"], 2, "See `nestmodel preflight --help`"),
         (["--ckpt_path", "gone.ckpt"], 2, "gone.ckpt: does not exist"),
-        (["--memory_limit", "8GiB"], 1, "--memory_limit has no effect without --find_budget"),
-        (["--find-budget", "--trainer.accelerator", "cpu"], 1, "say how much memory one rank may use"),
-        (["--find-budget", "--memory-limit", "8G"], 1, "memory_limit is '8G': give a size with one of the units"),
-        (["--tune", "--find_budget"], 1, "--tune and --find_budget are both given"),
-        (["--find_budget", "--trainer.strategy", "ddp", "--trainer.devices", "2"], 1, "the trainer has 2 ranks"),
+        (["--memory_limit", "8GiB"], 2, "--memory_limit has no effect without --find_budget"),
+        (["--find-budget", "--trainer.accelerator", "cpu"], 2, "say how much memory one rank may use"),
+        (["--find-budget", "--memory-limit", "8G"], 2, "memory_limit is '8G': give a size with one of the units"),
+        (["--tune", "--find_budget"], 2, "--tune and --find_budget are both given"),
+        (["--find_budget", "--trainer.strategy", "ddp", "--trainer.devices", "2"], 2, "the trainer has 2 ranks"),
     ],
 )
 def test_wrong_usage_is_reported_as_by_fit(
