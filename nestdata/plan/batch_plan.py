@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from nestdata.config_checks import require, require_at_least
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError, PlanError
+from nestdata.field_docs import with_field_docs
 from nestdata.plan.layout import Bucket, Budget, CutRange, Positions, lay_out
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths, check_ascending
 from nestdata.stateless_rng import Permutation, StatelessRng, derive_key
@@ -33,6 +34,7 @@ _REPEATS_UNIT = 1000
 _NEWER = ("bucket_width", "mixed_lengths")
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
     """How cuts are grouped into microbatches and optimizer steps."""
