@@ -20,6 +20,7 @@ from nestdata.config_checks import require, require_at_least
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError, PlanError
 from nestdata.field_docs import with_field_docs
+from nestdata.notebook import html_table
 from nestdata.plan.layout import Bucket, Budget, CutRange, Positions, lay_out
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths, check_ascending
 from nestdata.stateless_rng import Permutation, StatelessRng, derive_key
@@ -252,6 +253,29 @@ class BatchPlan:
             )
         share = total // world_size
         return range(rank * share, (rank + 1) * share)
+
+    def __repr__(self) -> str:
+        config = self.config
+        return (
+            f"BatchPlan({self.steps_per_epoch} steps an epoch, {config.microbatches_per_step} microbatches a step, "
+            f"up to {config.max_batch_seconds:g} s each, seed {config.seed})"
+        )
+
+    def _repr_html_(self) -> str:
+        config, sizes = self.config, [bucket.cuts_per_microbatch for bucket in self.buckets]
+        padded_s = [bucket.padded_samples / self.sampling_rate for bucket in self.buckets]
+        num_shapes = len(set(zip(sizes, padded_s, strict=True)))
+        rows = {
+            "epoch": f"{self.steps_per_epoch:,} steps",
+            "step": f"{config.microbatches_per_step} microbatches over all ranks",
+            "microbatch": f"up to {config.max_batch_seconds:g} s with padding: {min(sizes)} to {max(sizes)} cuts, "
+            f"padded to {min(padded_s):.2f} to {max(padded_s):.2f} s",
+            "shapes": f"{num_shapes} in {len(self.buckets)} buckets of similar length",
+            "repeats per epoch": ", ".join(f"{repeats:g}" for repeats in self.repeats_per_epoch),
+            "seed": str(config.seed),
+            "fingerprint": self.fingerprint,
+        }
+        return html_table("BatchPlan", rows.items())
 
     def _lay_out(self, corpora: Sequence[Lengths]) -> list[Bucket]:
         _check_fits(corpora, self.sampling_rate, self.budget, self.min_samples)
