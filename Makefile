@@ -39,8 +39,7 @@ demo: $(READY)
 	$(BIN)/nestdata prepare manifests/demo/noise.json -o $(DEMO)/noise.corpus --pcm
 	$(BIN)/nestdata plan $(DEMO)/speech.corpus --config demo
 	$(BIN)/nestdata sample-batch preview $(DEMO)/speech.corpus --noise $(DEMO)/noise.corpus --config demo -o $(DEMO)/preview
-	$(BIN)/nestmodel fit --config demo --data.corpus $(DEMO)/speech.corpus --data.noise $(DEMO)/noise.corpus \
-		--trainer.default_root_dir $(DEMO)/run
+	$(BIN)/nestmodel fit $(DEMO)/speech.corpus --noise $(DEMO)/noise.corpus --config demo -o $(DEMO)/run
 	@echo
 	@echo "corpus:      $(DEMO)/speech.corpus/report.html"
 	@echo "batch:       $(DEMO)/preview/index.html"

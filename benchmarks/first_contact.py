@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.cli.first_contact.check import Attempt, attempt, decisive_line, defects
+from tests.cli.first_contact.check import Attempt, attempt, decisive_line, defects, is_message
 from tests.cli.first_contact.folder import make_folder
 from tests.cli.first_contact.lines import LINES, PROGRAMS, Line
 from tests.cli.first_contact.process import Outcome, commands
@@ -38,7 +38,9 @@ def record(checkout: Path) -> dict[str, Any]:
             make_folder(work / "folder", server)
             for line in (*LINES, *PROGRAMS):
                 found = attempt(line, work / "folder", server)
-                lines[line.command] = [found.outcome, found.written]
+                code, out, err, cpu_s = found.outcome
+                out, err = (text.replace(f"{checkout}/", "") for text in (out, err))
+                lines[line.command] = [(code, out, err, cpu_s), found.written]
                 sys.stderr.write(f"{line.command}: {'; '.join(defects(line, found)) or 'right'}\n")
         with commands(checkout, work / "cold", warm=False) as server:
             rounds = [{command: server.run(command.split(), work).cpu_s for command in TIMED} for _ in range(ROUNDS)]
@@ -50,10 +52,13 @@ def table(before: dict[str, Any], after: dict[str, Any]) -> str:
     """Returns the comparison of two records as Markdown."""
     lines = (*LINES, *PROGRAMS)
     found = [{line: _attempt_of(record, line) for line in lines} for record in (before, after)]
-    right = [sum(not defects(line, attempts[line]) for line in lines) for attempts in found]
+    wrong = [[defects(line, attempts[line]) for line in lines] for attempts in found]
+    other = [sum(any(not is_message(text) for text in texts) for texts in each) for each in wrong]
+    num_wrong = [sum(map(bool, each)) for each in wrong]
     text = [
-        f"Right: {right[0]} of {len(lines)} before, {right[1]} now. A bold exit code marks the others: the code,",
-        "the message, the number of lines, or what is left behind is wrong.",
+        f"Of {len(lines)}, {num_wrong[0]} were wrong before and {num_wrong[1]} are now; their exit codes are bold.",
+        f"{other[0]} and {other[1]} of these have a wrong code, too many lines, a traceback, or leave files behind.",
+        "The others differ in the message alone; the messages that are looked for are those of the present version.",
         "",
         "| | command | before | lines | says | now | lines | says |",
         "|---|---|---|---|---|---|---|---|",

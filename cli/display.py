@@ -17,6 +17,7 @@ from nestmodel.training.callbacks.live_panel import LivePanel, terminal
 from nestmodel.training.callbacks.progress import PlainLines
 from nestmodel.training.run_state import format_duration
 
+_OUTPUTS = {"metrics": "metrics.csv", "curves": "curves.png", "checkpoints": "checkpoints"}
 _PACKAGE = os.path.join(os.path.dirname(nestmodel.__file__), "")
 
 
@@ -59,14 +60,14 @@ def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[
         if f"{stage}_loss" in metrics:
             loss, entropy = metrics[f"{stage}_loss"], metrics[f"{stage}_token_entropy"]
             parts.append(f"{label} {loss:.3f} (token entropy {entropy:.3f})")
-    lines = [
-        f"finished: {', '.join(parts)}",
-        f"metrics: {directory / 'metrics.csv'}",
-        f"curves: {directory / 'curves.png'}",
-        f"checkpoints: {directory / 'checkpoints'}",
-    ]
+    outputs = {name: directory / path for name, path in _OUTPUTS.items()}
+    lines = [f"finished: {', '.join(parts)}"]
+    lines += [f"{name}: {path}" for name, path in outputs.items() if path.exists()]
     last = directory / "checkpoints" / "last.ckpt"
     if last.exists():
         model = shlex.quote(str(last))
-        lines += [f"next: nestmodel probe {model} train.json --test test.json", f"  or: nestmodel export {model}"]
+        lines += [
+            f"next: nestmodel features {model} talks/ -o talks.features",
+            f"  or: nestmodel export {model} --to huggingface",
+        ]
     return lines

@@ -20,10 +20,10 @@ from nestmodel import (
     Throughput,
     prepare_deterministic,
 )
+from nestmodel.training.before_start import check_outputs, check_run
 from nestmodel.training.launcher import check_main_address
 from nestmodel.training.lightning_private import launched_processes
 from nestmodel.training.resume import LAST, LAST_REQUIRED, find_resumed
-from nestmodel.training.run_checks import check_outputs, check_run
 from nestmodel.training.run_summary import summarise_run
 from nestmodel.training.startup import is_first_rank, watch_ranks
 
@@ -93,9 +93,10 @@ class _Cli(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
+        guard = next(one for one in cast(Any, self.trainer).callbacks if isinstance(one, StallGuard))
+        guard.check_timeout(self.trainer)
         self._check("fit")
         self._started_s = time.monotonic()
-        guard = next(one for one in cast(Any, self.trainer).callbacks if isinstance(one, StallGuard))
         self._print_summary(guard)
         self._start_trackers()
         guard.start(self.trainer)  # before the ranks connect to each other
@@ -149,6 +150,8 @@ def run(arguments: list[str]) -> int:
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     # Lightning causes this one; users cannot avoid it.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
+    # The interval counts steps of the run; Lightning compares it with the steps of an epoch.
+    warnings.filterwarnings("ignore", message="The number of training batches .* is smaller than the logging interval")
     silence_lightning()
     cli = _Cli(
         NestModel,

@@ -15,7 +15,7 @@ import nestguard
 from nestdata.batch.augment import AugmentConfig, Chain
 from nestdata.batch.bad_audio import BadAudioConfig
 from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, MicrobatchKey
-from nestdata.batch.corpus_roles import warn_of_noise
+from nestdata.batch.corpus_roles import warn_of_noise, warn_of_validation
 from nestdata.batch.loader import BatchLoader, StartMethod
 from nestdata.batch.memory import BatchMemory, aligned
 from nestdata.batch.mix import Mix, SpeakerNoiseMixer, Speech, as_float32
@@ -223,6 +223,10 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             "transforms": ", ".join(f"{number} of {name}" for name, number in chains.items() if number) or "none",
         }
         return html_table("AudioNoiseDataset", rows.items())
+
+    def warn_if_trained_on(self, training: Corpora) -> None:
+        """Warns if this data set is meant for validation and a corpus of it is one of the training data."""
+        warn_of_validation(training, self.corpus)
 
     def _check_packable(self) -> None:
         if not self.is_packable:

@@ -102,7 +102,7 @@ class NestDataModule(pl.LightningDataModule):
         if val_corpus:
             unweighted = replace(plan, weights=None, temperature=1.0, mixed_lengths=False)
             self.val_dataset = self._open([val_corpus], unweighted, AugmentConfig())
-            warn_of_validation(self.train_dataset.corpus, self.val_dataset.corpus)
+            self.val_dataset.warn_if_trained_on(self.train_dataset.corpus)
 
     def setup(self, stage: str) -> None:
         """Sets gradient accumulation, and converts the trainer's limits from optimizer steps to microbatches.

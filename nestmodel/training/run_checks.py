@@ -1,79 +1,19 @@
-"""Checks of a run's settings before its ranks start, so that a mistake is one error and not one of every rank.
+"""Single checks of a run's settings; `before_start` makes all of them before the ranks start.
 
-An error that one rank raises leaves the others waiting: the stall guard would end them with its own exit code,
-which asks a scheduler to start the run again. Every check here reads settings only: no collective, no audio and no
-weights. The hooks of `NestModel` and `NestDataModule` make the same checks for those who call `Trainer.fit` themselves.
+Every check reads settings only: no collective, no audio and no weights. The hooks of `NestModel` and `NestDataModule`
+make the same checks for those who call `Trainer.fit` themselves.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytorch_lightning as pl
 
 from nestdata import BatchPlan
-from nestdata.output import check_writable
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder import check_compilable
-from nestmodel.nn.kernel_choice import Kernels, default_kernels
-from nestmodel.training.checkpoints import Checkpoints
+from nestmodel.nn.kernel_choice import Kernels
 from nestmodel.training.lightning_private import uses_distributed_sampler
-from nestmodel.training.resume import check_unchanged, run_settings, stored_kernels, stored_settings
-from nestmodel.training.step_limits import check_training_limits
-
-if TYPE_CHECKING:
-    from nestmodel.training.data import NestDataModule
-    from nestmodel.training.module import NestModel
-
-
-def check_run(
-    model: "NestModel", data: "NestDataModule", trainer: pl.Trainer, *, stage: str, ckpt_path: Path | None = None
-) -> None:
-    """Makes every check of a run's settings. Call it before the ranks connect to each other.
-
-    Args:
-        model: Model of the run.
-        data: Data of the run.
-        trainer: Trainer of the run.
-        stage: `fit` or `validate`.
-        ckpt_path: Checkpoint that the run resumes from.
-
-    Raises:
-        ConfigError: Settings contradict each other, or those of the checkpoint.
-        WeightsError: The checkpoint cannot be read.
-    """
-    plan = data.train_dataset.plan
-    check_sampling_rate(model.config, data.sampling_rate)
-    if stage == "validate":
-        if data.val_dataset is None:
-            raise ConfigError("there is no validation corpus: give data.val_corpus.")
-        plan.microbatches_of(0, num_ranks(trainer))
-        return
-    if trainer.max_steps == 0:
-        raise ConfigError("trainer.max_steps is 0: give the number of steps to train, or -1 for no limit.")
-    check_accumulation(trainer, plan)
-    check_training_limits(trainer, plan.steps_per_epoch)
-    stored = None if ckpt_path is None else stored_settings(ckpt_path)
-    kernels = model.kernels
-    if stored is not None:
-        kernels = kernels.resolve(stored_kernels(stored, default_kernels(trainer.strategy.root_device.type)))
-        check_unchanged(stored, run_settings(model.config, trainer, kernels=kernels, data=data), warns=False)
-    check_kernels(kernels, model.config, plan, trainer)
-
-
-def check_outputs(trainer: pl.Trainer) -> None:
-    """Checks on rank 0, which alone writes, that files can be created in every folder of the run; creates the folders.
-
-    Raises:
-        OutputError: They cannot.
-    """
-    if not trainer.is_global_zero or cast(Any, trainer).fast_dev_run:
-        return
-    checkpoints = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
-    folders = [trainer.default_root_dir, *(logger.save_dir for logger in trainer.loggers)]
-    for folder in dict.fromkeys([*folders, *(callback.directory for callback in checkpoints)]):
-        if folder is not None and "://" not in str(folder):
-            check_writable(Path(folder))
 
 
 def num_ranks(trainer: pl.Trainer) -> int:

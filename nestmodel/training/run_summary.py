@@ -69,6 +69,8 @@ def _corpus_text(corpus: Corpus) -> str:
 
 
 def _hours(hours: float) -> str:
+    if hours < 0.1:
+        return f"{3600 * hours:.0f} s"
     return f"{hours:,.0f} h" if hours >= 100 else f"{hours:.2f} h"
 
 
@@ -76,8 +78,9 @@ def _model_text(model: NestModel) -> str:
     encoder, features = model.config.encoder, model.config.features
     frame_ms = 1000 * features.hop_length * encoder.subsampling_factor / features.sampling_rate
     size = f"{encoder.d_model} x {encoder.num_layers} layers"
-    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    return f"{size}, {millions:.3g} M parameters, frames of {frame_ms:g} ms"
+    number = sum(parameter.numel() for parameter in model.parameters())
+    parameters = f"{number / 1e6:.3g} M" if number >= 1e5 else f"{number:,}"
+    return f"{size}, {parameters} parameters, frames of {frame_ms:g} ms"
 
 
 def _steps_text(trainer: pl.Trainer, data: NestDataModule) -> str:
@@ -85,7 +88,9 @@ def _steps_text(trainer: pl.Trainer, data: NestDataModule) -> str:
     num_steps = num_steps_of_run(trainer, per_epoch)
     parts = ["no limit" if num_steps is None else f"{num_steps:,}"]
     if num_steps is not None and per_epoch:
-        parts.append(f"{num_steps / per_epoch:,.3g} epochs of {per_epoch:,}")
+        epochs = num_steps / per_epoch
+        number = f"{epochs:,.0f}" if epochs >= 100 or epochs.is_integer() else f"{epochs:.3g}"
+        parts.append(f"{number} {'epoch' if number == '1' else 'epochs'} of {per_epoch:,}")
     for callback in cast(Any, trainer).callbacks:
         if isinstance(callback, Timer) and (limit_s := callback.time_remaining()) is not None:
             parts.append(f"at most {format_duration(limit_s)}")
@@ -97,7 +102,7 @@ def _batches_text(data: NestDataModule) -> str:
     step_s = plan.max_batch_seconds * plan.microbatches_per_step
     return (
         f"{plan.microbatches_per_step} x {plan.max_batch_seconds:g} s, so up to {step_s:,g} s of audio per step; "
-        f"{data.num_workers} workers per rank"
+        f"loader workers per rank: {data.num_workers}"
     )
 
 

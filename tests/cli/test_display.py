@@ -72,7 +72,7 @@ def test_a_quiet_run_shows_its_results_only(
     shown = capsys.readouterr()
     assert not re.search(r"^(step|corpus)\b", shown.err, re.MULTILINE)
     assert re.match(r"finished: step 2 after 0:\d\d:\d\d, loss \d\.\d{3} \(token entropy \d\.\d{3}\)\n", shown.out)
-    assert "next: nestmodel probe" not in shown.out  # there is no last.ckpt
+    assert "next: nestmodel" not in shown.out  # there is no last.ckpt
     assert not (tmp_path / "run" / "version_0" / "tensorboard").exists()
 
 
@@ -92,4 +92,4 @@ def test_a_run_without_a_terminal_shows_lines(
     )
     assert any(re.fullmatch(line, one) for one in lines), lines
     assert any(one.startswith("step 2 of 2") for one in lines)
-    assert "next: nestmodel probe run/version_0/checkpoints/last.ckpt" in shown.out
+    assert "next: nestmodel features run/version_0/checkpoints/last.ckpt" in shown.out

@@ -59,7 +59,7 @@ class PlainLines:
 
 
 class Progress(pl.Callback):
-    """Shows the progress of `fit` on stderr of rank 0.
+    """Shows the progress of `fit`, and the result of `validate`, on stderr of rank 0.
 
     Args:
         renderer: Shows the states; by default one line every ten seconds.
@@ -99,9 +99,14 @@ class Progress(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Shows the metrics of the validation."""
-        if not trainer.sanity_checking:
-            self._validated_step = trainer.global_step
+        if trainer.sanity_checking:
+            return
+        self._validated_step = trainer.global_step
+        if self._is_shown:
             self._show(trainer, "training")
+        elif trainer.is_global_zero:  # `validate`, which has no other progress to show
+            state = read_state(trainer, self._clock, "validating", validated_step=self._validated_step)
+            print(_validation_line(state), file=sys.stderr, flush=True)  # noqa: T201
 
     def on_save_checkpoint(self, trainer: pl.Trainer, *_: Any) -> None:
         """Shows that a checkpoint is being written."""

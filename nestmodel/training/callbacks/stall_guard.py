@@ -96,14 +96,15 @@ class StallGuard(pl.Callback):
         """
         if self._monitor is not None or self._heartbeat.slot is not None or not self.enabled:
             return
-        self._check_timeout(trainer)
+        self.check_timeout(trainer)
         try:
             self._start_watching(trainer, _identity(trainer))
         except nestguard.GuardError as error:
             warnings.warn(f"the stall guard cannot start, so the run is not watched: {error}", stacklevel=1)
 
-    def _check_timeout(self, trainer: pl.Trainer) -> None:
-        if not isinstance(trainer.strategy, DDPStrategy):
+    def check_timeout(self, trainer: pl.Trainer) -> None:
+        """Checks and sets the timeout of the process group, as `start` does; see there for errors and warnings."""
+        if not self.enabled or not isinstance(trainer.strategy, DDPStrategy):
             return
         limits, timeout_s = self.limits, process_group_timeout_s(trainer)
         needed_s = limits.longest_wait_s + _REPORT_S

@@ -12,6 +12,9 @@ from .lines import Line
 from .process import Commands, Outcome
 
 
+_NO_LINE = "no line is"
+
+
 class Attempt(NamedTuple):
     """A command line that was run in a copy of the newcomer's folder."""
 
@@ -40,7 +43,7 @@ def defects(line: Line, found: Attempt) -> list[str]:
     lines = {"out": out.splitlines(), "err": [text for text in err.splitlines() if text.strip()]}
     for wanted in line.says.split("\n"):
         if not any(_matches(wanted, text) for text in (*lines["out"], *lines["err"])):
-            wrong.append(f"no line is {wanted!r}")
+            wrong.append(f"{_NO_LINE} {wanted!r}")
     for stream, limit in (("err", line.err_lines), ("out", line.out_lines)):
         if limit is not None and len(lines[stream]) > limit:
             wrong.append(f"{len(lines[stream])} lines on std{stream}, more than {limit}")
@@ -51,6 +54,11 @@ def defects(line: Line, found: Attempt) -> list[str]:
     if line.code in (1, 2) and found.written:
         wrong.append(f"left behind: {', '.join(found.written)}")
     return wrong
+
+
+def is_message(defect: str) -> bool:
+    """Returns whether a defect is that of a message, and not of a code, files or the number of lines."""
+    return defect.startswith(_NO_LINE)
 
 
 def decisive_line(line: Line, outcome: Outcome) -> str:

@@ -57,7 +57,9 @@ def make_folder(folder: Path, commands: Commands) -> None:
         name = f"talks/{i:02d}.flac"
         speech = _bursts(seconds) if i % 2 else chirp(200, 4000, seconds)
         write_audio(folder / name, speech + hiss(len(speech), i, level=0.02))
-        rows.append({"audio_filepath": name, "text": f"sound {i}", "sound": "bursts" if i % 2 else "sweep"})
+        rows.append(
+            {"audio_filepath": name, "text": f"this is what was said {i}", "sound": "bursts" if i % 2 else "sweep"}
+        )
     write_jsonl(folder / "speech.json", rows)
     write_jsonl(folder / "gone.json", [*rows, {"audio_filepath": "talks/gone.flac", "duration": 1.0}])
     write_audio(folder / "talk.wav", tone(300, 2.0) + hiss(32000, 90))

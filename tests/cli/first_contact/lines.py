@@ -96,7 +96,7 @@ LINES = (
     Line(
         "nestdata prepare broken -o my.corpus",
         1,
-        "error: broken: no usable cut among 3 entries; the first: broken/0.wav: unreadable, ...",
+        "error: broken: no usable cut among 3 entries (3 unreadable); the first: broken/0.wav: ...",
     ),
     Line("nestdata prepare hostile -o my.corpus", 0, "my.corpus: 4 cuts, 0.00 h, 1.00 to 1.00 s"),
     Line("nestdata prepare 'hostile/$(touch x).wav' -o my.corpus", 0, "my.corpus: 1 cuts, 0.00 h, 1.00 to 1.00 s"),
@@ -201,7 +201,7 @@ LINES = (
     ),
     Line(f"nestmodel fit {_NEW} --max-steps 2 -o out", 0, "checkpoints: out/version_0/checkpoints", 20),
     Line(f"nestmodel fit {_NEW} --max-steps 2 -o out --quiet", 0, "checkpoints: out/version_0/checkpoints", 0),
-    Line(f"nestmodel fit {_NEW} --max-steps 6 -o out --ckpt-path last.ckpt", 0, "...last.ckpt...step 4...", 20),
+    Line(f"nestmodel fit {_NEW} --max-steps 6 -o out --ckpt-path last.ckpt", 0, "start       last.ckpt", 20),
     Line(
         "nestmodel fit --config demo --data.corpus speech.json",
         1,
@@ -209,11 +209,14 @@ LINES = (
     ),
     Line(
         *("nestmodel fit --config tiny.yaml --data.corpus noise.corpus --data.noise speech.corpus", 0),
-        *("...warning...swapped...", 20),
+        *(
+            "noise.corpus and speech.corpus may be swapped: the noise corpus has transcripts, and ... has none.",
+            20,
+        ),
     ),
     Line(
         *("nestmodel fit --config tiny.yaml --data.corpus speech.corpus --data.noise speech.corpus", 0),
-        *("...warning...same corpus...", 20),
+        *("speech.corpus is given as speech and as noise: the noise is then speech.", 20),
     ),
     Line(
         *(
@@ -252,7 +255,7 @@ LINES = (
     Line(
         f"nestmodel fit {_NEW} -o out --log wandb",
         2,
-        "error: ...`pip install 'nest-pretrain[wandb]'`...",
+        "error: --log wandb needs a package: pip install 'nest-pretrain[wandb]'.",
         hidden=("wandb",),
     ),
     # The other commands of nestmodel
@@ -310,5 +313,16 @@ PROGRAMS = (
     ),
     Line("python features.py", 0, "from a file: (25, 16)\nfrom samples: (25, 16)", 0),
     Line("python dataset.py", 0, "the first batch: 0 0\nfrom a DataLoader: [0, 1, 2]", 0),
-    Line("python notebook.py", 0, "Corpus: short True, HTML True\nBatchPlan: short True, HTML True", 0),
+    Line(
+        "python notebook.py",
+        0,
+        "Corpus: short True, HTML True\n"
+        "BatchPlan: short True, HTML True\n"
+        "AudioNoiseBatch: short True, HTML True\n"
+        "AudioNoiseDataset: short True, ...\n"
+        "NestNetwork: short True, HTML True\n"
+        "ManifestError: int where audio was expected (17). Give ...\n"
+        "CorpusError: int where a corpus was expected (17). Give ...",
+        0,
+    ),
 )

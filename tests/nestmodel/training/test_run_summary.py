@@ -30,14 +30,14 @@ def test_a_summary_describes_data_model_steps_and_switches(messy_corpora: MessyC
     data = messy_data(messy_corpora)
     per_epoch = data.train_dataset.plan.steps_per_epoch
     rows = summary(data, tmp_path, max_steps=10 * per_epoch, max_time="00:02:00:00")
-    hours = f"({data.train_dataset.corpus.corpora[0].hours:.2f} h)"
+    speech = f"{messy_corpora.speech} ({3600 * data.train_dataset.corpus.corpora[0].hours:.0f} s)"
     assert rows == {
-        "corpus": f"{messy_corpora.speech} {hours}",
-        "noise": f"{messy_corpora.noise} ({data.noise.corpus.hours:.2f} h), and other speech",  # type: ignore[union-attr]
-        "validation": f"{messy_corpora.speech} {hours}",
+        "corpus": speech,
+        "noise": f"{messy_corpora.noise} ({3600 * data.noise.corpus.hours:.0f} s), and other speech",  # type: ignore[union-attr]
+        "validation": speech,
         "model": f"16 x 2 layers, {rows['model'].split(', ')[1]}, frames of 80 ms",
         "steps": f"{10 * per_epoch}, 10 epochs of {per_epoch}, at most 2:00:00",
-        "batches": "2 x 10 s, so up to 20 s of audio per step; 0 workers per rank",
+        "batches": "2 x 10 s, so up to 20 s of audio per step; loader workers per rank: 0",
         "ranks": "1, cpu",
         "numbers": "precision 32-true, seed 3",
         "start": "from step 0",

@@ -127,7 +127,7 @@ def timeout_after_check(
     """Returns the timeout of the process group in seconds after the guard has checked it."""
     strategy = DDPStrategy(process_group_backend="gloo", timeout=timeout)
     runner = trainer(directory, devices=2, strategy=strategy)
-    StallGuard(limits)._check_timeout(runner)
+    StallGuard(limits).check_timeout(runner)
     return process_group_timeout_s(runner)
 
 
@@ -160,7 +160,7 @@ def test_the_timeout_of_a_process_group_that_exists_is_kept_with_a_warning(
 
 
 def test_a_run_without_a_process_group_has_no_timeout_to_check(tmp_path: Path) -> None:
-    StallGuard(StallLimits(step_s=10_000))._check_timeout(trainer(tmp_path))
+    StallGuard(StallLimits(step_s=10_000)).check_timeout(trainer(tmp_path))
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
