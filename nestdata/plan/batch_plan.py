@@ -257,8 +257,8 @@ class BatchPlan:
     def __repr__(self) -> str:
         config = self.config
         return (
-            f"BatchPlan({self.steps_per_epoch} steps an epoch, {config.microbatches_per_step} microbatches a step, "
-            f"up to {config.max_batch_seconds:g} s each, seed {config.seed})"
+            f"BatchPlan(steps_per_epoch={self.steps_per_epoch}, microbatches_per_step={config.microbatches_per_step}, "
+            f"max_batch_seconds={config.max_batch_seconds:g}, seed={config.seed})"
         )
 
     def _repr_html_(self) -> str:
@@ -267,7 +267,7 @@ class BatchPlan:
         num_shapes = len(set(zip(sizes, padded_s, strict=True)))
         rows = {
             "epoch": f"{self.steps_per_epoch:,} steps",
-            "step": f"{config.microbatches_per_step} microbatches over all ranks",
+            "microbatches of a step": f"{config.microbatches_per_step}, over all ranks",
             "microbatch": f"up to {config.max_batch_seconds:g} s with padding: {min(sizes)} to {max(sizes)} cuts, "
             f"padded to {min(padded_s):.2f} to {max(padded_s):.2f} s",
             "shapes": f"{num_shapes} in {len(self.buckets)} buckets of similar length",

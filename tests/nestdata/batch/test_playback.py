@@ -141,7 +141,9 @@ def test_corpora_plans_and_datasets_are_shown_in_one_line_and_as_a_table(messy_c
     size = f"{len(corpora)} cuts, {corpora.hours:.2f} h, 16000 Hz"
     assert repr(corpora) == f"Corpora(1 corpus, {size})"
     steps = f"{plan.steps_per_epoch} steps an epoch"
-    assert repr(plan) == f"BatchPlan({steps}, 4 microbatches a step, up to 8 s each, seed 3)"
+    assert repr(plan) == (
+        f"BatchPlan(steps_per_epoch={plan.steps_per_epoch}, microbatches_per_step=4, max_batch_seconds=8, seed=3)"
+    )
     assert repr(dataset) == f"AudioNoiseDataset({size}; {len(noise)} cuts of noise; {steps})"
     for shown in (corpora.corpora[0], corpora, plan, dataset):
         parsed = Parsed(shown._repr_html_())
