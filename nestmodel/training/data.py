@@ -34,7 +34,6 @@ from nestdata import (
     StartMethod,
     start_fork_server,
 )
-from nestdata.batch.corpus_roles import warn_of_validation
 from nestmodel.errors import ConfigError
 from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput

@@ -11,7 +11,6 @@ from .folder import copied
 from .lines import Line
 from .process import Commands, Outcome
 
-
 _NO_LINE = "no line is"
 
 
