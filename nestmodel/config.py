@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 
 from nestdata.config_checks import nearest_name_hint, require, require_at_least, require_at_most, require_share
+from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError
 from nestmodel.representation import changed_fields
 
@@ -47,6 +48,7 @@ _at_most = partial(require_at_most, error=ConfigError)
 _share = partial(require_share, below_one=True, error=ConfigError)
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class FeatureConfig:
     """Computation of normalised log-mel frames from audio."""
@@ -87,6 +89,7 @@ class FeatureConfig:
         _require(fits, "features.window_length", self.window_length, f"at most n_fft ({self.n_fft}) samples")
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class QuantizerConfig:
     """Size of the random-projection quantizer that computes the target tokens."""
@@ -110,6 +113,7 @@ class QuantizerConfig:
         _at_least(1, "quantizer", self, "num_codebooks", "code_dim")
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class MaskConfig:
     """Masking of frames, and the choice of the tokens that are scored."""
@@ -135,6 +139,7 @@ class MaskConfig:
         _share("masking", self, "threshold")
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
     """Sizes and regularisation of the FastConformer encoder."""
@@ -204,6 +209,7 @@ class EncoderConfig:
         _require(kernel >= 1 and kernel % 2 == 1, "encoder.conv_kernel_size", kernel, "an odd number")
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW with the Noam schedule."""
@@ -235,6 +241,7 @@ class OptimizerConfig:
         _at_least(1, "optimizer", self, "warmup_steps")
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class NestConfig:
     """All settings of a NEST model and its optimizer."""

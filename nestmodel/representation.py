@@ -1,11 +1,7 @@
 """Short representations: configurations without defaults, tensors by their shapes, networks by their sizes."""
 
-from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from html import escape
 from typing import Any
-
-from nestdata import redacted
 
 
 def changed_fields(config: Any) -> str:
@@ -22,18 +18,6 @@ def shapes(value: Any) -> str:
     """Returns a dataclass or named tuple with the shapes and types of its tensors instead of their elements."""
     names = [field.name for field in fields(value)] if is_dataclass(value) else value._fields
     return f"{type(value).__name__}({', '.join(f'{name}: {_shape(getattr(value, name))}' for name in names)})"
-
-
-def html_table(title: str, rows: Mapping[str, str]) -> str:
-    """Returns a table of two columns as HTML; all text is escaped, and URLs are shown without their secrets."""
-    cells = "".join(
-        f'<tr><th style="text-align: left">{escape(name)}</th>'
-        f'<td style="text-align: left">{escape(redacted(value))}</td></tr>'
-        for name, value in rows.items()
-    )
-    return (
-        f"<table><thead><tr><th colspan='2' style='text-align: left'>{escape(title)}</th></tr></thead>{cells}</table>"
-    )
 
 
 def _shape(value: Any) -> str:

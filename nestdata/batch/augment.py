@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from nestdata.config_checks import nearest_name_hint
 from nestdata.errors import ConfigError
+from nestdata.field_docs import with_field_docs
 from nestdata.stateless_rng import derive_key
 
 TransformSpec = str | dict[str, Any]
@@ -25,6 +26,7 @@ TransformSpec = str | dict[str, Any]
 _COMPOSITIONS = ("Compose", "OneOf", "SomeOf")
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
     """Chains of audiomentations transforms, each given by class name: `Gain`, or `{Gain: {p: 0.5}}`."""

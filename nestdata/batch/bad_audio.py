@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from nestdata.config_checks import require_at_least, require_share
 from nestdata.errors import AudioError, AudioReason
+from nestdata.field_docs import with_field_docs
 
 _log = logging.getLogger(__name__)
 _MOST_LISTED = 20
@@ -31,6 +32,7 @@ class BadCut(NamedTuple):
         return cls(cut_id, error.reason, str(error))
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class BadAudioConfig:
     """Tolerance for unusable audio in a run."""

@@ -43,7 +43,7 @@ class MicrobatchKey(NamedTuple):
 Batch = TypeVar("Batch", bound="Microbatch")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Microbatch:
     """What is known about the cuts of a microbatch, and the operations on all of its tensors."""
 
@@ -57,6 +57,9 @@ class Microbatch:
     """Cuts that were replaced because their audio could not be used."""
 
     key: MicrobatchKey
+
+    sampling_rate: int | None = None
+    """Sampling rate in Hz; None if it is not known, so that the batch cannot be played."""
 
     remote: RemoteStats | None = None
     """What reading from object stores has cost; None for corpora without remote audio."""
@@ -84,12 +87,21 @@ class Microbatch:
         """Returns the batch in page-locked memory, which can be copied to a GPU asynchronously."""
         return self._map(Tensor.pin_memory)
 
+    def __repr__(self) -> str:
+        num_samples, num_mixed = self.tensors()["audio"].shape[1], sum(mix.mode != "none" for mix in self.mixes)
+        rate = self.sampling_rate
+        length = f"{num_samples} samples" if rate is None else f"{num_samples / rate:.2f} s at {rate} Hz"
+        return (
+            f"{type(self).__name__}(step {self.key.step}, microbatch {self.key.microbatch}: {len(self.sample_id)} cuts "
+            f"padded to {length}, {num_mixed} with interference)"
+        )
+
     def _map(self: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
         values: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors().items()}
         return replace(self, **values)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AudioNoiseBatch(Microbatch):
     """One microbatch. Amplitudes are those of the files, usually in [-1, 1]; nothing is clipped.
 
@@ -113,6 +125,11 @@ class AudioNoiseBatch(Microbatch):
 
     noisy_audio_len: Int[Tensor, " batch"]
     """Always equal to `audio_len`."""
+
+    def _repr_html_(self) -> str:
+        from nestdata.batch.playback import batch_html  # imports the preview, and torchaudio with it
+
+        return batch_html(self)
 
 
 _being_copied: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()

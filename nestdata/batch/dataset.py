@@ -25,6 +25,7 @@ from nestdata.batch.remote import CutsOf, RemoteConfig, RemoteReader
 from nestdata.batch.rows import ShortAudio, SpeechRows
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError
+from nestdata.notebook import html_table
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.stateless_rng import StatelessRng
 
@@ -146,6 +147,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             mixes=mixes,
             bad_cuts=rows.bad_cuts,
             key=rows.key,
+            sampling_rate=self.corpus.sampling_rate,
             remote=None if self.remote is None else self.remote.new_stats(),
         )
 
@@ -194,6 +196,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             mixes=mixes,
             bad_cuts=rows.bad_cuts,
             key=rows.key,
+            sampling_rate=self.corpus.sampling_rate,
             remote=None if self.remote is None else self.remote.new_stats(),
         )
 
@@ -201,6 +204,25 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
     def is_packable(self) -> bool:
         """Whether the noisy audio is the sum of audio and noise, that is, no transforms change it afterwards."""
         return not self.augment.speech and not self.augment.mixture
+
+    def __repr__(self) -> str:
+        noise = "no noise" if self.noise.corpus is None else f"{len(self.noise.corpus)} cuts of noise"
+        return (
+            f"AudioNoiseDataset({len(self.corpus)} cuts, {self.corpus.hours:.2f} h, {self.corpus.sampling_rate} Hz; "
+            f"{noise}; {self.plan.steps_per_epoch} steps an epoch)"
+        )
+
+    def _repr_html_(self) -> str:
+        chains = {name: len(getattr(self.augment, name)) for name in ("speech", "noise", "mixture")}
+        rows = {
+            "speech": ", ".join(map(repr, self.corpus.corpora)),
+            "noise": "none" if self.noise.corpus is None else repr(self.noise.corpus),
+            "interference": "none" if self.mixer is None else repr(self.mixer.config),
+            "plan": repr(self.plan),
+            "short audio": self.short_audio,
+            "transforms": ", ".join(f"{number} of {name}" for name, number in chains.items() if number) or "none",
+        }
+        return html_table("AudioNoiseDataset", rows.items())
 
     def warn_if_trained_on(self, training: Corpora) -> None:
         """Warns if this data set is meant for validation and a corpus of it is one of the training data."""

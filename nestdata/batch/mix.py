@@ -17,6 +17,7 @@ from nestdata.batch.noise import NoiseSpan
 from nestdata.config_checks import require, require_bounds, require_share
 from nestdata.corpus.audio import energy
 from nestdata.corpus.bank import FULL_SCALE
+from nestdata.field_docs import with_field_docs
 from nestdata.stateless_rng import StatelessRng
 
 MixMode = Literal["noise", "speech", "none"]
@@ -25,6 +26,7 @@ Samples = NDArray[np.float32] | NDArray[np.int16]
 _PCM16_SCALE = np.float32(1.0 / FULL_SCALE)
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class MixConfig:
     """Which cuts receive interference, and of which kind; the defaults are those of NEST."""

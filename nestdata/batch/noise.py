@@ -18,6 +18,7 @@ from nestdata.corpus.audio import SILENCE_DB, energy
 from nestdata.corpus.corpora import CorpusInput, open_corpus
 from nestdata.corpus.corpus import Corpus
 from nestdata.errors import AudioError
+from nestdata.field_docs import with_field_docs
 from nestdata.stateless_rng import StatelessRng
 from nestdata.storage import Storage
 
@@ -25,6 +26,7 @@ from nestdata.storage import Storage
 _CROPS_READ_SINGLY = 10
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class NoiseConfig:
     """Limits of the noise sampler, and its white-noise fallback."""

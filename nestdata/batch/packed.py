@@ -10,7 +10,7 @@ from nestdata.batch.batch import AudioNoiseBatch, Microbatch
 from nestdata.corpus.bank import FULL_SCALE
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PackedBatch(Microbatch):
     """A microbatch with 16-bit audio as 16-bit integers, and noise only where it was added.
 
@@ -49,6 +49,7 @@ class PackedBatch(Microbatch):
             mixes=self.mixes,
             bad_cuts=self.bad_cuts,
             key=self.key,
+            sampling_rate=self.sampling_rate,
         )
 
     def signals(self) -> tuple[Float[Tensor, "batch samples"], Float[Tensor, "batch samples"]]:

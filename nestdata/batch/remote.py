@@ -19,6 +19,7 @@ from nestdata.corpus.corpora import Corpora
 from nestdata.corpus.corpus import Corpus
 from nestdata.corpus.members import is_intact
 from nestdata.errors import StorageError
+from nestdata.field_docs import with_field_docs
 from nestdata.redaction import redacted
 from nestdata.storage import Storage, StorageConfig, is_url
 
@@ -36,6 +37,7 @@ _was_reached = False
 """Whether stores have delivered a batch in this run. New loader workers then wait for them with full patience."""
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class RemoteConfig:
     """How audio in object stores is read. Does not change batches, and may differ when a run is resumed."""

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nestdata.config_checks import require, require_at_least
+from nestdata.field_docs import with_field_docs
 
 PackCodec = Literal["flac", "pcm"]
 """Format of packed audio files: FLAC, or WAV with integer samples."""
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackConfig:
     """In which form, order and portions a corpus is packed."""

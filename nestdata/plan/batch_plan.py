@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from nestdata.config_checks import require, require_at_least
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError, PlanError
+from nestdata.field_docs import with_field_docs
+from nestdata.notebook import html_table
 from nestdata.plan.layout import Bucket, Budget, CutRange, Positions, lay_out
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths, check_ascending
 from nestdata.stateless_rng import Permutation, StatelessRng, derive_key
@@ -33,6 +35,7 @@ _REPEATS_UNIT = 1000
 _NEWER = ("bucket_width", "mixed_lengths")
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
     """How cuts are grouped into microbatches and optimizer steps."""
@@ -250,6 +253,29 @@ class BatchPlan:
             )
         share = total // world_size
         return range(rank * share, (rank + 1) * share)
+
+    def __repr__(self) -> str:
+        config = self.config
+        return (
+            f"BatchPlan(steps_per_epoch={self.steps_per_epoch}, microbatches_per_step={config.microbatches_per_step}, "
+            f"max_batch_seconds={config.max_batch_seconds:g}, seed={config.seed})"
+        )
+
+    def _repr_html_(self) -> str:
+        config, sizes = self.config, [bucket.cuts_per_microbatch for bucket in self.buckets]
+        padded_s = [bucket.padded_samples / self.sampling_rate for bucket in self.buckets]
+        num_shapes = len(set(zip(sizes, padded_s, strict=True)))
+        rows = {
+            "epoch": f"{self.steps_per_epoch:,} steps",
+            "microbatches of a step": f"{config.microbatches_per_step}, over all ranks",
+            "microbatch": f"up to {config.max_batch_seconds:g} s with padding: {min(sizes)} to {max(sizes)} cuts, "
+            f"padded to {min(padded_s):.2f} to {max(padded_s):.2f} s",
+            "shapes": f"{num_shapes} in {len(self.buckets)} buckets of similar length",
+            "repeats per epoch": ", ".join(f"{repeats:g}" for repeats in self.repeats_per_epoch),
+            "seed": str(config.seed),
+            "fingerprint": self.fingerprint,
+        }
+        return html_table("BatchPlan", rows.items())
 
     def _lay_out(self, corpora: Sequence[Lengths]) -> list[Bucket]:
         _check_fits(corpora, self.sampling_rate, self.budget, self.min_samples)

@@ -6,6 +6,7 @@ from typing import Literal
 from nestdata.config_checks import require, require_at_least, require_share
 from nestdata.corpus.channels import Channel
 from nestdata.errors import ConfigError
+from nestdata.field_docs import with_field_docs
 from nestdata.input_format import InputFormat
 from nestdata.prepare.draw import MAX_DRAWN
 from nestdata.prepare.speech.config import SegmentConfig
@@ -13,6 +14,7 @@ from nestdata.prepare.speech.config import SegmentConfig
 ProbeMode = Literal["missing", "all", "decode"]
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareConfig:
     """Which audio is accepted into a corpus, and the sampling rate at which it is loaded."""

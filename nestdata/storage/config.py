@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from nestdata.config_checks import require, require_at_least
+from nestdata.field_docs import with_field_docs
 
 MIB = 1 << 20
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageConfig:
     """Patience, timeouts and limits for reading and writing."""

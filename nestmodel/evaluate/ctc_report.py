@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nestdata.config_checks import require
+from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError
 from nestmodel.evaluate.contestants import BASELINES, Contestant, contestant_name
 from nestmodel.evaluate.ctc_head import MAX_GRADIENT_NORM, UTTERANCES_PER_STEP
@@ -19,6 +20,7 @@ NUM_EXAMPLES = 5
 """Number of test utterances whose transcripts are shown."""
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CtcProbeConfig:
     """How the heads of a content probe are trained. All settings hold for every contestant."""

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestdata import AudioInputs, Corpus, output_directory
+from nestdata.field_docs import with_field_docs
 from nestdata.output import has_json_kind
 from nestmodel.errors import ConfigError, ExtractError
 from nestmodel.evaluate.encode import (
@@ -41,6 +42,7 @@ FORMAT_VERSION = 1
 _MAX_READABLE_CHARACTERS = 80
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtractConfig:
     """Which encoder outputs are written, and how they are stored."""

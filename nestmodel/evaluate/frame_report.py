@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nestdata.config_checks import require
+from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError
 from nestmodel.evaluate.contestants import Contestant, contestant_name
 from nestmodel.evaluate.encode import check_batch_seconds
@@ -20,6 +21,7 @@ from nestmodel.figures import BLUE, GREY, ORANGE, finish_axes, new_figure
 FrameUnits = Literal["mfcc", "characters"]
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameProbeConfig:
     """The units of a frame probe, and how its classifiers are trained: the same for every layer and contestant."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError
 from nestmodel.evaluate.encode import check_batch_seconds
 from nestmodel.evaluate.linear_probe import ProbeScore
@@ -17,6 +18,7 @@ MIN_TRAIN_PER_CLASS = 2
 _SINGLE_SCORES = ("trained_together", "untrained_together", "log_mel", "chance")
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeConfig:
     """The label that is predicted, and the split into training and held-out utterances."""

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nestdata import AudioNoiseBatch, Microbatch, PackedBatch, derive_key
+from nestdata.notebook import html_table
 from nestmodel.config import FeatureConfig, NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
@@ -20,7 +21,7 @@ from nestmodel.nn.kernel_choice import TORCH, Kernels
 from nestmodel.nn.masking import BlockMask, scored_token_mask
 from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
-from nestmodel.representation import html_table, shapes
+from nestmodel.representation import shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class NestNetwork(nn.Module):
         return f"{type(self).__name__}({'; '.join(shown[name] for name in ('encoder', 'parameters', 'weights'))})"
 
     def _repr_html_(self) -> str:
-        return html_table(type(self).__name__, self._summary())
+        return html_table(type(self).__name__, self._summary().items())
 
     def _summary(self) -> dict[str, str]:
         encoder, features, masking = self.config.encoder, self.config.features, self.config.masking

@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import AudioNoiseDataset, BatchPlan
+from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.preflight.budget_search import (
     best_budget,
@@ -34,6 +35,7 @@ _NUM_HALVINGS = 4
 _RETREAT = 0.95
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetConfig:
     """Limits of a search for a batch budget."""

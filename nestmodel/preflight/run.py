@@ -18,6 +18,7 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import last_error_line
+from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.preflight.checks import check_disk, check_reading, check_restarts, check_shared_memory
 from nestmodel.preflight.feeding import check_feeding, cores_of_rank, own_cores
@@ -38,6 +39,7 @@ RankResults = list[CheckResult | None]
 """Results of one check, one per rank; None for a rank that did not answer in time."""
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreflightConfig:
     """Extent of a preflight."""

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 from nestdata.config_checks import require, require_at_least
+from nestdata.field_docs import with_field_docs
 
 FRAME_SECONDS = 0.032
 """Length of a frame of the detector, in seconds: 512 samples at 16 kHz."""
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentConfig:
     """How recordings are cut at pauses. All times are rounded to frames of 32 ms."""
