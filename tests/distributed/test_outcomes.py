@@ -100,6 +100,7 @@ def weights(directory: Path, step: int) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_ctrl_c_in_a_terminal_saves_a_checkpoint_from_which_two_ranks_resume_exactly(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -125,6 +126,7 @@ def test_ctrl_c_in_a_terminal_saves_a_checkpoint_from_which_two_ranks_resume_exa
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ctrl_c_twice_ends_all_processes_at_once(
     devices: int, messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,18 +26,16 @@ END_PATIENCE_S = 30
 MARKER = "NESTMODEL_TEST_START"
 FAILED_RANK = 1
 
-# After training has begun, Lightning handles Ctrl-C: the main process kills the other ranks and exits with 1, unless
-# the stall guard sees a killed rank first and ends the run with its own code. When another rank fails, Lightning kills
-# the main process within five seconds, unless the stall guard is faster.
+# When another rank fails, Lightning kills the main process within five seconds, unless the stall guard is faster.
 EXIT_CODES = {
     ("main", signal.SIGTERM): {EXIT_PREEMPTED},
-    ("main", signal.SIGINT): {EXIT_INTERRUPTED, EXIT_STALLED, 1},
+    ("main", signal.SIGINT): {EXIT_INTERRUPTED},
     ("main", signal.SIGKILL): {-signal.SIGKILL},
     ("other", signal.SIGTERM): {EXIT_PREEMPTED},
-    ("other", signal.SIGINT): {EXIT_INTERRUPTED, EXIT_STALLED, 1, -signal.SIGKILL},
+    ("other", signal.SIGINT): {EXIT_INTERRUPTED},
     ("other", signal.SIGKILL): {FAILED_RANK, EXIT_STALLED, -signal.SIGKILL},
     ("all", signal.SIGTERM): {EXIT_PREEMPTED},
-    ("all", signal.SIGINT): {EXIT_INTERRUPTED, EXIT_STALLED, 1},
+    ("all", signal.SIGINT): {EXIT_INTERRUPTED},
     ("all", signal.SIGKILL): {-signal.SIGKILL},
 }
 
