@@ -64,6 +64,14 @@ class _Cli(LightningCLI):
             if settings.trainer.logger not in (None, True):
                 raise UsageError("--log and trainer.logger are both given: leave one of them out.")
             check_trackers(settings.log)
+        if (
+            self.config.subcommand == "validate"
+            and settings.get("ckpt_path") is None
+            and settings.model.init_from is None
+        ):
+            raise UsageError(
+                "no checkpoint to evaluate: give --ckpt-path FILE, or --ckpt-path last and the run's folder by -o DIR."
+            )
         if (given := settings.get("ckpt_path")) is not None:
             root = Path(settings.trainer.default_root_dir or ".")
             found = find_resumed(
