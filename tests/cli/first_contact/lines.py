@@ -319,7 +319,7 @@ PROGRAMS = (
         "Corpus: short True, HTML True\n"
         "BatchPlan: short True, HTML True\n"
         "AudioNoiseBatch: short True, HTML True\n"
-        "AudioNoiseDataset: short True, ...\n"
+        "AudioNoiseDataset: short True, HTML True\n"
         "NestNetwork: short True, HTML True\n"
         "ManifestError: int where audio was expected (17). Give ...\n"
         "CorpusError: int where a corpus was expected (17). Give ...",
