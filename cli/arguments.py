@@ -11,6 +11,10 @@ from .program import UsageError
 from .suggestions import nearest_key
 
 
+_WRONG_TYPE = re.compile(r"""^Parser key "([\w.]+)": Expected an? <class '(\w+)'>\. Got value: (.*?)\.?$""")
+_KINDS = {"bool": "true or false", "float": "a number", "int": "a whole number", "str": "text"}
+
+
 class Parser(LightningArgumentParser):
     """Reports wrong usage as an exception with a one-line message."""
 
@@ -30,6 +34,7 @@ class Parser(LightningArgumentParser):
         if line.startswith("the following arguments are required"):
             line = line.replace(f" {self.command}.", " ")
             raise UsageError(f"{line}. See `nestmodel {self.command} --help`.")
+        line = _WRONG_TYPE.sub(_in_our_words, line)
         options = {option.lstrip("-") for parser in self._all_parsers() for option in parser._option_string_actions}
         known = options.difference(SEEDS)
         for name in re.findall(r"[\w.]*\.\w+", line):
@@ -40,6 +45,12 @@ class Parser(LightningArgumentParser):
     def _all_parsers(self) -> list[Any]:
         choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
         return [self, *(parser for choice in choices for parser in choice.values())]
+
+
+def _in_our_words(found: re.Match[str]) -> str:
+    """Returns the message of jsonargparse for a value of the wrong type in the words of the other messages."""
+    key, kind, value = found.groups()
+    return f"{key} is {value!r}: expected {_KINDS.get(kind, kind)}"
 
 
 def read_field_docstrings() -> None:

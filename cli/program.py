@@ -169,7 +169,7 @@ class Program:
 
     def _usage_line(self, error: Any) -> str:
         command = error.ctx.command_path if error.ctx else self.name
-        message = _one_line(error.format_message())
+        message = _one_line(error.format_message()).replace(": Value error, ", ": ")  # words of the library
         return f"{message}{'' if message.endswith(('.', '?')) else '.'} See `{command} --help`."
 
 

@@ -19,7 +19,10 @@ MODULES = {
     }.items()
 }
 # Modules of nestdata that the other packages may import from, in addition to the public names.
-SHARED_MODULES = {"nestdata.config_checks", "nestdata.output", "nestdata.stateless_rng"}
+SHARED_MODULES = {
+    *("nestdata.config_checks", "nestdata.field_docs", "nestdata.notebook", "nestdata.output"),
+    "nestdata.stateless_rng",
+}
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, str | None]]:

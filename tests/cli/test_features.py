@@ -116,9 +116,9 @@ def test_probe_of_content_prints_error_rates_and_an_example(tmp_path: Path, caps
     ("arguments", "code", "message"),
     [
         (["features", "model.ckpt", "speech"], 2, "--output"),
-        (["features", "model.ckpt", "speech", "-o", "f", "--layers", "9"], 1, "layers is '9'"),
+        (["features", "model.ckpt", "speech", "-o", "f", "--layers", "9"], 2, "layers is '9'"),
         (["features", "model.ckpt", "speech", "-o", "f", "--format", "mat"], 2, "'mat'"),
-        (["features", "model.ckpt", "speech", "-o", "f", "--device", "abacus"], 1, "device is 'abacus'"),
+        (["features", "model.ckpt", "speech", "-o", "f", "--device", "abacus"], 2, "device is 'abacus'"),
         (["features", "model.ckpt", "speech", "-o", "speech"], 1, "exists already"),
         (["features", "model.ckpt", "speech", "-o", "speech", "--overwrite"], 1, "is not a directory of features"),
         (["features", "gone.ckpt", "speech", "-o", "f"], 1, "gone.ckpt"),
@@ -140,18 +140,18 @@ def test_an_invalid_request_is_one_line_with_the_reason(
 
 @needs_probe
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "code", "message"),
     [
-        (["--task", "ctc", "--test", "speech"], "24 of 24 test utterances"),
-        (["--label", "tempo"], "label is 'tempo', and no utterance has that"),
-        (["--label", "language"], "1 of 1 classes can be probed"),
-        (["--label", "pitch", "--held-out", "2"], "held_out is 2"),
+        (["--task", "ctc", "--test", "speech"], 1, "24 of 24 test utterances"),
+        (["--label", "tempo"], 1, "label is 'tempo', and no utterance has that"),
+        (["--label", "language"], 1, "1 of 1 classes can be probed"),
+        (["--label", "pitch", "--held-out", "2"], 2, "held_out is 2"),
     ],
 )
 def test_unsuitable_input_of_a_probe_is_one_line_with_the_reason(
-    options: list[str], message: str, directory: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], code: int, message: str, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_refused(["probe", "model.ckpt", "speech.json", *options], 1, message, directory, capsys)
+    check_refused(["probe", "model.ckpt", "speech.json", *options], code, message, directory, capsys)
 
 
 def check_refused(

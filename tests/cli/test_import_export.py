@@ -77,7 +77,7 @@ def test_export_to_onnx_without_its_extra_names_the_extra(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    assert main(["export", "last.ckpt", "--to", "onnx"]) == 1
+    assert main(["export", "last.ckpt", "--to", "onnx"]) == 2
     assert "pip install 'nest-pretrain[export]'" in capsys.readouterr().err
     assert [path.name for path in checkpoint.parent.iterdir()] == ["last.ckpt"]
 
@@ -93,7 +93,7 @@ def test_export_to_onnx_without_its_extra_names_the_extra(
         (["export", "text.nemo", "--to", "onnx"], 1, "text.nemo: neither a .nemo file"),
         (
             ["export", "last.ckpt", "--to", "nemo", "--parts", "encoder"],
-            1,
+            2,
             "parts is 'encoder': the format nemo can hold only 'all'",
         ),
         (["export", "last.ckpt", "--to", "nemo", "-o", "text.nemo"], 1, "text.nemo: exists already"),

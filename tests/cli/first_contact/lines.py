@@ -185,7 +185,11 @@ LINES = (
         2,
         f"error: unknown option --learning-rate; here it is --lr. {_SEE}",
     ),
-    Line("nestmodel fit speech.corpus -c demo --max-steps ten", 2, "error: ...max...steps...ten..."),
+    Line(
+        "nestmodel fit speech.corpus -c demo --max-steps ten",
+        2,
+        "error: trainer.max_steps is 'ten': expected a whole number. See `nestmodel fit --help`.",
+    ),
     Line(
         "nestmodel fit speech.corpus -c demo --max-steps 0",
         2,

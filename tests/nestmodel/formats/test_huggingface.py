@@ -91,6 +91,7 @@ def test_only_a_model_of_this_kind_is_replaced(tmp_path: Path) -> None:
     target = tmp_path / "out"
     assert export_model(source, "huggingface", target) == target
     assert sorted(path.name for path in target.iterdir()) == [
+        "README.md",
         "config.json",
         "model.safetensors",
         "preprocessor_config.json",
