@@ -10,7 +10,6 @@ from .keys import SEEDS
 from .program import UsageError
 from .suggestions import nearest_key
 
-
 _WRONG_TYPE = re.compile(r"""^Parser key "([\w.]+)": Expected an? <class '(\w+)'>\. Got value: (.*?)\.?$""")
 _KINDS = {"bool": "true or false", "float": "a number", "int": "a whole number", "str": "text"}
 

@@ -99,6 +99,8 @@ class _Reader:
             name, equals, value = self._split(token)
             spelling, key, setting = self._resolve(name)
             found = value if equals else self._next_value(name, key, setting, waiting)
+            if setting is not None and setting.kind == "switch" and str(found).lower() not in ("true", "false"):
+                raise UsageError(f"{spelling} is {found!r}: it takes no value. See `nestmodel {self.command} --help`.")
             yield Argument(spelling, key, found, setting)
 
     def _corpus(self, value: str) -> Argument:
@@ -208,7 +210,9 @@ def _dotted(given: Sequence[Argument]) -> list[str]:
         elif not setting.value:
             translated[number] = f"--{key}={value}"
         elif value.lower() == "true":
-            translated[number] = f"--{key}={setting.value}"
+            translated[key] = f"--{key}={setting.value}"
+        else:
+            translated.pop(key, None)
     return list(translated.values())
 
 

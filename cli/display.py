@@ -22,7 +22,7 @@ _PACKAGE = os.path.join(os.path.dirname(nestmodel.__file__), "")
 
 
 def silence_lightning() -> None:
-    """Hides what Lightning says unless it warns; `nestmodel` logs through the same loggers, and is shown."""
+    """Filters Lightning's log records below WARNING; those of `nestmodel`, which has the same loggers, pass."""
     for name in ("pytorch_lightning", "lightning_fabric"):
         for handler in logging.getLogger(name).handlers:
             handler.addFilter(_is_shown)

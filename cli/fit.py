@@ -114,7 +114,11 @@ class _Cli(LightningCLI):
         if self.trainer.is_global_zero:
             is_new = given.log is not None and given.ckpt_path is None
             dataset = cast(NestDataModule, self.datamodule).train_dataset if is_new else None
-            start_trackers(self.trainer.loggers, given.as_dict(), dataset)
+            environment = getattr(self.trainer.strategy, "cluster_environment", None)
+            # Ranks that torchrun or SLURM has started would wait for a first rank that failed.
+            has_others = environment is not None and environment.creates_processes_externally
+            must_open = given.ckpt_path is None and not has_others
+            start_trackers(self.trainer.loggers, given.as_dict(), dataset, must_open=must_open)
 
     def _print_summary(self, guard: StallGuard) -> None:
         settings = self.config[self.subcommand]

@@ -200,8 +200,11 @@ def _run_lightning(command: Command, arguments: list[str]) -> int:
     except Exception as error:
         if not (_is_usage(error) and is_starting and not is_first_rank()):
             raise
-    # Launchers end all ranks when one has failed: rank 0 may not have come to this error yet.
+        message = _message(error)
+    # Launchers end all ranks when one has failed: rank 0 may not have come to this error yet. Those that do not end
+    # them need the line of a rank that alone has the mistake.
     time.sleep(_WAIT_FOR_RANK_0_S)
+    print(f"another rank than the first: {message}", file=sys.stderr)
     return EXIT_USAGE
 
 

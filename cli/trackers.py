@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,6 +18,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
 from nestdata import AudioNoiseDataset, last_error_line, redacted, write_preview
+from nestdata.output import output_file
 from nestmodel import ConfigError, TrainingError
 
 TrackerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
@@ -38,15 +40,16 @@ class Tracker(Logger):
 
     Args:
         name: One of `TrackerName`.
-        inner: The logger.
+        make: Returns the logger. Called by `open`, on rank 0: it may write files.
         is_new: Whether its run begins with this start.
     """
 
-    def __init__(self, name: TrackerName, inner: Any, *, is_new: bool = True) -> None:
+    def __init__(self, name: TrackerName, make: Callable[[], Any], *, is_new: bool = True) -> None:
         super().__init__()
         self.tracker = name
         self.is_new = is_new
-        self._inner = inner
+        self._make = make
+        self._inner: Any = None
         self._paused_until_s = 0.0
 
     @property
@@ -56,18 +59,26 @@ class Tracker(Logger):
 
     @property
     def version(self) -> str:
-        """Name of the run in the tracker."""
-        return str(self._inner.version)
+        """Name of the run in the tracker; empty before it is open."""
+        return "" if self._inner is None else str(self._inner.version)
 
-    def open(self) -> None:
-        """Starts the run in the tracker.
+    def open(self, *, must_open: bool) -> None:
+        """Starts the run in the tracker, or continues it.
+
+        Args:
+            must_open: Whether the run may not start without it. Otherwise, a failure is a warning.
 
         Raises:
-            TrainingError: The tracker cannot be reached.
+            TrainingError: The tracker cannot be reached, and `must_open` is set.
         """
         try:
-            _ = self._inner.experiment
+            inner = self._make()
+            _ = inner.experiment
+            self._inner = inner
         except Exception as error:  # of any library
+            if not must_open:
+                self._warn(error)
+                return
             raise TrainingError(
                 f"--log {self.tracker}: the run cannot be logged there ({last_error_line(error)}). Check its address "
                 "and your login, or leave the tracker out."
@@ -94,17 +105,20 @@ class Tracker(Logger):
         self._try(lambda: self._inner.finalize(status))
 
     def _try(self, call: Callable[[], object]) -> None:
-        if time.monotonic() < self._paused_until_s:
+        if self._inner is None or time.monotonic() < self._paused_until_s:
             return
         try:
             call()
         except Exception as error:  # of any library
             if not self._paused_until_s:
-                rank_zero_warn(
-                    f"{self.tracker} does not take the metrics of this run ({redacted(last_error_line(error))}). "
-                    "Training continues, and metrics.csv has all of them."
-                )
+                self._warn(error)
             self._paused_until_s = time.monotonic() + _PAUSE_S
+
+    def _warn(self, error: Exception) -> None:
+        rank_zero_warn(
+            f"{self.tracker} does not take the metrics of this run ({redacted(last_error_line(error))}). "
+            "Training continues, and metrics.csv has all of them."
+        )
 
 
 def check_trackers(names: Sequence[TrackerName]) -> None:
@@ -137,17 +151,24 @@ def open_loggers(names: Sequence[TrackerName] | None, root: Path, ckpt_path: str
     chosen = [name for name in get_args(TrackerName) if name in names and name != "csv"]
     return [
         csv,
-        *(Tracker(name, _OPEN[name](root, directory, ids.get(name)), is_new=name not in ids) for name in chosen),
+        *(
+            Tracker(name, partial(_OPEN[name], root, directory, ids.get(name)), is_new=name not in ids)
+            for name in chosen
+        ),
     ]
 
 
-def start_trackers(loggers: Sequence[Logger], settings: Mapping[str, Any], dataset: AudioNoiseDataset | None) -> None:
+def start_trackers(
+    loggers: Sequence[Logger], settings: Mapping[str, Any], dataset: AudioNoiseDataset | None, *, must_open: bool
+) -> None:
     """Starts the run in the trackers, and logs its settings and a preview of the first batch.
 
     Args:
         loggers: Those of `open_loggers`, on rank 0.
         settings: Configuration of the run.
         dataset: Data to preview; None shows none.
+        must_open: Whether a tracker that cannot be reached is an error. It should be none where other ranks would wait,
+            and where a scheduler has started a run again.
 
     Raises:
         TrainingError: A tracker cannot be reached.
@@ -161,11 +182,12 @@ def start_trackers(loggers: Sequence[Logger], settings: Mapping[str, Any], datas
     directory = Path(csv.log_dir)
     params = {name: redacted(str(value)) for name, value in _flat(settings).items()}
     for tracker in trackers:
-        tracker.open()
+        tracker.open(must_open=must_open)
         if tracker.is_new:  # MLflow refuses other values of the same settings
             tracker.log_hyperparams(params)
-    if ids := {one.tracker: one.version for one in trackers if one.tracker in ("wandb", "mlflow")}:
-        (directory / _IDS).write_text(json.dumps(ids) + "\n")
+    if ids := {one.tracker: one.version for one in trackers if one.tracker in ("wandb", "mlflow") and one.version}:
+        with output_file(directory / _IDS, overwrite=True) as partial_file:
+            partial_file.write_text(json.dumps(ids) + "\n")
     if dataset is not None:
         preview = directory / "preview"
         write_preview(dataset[0, 0], dataset.corpus.sampling_rate, preview, max_cuts=2)
@@ -185,9 +207,12 @@ def _read_ids(path: Path) -> dict[str, str]:
     """Returns the names of the runs in trackers, which an earlier start has written."""
     try:
         stored = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return {}
+    except (OSError, ValueError):
+        stored = None
     if not isinstance(stored, dict):
+        rank_zero_warn(f"{path}: cannot be read, so that the trackers of this start get new runs.")
         return {}
     return {name: value for name, value in stored.items() if isinstance(value, str) and _ID.fullmatch(value)}
 

@@ -1,6 +1,6 @@
 """Warnings about corpora that seem to be given in the wrong role, as noise or for validation.
 
-A warning has to be right: it is given for equal content, and for transcripts that only the noise has.
+Warns only of equal content, and of transcripts that only the noise has.
 """
 
 import logging

@@ -140,7 +140,8 @@ def _no_connection() -> tuple[type[Exception], ...]:
     from huggingface_hub import errors
 
     transport: Any = errors.HfHubHTTPError.__bases__[0]  # the root of all errors of the package
-    not_answered = next(kind for kind in transport.__subclasses__() if kind.__name__ == "RequestError")
+    kinds = (kind for kind in transport.__subclasses__() if kind.__name__ == "RequestError")
+    not_answered = next(kinds, errors.HfHubHTTPError)
     return (not_answered, errors.OfflineModeIsEnabled)
 
 

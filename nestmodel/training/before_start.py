@@ -56,12 +56,14 @@ def check_run(
 
 
 def check_outputs(trainer: pl.Trainer) -> None:
-    """Checks on rank 0, which alone writes, that files can be created in every folder of the run; creates the folders.
+    """Checks that files can be created in every folder of the run, and creates the folders.
+
+    Only rank 0 writes there, but a rank that did not check would wait for one that failed.
 
     Raises:
         OutputError: They cannot.
     """
-    if not trainer.is_global_zero or cast(Any, trainer).fast_dev_run:
+    if cast(Any, trainer).fast_dev_run:
         return
     checkpoints = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
     folders = [trainer.default_root_dir, *(logger.save_dir for logger in trainer.loggers)]

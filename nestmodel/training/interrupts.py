@@ -6,9 +6,9 @@ waiting in a collective. A thread therefore reads the signals from a pipe.
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from types import FrameType
 from typing import Any
@@ -62,7 +62,9 @@ class InterruptWatch:
                     exit_interrupted()
                 self._on_first()
                 if is_first_rank():
-                    sys.stderr.write(f"\n{_NOTICE}\n")
+                    # Not through `sys.stderr`: a panel redirects it and locks. The reader of a pipe may be gone.
+                    with suppress(OSError):
+                        os.write(2, f"\n{_NOTICE}\n".encode())
         os.close(self._read_fd)
 
 

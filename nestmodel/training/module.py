@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,7 +109,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._train_counts = DecayedCounts()
         self._record = TrainingRecord()
         self._own_step: int | None = None
-        """Steps of the trainer itself, while it validates a checkpoint and has the step of that."""
+        """The trainer's step before `validate` replaced it by the checkpoint's; None otherwise."""
 
     def use_kernels(self, kernels: Kernels, *, num_shapes: int | None, capture: Capture | None = None) -> None:
         """Sets the form of each part; see `NestNetwork.use_kernels`.
@@ -418,7 +418,10 @@ class NestModel(NestNetwork, pl.LightningModule):
     def _current_record(self) -> TrainingRecord:
         data = getattr(self.trainer, "datamodule", None)
         record = data.with_corpora(self._record) if isinstance(data, NestDataModule) else self._record
-        return replace(record, version=version("nest-pretrain"))
+        try:
+            return replace(record, version=version("nest-pretrain"))
+        except PackageNotFoundError:  # a checkout that is not installed, or is being installed again
+            return record
 
     def _run_settings(self) -> Settings:
         return run_settings(self.config, self.trainer, kernels=self._choice().kernels)

@@ -69,11 +69,12 @@ class PreemptionHandler(pl.Callback):
         def interrupt() -> None:
             model.stop_requests.preempted_here = model.stop_requests.interrupted_here = True
 
-        self._interrupts = InterruptWatch(interrupt)
-        self._interrupts.start()
         self._previous_handlers = {number: handler_before(number) for number in _SIGNALS}
         for number in _SIGNALS:
             signal.signal(number, request)
+        # Only now: it ends the watch of the startup, which takes these signals until then.
+        self._interrupts = InterruptWatch(interrupt)
+        self._interrupts.start()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int

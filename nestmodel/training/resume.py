@@ -16,6 +16,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
+from nestmodel.formats.hub import is_on_hub
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.training_record import SETTINGS_KEY
 from nestmodel.nn.kernel_choice import PARTS, Kernels, kernels_of
@@ -66,13 +67,17 @@ def find_resumed(given: str, root: Path) -> Path | None:
     Raises:
         ConfigError: There is no checkpoint, or none that a run can be resumed from.
     """
+    if is_on_hub(given):
+        raise ConfigError(
+            f"--ckpt_path {given}: a run resumes from a file. Start a new run with weights of the hub by --init-from."
+        )
     path = newest_checkpoint(root) if given in (LAST, LAST_REQUIRED) else Path(given)
     if path is None:
         if given == LAST:
             return None
         raise ConfigError(
-            f"there is no checkpoint in {root} to continue from. Check trainer.default_root_dir, or leave --resume and "
-            "--ckpt_path out to start a new run."
+            f"there is no checkpoint in {root}. Check -o (trainer.default_root_dir), or give a file by --ckpt-path; a "
+            "new run needs neither --resume nor --ckpt-path."
         )
     try:
         check_checkpoint(path)

@@ -137,7 +137,7 @@ def _switches(
         f"log to {', '.join(loggers)}" if loggers else "log": bool(loggers),
     }
     texts = {on: ", ".join(name for name, value in switches.items() if value == on) for on in (True, False)}
-    return [("on", texts[True]), ("off", texts[False])]
+    return [(name, text) for name, text in (("on", texts[True]), ("off", texts[False])) if text]
 
 
 def format_summary(rows: Rows, width: int) -> str:

@@ -222,7 +222,7 @@ class StartupWatch:
             process.terminate()
 
     def interrupt_ranks(self) -> None:
-        """Ends the ranks that this process started as Ctrl-C does that is pressed twice, or kills them."""
+        """Sends SIGINT to the started ranks until they exit; kills those that still run after `_INTERRUPT_S`."""
         processes = self._started_ranks()
         deadline_s = time.monotonic() + _INTERRUPT_S
         while (left := [process for process in processes if process.poll() is None]) and time.monotonic() < deadline_s:

@@ -34,7 +34,9 @@ def test_a_tracker_that_fails_is_one_warning_and_gets_a_pause(monkeypatch: pytes
     now = [0.0]
     monkeypatch.setattr("nestcli.trackers.time.monotonic", lambda: now[0])
     inner = FailingLogger()
-    tracker = Tracker("mlflow", inner)
+    tracker = Tracker("mlflow", lambda: inner)
+    monkeypatch.setattr(FailingLogger, "experiment", None)
+    tracker.open(must_open=True)
     with pytest.warns(
         UserWarning, match=r"mlflow does not take the metrics of this run \(refused by http://\*\*\*@host/"
     ):
@@ -46,7 +48,14 @@ def test_a_tracker_that_fails_is_one_warning_and_gets_a_pause(monkeypatch: pytes
 
 def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error() -> None:
     with pytest.raises(TrainingError, match=r"--log wandb: the run cannot be logged there \(refused"):
-        Tracker("wandb", FailingLogger()).open()
+        Tracker("wandb", FailingLogger).open(must_open=True)
+
+
+def test_a_tracker_that_cannot_be_reached_when_a_run_resumes_is_a_warning() -> None:
+    tracker = Tracker("wandb", FailingLogger)
+    with pytest.warns(UserWarning, match="wandb does not take the metrics of this run"):
+        tracker.open(must_open=False)
+    tracker.log_metrics({"train_loss": 1.0}, step=1)  # a call of the logger would be another warning
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +112,7 @@ def test_mlflow_gets_metrics_settings_and_pictures_in_one_run_over_resumes(
         csv, tracker = open_loggers(["mlflow", "csv"], tmp_path / "run", ckpt_path)
         assert isinstance(tracker, Tracker)
         settings = {"trainer": {"max_steps": 2 + start}, "data": {"noise": "s3://user:secret@bucket/noise"}}
-        start_trackers([csv, tracker], settings, None)
+        start_trackers([csv, tracker], settings, None, must_open=True)
         tracker.log_metrics({"train_loss": 1.5}, step=start)
         tracker.log_picture("curves", picture, start)
         tracker.finalize("success")
@@ -134,7 +143,7 @@ def test_wandb_gets_metrics_settings_and_pictures_in_one_run_over_resumes(
     for start, ckpt_path in enumerate((None, str(checkpoint))):
         csv, tracker = open_loggers(["wandb"], tmp_path / "run", ckpt_path)
         assert isinstance(tracker, Tracker)
-        start_trackers([csv, tracker], {"data": {"noise": "s3://user:secret@bucket/noise"}}, None)
+        start_trackers([csv, tracker], {"data": {"noise": "s3://user:secret@bucket/noise"}}, None, must_open=True)
         tracker.log_metrics({"train_loss": 1.5}, step=start)
         tracker.log_picture("curves", picture, start)
         assert wandb.run is not None

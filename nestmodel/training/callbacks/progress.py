@@ -6,6 +6,7 @@ something else.
 
 import sys
 import time
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
@@ -106,7 +107,8 @@ class Progress(pl.Callback):
             self._show(trainer, "training")
         elif trainer.is_global_zero:  # `validate`, which has no other progress to show
             state = read_state(trainer, self._clock, "validating", validated_step=self._validated_step)
-            print(_validation_line(state), file=sys.stderr, flush=True)  # noqa: T201
+            with _output_may_be_gone():
+                print(_validation_line(state), file=sys.stderr, flush=True)  # noqa: T201
 
     def on_save_checkpoint(self, trainer: pl.Trainer, *_: Any) -> None:
         """Shows that a checkpoint is being written."""
@@ -123,7 +125,8 @@ class Progress(pl.Callback):
 
     def _stop(self) -> None:
         if self._is_shown:
-            self._renderer.stop()
+            with _output_may_be_gone():
+                self._renderer.stop()
         self._is_shown = False
 
     def _show_if_due(self, trainer: pl.Trainer, activity: Activity) -> None:
@@ -132,8 +135,15 @@ class Progress(pl.Callback):
 
     def _show(self, trainer: pl.Trainer, activity: Activity) -> None:
         if self._is_shown:
-            self._renderer.show(read_state(trainer, self._clock, activity, validated_step=self._validated_step))
+            state = read_state(trainer, self._clock, activity, validated_step=self._validated_step)
+            with _output_may_be_gone():
+                self._renderer.show(state)
             self._shown_s = time.monotonic()
+
+
+def _output_may_be_gone() -> AbstractContextManager[None]:
+    """Ignores a closed stderr: Ctrl-C also ends the `tee` of a pipe, and a checkpoint must still be written."""
+    return suppress(OSError)
 
 
 def progress_line(state: RunState) -> str:

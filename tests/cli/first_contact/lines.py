@@ -235,7 +235,7 @@ LINES = (
         *(f"nestmodel fit {_OLD} --trainer.default_root_dir out --ckpt_path last", 0),
         *("no checkpoint in out: starting at step 0", 20),
     ),
-    Line(f"nestmodel fit {_NEW} -o out --resume", 2, "error: there is no checkpoint in out to continue from. ..."),
+    Line(f"nestmodel fit {_NEW} -o out --resume", 2, "error: there is no checkpoint in out. Check -o ..."),
     Line(
         f"nestmodel fit {_OLD} --ckpt_path nosuch.ckpt",
         2,
