@@ -16,6 +16,7 @@ from nestmodel import Progress
 from nestmodel.training.callbacks.live_panel import LivePanel, terminal
 from nestmodel.training.callbacks.progress import PlainLines
 from nestmodel.training.run_state import format_duration
+from nestmodel.training.step_limits import num_steps_of_run
 
 _OUTPUTS = {"metrics": "metrics.csv", "curves": "curves.png", "checkpoints": "checkpoints"}
 _PACKAGE = os.path.join(os.path.dirname(nestmodel.__file__), "")
@@ -55,13 +56,17 @@ def print_results(trainer: pl.Trainer, seconds: float) -> None:
 
 def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[str]:
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    parts = [f"step {trainer.global_step:,} after {format_duration(seconds)}"]
+    data = cast(Any, trainer).datamodule
+    num_steps = num_steps_of_run(trainer, data.train_dataset.plan.steps_per_epoch)
+    is_finished = num_steps is None or trainer.global_step >= num_steps
+    step = f"step {trainer.global_step:,}" + ("" if is_finished else f" of {num_steps:,}")
+    parts = [f"{step} after {format_duration(seconds)}"]
     for stage, label in (("train", "loss"), ("val", "validation loss")):
         if f"{stage}_loss" in metrics:
             loss, entropy = metrics[f"{stage}_loss"], metrics[f"{stage}_token_entropy"]
             parts.append(f"{label} {loss:.3f} (token entropy {entropy:.3f})")
     outputs = {name: directory / path for name, path in _OUTPUTS.items()}
-    lines = [f"finished: {', '.join(parts)}"]
+    lines = [f"{'finished' if is_finished else 'stopped before its end'}: {', '.join(parts)}"]
     lines += [f"{name}: {path}" for name, path in outputs.items() if path.exists()]
     last = directory / "checkpoints" / "last.ckpt"
     if last.exists():

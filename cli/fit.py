@@ -162,6 +162,7 @@ def run(arguments: list[str]) -> int:
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     # Lightning causes this one; users cannot avoid it.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
+    warnings.filterwarnings("ignore", message="Be aware that when using .*ckpt_path")
     # The interval counts steps of the run; Lightning compares it with the steps of an epoch.
     warnings.filterwarnings("ignore", message="The number of training batches .* is smaller than the logging interval")
     silence_lightning()

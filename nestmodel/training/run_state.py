@@ -122,7 +122,8 @@ def read_state(
         step=step,
         num_steps=num_steps,
         activity=activity,
-        seconds_left=min((seconds for seconds in left if seconds is not None), default=None),
+        # The step that passes `max_time` ends after it.
+        seconds_left=min((max(0.0, seconds) for seconds in left if seconds is not None), default=None),
         training=_scores(metrics, "train"),
         validation=None if validated_step is None else _scores(metrics, "val"),
         validated_step=validated_step,

@@ -16,6 +16,7 @@ from nestcli import nestmodel as nestmodel_program
 from nestcli.preflight import PreflightTrainer
 from nestcli.probe import OPTIONS, ProbeTask
 from nestcli.program import Command, Program
+from nestcli.settings import SETTINGS
 from nestdata import ConfigError, MixConfig, PlanConfig, PrepareConfig
 from nestguard import GuardError
 from nestmodel import CtcProbeConfig, ExtractConfig, FrameProbeConfig, ProbeConfig, WeightsError
@@ -173,7 +174,7 @@ def test_the_help_of_mix_prob_gives_its_default() -> None:
 
 def test_messages_mention_only_flags_that_exist() -> None:
     known = {flag for command in OWN_COMMANDS for flags in all_flags(command) for flag in flags.split()}
-    known |= {"--help", "--version", "--seed_everything", "--ckpt_path", "--resume"}
+    known |= {"--help", "--version", "--seed_everything", "--ckpt_path", *(setting.flag for setting in SETTINGS)}
     known |= {f"--{name}" for name in signature(PreflightTrainer.preflight).parameters}
     known |= {"--local-addr", "--master-addr", "--rdzv-backend", "--shm-size"}  # of torchrun and of Docker
     unknown = []

@@ -1,5 +1,6 @@
 import json
 import sqlite3
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -164,5 +165,7 @@ def test_ids_of_runs_are_checked(tmp_path: Path) -> None:
 
     for content in ("", "[]", '{"mlflow": 3}', '{"mlflow": "../../x"}', "\x00"):
         (tmp_path / "trackers.json").write_text(content)
-        assert _read_ids(tmp_path / "trackers.json") == {}
+        is_damaged = content not in ('{"mlflow": 3}', '{"mlflow": "../../x"}')
+        with pytest.warns(UserWarning, match="cannot be read") if is_damaged else nullcontext():
+            assert _read_ids(tmp_path / "trackers.json") == {}
     assert _read_ids(tmp_path / "gone.json") == {}
