@@ -98,7 +98,7 @@ class Tracker(Logger):
 
     def save(self) -> None:
         """Writes what is buffered."""
-        self._try(self._inner.save)
+        self._try(lambda: self._inner.save())
 
     def finalize(self, status: str) -> None:
         """Ends the run in the tracker."""

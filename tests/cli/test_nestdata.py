@@ -130,7 +130,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 
 
 def test_several_inputs_need_a_name_for_the_corpus(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prepare", "a.json", "b.json"]) == 1
+    assert main(["prepare", "a.json", "b.json"]) == 2
     assert "--output NAME.corpus" in error_of(capsys)
 
 
@@ -147,7 +147,7 @@ def test_several_inputs_need_a_name_for_the_corpus(capsys: pytest.CaptureFixture
 def test_options_of_segments_that_contradict_each_other_are_one_line(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["prepare", "a.json", *options]) == 1
+    assert main(["prepare", "a.json", *options]) == 2
     assert message in error_of(capsys)
 
 
@@ -158,7 +158,7 @@ def test_a_missing_detector_is_one_line_with_its_extra(
     manifest, find = manifest_of(tmp_path), importlib.util.find_spec
     before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "silero_vad" else find(name))
-    assert main(["prepare", str(manifest), "-o", str(tmp_path / "a.corpus"), *options]) == 1
+    assert main(["prepare", str(manifest), "-o", str(tmp_path / "a.corpus"), *options]) == 2
     assert "pip install 'nest-pretrain[vad]'" in error_of(capsys)
     assert sorted(tmp_path.iterdir()) == before
 
@@ -218,14 +218,14 @@ def test_preview_prints_the_same_digests_in_every_process_and_for_every_world_si
 def test_preview_rejects_a_rank_outside_of_the_world_size(
     messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sample-batch", "preview", str(messy_corpora.speech), "--rank", "2", "--world-size", "2"]) == 1
+    assert main(["sample-batch", "preview", str(messy_corpora.speech), "--rank", "2", "--world-size", "2"]) == 2
     assert "rank 2 does not exist among 2 ranks" in error_of(capsys)
 
 
 def test_preview_rejects_a_step_without_microbatches(
     messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sample-batch", "preview", str(messy_corpora.speech), "--microbatches-per-step", "0"]) == 1
+    assert main(["sample-batch", "preview", str(messy_corpora.speech), "--microbatches-per-step", "0"]) == 2
     assert "microbatches_per_step is 0" in error_of(capsys)
 
 
@@ -248,7 +248,7 @@ from nestcli.nestdata import main
 sys.exit(main(["prepare", {str(given)!r}, "-o", "a.corpus", {option!r}]))
 """
     done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
+    assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert f"pip install 'nest-pretrain[{extra}]'" in line

@@ -68,20 +68,24 @@ def test_json_is_the_summary_of_the_requested_plan(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "code", "message"),
     [
-        (["--weights", "a,b"], "--weights is 'a,b': give one number per corpus"),
-        (["--weights", "1,2"], "plan.weights has 2 numbers for 1 corpora"),
-        (["--world-size", "3"], "3 ranks cannot share evenly"),
-        (["--num-shapes", "0"], "plan.num_shapes is 0"),
-        (["--picture", "plan.xyz"], "--picture is 'plan.xyz': expected a name that ends in .png, .svg or .pdf."),
-        (["--picture", "/gone/plan.png", *MICROBATCHES], "/gone/plan.png: No such file or directory. Check the path"),
+        (["--weights", "a,b"], 2, "--weights is 'a,b': give one number per corpus"),
+        (["--weights", "1,2"], 1, "plan.weights has 2 numbers for 1 corpora"),
+        (["--world-size", "3"], 2, "3 ranks cannot share evenly"),
+        (["--num-shapes", "0"], 2, "plan.num_shapes is 0"),
+        (["--picture", "plan.xyz"], 2, "--picture is 'plan.xyz': expected a name that ends in .png, .svg or .pdf."),
+        (
+            ["--picture", "/gone/plan.png", *MICROBATCHES],
+            1,
+            "/gone/plan.png: No such file or directory. Check the path",
+        ),
     ],
 )
 def test_an_invalid_setting_is_one_line(
-    messy_corpora: MessyCorpora, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    messy_corpora: MessyCorpora, options: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", str(messy_corpora.speech), *options]) == 1
+    assert main(["plan", str(messy_corpora.speech), *options]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line

@@ -247,6 +247,8 @@ def test_only_one_module_runs_commands_with_a_shell_and_none_loads_audio_by_lhot
                     shells.append(path.relative_to(REPOSITORY).as_posix())
                 if isinstance(node, ast.Attribute | ast.Name | ast.alias):
                     name = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", None)
+                    if name == "load_audio" and not isinstance(node, ast.Attribute):
+                        continue  # our function of this name; that of Lhotse is a method
                     if name in ("load_audio", "open_best", "read_sph", "getstatusoutput", "getoutput", "popen"):
                         loads.append((path.name, name))
     assert shells == ["nestdata/corpus/sources.py"]

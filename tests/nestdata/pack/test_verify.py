@@ -226,7 +226,7 @@ def test_a_moved_corpus_is_verified_there_and_set_to_its_new_root(
 def test_roots_that_cannot_be_used_are_refused(
     intact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["verify", str(intact / "packed.corpus"), "--set-root"]) == 1
+    assert main(["verify", str(intact / "packed.corpus"), "--set-root"]) == 2
     assert "--set-root needs --root" in capsys.readouterr().err
     with pytest.raises(StorageError, match=r"s3://\*\*\*@bucket: holds credentials"):
         verify_corpus(intact / "packed.corpus", root="s3://user:word@bucket", set_root=True)

@@ -234,8 +234,13 @@ def test_a_data_set_without_audio_is_an_error_that_names_its_columns(tmp_path: P
 
 def test_a_path_that_is_not_a_data_set_is_an_error_if_the_format_is_huggingface(tmp_path: Path) -> None:
     some_audio(tmp_path / "a.wav")
-    for name in ("", "a.wav", "gone"):
-        with pytest.raises(ManifestError, match="not one split of a data set that `save_to_disk` wrote"):
+    no_split = "not one split of a data set that `save_to_disk` wrote"
+    for name, message in (
+        ("", no_split),
+        ("gone", no_split),
+        ("a.wav", "a file, but --format huggingface reads a folder"),
+    ):
+        with pytest.raises(ManifestError, match=message):
             entries_of(tmp_path / name, "huggingface")
 
 
