@@ -237,7 +237,7 @@ def test_a_path_that_is_not_a_data_set_is_an_error_if_the_format_is_huggingface(
     no_split = "not one split of a data set that `save_to_disk` wrote"
     for name, message in (
         ("", no_split),
-        ("gone", no_split),
+        ("gone", "no such folder"),
         ("a.wav", "a file, but --format huggingface reads a folder"),
     ):
         with pytest.raises(ManifestError, match=message):
