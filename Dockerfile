@@ -1,8 +1,8 @@
 # NEST pretraining in a container.
 #
 #   docker build -t nest .                              PyTorch with CUDA
-#   docker build -t nest --build-arg TORCH_INDEX=URL .  another PyTorch: the URL that pytorch.org gives for CPUs or
-#                                                       another version of CUDA, after --index-url
+#   docker build -t nest --build-arg TORCH_INDEX=URL .  another PyTorch: the URL of the index that its install
+#                                                       page gives for CPUs or another version of CUDA
 #   docker run --rm --gpus all --ipc host --user "$(id -u)" -v "$PWD:/data" nest nestmodel fit ...
 #
 # Loader workers hand batches over in shared memory, of which a container has 64 MB without --ipc host or --shm-size.
@@ -21,8 +21,8 @@ RUN apt-get update \
 # In a layer of its own, because it is large and changes rarely.
 ARG TORCH_INDEX=
 COPY constraints.txt /tmp/constraints.txt
-RUN pip install --no-cache-dir --constraint /tmp/constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
-    torch torchaudio
+# Pip ignores the variable if it is empty.
+RUN PIP_INDEX_URL="$TORCH_INDEX" pip install --no-cache-dir --constraint /tmp/constraints.txt torch torchaudio
 
 ARG EXTRAS=probe,remote,safetensors,vad
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \

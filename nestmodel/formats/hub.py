@@ -169,4 +169,4 @@ def _explained(model: HubModel) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise WeightsError(
             f"{model}: cannot be downloaded ({reason}). Try again later, or download it yourself."
-        ) from (error)
+        ) from error

@@ -1,6 +1,6 @@
 """Model cards: what is known about an exported model, as Markdown with a YAML header for the Hugging Face hub.
 
-What the source of an export does not say is "unknown" in its card. The licence is left to whoever publishes the model.
+Values that the source of an export does not hold are "unknown" in its card. The publisher fills in the licence.
 All text of checkpoints is escaped, so that it cannot become markup, a link or a field of the header.
 """
 
@@ -68,7 +68,7 @@ def model_card(
         "A speech encoder, pretrained on unlabelled speech with NEST "
         "([arXiv:2408.13106](https://arxiv.org/abs/2408.13106)).",
         _table(("", ""), facts.items()),
-        "## Licence\n\nTo be filled in by whoever publishes the model; also in the header of this file.",
+        "## Licence\n\nThe publisher of the model fills this in, here and in the header of this file.",
         "## Training data",
         _corpora("Speech", known.corpora),
         _corpora("Noise", known.noise),
