@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nestguard.collectives import REQUEST, SUFFIX
 from nestguard.files import create_file, open_file
-from nestguard.process import CRASH_SUFFIX, END_SIGNAL, STACK_SIGNAL, ProcessState, process_state, send_signal
+from nestguard.process import CRASH_SUFFIX, END_SIGNAL, ProcessState, ask_for_stacks, process_state, send_signal
 from nestguard.view import ProcessView
 
 _DUMP_S = 2.0
@@ -32,7 +32,7 @@ def request_dumps(directory: Path, views: Sequence[ProcessView]) -> None:
     answers = [directory / f"{view.name}{SUFFIX}" for view in views if view.reading.device and not _has_ended(view)]
     armed = [view for view in views if view.reading.is_armed and not _has_ended(view)]
     for view in armed:
-        send_signal(view.reading.pid, view.reading.start_ticks, STACK_SIGNAL)
+        ask_for_stacks(view.reading.pid, view.reading.start_ticks)
     _continue_stopped(armed)
     deadline = time.monotonic() + _DUMP_S
     sizes: list[int] = []
