@@ -96,6 +96,13 @@ def _print_summary(summary: "PlanSummary", paths: list[Path]) -> None:
     if len(summary.corpora) > 1:
         for path, corpus in zip(paths, summary.corpora, strict=True):
             out.print(f"  {path}: {100 * corpus.share:.1f} % of the hours, each cut {corpus.repeats_per_epoch:g} times")
+    for stage in summary.stages:
+        out.print(f"from step {stage.from_step:,} on")
+        for path, corpus, seen in zip(paths, stage.corpora, stage.seen_before, strict=True):
+            out.print(
+                f"  {path}: {100 * corpus.share:.1f} % of the hours, each cut {corpus.repeats_per_epoch:g} times in "
+                f"{summary.steps_per_epoch:,} steps, {seen:.2f} times before"
+            )
     table = Table("from, s", "to, s", "cuts per microbatch", "steps", "hours", "padding")
     for column in table.columns:
         column.justify = "right"

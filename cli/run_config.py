@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import yaml
 
@@ -242,4 +242,6 @@ def _type_message(error: str, key: str, hint: Any, value: Any) -> str:
         field = found.group(1)
         key, hint, value = f"{key}.{field}", get_type_hints(hint)[field], value[field]
     expected = hint.__name__ if isinstance(hint, type) else str(hint).replace("pathlib.", "").replace("typing.", "")
+    if (items := get_args(hint)) and is_dataclass(items[0]):
+        expected = f"a list of mappings with the keys {', '.join(field.name for field in fields(items[0]))}"
     return f"{key} is {value!r}: expected {expected}."

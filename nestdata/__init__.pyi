@@ -58,9 +58,11 @@ from .pack.verify import VerifyReport as VerifyReport
 from .pack.verify import verify_corpus as verify_corpus
 from .plan.batch_plan import BatchPlan as BatchPlan
 from .plan.batch_plan import PlanConfig as PlanConfig
+from .plan.mixture import MixtureStage as MixtureStage
 from .plan.summary import BucketSummary as BucketSummary
 from .plan.summary import CorpusSummary as CorpusSummary
 from .plan.summary import PlanSummary as PlanSummary
+from .plan.summary import StageSummary as StageSummary
 from .plan.summary import draw_plan as draw_plan
 from .plan.summary import summarise_plan as summarise_plan
 from .prepare.config import PrepareConfig as PrepareConfig
@@ -110,6 +112,7 @@ __all__ = [
     "MicrobatchKey",
     "Mix",
     "MixConfig",
+    "MixtureStage",
     "NestDataError",
     "NoiseConfig",
     "NoiseSampler",
@@ -135,6 +138,7 @@ __all__ = [
     "ShortAudio",
     "SpeakerNoiseMixer",
     "SpeechSummary",
+    "StageSummary",
     "StartMethod",
     "Storage",
     "StorageConfig",

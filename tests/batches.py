@@ -12,6 +12,7 @@ from nestdata import (
     Corpora,
     Corpus,
     MixConfig,
+    MixtureStage,
     NoiseSampler,
     PlanConfig,
     SpeakerNoiseMixer,
@@ -30,7 +31,7 @@ def messy_dataset(speech: Path, noise: Path) -> AudioNoiseDataset:
 
 
 def full_dataset(speech: Path, windows: Path, banked: Path) -> AudioNoiseDataset:
-    """Returns a dataset with all features: weighted corpora, fixed shapes, a bank, transforms, a damaged recording."""
+    """Returns a dataset with all features: weights in stages, fixed shapes, a bank, transforms, damaged audio."""
     corpora = Corpora.open([speech, windows])
     config = PlanConfig(
         max_batch_seconds=12.0,
@@ -40,6 +41,7 @@ def full_dataset(speech: Path, windows: Path, banked: Path) -> AudioNoiseDataset
         num_shapes=3,
         weights=(1.0, 1.0),
         temperature=2.0,
+        stages=(MixtureStage(from_step=2, weights=(1.0, 4.0)), MixtureStage(from_step=4, temperature=3.0)),
         seed=3,
     )
     mixer = SpeakerNoiseMixer(MixConfig(prob=0.8, num_segments=(1, 3), num_speakers=(1, 2), mix_rate=(0.3, 0.9)))

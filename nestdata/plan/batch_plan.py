@@ -23,16 +23,15 @@ from nestdata.field_docs import with_field_docs
 from nestdata.notebook import html_table
 from nestdata.plan.layout import Bucket, Budget, CutRange, Positions, lay_out
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths, check_ascending
+from nestdata.plan.mixture import REPEATS_UNIT, MixtureStage, check_mixture, check_stages, repeats_per_epoch
+from nestdata.plan.stages import Stages
 from nestdata.stateless_rng import Permutation, StatelessRng, derive_key
 
 ALGORITHM_VERSION = 2
 """Part of the fingerprint: increase it with every change to which cuts a step holds."""
 
-# Repeats per epoch are rounded to thousandths, so that plans ignore floating-point rounding.
-_REPEATS_UNIT = 1000
-
 # Options that the first plans did not have.
-_NEWER = ("bucket_width", "mixed_lengths")
+_NEWER = ("bucket_width", "mixed_lengths", "languages", "language_temperature", "stages")
 
 
 @with_field_docs
@@ -72,7 +71,19 @@ class PlanConfig:
     share."""
 
     temperature: float = 1.0
-    """Every share is raised to the power 1/temperature: above 1, small corpora are seen more often than large ones."""
+    """Every share is raised to the power 1/temperature: above 1, small corpora are seen more often than large ones.
+    With `languages`, this holds for the corpora within each language."""
+
+    languages: tuple[str, ...] | None = None
+    """Language of each of several corpora, in order. A language's share is the sum of the shares of its corpora, to the
+    power 1/language_temperature."""
+
+    language_temperature: float = 1.0
+    """Above 1, small languages are seen more often than large ones."""
+
+    stages: tuple[MixtureStage, ...] = ()
+    """Mixtures that replace `weights` and both temperatures from a step on, in order. Stages may be added when a run
+    is resumed."""
 
     mixed_lengths: bool = False
     """Whether the microbatches of a step come from different buckets. They then have the same budget but not the same
@@ -94,9 +105,8 @@ class PlanConfig:
         require(0 < self.bucket_width <= 1 / 8, "plan.bucket_width", self.bucket_width, "more than 0 and at most 1/8")
         is_positive = self.quadratic_seconds is None or self.quadratic_seconds > 0
         require(is_positive, "plan.quadratic_seconds", self.quadratic_seconds, f"{positive}, or none")
-        are_positive = self.weights is None or (bool(self.weights) and min(self.weights) > 0)
-        require(are_positive, "plan.weights", self.weights, "a positive number for each corpus")
-        require(self.temperature > 0, "plan.temperature", self.temperature, "a positive number")
+        check_mixture(self, self.languages, "plan")
+        check_stages(self.stages, self.languages)
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings by name, as fingerprints and checkpoints hold them.
@@ -115,7 +125,8 @@ class BatchPlan:
     `PlanConfig.mixed_lengths` is set. In an epoch every cut is seen once; in addition, fewer than
     `microbatches_per_step` short cuts, drawn anew in each epoch, are repeated to fill up the last group. Cuts of
     weighted corpora are seen as often as `repeats_per_epoch` says, and equally often: within a bucket, no cut of a
-    corpus is seen again before all other cuts of that corpus have been seen.
+    corpus is seen again before all other cuts of that corpus have been seen. The same holds in the steps of mixture
+    stages, also across stages (`nestdata.plan.stages`).
 
     Args:
         num_samples: Length of every cut in samples, ascending, as an array or list of integers of any type; for several
@@ -127,9 +138,9 @@ class BatchPlan:
             plan is computed from them.
 
     Raises:
-        PlanError: The lengths are not integers, not one-dimensional, negative or not ascending; there are no cuts,
-            fewer cuts than microbatches in a step, or a cut longer than the budget; or the number of weights is not
-            the number of corpora.
+        PlanError: The lengths are not integers, not one-dimensional, negative or not ascending; or there are no cuts,
+            fewer cuts than microbatches in a step, or a cut longer than the budget.
+        ConfigError: The number of weights or of languages is not the number of corpora.
     """
 
     def __init__(
@@ -146,8 +157,14 @@ class BatchPlan:
         self.config = config
         self.sampling_rate = sampling_rate
         self.min_samples = round(config.min_audio_seconds * sampling_rate)
-        self.repeats_per_epoch = _repeats_per_epoch(corpora, config)
-        """How often each cut of each corpus is seen in an epoch, on average."""
+        self.repeats_per_epoch = repeats_per_epoch(corpora, config, config.languages, "plan")
+        """How often each cut of each corpus is seen in an epoch, on average, before the first mixture stage."""
+
+        self.stage_repeats = {
+            stage.from_step: repeats_per_epoch(corpora, stage, config.languages, f"plan.stages[{number}]")
+            for number, stage in enumerate(config.stages)
+        }
+        """The same for each mixture stage, by its first step, in as many steps as an epoch has."""
 
         self.budget = Budget(
             limit=round(config.max_batch_seconds * sampling_rate),
@@ -158,8 +175,21 @@ class BatchPlan:
         self.buckets = tuple(self._lay_out(corpora))
         self._first_groups = [bucket.first_group for bucket in self.buckets]
         self.steps_per_epoch = self.buckets[-1].first_group + self.buckets[-1].num_groups
+        first_indices = list(accumulate(map(len, corpora), initial=0))
+        self.stages = Stages(
+            self.buckets,
+            lambda index: bisect_right(first_indices, index) - 1,
+            list(self.stage_repeats),
+            list(self.stage_repeats.values()),
+            microbatches_per_step=config.microbatches_per_step,
+            mixed_lengths=config.mixed_lengths,
+            seed=config.seed,
+        )
         content = content or _digest(b"".join(np.ascontiguousarray(lengths).tobytes() for lengths in corpora))
-        self.fingerprint = self._make_fingerprint(content)
+        self.first_fingerprint = self._make_fingerprint(content, {})
+        """Identifies the plan without its mixture stages."""
+
+        self.fingerprint = self._make_fingerprint(content, self.stage_repeats)
         """Identifies this plan: two plans with the same fingerprint give the same indices for every step."""
 
     @classmethod
@@ -193,6 +223,8 @@ class BatchPlan:
                 f"step {step}, microbatch {microbatch}: steps start at 0 and microbatches are in "
                 f"[0, {self.config.microbatches_per_step})"
             )
+        if self.stages.has(step):
+            return self.stages.indices(step, microbatch)
         epoch, (number, group) = self.epoch(step), self._locate(step, microbatch)
         bucket = self.buckets[number]
         size = bucket.cuts_per_microbatch
@@ -218,7 +250,7 @@ class BatchPlan:
             position: Position of the unusable cut within the microbatch.
             attempt: Number of earlier substitutes that were unusable as well; 0 at first.
         """
-        epoch, number = self.epoch(step), self._locate(step, microbatch)[0]
+        epoch, number = self.epoch(step), self._bucket_number(step, microbatch)
         bucket = self.buckets[number]
         rng = StatelessRng(self.config.seed, "substitute", step, microbatch, position, attempt)
         drawn = np.array([rng.below(bucket.num_cuts)])
@@ -230,7 +262,7 @@ class BatchPlan:
 
     def bucket(self, step: int, microbatch: int = 0) -> Bucket:
         """Returns the bucket that the cuts of a microbatch come from: that of the whole step without mixed lengths."""
-        return self.buckets[self._locate(step, microbatch)[0]]
+        return self.buckets[self._bucket_number(step, microbatch)]
 
     def padded_samples(self, step: int, microbatch: int = 0) -> int:
         """Returns the length in samples to which a microbatch is padded: one for the step without mixed lengths."""
@@ -272,6 +304,10 @@ class BatchPlan:
             f"padded to {min(padded_s):.2f} to {max(padded_s):.2f} s",
             "shapes": f"{num_shapes} in {len(self.buckets)} buckets of similar length",
             "repeats per epoch": ", ".join(f"{repeats:g}" for repeats in self.repeats_per_epoch),
+            **{
+                f"from step {from_step:,}": ", ".join(f"{number:g}" for number in repeats)
+                for from_step, repeats in self.stage_repeats.items()
+            },
             "seed": str(config.seed),
             "fingerprint": self.fingerprint,
         }
@@ -293,13 +329,16 @@ class BatchPlan:
             )
         return lay_out(positions, self.budget, self.config.bucket_width, self.config.num_shapes)
 
-    def _make_fingerprint(self, content: str) -> str:
+    def _make_fingerprint(self, content: str, stage_repeats: dict[int, list[float]]) -> str:
         # 240 and 240.0 seconds are the same setting but different text.
         settings = {
             name: float(v) if name.endswith("_seconds") and v else v for name, v in self.config.recorded().items()
         }
-        # Weights and temperature affect the plan only through the repeats that they lead to.
+        # Weights and temperatures affect the plan only through the repeats that they lead to.
+        for name in ("languages", "language_temperature", "stages"):
+            settings.pop(name, None)
         settings |= {"weights": self.repeats_per_epoch, "temperature": 1.0}
+        settings |= {"stages": list(stage_repeats.items())} if stage_repeats else {}
         settings |= {"sampling_rate": self.sampling_rate, "version": ALGORITHM_VERSION, "content": content}
         return _digest(json.dumps(settings, sort_keys=True).encode())
 
@@ -330,8 +369,12 @@ class BatchPlan:
             indices[is_here] = cut_range.first_index + own
         return indices
 
+    def _bucket_number(self, step: int, microbatch: int) -> int:
+        in_stage = self.stages.has(step)
+        return self.stages.bucket(step, microbatch) if in_stage else self._locate(step, microbatch)[0]
+
     def _locate(self, step: int, microbatch: int) -> tuple[int, int]:
-        """Returns the number of the bucket of a microbatch, and the group within the bucket."""
+        """Returns the number of the bucket of a microbatch before the first stage, and the group within the bucket."""
         epoch, position = divmod(step, self.steps_per_epoch)
         if self.config.mixed_lengths:
             # Permutes the steps for each microbatch number, so that every (group, number) is taken once per epoch.
@@ -344,24 +387,8 @@ class BatchPlan:
         return Permutation(size, derive_key(self.config.seed, purpose, epoch, counter))
 
 
-def _repeats_per_epoch(corpora: Sequence[Lengths], config: PlanConfig) -> list[float]:
-    if config.weights is not None and len(config.weights) != len(corpora):
-        raise PlanError(
-            f"plan.weights has {len(config.weights)} numbers for {len(corpora)} corpora. Give one for each, in order."
-        )
-    if len(corpora) == 1 or (config.weights is None and config.temperature == 1.0):
-        return [1.0] * len(corpora)
-    totals = [float(lengths.sum()) for lengths in corpora]
-    if min(totals) <= 0:
-        raise PlanError("one of several corpora is empty. Remove it.")
-    shares = [share ** (1 / config.temperature) for share in config.weights or totals]
-    factor = sum(totals) / sum(shares)
-    repeats = [factor * share / total for share, total in zip(shares, totals, strict=True)]
-    return [max(1, round(_REPEATS_UNIT * number)) / _REPEATS_UNIT for number in repeats]
-
-
-def _num_positions(lengths: Lengths, repeats_per_epoch: float) -> int:
-    return max(1, len(lengths) * round(_REPEATS_UNIT * repeats_per_epoch) // _REPEATS_UNIT)
+def _num_positions(lengths: Lengths, repeats: float) -> int:
+    return max(1, len(lengths) * round(REPEATS_UNIT * repeats) // REPEATS_UNIT)
 
 
 def _check_fits(corpora: Sequence[Lengths], rate: int, budget: Budget, min_samples: int) -> None:

@@ -1,9 +1,11 @@
 """Summary of an epoch of a plan, from lengths alone: steps, padding, use of the budget, and balance of the ranks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.plan.layout import Bucket, CutRange
@@ -43,8 +45,20 @@ class CorpusSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StageSummary:
+    """A mixture stage."""
+
+    from_step: int
+    corpora: tuple[CorpusSummary, ...]
+    """Shares of the stage's hours, and repeats in as many steps as an epoch has."""
+
+    seen_before: tuple[float, ...]
+    """How often each cut of each corpus is seen before the stage, on average."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSummary:
-    """An epoch in numbers.
+    """An epoch in numbers, before the first mixture stage, and the stages.
 
     Hours and padding are means over epochs if the corpora are weighted, and exact otherwise.
     """
@@ -77,6 +91,7 @@ class PlanSummary:
 
     corpora: tuple[CorpusSummary, ...]
     buckets: tuple[BucketSummary, ...]
+    stages: tuple[StageSummary, ...]
 
 
 def summarise_plan(plan: BatchPlan, num_samples: LengthsLike, world_size: int) -> PlanSummary:
@@ -120,6 +135,7 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike, world_size: int) -
         fingerprint=plan.fingerprint,
         corpora=_corpora(plan, lengths),
         buckets=buckets,
+        stages=_stages(plan, lengths),
     )
 
 
@@ -173,14 +189,20 @@ class _CorpusLengths:
 
     def mean(self, cuts: CutRange) -> float:
         """Returns the mean length, with short cuts counted at the length to which they are extended."""
-        total = 0
-        lengths = self._of(cuts)
-        for start in range(0, len(lengths), 1 << 20):
-            total += int(np.maximum(lengths[start : start + (1 << 20)], self._min_samples).sum())
-        return total / cuts.num_cuts
+        return self._sum(self._of(cuts)) / cuts.num_cuts
+
+    def total(self, corpus: int) -> int:
+        """Returns the length of all cuts of a corpus, counted in the same way."""
+        return self._sum(self._lengths[corpus])
 
     def shortest(self, cuts: CutRange) -> int:
         return max(int(self._of(cuts)[0]), self._min_samples)
+
+    def _sum(self, lengths: Lengths) -> int:
+        total = 0
+        for start in range(0, len(lengths), 1 << 20):
+            total += int(np.maximum(lengths[start : start + (1 << 20)], self._min_samples).sum())
+        return total
 
     def _of(self, cuts: CutRange) -> Lengths:
         corpus = self.corpus(cuts)
@@ -219,8 +241,29 @@ def _corpora(plan: BatchPlan, lengths: _CorpusLengths) -> tuple[CorpusSummary, .
     for bucket in plan.buckets:
         for cuts in bucket.cut_ranges:
             samples[lengths.corpus(cuts)] += cuts.num_positions * lengths.mean(cuts)
+    return _corpus_summaries(plan.repeats_per_epoch, samples, lengths)
+
+
+def _stages(plan: BatchPlan, lengths: _CorpusLengths) -> tuple[StageSummary, ...]:
+    if not plan.stage_repeats:
+        return ()
+    sizes = np.diff(lengths.first_indices)
+    totals = np.array([lengths.total(corpus) for corpus in range(len(sizes))])
+    epochs_before = min(plan.stage_repeats) / plan.steps_per_epoch
+    summaries = []
+    for from_step, repeats in plan.stage_repeats.items():
+        seen_in_stages = [plan.stages.num_seen(from_step, corpus) / max(1, size) for corpus, size in enumerate(sizes)]
+        seen = np.array(seen_in_stages) + epochs_before * np.array(plan.repeats_per_epoch)
+        corpora = _corpus_summaries(repeats, np.array(repeats) * totals, lengths)
+        summaries.append(StageSummary(from_step=from_step, corpora=corpora, seen_before=tuple(seen.tolist())))
+    return tuple(summaries)
+
+
+def _corpus_summaries(
+    repeats: Sequence[float], samples: NDArray[np.float64], lengths: _CorpusLengths
+) -> tuple[CorpusSummary, ...]:
     sizes = np.diff(lengths.first_indices)
     return tuple(
         CorpusSummary(num_cuts=int(size), repeats_per_epoch=repeats_per_epoch, share=float(share))
-        for size, repeats_per_epoch, share in zip(sizes, plan.repeats_per_epoch, samples / samples.sum(), strict=True)
+        for size, repeats_per_epoch, share in zip(sizes, repeats, samples / samples.sum(), strict=True)
     )

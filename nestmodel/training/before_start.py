@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_warn
 
+from nestdata import BatchPlan
 from nestdata.output import check_writable
 from nestmodel.errors import ConfigError
 from nestmodel.nn.kernel_choice import default_kernels
 from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
-from nestmodel.training.resume import check_unchanged, run_settings, stored_kernels, stored_settings
+from nestmodel.training.resume import check_unchanged, run_settings, stored_kernels, stored_settings, stored_step
 from nestmodel.training.run_checks import check_accumulation, check_kernels, check_sampling_rate, num_ranks
-from nestmodel.training.step_limits import check_training_limits
+from nestmodel.training.step_limits import check_training_limits, num_steps_of_run
 
 
 def check_run(
@@ -47,12 +49,23 @@ def check_run(
         raise ConfigError("trainer.max_steps is 0: give the number of steps to train, or -1 for no limit.")
     check_accumulation(trainer, plan)
     check_training_limits(trainer, plan.steps_per_epoch)
+    _warn_of_late_stages(plan, num_steps_of_run(trainer, plan.steps_per_epoch))
     stored = None if ckpt_path is None else stored_settings(ckpt_path)
     kernels = model.kernels
-    if stored is not None:
+    if ckpt_path is not None and stored is not None:
         kernels = kernels.resolve(stored_kernels(stored, default_kernels(trainer.strategy.root_device.type)))
-        check_unchanged(stored, run_settings(model.config, trainer, kernels=kernels, data=data), warns=False)
+        settings = run_settings(model.config, trainer, kernels=kernels, data=data)
+        check_unchanged(stored, settings, step=stored_step(ckpt_path), warns=False)
     check_kernels(kernels, model.config, plan, trainer)
+
+
+def _warn_of_late_stages(plan: BatchPlan, num_steps: int | None) -> None:
+    for from_step in plan.stage_repeats:
+        if num_steps is not None and from_step >= num_steps:
+            rank_zero_warn(
+                f"data.plan.stages: the stage from step {from_step} on has no effect, because the run ends after "
+                f"{num_steps} steps."
+            )
 
 
 def check_outputs(trainer: pl.Trainer) -> None:

@@ -37,7 +37,7 @@ from nestdata import (
 from nestmodel.errors import ConfigError
 from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
-from nestmodel.training.resume import Settings, flatten_settings
+from nestmodel.training.resume import STAGE_PREFIX, Settings, flatten_settings
 from nestmodel.training.run_checks import check_accumulation
 from nestmodel.training.step_limits import convert_training_limits, convert_validation_limit
 
@@ -47,7 +47,7 @@ class NestDataModule(pl.LightningDataModule):
 
     Args:
         corpus: Speech to train on: a directory that `nestdata prepare` wrote, or a list of them. With several,
-            `plan.weights` and `plan.temperature` determine how often the cuts of each are repeated.
+            `plan.weights`, `plan.temperature` and `plan.stages` determine how often the cuts of each are repeated.
         noise: Noise corpus. Without one, only other speech is mixed in.
         val_corpus: Speech to validate on. It is mixed with the same noise corpus, identically in every validation.
         plan: How cuts are grouped into microbatches and steps.
@@ -99,7 +99,15 @@ class NestDataModule(pl.LightningDataModule):
         self.train_dataset = self._open(corpus if isinstance(corpus, list) else [corpus], plan, augment)
         self.val_dataset = None
         if val_corpus:
-            unweighted = replace(plan, weights=None, temperature=1.0, mixed_lengths=False)
+            unweighted = replace(
+                plan,
+                weights=None,
+                temperature=1.0,
+                languages=None,
+                language_temperature=1.0,
+                stages=(),
+                mixed_lengths=False,
+            )
             self.val_dataset = self._open([val_corpus], unweighted, AugmentConfig())
             self.val_dataset.warn_if_trained_on(self.train_dataset.corpus)
 
@@ -138,14 +146,16 @@ class NestDataModule(pl.LightningDataModule):
     def settings(self) -> Settings:
         """Everything that decides which batches are trained on, by dotted name; stored in every checkpoint."""
         plan, noise = self.train_dataset.plan, self.noise.corpus
-        recorded = {f"data.plan.{name}" for name in plan.config.recorded()}
+        # Languages have an effect only through the temperatures, and the effect of stages is recorded below.
+        recorded = {f"data.plan.{name}" for name in plan.config.recorded() if name not in ("languages", "stages")}
         plan_settings = {k: v for k, v in flatten_settings(plan.config, "data.plan").items() if k in recorded}
         return {
-            "data.plan.fingerprint": plan.fingerprint,
+            "data.plan.fingerprint": plan.first_fingerprint,
             "data.corpus": repr([corpus.fingerprint for corpus in self.train_dataset.corpus.corpora]),
             "data.noise": repr(noise.fingerprint if noise else None),
             "data.short_audio": repr(self.short_audio),
             **plan_settings,
+            **{f"{STAGE_PREFIX}{from_step}": repr(repeats) for from_step, repeats in plan.stage_repeats.items()},
             **flatten_settings(self.mixer.config, "data.mix"),
             **flatten_settings(self.noise.config, "data.noise_sampler"),
             **flatten_settings(self.train_dataset.augment, "data.augment"),

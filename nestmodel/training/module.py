@@ -408,7 +408,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._stored = Choice(kernels=stored, device=checkpoint.get(_DEVICE_KEY))
             # Until the start of the run, so that only forms that are set by hand can differ from the checkpoint.
             self._chosen = Choice(kernels=self.kernels.resolve(stored), device=self._stored.device)
-            check_unchanged(settings, self._run_settings())
+            check_unchanged(settings, self._run_settings(), step=checkpoint["global_step"])
         self._record = record_of(checkpoint.get) or self._record
         scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)
         if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):

@@ -2,7 +2,7 @@
 
 A checkpoint stores the settings that decide what is learned: data, model, precision, gradient clipping, the forms of
 kernels, and whether they are deterministic. A run may be resumed only with equal settings. The numbers of ranks, loader
-processes and steps are not included and may change.
+processes and steps are not included and may change, and so may mixture stages that start at a later step.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,12 @@ ABSENT = "(absent)"
 LAST, LAST_REQUIRED = "last", "last!"
 """Values of `--ckpt_path` besides paths; see `find_resumed`."""
 
+STAGE_PREFIX = "data.plan.stages."
+"""Start of the name of the settings of a mixture stage; the end is its first step."""
+
+_MIXTURE = ("data.plan.weights", "data.plan.temperature", "data.plan.language_temperature")
 _MAX_CHANGES_SHOWN = 8
+_MAX_DIGITS = 18
 
 _KERNELS = "model.kernels"
 _KERNEL_SETTINGS = tuple(f"{_KERNELS}.{part}" for part in PARTS)
@@ -117,6 +122,19 @@ def stored_settings(path: Path) -> Settings | None:
     return settings
 
 
+def stored_step(path: Path) -> int:
+    """Returns the number of optimizer steps that the run of a checkpoint has made.
+
+    Raises:
+        WeightsError: The file cannot be read, or its step is damaged.
+    """
+    with open_model_file(path) as file:
+        step = file.entry("global_step")
+    if not isinstance(step, int) or step < 0:
+        raise WeightsError(f"{path}: its global_step is not a number of steps. Use another checkpoint.")
+    return step
+
+
 def flatten_settings(value: object, name: str) -> Settings:
     """Returns every field of nested dataclasses and mappings by its dotted name, with its `repr` as the value.
 
@@ -185,15 +203,16 @@ def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, st
     return [change for change in changes if change[1] != change[2]]
 
 
-def check_unchanged(before: Settings, now: Settings, *, warns: bool = True) -> None:
+def check_unchanged(before: Settings, now: Settings, *, step: int, warns: bool = True) -> None:
     """Checks that a run has the settings of the checkpoint that it is resumed from.
 
     The forms of kernels may change with a warning, except in deterministic mode: a compiler that fails must not end a
-    run for good.
+    run for good. Mixture stages may change if they start at the step of the checkpoint or later.
 
     Args:
         before: Settings in the checkpoint. Settings that older versions did not store may be absent.
         now: Settings of the run.
+        step: Optimizer steps that the run of the checkpoint has made.
         warns: Whether to warn of changed kernels.
 
     Raises:
@@ -206,14 +225,37 @@ def check_unchanged(before: Settings, now: Settings, *, warns: bool = True) -> N
         for name, old, new in (change for change in changed if warns and change[0] in _KERNEL_SETTINGS):
             rank_zero_warn(f"{name} has changed since the checkpoint, from {old} to {new}: rounding differs from here.")
         changed = [change for change in changed if change[0] not in _KERNEL_SETTINGS]
+    changed = [change for change in changed if not _is_later_stage(*change, step=step)]
     if not changed:
         return
     changes = [f"{name}: {old} -> {new}" for name, old, new in changed[:_MAX_CHANGES_SHOWN]]
     if len(changed) > _MAX_CHANGES_SHOWN:
         changes.append(f"and {len(changed) - _MAX_CHANGES_SHOWN} more")
+    advice = ""
+    if any(name in _MIXTURE for name, _, _ in changed):
+        advice = f" To change the mixture from step {step} on, keep these, and add a stage to data.plan.stages."
     raise ConfigError(
         f"the checkpoint was written by a run with other data or settings ({'; '.join(changes)}). Use the data and "
-        "settings of the checkpoint, or start a new run from its weights with --model.init_from."
+        f"settings of the checkpoint, or start a new run from its weights with --model.init_from.{advice}"
+    )
+
+
+def _is_later_stage(name: str, old: str, new: str, *, step: int) -> bool:
+    """Returns whether a changed setting is that of a mixture stage that has not begun.
+
+    Raises:
+        ConfigError: The stage has begun before the step of the checkpoint.
+    """
+    from_step = name.removeprefix(STAGE_PREFIX)
+    # Names in a checkpoint may be anything; Python converts no text of thousands of digits.
+    if from_step == name or not from_step.isdecimal() or len(from_step) > _MAX_DIGITS:
+        return False
+    if int(from_step) >= step:
+        return True
+    raise ConfigError(
+        f"data.plan.stages: the mixture from step {from_step} on has changed (repeats per epoch: {old} -> {new}), but "
+        f"the checkpoint has made {step} steps. Keep the stages that start before step {step} as they were; others may "
+        "be changed and added."
     )
 
 

@@ -67,11 +67,58 @@ def test_json_is_the_summary_of_the_requested_plan(
     assert "<svg" in (tmp_path / "plan.svg").read_text()
 
 
+def test_the_stages_of_a_file_are_printed_with_shares_and_repeats(
+    messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    page = (Path(__file__).parents[2] / "docs" / "how-a-batch-is-chosen.md").read_text(encoding="utf-8")
+    example = next(block for block in page.split("```")[1::2] if block.startswith("yaml\ndata:"))
+    (tmp_path / "run.yaml").write_text(example.removeprefix("yaml\n"))
+    paths = [str(messy_corpora.speech), str(messy_corpora.windows), str(messy_corpora.banked)]
+    assert main(["plan", *paths, "--config", str(tmp_path / "run.yaml"), *MICROBATCHES]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert main(["plan", *paths, "--config", str(tmp_path / "run.yaml"), *MICROBATCHES, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert [stage["from_step"] for stage in summary["stages"]] == [0, 20000, 40000]
+    for stage in summary["stages"]:
+        first = shown.index(f"from step {stage['from_step']:,} on") + 1
+        for line, path, corpus, seen in zip(
+            shown[first : first + 3], paths, stage["corpora"], stage["seen_before"], strict=True
+        ):
+            assert line.startswith(f"  {path}: {100 * corpus['share']:.1f} % of the hours, each cut ")
+            assert line.endswith(f"{summary['steps_per_epoch']:,} steps, {seen:.2f} times before")
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (
+            "[{from_step: x}]",
+            "data.plan.stages is [{'from_step': 'x'}]: expected a list of mappings with the keys from_s",
+        ),
+        (
+            "{from_step: 1}",
+            "data.plan.stages is {'from_step': 1}: expected a list of mappings with the keys from_step, w",
+        ),
+        ("[{from_step: 3}, {from_step: 3}]", "plan.stages[1].from_step is 3: expected more than 3"),
+        ("[{from_step: 3, weights: [1, .nan]}]", "plan.stages[0].weights is (1.0, nan): expected a positive number"),
+        ("[{from_step: 3, weights: [1, 2]}]", "plan.stages[0].weights has 2 numbers for 1 corpora"),
+    ],
+)
+def test_a_mistake_in_the_stages_of_a_file_is_one_line(
+    messy_corpora: MessyCorpora, tmp_path: Path, stages: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text(f"data: {{plan: {{stages: {stages}}}}}")
+    assert main(["plan", str(messy_corpora.speech), "--config", str(tmp_path / "run.yaml"), *MICROBATCHES]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
         (["--weights", "a,b"], 2, "--weights is 'a,b': give one number per corpus"),
-        (["--weights", "1,2"], 1, "plan.weights has 2 numbers for 1 corpora"),
+        (["--weights", "1,2"], 2, "plan.weights has 2 numbers for 1 corpora"),
         (["--world-size", "3"], 2, "3 ranks cannot share evenly"),
         (["--num-shapes", "0"], 2, "plan.num_shapes is 0"),
         (["--picture", "plan.xyz"], 2, "--picture is 'plan.xyz': expected a name that ends in .png, .svg or .pdf."),

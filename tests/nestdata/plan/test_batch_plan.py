@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nestdata import BatchPlan, ConfigError, PlanConfig, PlanError, summarise_plan
+from nestdata import BatchPlan, ConfigError, MixtureStage, PlanConfig, PlanError, summarise_plan
 
 RATE = 100
 """Samples per second; small, so that lengths in the tests are easy to read."""
@@ -332,8 +332,8 @@ def test_batch_indices_outside_the_plan_are_rejected(step: int, microbatch: int)
 
 
 def test_fingerprint_changes_with_every_setting() -> None:
-    lengths = [np.array([100, 150, 200, 250]), np.array([100, 120])]
-    config = PlanConfig(microbatches_per_step=2)
+    lengths = [np.array([100, 150, 200, 250]), np.array([100, 120]), np.array([110])]
+    config = without_languages = PlanConfig(microbatches_per_step=2)
     changes: dict[str, Any] = {
         "max_batch_seconds": 241.0,
         "microbatches_per_step": 4,
@@ -342,12 +342,17 @@ def test_fingerprint_changes_with_every_setting() -> None:
         "max_cuts": 1,
         "bucket_width": 1 / 64,
         "num_shapes": 1,
-        "weights": (1.0, 3.0),
+        "weights": (1.0, 3.0, 2.0),
         "temperature": 2.0,
+        "language_temperature": 3.0,
+        "stages": (MixtureStage(from_step=3),),
         "mixed_lengths": True,
         "seed": 1,
     }
-    assert set(changes) == set(PlanConfig.__dataclass_fields__)
+    assert {*changes, "languages"} == set(PlanConfig.__dataclass_fields__)
+    # Languages change the plan only together with a temperature.
+    config = replace(config, languages=("en", "en", "sw"))
+    assert BatchPlan(lengths, RATE, config).fingerprint == BatchPlan(lengths, RATE, without_languages).fingerprint
     changed = [replace(config, **{name: value}) for name, value in changes.items()]
     assert len({BatchPlan(lengths, RATE, each).fingerprint for each in [config, *changed]}) == len(changes) + 1
 
@@ -547,11 +552,6 @@ def test_substitutes_come_from_the_same_bucket_and_differ_by_attempt() -> None:
         assert all(cuts.first_index <= index < cuts.first_index + cuts.num_cuts for index in indices)
         assert len(set(indices)) > 10
         assert indices == [plan.substitute(step, 1, 0, attempt) for attempt in range(20)]
-
-
-def test_weights_for_another_number_of_corpora_are_rejected() -> None:
-    with pytest.raises(PlanError, match=r"plan\.weights has 2 numbers for 1 corpora"):
-        plan_of([100] * 50, PlanConfig(weights=(1.0, 2.0)))
 
 
 def test_cut_above_the_budget_due_to_the_quadratic_cost_is_an_error_that_mentions_the_term() -> None:

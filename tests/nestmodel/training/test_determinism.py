@@ -91,15 +91,15 @@ def test_a_run_is_resumed_in_its_own_mode_only_and_old_checkpoints_in_any(
         fit(messy_corpora, tmp_path, max_steps=2, ckpt_path=path, deterministic=False)
     compiled = {"trainer.deterministic": "False", "model.kernels.blocks": "'compiled'"}
     with pytest.warns(UserWarning, match=r"model\.kernels\.blocks has changed"):
-        check_unchanged(compiled, {**compiled, "model.kernels.blocks": "'torch'"})
+        check_unchanged(compiled, {**compiled, "model.kernels.blocks": "'torch'"}, step=0)
     compiled["trainer.deterministic"] = "True"
     with pytest.raises(ConfigError, match=r"model\.kernels\.blocks: 'compiled' -> 'torch'"):
-        check_unchanged(compiled, {**compiled, "model.kernels.blocks": "'torch'"})
+        check_unchanged(compiled, {**compiled, "model.kernels.blocks": "'torch'"}, step=0)
     old = {"trainer.deterministic": "True", "model.compile_blocks": "True"}
-    check_unchanged(old, compiled)
+    check_unchanged(old, compiled, step=0)
     with pytest.raises(ConfigError, match=r"model\.kernels\.blocks: 'compiled' -> 'torch'"):
-        check_unchanged(old, {**compiled, "model.kernels.blocks": "'torch'"})
-    check_unchanged({**old, "model.compile_blocks": "False"}, {**compiled, "model.kernels.blocks": "'torch'"})
+        check_unchanged(old, {**compiled, "model.kernels.blocks": "'torch'"}, step=0)
+    check_unchanged({**old, "model.compile_blocks": "False"}, {**compiled, "model.kernels.blocks": "'torch'"}, step=0)
     checkpoint = torch.load(path, weights_only=False)
     for name in ("trainer.deterministic", "model.kernels.blocks"):
         del checkpoint[SETTINGS_KEY][name]

@@ -1,13 +1,15 @@
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
 
-from nestdata import AudioNoiseBatch, MixConfig, PlanConfig
+from nestdata import AudioNoiseBatch, MixConfig, MixtureStage, PlanConfig
 from nestmodel import Checkpoints, ConfigError, Kernels, NestDataModule, NestModel
+from nestmodel.training.before_start import check_run
 from nestmodel.training.checkpoints import find_checkpoints
 from nestmodel.training.resume import changed_settings, check_same_step, check_unchanged, flatten_settings, run_settings
 from tests.conftest import MessyCorpora
@@ -30,15 +32,15 @@ def test_changed_settings_are_listed_with_both_values() -> None:
 
 
 def test_equal_settings_pass_and_changed_ones_are_named_with_both_values() -> None:
-    check_unchanged({"a": "1"}, {"a": "1"})
+    check_unchanged({"a": "1"}, {"a": "1"}, step=0)
     with pytest.raises(ConfigError, match=r"a: 1 -> 2; b: 3 -> \(absent\); c: \(absent\) -> 4"):
-        check_unchanged({"a": "1", "b": "3", "same": "0"}, {"a": "2", "same": "0", "c": "4"})
+        check_unchanged({"a": "1", "b": "3", "same": "0"}, {"a": "2", "same": "0", "c": "4"}, step=0)
 
 
 def test_at_most_eight_changed_settings_are_shown() -> None:
     before = {str(i): "0" for i in range(10)}
     with pytest.raises(ConfigError, match=r"7: 0 -> \(absent\); and 2 more\)"):
-        check_unchanged(before, {})
+        check_unchanged(before, {}, step=0)
 
 
 class StopsAt(pl.Callback):
@@ -103,13 +105,98 @@ def test_resuming_with_other_data_or_settings_is_refused_with_the_changes(
     )
 
 
+def stages(*repeats: tuple[int, str]) -> dict[str, str]:
+    return {f"data.plan.stages.{from_step}": text for from_step, text in repeats}
+
+
+def test_stages_that_begin_at_the_step_of_the_checkpoint_or_later_may_change() -> None:
+    before = stages((0, "[1.0]"), (500, "[2.0]"), (900, "[3.0]"))
+    check_unchanged(before, stages((0, "[1.0]"), (500, "[4.0]"), (700, "[3.0]")), step=500)
+    check_unchanged({}, before, step=0)
+    for now in (stages((0, "[1.0]"), (500, "[4.0]"), (900, "[3.0]")), stages((0, "[1.0]"), (900, "[3.0]"))):
+        with pytest.raises(ConfigError, match=r"data\.plan\.stages: the mixture from step 500 on .*has made 501 steps"):
+            check_unchanged(before, now, step=501)
+    with pytest.raises(ConfigError, match=r"from step 3 on .*\(absent\) -> \[9\.0\].*has made 501 steps"):
+        check_unchanged(before, {**before, **stages((3, "[9.0]"))}, step=501)
+
+
+@pytest.mark.parametrize("name", ["", "-1", "x", "9" * 5000])
+def test_names_of_stages_in_a_damaged_checkpoint_are_other_settings(name: str) -> None:
+    with pytest.raises(ConfigError, match="other data or settings"):
+        check_unchanged({f"data.plan.stages.{name}": "[1.0]"}, {}, step=0)
+
+
+def test_a_changed_weight_is_refused_with_advice_to_add_a_stage() -> None:
+    with pytest.raises(
+        ConfigError, match=r"To change the mixture from step 7 on, .* add a stage to data\.plan\.stages\."
+    ):
+        check_unchanged({"data.plan.temperature": "1.0"}, {"data.plan.temperature": "3.0"}, step=7)
+
+
+def weighted_data(corpora: MessyCorpora, *stages: MixtureStage, **plan: Any) -> NestDataModule:
+    config = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, weights=(1.0, 2.0), stages=stages, **plan)
+    return NestDataModule([corpora.speech, corpora.windows], corpora.noise, None, config, num_workers=0)
+
+
+def batches_of(data: NestDataModule, directory: Path, **options: Any) -> list[tuple[int, list[str]]]:
+    """Trains, and returns the step and the cuts of every batch."""
+    seen: list[tuple[int, list[str]]] = []
+
+    class Seen(pl.Callback):
+        def on_train_batch_end(
+            self, _trainer: pl.Trainer, _module: object, _outputs: object, batch: AudioNoiseBatch, _index: int
+        ) -> None:
+            seen.append((batch.key.step, batch.sample_id))
+
+    saver = Checkpoints(every_n_steps=1, directory=directory)
+    ckpt_path = options.pop("ckpt_path", None)
+    runner = trainer(directory, [Seen(), saver], enable_checkpointing=True, **options)
+    runner.fit(NestModel(tiny_config()), datamodule=data, ckpt_path=ckpt_path)
+    return seen
+
+
+def test_a_stage_that_is_added_at_a_resume_gives_the_batches_of_a_run_that_had_it_from_the_start(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    first, second = MixtureStage(from_step=2, weights=(5.0, 1.0)), MixtureStage(from_step=4, language_temperature=2.0)
+    languages = {"languages": ("en", "sw")}
+    whole = batches_of(weighted_data(messy_corpora, first, second, **languages), tmp_path / "whole", max_steps=6)
+    plain = batches_of(weighted_data(messy_corpora), tmp_path / "plain", max_steps=3)
+    assert plain[:4] == whole[:4]
+    assert plain[4:] != whole[4:6], "the stage changes the batches"
+    begun = tmp_path / "plain" / "step_00000002.ckpt"
+    found = batches_of(weighted_data(messy_corpora, first), tmp_path / "one", max_steps=4, ckpt_path=begun)
+    ends = tmp_path / "one" / "step_00000004.ckpt"
+    found += batches_of(
+        weighted_data(messy_corpora, first, second, **languages), tmp_path / "two", max_steps=6, ckpt_path=ends
+    )
+    assert found == whole[4:]
+    data = weighted_data(messy_corpora, replace(first, from_step=1))
+    with pytest.raises(ConfigError, match=r"the mixture from step 1 on has changed .*the checkpoint has made 2 steps"):
+        batches_of(data, tmp_path / "late", max_steps=3, ckpt_path=begun)
+
+
+def test_a_change_in_the_past_is_refused_and_a_stage_after_the_end_warned_of_before_the_run_starts(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    data = weighted_data(messy_corpora)
+    batches_of(data, tmp_path, max_steps=2)
+    late = weighted_data(messy_corpora, MixtureStage(from_step=5))
+    path = tmp_path / "step_00000002.ckpt"
+    with pytest.warns(UserWarning, match=r"the stage from step 5 on has no effect, because the run ends after 5 steps"):
+        check_run(NestModel(tiny_config()), late, trainer(tmp_path, max_steps=5), stage="fit", ckpt_path=path)
+    past = weighted_data(messy_corpora, MixtureStage(from_step=1))
+    with pytest.raises(ConfigError, match=r"from step 1 on has changed .*the checkpoint has made 2 steps"):
+        check_run(NestModel(tiny_config()), past, trainer(tmp_path, max_steps=5), stage="fit", ckpt_path=path)
+
+
 def test_a_run_from_before_dropout_had_a_source_goes_on_with_the_generator_only(tmp_path: Path) -> None:
     drawn = run_settings(tiny_config(dropout_source="generator"), trainer(tmp_path), kernels=Kernels())
     earlier = {name: value for name, value in drawn.items() if not name.endswith("dropout_source")}
-    check_unchanged(earlier, drawn)
+    check_unchanged(earlier, drawn, step=0)
     now = run_settings(tiny_config(), trainer(tmp_path), kernels=Kernels())
     with pytest.raises(ConfigError, match=r"model\.config\.encoder\.dropout_source: 'generator' -> 'position'"):
-        check_unchanged(earlier, now)
+        check_unchanged(earlier, now, step=0)
 
 
 @pytest.mark.usefixtures("gloo")

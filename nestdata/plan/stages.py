@@ -1,0 +1,192 @@
+"""The cuts of the steps of mixture stages, computed from the number of cuts that earlier stages have taken.
+
+The cuts of a corpus in a bucket are a cell. Every cell is an endless sequence of passes over its cuts, each in a new
+order. A stage decides how many cuts of each cell a step takes, and the next stage continues each cell where the last
+one has stopped. Therefore no cut is seen again before all others of its cell have been seen, whatever the mixtures are
+and whenever they change. The number of cuts taken from a cell before any step is a sum over the stages.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nestdata.plan.interleaving import Interleaving
+from nestdata.plan.layout import Bucket
+from nestdata.plan.mixture import REPEATS_UNIT
+from nestdata.stateless_rng import Permutation, derive_key
+
+# Fraction bits of the rate at which a stage takes steps from a bucket.
+_RATE_BITS = 20
+
+Cells = dict[int, range]
+"""The indices of the cuts of each corpus in a bucket, by the number of the corpus."""
+
+
+class Stages:
+    """The stages of a plan.
+
+    Args:
+        buckets: Buckets of the plan. Their shapes, and which cuts may be in a step together, are the same in all
+            stages.
+        corpus_of: Returns the number of the corpus of an index.
+        from_steps: First step of each stage, ascending.
+        repeats: How often each cut of each corpus is seen in as many steps as an epoch has, for each stage.
+        microbatches_per_step: Microbatches of a step.
+        mixed_lengths: Whether the microbatches of a step come from different buckets.
+        seed: Seed of the plan.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        corpus_of: Callable[[int], int],
+        from_steps: Sequence[int],
+        repeats: Sequence[Sequence[float]],
+        *,
+        microbatches_per_step: int,
+        mixed_lengths: bool,
+        seed: int,
+    ) -> None:
+        self._from_steps = list(from_steps)
+        self._microbatches = microbatches_per_step
+        # What is taken from one bucket together: a step, or a microbatch.
+        self._units_per_step = microbatches_per_step if mixed_lengths else 1
+        self._microbatches_per_unit = microbatches_per_step // self._units_per_step
+        self._buckets = buckets
+        self.cells = _cells(buckets, corpus_of)
+        self._seed = seed
+        self._before: dict[tuple[int, int, int], int] = {}
+        self._stages = [
+            _Stage(self.cells, [self._unit_cuts(bucket) for bucket in buckets], numbers, seed, from_step)
+            for from_step, numbers in zip(from_steps, repeats, strict=True)
+        ]
+
+    def has(self, step: int) -> bool:
+        """Returns whether a step is in a stage; otherwise, it is before the first one."""
+        return bool(self._from_steps) and step >= self._from_steps[0]
+
+    def bucket(self, step: int, microbatch: int) -> int:
+        """Returns the number of the bucket of a microbatch."""
+        return self._locate(step, microbatch)[1]
+
+    def indices(self, step: int, microbatch: int) -> NDArray[np.int64]:
+        """Returns the indices of the cuts of a microbatch."""
+        number, bucket, unit = self._locate(step, microbatch)
+        size = self._buckets[bucket].cuts_per_microbatch
+        start = unit * self._unit_cuts(self._buckets[bucket]) + microbatch % self._microbatches_per_unit * size
+        parts = []
+        for corpus, cuts in self.cells[bucket].items():
+            first, end = (self._stages[number].num_taken(bucket, corpus, count) for count in (start, start + size))
+            if end > first:
+                before = self._taken_before(number, bucket, corpus)
+                parts.append(self._in_passes(cuts, before + first, before + end, bucket, corpus))
+        return np.concatenate(parts)
+
+    def num_seen(self, step: int, corpus: int) -> int:
+        """Returns how many cuts of a corpus the stages take before a step, repeated cuts included."""
+        number = self._number(step) if self.has(step) else 0
+        num_units = max(0, step - self._from_steps[number]) * self._units_per_step
+        return sum(
+            self._taken_before(number, bucket, corpus)
+            + self._stages[number].num_taken_by_units(bucket, corpus, num_units)
+            for bucket, cells in enumerate(self.cells)
+            if corpus in cells
+        )
+
+    def _number(self, step: int) -> int:
+        return bisect_right(self._from_steps, step) - 1
+
+    def _locate(self, step: int, microbatch: int) -> tuple[int, int, int]:
+        """Returns the number of the stage, that of the bucket, and how many units the stage took from it before."""
+        number = self._number(step)
+        turn = (step - self._from_steps[number]) * self._units_per_step + microbatch // self._microbatches_per_unit
+        return number, *self._stages[number].order_of_buckets.at(turn)
+
+    def _unit_cuts(self, bucket: Bucket) -> int:
+        return self._microbatches_per_unit * bucket.cuts_per_microbatch
+
+    def _taken_before(self, number: int, bucket: int, corpus: int) -> int:
+        """Returns how many cuts of a cell are taken before a stage."""
+        key = number, bucket, corpus
+        if key not in self._before:
+            self._before[key] = sum(
+                stage.num_taken_by_units(bucket, corpus, (end - start) * self._units_per_step)
+                for stage, start, end in zip(
+                    self._stages, self._from_steps, self._from_steps[1 : number + 1], strict=False
+                )
+            )
+        return self._before[key]
+
+    def _in_passes(self, cuts: range, first: int, end: int, bucket: int, corpus: int) -> NDArray[np.int64]:
+        """Returns the cuts of a cell from position `first` up to `end` of its sequence of passes."""
+        passes, offsets = np.divmod(np.arange(first, end, dtype=np.int64), len(cuts))
+        for one_pass in range(int(passes[0]), int(passes[-1]) + 1):
+            key = derive_key(self._seed, "passes", one_pass, bucket, corpus)
+            offsets[passes == one_pass] = Permutation(len(cuts), key)(offsets[passes == one_pass])
+        return cuts.start + offsets
+
+
+class _Stage:
+    """How many cuts of each cell a stage takes, counted from its own start.
+
+    Args:
+        cells: The cells of each bucket.
+        unit_cuts: Number of cuts that are taken from each bucket together.
+        repeats: How often each cut of each corpus is seen in an epoch.
+        seed: Seed of the plan.
+        from_step: First step of the stage.
+    """
+
+    def __init__(
+        self, cells: Sequence[Cells], unit_cuts: Sequence[int], repeats: Sequence[float], seed: int, from_step: int
+    ) -> None:
+        self._seed, self._from_step, self._unit_cuts = seed, from_step, unit_cuts
+        thousandths = [round(REPEATS_UNIT * number) for number in repeats]
+        self._weights = [
+            {corpus: len(cuts) * thousandths[corpus] for corpus, cuts in bucket.items()} for bucket in cells
+        ]
+        self._orders: dict[int, Interleaving] = {}
+
+    @cached_property
+    def order_of_buckets(self) -> Interleaving:
+        """The buckets from which the units of the stage come. Buckets without cells have no turn."""
+        rates = [
+            max(1, (sum(weights.values()) << _RATE_BITS) // unit_cuts) if weights else 0
+            for weights, unit_cuts in zip(self._weights, self._unit_cuts, strict=True)
+        ]
+        return Interleaving(rates, self._seed, "stage buckets", self._from_step)
+
+    def num_taken(self, bucket: int, corpus: int, num_cuts: int) -> int:
+        """Returns how many of the first cuts of a bucket are those of a corpus."""
+        order = self._orders.get(bucket)
+        if order is None:
+            weights = list(self._weights[bucket].values())
+            order = self._orders[bucket] = Interleaving(weights, self._seed, "stage cuts", self._from_step, bucket)
+        return order.count(list(self._weights[bucket]).index(corpus), num_cuts)
+
+    def num_taken_by_units(self, bucket: int, corpus: int, num_units: int) -> int:
+        """Returns how many cuts of a cell are taken in the first units of the stage."""
+        units = self.order_of_buckets.count(bucket, num_units)
+        return self.num_taken(bucket, corpus, units * self._unit_cuts[bucket])
+
+
+def _cells(buckets: Sequence[Bucket], corpus_of: Callable[[int], int]) -> list[Cells]:
+    """Returns the cells of each bucket; together, they contain every cut exactly once.
+
+    A cut that is repeated in an epoch may be in two neighbouring buckets. Here it belongs to that of longer cuts.
+    """
+    cells: list[Cells] = []
+    ends: dict[int, int] = {}
+    for bucket in buckets:
+        found = {}
+        for cuts in bucket.cut_ranges:
+            corpus = corpus_of(cuts.first_index)
+            own = range(cuts.first_index, min(cuts.first_index + cuts.num_cuts, ends.get(corpus, 1 << 62)))
+            ends[corpus] = own.start
+            if own:
+                found[corpus] = own
+        cells.append(found)
+    return cells
