@@ -93,7 +93,8 @@ def _print_summary(summary: "PlanSummary", paths: list[Path]) -> None:
         f"slowest rank over mean {summary.cost_spread:g}"
     )
     out.print(f"{summary.num_shapes} shapes, {summary.num_repeats} cuts repeated to fill the last step")
-    if len(summary.corpora) > 1:
+    has_first_mixture = not summary.stages or summary.stages[0].from_step > 0
+    if len(summary.corpora) > 1 and has_first_mixture:
         for path, corpus in zip(paths, summary.corpora, strict=True):
             out.print(f"  {path}: {100 * corpus.share:.1f} % of the hours, each cut {corpus.repeats_per_epoch:g} times")
     for stage in summary.stages:

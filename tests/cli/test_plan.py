@@ -80,6 +80,8 @@ def test_the_stages_of_a_file_are_printed_with_shares_and_repeats(
     assert main(["plan", *paths, "--config", str(tmp_path / "run.yaml"), *MICROBATCHES, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert [stage["from_step"] for stage in summary["stages"]] == [0, 20000, 40000]
+    # No step has the mixture of the plan itself.
+    assert sum("% of the hours" in line for line in shown) == 9
     for stage in summary["stages"]:
         first = shown.index(f"from step {stage['from_step']:,} on") + 1
         for line, path, corpus, seen in zip(

@@ -15,6 +15,7 @@ from nestdata import (
     BadAudioConfig,
     Corpora,
     MixConfig,
+    MixtureStage,
     NoiseConfig,
     PlanConfig,
     batch_digest,
@@ -29,6 +30,8 @@ DATA: dict[str, Any] = {
         "microbatches_per_step": 4,
         "min_audio_seconds": 1.5,
         "weights": [0.5, 0.5],
+        "languages": ["en", "sw"],
+        "stages": [{"from_step": 1, "weights": [1, 4]}, {"from_step": 3, "language_temperature": 2}],
         "num_shapes": 3,
     },
     "mix": {"prob": 0.9, "noise_ratio": 0.7, "noise_snr_db": [0, 10], "mix_rate": [0.2, 0.6], "num_segments": [1, 2]},
@@ -55,6 +58,8 @@ def data_module(corpora: MessyCorpora, seed: int) -> NestDataModule:
             microbatches_per_step=4,
             min_audio_seconds=1.5,
             weights=(0.5, 0.5),
+            languages=("en", "sw"),
+            stages=(MixtureStage(from_step=1, weights=(1.0, 4.0)), MixtureStage(from_step=3, language_temperature=2.0)),
             num_shapes=3,
             seed=seed,
         ),
@@ -136,7 +141,8 @@ def test_flags_override_the_file(
     run_yaml: Path, messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = yaml.safe_load(run_yaml.read_text())
-    del content["data"]["plan"]["weights"]
+    for name in ("weights", "languages", "stages"):
+        del content["data"]["plan"][name]
     run_yaml.write_text(yaml.safe_dump(content))
     by_flags = preview(
         *(tmp_path, capsys, messy_corpora.speech, "--config", run_yaml, "--seed", 3, "--mix-prob", 0.25),
