@@ -1,7 +1,7 @@
 """Manifests of transcribed speech, and the transcripts that content probes made of it."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -41,10 +41,14 @@ def read_errors(probe: Path) -> ErrorCounts:
 
     They are added up over the groups of test utterances that the probe names, from which its intervals are drawn.
     """
-    lines = sorted(read_lines(probe / "hypotheses.jsonl"), key=lambda line: str(line["id"]))
+    return errors_of(sorted(read_lines(probe / "hypotheses.jsonl"), key=lambda line: str(line["id"])), "trained")
+
+
+def errors_of(lines: Sequence[Line], features: str) -> ErrorCounts:
+    """Returns the errors in characters of lines of `hypotheses.jsonl`, added up over the seeds and over the groups."""
     texts = [line["text"] for line in lines]
-    seeds = lines[0]["trained"]
-    counts = (count_errors(texts, [one["trained"][seed] for one in lines], "characters") for seed in seeds)
+    seeds = lines[0][features]
+    counts = (count_errors(texts, [one[features][seed] for one in lines], "characters") for seed in seeds)
     return reduce(add, counts).by_group([line["group"] for line in lines])
 
 

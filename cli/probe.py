@@ -24,7 +24,7 @@ OPTIONS: dict[ProbeTask, frozenset[str]] = {
     "ctc": frozenset(
         {
             *("test", "held_out", "group_by", "baselines", "labels_per_frame", "learning_rates", "max_epochs"),
-            *("patience", "probe_seeds"),
+            *("patience", "probe_seeds", "hidden", "each_layer"),
         }
     ),
     "frames": frozenset({"test", "held_out", "group_by", "max_epochs", "patience", "units", "num_units"}),
@@ -77,6 +77,13 @@ def probe_command(
         str | None,
         typer.Option(help="ctc: what the encoder is compared with, or none. [default: untrained,log_mel]"),
     ] = None,
+    hidden: Annotated[
+        int | None, typer.Option(help="ctc: width of a hidden layer of the heads. [default: none, a linear map]")
+    ] = None,
+    each_layer: Annotated[
+        bool | None,
+        typer.Option("--each-layer", help="ctc: score each layer as well, by heads of its own. [default: off]"),
+    ] = None,
     labels_per_frame: Annotated[
         int | None,
         typer.Option(help="ctc: labels predicted from each encoder frame. [default: as few as give 25 per second]"),
@@ -120,6 +127,8 @@ def probe_command(
         "group_by": group_by,
         "train_per_class": train_per_class,
         "baselines": _baseline_names(baselines),
+        "hidden": hidden,
+        "each_layer": each_layer,
         "labels_per_frame": labels_per_frame,
         "learning_rates": _numbers("learning-rates", learning_rates, float),
         "max_epochs": max_epochs,

@@ -47,6 +47,11 @@ def print_ctc_summary(report: "CtcProbeReport", output: Path | None) -> None:
     out.print(table)
     for one in report.differences:
         out.print(f"CER, trained minus {_name(one.baseline)}: {_percent(one.characters)} percentage points")
+    if report.layers:
+        layers = Table("features", "layer", "CER, %", "WER, %")
+        for score in report.layers:
+            layers.add_row(_name(score.name), str(score.layer), _percent(score.characters), _percent(score.words))
+        out.print(layers)
     out.print(
         f"{report.num_training} training utterances, {report.num_held_out} held out, {report.num_test} test "
         f"utterances; {len(report.alphabet)} characters (95 % intervals)"

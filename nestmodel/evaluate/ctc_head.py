@@ -1,5 +1,7 @@
 """A CTC head on frozen features: learned weights of the layers, one linear map, greedy decoding; and its training.
 
+A hidden layer may stand before the linear map.
+
 All feature sets are trained by the same rule: Adam with a learning rate that falls linearly to 0, epochs in a keyed
 order, and an early end when the character error rate of the held-out utterances has not improved for some epochs. The
 weights of the best epoch are kept.
@@ -68,14 +70,15 @@ class TrainedHead:
 
 
 class CtcHead(nn.Module):
-    """Standardises each layer, adds the layers up with learned weights, and predicts labels by one linear map.
+    """Standardises each layer, adds the layers up with learned weights, and predicts labels by a linear map.
 
     Args:
         mean: Mean of each dimension of each layer over the training frames.
         std: Standard deviation of the same.
         num_labels: Number of characters and the blank.
         labels_per_frame: Number of labels that are predicted from each frame.
-        seed: Determines the initial weights of the linear map. The layers have equal weights at first.
+        seed: Determines the initial weights of the head. The layers have equal weights at first.
+        hidden: Width of a hidden layer with ReLU before the linear map; None has no hidden layer.
     """
 
     mean: Tensor
@@ -88,6 +91,7 @@ class CtcHead(nn.Module):
         num_labels: int,
         labels_per_frame: int,
         seed: int,
+        hidden: int | None = None,
     ) -> None:
         super().__init__()
         self.num_labels, self.labels_per_frame = num_labels, labels_per_frame
@@ -96,7 +100,8 @@ class CtcHead(nn.Module):
         self.layer_scores = nn.Parameter(torch.zeros(mean.shape[0]))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_key(seed, "probe ctc weights"))
-            self.linear = nn.Linear(mean.shape[1], num_labels * labels_per_frame)
+            self.hidden = None if hidden is None else nn.Linear(mean.shape[1], hidden)
+            self.linear = nn.Linear(hidden or mean.shape[1], num_labels * labels_per_frame)
 
     @property
     def layer_weights(self) -> Float[Tensor, " layers"]:
@@ -106,7 +111,10 @@ class CtcHead(nn.Module):
     def forward(self, layers: Float[Tensor, "frames layers dim"]) -> Float[Tensor, "label_frames labels"]:
         """Returns log probabilities, `labels_per_frame` rows for each frame, in the order of time."""
         standardised = (layers - self.mean) * self.scale
-        logits: Tensor = self.linear(torch.einsum("fld,l->fd", standardised, self.layer_weights))
+        features = torch.einsum("fld,l->fd", standardised, self.layer_weights)
+        if self.hidden is not None:
+            features = F.relu(self.hidden(features))
+        logits: Tensor = self.linear(features)
         return logits.view(-1, self.num_labels).log_softmax(dim=1)
 
 
@@ -121,6 +129,7 @@ def fit_head(
     learning_rate: float,
     rule: StoppingRule,
     seed: int,
+    hidden: int | None = None,
 ) -> TrainedHead:
     """Trains a head until the error rate of the held-out utterances no longer improves.
 
@@ -134,8 +143,9 @@ def fit_head(
         learning_rate: Of Adam, at the first step.
         rule: When the training ends.
         seed: Determines the initial weights and the order of the utterances.
+        hidden: Width of the hidden layer of the head; None has none.
     """
-    head = CtcHead(*cache.statistics(training), len(alphabet), labels_per_frame, seed)
+    head = CtcHead(*cache.statistics(training), len(alphabet), labels_per_frame, seed, hidden)
     optimizer = torch.optim.Adam(head.parameters(), lr=learning_rate)
     total_steps = rule.max_epochs * math.ceil(len(training) / UTTERANCES_PER_STEP)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_steps)

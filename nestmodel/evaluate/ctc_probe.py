@@ -1,7 +1,8 @@
-"""Runs the content probe: a linear CTC head on frozen features recognises characters.
+"""Runs the content probe: a small CTC head on frozen features recognises characters.
 
 Source: SUPERB, arXiv:2105.01051: a frozen encoder, a learned weighted sum of its layers, a small head. The head is that
-of SUPERB's phoneme recognition, one linear map with CTC; its speech recognition has a BLSTM of two layers. Differs:
+of SUPERB's phoneme recognition, one linear map with CTC; its speech recognition has a BLSTM of two layers. A hidden
+layer before the linear map, and single layers of the encoders instead of their sum, can be asked for. Differs:
 characters instead of phonemes; each dimension of each layer is standardised; several labels per frame if
 frames are longer than 40 ms (those of SUPERB's encoders last 20 ms); the epoch is selected by a part of the training
 utterances.
@@ -143,7 +144,14 @@ def _probe_sides(
     """Returns the report without the name of the model and the rejects, and the lines of `hypotheses.jsonl`."""
     labels_per_frame = config.labels_per_frame or default_labels_per_frame(frame_rate_hz(model))
     contestants: list[Contestant] = ["trained", *config.baselines]
-    num_heads = len(contestants) * len(config.learning_rates) * len(config.probe_seeds)
+    single_layers: list[tuple[Contestant, int]] = [
+        (name, layer)
+        for name in contestants
+        if config.each_layer and name != "log_mel"  # log-mels are one layer, which is scored already
+        for layer in range(model.config.encoder.num_layers + 1)
+    ]
+    num_scored = len(contestants) + len(single_layers)
+    num_heads = num_scored * len(config.learning_rates) * len(config.probe_seeds)
     num_encoded = len(contestants) * (len(training.utterances) + len(test.utterances))
     on_work = progress_counter(num_encoded + num_heads * len(training.utterances), on_progress)
     with tempfile.TemporaryDirectory(dir=directory) as cache_directory:
@@ -172,8 +180,12 @@ def _probe_sides(
             test=scored,
         )
         found = {
-            name: _recognise(name, caches[name], task, config, on_work, len(training.utterances))
+            name: _recognise(name, None, caches[name], task, config, on_work, len(training.utterances))
             for name in contestants
+        }
+        layers = {
+            (name, layer): _recognise(name, layer, caches[name], task, config, on_work, len(training.utterances))
+            for name, layer in single_layers
         }
         num_fast = sum(not _fits(one, caches["trained"].test, labels_per_frame) for one in scored)
     known_texts = {one.text for one in training.utterances}
@@ -190,16 +202,36 @@ def _probe_sides(
         num_too_fast={"training": len(usable) - len(writable), "test": num_fast},
         num_known_texts=sum(one.text in known_texts for one in scored),
         contestants=[one.score for one in found.values()],
-        differences=[_difference(name, found["trained"], found[name], config.seed) for name in config.baselines],
+        differences=[_difference(found["trained"], found[name], config.seed) for name in config.baselines],
+        layers=[one.score for one in layers.values()],
+        layer_differences=[
+            _difference(one, found["log_mel"] if baseline == "log_mel" else layers[baseline, layer], config.seed)
+            for (name, layer), one in layers.items()
+            if name == "trained"
+            for baseline in config.baselines
+        ],
         examples=_examples(task.test, found, config.seed),
     )
-    return report, _hypothesis_lines(task.test, found, config)
+    recognitions = {str(name): one for name, one in found.items()}
+    recognitions |= {f"{name}_layer_{layer}": one for (name, layer), one in layers.items()}
+    return report, _hypothesis_lines(task.test, recognitions, config)
 
 
 def _recognise(
-    name: Contestant, caches: Caches, task: _Task, config: CtcProbeConfig, on_work: OnWork, num_utterances: int
+    name: Contestant,
+    layer: int | None,
+    caches: Caches,
+    task: _Task,
+    config: CtcProbeConfig,
+    on_work: OnWork,
+    num_utterances: int,
 ) -> _Recognition:
-    """Selects the learning rate of a contestant, trains its heads, and counts their errors on the test utterances."""
+    """Selects the learning rate of a contestant, trains its heads, and counts their errors on the test utterances.
+
+    The heads read a single layer, or all layers if `layer` is None.
+    """
+    if layer is not None:
+        caches = Caches(training=caches.training.layer(layer), test=caches.test.layer(layer))
 
     def fit(learning_rate: float, seed: int) -> TrainedHead:
         trained = fit_head(
@@ -211,6 +243,7 @@ def _recognise(
             learning_rate=learning_rate,
             rule=StoppingRule(max_epochs=config.max_epochs, patience=config.patience),
             seed=seed,
+            hidden=config.hidden,
         )
         on_work(num_utterances)
         return trained
@@ -228,6 +261,7 @@ def _recognise(
     seeds = zip(config.probe_seeds, heads, characters, words, strict=True)
     score = ContestantScore(
         name=name,
+        layer=layer,
         num_parameters=sum(values.numel() for values in heads[0].head.parameters()),
         learning_rate=learning_rate,
         held_out_error_rates=held_out,
@@ -253,10 +287,11 @@ def _seed_score(
     )
 
 
-def _difference(baseline: Contestant, trained: _Recognition, other: _Recognition, seed: int) -> Difference:
+def _difference(trained: _Recognition, other: _Recognition, seed: int) -> Difference:
     pairs = zip(trained.characters, other.characters, strict=True)
     return Difference(
-        baseline=baseline,
+        baseline=other.score.name,
+        layer=trained.score.layer,
         characters=error_difference(reduce(add, trained.characters), reduce(add, other.characters), seed),
         words=error_difference(reduce(add, trained.words), reduce(add, other.words), seed),
         characters_by_seed=[error_difference(one, another, seed) for one, another in pairs],
@@ -275,10 +310,8 @@ def _examples(test: list[SpeechUtterance], found: dict[Contestant, _Recognition]
     ]
 
 
-def _hypothesis_lines(
-    test: list[SpeechUtterance], found: dict[Contestant, _Recognition], config: CtcProbeConfig
-) -> str:
-    """Returns one JSON line per test utterance: its id, group and text, and its transcripts by contestant and seed."""
+def _hypothesis_lines(test: list[SpeechUtterance], found: dict[str, _Recognition], config: CtcProbeConfig) -> str:
+    """Returns one JSON line per test utterance: its id, group and text, and its transcripts by features and seed."""
     lines = []
     for i, utterance in enumerate(test):
         transcripts: dict[str, Any] = {

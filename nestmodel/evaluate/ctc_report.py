@@ -32,6 +32,12 @@ class CtcProbeConfig:
     """A field, such as `speaker`: utterances with the same value are on the same side of that split. None keeps the
     utterances of a recording together."""
 
+    hidden: int | None = None
+    """Width of a hidden layer of the heads, with ReLU, before their linear map. None has no hidden layer."""
+
+    each_layer: bool = False
+    """Whether each layer of the encoders is scored by heads of its own, beside the learned weighting of all layers."""
+
     labels_per_frame: int | None = None
     """Number of labels that are predicted from each encoder frame, in the order of time. None takes the smallest number
     that gives 25 labels per second."""
@@ -72,6 +78,7 @@ class CtcProbeConfig:
 
         rates, seeds = self.learning_rates, self.probe_seeds
         check(0.0 < self.held_out < 1.0, "held_out", "a share between 0 and 1")
+        check(self.hidden is None or self.hidden >= 1, "hidden", "1 or more")
         check(self.labels_per_frame is None or self.labels_per_frame >= 1, "labels_per_frame", "1 or more")
         check(len(rates) == len(set(rates)) > 0 and min(rates) > 0, "learning_rates", "different positive numbers")
         is_valid = len(set(self.baselines)) == len(self.baselines) and set(self.baselines) <= set(BASELINES)
@@ -105,6 +112,9 @@ class ContestantScore:
     """Result of one feature set."""
 
     name: Contestant
+    layer: int | None
+    """The single layer that the heads read; None if they read all layers with learned weights."""
+
     num_parameters: int
     """Number of parameters of a head."""
 
@@ -124,6 +134,10 @@ class Difference:
     """Error rate of the trained encoder minus that of a baseline, on the same utterances; below 0 it is better."""
 
     baseline: Contestant
+    layer: int | None
+    """The single layer of the trained encoder, which is compared with the same layer of an untrained one; None if all
+    layers are compared. Log-mels have one layer."""
+
     characters: Estimate
     words: Estimate
     characters_by_seed: list[Estimate]
@@ -166,6 +180,12 @@ class CtcProbeReport:
 
     contestants: list[ContestantScore]
     differences: list[Difference]
+    layers: list[ContestantScore]
+    """Results of single layers, if they were asked for."""
+
+    layer_differences: list[Difference]
+    """Differences of single layers."""
+
     examples: list[Example]
     left_out: dict[str, dict[str, int]] = field(default_factory=dict)
     """Number of unusable utterances by reason, of the training and of the test corpus."""
@@ -177,11 +197,12 @@ class CtcProbeReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of `probe.json`."""
         found = asdict(self)
-        for written, score in zip(found["contestants"], self.contestants, strict=True):
+        scores, differences = [*self.contestants, *self.layers], [*self.differences, *self.layer_differences]
+        for written, score in zip([*found["contestants"], *found["layers"]], scores, strict=True):
             _name_fields(written, score)
             for written_seed, seed_score in zip(written["seeds"], score.seeds, strict=True):
                 _name_fields(written_seed, seed_score)
-        for written, difference in zip(found["differences"], self.differences, strict=True):
+        for written, difference in zip([*found["differences"], *found["layer_differences"]], differences, strict=True):
             written["characters_by_seed"] = [one._asdict() for one in difference.characters_by_seed]
             _name_fields(written, difference)
         return {"kind": "probe", "task": "ctc", "normalisation": list(NORMALISATION), **found}
@@ -189,7 +210,8 @@ class CtcProbeReport:
 
 def markdown(report: CtcProbeReport) -> str:
     """Returns the content of `report.md`."""
-    return "\n".join([*_results(report), *_training(report), *_texts(report), *_examples(report)]) + "\n"
+    parts = (_results(report), _layers(report), _training(report), _texts(report), _examples(report))
+    return "\n".join(line for part in parts for line in part) + "\n"
 
 
 def draw_ctc_probe(report: CtcProbeReport, picture: Path) -> None:
@@ -218,7 +240,8 @@ def _results(report: CtcProbeReport) -> Iterator[str]:
     yield f"# Content probe of {report.model or 'a model'}"
     yield ""
     yield (
-        "A linear CTC head on frozen features, with learned weights of the layers and greedy decoding. Error rates on "
+        f"A {_head_name(report.config)} on frozen features, with learned weights of the layers and greedy decoding. "
+        "Error rates on "
         f"{report.num_test} test utterances in %, with 95 % bootstrap intervals over {report.intervals_over}. The "
         f"errors of all heads are added up; their seeds: {', '.join(map(str, report.config.probe_seeds))}."
     )
@@ -245,6 +268,36 @@ def _results(report: CtcProbeReport) -> Iterator[str]:
     for one in report.differences:
         singles = "; ".join(percent(estimate) for estimate in one.characters_by_seed)
         yield f"| {contestant_name(one.baseline)} | {percent(one.characters)} | {percent(one.words)} | {singles} |"
+    yield ""
+
+
+def _head_name(config: CtcProbeConfig) -> str:
+    return "linear CTC head" if config.hidden is None else f"CTC head with a hidden layer of {config.hidden}"
+
+
+def _layers(report: CtcProbeReport) -> Iterator[str]:
+    if not report.layers:
+        return
+    yield "## Single layers"
+    yield ""
+    yield "Heads of the same kind that read one layer. Layer 0 is the input of the first block."
+    yield ""
+    yield "| features | layer | CER | WER | CER by seed | learning rate |"
+    yield "|---|---|---|---|---|---|"
+    for score in report.layers:
+        singles = ", ".join(f"{100 * one.characters.rate:.1f}" for one in score.seeds)
+        rates = f"{percent(score.characters)} | {percent(score.words)} | {singles} | {score.learning_rate:g}"
+        yield f"| {contestant_name(score.name)} | {score.layer} | {rates} |"
+    yield ""
+    if not report.layer_differences:
+        return
+    yield "Trained minus the same layer of the untrained encoder, and minus log-mels, in percentage points:"
+    yield ""
+    yield "| baseline | layer | CER | WER |"
+    yield "|---|---|---|---|"
+    for one in report.layer_differences:
+        rates = f"{percent(one.characters)} | {percent(one.words)}"
+        yield f"| {contestant_name(one.baseline)} | {one.layer} | {rates} |"
     yield ""
 
 

@@ -4,6 +4,7 @@ The file is memory-mapped: it stays in memory if there is enough of it, and is r
 """
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,13 @@ class FeatureCache:
         self._frames: NDArray[np.float16] = (
             np.memmap(path, np.float16, "r", shape=(num_frames, *shape)) if num_frames else np.empty((0, *shape), "f2")
         )
+
+    def layer(self, layer: int) -> "FeatureCache":
+        """Returns a cache of one layer, which reads the same file."""
+        single = copy(self)
+        single.shape = (1, self.shape[1])
+        single._frames = self._frames[:, layer : layer + 1]
+        return single
 
     @classmethod
     def write(cls, path: Path, utterances: Iterable[Utterance]) -> "FeatureCache":

@@ -102,10 +102,16 @@ def test_probe_of_content_prints_error_rates_and_an_example(tmp_path: Path, caps
     for name, seeds in (("train", range(24)), ("test", range(50, 60))):
         write_manifest(tmp_path, name, seeds)
     inputs = ["model.ckpt", str(tmp_path / "train.json"), "--test", str(tmp_path / "test.json"), "--device", "cpu"]
-    options = ["--learning-rates", "0.1", "--max-epochs", "2", "--probe-seeds", "3"]
+    options = ["--learning-rates", "0.1", "--max-epochs", "2", "--probe-seeds", "3", "--each-layer", "--hidden", "8"]
     assert main(["probe", *inputs, "--task", "ctc", *options, "-o", str(tmp_path / "ctc")]) == 0
     out = capsys.readouterr().out
-    for text in ("CER, %", "log-mel", "CER, trained minus untrained: ", "22 training utterances, 2 held out, 10 test"):
+    for text in (
+        "CER, %",
+        "log-mel",
+        "layer",
+        "CER, trained minus untrained: ",
+        "22 training utterances, 2 held out, 10 test",
+    ):
         assert text in out
     assert out.splitlines()[-1] == f"report: {tmp_path / 'ctc' / 'report.md'}   picture: {tmp_path / 'ctc/probe.png'}"
     assert main(["probe", *inputs, "--task", "frames", "--num-units", "4", "--max-epochs", "2"]) == 0
@@ -128,6 +134,7 @@ def test_probe_of_content_prints_error_rates_and_an_example(tmp_path: Path, caps
         (["probe", "model.ckpt", "speech.json", "--task", "words"], 2, "'words'"),
         (["probe", "a", "b", "--task", "frames", "--label", "x"], 2, "--label belongs to --task labels, and the task"),
         (["probe", "a", "b", "--label", "x", "--test", "c"], 2, "--test belongs to --task ctc or frames"),
+        (["probe", "a", "b", "--label", "x", "--each-layer"], 2, "--each-layer belongs to --task ctc, and the task is"),
         (["probe", "a", "b", "--task", "ctc", "--test", "c", "--baselines", "noise"], 2, "--baselines is 'noise'"),
         (["probe", "a", "b", "--task", "ctc", "--probe-seeds", "a,b"], 2, "--probe-seeds is 'a,b': give numbers"),
     ],

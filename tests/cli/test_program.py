@@ -93,9 +93,8 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
             *("--overwrite", "INPUT", "MODEL"),
         ],
         "probe": [
-            *("--allow-commands", "--baselines", "--device", "--group-by", "--held-out", "--held-out-where", "--json"),
-            "--label",
-            "--labels-per-frame",
+            *("--allow-commands", "--baselines", "--device", "--each-layer", "--group-by", "--held-out"),
+            *("--held-out-where", "--hidden", "--json", "--label", "--labels-per-frame"),
             *("--learning-rates", "--max-batch-seconds", "--max-epochs", "--num-units", "--output -o", "--overwrite"),
             *("--patience", "--probe-seeds", "--seed", "--task", "--test", "--train-per-class", "--units"),
             *("INPUT", "MODEL"),
@@ -142,8 +141,7 @@ def test_flags_and_configuration_fields_have_the_same_names_and_defaults(
             compared += 1
         elif field.default is not None:
             assert option.default is None, field.name
-            default = "off" if field.default is False else f"{field.default:g}"
-            assert re.search(rf"else {default}\]$", option.help), field.name
+            assert re.search(rf"else {_number(field.default)}\]$", option.help), field.name
             compared += 1
     assert compared >= 3
 
@@ -164,7 +162,7 @@ def test_the_options_of_a_probe_task_are_its_configuration_fields(task: ProbeTas
             assert option.default is None
         if field.name not in shared and field.default not in (MISSING, None):
             values = field.default if isinstance(field.default, tuple) else (field.default,)
-            default = ",".join(value if isinstance(value, str) else f"{value:g}" for value in values)
+            default = ",".join(value if isinstance(value, str) else _number(value) for value in values)
             assert re.search(rf"\[default: .*?{re.escape(default)}\b", option.help), field.name
 
 
@@ -312,3 +310,7 @@ def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
     tool = Program(name="tool", help="", commands={"fail": Command("x:y", "Fail."), "other": Command("x:z", "")})
     with pytest.raises(ZeroDivisionError, match="a bug"):
         tool.run(["fail"])
+
+
+def _number(value: bool | float) -> str:
+    return "off" if value is False else f"{value:g}"
