@@ -10,7 +10,9 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from nestmodel import (
+    ConfigError,
     Curves,
+    FeatureScores,
     Health,
     NestDataModule,
     NestModel,
@@ -81,6 +83,15 @@ class _Cli(LightningCLI):
             if found is None and self.config.subcommand == "fit" and is_first_rank():
                 print(f"no checkpoint in {root}: starting at step 0", file=sys.stderr)
 
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            # jsonargparse lists the types that a callback could be, and ours has refused one of its settings.
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand]["trainer"]
         if settings["deterministic"] is True:
@@ -145,7 +156,11 @@ class _Cli(LightningCLI):
     def _check(self, stage: str) -> None:
         model, data = cast(NestModel, self.model), cast(NestDataModule, self.datamodule)
         path = self.config[self.subcommand].get("ckpt_path")
-        check_run(model, data, self.trainer, stage=stage, ckpt_path=None if path is None else Path(path))
+        callbacks = cast(Any, self.trainer).callbacks if stage == "fit" else []
+        scorers = [one for one in callbacks if isinstance(one, FeatureScores)]
+        scores = [name for one in scorers for name in one.check(self.trainer, model.config, data)]
+        ckpt_path = None if path is None else Path(path)
+        check_run(model, data, self.trainer, stage=stage, ckpt_path=ckpt_path, scores=scores)
         if self.subcommand != "preflight":
             check_outputs(self.trainer)
 

@@ -99,6 +99,12 @@ from .evaluate.extract import (
 from .evaluate.extract import (
     extract_features as extract_features,
 )
+from .evaluate.feature_scores import (
+    FeatureScoreConfig as FeatureScoreConfig,
+)
+from .evaluate.feature_scores import (
+    score_features as score_features,
+)
 from .evaluate.frame_probe import (
     run_frame_probe as run_frame_probe,
 )
@@ -214,6 +220,7 @@ from .preflight.run import (
     run_preflight as run_preflight,
 )
 from .training.callbacks.curves import Curves as Curves
+from .training.callbacks.feature_scores import FeatureScores as FeatureScores
 from .training.callbacks.health import (
     Health as Health,
 )
@@ -264,6 +271,8 @@ __all__ = [
     "ExtractError",
     "ExtractReport",
     "FeatureConfig",
+    "FeatureScoreConfig",
+    "FeatureScores",
     "FeatureType",
     "FileFormat",
     "FrameProbeConfig",
@@ -329,4 +338,5 @@ __all__ = [
     "run_preflight",
     "run_probe",
     "save_network",
+    "score_features",
 ]

@@ -74,7 +74,7 @@ def fit_and_score(
     return ProbeScore.from_counts(num_correct, int(is_held_out.sum()))
 
 
-def check_sklearn() -> None:
+def check_sklearn(what: str = "a probe") -> None:
     """Raises ConfigError if scikit-learn is not installed."""
     if importlib.util.find_spec("sklearn") is None:
-        raise ConfigError("a probe needs scikit-learn: pip install 'nest-pretrain[probe]'.")
+        raise ConfigError(f"{what} needs scikit-learn: pip install 'nest-pretrain[probe]'.")

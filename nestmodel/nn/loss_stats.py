@@ -11,6 +11,12 @@ from nestmodel.nn.metrics import token_counts, token_entropy
 from nestmodel.nn.network import NestOutput
 from nestmodel.representation import shapes
 
+METRIC_NAMES = (
+    *("loss", "accuracy", "codebook_use", "token_entropy", "token_perplexity"),
+    *("prediction_entropy", "prediction_perplexity"),
+)
+"""Names of the metrics of training and validation, without the prefix `train_` or `val_`."""
+
 
 @dataclass(frozen=True, slots=True)
 class LossStats:
@@ -44,7 +50,7 @@ class LossStats:
         return torch.cat([heads, self.token_counts.flatten(), self.predicted_counts.flatten()])
 
     def metrics(self, counts: Float[Tensor, "2 codebooks classes"]) -> dict[str, Tensor]:
-        """Returns the logged metrics by name.
+        """Returns the logged metrics by name, in the order of `METRIC_NAMES`.
 
         Args:
             counts: Class counts of the target tokens and of the predictions, for the entropies and codebook use. They

@@ -46,6 +46,7 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
     callbacks = cast(list[pl.Callback], getattr(trainer, "callbacks", []))
     callback = next((one for one in callbacks if isinstance(one, Checkpoints)), None)
     keep, keep_every = (callback.keep, callback.keep_every_n_steps) if callback else (1, None)
+    keep += callback is not None and callback.monitor is not None  # the best one may be none of the newest
     directory = ((callback.directory if callback else None) or Path(trainer.default_root_dir)).absolute()
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     each = _BYTES_PER_PARAMETER * sum(p.numel() for p in model.parameters())

@@ -4,6 +4,7 @@ An error that one rank raises leaves the others waiting: the stall guard would e
 asks a scheduler to start the run again.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +19,24 @@ from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.resume import check_unchanged, run_settings, stored_kernels, stored_settings, stored_step
-from nestmodel.training.run_checks import check_accumulation, check_kernels, check_sampling_rate, num_ranks
+from nestmodel.training.run_checks import (
+    check_accumulation,
+    check_kernels,
+    check_monitors,
+    check_sampling_rate,
+    num_ranks,
+)
 from nestmodel.training.step_limits import check_training_limits, num_steps_of_run
 
 
 def check_run(
-    model: NestModel, data: NestDataModule, trainer: pl.Trainer, *, stage: str, ckpt_path: Path | None = None
+    model: NestModel,
+    data: NestDataModule,
+    trainer: pl.Trainer,
+    *,
+    stage: str,
+    ckpt_path: Path | None = None,
+    scores: Sequence[str] = (),
 ) -> None:
     """Makes every check of a run's settings. Call it before the ranks connect to each other.
 
@@ -33,6 +46,7 @@ def check_run(
         trainer: Trainer of the run.
         stage: `fit` or `validate`.
         ckpt_path: Checkpoint that the run resumes from.
+        scores: Names of the metrics of `FeatureScores`.
 
     Raises:
         ConfigError: Settings contradict each other, or those of the checkpoint.
@@ -50,6 +64,7 @@ def check_run(
     check_accumulation(trainer, plan)
     check_training_limits(trainer, plan.steps_per_epoch)
     _warn_of_late_stages(plan, num_steps_of_run(trainer, plan.steps_per_epoch))
+    check_monitors(trainer, steps_per_epoch=plan.steps_per_epoch, validates=data.val_dataset is not None, scores=scores)
     stored = None if ckpt_path is None else stored_settings(ckpt_path)
     kernels = model.kernels
     if ckpt_path is not None and stored is not None:

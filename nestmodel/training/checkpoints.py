@@ -9,7 +9,7 @@ import io
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,15 @@ import pytorch_lightning as pl
 import torch
 import torch.utils.serialization.config  # torch.save imports it: see `_run_in_thread`
 from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 import nestguard
-from nestdata import last_error_line
+from nestdata import OutputError, last_error_line
 from nestdata.output import flush_to_disk
 from nestmodel.errors import ConfigError
 from nestmodel.out_of_memory import is_out_of_memory
+from nestmodel.training.best_checkpoint import BestCheckpoint, Mode
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import dump_checkpoint
 from nestmodel.training.startup import EXIT_NOT_SAVED, is_started_by_lightning
@@ -81,11 +83,17 @@ class Checkpoints(Checkpoint):
     one, all ranks exit with `EXIT_NOT_SAVED`. An older checkpoint is removed only after a newer one is written.
     `last.ckpt` is a link to the newest.
 
+    With `monitor`, `best.ckpt` is the checkpoint with the best value of that metric: of those of a validation after the
+    step of a checkpoint, and of those of `FeatureScores`. It is a second name of the file, and stays when the first one
+    is removed. A resumed run goes on from the best one of the start before.
+
     Args:
         every_n_steps: Optimizer steps between two checkpoints.
         keep: Number of newest checkpoints to keep.
         keep_every_n_steps: Checkpoints at multiples of this number of steps are never removed; None removes them too.
         directory: Where checkpoints are written; by default `checkpoints` in the log directory of the run.
+        monitor: Name of the metric by which `best.ckpt` is kept, such as `val_loss`; None keeps none.
+        mode: Whether small (`min`) or large (`max`) values of the metric are better.
 
     Raises:
         ConfigError: A number is below 1.
@@ -97,6 +105,8 @@ class Checkpoints(Checkpoint):
         keep: int = 2,
         keep_every_n_steps: int | None = None,
         directory: Path | None = None,
+        monitor: str | None = None,
+        mode: Mode = "min",
     ) -> None:
         for name, value in (
             ("every_n_steps", every_n_steps),
@@ -109,6 +119,11 @@ class Checkpoints(Checkpoint):
         self.keep = keep
         self.keep_every_n_steps = keep_every_n_steps
         self.directory = directory
+        self.monitor = monitor
+        self.held: set[int] = set()
+        """Steps whose checkpoints are not removed for now."""
+
+        self._best = None if monitor is None else BestCheckpoint(monitor, mode)
         self._saved_step = -1
         self._copier = StateCopier()
         self._writing: _Writing | None = None
@@ -134,6 +149,21 @@ class Checkpoints(Checkpoint):
         for directory in directories:
             for unfinished in directory.glob(f"*.ckpt{_PARTIAL}"):
                 unfinished.unlink(missing_ok=True)
+        if self._best is not None and trainer.ckpt_path:
+            before = Path(trainer.ckpt_path).resolve().parent
+            try:
+                self._best.resume(before, self._directory_of(trainer), trainer.global_step)
+            except (OSError, OutputError) as error:
+                self._warn_of_best(error)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Keeps the checkpoint of this step if its validation is the best so far."""
+        step = trainer.global_step
+        is_saved = step == self._saved_step and trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        if self._best is not None and is_saved and trainer.is_global_zero:
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            self.offer_best(trainer, step, self.path_of(trainer, step), metrics)
+            nestguard.current().beat(nestguard.Phase.LOADING, step, 0)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
@@ -223,6 +253,31 @@ class Checkpoints(Checkpoint):
             # Lightning kills the rank that started the others as soon as one of them exits with another code than 0.
             raise NotSaved(0 if is_started_by_lightning() else EXIT_NOT_SAVED)
 
+    def offer_best(self, trainer: pl.Trainer, step: int, path: Path, metrics: Mapping[str, float]) -> None:
+        """Keeps the checkpoint of a step as `best.ckpt` if its monitored metric is better than all before, on rank 0.
+
+        Args:
+            trainer: Of the run.
+            step: Step of the checkpoint.
+            path: The checkpoint, which may still be being written. Nothing happens if it could not be written.
+            metrics: Metrics of that step by name. Nothing happens if the monitored one is not among them.
+
+        Raises:
+            Exception: The last checkpoint could not be written, for another reason than the disk.
+        """
+        if self._best is None or self.monitor is None or self.monitor not in metrics:
+            return
+        self.wait(trainer)
+        try:
+            if path.exists():
+                self._best.offer(path, self._directory_of(trainer), step, metrics[self.monitor])
+        except (OSError, OutputError) as error:
+            self._warn_of_best(error)
+
+    def path_of(self, trainer: pl.Trainer, step: int) -> Path:
+        """Returns where the checkpoint of a step is written."""
+        return self._directory_of(trainer) / checkpoint_name(step)
+
     def wait(self, trainer: pl.Trainer) -> None:
         """Waits until no checkpoint is being written.
 
@@ -244,7 +299,7 @@ class Checkpoints(Checkpoint):
         self._report()
 
     def _start(self, trainer: pl.Trainer, step: int) -> None:
-        path = self._directory_of(trainer) / f"step_{step:08d}.ckpt"
+        path = self.path_of(trainer, step)
         checkpoint = dump_checkpoint(trainer)
         copied = self._copy(checkpoint, step)
         write = partial(self._write, copied or StateCopy(checkpoint, ()), path, step)
@@ -317,6 +372,9 @@ class Checkpoints(Checkpoint):
             f"Checkpoints.every_n_steps (it is {self.every_n_steps}), or write to a faster disk.",
         )
 
+    def _warn_of_best(self, error: Exception) -> None:
+        self._warn_once("best", f"best.ckpt could not be written ({last_error_line(error)}). Training continues.")
+
     def _warn_once(self, topic: str, message: str) -> None:
         if topic not in self._warned_of:
             self._warned_of.add(topic)
@@ -333,7 +391,8 @@ class Checkpoints(Checkpoint):
     def _prune(self, directory: Path, step: int) -> None:
         # Checkpoints of later steps belong to a run that was resumed from an earlier step. They are not removed.
         for found in [one for one in find_checkpoints(directory) if one.step <= step][self.keep :]:
-            if self.keep_every_n_steps is None or found.step % self.keep_every_n_steps:
+            is_chosen = self.keep_every_n_steps is not None and found.step % self.keep_every_n_steps == 0
+            if not is_chosen and found.step not in self.held:
                 found.path.unlink(missing_ok=True)
 
 
@@ -389,6 +448,11 @@ def find_checkpoints(directory: Path) -> list[FoundCheckpoint]:
         if (step := step_in_name(path)) is not None
     ]
     return sorted(found, reverse=True)
+
+
+def checkpoint_name(step: int) -> str:
+    """Returns the name of the checkpoint of a step."""
+    return f"step_{step:08d}.ckpt"
 
 
 def step_in_name(path: Path) -> int | None:

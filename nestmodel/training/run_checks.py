@@ -4,6 +4,7 @@ Every check reads settings only: no collective, no audio and no weights. The hoo
 make the same checks for those who call `Trainer.fit` themselves.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytorch_lightning as pl
@@ -13,7 +14,10 @@ from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder import check_compilable
 from nestmodel.nn.kernel_choice import Kernels
+from nestmodel.nn.loss_stats import METRIC_NAMES
+from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.lightning_private import uses_distributed_sampler
+from nestmodel.training.step_limits import validates_at_multiples
 
 
 def num_ranks(trainer: pl.Trainer) -> int:
@@ -91,3 +95,38 @@ def check_graph_precision(trainer: pl.Trainer) -> None:
             "changes: a graph cannot follow it. Set trainer.precision to bf16-mixed, or model.kernels.step to "
             "torch."
         )
+
+
+def check_monitors(trainer: pl.Trainer, *, steps_per_epoch: int, validates: bool, scores: Sequence[str]) -> None:
+    """Checks that the metrics by which the best checkpoints are kept will be logged, for steps that have checkpoints.
+
+    Args:
+        trainer: Trainer of the run.
+        steps_per_epoch: Steps of an epoch of the plan.
+        validates: Whether there is a validation corpus.
+        scores: Names of the metrics of `FeatureScores`.
+
+    Raises:
+        ConfigError: They will not.
+    """
+    for saver in (one for one in trainer.checkpoint_callbacks if isinstance(one, Checkpoints)):
+        of_validation = [f"val_{name}" for name in METRIC_NAMES]
+        if saver.monitor is None or saver.monitor in scores:
+            continue
+        if saver.monitor not in of_validation:
+            known = ", ".join([*of_validation, *scores])
+            without = "" if scores else "; those without labels need nestmodel.FeatureScores in trainer.callbacks"
+            raise ConfigError(
+                f"Checkpoints.monitor is {saver.monitor!r}, which is not logged: take one of {known}{without}."
+            )
+        if not validates:
+            raise ConfigError(
+                f"Checkpoints.monitor is {saver.monitor}, but there is no validation: give data.val_corpus, or leave "
+                "the monitor out."
+            )
+        if not validates_at_multiples(trainer, steps_per_epoch, saver.every_n_steps):
+            raise ConfigError(
+                f"Checkpoints.monitor is {saver.monitor}, but some validations come after steps without a checkpoint "
+                f"(there is one every {saver.every_n_steps} steps). Set trainer.val_check_interval to a multiple of "
+                "Checkpoints.every_n_steps, and trainer.check_val_every_n_epoch to null."
+            )

@@ -52,6 +52,20 @@ def check_training_limits(trainer: pl.Trainer, steps_per_epoch: int) -> None:
         )
 
 
+def validates_at_multiples(trainer: pl.Trainer, steps_per_epoch: int, every_n_steps: int) -> bool:
+    """Returns whether all validations of a run come after multiples of a number of optimizer steps.
+
+    Args:
+        trainer: Trainer with the settings, converted or not.
+        steps_per_epoch: Steps of an epoch of the plan.
+        every_n_steps: The number of steps.
+    """
+    epoch = min(steps_per_epoch, _steps(_given(trainer, "limit_train_batches"), steps_per_epoch))
+    starts_anew = trainer.check_val_every_n_epoch is not None  # the interval counts from the start of each epoch
+    interval = _steps(_given(trainer, "val_check_interval"), epoch)
+    return interval % every_n_steps == 0 and not (starts_anew and epoch % every_n_steps)
+
+
 def convert_training_limits(trainer: pl.Trainer, microbatches_per_rank: int, steps_per_epoch: int) -> None:
     """Converts `limit_train_batches` and `val_check_interval` from optimizer steps to microbatches.
 

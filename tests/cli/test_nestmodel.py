@@ -179,6 +179,30 @@ def test_a_mistake_of_configuration_is_exit_code_2_before_anything_is_written(
     assert {path.name for path in tmp_path.rglob("*")} <= {"tiny.yaml", "run"}
 
 
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        ({"Checkpoints": {"keep": 0}}, "Checkpoints.keep is 0: give at least 1"),
+        ({"Checkpoints": {"monitor": "val_los"}}, "Checkpoints.monitor is 'val_los', which is not logged: take one of"),
+        ({"Checkpoints": {}, "FeatureScores": {}}, "FeatureScores needs held-out audio: give data.val_corpus"),
+    ],
+)
+def test_a_mistake_in_the_settings_of_a_callback_is_one_line_before_anything_is_written(
+    callbacks: dict[str, object],
+    message: str,
+    messy_corpora: MessyCorpora,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    given = [{"class_path": f"nestmodel.{name}", "init_args": settings} for name, settings in callbacks.items()]
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "trainer": {**TINY["trainer"], "callbacks": given}}))
+    arguments = ["--config", tmp_path / "tiny.yaml", "--data.corpus", messy_corpora.speech]
+    arguments += ["--trainer.accelerator", "cpu", "--trainer.default_root_dir", tmp_path / "run"]
+    assert main(["fit", *map(str, arguments)]) == 2
+    assert message in error_of(capsys)
+    assert {path.name for path in tmp_path.rglob("*")} <= {"tiny.yaml", "run"}
+
+
 @pytest.mark.slow
 def test_a_run_says_that_it_starts_anew_and_a_validation_has_the_step_of_its_checkpoint(
     messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path

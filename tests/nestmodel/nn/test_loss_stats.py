@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nestmodel import LossStats, NestOutput, loss_stats
+from nestmodel.nn.loss_stats import METRIC_NAMES
 
 
 def output(probs: list[list[float]], targets: list[int]) -> NestOutput:
@@ -56,3 +57,8 @@ def test_metrics_by_hand() -> None:
         "prediction_entropy": pytest.approx(math.log(2)),
         "prediction_perplexity": pytest.approx(2),
     }
+
+
+def test_the_names_of_metrics_are_those_of_the_metrics() -> None:
+    stats = loss_stats(FIRST)
+    assert tuple(stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts]))) == METRIC_NAMES
