@@ -27,6 +27,7 @@ ADDED = (
     "examples/finetune_ctc/README.md",
     "manifests/README.md",
     "recipes/README.md",
+    "recipes/continued_pretraining/README.md",
     "recipes/librispeech/README.md",
 )
 ADDED_FOLDERS = ("benchmarks/results",)

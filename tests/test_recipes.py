@@ -5,21 +5,29 @@ import importlib.util
 import io
 import json
 import re
+import shlex
+import shutil
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+import yaml
 
 from benchmarks.librispeech_layout import OTHERS, TRAIN, read_groups, write_layout
 from nestcli.nestdata import main as nestdata
 from nestcli.nestmodel import main as nestmodel
 from nestcli.run_config import RunData
+from nestmodel import NestConfig, NestModel
+from nestmodel.formats.nemo_archive import write_nemo
 from tests.extras import needs
 
 REPOSITORY = Path(__file__).parents[1]
 LIBRISPEECH = REPOSITORY / "recipes" / "librispeech"
+TINY_ENCODER = {"d_model": 32, "num_heads": 2, "num_layers": 2, "subsampling_channels": 8}
 TINY_FINETUNE = "--vocabulary 1 --steps 3 --warmup-steps 1 --freeze-steps 1 --batch-seconds 20 --save-steps 3"
 
 
@@ -45,11 +53,8 @@ def write_demo_layout(directory: Path) -> None:
 
 
 def write_tiny_preset(path: Path) -> Path:
-    encoder = "{d_model: 32, num_heads: 2, num_layers: 2, subsampling_channels: 8}"
-    path.write_text(
-        "trainer: {accelerator: cpu, devices: 1, max_steps: 2, val_check_interval: 2}\n"
-        f"model: {{config: {{encoder: {encoder}}}}}\n"
-    )
+    trainer = {"accelerator": "cpu", "devices": 1, "max_steps": 2, "val_check_interval": 2}
+    path.write_text(yaml.safe_dump({"trainer": trainer, "model": {"config": {"encoder": TINY_ENCODER}}}))
     return path
 
 
@@ -168,3 +173,39 @@ def test_manifests_need_all_parts(tmp_path: Path) -> None:
     (tmp_path / "LibriSpeech" / "dev-clean" / "1" / "1" / "1-1.trans.txt").write_text("")
     with pytest.raises(SystemExit, match=r"no transcripts of dev-other, .*train-other-500\. Run download\.py first"):
         load(LIBRISPEECH / "manifests.py").main([str(tmp_path)])
+
+
+@pytest.mark.slow
+def test_the_commands_of_continued_pretraining_start_from_the_weights_and_replay_old_audio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block of the page runs as it is, with a smaller model and fewer steps."""
+    page = (REPOSITORY / "recipes" / "continued_pretraining" / "README.md").read_text(encoding="utf-8")
+    block = page.partition("```sh\n")[2].partition("```")[0]
+    commands = [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
+    demo = REPOSITORY / "manifests" / "demo"
+    for folder, pattern in (("new_audio", "speech/nl*"), ("old_audio", "speech/en*"), ("noise", "noise/brown*")):
+        (tmp_path / folder).mkdir()
+        for path in demo.glob(f"{pattern}.flac"):
+            shutil.copy(path, tmp_path / folder)
+    monkeypatch.chdir(tmp_path)
+    write_tiny_preset(tmp_path / "tiny.yaml")
+    smaller = {"large": "demo", "0.5": "1e-9", "20000": "2"}
+    demo_config = NestConfig.preset("demo")
+    start = NestModel(replace(demo_config, encoder=replace(demo_config.encoder, **TINY_ENCODER), seed=7))
+    write_nemo(tmp_path / "start.nemo", start.config, start.state_dict())
+
+    for program, *arguments in commands:
+        tiny = ["--config", "tiny.yaml"] if arguments[0] == "fit" else []
+        changed = [smaller.get(one, one) for one in arguments] + tiny
+        assert {"nestdata": nestdata, "nestmodel": nestmodel}[program](changed) == 0
+
+    (checkpoint,) = (tmp_path / "runs" / "continued").rglob("last.ckpt")
+    content = torch.load(checkpoint, weights_only=True)
+    assert content["nest_training"]["started_from"] == "start.nemo"
+    assert [one["name"] for one in content["nest_training"]["corpora"]] == ["new.corpus", "old.corpus"]
+    assert content["nest_settings"]["data.plan.weights"] == "(0.75, 0.25)"
+    assert content["global_step"] == 2
+    for name, value in start.state_dict().items():
+        if "running" not in name and value.is_floating_point():
+            torch.testing.assert_close(content["state_dict"][name], value, rtol=0, atol=1e-6)  # steps of 1e-9
