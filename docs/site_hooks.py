@@ -26,6 +26,9 @@ ADDED = (
     "examples/README.md",
     "examples/finetune_ctc/README.md",
     "manifests/README.md",
+    "recipes/README.md",
+    "recipes/continued_pretraining/README.md",
+    "recipes/librispeech/README.md",
 )
 ADDED_FOLDERS = ("benchmarks/results",)
 # A picture that is HTML, because it has a variant for narrow screens.

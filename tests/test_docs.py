@@ -14,6 +14,7 @@ REPOSITORY = Path(__file__).parents[1]
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RELEASING.md", "SECURITY.md")),
     *sorted((REPOSITORY / "docs").rglob("*.md")),
+    *sorted((REPOSITORY / "recipes").rglob("*.md")),
 ]
 MAX_COLUMNS = 120
 # Made by docs/make_pictures.py after a training run.

@@ -59,6 +59,7 @@ def model_card(
     run = {
         "optimizer steps": UNKNOWN if known.steps is None else f"{known.steps:,}",
         "hours of speech": _hours(known.corpora),
+        **({} if known.started_from is None else {"started with the weights of": known.started_from}),
         "trained by": UNKNOWN if known.version is None else f"{_DISTRIBUTION} {known.version}",
     }
     settings = {k: v for k, v in known.settings.items() if not k.startswith("model.config") and v != "None"}

@@ -40,6 +40,9 @@ class TrainingRecord:
     version: str | None = None
     """Version of this project."""
 
+    started_from: str | None = None
+    """Name of the file whose weights the run started with, without its location; None also if it had new weights."""
+
     corpora: tuple[CorpusRecord, ...] = ()
     """The speech."""
 
@@ -65,6 +68,8 @@ class TrainingRecord:
         """Returns what a checkpoint stores under `RECORD_KEY`; steps and settings are stored elsewhere."""
         values = asdict(self)
         del values["steps"], values["settings"]
+        if self.started_from is None:
+            del values["started_from"]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -81,6 +86,7 @@ def record_of(entry: Callable[[str], Any]) -> TrainingRecord | None:
     return TrainingRecord(
         steps=_count(entry("global_step")),
         version=_text(stored.get("version")),
+        started_from=_text(stored.get("started_from")),
         corpora=_corpora(stored.get("corpora")),
         noise=_corpora(stored.get("noise")),
         val_corpora=_corpora(stored.get("val_corpora")),

@@ -107,7 +107,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._skipped = SkippedSteps()
         self._val_stats: Tensor | None = None
         self._train_counts = DecayedCounts()
-        self._record = TrainingRecord()
+        self._record = TrainingRecord(started_from=None if init_from is None else init_from.name)
         self._own_step: int | None = None
         """The trainer's step before `validate` replaced it by the checkpoint's; None otherwise."""
 

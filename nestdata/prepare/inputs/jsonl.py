@@ -133,6 +133,7 @@ class LhotseManifest(_JsonLines):
         _check_cut(row, where)
         cut = dict(MonoCut.from_dict(row).to_dict())
         _check_recording(cut, where)
+        cut["start"] = float(cut["start"])  # Lhotse's writers set the integer 0
         for label in cut["supervisions"]:
             label |= {key: str(label[key]) for key in ("language", "speaker") if key in label}
             if "alignment" in label:  # holds named tuples, which orjson does not write

@@ -144,7 +144,6 @@ class SharDirectory:
         try:
             recording = json.loads(metadata)
             cut = self.parser.parse_cut(_without_fields(line.row) | {"recording": recording}, where)
-            cut["start"] = float(cut["start"])  # Lhotse's writer sets the integer 0
         except ManifestError:
             raise
         except Exception as error:  # Lhotse's constructors raise errors of many kinds

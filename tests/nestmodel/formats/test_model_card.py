@@ -73,10 +73,12 @@ def test_what_is_not_known_is_called_unknown(tmp_path: Path) -> None:
 
 def test_hostile_text_of_a_checkpoint_stays_text() -> None:
     corpus = CorpusRecord(name=HOSTILE, hours=1.0, num_cuts=3, fingerprint=HOSTILE)
-    record = TrainingRecord(steps=1, version=HOSTILE, corpora=(corpus,), settings={HOSTILE: HOSTILE})
+    record = TrainingRecord(
+        steps=1, version=HOSTILE, started_from=HOSTILE, corpora=(corpus,), settings={HOSTILE: HOSTILE}
+    )
     harmless = "x"
     expected = replace(record, version=harmless, corpora=(replace(corpus, name=harmless, fingerprint=harmless),))
-    expected = replace(expected, settings={harmless: harmless})
+    expected = replace(expected, started_from=harmless, settings={harmless: harmless})
     cards = [
         model_card(title, CONFIG, one, to="nemo", parts="all", source=title)
         for title, one in ((HOSTILE, record), (harmless, expected))
@@ -84,6 +86,7 @@ def test_hostile_text_of_a_checkpoint_stays_text() -> None:
     hostile, plain = cards
     assert len(hostile.splitlines()) == len(plain.splitlines())
     assert header_of(hostile) == header_of(plain)
+    assert "| started with the weights of | x |" in plain
     for text in ("<script", "](https://evil", "![", "\n# title", "www.", "me@", "\x1b", " `c`"):
         assert text not in hostile
     assert escaped("a_b|c") == "a\\_b\\|c"
@@ -92,7 +95,15 @@ def test_hostile_text_of_a_checkpoint_stays_text() -> None:
 
 @pytest.mark.parametrize(
     "stored",
-    [None, 3, [], {"corpora": {}}, {"corpora": [3, {"name": 3}]}, {"train_metrics": {"loss": "x"}, "val_step": -1}],
+    [
+        None,
+        3,
+        [],
+        {"corpora": {}},
+        {"started_from": 3},
+        {"corpora": [3, {"name": 3}]},
+        {"train_metrics": {"loss": "x"}, "val_step": -1},
+    ],
 )
 def test_a_record_with_other_types_is_unknown(stored: Any) -> None:
     content = {"nest_settings": {"a": "1"}, "global_step": True, "nest_training": stored}
