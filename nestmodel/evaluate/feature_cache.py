@@ -4,7 +4,6 @@ The file is memory-mapped: it stays in memory if there is enough of it, and is r
 """
 
 from collections.abc import Iterable, Sequence
-from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -22,25 +21,23 @@ class FeatureCache:
     """Frames of utterances in float16, all layers of a frame side by side. Utterances have their indices of a corpus.
 
     Args:
-        path: File of the frames, shape (frames, layers, dim).
-        shape: Layers and dimension.
+        frames: Frames of all utterances, shape (frames, layers, dim).
         spans: First frame and end of each utterance, by its index.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, int], spans: dict[int, tuple[int, int]]) -> None:
-        self.shape = shape
+    def __init__(self, frames: NDArray[np.float16], spans: dict[int, tuple[int, int]]) -> None:
+        self._frames = frames
         self._spans = spans
-        num_frames = max((end for _, end in spans.values()), default=0)
-        self._frames: NDArray[np.float16] = (
-            np.memmap(path, np.float16, "r", shape=(num_frames, *shape)) if num_frames else np.empty((0, *shape), "f2")
-        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of layers, and dimension."""
+        _, num_layers, dim = self._frames.shape
+        return num_layers, dim
 
     def layer(self, layer: int) -> "FeatureCache":
         """Returns a cache of one layer, which reads the same file."""
-        single = copy(self)
-        single.shape = (1, self.shape[1])
-        single._frames = self._frames[:, layer : layer + 1]
-        return single
+        return FeatureCache(self._frames[:, layer : layer + 1], self._spans)
 
     @classmethod
     def write(cls, path: Path, utterances: Iterable[Utterance]) -> "FeatureCache":
@@ -54,7 +51,9 @@ class FeatureCache:
                 spans[utterance.row] = (num_frames, num_frames + len(frames))
                 num_frames += len(frames)
                 shape = (frames.shape[1], frames.shape[2])
-        return cls(path, shape, spans)
+        if num_frames == 0:
+            return cls(np.empty((0, *shape), np.float16), spans)
+        return cls(np.memmap(path, np.float16, "r", shape=(num_frames, *shape)), spans)
 
     @property
     def rows(self) -> set[int]:
