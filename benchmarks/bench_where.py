@@ -488,7 +488,7 @@ def _head(
         "amount of speech. Error rates in %, differences in percentage points, with 95 % bootstrap intervals over "
         "scenes; below 0 the trained encoder is better. The intervals cover the choice of scenes, not that of seeds. "
         "Phones are those of espeak-ng, without spaces. Voice: accuracy in % on the test lines. Scene: on a quarter "
-        "of all lines.",
+        "of the lines of one set and of the test lines.",
         "",
     ]
 
