@@ -30,6 +30,10 @@ def messy_dataset(speech: Path, noise: Path) -> AudioNoiseDataset:
     return AudioNoiseDataset(corpus, plan, NoiseSampler(Corpus.open(noise)), mixer)
 
 
+STEPS_WITH_ALL_SHAPES = 10
+"""Number of the first steps of `full_dataset` in which each of its three shapes occurs."""
+
+
 def full_dataset(speech: Path, windows: Path, banked: Path) -> AudioNoiseDataset:
     """Returns a dataset with all features: weights in stages, fixed shapes, a bank, transforms, damaged audio."""
     corpora = Corpora.open([speech, windows])

@@ -32,7 +32,7 @@ from nestdata import (
 )
 from nestdata.batch.loader import _StartWorker
 from nestdata.corpus.audio import load_samples
-from tests.batches import digest, full_dataset, messy_dataset
+from tests.batches import STEPS_WITH_ALL_SHAPES, digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, hiss, read_audio, tone
 
@@ -120,7 +120,7 @@ def test_batches_with_every_feature_enabled_are_the_same_byte_for_byte_with_any_
     messy_corpora: MessyCorpora,
 ) -> None:
     full = full_dataset(messy_corpora.speech, messy_corpora.windows, messy_corpora.banked)
-    batch_indices = microbatches(full.plan, num_steps=full.plan.steps_per_epoch + 2)
+    batch_indices = microbatches(full.plan, num_steps=STEPS_WITH_ALL_SHAPES)
     expected = {batch_index: digest(full[batch_index]) for batch_index in reversed(batch_indices)}
     for num_workers in (0, 1, 2, 4):
         loaded = list(full.loader(batch_indices, num_workers=num_workers))

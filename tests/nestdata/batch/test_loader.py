@@ -11,7 +11,7 @@ import torch
 
 from nestdata import AudioNoiseBatch, AudioNoiseDataset, BatchIndex, CorpusError, StartMethod, microbatches
 from nestdata.batch.loader import _SlotSampler
-from tests.batches import digest, full_dataset, messy_dataset
+from tests.batches import STEPS_WITH_ALL_SHAPES, digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
 
 pytestmark = [
@@ -143,7 +143,7 @@ def test_a_batch_that_does_not_fit_into_its_slot_is_still_exact(
 
 def test_the_largest_batch_fills_its_slot(messy_corpora: MessyCorpora) -> None:
     full = full_dataset(messy_corpora.speech, messy_corpora.windows, messy_corpora.banked)
-    batch_indices = microbatches(full.plan, num_steps=full.plan.steps_per_epoch)
+    batch_indices = microbatches(full.plan, num_steps=STEPS_WITH_ALL_SHAPES)
     loader = full.loader(batch_indices, num_workers=1)
     sizes = [sum(-(-t.nbytes // 64) * 64 for t in batch.tensors().values()) for batch in loader]
     assert all(not batch.audio.is_shared() for batch in loader)
