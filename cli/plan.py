@@ -102,7 +102,7 @@ def _print_summary(summary: "PlanSummary", paths: list[Path]) -> None:
         for path, corpus, seen in zip(paths, stage.corpora, stage.seen_before, strict=True):
             out.print(
                 f"  {path}: {100 * corpus.share:.1f} % of the hours, each cut {corpus.repeats_per_epoch:g} times in "
-                f"{summary.steps_per_epoch:,} steps, {seen:.2f} times before"
+                f"{summary.hours:,.2f} h, {seen:.2f} times before"
             )
     table = Table("from, s", "to, s", "cuts per microbatch", "steps", "hours", "padding")
     for column in table.columns:

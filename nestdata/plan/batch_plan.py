@@ -164,7 +164,7 @@ class BatchPlan:
             stage.from_step: repeats_per_epoch(corpora, stage, config.languages, f"plan.stages[{number}]")
             for number, stage in enumerate(config.stages)
         }
-        """The same for each mixture stage, by its first step, in as many steps as an epoch has."""
+        """The same for each mixture stage, by its first step, in as many hours as all corpora together have."""
 
         self.budget = Budget(
             limit=round(config.max_batch_seconds * sampling_rate),

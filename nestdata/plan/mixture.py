@@ -88,7 +88,7 @@ def repeats_per_epoch(
         where: Path of the settings, such as `plan`.
 
     Raises:
-        ConfigError: The number of weights or of languages is not that of the corpora.
+        ConfigError: The number of weights or of languages is not that of the corpora, or shares cannot be computed.
         PlanError: One of several corpora is empty.
     """
     for name, values in ((f"{where}.weights", mixture.weights), ("plan.languages", languages)):
@@ -103,11 +103,16 @@ def repeats_per_epoch(
     totals = [float(lengths.sum()) for lengths in corpora]
     if min(totals) <= 0:
         raise PlanError("one of several corpora is empty. Remove it.")
-    shares = [share ** (1 / mixture.temperature) for share in mixture.weights or totals]
-    if languages is not None:
-        shares = _shares_in_languages(mixture.weights or totals, shares, languages, mixture.language_temperature)
-    factor = sum(totals) / sum(shares)
-    repeats = [factor * share / total for share, total in zip(shares, totals, strict=True)]
+    try:
+        shares = [share ** (1 / mixture.temperature) for share in mixture.weights or totals]
+        if languages is not None:
+            shares = _shares_in_languages(mixture.weights or totals, shares, languages, mixture.language_temperature)
+        factor = sum(totals) / sum(shares)
+        repeats = [factor * share / total for share, total in zip(shares, totals, strict=True)]
+    except (OverflowError, ZeroDivisionError):
+        repeats = [math.nan]
+    if not all(0 < number < math.inf for number in repeats):
+        raise ConfigError(f"{where}: weights and temperatures give shares that are too large or too small to compute.")
     return [max(1, round(REPEATS_UNIT * number)) / REPEATS_UNIT for number in repeats]
 
 

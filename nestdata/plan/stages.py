@@ -33,7 +33,7 @@ class Stages:
             stages.
         corpus_of: Returns the number of the corpus of an index.
         from_steps: First step of each stage, ascending.
-        repeats: How often each cut of each corpus is seen in as many steps as an epoch has, for each stage.
+        repeats: How often each cut of each corpus is seen in as many hours as all corpora have, for each stage.
         microbatches_per_step: Microbatches of a step.
         mixed_lengths: Whether the microbatches of a step come from different buckets.
         seed: Seed of the plan.

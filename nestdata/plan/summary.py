@@ -50,7 +50,7 @@ class StageSummary:
 
     from_step: int
     corpora: tuple[CorpusSummary, ...]
-    """Shares of the stage's hours, and repeats in as many steps as an epoch has."""
+    """Shares of the stage's hours, and repeats in as many hours as all corpora together have."""
 
     seen_before: tuple[float, ...]
     """How often each cut of each corpus is seen before the stage, on average."""

@@ -26,6 +26,9 @@ from nestmodel.nn.network import NestNetwork
 MAX_RANK_FRAMES = 4096
 """The rank is taken over at most this number of frames, which are drawn by a key: it depends on their number."""
 
+MAX_SNR_DB = 100
+"""Largest ratio of speech power to noise power, in dB, and the negative of the smallest one."""
+
 _LAYER_SCORES = ("rankme", "pnmi", "agreement", "kappa")
 _TOKEN_SCORES = ("agreement", "kappa")
 _SEED = 0
@@ -52,6 +55,10 @@ class FeatureScoreConfig:
     def __post_init__(self) -> None:
         if not self.seconds > 0:
             raise ConfigError(f"FeatureScores.config.seconds is {self.seconds:g}: give a positive number.")
+        if not abs(self.snr_db) <= MAX_SNR_DB:
+            raise ConfigError(
+                f"FeatureScores.config.snr_db is {self.snr_db:g}: give a number from -{MAX_SNR_DB} to {MAX_SNR_DB}."
+            )
         if self.num_units < 2:
             raise ConfigError(f"FeatureScores.config.num_units is {self.num_units}: give at least 2.")
 
@@ -103,7 +110,9 @@ def score_features(
     outputs = list(dict.fromkeys([*layers, last]))
     rows = _drawn_rows(corpus, config.seconds)
     encoded = _encode(model, corpus, NoiseSampler(noise), rows, outputs, config.snr_db)
-    sides = encoded[::2], encoded[1::2]
+    # By the place of the utterance, so that one that cannot be encoded does not exchange the sides of all others.
+    place = {row: number for number, row in enumerate(rows)}
+    sides = [[one for one in encoded if place[one.row] % 2 == side] for side in (0, 1)]
     if min(sum(one.clean.shape[1] for one in side) for side in sides) < config.num_units:
         raise ProbeError(
             f"{corpus.path}: the drawn audio has too few frames for {config.num_units} units. Raise "

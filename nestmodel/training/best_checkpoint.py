@@ -89,10 +89,18 @@ class BestCheckpoint:
         return value < other if self._mode == "min" else value > other
 
     def _keep(self, source: Path, directory: Path, best: _Best) -> None:
+        self._write(directory, best)
+        try:
+            _link(source, directory / BEST)
+        except OSError:
+            if self._best is not None:
+                self._write(directory, self._best)
+            raise
         self._best = best
+
+    def _write(self, directory: Path, best: _Best) -> None:
         with output_file(directory / _RECORD, overwrite=True) as partial:
             partial.write_text(json.dumps(asdict(best)) + "\n")
-        _link(source, directory / BEST)
 
     def _read(self, path: Path) -> _Best | None:
         try:
@@ -100,10 +108,11 @@ class BestCheckpoint:
             best = _Best(**{**stored, "step": int(stored["step"]), "value": float(stored["value"])})
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             rank_zero_warn(f"{path}: cannot be read, so that the best checkpoint is sought anew from here.")
             return None
-        return best if (best.monitor, best.mode) == (self._monitor, self._mode) else None
+        is_same = (best.monitor, best.mode) == (self._monitor, self._mode)
+        return best if is_same and math.isfinite(best.value) else None
 
 
 def _link(source: Path, target: Path) -> None:
@@ -115,7 +124,11 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, partial)
     except OSError:  # some file systems have no hard links
-        shutil.copyfile(source, partial)
-        flush_to_disk(partial)
+        try:
+            shutil.copyfile(source, partial)
+            flush_to_disk(partial)
+        except OSError:
+            partial.unlink(missing_ok=True)  # it would fill the disk
+            raise
     partial.replace(target)
     flush_to_disk(target.parent)

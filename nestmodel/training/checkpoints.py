@@ -278,6 +278,10 @@ class Checkpoints(Checkpoint):
         """Returns where the checkpoint of a step is written."""
         return self._directory_of(trainer) / checkpoint_name(step)
 
+    def prune(self, trainer: pl.Trainer) -> None:
+        """Removes old checkpoints that are no longer held. None may be in the middle of being written."""
+        self._prune(self._directory_of(trainer), trainer.global_step)
+
     def wait(self, trainer: pl.Trainer) -> None:
         """Waits until no checkpoint is being written.
 

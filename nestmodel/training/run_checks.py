@@ -119,10 +119,10 @@ def check_monitors(trainer: pl.Trainer, *, steps_per_epoch: int, validates: bool
             raise ConfigError(
                 f"Checkpoints.monitor is {saver.monitor!r}, which is not logged: take one of {known}{without}."
             )
-        if not validates:
+        if not validates or trainer.limit_val_batches == 0:
             raise ConfigError(
-                f"Checkpoints.monitor is {saver.monitor}, but there is no validation: give data.val_corpus, or leave "
-                "the monitor out."
+                f"Checkpoints.monitor is {saver.monitor}, but there is no validation: give data.val_corpus, "
+                "leave trainer.limit_val_batches as it is, or leave the monitor out."
             )
         if not validates_at_multiples(trainer, steps_per_epoch, saver.every_n_steps):
             raise ConfigError(

@@ -4,8 +4,10 @@ A process keeps the random state, the threads and the memory of training as they
 training, never touches a GPU, and does not receive Ctrl-C.
 """
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,7 +62,7 @@ class ScoreProcess:
         self._output = tempfile.TemporaryFile("w+")
         self._errors = tempfile.TemporaryFile("w+", errors="replace")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, json.dumps(asdict(job))],
+            [sys.executable, "-P", "-m", __name__, json.dumps(asdict(job)), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._errors,
@@ -72,7 +74,7 @@ class ScoreProcess:
         """Returns whether the scores are there, or the process has failed."""
         return self._process.poll() is not None
 
-    def wait(self, seconds: float | None = None) -> bool:
+    def wait(self, seconds: float) -> bool:
         """Waits until the process has ended, for a number of seconds at most; returns whether it has."""
         try:
             self._process.wait(seconds)
@@ -98,8 +100,9 @@ class ScoreProcess:
         return found
 
     def kill(self) -> None:
-        """Ends the process at once."""
-        self._process.kill()
+        """Ends the process at once, and the commands that it runs for a corpus."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._close()
 
@@ -116,10 +119,10 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> int:
-    """Scores the checkpoint of a `ScoreJob`, given as JSON, and prints the scores as JSON."""
+    """Scores a checkpoint and prints the scores as JSON. Arguments: a `ScoreJob` as JSON, and the pid of the parent."""
     fields: dict[str, Any] = json.loads(sys.argv[1])
     job = ScoreJob(**{**fields, "config": FeatureScoreConfig(**fields["config"])})
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
     os.nice(_NICE)
     torch.set_num_threads(job.num_threads)
     try:

@@ -72,7 +72,7 @@ def test_the_stages_of_a_file_are_printed_with_shares_and_repeats(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     page = (Path(__file__).parents[2] / "docs" / "how-a-batch-is-chosen.md").read_text(encoding="utf-8")
-    example = next(block for block in page.split("```")[1::2] if block.startswith("yaml\ndata:"))
+    example = next(block for block in page.split("```")[1::2] if block.startswith("yaml\n# stages.yaml"))
     (tmp_path / "run.yaml").write_text(example.removeprefix("yaml\n"))
     paths = [str(messy_corpora.speech), str(messy_corpora.windows), str(messy_corpora.banked)]
     assert main(["plan", *paths, "--config", str(tmp_path / "run.yaml"), *MICROBATCHES]) == 0
@@ -88,7 +88,7 @@ def test_the_stages_of_a_file_are_printed_with_shares_and_repeats(
             shown[first : first + 3], paths, stage["corpora"], stage["seen_before"], strict=True
         ):
             assert line.startswith(f"  {path}: {100 * corpus['share']:.1f} % of the hours, each cut ")
-            assert line.endswith(f"{summary['steps_per_epoch']:,} steps, {seen:.2f} times before")
+            assert line.endswith(f"{summary['hours']:,.2f} h, {seen:.2f} times before")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 Rank 0 starts one process for each scored checkpoint, and logs the scores when they are there. Other ranks do nothing.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -24,17 +25,20 @@ from nestmodel.training.score_process import ScoreJob, ScoreProcess
 from nestmodel.training.step_limits import ends_step
 
 _PREFIX = "val_"
-_SILENT_WAIT_S = 1.0
-"""Seconds that training waits for scores before it says so."""
+_POLL_S = 1.0
+"""Seconds between two looks at the process and at requests to stop. After the first, training says that it waits."""
+
+_MAX_WAIT_S = 600.0
+"""Seconds that training waits for the scores of one checkpoint, before it goes on without them."""
 
 
 class FeatureScores(pl.Callback):
     """Logs scores of checkpoints that need no labels, computed on the validation corpus by a process on the CPU.
 
     The scores of the checkpoint of a step are logged under that step, with the prefix `val_`: see `score_features`.
-    One checkpoint is scored at a time. If the next one is due earlier, training waits; it also waits at its end. A
-    score that a preemption or an error cuts off is computed by the start that resumes. Training itself stays the same,
-    bit for bit.
+    One checkpoint is scored at a time. If the next one is due earlier, training waits after it is written, for at most
+    ten minutes; it also waits at its end. A score that a preemption or an error cuts off is computed by the start that
+    resumes. Training itself stays the same, bit for bit.
 
     Args:
         config: What is scored.
@@ -62,6 +66,7 @@ class FeatureScores(pl.Callback):
         """Steps that are not scored yet, and their checkpoints."""
 
         self._resumed: list[int] = []
+        self._has_taken_over = False
         self._running: ScoreProcess | None = None
         self._has_warned = False
 
@@ -105,13 +110,18 @@ class FeatureScores(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the steps that an earlier start has not scored."""
-        self._resumed = [int(step) for step in state_dict.get("due", [])]
+        due = state_dict.get("due")
+        self._resumed = [step for step in due if type(step) is int and step >= 0] if isinstance(due, list) else []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Finds the checkpoints that an earlier start has not scored."""
+        self._take_over(trainer)
+
+    def _take_over(self, trainer: pl.Trainer) -> None:
         saver = _saver(trainer)
-        if not trainer.is_global_zero or trainer.ckpt_path is None or saver is None:
+        if self._has_taken_over or not trainer.is_global_zero or trainer.ckpt_path is None or saver is None:
             return
+        self._has_taken_over = True
         given, step = Path(trainer.ckpt_path).resolve(), trainer.global_step
         for due in self._resumed:
             path = given.with_name(checkpoint_name(due))
@@ -119,7 +129,7 @@ class FeatureScores(pl.Callback):
                 rank_zero_warn(f"{path} is gone, so that step {due} gets no scores without labels.")
             elif due < step:
                 self._due[due] = path
-        # A preempted run has written this checkpoint before this callback could note that it is due.
+        # Another callback may have written this checkpoint before this one could note that it is due.
         if step and step % self._interval(saver) == 0:
             self._due[step] = given
         saver.held.update(self._due)
@@ -135,20 +145,29 @@ class FeatureScores(pl.Callback):
         self._advance(trainer, saver)
         step = trainer.global_step
         if ends_step(trainer, batch_idx) and step % self._interval(saver) == 0:
-            if self._due:
-                self._finish(trainer, saver, self._warn_of_waiting)
-                nestguard.current().beat(nestguard.Phase.LOADING, step, 0)
             self._due[step] = saver.path_of(trainer, step)  # `saver` writes it next
             saver.held.add(step)
 
+    def on_train_batch_start(self, trainer: pl.Trainer, _module: pl.LightningModule, _batch: Any, _index: int) -> None:
+        """Waits until at most one checkpoint is not scored yet; the newest one is being written."""
+        saver = _saver(trainer)
+        if len(self._due) > 1 and saver is not None:
+            self._finish(trainer, saver, self._warn_of_waiting, num_left=1)
+
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Waits for the last scores, when all collectives of the run are over."""
+        self._take_over(trainer)  # a run that resumes at its last step has no start of training
         if self._due and (saver := _saver(trainer)) is not None:
             self._finish(trainer, saver, lambda: rank_zero_info("waiting for the scores of the last checkpoint."))
+            saver.prune(trainer)
             nestguard.current().beat(nestguard.Phase.FINISHING)
+        self._end_process()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:  # noqa: ARG002
         """Ends the process. A start that resumes scores the checkpoint again."""
+        self._end_process()
+
+    def _end_process(self) -> None:
         if self._running is not None:
             self._running.kill()
             self._running = None
@@ -156,17 +175,32 @@ class FeatureScores(pl.Callback):
     def _interval(self, saver: Checkpoints) -> int:
         return self.every_n_steps or saver.every_n_steps
 
-    def _finish(self, trainer: pl.Trainer, saver: Checkpoints, say_why: Callable[[], None]) -> None:
-        """Waits until all checkpoints that are due are scored; calls `say_why` if this takes longer than a moment."""
-        while self._due:
+    def _finish(self, trainer: pl.Trainer, saver: Checkpoints, say_why: Callable[[], None], num_left: int = 0) -> None:
+        """Waits until at most `num_left` checkpoints are not scored, unless this rank is asked to stop.
+
+        Args:
+            trainer: Trainer of the run.
+            saver: Writes the checkpoints.
+            say_why: Called if this takes longer than a moment.
+            num_left: Number of checkpoints.
+        """
+        began, has_said = time.monotonic(), False
+        while len(self._due) > num_left and not _is_stopping(trainer):
             saver.wait(trainer)
             self._advance(trainer, saver)
-            if self._running is not None:
-                # The other ranks wait for this one, as they do while it writes a checkpoint.
-                nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
-                if not self._running.wait(_SILENT_WAIT_S):
-                    say_why()
-                    self._running.wait()
+            if self._running is None:
+                continue
+            # The other ranks wait for this one, as they do while it writes a checkpoint.
+            nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
+            if not self._running.wait(_POLL_S) and not has_said:
+                say_why()
+                has_said = True
+            if not self._running.has_ended() and time.monotonic() - began > _MAX_WAIT_S:
+                self._end_process()
+                step = next(iter(self._due))
+                rank_zero_warn(f"step {step} gets no scores without labels: they took more than {_MAX_WAIT_S:.0f} s.")
+                self._drop(saver, step)
+                began = time.monotonic()
 
     def _advance(self, trainer: pl.Trainer, saver: Checkpoints) -> None:
         """Logs scores that are there, and starts to score the next checkpoint, if it is on disk."""
@@ -221,6 +255,10 @@ class FeatureScores(pl.Callback):
             "training waits for the scores of the checkpoint before: scoring takes longer than the steps between two. "
             "Raise FeatureScores.every_n_steps, lower FeatureScores.config.seconds, or name fewer layers."
         )
+
+
+def _is_stopping(trainer: pl.Trainer) -> bool:
+    return cast(NestModel, trainer.lightning_module).stop_requests.preempted_here
 
 
 def _saver(trainer: pl.Trainer) -> Checkpoints | None:

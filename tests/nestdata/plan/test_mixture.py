@@ -94,3 +94,17 @@ def test_mixtures_out_of_range_are_rejected_by_name(changes: dict[str, Any], mes
 def test_another_number_of_corpora_is_a_mistake_in_the_configuration(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         repeats([50, 50], **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 1e-320},
+        {"weights": (1e-200, 1e-200), "temperature": 0.5},
+        {"weights": (1e308, 1e308)},
+        {"languages": ("en", "sw"), "language_temperature": 1e-3},
+    ],
+)
+def test_shares_that_cannot_be_computed_are_a_mistake_in_the_configuration(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="plan: weights and temperatures give shares that are too large or too small"):
+        repeats([50, 50], **changes)

@@ -1,3 +1,4 @@
+import errno
 import json
 from pathlib import Path
 
@@ -86,3 +87,22 @@ def test_without_hard_links_the_file_is_copied(tmp_path: Path, monkeypatch: pyte
     BestCheckpoint("val_loss", "min").offer(path, tmp_path, 1, 1.0)
     path.unlink()
     assert best_of(tmp_path) == "state of step 1"
+
+
+def test_a_copy_that_fails_leaves_the_best_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = BestCheckpoint("val_loss", "min")
+    best.offer(written(tmp_path, 1), tmp_path, 1, 2.0)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("os.link", fail)
+        full.setattr("shutil.copyfile", fail)
+        with pytest.raises(OSError, match="No space left"):
+            best.offer(written(tmp_path, 2), tmp_path, 2, 1.0)
+    assert best_of(tmp_path) == "state of step 1"
+    assert json.loads((tmp_path / "best.json").read_text())["step"] == 1
+    assert not list(tmp_path.glob("*.partial"))
+    best.offer(written(tmp_path, 3), tmp_path, 3, 1.5)
+    assert best_of(tmp_path) == "state of step 3"

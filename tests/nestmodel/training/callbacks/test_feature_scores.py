@@ -38,12 +38,14 @@ class Values:
     class Process:
         def __init__(self, values: "Values", step: int) -> None:
             self.of, self.step, self.is_awaited = values, step, False
+            self.num_waits = 0
 
         def has_ended(self) -> bool:
             return self.is_awaited
 
-        def wait(self, seconds: float | None = None) -> bool:
-            self.is_awaited = seconds is None or not self.of.is_slow
+        def wait(self, _seconds: float) -> bool:
+            self.num_waits += 1
+            self.is_awaited = self.num_waits > 1 or not self.of.is_slow
             return self.is_awaited
 
         def scores(self) -> dict[str, float]:
@@ -251,6 +253,7 @@ def test_without_a_validation_corpus_or_scikit_learn_there_are_no_scores(
             r"Checkpoints\.monitor is 'val_rank', which is not logged: take one of val_loss, val_accuracy",
         ),
         ("val_loss", {"validates": False}, "there is no validation: give data.val_corpus"),
+        ("val_loss", {"limit_val_batches": 0}, "leave trainer.limit_val_batches as it is"),
         ("val_loss", {"every_n_steps": 7}, "validations come after steps without a checkpoint"),
         ("val_loss", {"check_val_every_n_epoch": 1}, "validations come after steps without a checkpoint"),
         ("val_rankme_layer1", {"scores": ["val_rankme_layer1"], "validates": False}, ""),
@@ -263,6 +266,7 @@ def test_the_metric_of_the_best_checkpoint_has_to_be_logged_at_steps_of_checkpoi
 ) -> None:
     saver = Checkpoints(every_n_steps=settings.get("every_n_steps", 10), monitor=monitor)
     limits = {"check_val_every_n_epoch": settings.get("check_val_every_n_epoch"), "val_check_interval": 20}
+    limits["limit_val_batches"] = settings.get("limit_val_batches", 1)
     runner = trainer(tmp_path, [saver], enable_checkpointing=True, **limits)
     arguments: dict[str, Any] = {
         "steps_per_epoch": 45,
@@ -274,3 +278,9 @@ def test_the_metric_of_the_best_checkpoint_has_to_be_logged_at_steps_of_checkpoi
             check_monitors(runner, **arguments)
     else:
         check_monitors(runner, **arguments)
+
+
+@pytest.mark.parametrize("snr_db", [float("nan"), 1e4, -1e4])
+def test_a_ratio_of_noise_out_of_range_is_refused(snr_db: float) -> None:
+    with pytest.raises(ConfigError, match=r"FeatureScores\.config\.snr_db is .*: give a number from -100 to 100"):
+        FeatureScoreConfig(snr_db=snr_db)
