@@ -1,24 +1,19 @@
 """Runs the programs in examples/."""
 
 import ast
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from tests.scripts import load_script
+
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").rglob("*.py"))
 
 
 def load(name: str) -> ModuleType:
-    path = Path(__file__).parents[1] / "examples" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"examples_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(Path(__file__).parents[1] / "examples" / f"{name}.py")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

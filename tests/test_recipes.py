@@ -1,7 +1,6 @@
 """Runs the programs in recipes/ on small data, and compares their pages with what they print."""
 
 import hashlib
-import importlib.util
 import io
 import json
 import re
@@ -24,6 +23,7 @@ from nestcli.run_config import RunData
 from nestmodel import NestConfig, NestModel
 from nestmodel.formats.nemo_archive import write_nemo
 from tests.extras import needs
+from tests.scripts import load_script
 
 REPOSITORY = Path(__file__).parents[1]
 LIBRISPEECH = REPOSITORY / "recipes" / "librispeech"
@@ -31,18 +31,9 @@ TINY_ENCODER = {"d_model": 32, "num_heads": 2, "num_layers": 2, "subsampling_cha
 TINY_FINETUNE = "--vocabulary 1 --steps 3 --warmup-steps 1 --freeze-steps 1 --batch-seconds 20 --save-steps 3"
 
 
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"recipe_{path.parent.name}_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def librispeech() -> ModuleType:
-    return load(LIBRISPEECH / "run.py")
+    return load_script(LIBRISPEECH / "run.py")
 
 
 def write_demo_layout(directory: Path) -> None:
@@ -72,7 +63,7 @@ def test_the_recipe_for_librispeech_runs_from_the_unpacked_archives_to_error_rat
     def run(command: list[str | Path]) -> None:
         name, *arguments = map(str, command)
         if name == "python":
-            load(Path(arguments[0])).main(arguments[1:])
+            load_script(Path(arguments[0])).main(arguments[1:])
         else:
             assert {"nestdata": nestdata, "nestmodel": nestmodel}[name](arguments) == 0
         ran.append(name)
@@ -115,13 +106,13 @@ def test_the_page_has_the_commands_of_every_configuration(
 
 
 def test_the_page_has_the_estimate_of_hours_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    table = load(LIBRISPEECH / "cost.py").main([])
+    table = load_script(LIBRISPEECH / "cost.py").main([])
     assert capsys.readouterr().out == f"{table}\n"
     assert table in (LIBRISPEECH / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_figures_of_the_estimate_are_those_of_the_results() -> None:
-    cost, results = load(LIBRISPEECH / "cost.py"), REPOSITORY / "benchmarks" / "results"
+    cost, results = load_script(LIBRISPEECH / "cost.py"), REPOSITORY / "benchmarks" / "results"
     h100 = (results / "gpu_h100_2026-11.md").read_text(encoding="utf-8")
     row = next(line for line in h100.splitlines() if line.startswith("| large, 133 x 15 s, eager"))
     assert [cell.strip() for cell in row.split("|")][5:9:3] == [str(cost.AUDIO_S_PER_S), str(cost.LAUNCHES)]
@@ -134,12 +125,12 @@ def test_the_digests_are_those_of_torchaudio() -> None:
     from torchaudio.datasets import librispeech
 
     published = {url.rpartition("/")[2]: digest for url, digest in librispeech._CHECKSUMS.items()}
-    ours = load(LIBRISPEECH / "download.py").SHA256
+    ours = load_script(LIBRISPEECH / "download.py").SHA256
     assert {f"{part}.tar.gz": digest for part, digest in ours.items()} == published
 
 
 def test_an_archive_with_another_digest_is_not_unpacked(tmp_path: Path) -> None:
-    archive, download = tmp_path / "dev-clean.tar.gz", load(LIBRISPEECH / "download.py")
+    archive, download = tmp_path / "dev-clean.tar.gz", load_script(LIBRISPEECH / "download.py")
     write_archive(archive, {"LibriSpeech/README.TXT": b"text"})
     with pytest.raises(SystemExit, match=r"dev-clean\.tar\.gz: SHA-256 is .* Remove the file and download it again"):
         download.unpack(archive, "0" * 64, tmp_path)
@@ -147,7 +138,7 @@ def test_an_archive_with_another_digest_is_not_unpacked(tmp_path: Path) -> None:
 
 
 def test_the_members_of_an_archive_stay_in_the_folder(tmp_path: Path) -> None:
-    archive, download = tmp_path / "a.tar.gz", load(LIBRISPEECH / "download.py")
+    archive, download = tmp_path / "a.tar.gz", load_script(LIBRISPEECH / "download.py")
     write_archive(archive, {"../outside": b""})
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     with pytest.raises(tarfile.FilterError):
@@ -172,7 +163,7 @@ def test_manifests_need_all_parts(tmp_path: Path) -> None:
     (tmp_path / "LibriSpeech" / "dev-clean" / "1" / "1").mkdir(parents=True)
     (tmp_path / "LibriSpeech" / "dev-clean" / "1" / "1" / "1-1.trans.txt").write_text("")
     with pytest.raises(SystemExit, match=r"no transcripts of dev-other, .*train-other-500\. Run download\.py first"):
-        load(LIBRISPEECH / "manifests.py").main([str(tmp_path)])
+        load_script(LIBRISPEECH / "manifests.py").main([str(tmp_path)])
 
 
 @pytest.mark.slow
