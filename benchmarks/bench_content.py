@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import shlex
-import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_learning import environment
-from blind import draw_once
+from blind import add_models, check_models, digests_of, draw_once, hide_names, named_models
 from kept_settings import keep_settings
 from measured import measured_line
 from peer import run_peer
@@ -35,7 +34,6 @@ from nestmodel import Estimate
 from nestmodel.evaluate.contestants import contestant_name
 from nestmodel.evaluate.error_rates import percent
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 QUICK_PROBE = "--max-epochs 2 --learning-rates 0.01 --probe-seeds 0"
 QUICK_FRAMES = "--max-epochs 1 --num-units 10"
 QUICK_UTTERANCES = {"train": 60, "test": 20}
@@ -46,16 +44,13 @@ def main() -> int:
     arguments = _arguments()
     output = arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
-    models = {name: Path(path) for name, _, path in (one.rpartition("=") for one in arguments.model)}
-    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in models.items()}
+    models = named_models(arguments.model)
     kept = {name: str(getattr(arguments, name)) for name in ("train", "test", "group_by", "probe_options", "quick")}
-    keep_settings(output, {**kept, "models": json.dumps(digests)})
+    keep_settings(output, {**kept, "models": digests_of(models)})
     for side in ("train", "test"):
         lines = read_manifest(getattr(arguments, side), QUICK_UTTERANCES[side] if arguments.quick else 0)
         write_lines(output / f"{side}.json", lines)
-    letters = dict(zip(LETTERS, draw_once(output / "names.json", list(models)), strict=False))
-    for letter, name in letters.items():
-        shutil.copy(models[name], output / f"{letter}.ckpt")
+    letters = hide_names(output, models)
     order = draw_once(output / "order.json", list(letters))
     with ThreadPoolExecutor(arguments.at_once) as pool:
         list(pool.map(lambda letter: _score(output, letter, arguments), order))
@@ -76,16 +71,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--train", type=Path, required=True, help="NeMo lines with text, of which the probes learn")
     parser.add_argument("--test", type=Path, required=True, help="NeMo lines with text, which are scored")
     parser.add_argument("--group-by", help="field of the lines whose values stay on one side of the held-out split")
-    parser.add_argument(
-        "--model", action="append", required=True, metavar="NAME=CHECKPOINT", help="may be repeated, up to 26 times"
-    )
+    add_models(parser)
     parser.add_argument("--probe-options", default="", help="further flags of `nestmodel probe --task ctc`")
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="models that are scored at the same time")
     parser.add_argument("--results", type=Path, default=Path("content.md"))
     parser.add_argument("--quick", action="store_true", help="few utterances and steps, to check the script")
     arguments = parser.parse_args()
-    if len(arguments.model) > len(LETTERS) or not all("=" in one for one in arguments.model):
-        parser.error(f"give --model NAME=CHECKPOINT, and at most {len(LETTERS)} of them")
+    check_models(parser, arguments.model)
     return arguments
 
 

@@ -21,7 +21,6 @@ import json
 import os
 import platform
 import shlex
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ from typing import Any, NamedTuple
 import phones
 import soundfile
 from bench_learning import environment
-from blind import draw_once
+from blind import LETTERS, add_models, check_models, digests_of, draw_once, hide_names, named_models
 from kept_settings import keep_settings
 from measured import measured_line
 from peer import run_peer
@@ -44,7 +43,6 @@ from transcribed import Line, errors_of, read_lines, read_manifest, write_lines
 from nestmodel import ErrorCounts, Estimate, error_difference, error_rate, load_network
 from nestmodel.evaluate.error_rates import percent, ratio_difference
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 GROUP, VOICE = "scene", "speaker"
 HIDDEN = 256
 QUICK = "--max-epochs 1 --learning-rates 0.05 --probe-seeds 0"
@@ -96,17 +94,14 @@ def main() -> int:
     arguments = _arguments()
     output = arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
-    models = {name: Path(path) for name, _, path in (one.rpartition("=") for one in arguments.model)}
-    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in models.items()}
+    models = named_models(arguments.model)
     check_architecture(models)
-    kept = {"data": json.dumps([[str(part) for part in one] for one in arguments.data]), "models": json.dumps(digests)}
+    kept = {"data": json.dumps([[str(part) for part in one] for one in arguments.data]), "models": digests_of(models)}
     keep_settings(
         output,
         {**kept, "probe_options": arguments.probe_options, "purpose": arguments.purpose, "quick": arguments.quick},
     )
-    letters = dict(zip(LETTERS, draw_once(output / "names.json", list(models)), strict=False))
-    for letter, name in letters.items():
-        shutil.copy(models[name], output / f"{letter}.ckpt")
+    letters = hide_names(output, models)
     rows, descriptions = prepare(arguments.data, output, arguments.quick)
     jobs = {job.slug: job for job in list_jobs(rows, arguments.data, list(letters))}
     order = [jobs[slug] for slug in draw_once(output / "order.json", list(jobs))]
@@ -132,17 +127,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("--data", action="append", required=True, type=_data, metavar="NAME=VOICE,TRAIN,TEST")
-    parser.add_argument(
-        "--model", action="append", required=True, metavar="NAME=CHECKPOINT", help="may be repeated, up to 26 times"
-    )
+    add_models(parser)
     parser.add_argument("--purpose", choices=PURPOSES, required=True, help="what the test lines are used for")
     parser.add_argument("--probe-options", default="", help="further flags of `nestmodel probe --task ctc`")
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="probes at the same time")
     parser.add_argument("--results", type=Path, default=Path("where.md"))
     parser.add_argument("--quick", action="store_true", help="few utterances and steps, to check the script")
     arguments = parser.parse_args()
-    if len(arguments.model) > len(LETTERS) or not all("=" in one for one in arguments.model):
-        parser.error(f"give --model NAME=CHECKPOINT, and at most {len(LETTERS)} of them")
+    check_models(parser, arguments.model)
     return arguments
 
 
