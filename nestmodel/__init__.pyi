@@ -230,12 +230,8 @@ from .training.callbacks.health import (
 from .training.callbacks.progress import Progress as Progress
 from .training.callbacks.stall_guard import StallGuard as StallGuard
 from .training.callbacks.throughput import Throughput as Throughput
-from .training.checkpoints import (
-    Checkpoints as Checkpoints,
-)
-from .training.checkpoints import (
-    newest_checkpoint as newest_checkpoint,
-)
+from .training.checkpoint_files import newest_checkpoint as newest_checkpoint
+from .training.checkpoints import Checkpoints as Checkpoints
 from .training.data import NestDataModule as NestDataModule
 from .training.determinism import prepare_deterministic as prepare_deterministic
 from .training.module import NestModel as NestModel

@@ -175,10 +175,9 @@ class BatchPlan:
         self.buckets = tuple(self._lay_out(corpora))
         self._first_groups = [bucket.first_group for bucket in self.buckets]
         self.steps_per_epoch = self.buckets[-1].first_group + self.buckets[-1].num_groups
-        first_indices = list(accumulate(map(len, corpora), initial=0))
         self.stages = Stages(
             self.buckets,
-            lambda index: bisect_right(first_indices, index) - 1,
+            list(accumulate(map(len, corpora[:-1]), initial=0)),
             list(self.stage_repeats),
             list(self.stage_repeats.values()),
             microbatches_per_step=config.microbatches_per_step,

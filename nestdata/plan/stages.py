@@ -7,7 +7,7 @@ and whenever they change. The number of cuts taken from a cell before any step i
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -31,7 +31,7 @@ class Stages:
     Args:
         buckets: Buckets of the plan. Their shapes, and which cuts may be in a step together, are the same in all
             stages.
-        corpus_of: Returns the number of the corpus of an index.
+        first_indices: First index of each corpus, ascending.
         from_steps: First step of each stage, ascending.
         repeats: How often each cut of each corpus is seen in as many hours as all corpora have, for each stage.
         microbatches_per_step: Microbatches of a step.
@@ -42,7 +42,7 @@ class Stages:
     def __init__(
         self,
         buckets: Sequence[Bucket],
-        corpus_of: Callable[[int], int],
+        first_indices: Sequence[int],
         from_steps: Sequence[int],
         repeats: Sequence[Sequence[float]],
         *,
@@ -56,13 +56,18 @@ class Stages:
         self._units_per_step = microbatches_per_step if mixed_lengths else 1
         self._microbatches_per_unit = microbatches_per_step // self._units_per_step
         self._buckets = buckets
-        self.cells = _cells(buckets, corpus_of)
+        self._first_indices = list(first_indices)
         self._seed = seed
         self._before: dict[tuple[int, int, int], int] = {}
         self._stages = [
             _Stage(self.cells, [self._unit_cuts(bucket) for bucket in buckets], numbers, seed, from_step)
             for from_step, numbers in zip(from_steps, repeats, strict=True)
         ]
+
+    @cached_property
+    def cells(self) -> list[Cells]:
+        """The cells of each bucket. A plan without stages does not need them."""
+        return _cells(self._buckets, self._first_indices)
 
     def has(self, step: int) -> bool:
         """Returns whether a step is in a stage; otherwise, it is before the first one."""
@@ -173,7 +178,7 @@ class _Stage:
         return self.num_taken(bucket, corpus, units * self._unit_cuts[bucket])
 
 
-def _cells(buckets: Sequence[Bucket], corpus_of: Callable[[int], int]) -> list[Cells]:
+def _cells(buckets: Sequence[Bucket], first_indices: Sequence[int]) -> list[Cells]:
     """Returns the cells of each bucket; together, they contain every cut exactly once.
 
     A cut that is repeated in an epoch may be in two neighbouring buckets. Here it belongs to that of longer cuts.
@@ -183,7 +188,7 @@ def _cells(buckets: Sequence[Bucket], corpus_of: Callable[[int], int]) -> list[C
     for bucket in buckets:
         found = {}
         for cuts in bucket.cut_ranges:
-            corpus = corpus_of(cuts.first_index)
+            corpus = bisect_right(first_indices, cuts.first_index) - 1
             own = range(cuts.first_index, min(cuts.first_index + cuts.num_cuts, ends.get(corpus, 1 << 62)))
             ends[corpus] = own.start
             if own:

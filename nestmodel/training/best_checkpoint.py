@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pytorch_lightning.utilities import rank_zero_warn
 
 from nestdata.output import flush_to_disk, output_file
+from nestmodel.training.checkpoint_files import checkpoint_name
 
 BEST = "best.ckpt"
 _RECORD = "best.json"
@@ -62,7 +63,7 @@ class BestCheckpoint:
         best = self._read(before / _RECORD)
         if best is None or best.step > step:
             return
-        sources = [before / f"step_{best.step:08d}.ckpt", before / BEST]
+        sources = [before / checkpoint_name(best.step), before / BEST]
         source = next((path for path in sources if path.exists()), None)
         if source is None:
             return

@@ -1,4 +1,4 @@
-"""Checkpoints: when and where they are written, which are kept, and how the newest one is found.
+"""Checkpoints: when and where they are written, and which are kept.
 
 A checkpoint holds the state after a whole optimizer step. It is written to a temporary file, flushed and renamed, so
 that a crash never damages an existing checkpoint. Only rank 0 writes: the training thread copies the state, and another
@@ -7,14 +7,12 @@ thread writes the copy while training continues. The other ranks do not wait for
 
 import io
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
-from zipfile import is_zipfile
 
 import pytorch_lightning as pl
 import torch
@@ -29,27 +27,19 @@ from nestdata.output import flush_to_disk
 from nestmodel.errors import ConfigError
 from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.training.best_checkpoint import BestCheckpoint, Mode
+from nestmodel.training.checkpoint_files import LAST, FoundCheckpoint, checkpoint_name, find_checkpoints
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import dump_checkpoint
 from nestmodel.training.startup import EXIT_NOT_SAVED, is_started_by_lightning
 from nestmodel.training.state_copy import StateCopier, StateCopy
 from nestmodel.training.step_limits import ends_step
 
-_NAME = re.compile(r"step_(\d+)\.ckpt")
 _PARTIAL = ".partial"
-LAST = "last.ckpt"
 _SILENT_WAIT_S = 1.0
 """Seconds that training waits for a checkpoint before it says so."""
 
 _EXCEPTION_WAIT_S = 300.0
 """Seconds that a failed run waits for its last checkpoint, before the cause of the failure is reported."""
-
-
-class FoundCheckpoint(NamedTuple):
-    """A checkpoint on disk."""
-
-    step: int
-    path: Path
 
 
 class NotSaved(SystemExit):
@@ -442,51 +432,6 @@ class _ErrorRecordingFile(io.RawIOBase):
             self._errors.append(error)
             raise
         return len(data)
-
-
-def find_checkpoints(directory: Path) -> list[FoundCheckpoint]:
-    """Returns the checkpoints in a directory, newest step first."""
-    found = [
-        FoundCheckpoint(step, path)
-        for path in (directory.iterdir() if directory.is_dir() else ())
-        if (step := step_in_name(path)) is not None
-    ]
-    return sorted(found, reverse=True)
-
-
-def checkpoint_name(step: int) -> str:
-    """Returns the name of the checkpoint of a step."""
-    return f"step_{step:08d}.ckpt"
-
-
-def step_in_name(path: Path) -> int | None:
-    """Returns the optimizer steps of a checkpoint by its name, or None if the name is not one of `Checkpoints`."""
-    match = _NAME.fullmatch(path.name)
-    return None if match is None else int(match[1])
-
-
-def newest_checkpoint(root: Path) -> Path | None:
-    """Returns the most recently written undamaged checkpoint below a directory, or None.
-
-    This is the checkpoint of the latest run that `last.ckpt` links to. It need not be the one with the highest step,
-    since a run may be resumed from an earlier step. Damaged checkpoints are skipped with a warning.
-
-    Args:
-        root: `trainer.default_root_dir`, which holds `version_N/checkpoints`.
-    """
-    versions = sorted(root.glob("version_*/checkpoints"), key=_version, reverse=True)
-    for directory in [root / "checkpoints", *versions]:
-        last = (directory / LAST).resolve().name
-        for _, path in sorted(find_checkpoints(directory), key=lambda found: found.path.name != last):
-            if is_zipfile(path):
-                return path
-            rank_zero_warn(f"{path} is damaged and is skipped; the previous checkpoint is used.")
-    return None
-
-
-def _version(directory: Path) -> int:
-    number = directory.parent.name.removeprefix("version_")
-    return int(number) if number.isdecimal() else -1
 
 
 def _link_last(path: Path) -> None:

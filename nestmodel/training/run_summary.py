@@ -10,7 +10,8 @@ import torch
 from pytorch_lightning.callbacks import Timer
 
 from nestdata import Corpus, redacted
-from nestmodel.training.checkpoints import Checkpoints, step_in_name
+from nestmodel.training.checkpoint_files import step_in_name
+from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.determinism import determinism
 from nestmodel.training.kernel_race import raced_parts

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nestmodel.training.checkpoints import find_checkpoints
+from nestmodel.training.checkpoint_files import find_checkpoints
 from nestmodel.training.startup import STARTER
 from tests.conftest import MessyCorpora
 from tests.ports import free_port

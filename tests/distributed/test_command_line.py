@@ -15,7 +15,7 @@ import yaml
 
 from nestguard import EXIT_STALLED
 from nestmodel import newest_checkpoint
-from nestmodel.training.checkpoints import find_checkpoints
+from nestmodel.training.checkpoint_files import find_checkpoints
 from nestmodel.training.preemption import EXIT_PREEMPTED, Preempted
 from nestmodel.training.startup import EXIT_NOT_SAVED
 from tests.cli.test_nestmodel import TINY

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from nestmodel.training.checkpoints import find_checkpoints
+from nestmodel.training.checkpoint_files import find_checkpoints
 from nestmodel.training.startup import EXIT_INTERRUPTED, STARTER
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import yaml
 
-from nestmodel.training.checkpoints import find_checkpoints
+from nestmodel.training.checkpoint_files import find_checkpoints
 from nestmodel.training.startup import STARTER
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora

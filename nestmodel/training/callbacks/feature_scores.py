@@ -18,7 +18,8 @@ from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.evaluate.encode import resolve_layers
 from nestmodel.evaluate.feature_scores import FeatureScoreConfig, score_names
 from nestmodel.evaluate.linear_probe import check_sklearn
-from nestmodel.training.checkpoints import Checkpoints, checkpoint_name
+from nestmodel.training.checkpoint_files import checkpoint_name
+from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.score_process import ScoreJob, ScoreProcess
@@ -150,8 +151,7 @@ class FeatureScores(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, _module: pl.LightningModule, _batch: Any, _index: int) -> None:
         """Waits until at most one checkpoint is not scored yet; the newest one is being written."""
-        saver = _saver(trainer)
-        if len(self._due) > 1 and saver is not None:
+        if len(self._due) > 1 and (saver := _saver(trainer)) is not None:
             self._finish(trainer, saver, self._warn_of_waiting, num_left=1)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nestmodel.training.best_checkpoint import BestCheckpoint
-from nestmodel.training.checkpoints import checkpoint_name
+from nestmodel.training.checkpoint_files import checkpoint_name
 
 
 def written(directory: Path, step: int) -> Path:

@@ -13,7 +13,8 @@ import torch
 import nestmodel.training.checkpoints
 from nestdata import AudioNoiseBatch
 from nestmodel import Checkpoints, ConfigError, NestModel, PreemptionHandler, newest_checkpoint
-from nestmodel.training.checkpoints import NotSaved, find_checkpoints, write_checkpoint
+from nestmodel.training.checkpoint_files import find_checkpoints
+from nestmodel.training.checkpoints import NotSaved, write_checkpoint
 from nestmodel.training.startup import EXIT_NOT_SAVED
 from nestmodel.training.state_copy import StateCopier
 from tests.conftest import MessyCorpora

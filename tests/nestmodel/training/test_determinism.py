@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nestmodel import Checkpoints, ConfigError, NestNetwork, loss_stats, prepare_deterministic
 from nestmodel.formats.training_record import SETTINGS_KEY
 from nestmodel.preflight.trial_step import noise_batch
-from nestmodel.training.checkpoints import find_checkpoints
+from nestmodel.training.checkpoint_files import find_checkpoints
 from nestmodel.training.determinism import determinism
 from nestmodel.training.resume import check_unchanged
 from tests.conftest import MessyCorpora

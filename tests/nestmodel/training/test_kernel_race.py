@@ -17,7 +17,7 @@ from nestmodel import Checkpoints, ConfigError, Kernels, NestModel, PreemptionHa
 from nestmodel.formats.training_record import SETTINGS_KEY
 from nestmodel.nn.kernel_choice import default_kernels
 from nestmodel.training import kernel_race
-from nestmodel.training.checkpoints import find_checkpoints
+from nestmodel.training.checkpoint_files import find_checkpoints
 from nestmodel.training.kernel_race import most_frequent_shape
 from nestmodel.training.module import _DEVICE_KEY
 from nestmodel.tuning.cache import Result, cache_path
