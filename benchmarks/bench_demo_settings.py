@@ -34,18 +34,24 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+import fit_targets
 from bench_learning import SETTINGS, environment
 from blind import draw_once
 from kept_settings import keep_settings
 from peer import run_peer
 from transcribed import read_errors, read_manifest, variant_table, without_text, write_lines
 
-from nestmodel import ErrorCounts, error_rate
+from nestdata import Corpus
+from nestmodel import ErrorCounts, NestConfig, error_rate
 from nestmodel.config import preset_path
 from nestmodel.training.callbacks.curves import read_metrics
 
 CONFIG = "--model.config"
 NO_DROPOUT = " ".join(f"{CONFIG}.encoder.{name} 0.0" for name in ("dropout", "dropout_pre_encoder", "dropout_att"))
+FITTED = "--model.init_from fitted.safetensors"
+CHANGED = "changed:"
+FIRST_ROUND = f"{CONFIG}.optimizer.warmup_steps 200"
+TEACHER_LAYER = 1
 VARIANTS = {
     "baseline": "",
     "frames of 80 ms": f"{CONFIG}.encoder.subsampling_factor 8 {CONFIG}.encoder.subsampling_channels 64",
@@ -58,7 +64,19 @@ VARIANTS = {
     "45 s in a step": "--data.plan.microbatches_per_step 1",
     "twice the learning rate": f"{CONFIG}.optimizer.lr 0.6",
     "clean input": "--data.mix.prob 0.0",
+    "PCA and k-means": FITTED,
+    "all frames": f"{CHANGED}all",
+    "PCA and k-means + all frames": f"{CHANGED}all {FITTED}",
+    "two layers": f"{CHANGED}inner",
+    "PCA and k-means + two layers": f"{CHANGED}inner {FITTED}",
+    "6 codebooks": f"{CONFIG}.quantizer.num_codebooks 6",
+    "v2 of NEST": f"{CHANGED}norm {CONFIG}.features.num_mels 128 {CONFIG}.encoder.use_bias false "
+    "--data.mix.speech_snr_db [10,20]",
+    "second round": f"{CHANGED}second {CONFIG}.optimizer.warmup_steps 200",
+    "second round + all frames": f"{CHANGED}second+all {CONFIG}.optimizer.warmup_steps 200",
 }
+"""Flags of `nestmodel fit`, after changes that `fit_targets.py` makes."""
+
 ON_A_GPU = "--data.plan.microbatches_per_step 1 --data.plan.max_batch_seconds 90 --data.num_workers 2"
 """A GPU takes the audio of a step at once: launching the operations takes longer than computing them. Variants of the
 microbatches are for a CPU."""
@@ -101,20 +119,25 @@ def main() -> int:
     variants = {name: VARIANTS[name] for name in arguments.variants.split(",")}
     kept = {name: str(getattr(arguments, name)) for name in ("train", "test", "speech", "noise", "group_by")}
     common = {"settings": json.dumps(SETTINGS), "preset": hashlib.sha256(preset_path("demo").read_bytes()).hexdigest()}
-    kept |= {**common, "accelerator": arguments.accelerator, "probe_options": arguments.probe_options}
+    kept |= {"also": json.dumps(arguments.also), **common, "accelerator": arguments.accelerator, "probe_options": arguments.probe_options}
     keep_settings(output, {**kept, "quick": arguments.quick})
     prepare(arguments, output)
-    speeds = measure_speeds(output, variants, 1 if arguments.quick else SPEED_ROUNDS)
+    speeds = measure_speeds(output, variants, 1 if arguments.quick else arguments.speed_rounds)
     a_minute = {name: 4 if arguments.quick else round(60 * statistics.median(speeds[name])) for name in variants}
     runs = [Run(name, seed) for name in variants for seed in arguments.seeds.split(",")]
     steps = {Point(run, time): a_minute[run.variant] * time for run in runs for time in arguments.minutes}
+    steps = {point: count // 2 if is_second_round(point.run.variant) else count for point, count in steps.items()}
     accelerator = f"--trainer.accelerator {arguments.accelerator} {ON_A_GPU if arguments.accelerator == 'gpu' else ''}"
 
     def pretrain_run(run: Run) -> None:
         for point in (Point(run, time) for time in arguments.minutes):
             if not (output / f"{point.slug}.ckpt").exists():
-                flags = f"{VARIANTS[run.variant]} --trainer.max_steps {steps[point]} {accelerator}"
-                checkpoint = pretrain(output, output / f"run-{run.slug}", flags, run.seed)
+                if is_second_round(run.variant):
+                    first_steps = a_minute["baseline"] * point.minutes // 2
+                    checkpoint = pretrain_twice(output, point, first_steps, steps[point])
+                else:
+                    flags = f"{VARIANTS[run.variant]} --trainer.max_steps {steps[point]} {accelerator}"
+                    checkpoint = pretrain(output, output / f"run-{run.slug}", flags, run.seed)
                 if checkpoint.resolve().stem != f"step_{steps[point]:08d}":
                     raise SystemExit(f"{point.slug}: the run has passed step {steps[point]}. Give another OUTPUT.")
                 partial = shutil.copy(checkpoint, output / f"{point.slug}.partial")
@@ -138,6 +161,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("output", type=Path)
     parser.add_argument("--train", type=Path, required=True, help="NeMo lines with text")
     parser.add_argument("--test", type=Path, help="NeMo lines with text to score, instead of a part of TRAIN")
+    parser.add_argument(
+        "--also", type=also, action="append", default=[], metavar="NAME=TRAIN,TEST", help="lines to score as well"
+    )
     parser.add_argument("--speech", type=Path, required=True, help="NeMo lines of further speech for pretraining")
     parser.add_argument("--noise", type=Path, required=True, help="NeMo lines of noise for pretraining")
     parser.add_argument("--group-by", required=True, help="field of the lines whose values stay on one side")
@@ -147,6 +173,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", default="0,1", help="seeds of pretraining")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="names, separated by commas")
     parser.add_argument("--probe-options", default="--learning-rates 0.02,0.08", help="flags of `nestmodel probe`")
+    parser.add_argument("--speed-rounds", type=int, default=3, help="measurements of the speed of each variant [3]")
     parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu", help="device of pretraining [cpu]")
     parser.add_argument(
         "--at-once", type=int, default=os.cpu_count(), help="runs at the same time; they share the cores"
@@ -165,6 +192,20 @@ def _arguments() -> argparse.Namespace:
     if of_batches and arguments.accelerator == "gpu":
         parser.error(f"the variant {of_batches[0]!r} is for a CPU: on a GPU, all runs have the same batches.")
     return arguments
+
+
+def also(text: str) -> tuple[str, str, str]:
+    """Returns the name and both absolute paths of `NAME=TRAIN,TEST`."""
+    name, _, paths = text.partition("=")
+    train, _, test = paths.partition(",")
+    if not (name.isidentifier() and train and test):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=TRAIN,TEST")
+    return name, str(Path(train).absolute()), str(Path(test).absolute())
+
+
+def is_second_round(variant: str) -> bool:
+    """Returns whether a variant learns from an encoder that was trained in the first half of its time."""
+    return VARIANTS[variant].startswith(f"{CHANGED}second")
 
 
 def whole_minutes(text: str) -> list[int]:
@@ -222,6 +263,8 @@ def prepare(arguments: argparse.Namespace, output: Path) -> None:
         "nestdata prepare pretrain.json -o pretrain.corpus --max-seconds 30 --overwrite",
     ):
         run_peer(shlex.split(command), cwd=output, env=environment(), echo=True)
+    config = NestConfig.preset("demo")
+    fit_targets.fit_quantizer(Corpus.open(output / "pretrain.corpus"), config, output / "fitted.safetensors")
 
 
 def measure_speeds(output: Path, variants: dict[str, str], num_rounds: int) -> dict[str, list[float]]:
@@ -236,7 +279,10 @@ def measure_speeds(output: Path, variants: dict[str, str], num_rounds: int) -> d
     def count_steps(flags: str) -> int:
         limit = f"--trainer.max_time 00:00:00:{SPEED_SECONDS} --trainer.log_every_n_steps 1"
         with tempfile.TemporaryDirectory(dir=output) as directory:
-            pretrain(output, Path(directory), f"{flags} {limit}", "0")
+            teacher = None
+            if flags.startswith(f"{CHANGED}second"):
+                teacher = teach(output, Path(directory) / "first", FIRST_ROUND, 2, "0")
+            pretrain(output, Path(directory), f"{flags} {limit}", "0", teacher)
             logged, _ = read_metrics(Path(directory) / "version_0")["train_loss"]
         return logged[-1] + 1
 
@@ -250,27 +296,53 @@ def measure_speeds(output: Path, variants: dict[str, str], num_rounds: int) -> d
     return speeds
 
 
-def pretrain(output: Path, directory: Path, flags: str, seed: str) -> Path:
+def pretrain(output: Path, directory: Path, flags: str, seed: str, teacher: Path | None = None) -> Path:
     """Returns the last checkpoint of a run of one process; goes on with the run that is in the directory."""
     settings = {name: value for name, value in SETTINGS.items() if "val_check" not in name}
     settings |= {"trainer.strategy": "auto", "trainer.devices": 1, "trainer.default_root_dir": directory}
     overrides = " ".join(f"--{name} {value}" for name, value in settings.items())
-    command = "nestmodel fit --config demo --data.corpus pretrain.corpus --data.noise noise.corpus --ckpt_path last"
-    run_peer(shlex.split(f"{command} {overrides} --seed_everything {seed} {flags}"), cwd=output, env=environment())
+    program = "nestmodel"
+    if flags.startswith(CHANGED):
+        changes, _, flags = flags.removeprefix(CHANGED).partition(" ")
+        program = shlex.join([sys.executable, fit_targets.__file__, changes])
+    command = f"{program} fit --config demo --data.corpus pretrain.corpus --data.noise noise.corpus --ckpt_path last"
+    env = environment() if teacher is None else {**environment(), fit_targets.TEACHER: str(teacher)}
+    run_peer(shlex.split(f"{command} {overrides} --seed_everything {seed} {flags}"), cwd=output, env=env)
     return max(directory.glob("version_*/checkpoints/last.ckpt"), key=lambda path: path.resolve().name)
 
 
+def teach(output: Path, directory: Path, flags: str, num_steps: int, seed: str) -> Path:
+    """Pretrains a teacher and clusters its frames; returns its folder."""
+    checkpoint = pretrain(output, directory, f"{flags} --trainer.max_steps {num_steps}", seed)
+    corpus = Corpus.open(output / "pretrain.corpus")
+    fit_targets.fit_teacher(corpus, checkpoint, TEACHER_LAYER, directory)
+    return directory
+
+
+def pretrain_twice(output: Path, point: Point, first_steps: int, num_steps: int) -> Path:
+    """Returns the last checkpoint of a second round, which goes on with the encoder of the first one."""
+    directory = output / f"run-{point.slug}"
+    teacher = teach(output, directory / "first", FIRST_ROUND, first_steps, point.run.seed)
+    start = f"--model.init_from {teacher / 'teacher.ckpt'} --model.init_parts encoder"
+    flags = f"{VARIANTS[point.run.variant]} {start} --trainer.max_steps {num_steps}"
+    return pretrain(output, directory, flags, point.run.seed, teacher)
+
+
 def score(output: Path, point: Point, arguments: argparse.Namespace) -> None:
-    """Trains and scores the heads on a frozen encoder, unless an earlier call did."""
-    probe = f"probe-{point.slug}"
-    if (output / probe / "probe.json").exists():
-        return
-    task = (
-        f"--task ctc --baselines none --group-by {arguments.group_by} {arguments.probe_options} --overwrite -o {probe}"
-    )
-    command = f"nestmodel probe {point.slug}.ckpt train.json --test test.json {task}"
-    run_peer(shlex.split(command), cwd=output, env=environment())
-    print(f"{point.slug}: scored", flush=True)
+    """Trains and scores the heads on a frozen encoder, on all sets of lines, unless an earlier call did."""
+    for name, train, test in [("", "train.json", "test.json"), *arguments.also]:
+        probe = probe_name(point, name)
+        if (output / probe / "probe.json").exists():
+            continue
+        task = f"--task ctc --baselines none --group-by {arguments.group_by} {arguments.probe_options} --overwrite"
+        command = f"nestmodel probe {point.slug}.ckpt {train} --test {test} {task} -o {probe}"
+        run_peer(shlex.split(command), cwd=output, env=environment())
+        print(f"{probe}: scored", flush=True)
+
+
+def probe_name(point: Point, lines: str = "") -> str:
+    """Returns the folder of the content probe of an encoder on lines with a name, or on TRAIN and its test lines."""
+    return f"probe-{point.slug}{'-' if lines else ''}{lines}"
 
 
 def report(arguments: argparse.Namespace, output: Path, speeds: dict[str, list[float]], steps: dict[Point, int]) -> str:

@@ -1,0 +1,156 @@
+"""Runs `nestmodel` with other targets or another loss than NEST's, for `bench_demo_settings.py` only.
+
+    python benchmarks/fit_targets.py NAME fit --config demo ...
+
+NAME is one or more of `CHANGES`, joined by `+`. A change replaces methods of the network in this process; the settings,
+the weights that are trained and the files are those of any other run. `fit_quantizer` and `fit_teacher` compute targets
+from the audio of training.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from sklearn.cluster import MiniBatchKMeans
+from torch import Tensor
+
+from nestcli.nestmodel import main as nestmodel
+from nestdata import Corpus
+from nestmodel import NestConfig, NestModel, load_network
+from nestmodel.evaluate.encode import iterate_features, iterate_stacked_mels
+from nestmodel.nn.network import NestNetwork, NestOutput
+from nestmodel.nn.network_input import MaskedBatch, NetworkInput
+from nestmodel.nn.quantizer import RandomProjectionQuantizer
+
+FIT_SECONDS = 1800
+"""Seconds of training audio, evenly spread over the corpus, from which targets are fitted."""
+
+TEACHER = "TEACHER"
+"""Environment variable with the folder of the teacher."""
+
+
+def fit_quantizer(corpus: Corpus, config: NestConfig, path: Path) -> None:
+    """Writes weights of a quantizer whose rows are principal components, and whose codes are centres of k-means."""
+    model = NestModel(config)
+    rows = spread_rows(corpus)
+    stacks = np.concatenate([one.values[0] for one in iterate_stacked_mels(model, corpus, device="cpu", rows=rows)])
+    directions = np.linalg.eigh(np.cov(stacks, rowvar=False).astype(np.float64))[1]
+    components = directions[:, : -config.quantizer.code_dim - 1 : -1].T.astype(np.float32)
+    points = F.normalize(torch.from_numpy(stacks @ components.T), dim=-1).numpy()
+    codes = torch.from_numpy(centres(points, config.quantizer.num_classes)).unsqueeze(0)
+    save_file({"quantizer.proj.weight": torch.from_numpy(components).contiguous(), "quantizer.codebooks": codes}, path)
+
+
+def fit_teacher(corpus: Corpus, checkpoint: Path, layer: int, directory: Path) -> None:
+    """Writes the centres of k-means of a layer of an encoder, which `second` takes as targets."""
+    directory.mkdir(exist_ok=True)
+    model = load_network(checkpoint)
+    found = iterate_features(model, corpus, (layer,), device="cpu", rows=spread_rows(corpus))
+    frames = np.concatenate([one.values[0] for one in found])
+    codes = torch.from_numpy(centres(frames, model.config.quantizer.num_classes))
+    save_file({"codes": codes, "layer": torch.tensor(layer)}, directory / "codes.safetensors")
+    (directory / "teacher.ckpt").unlink(missing_ok=True)
+    (directory / "teacher.ckpt").symlink_to(checkpoint.resolve())
+
+
+def spread_rows(corpus: Corpus) -> Sequence[int]:
+    """Returns utterances of `FIT_SECONDS` in total, evenly spread over a corpus, which is sorted by length."""
+    seconds = sum(corpus.num_samples_of(row) for row in range(len(corpus))) / corpus.sampling_rate
+    return range(0, len(corpus), max(1, round(seconds / FIT_SECONDS)))
+
+
+def centres(points: NDArray[np.float32], num_classes: int) -> NDArray[np.float32]:
+    """Returns the centres of k-means."""
+    clusters = MiniBatchKMeans(num_classes, batch_size=10_000, n_init=3, random_state=0, max_iter=50)
+    found: NDArray[np.float32] = clusters.fit(points).cluster_centers_.astype(np.float32)
+    return found
+
+
+def score_all_frames() -> None:
+    """Scores every frame, masked or not: the encoder also predicts the tokens of the clean speech that it reads."""
+    draw_masks = NestNetwork.draw_masks
+
+    def draw(self: NestNetwork, batch: Any, *, mask_purpose: str = "mask") -> MaskedBatch:
+        masked = draw_masks(self, batch, mask_purpose=mask_purpose)
+        lens = self.encoder.pre_encode.out_lens(batch.audio_len.cpu() // self.config.features.hop_length)
+        is_scored = torch.arange(masked.masks.is_scored.shape[1]) < lens.unsqueeze(1)
+        rows = is_scored.flatten().nonzero().squeeze(1)
+        return replace(masked, masks=masked.masks._replace(is_scored=is_scored, scored_rows=rows))
+
+    NestNetwork.draw_masks = draw  # type: ignore[method-assign]
+
+
+def score_inner_layers() -> None:
+    """Scores the output of block 2 as well as the last one, by the same decoder."""
+
+    def forward_masked(self: NestNetwork, batch: NetworkInput) -> NestOutput:
+        feats, feat_lens = self.features(torch.cat([batch.audio, batch.noisy_audio]), batch.audio_len.repeat(2))
+        (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
+        targets = self.tokens(clean, feat_lens, batch.masks.scored_rows)
+        masked = self.mask_processor.apply_mask(noisy, batch.masks.is_masked)
+        x, enc_lens = self.encoder.pre_encode(masked, feat_lens)
+        outputs = list(self.encoder._outputs(x, enc_lens, batch.dropout_keys))
+        logits = [
+            self.decoder.logits(outputs[layer].flatten(0, 1)[batch.masks.scored_rows])
+            for layer in ((2, len(outputs) - 1) if self.training else (len(outputs) - 1,))
+        ]
+        both = torch.cat([targets] * len(logits))
+        return NestOutput(torch.cat(logits), both, batch.masks.is_scored, outputs[-1], enc_lens)
+
+    NestNetwork.forward_masked = forward_masked  # type: ignore[method-assign]
+
+
+def normalise_stacks() -> None:
+    """Normalises each stack of frames before it is projected."""
+    forward = RandomProjectionQuantizer.forward
+
+    def normalised(
+        self: RandomProjectionQuantizer, feats: Float[Tensor, "batch dim frames"], rows: Tensor | None = None
+    ) -> Int[Tensor, "*points codebooks"]:
+        dim, factor = feats.shape[1], self.proj.in_features // feats.shape[1]
+        stacks = feats.float().transpose(1, 2).unflatten(1, (-1, factor)).flatten(2)
+        stacks = F.layer_norm(stacks, (dim * factor,))
+        return forward(self, stacks.unflatten(2, (factor, dim)).flatten(1, 2).transpose(1, 2), rows)
+
+    RandomProjectionQuantizer.forward = torch.no_grad()(normalised)  # type: ignore[method-assign]
+
+
+def learn_from_teacher() -> None:
+    """Takes the clusters of a layer of an earlier encoder, which reads the clean speech, as tokens."""
+    directory = Path(os.environ[TEACHER])
+    teacher = load_network(directory / "teacher.ckpt").eval().requires_grad_(False)
+    kept = load_file(directory / "codes.safetensors")
+    codes, layer = kept["codes"], int(kept["layer"])
+    offsets = codes.square().sum(1) / -2
+
+    @torch.no_grad()
+    def tokens(self: NestNetwork, clean: Tensor, feat_lens: Tensor, rows: Tensor | None = None) -> Tensor:
+        x, enc_lens = teacher.encoder.pre_encode(clean, feat_lens)
+        *_, frames = islice(teacher.encoder._outputs(x, enc_lens), layer + 1)
+        points = frames if rows is None else frames.flatten(0, 1)[rows]
+        return (points @ codes.T + offsets).argmax(-1, keepdim=True)
+
+    NestNetwork.tokens = tokens  # type: ignore[method-assign]
+
+
+CHANGES: dict[str, Callable[[], None]] = {
+    "all": score_all_frames,
+    "inner": score_inner_layers,
+    "norm": normalise_stacks,
+    "second": learn_from_teacher,
+}
+
+if __name__ == "__main__":
+    for change in sys.argv.pop(1).split("+"):
+        CHANGES[change]()
+    sys.exit(nestmodel(sys.argv[1:]))
