@@ -110,6 +110,7 @@ class Checkpoints(Checkpoint):
         self.keep_every_n_steps = keep_every_n_steps
         self.directory = directory
         self.monitor = monitor
+        self.mode: Mode = mode
         self.held: set[int] = set()
         """Steps whose checkpoints are not removed for now."""
 

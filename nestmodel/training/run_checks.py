@@ -109,9 +109,11 @@ def check_monitors(trainer: pl.Trainer, *, steps_per_epoch: int, validates: bool
     Raises:
         ConfigError: They will not.
     """
-    for saver in (one for one in trainer.checkpoint_callbacks if isinstance(one, Checkpoints)):
-        of_validation = [f"val_{name}" for name in METRIC_NAMES]
-        if saver.monitor is None or saver.monitor in scores:
+    of_validation = [f"val_{name}" for name in METRIC_NAMES]
+    savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, Checkpoints)]
+    for saver in (one for one in savers if one.monitor is not None):
+        if saver.monitor in scores:
+            _check_monitored_score(saver, is_first=saver is savers[0])
             continue
         if saver.monitor not in of_validation:
             known = ", ".join([*of_validation, *scores])
@@ -130,3 +132,16 @@ def check_monitors(trainer: pl.Trainer, *, steps_per_epoch: int, validates: bool
                 f"(there is one every {saver.every_n_steps} steps). Set trainer.val_check_interval to a multiple of "
                 "Checkpoints.every_n_steps, and trainer.check_val_every_n_epoch to null."
             )
+
+
+def _check_monitored_score(saver: Checkpoints, *, is_first: bool) -> None:
+    if saver.mode == "min":
+        raise ConfigError(
+            f"Checkpoints.monitor is {saver.monitor}, of which large values are better, but its mode is min: set "
+            "Checkpoints.mode to max."
+        )
+    if not is_first:
+        raise ConfigError(
+            f"Checkpoints.monitor is {saver.monitor}, but FeatureScores scores the checkpoints of the first Checkpoints "
+            "in trainer.callbacks only: name this one first."
+        )

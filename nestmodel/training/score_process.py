@@ -26,6 +26,7 @@ from nestmodel.formats.weights import load_network
 
 _NICE = 10
 _ORPHAN_POLL_S = 1.0
+_KILL_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +104,9 @@ class ScoreProcess:
         """Ends the process at once, and the commands that it runs for a corpus."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        # A process that reads from a server that is gone ends only when the server is back.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_WAIT_S)
         self._close()
 
     def _close(self) -> None:

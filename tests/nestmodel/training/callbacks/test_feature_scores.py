@@ -256,7 +256,13 @@ def test_without_a_validation_corpus_or_scikit_learn_there_are_no_scores(
         ("val_loss", {"limit_val_batches": 0}, "leave trainer.limit_val_batches as it is"),
         ("val_loss", {"every_n_steps": 7}, "validations come after steps without a checkpoint"),
         ("val_loss", {"check_val_every_n_epoch": 1}, "validations come after steps without a checkpoint"),
-        ("val_rankme_layer1", {"scores": ["val_rankme_layer1"], "validates": False}, ""),
+        ("val_rankme_layer1", {"scores": ["val_rankme_layer1"], "validates": False, "mode": "max"}, ""),
+        ("val_rankme_layer1", {"scores": ["val_rankme_layer1"]}, r"but its mode is min: set Checkpoints\.mode to max"),
+        (
+            "val_rankme_layer1",
+            {"scores": ["val_rankme_layer1"], "mode": "max", "others": [Checkpoints()]},
+            r"the first Checkpoints in trainer\.callbacks only: name this one first",
+        ),
         ("val_loss", {}, ""),
         (None, {"every_n_steps": 7}, ""),
     ],
@@ -264,10 +270,11 @@ def test_without_a_validation_corpus_or_scikit_learn_there_are_no_scores(
 def test_the_metric_of_the_best_checkpoint_has_to_be_logged_at_steps_of_checkpoints(
     tmp_path: Path, monitor: str | None, settings: dict[str, Any], message: str
 ) -> None:
-    saver = Checkpoints(every_n_steps=settings.get("every_n_steps", 10), monitor=monitor)
+    every, mode = settings.get("every_n_steps", 10), settings.get("mode", "min")
+    saver = Checkpoints(every_n_steps=every, monitor=monitor, mode=mode)
     limits = {"check_val_every_n_epoch": settings.get("check_val_every_n_epoch"), "val_check_interval": 20}
     limits["limit_val_batches"] = settings.get("limit_val_batches", 1)
-    runner = trainer(tmp_path, [saver], enable_checkpointing=True, **limits)
+    runner = trainer(tmp_path, [*settings.get("others", []), saver], enable_checkpointing=True, **limits)
     arguments: dict[str, Any] = {
         "steps_per_epoch": 45,
         "validates": settings.get("validates", True),
