@@ -119,8 +119,8 @@ def main() -> int:
     variants = {name: VARIANTS[name] for name in arguments.variants.split(",")}
     kept = {name: str(getattr(arguments, name)) for name in ("train", "test", "speech", "noise", "group_by")}
     common = {"settings": json.dumps(SETTINGS), "preset": hashlib.sha256(preset_path("demo").read_bytes()).hexdigest()}
-    kept |= {"also": json.dumps(arguments.also), **common, "accelerator": arguments.accelerator, "probe_options": arguments.probe_options}
-    keep_settings(output, {**kept, "quick": arguments.quick})
+    kept |= {**common, "accelerator": arguments.accelerator, "probe_options": arguments.probe_options}
+    keep_settings(output, {**kept, "also": json.dumps(arguments.also), "quick": arguments.quick})
     prepare(arguments, output)
     speeds = measure_speeds(output, variants, 1 if arguments.quick else arguments.speed_rounds)
     a_minute = {name: 4 if arguments.quick else round(60 * statistics.median(speeds[name])) for name in variants}

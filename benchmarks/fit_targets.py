@@ -134,13 +134,14 @@ def learn_from_teacher() -> None:
     offsets = codes.square().sum(1) / -2
 
     @torch.no_grad()
-    def tokens(self: NestNetwork, clean: Tensor, feat_lens: Tensor, rows: Tensor | None = None) -> Tensor:
+    def tokens(_self: NestNetwork, clean: Tensor, feat_lens: Tensor, rows: Tensor | None = None) -> Tensor:
         x, enc_lens = teacher.encoder.pre_encode(clean, feat_lens)
         *_, frames = islice(teacher.encoder._outputs(x, enc_lens), layer + 1)
         points = frames if rows is None else frames.flatten(0, 1)[rows]
-        return (points @ codes.T + offsets).argmax(-1, keepdim=True)
+        tokens: Tensor = (points @ codes.T + offsets).argmax(-1, keepdim=True)
+        return tokens
 
-    NestNetwork.tokens = tokens  # type: ignore[method-assign]
+    NestNetwork.tokens = tokens  # type: ignore[assignment,method-assign]
 
 
 CHANGES: dict[str, Callable[[], None]] = {

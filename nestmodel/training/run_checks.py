@@ -142,6 +142,6 @@ def _check_monitored_score(saver: Checkpoints, *, is_first: bool) -> None:
         )
     if not is_first:
         raise ConfigError(
-            f"Checkpoints.monitor is {saver.monitor}, but FeatureScores scores the checkpoints of the first Checkpoints "
-            "in trainer.callbacks only: name this one first."
+            f"Checkpoints.monitor is {saver.monitor}, but FeatureScores scores the checkpoints of the first "
+            "Checkpoints in trainer.callbacks only: name this one first."
         )
