@@ -1,7 +1,7 @@
 """Compares settings of the demo preset by the speech content that an encoder learns in the same time.
 
     python benchmarks/bench_demo_settings.py OUTPUT --train train.json --speech speech.json --noise noise.json \
-        --group-by scene --minutes 6,12 --seeds 0,1
+        --group-by scene --purpose choices --minutes 6,12 --seeds 0,1
 
 TRAIN are transcribed NeMo lines. Groups with a fifth of the lines are held out as the development set, on which
 settings are compared; `--test` gives other lines instead. All runs use `SETTINGS`; the baseline adds nothing. First the
@@ -10,6 +10,9 @@ MINUTES of one core. Then encoders are pretrained for these steps on SPEECH and 
 in a drawn order: other work on the machine changes no figure from here on. A checkpoint is kept at each of several
 MINUTES. This equals separate runs, because the learning rate depends on the step alone. Last, content probes learn
 characters from the frozen layers and are scored, in another drawn order.
+
+Variants with other targets or losses are run by `fit_targets.py`. A second round learns tokens of an encoder that was
+pretrained in the first half of its time, and goes on with its weights. `--also` names another language to score.
 
 A call that was interrupted goes on where it ended; a later call may have more seeds, variants, and longer times. With
 `--accelerator gpu`, encoders make as many steps on a GPU, with one microbatch of 90 s instead of two of 45 s. If the
@@ -39,7 +42,7 @@ from bench_learning import SETTINGS, environment
 from blind import draw_once
 from kept_settings import keep_settings
 from peer import run_peer
-from transcribed import read_errors, read_manifest, variant_table, without_text, write_lines
+from transcribed import PURPOSES, read_errors, read_manifest, variant_table, without_text, write_lines
 
 from nestdata import Corpus
 from nestmodel import ErrorCounts, NestConfig, error_rate
@@ -164,6 +167,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--also", type=also, action="append", default=[], metavar="NAME=TRAIN,TEST", help="lines to score as well"
     )
+    parser.add_argument("--name", default="Characters", help="name of the language of TRAIN")
+    parser.add_argument("--purpose", choices=PURPOSES, required=True, help="what the test lines are used for")
     parser.add_argument("--speech", type=Path, required=True, help="NeMo lines of further speech for pretraining")
     parser.add_argument("--noise", type=Path, required=True, help="NeMo lines of noise for pretraining")
     parser.add_argument("--group-by", required=True, help="field of the lines whose values stay on one side")
@@ -347,11 +352,13 @@ def probe_name(point: Point, lines: str = "") -> str:
 
 def report(arguments: argparse.Namespace, output: Path, speeds: dict[str, list[float]], steps: dict[Point, int]) -> str:
     """Returns the results as Markdown."""
-    errors = {point: read_errors(output / f"probe-{point.slug}") for point in steps}
-    found = json.loads((output / f"probe-{next(iter(steps)).slug}" / "probe.json").read_text(encoding="utf-8"))
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "jiwer"))
     settings = " ".join(f"--{name} {value}" for name, value in SETTINGS.items() if "model" in name or "plan" in name)
-    side = "the test lines" if arguments.test else f"groups with {DEVELOPMENT_SHARE:.0%} of the training lines"
+    side = "" if arguments.test else f" The others are groups with {DEVELOPMENT_SHARE:.0%} of the training lines."
+    languages = "\n".join(
+        f"## {name or arguments.name}\n\n{results_on(output, name, list(steps))}"
+        for name in ("", *(name for name, _, _ in arguments.also))
+    )
     made_on = f" A GPU made as many steps, with `{ON_A_GPU}`." if arguments.accelerator == "gpu" else ""
     return f"""# Settings of the demo preset
 
@@ -360,19 +367,28 @@ Made by `benchmarks/bench_demo_settings.py`{" --quick" if arguments.quick else "
 
 Each encoder was pretrained for the steps that fit into a time of one core at the measured speed, with `{settings}` and
 the flags below.{made_on} The warm-up of the learning rate is part of these steps. Then the content probe
-(`nestmodel probe --task ctc {arguments.probe_options}`) was trained on {found["num_training"]} lines and scored on
-{found["num_test"]} others: {side}. Neither pretraining nor heads have seen their audio.
+(`nestmodel probe --task ctc {arguments.probe_options}`) was trained on some lines of a language and scored on others.
+Neither pretraining nor heads have seen the audio of those.{side} {PURPOSES[arguments.purpose]} Errors are in % of the
+characters (CER), added up over the seeds of heads, after a time of pretraining on one core. Intervals are at 95 %
+(bootstrap over groups of lines), differences in percentage points.
 
-Errors in % of the characters (CER), added up over the seeds of heads, after a time of pretraining on one core:
-
-{table_of_curves(errors)}
-
-Added up over seeds of pretraining, with 95 % bootstrap intervals; differences in percentage points.
-
-{tables_of_variants(errors)}Steps after each time:
+{languages}
+## Steps
 
 {table_of_steps(output, speeds, steps)}
 """
+
+
+def results_on(output: Path, lines: str, steps: Sequence[Point]) -> str:
+    """Returns the errors on the test lines of one language."""
+    errors = {point: read_errors(output / probe_name(point, lines)) for point in steps}
+    probe = output / probe_name(next(iter(steps)), lines) / "probe.json"
+    found = json.loads(probe.read_text(encoding="utf-8"))
+    return f"""Heads learned from {found["num_training"]} lines and were scored on {found["num_test"]} others.
+
+{table_of_curves(errors)}
+
+{tables_of_variants(errors)}"""
 
 
 def table_of_curves(errors: dict[Point, ErrorCounts]) -> str:

@@ -38,7 +38,7 @@ from blind import LETTERS, add_models, check_models, digests_of, draw_once, hide
 from kept_settings import keep_settings
 from measured import measured_line
 from peer import run_peer
-from transcribed import Line, errors_of, read_lines, read_manifest, write_lines
+from transcribed import PURPOSES, Line, errors_of, read_lines, read_manifest, write_lines
 
 from nestmodel import ErrorCounts, Estimate, error_difference, error_rate, load_network
 from nestmodel.evaluate.error_rates import percent, ratio_difference
@@ -50,10 +50,6 @@ QUICK_HOURS = 0.02
 MAX_SECONDS = 3600.0  # a header without the length of its audio gives a huge one
 KINDS = {"characters": "", "hidden": f"--hidden {HIDDEN}", "phones": ""}
 SHOWN_KINDS = {"characters": "characters, linear", "hidden": f"characters, hidden {HIDDEN}", "phones": "phones, linear"}
-PURPOSES = {
-    "choices": "The test lines are those for choices: settings have been or will be chosen on them.",
-    "figures": "The test lines are those for figures: no setting was chosen on them.",
-}
 LABELS = {VOICE: "--held-out-where side=test", GROUP: ""}
 
 

@@ -11,6 +11,11 @@ from nestmodel import ErrorCounts, count_errors, error_difference, error_rate
 from nestmodel.evaluate.error_rates import percent
 
 Line = dict[str, Any]
+PURPOSES = {
+    "choices": "The test lines are those for choices: settings have been or will be chosen on them.",
+    "figures": "The test lines are those for figures: no setting was chosen on them.",
+}
+"""What test lines are used for, as a result says it."""
 
 
 def read_lines(path: Path) -> list[Line]:
