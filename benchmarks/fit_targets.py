@@ -51,14 +51,26 @@ def fit_quantizer(corpus: Corpus, config: NestConfig, path: Path) -> None:
     save_file({"quantizer.proj.weight": torch.from_numpy(components).contiguous(), "quantizer.codebooks": codes}, path)
 
 
-def fit_teacher(corpus: Corpus, checkpoint: Path, layer: int, directory: Path) -> None:
-    """Writes the centres of k-means of a layer of an encoder, which `second` takes as targets."""
+def fit_teacher(
+    corpus: Corpus, checkpoint: Path, layer: int, directory: Path, *, num_classes: int = 512, centred: bool = False
+) -> None:
+    """Writes the centres of k-means of a layer of an encoder, which `second` takes as targets.
+
+    Args:
+        corpus: Audio of training.
+        checkpoint: The encoder.
+        layer: Number of its output; see `nestmodel.iterate_features`.
+        directory: Folder to write to.
+        num_classes: Number of centres.
+        centred: Whether the mean over an utterance is subtracted from its frames, which removes much of the voice.
+    """
     directory.mkdir(exist_ok=True)
     model = load_network(checkpoint)
     found = iterate_features(model, corpus, (layer,), device="cpu", rows=spread_rows(corpus))
-    frames = np.concatenate([one.values[0] for one in found])
-    codes = torch.from_numpy(centres(frames, model.config.quantizer.num_classes))
-    save_file({"codes": codes, "layer": torch.tensor(layer)}, directory / "codes.safetensors")
+    frames = np.concatenate([one.values[0] - centred * one.values[0].mean(0) for one in found])
+    codes = torch.from_numpy(centres(frames, num_classes))
+    settings = {"layer": torch.tensor(layer), "centred": torch.tensor(centred)}
+    save_file({"codes": codes, **settings}, directory / "codes.safetensors")
     (directory / "teacher.ckpt").unlink(missing_ok=True)
     (directory / "teacher.ckpt").symlink_to(checkpoint.resolve())
 
@@ -130,13 +142,16 @@ def learn_from_teacher() -> None:
     directory = Path(os.environ[TEACHER])
     teacher = load_network(directory / "teacher.ckpt").eval().requires_grad_(False)
     kept = load_file(directory / "codes.safetensors")
-    codes, layer = kept["codes"], int(kept["layer"])
+    codes, layer, centred = kept["codes"], int(kept["layer"]), bool(kept["centred"])
     offsets = codes.square().sum(1) / -2
 
     @torch.no_grad()
     def tokens(_self: NestNetwork, clean: Tensor, feat_lens: Tensor, rows: Tensor | None = None) -> Tensor:
         x, enc_lens = teacher.encoder.pre_encode(clean, feat_lens)
         *_, frames = islice(teacher.encoder._outputs(x, enc_lens), layer + 1)
+        if centred:
+            is_valid = (torch.arange(frames.shape[1]) < enc_lens.unsqueeze(1)).unsqueeze(2)
+            frames = frames - (frames * is_valid).sum(1, keepdim=True) / is_valid.sum(1, keepdim=True)
         points = frames if rows is None else frames.flatten(0, 1)[rows]
         tokens: Tensor = (points @ codes.T + offsets).argmax(-1, keepdim=True)
         return tokens
