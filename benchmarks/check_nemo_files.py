@@ -50,6 +50,18 @@ OURS: dict[str, NestConfig] = {
     "other features": replace(
         _BASE, features=FeatureConfig(num_mels=128, window_length=401, hop_length=161, preemphasis=0.9, pad_to=8)
     ),
+    "chunks, causal, unnormalised features": replace(
+        _BASE,
+        features=FeatureConfig(normalize="NA"),
+        encoder=replace(
+            _ENCODER,
+            att_context_size=((70, 13), (70, 6)),
+            att_context_probs=(0.7, 0.3),
+            att_context_style="chunked_limited",
+            conv_context_size="causal",
+            causal_downsampling=True,
+        ),
+    ),
     "post_conv": replace(_BASE, masking=MaskConfig(position="post_conv")),
     "18 layers, as the released large one, 192 wide": replace(
         _BASE,

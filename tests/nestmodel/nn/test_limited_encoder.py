@@ -29,6 +29,10 @@ NUM_SAMPLES = 24000
 WITHOUT_DROPOUT: dict[str, Any] = {"dropout": 0.0, "dropout_pre_encoder": 0.0, "dropout_att": 0.0}
 
 
+def noise(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
 def network(normalize: Literal["per_feature", "NA"] = "per_feature", **encoder: Any) -> NestNetwork:
     return NestNetwork(replace(tiny_config(**encoder), features=FeatureConfig(dither=0.0, normalize=normalize)))
 
@@ -45,7 +49,7 @@ def test_frames_do_not_depend_on_audio_past_their_look_ahead(
 ) -> None:
     left = num_left * (right + 1) if num_left > 0 else num_left
     model = network("NA", att_context_size=((left, right),), conv_norm=conv_norm, **CAUSAL).eval()
-    audio = 0.1 * torch.randn(1, NUM_SAMPLES, generator=torch.Generator().manual_seed(0))
+    audio = 0.1 * noise(1, NUM_SAMPLES)
     changed = audio.clone()
     changed[:, first_changed:] *= -3.0
     lens = torch.tensor([NUM_SAMPLES])
@@ -80,7 +84,7 @@ def test_sizes_after_the_subsampling_are_those_of_its_stages(factor: int, is_cau
 
 def test_values_past_the_valid_length_do_not_affect_causal_frames() -> None:
     encoder = network(att_context_size=((6, 2),), **CAUSAL).encoder.eval()
-    feats = torch.randn(1, 80, 77, generator=torch.Generator().manual_seed(0))
+    feats = noise(1, 80, 77)
     padded = torch.cat([feats, torch.full((1, 80, 83), 5.0)], dim=2)
     with torch.no_grad():
         alone, lens = encoder(feats, torch.tensor([77]))
@@ -106,7 +110,7 @@ def test_causal_frames_meet_tokens_and_the_last_frame_is_cut_off(position: Liter
 
 def test_full_length_utterances_lose_one_causal_frame_where_they_meet_tokens() -> None:
     model = network(att_context_size=((6, 2),), **CAUSAL).eval()
-    feats, lens = torch.randn(1, 80, 800), torch.tensor([800])
+    feats, lens = noise(1, 80, 800), torch.tensor([800])
     assert model.encoder(feats, lens).frames.shape[1] == 101
     is_masked = torch.zeros(1, 800, dtype=torch.bool)
     is_masked[:, 80:160] = True
@@ -165,7 +169,7 @@ def test_the_code_for_gpus_gives_the_same_output_and_gradients(
         monkeypatch.setattr(devices, "is_on_gpu", lambda _, answer=is_on_gpu: answer)
         module = network(**encoder, **WITHOUT_DROPOUT).encoder.double().train()
         module.pre_encode.has_joined_stages = False
-        feats = torch.randn(2, 80, 144, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        feats = noise(2, 80, 144).double()
         frames, lens = module(feats, torch.tensor([144, 90]), context=module.config.att_context_size[-1])
         valid = frames * (torch.arange(frames.shape[1]) < lens.unsqueeze(1)).unsqueeze(2)
         valid.pow(3).sum().backward()
@@ -178,7 +182,7 @@ def test_checkpointed_activations_give_equal_results() -> None:
     outputs = []
     for checkpoint_activations in (False, True):
         module = network(**TWO, **WITHOUT_DROPOUT, checkpoint_activations=checkpoint_activations).encoder.train()
-        feats = torch.randn(2, 80, 64, generator=torch.Generator().manual_seed(0))
+        feats = noise(2, 80, 64)
         frames, _ = module(feats, torch.tensor([64, 40]), context=(2, 0))
         frames.square().sum().backward()
         outputs.append([frames.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
@@ -189,7 +193,7 @@ def test_the_mask_is_made_once_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -
     calls: list[object] = []
     describe = ConformerEncoder.describe
     monkeypatch.setattr(ConformerEncoder, "describe", lambda *args: calls.append(args) or describe(*args))
-    network(**TWO).encoder(torch.randn(1, 80, 64), torch.tensor([64]))
+    network(**TWO).encoder(noise(1, 80, 64), torch.tensor([64]))
     assert len(calls) == 1
 
 
@@ -243,7 +247,7 @@ def test_names_of_the_state_dict_are_as_before_these_settings() -> None:
 
 def test_one_context_without_limits_equals_the_default_bit_for_bit() -> None:
     """A context of which no side cuts anything off gives a mask with one row per query, but the same scores."""
-    feats, lens = torch.randn(2, 80, 96), torch.tensor([96, 50])
+    feats, lens = noise(2, 80, 96), torch.tensor([96, 50])
     default: NestConfig = tiny_config(**WITHOUT_DROPOUT)
     found = []
     for config in (default, tiny_config(**WITHOUT_DROPOUT, att_context_size=((100, 100),), conv_context_size=(4, 4))):
