@@ -1,6 +1,8 @@
 """Limited attention and causal convolutions in the encoder and the network; see tests/golden for the values."""
 
 import hashlib
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -255,3 +257,47 @@ def test_one_context_without_limits_equals_the_default_bit_for_bit() -> None:
         found.append(module(feats, lens).frames)
     is_valid = torch.arange(12) < torch.tensor([12, 7]).unsqueeze(1)
     assert torch.equal(found[0][is_valid], found[1][is_valid])
+
+
+COMPILED = """
+from functools import partial
+import torch
+from torch._dynamo.utils import counters
+from nestmodel.nn import devices
+from nestmodel.nn.encoder import ConformerEncoder
+from tests.training import tiny_config
+
+# Without generating code: all steps of the compiler before that, as for a GPU.
+devices.is_on_gpu = lambda x: True
+torch.compile = partial(torch.compile, backend="aot_eager_decomp_partition")
+contexts = ((-1, -1), (6, 2), (2, 0))
+config = tiny_config(
+    dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0, conv_norm="layer_norm",
+    att_context_size=contexts, att_context_style="chunked_limited", conv_context_size="causal",
+)
+encoders = []
+for _ in range(2):
+    torch.manual_seed(0)
+    encoders.append(ConformerEncoder(config.encoder, num_mels=80).double().train())
+    encoders[-1].pre_encode.has_joined_stages = False
+encoders[1].compile_blocks(1)
+feats, lens = torch.randn(2, 80, 160).double(), torch.tensor([160, 90])
+for context in contexts:
+    seen = []
+    for encoder in encoders:
+        encoder.zero_grad()
+        frames, enc_lens = encoder(feats, lens, context=context)
+        valid = frames * (torch.arange(20) < enc_lens.unsqueeze(1)).unsqueeze(2)
+        valid.pow(3).sum().backward()
+        seen.append([valid.detach(), *(p.grad.clone() for p in encoder.parameters())])
+    torch.testing.assert_close(*seen, rtol=1e-9, atol=1e-9)
+assert counters["stats"]["unique_graphs"] == 1, counters["stats"]
+assert not counters["graph_break"]
+"""
+
+
+@pytest.mark.slow
+def test_blocks_are_compiled_once_for_all_contexts() -> None:
+    # In a separate process, because the compiler cannot trace the annotation checks that tests enable.
+    run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
