@@ -28,6 +28,7 @@ from nestmodel import NestNetwork, config_from_nemo
 from nestmodel.nn.masking import scored_token_mask
 
 SMALL = {"d_model": 64, "n_heads": 4, "n_layers": 3, "num_classes": 512, "channels": 32}
+_CHUNKS = {"att_context_size": [70, 13], "att_context_style": "chunked_limited"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "as in the paper": {},
     "three codebooks": {"num_books": 3},
@@ -39,6 +40,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "kernel of 31": {"conv_kernel_size": 31},
     "kernel of 5": {"conv_kernel_size": 5},
     "post_conv": {"mask_position": "post_conv"},
+    "attention to 8 and 2 frames": {"encoder": {"att_context_size": [8, 2]}},
+    "chunks of 14 frames, causal convolution": {"encoder": _CHUNKS | {"conv_context_size": "causal"}},
+    "chunks, unnormalised features, layer norm": {
+        "encoder": _CHUNKS | {"conv_context_size": "causal"},
+        "conv_norm_type": "layer_norm",
+        "normalize": "NA",
+    },
+    "convolution of 5 and 3 frames": {"encoder": {"conv_context_size": [5, 3]}},
+    "post_conv, chunks, causal": {
+        "encoder": _CHUNKS | {"conv_context_size": "causal", "causal_downsampling": True},
+        "mask_position": "post_conv",
+    },
     "post_conv, two codebooks, cosine": {"mask_position": "post_conv", "num_books": 2, "dist_fn": "cosine"},
 }
 SIZES: dict[str, dict[str, Any]] = {
@@ -162,7 +175,8 @@ def _inputs(config: dict[str, Any]) -> dict[str, Tensor]:
     for utterance, start in ((0, 16), (0, 203), (1, 740), (2, 80), (2, 97), (3, 3)):
         is_masked[utterance, start : start + 40] = True
     if config["mask_position"] == "post_conv":
-        is_masked = is_masked[:, ::8]
+        # A causal subsampling returns one frame more.
+        is_masked = F.pad(is_masked[:, ::8], (0, int(config["encoder"]["causal_downsampling"])))
     return {"audio_lens": audio_lens, "clean": clean, "noisy": noisy, "is_masked": is_masked}
 
 

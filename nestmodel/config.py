@@ -6,15 +6,18 @@ validated on construction, and an unknown key raises an error.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from nestdata.config_checks import nearest_name_hint, require, require_at_least, require_at_most, require_share
 from nestdata.field_docs import with_field_docs
+from nestmodel.attention_context import UNLIMITED, Context, Style, check_contexts, is_pair_of_frames
 from nestmodel.errors import ConfigError
 from nestmodel.representation import changed_fields
 
@@ -51,7 +54,7 @@ _share = partial(require_share, below_one=True, error=ConfigError)
 @with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class FeatureConfig:
-    """Computation of normalised log-mel frames from audio."""
+    """Computation of log-mel frames from audio."""
 
     sampling_rate: int = 16000
     """Sampling rate of the audio, in Hz; the mel bins span 0 Hz to half of it."""
@@ -76,6 +79,10 @@ class FeatureConfig:
 
     preemphasis: float = 0.97
     """Factor of the previous sample, which is subtracted from each sample, in [0, 1)."""
+
+    normalize: Literal["per_feature", "NA"] = "per_feature"
+    """`per_feature` gives each mel bin zero mean and unit deviation over the utterance; `NA` leaves the log-mel frames
+    as they are, so that a frame does not depend on later audio."""
 
     __repr__ = changed_fields
 
@@ -190,6 +197,25 @@ class EncoderConfig:
     conv_norm: Literal["batch_norm", "layer_norm"] = "batch_norm"
     """Norm between the depthwise convolution and its Swish activation."""
 
+    att_context_size: tuple[Context, ...] = ((UNLIMITED, UNLIMITED),)
+    """Pairs (left, right): the numbers of encoder frames that a frame attends to on each side, -1 for no limit. In
+    training, one of several is drawn for each microbatch; everything else uses the first."""
+
+    att_context_probs: tuple[float, ...] | None = None
+    """Probability of each context in training; null makes them equal."""
+
+    att_context_style: Style = "regular"
+    """`regular`: the context counts from each frame. `chunked_limited`: a frame attends to its chunk of right + 1
+    frames and to the chunks before it that make up the left context, a multiple of right + 1 frames."""
+
+    conv_context_size: Literal["causal"] | tuple[int, int] | None = None
+    """Frames to the left and to the right that the depthwise convolution reads, together `conv_kernel_size` - 1;
+    `causal` reads none to the right; null reads equally many on both sides."""
+
+    causal_downsampling: bool = False
+    """Whether the subsampling reads no feature frame after the first one of an encoder frame. There is then one encoder
+    frame more than tokens, which training does not score."""
+
     checkpoint_activations: bool = False
     """Whether blocks keep only their input for the backward pass and recompute the rest: less memory, a third more
     time, the same results."""
@@ -207,6 +233,18 @@ class EncoderConfig:
         _require(factor & (factor - 1) == 0, "encoder.subsampling_factor", factor, "a power of two")
         kernel = self.conv_kernel_size
         _require(kernel >= 1 and kernel % 2 == 1, "encoder.conv_kernel_size", kernel, "an odd number")
+        check_contexts(self.att_context_size, self.att_context_probs, self.att_context_style)
+        fits = is_pair_of_frames(self.conv_context) and sum(self.conv_context) == kernel - 1
+        expected = f"causal, null, or (left, right) with left + right = conv_kernel_size - 1 ({kernel - 1})"
+        _require(fits, "encoder.conv_context_size", self.conv_context_size, expected)
+
+    @property
+    def conv_context(self) -> tuple[int, int]:
+        """Frames to the left and to the right that the depthwise convolution reads."""
+        if self.conv_context_size == "causal":
+            return self.conv_kernel_size - 1, 0
+        half = self.conv_kernel_size // 2
+        return self.conv_context_size or (half, half)
 
 
 @with_field_docs
@@ -330,12 +368,29 @@ def convert(value: object, hint: Any, where: str) -> Any:
         return value
     if get_origin(hint) is Literal and value in get_args(hint):
         return value
+    if hint is NoneType and value is None:
+        return None
+    if get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            with suppress(ConfigError):
+                return convert(value, part, where)
     if get_origin(hint) is tuple and isinstance(value, Sequence) and not isinstance(value, str):
         parts = get_args(hint)
+        if parts[-1] is Ellipsis:
+            parts = parts[:1] * len(value)
         if len(parts) == len(value):
             return tuple(convert(part, part_hint, where) for part, part_hint in zip(value, parts, strict=True))
     # YAML 1.1 reads 1e-5 as a string, although it looks like a number.
-    advice = " Write numbers with a point, such as 1.0e-5." if isinstance(value, str) else ""
+    is_number = isinstance(value, str) and get_origin(hint) not in (Literal, Union)
+    advice = " Write numbers with a point, such as 1.0e-5." if is_number else ""
+    raise ConfigError(f"{where} is {value!r}: expected {_described(hint)}.{advice}")
+
+
+def _described(hint: Any) -> str:
     if get_origin(hint) is Literal:
-        raise ConfigError(f"{where} is {value!r}: expected {' or '.join(map(repr, get_args(hint)))}.")
-    raise ConfigError(f"{where} is {value!r}: expected {getattr(hint, '__name__', hint)}.{advice}")
+        return " or ".join(map(repr, get_args(hint)))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_described, get_args(hint)))
+    if hint is NoneType:
+        return "null"
+    return hint.__name__ if isinstance(hint, type) else str(hint)

@@ -21,9 +21,14 @@ MODEL_ROWS = [
     (nemo.strip("`"), ours.strip("`")) for nemo, ours in ROWS if re.fullmatch(r"`model\.config\.[\w.]+`", ours)
 ]
 OTHER_VALUES = {
+    "encoder.att_context_probs": (1.0,),
+    "encoder.att_context_size": ((6, 2),),
+    "encoder.att_context_style": "chunked_limited",
+    "encoder.conv_context_size": "causal",
     "encoder.conv_kernel_size": 7,
     "encoder.conv_norm": "layer_norm",
     "encoder.dropout_source": "generator",
+    "features.normalize": "NA",
     "features.window_length": 320,
     "masking.position": "post_conv",
     "quantizer.distance": "cosine",
@@ -53,6 +58,8 @@ def changed(config: NestConfig, name: str) -> NestConfig:
     """Returns the configuration with another value of one field."""
     section, field = name.split(".")
     part = getattr(config, section)
+    if field == "att_context_style":  # the new style needs a limited context
+        part = replace(part, att_context_size=OTHER_VALUES["encoder.att_context_size"])
     return replace(config, **{section: replace(part, **{field: other_value(name, getattr(part, field))})})
 
 

@@ -99,9 +99,10 @@ def fit(
     max_steps: int,
     num_workers: int = 0,
     ckpt_path: Path | None = None,
+    config: NestConfig | None = None,
     **settings: Any,
 ) -> tuple[NestModel, Recorder]:
-    model, recorder = NestModel(tiny_config()), Recorder()
+    model, recorder = NestModel(config or tiny_config()), Recorder()
     runner = trainer(directory, [recorder, *settings.pop("callbacks", [])], max_steps=max_steps, **settings)
     runner.fit(model, datamodule=messy_data(corpora, num_workers=num_workers), ckpt_path=ckpt_path)
     return model, recorder

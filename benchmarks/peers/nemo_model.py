@@ -42,8 +42,10 @@ def section(
     channels: int = 256,
     dropout: float = 0.1,
     dither: float = 1e-5,
+    normalize: str = "per_feature",
+    encoder: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns the `model` section of a NEST configuration of NeMo 3.0.0."""
+    """Returns the `model` section of a NEST configuration of NeMo 3.0.0; `encoder` replaces some of its fields."""
     stacked = 8 if mask_position == "pre_conv" else 1
     return {
         "sample_rate": 16000,
@@ -57,7 +59,7 @@ def section(
         "preprocessor": {
             "_target_": _MODULES + "AudioToMelSpectrogramPreprocessor",
             "sample_rate": 16000,
-            "normalize": "per_feature",
+            "normalize": normalize,
             "window_size": 0.025,
             "window_stride": 0.01,
             "window": "hann",
@@ -121,6 +123,7 @@ def section(
             "dropout_pre_encoder": dropout,
             "dropout_emb": 0.0,
             "dropout_att": dropout,
+            **(encoder or {}),
         },
         "decoder": {
             "_target_": _MODULES + "MultiSoftmaxDecoder",

@@ -141,7 +141,7 @@ def iterate_stacked_mels(
     def compute(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
         feats, feat_lens = model.features(audio, audio_lens)
         stacked = feats.transpose(1, 2).unflatten(1, (-1, factor)).flatten(2)  # (batch, enc_frames, factor * mels)
-        return stacked.unsqueeze(0), model.encoder.pre_encode.out_lens(feat_lens)
+        return stacked.unsqueeze(0), model.encoder.pre_encode.token_lens(feat_lens)
 
     return _iterate_corpus(model, corpus, compute, max_batch_seconds, device, rows, on_reject)
 
@@ -155,8 +155,10 @@ def layer_function(model: NestNetwork, layers: Layers) -> BatchFunction:
     selected = resolve_layers(layers, model.config.encoder.num_layers)
 
     def encode(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
-        states, enc_lens = model.encoder.hidden_states(*model.features(audio, audio_lens))
-        return torch.stack([states[layer] for layer in selected]), enc_lens
+        feats, feat_lens = model.features(audio, audio_lens)
+        states, _ = model.encoder.hidden_states(feats, feat_lens)
+        # With a causal subsampling, an utterance has more encoder frames than labels, units and stacked log-mels.
+        return torch.stack([states[layer] for layer in selected]), model.encoder.pre_encode.token_lens(feat_lens)
 
     return encode
 

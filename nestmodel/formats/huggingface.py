@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nestmodel.config import NestConfig
+from nestmodel.config import EncoderConfig, NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.formats.safetensors import write_tensors
 
@@ -63,6 +63,15 @@ def check_huggingface(config: NestConfig) -> None:
         )
     if features.n_fft % 2 != 0:
         _reject("features.n_fft", features.n_fft, "its feature extractor counts frames correctly for even values only")
+    unlimited = EncoderConfig.att_context_size
+    if encoder.att_context_size != unlimited:
+        _reject("encoder.att_context_size", encoder.att_context_size, "it attends to whole utterances")
+    if encoder.conv_context[0] != encoder.conv_context[1]:
+        _reject("encoder.conv_context_size", encoder.conv_context_size, "it convolves symmetrically")
+    if encoder.causal_downsampling:
+        _reject("encoder.causal_downsampling", True, "its subsampling is not causal")
+    if features.normalize != "per_feature":
+        _reject("features.normalize", features.normalize, "its feature extractor normalises each utterance")
 
 
 def is_huggingface(directory: Path) -> bool:

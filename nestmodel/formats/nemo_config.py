@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from nestmodel.attention_context import UNLIMITED, Context, Style
 from nestmodel.config import (
     EncoderConfig,
     FeatureConfig,
@@ -103,7 +104,9 @@ def _nemo_features(section: _NemoSection) -> FeatureConfig:
     window_length = int(section.take("window_size", float) * rate)
     # In NeMo, null means the smallest power of two that holds the window.
     n_fft = section.unread.pop("n_fft", None) or 2 ** math.ceil(math.log2(window_length))
-    section.only(normalize="per_feature", window="hann", log=True, log_zero_guard_type="add", mel_norm="slaney")
+    # NeMo takes any other name than "per_feature" and "all_features", and null, to mean that nothing is normalised.
+    normalize = section.unread.pop("normalize", "per_feature") or "NA"
+    section.only(window="hann", log=True, log_zero_guard_type="add", mel_norm="slaney")
     section.only(log_zero_guard_value=2**-24, mag_power=2.0, lowfreq=0, frame_splicing=1, nb_augmentation_prob=0.0)
     section.only(pad_value=0.0, exact_pad=False, stft_exact_pad=False, stft_conv=False)
     section.only(n_window_size=None, n_window_stride=None)
@@ -117,12 +120,31 @@ def _nemo_features(section: _NemoSection) -> FeatureConfig:
         dither=section.take("dither", float, 1e-5),
         pad_to=section.take("pad_to", int, 16),
         preemphasis=section.take("preemph", float, 0.97),
+        normalize=convert(normalize, Literal["per_feature", "NA"], "model.preprocessor.normalize"),
     )
     section.close("rng", "nb_max_freq", "use_torchaudio")
     return features
 
 
+def _nemo_contexts(section: _NemoSection) -> tuple[Context, ...]:
+    """Reads one pair, a list of pairs, or nothing, as NeMo does."""
+    contexts = section.unread.pop("att_context_size", None) or [[UNLIMITED, UNLIMITED]]
+    is_pair = isinstance(contexts, Sequence) and isinstance(contexts[0], int)
+    found: tuple[Context, ...] = convert(
+        [contexts] if is_pair else contexts, tuple[Context, ...], "model.encoder.att_context_size"
+    )
+    return found
+
+
+def _nemo_conv_context(section: _NemoSection, kernel_size: int) -> Literal["causal"] | tuple[int, int] | None:
+    hint = Literal["causal"] | tuple[int, int] | None
+    found: Literal["causal"] | tuple[int, int] | None = section.take("conv_context_size", hint, None)
+    half = (kernel_size - 1) // 2
+    return None if found == (half, half) else found
+
+
 def _nemo_encoder(section: _NemoSection) -> EncoderConfig:
+    kernel_size = section.take("conv_kernel_size", int, 31)
     encoder = EncoderConfig(
         d_model=section.take("d_model", int),
         num_heads=section.take("n_heads", int, 4),
@@ -130,7 +152,7 @@ def _nemo_encoder(section: _NemoSection) -> EncoderConfig:
         subsampling_channels=section.take("subsampling_conv_channels", int),
         subsampling_factor=section.take("subsampling_factor", int, 4),
         ff_expansion=section.take("ff_expansion_factor", int, 4),
-        conv_kernel_size=section.take("conv_kernel_size", int, 31),
+        conv_kernel_size=kernel_size,
         dropout=section.take("dropout", float, 0.1),
         dropout_pre_encoder=section.take("dropout_pre_encoder", float, 0.1),
         dropout_att=section.take("dropout_att", float, 0.0),
@@ -138,15 +160,16 @@ def _nemo_encoder(section: _NemoSection) -> EncoderConfig:
         xscaling=section.take("xscaling", bool, True),
         use_bias=section.take("use_bias", bool, True),
         conv_norm=section.take("conv_norm_type", Literal["batch_norm", "layer_norm"], "batch_norm"),
+        att_context_size=_nemo_contexts(section),
+        att_context_probs=section.take("att_context_probs", tuple[float, ...] | None, None) or None,
+        att_context_style=section.take("att_context_style", Style, "regular"),
+        conv_context_size=_nemo_conv_context(section, kernel_size),
+        causal_downsampling=section.take("causal_downsampling", bool, False),
     )
-    half = (encoder.conv_kernel_size - 1) // 2
     section.choose("subsampling", "dw_striding", default="striding")
     section.choose("feat_out", -1, encoder.d_model, default=-1)
-    section.choose("att_context_size", None, [-1, -1], [[-1, -1]], default=None)
-    section.choose("conv_context_size", None, [half, half], default=None)
-    section.only(causal_downsampling=False, self_attention_model="rel_pos", untie_biases=True, global_tokens=0)
-    section.only(att_context_probs=None, att_context_style="regular", reduction=None)
-    section.only(stochastic_depth_drop_prob=0.0)
+    section.only(self_attention_model="rel_pos", untie_biases=True, global_tokens=0, reduction=None)
+    section.only(att_chunk_context_size=None, conv_context_style="regular", stochastic_depth_drop_prob=0.0)
     section.close(
         *("feat_in", "pos_emb_max_len", "subsampling_conv_chunking_factor", "reduction_position", "reduction_factor"),
         *("stochastic_depth_mode", "stochastic_depth_start_layer", "global_tokens_spacing", "global_attn_separate"),
@@ -282,7 +305,7 @@ def _features_to_nemo(features: FeatureConfig) -> dict[str, Any]:
     return {
         "_target_": _COLLECTION + "modules.AudioToMelSpectrogramPreprocessor",
         "sample_rate": rate,
-        "normalize": "per_feature",
+        "normalize": features.normalize,
         "window_size": _seconds(features.window_length, rate),
         "window_stride": _seconds(features.hop_length, rate),
         "window": "hann",
@@ -303,7 +326,19 @@ def _seconds(num_samples: int, rate: int) -> float:
     return seconds if int(seconds * rate) == num_samples else math.nextafter(seconds, math.inf)
 
 
+def _exact_probs(probs: Sequence[float] | None) -> list[float] | None:
+    """Returns probabilities with a sum of exactly 1, which NeMo wants: if rounding is in the way, the last one changes.
+
+    The sum of numbers s and 1 - s is rounded to 1 for every s in [0, 1].
+    """
+    if probs is None or sum(probs) == 1:
+        return None if probs is None else list(probs)
+    return [*probs[:-1], 1.0 - sum(probs[:-1])]
+
+
 def _encoder_to_nemo(encoder: EncoderConfig, num_mels: int) -> dict[str, Any]:
+    contexts = [list(context) for context in encoder.att_context_size]
+    conv_context = encoder.conv_context_size
     return {
         "_target_": _COLLECTION + "modules.ConformerEncoder",
         "feat_in": num_mels,
@@ -314,18 +349,19 @@ def _encoder_to_nemo(encoder: EncoderConfig, num_mels: int) -> dict[str, Any]:
         "subsampling": "dw_striding",
         "subsampling_factor": encoder.subsampling_factor,
         "subsampling_conv_channels": encoder.subsampling_channels,
-        "causal_downsampling": False,
+        "causal_downsampling": encoder.causal_downsampling,
         "ff_expansion_factor": encoder.ff_expansion,
         "self_attention_model": "rel_pos",
         "n_heads": encoder.num_heads,
-        "att_context_size": [-1, -1],
-        "att_context_style": "regular",
+        "att_context_size": contexts if len(contexts) > 1 else contexts[0],
+        "att_context_probs": _exact_probs(encoder.att_context_probs),
+        "att_context_style": encoder.att_context_style,
         "xscaling": encoder.xscaling,
         "untie_biases": True,
         "pos_emb_max_len": 5000,
         "conv_kernel_size": encoder.conv_kernel_size,
         "conv_norm_type": encoder.conv_norm,
-        "conv_context_size": None,
+        "conv_context_size": list(conv_context) if isinstance(conv_context, tuple) else conv_context,
         "dropout": encoder.dropout,
         "dropout_pre_encoder": encoder.dropout_pre_encoder,
         "dropout_emb": encoder.dropout_emb,

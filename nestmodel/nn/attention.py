@@ -1,6 +1,6 @@
 """Self-attention with relative positions, as in Transformer-XL.
 
-This module holds the attention of one layer. Valid frames attend to valid frames only.
+This module holds the attention of one layer. Valid frames attend to valid frames only, within the attention context.
 """
 
 import math
@@ -46,7 +46,7 @@ class RelPositionAttention(nn.Module):
 
         Args:
             x: Encoder frames.
-            frames: Their positions and padding. Padded frames neither attend nor are attended to.
+            frames: Their positions and masks. Padded frames neither attend nor are attended to.
             weights: On a GPU, replaces the parameters of `fused_parameters`.
             key: On a CPU, determines which attention weights are dropped. On a GPU, torch's fused kernel always draws
                 from the generator of the GPU.
@@ -98,15 +98,15 @@ class RelPositionAttention(nn.Module):
         scale = 1.0 / math.sqrt(q.shape[-1])
         content_q, position_q = ((q + bias.unsqueeze(1)) * scale for bias in (self.pos_bias_u, self.pos_bias_v))
         position = shift_to_distances(position_q @ p.transpose(-2, -1), x.shape[1])
-        is_masked_key = frames.is_padding[:, None, None, :]
         if self.training or torch.is_grad_enabled():
-            scores = (content_q @ k.transpose(-2, -1)).add_(position).masked_fill_(is_masked_key, MASKED_SCORE)
+            scores = (content_q @ k.transpose(-2, -1)).add_(position)
+            scores = scores.masked_fill_(frames.is_masked_key, MASKED_SCORE)
             mixed = self.dropout(scores.softmax(dim=-1), key) @ v
         else:  # torch's fused kernel, which is slower when gradients are needed
-            position = position.masked_fill(is_masked_key, MASKED_SCORE)
+            position = position.masked_fill(frames.is_masked_key, MASKED_SCORE)
             mixed = F.scaled_dot_product_attention(content_q, k, v, position, scale=1.0)
-        # Padded keys already have a weight of exactly 0. Zeroing the output of padded queries is equivalent to zeroing
-        # their weights, and the tensor is smaller.
+        # Masked keys of valid queries already have a weight of exactly 0. Zeroing the output of padded queries is
+        # equivalent to zeroing their weights, and the tensor is smaller.
         mixed = mixed.masked_fill(frames.is_padding[:, None, :, None], 0.0)
         out: Tensor = self.linear_out(mixed.transpose(1, 2).flatten(2))
         return out

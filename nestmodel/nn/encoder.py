@@ -19,6 +19,7 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from nestmodel.attention_context import UNLIMITED, Context, draw_context
 from nestmodel.config import EncoderConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn import devices
@@ -95,6 +96,7 @@ class ConvModule(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
+        self.context = config.conv_context
         dim, kernel, use_bias = config.d_model, config.conv_kernel_size, config.use_bias
         self.pointwise_conv1 = nn.Conv1d(dim, 2 * dim, 1, bias=use_bias)
         self.depthwise_conv = nn.Conv1d(dim, dim, kernel, padding=kernel // 2, groups=dim, bias=use_bias)
@@ -126,7 +128,9 @@ class ConvModule(nn.Module):
     def _mix_frames(
         self, x: Float[Tensor, "batch enc_frames dim"], weight: Tensor, bias: Tensor | None
     ) -> Float[Tensor, "batch enc_frames dim"]:
-        groups, pad = weight.shape[0], weight.shape[2] // 2
+        groups, (pad, right) = weight.shape[0], self.context
+        if pad != right:
+            x, pad = F.pad(x, (0, 0, pad, right)), 0
         if devices.is_on_gpu(x):
             return F.conv1d(x.transpose(1, 2), weight, bias, padding=pad, groups=groups).transpose(1, 2).contiguous()
         # A 2-d convolution of one row with channels last, which is already the memory layout, takes a quarter of the
@@ -258,6 +262,7 @@ class ConformerEncoder(nn.Module):
 
     def __init__(self, config: EncoderConfig, *, num_mels: int) -> None:
         super().__init__()
+        self.config = config
         self.checkpoint_activations = config.checkpoint_activations
         self.input_scale = math.sqrt(config.d_model) if config.xscaling else 1.0
         self.pre_encode = ConvSubsampling(
@@ -265,6 +270,7 @@ class ConformerEncoder(nn.Module):
             channels=config.subsampling_channels,
             factor=config.subsampling_factor,
             dim=config.d_model,
+            is_causal=config.causal_downsampling,
         )
         self.dropout_pre_encoder = Dropout(config.dropout_pre_encoder)
         self.dropout_emb = Dropout(config.dropout_emb)
@@ -274,11 +280,27 @@ class ConformerEncoder(nn.Module):
         """Returns keys on the CPU, which determine what dropout drops in one forward pass."""
         return draw_keys(seed, len(self.layers) + 1, KEYS_PER_BLOCK)
 
+    def draw_context(self, seed: int) -> Context | None:
+        """Returns the attention context of one forward pass in training; None if there is only one to choose from."""
+        contexts = self.config.att_context_size
+        return draw_context(contexts, self.config.att_context_probs, seed) if len(contexts) > 1 else None
+
+    def describe(
+        self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"], context: Context | None = None
+    ) -> Frames:
+        """Returns what all blocks need to know about encoder frames; `context` is as in `forward`."""
+        contexts = self.config.att_context_size
+        if contexts == ((UNLIMITED, UNLIMITED),):
+            return describe_frames(x, enc_lens)
+        # If one of several contexts has no limits, its mask has the shape of the others, for compiled blocks.
+        return describe_frames(x, enc_lens, context or contexts[0], self.config.att_context_style)
+
     def forward(
         self,
         feats: Float[Tensor, "batch mels frames"],
         feat_lens: Int[Tensor, " batch"],
         keys: DropoutKeys | None = None,
+        context: Context | None = None,
     ) -> EncoderOutput:
         """Encodes features.
 
@@ -286,18 +308,20 @@ class ConformerEncoder(nn.Module):
             feats: Features, masked or not.
             feat_lens: Number of valid frames of each utterance.
             keys: From `draw_keys`; without them, dropout is drawn from torch's global generator of the device.
+            context: Attention context, one of `att_context_size`; by default the first of them.
         """
         x, enc_lens = self.pre_encode(feats, feat_lens)
-        return EncoderOutput(self.encode(x, enc_lens, keys), enc_lens)
+        return EncoderOutput(self.encode(x, enc_lens, keys, context), enc_lens)
 
     def encode(
         self,
         x: Float[Tensor, "batch enc_frames dim"],
         enc_lens: Int[Tensor, " batch"],
         keys: DropoutKeys | None = None,
+        context: Context | None = None,
     ) -> Float[Tensor, "batch enc_frames dim"]:
         """Applies all blocks to the output of `pre_encode`, masked or not; see `forward`."""
-        return deque(self._outputs(x, enc_lens, keys), maxlen=1).pop()
+        return deque(self._outputs(x, enc_lens, keys, context), maxlen=1).pop()
 
     def hidden_states(
         self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
@@ -340,6 +364,7 @@ class ConformerEncoder(nn.Module):
         x: Float[Tensor, "batch enc_frames dim"],
         enc_lens: Int[Tensor, " batch"],
         keys: DropoutKeys | None = None,
+        context: Context | None = None,
     ) -> Iterator[Float[Tensor, "batch enc_frames dim"]]:
         before_blocks, *of_blocks = _split_keys(keys, len(self.layers) + 1)
         key_input, key_positions, *_ = _split_keys(before_blocks, KEYS_PER_BLOCK)
@@ -347,7 +372,7 @@ class ConformerEncoder(nn.Module):
         if devices.is_autocast(x):
             x = x.float()  # so that the sums of the residual paths are float32 in the first block as in the others
         yield x
-        frames = describe_frames(x, enc_lens)
+        frames = self.describe(x, enc_lens, context)
         frames = frames._replace(positions=self.dropout_emb(frames.positions, key_positions))
         for layer, of_block in zip(self.layers, of_blocks, strict=True):
             assert isinstance(layer, ConformerBlock)

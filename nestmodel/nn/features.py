@@ -1,4 +1,4 @@
-"""Log-mel features of audio, normalised per utterance and mel bin.
+"""Log-mel features of audio, normalised per utterance and mel bin unless `normalize` is NA.
 
 This module computes frames from samples, in float32 for every precision mode of a run, without gradients. It adds no
 noise other than dither and applies no masks. The valid frames of an utterance do not depend on its padding or on the
@@ -15,7 +15,7 @@ from functools import cache
 import torch
 import torch._dynamo as dynamo
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torchaudio.functional import melscale_fbanks
 
@@ -37,7 +37,7 @@ def exact_matmul(left: Float[Tensor, "*left"], right: Float[Tensor, "*right"]) -
 
 
 class LogMelFeatures(nn.Module):
-    """Computes log-mel frames with zero mean and unit deviation over each utterance.
+    """Computes log-mel frames, by default with zero mean and unit deviation over each utterance.
 
     Source: NEST, arXiv:2408.13106, section 3.1, with the numerics of NeMo 2.5. Differs: dither is never written into
     the caller's audio.
@@ -137,7 +137,7 @@ class Preprocessor(nn.Module):
     def forward(
         self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
     ) -> tuple[Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
-        """Computes normalised log-mel frames. Dithers in training mode, from torch's global generator.
+        """Computes log-mel frames, normalised as set. Dithers in training mode, from torch's global generator.
 
         Args:
             audio: Amplitude in [-1, 1]. Samples past an utterance's length are ignored. Not modified.
@@ -199,7 +199,7 @@ def compute_features(
     spectrum: Float[Tensor, "batch frames frequencies 2"],
     feat_lens: Int[Tensor, " batch"],
 ) -> Float[Tensor, "batch mels padded_frames"]:
-    """Computes normalised log-mel frames of a spectrum, padded to a multiple of `pad_to`.
+    """Computes log-mel frames of a spectrum, normalised as set, and padded to a multiple of `pad_to`.
 
     Args:
         config: Settings.
@@ -207,7 +207,8 @@ def compute_features(
         spectrum: Real and imaginary parts.
         feat_lens: Number of valid frames of each utterance.
     """
-    feats = normalise(_log_mels(mel_weights, spectrum), feat_lens)
+    finish = normalise if config.normalize == "per_feature" else _without_padding
+    feats = finish(_log_mels(mel_weights, spectrum), feat_lens)
     return F.pad(feats, (0, -feats.shape[-1] % config.pad_to))
 
 
@@ -237,9 +238,21 @@ def normalise(
         The normalised frames, zero past the valid ones. The variance divides by the number of valid frames minus one.
         The deviation of a single valid frame is 0, so the frame becomes 0.
     """
-    is_padding = (torch.arange(log_mels.shape[-1], device=log_mels.device) >= feat_lens.unsqueeze(1)).unsqueeze(1)
+    is_padding = _is_padding(log_mels, feat_lens)
     num_valid = feat_lens.view(-1, 1, 1)
     mean = log_mels.masked_fill(is_padding, 0.0).sum(-1, keepdim=True) / num_valid.clamp(min=1)
     centred = (log_mels - mean).masked_fill_(is_padding, 0.0)
     variance = centred.square().sum(-1, keepdim=True) / (num_valid - 1).clamp(min=1)
     return centred.div_(variance.sqrt_().add_(STD_OFFSET))
+
+
+def _without_padding(
+    log_mels: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
+) -> Float[Tensor, "batch mels frames"]:
+    return log_mels.masked_fill(_is_padding(log_mels, feat_lens), 0.0)
+
+
+def _is_padding(
+    log_mels: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
+) -> Bool[Tensor, "batch 1 frames"]:
+    return (torch.arange(log_mels.shape[-1], device=log_mels.device) >= feat_lens.unsqueeze(1)).unsqueeze(1)

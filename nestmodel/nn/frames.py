@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nestmodel.attention_context import UNLIMITED, Context, Style
 from nestmodel.nn import devices
 
 MASKED_SCORE = -10000.0
@@ -22,8 +23,9 @@ class GpuMasks(NamedTuple):
     is_valid: Float[Tensor, "batch enc_frames 1"]
     """1 for valid frames and 0 for padded ones."""
 
-    key_scores: Float[Tensor, "batch 1 1 keys"]
-    """Added to the scores of the keys: 0 for valid ones and `MASKED_SCORE` for padded ones."""
+    key_scores: Float[Tensor, "batch 1 queries keys"]
+    """Added to the scores of the keys: 0 for keys that are attended to and `MASKED_SCORE` for others. With unlimited
+    attention, there is one row for all queries."""
 
 
 class Frames(NamedTuple):
@@ -38,29 +40,80 @@ class Frames(NamedTuple):
     is_padding: Bool[Tensor, "batch enc_frames"]
     """True past the valid frames."""
 
+    is_masked_key: Bool[Tensor, "batch 1 queries keys"]
+    """True for keys that are not attended to. With unlimited attention, there is one row for all queries."""
+
     gpu: GpuMasks | None
     """The masks of a GPU; None on a CPU."""
 
 
-def describe_frames(x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"]) -> Frames:
+def describe_frames(
+    x: Float[Tensor, "batch enc_frames dim"],
+    enc_lens: Int[Tensor, " batch"],
+    context: Context | None = None,
+    style: Style = "regular",
+) -> Frames:
     """Returns positions and masks for the device and the precision of a batch.
+
+    With limited attention, the mask has batch * enc_frames * keys values. All blocks share it, and each of them has as
+    many scores for every head.
 
     Args:
         x: Input of the first block.
         enc_lens: Number of valid frames of each utterance.
+        context: Limits attention, as `visible_keys` does; None does not, with a smaller mask.
+        style: How the context is counted.
     """
     (num_frames, dim), dtype = x.shape[1:], devices.product_dtype(x)
     if not devices.is_on_gpu(x):
         is_padding = torch.arange(num_frames, device=x.device) >= enc_lens.unsqueeze(1)
-        return Frames(relative_positions(num_frames, dim, x.device).to(dtype), is_padding, None)
+        is_masked_key = is_padding[:, None, None, :]
+        if context is not None:
+            is_masked_key = is_masked_key | ~visible_keys(num_frames, num_frames, context, style, x.device)
+        return Frames(relative_positions(num_frames, dim, x.device).to(dtype), is_padding, is_masked_key, None)
     num_keys = round_up(num_frames)
     is_padded_key = torch.arange(num_keys, device=x.device) >= enc_lens.unsqueeze(1)
-    key_scores = is_padded_key.to(dtype) * MASKED_SCORE
+    is_masked_key = is_padded_key[:, None, None, :]
+    if context is not None:
+        is_masked_key = is_masked_key | ~visible_keys(num_frames, num_keys, context, style, x.device)
+    key_scores = is_masked_key.to(dtype) * MASKED_SCORE
     is_padding = is_padded_key[:, :num_frames]
-    masks = GpuMasks((~is_padding).to(dtype).unsqueeze(2), key_scores[:, None, None, :])
+    masks = GpuMasks((~is_padding).to(dtype).unsqueeze(2), key_scores)
     # More distances than needed, so that products with the encodings have a multiple of 8 columns.
     positions = relative_positions(num_frames, dim, x.device, num_distances=2 * num_keys)
-    return Frames(positions.to(dtype), is_padding, masks)
+    return Frames(positions.to(dtype), is_padding, is_masked_key, masks)
+
+
+def visible_keys(
+    num_queries: int, num_keys: int, context: Context, style: Style, device: torch.device | None = None
+) -> Bool[Tensor, "queries keys"]:
+    """Returns True where a query attends to a key, by an attention context; padding is not considered.
+
+    Args:
+        num_queries: Number of encoder frames that attend.
+        num_keys: Number of encoder frames that are attended to; both are counted from the same first frame.
+        context: Numbers of encoder frames to the left and to the right, `UNLIMITED` for no limit.
+        style: With `regular`, query i attends to the keys i - left to i + right. With `chunked_limited`, frames are in
+            chunks of right + 1, and a query attends to all keys of its own chunk and of the left / (right + 1) chunks
+            before it. A context of which the right side is unlimited has no chunks.
+        device: Device of the mask.
+
+    Source: `ConformerEncoder._create_masks` of NeMo 3.0.0.
+    """
+    left, right = context
+    queries = torch.arange(num_queries, device=device).unsqueeze(1)
+    keys = torch.arange(num_keys, device=device)
+    if style == "chunked_limited" and right != UNLIMITED:
+        chunk = right + 1
+        queries, keys, right = queries // chunk, keys // chunk, 0
+        left = left if left == UNLIMITED else left // chunk
+    distance = queries - keys
+    is_visible = torch.ones_like(distance, dtype=torch.bool)
+    if left != UNLIMITED:
+        is_visible &= distance <= left
+    if right != UNLIMITED:
+        is_visible &= distance >= -right
+    return is_visible
 
 
 def round_up(size: int) -> int:

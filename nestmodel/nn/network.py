@@ -1,7 +1,7 @@
 """The NEST network: features, targets, masks, encoder and decoder. It needs no trainer, no ranks and no optimizer.
 
-Masks and what dropout drops depend on seeds derived from (seed, step, microbatch), so there is no generator state to
-save. They are the same on every device, except for dropout of attention weights on a GPU.
+Masks, attention contexts and what dropout drops depend on seeds derived from (seed, step, microbatch), so there is no
+generator state to save. They are the same on every device, except for dropout of attention weights on a GPU.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from nestdata import AudioNoiseBatch, Microbatch, PackedBatch, derive_key
 from nestdata.notebook import html_table
+from nestmodel.attention_context import Context
 from nestmodel.config import FeatureConfig, NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput
 from nestmodel.nn.features import Preprocessor
-from nestmodel.nn.kernel_choice import TORCH, Kernels
+from nestmodel.nn.kernel_choice import TORCH, Kernels, check_subsampling
 from nestmodel.nn.masking import BlockMask, scored_token_mask
 from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
+from nestmodel.nn.subsampling import num_subsampled
 from nestmodel.representation import shapes
 
 
@@ -132,6 +134,7 @@ class NestNetwork(nn.Module):
         Raises:
             ConfigError: A form is not available, or cannot be combined with the settings of the model.
         """
+        check_subsampling(kernels, self.config.encoder)
         self.encoder.pre_encode.has_joined_stages = kernels.subsampling != TORCH
         if kernels.blocks in ("compiled", "combined"):
             self.encoder.compile_blocks(num_shapes, combined=kernels.blocks == "combined")
@@ -156,7 +159,7 @@ class NestNetwork(nn.Module):
         return self.forward_masked(self.draw_masks(batch, mask_purpose=mask_purpose).to(batch.audio.device))
 
     def draw_masks(self, batch: AudioNoiseBatch | PackedBatch, *, mask_purpose: str = "mask") -> MaskedBatch:
-        """Draws the masks of a microbatch, and in training mode the keys of dropout, on the CPU.
+        """Draws the masks of a microbatch, and in training mode the keys of dropout and the context, on the CPU.
 
         Args:
             batch: Audio, on the CPU; its key and its lengths determine the masks.
@@ -167,12 +170,16 @@ class NestNetwork(nn.Module):
         num_frames = num_padded_frames(batch.audio.shape[1], self.config.features)
         if self.config.masking.position == "post_conv":
             lens = self.encoder.pre_encode.out_lens(lens)
-            num_frames //= self.config.encoder.subsampling_factor
+            encoder = self.config.encoder
+            num_frames = num_subsampled(num_frames, encoder.subsampling_factor, is_causal=encoder.causal_downsampling)
         generator = torch.Generator().manual_seed(self.seed_for(mask_purpose, batch))
         masks = self._with_scored_rows(self.mask_processor.draw(lens, num_frames, generator))
         has_keys = self.training and self.config.encoder.dropout_source == "position"
         keys = self.encoder.draw_keys(self.seed_for("dropout", batch)) if has_keys else None
-        return MaskedBatch(batch=batch, masks=masks, num_samples=int(audio_lens.sum()), dropout_keys=keys)
+        context = self.encoder.draw_context(self.seed_for("attention context", batch)) if self.training else None
+        return MaskedBatch(
+            batch=batch, masks=masks, num_samples=int(audio_lens.sum()), dropout_keys=keys, att_context=context
+        )
 
     def forward_masked(self, batch: NetworkInput) -> NestOutput:
         """Predicts the masked tokens of a microbatch whose masks are drawn; see `forward`."""
@@ -180,7 +187,7 @@ class NestNetwork(nn.Module):
         both = torch.cat([batch.audio, batch.noisy_audio])
         feats, feat_lens = self.features(both, batch.audio_len.repeat(2))
         (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
-        return self._predict_scored(clean, noisy, feat_lens, batch.masks, batch.dropout_keys)
+        return self._predict_scored(clean, noisy, feat_lens, batch.masks, batch.dropout_keys, batch.att_context)
 
     def forward_features(
         self,
@@ -209,9 +216,18 @@ class NestNetwork(nn.Module):
         feat_lens: Int[Tensor, " batch"],
         masks: Masks,
         dropout_keys: DropoutKeys | None = None,
+        context: Context | None = None,
     ) -> NestOutput:
+        """Predicts the scored tokens.
+
+        With `causal_downsampling` and masks before the subsampling, there is one encoder frame more than tokens (800
+        feature frames give 101, and 100 tokens). It is cut off. NeMo 3.0.0 cannot index the one by the mask of the
+        other, and fails.
+        """
         targets = self.tokens(clean, feat_lens, masks.scored_rows)
-        encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked, dropout_keys)
+        encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked, dropout_keys, context)
+        if (num_tokens := masks.is_scored.shape[1]) < encoded.shape[1]:
+            encoded, enc_lens = encoded[:, :num_tokens], enc_lens.clamp(max=num_tokens)
         logits = self.decoder.logits(encoded.flatten(0, 1)[masks.scored_rows])
         return NestOutput(logits, targets, masks.is_scored, encoded, enc_lens)
 
@@ -258,6 +274,7 @@ class NestNetwork(nn.Module):
         feat_lens: Int[Tensor, " batch"],
         is_masked: Bool[Tensor, "batch masked_frames"],
         dropout_keys: DropoutKeys | None = None,
+        context: Context | None = None,
     ) -> EncoderOutput:
         """Encodes noisy features that are masked before or after the subsampling, by `masking.position`.
 
@@ -266,14 +283,15 @@ class NestNetwork(nn.Module):
             feat_lens: Number of valid frames of each utterance.
             is_masked: As in `forward_features`.
             dropout_keys: As in `ConformerEncoder.forward`.
+            context: As in `ConformerEncoder.forward`.
         """
         if self.config.masking.position == "pre_conv":
             masked = self.mask_processor.apply_mask(noisy, is_masked)
-            output: EncoderOutput = self.encoder(masked, feat_lens, dropout_keys)
+            output: EncoderOutput = self.encoder(masked, feat_lens, dropout_keys, context)
             return output
         subsampled, enc_lens = self.encoder.pre_encode(noisy, feat_lens)
         masked = self.mask_processor.apply_mask(subsampled.transpose(1, 2), is_masked).transpose(1, 2)
-        return EncoderOutput(self.encoder.encode(masked, enc_lens, dropout_keys), enc_lens)
+        return EncoderOutput(self.encoder.encode(masked, enc_lens, dropout_keys, context), enc_lens)
 
     def seed_for(self, purpose: str, batch: Microbatch) -> int:
         """Returns the 63-bit seed of the random numbers drawn for a purpose in a microbatch."""

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nestdata import AudioNoiseBatch, Microbatch, PackedBatch
+from nestmodel.attention_context import Context
 from nestmodel.nn.encoder import DropoutKeys
 
 
@@ -56,6 +57,9 @@ class NetworkInput(Microbatch):
     dropout_keys: DropoutKeys | None = None
     """See `MaskedBatch`."""
 
+    att_context: Context | None = None
+    """See `MaskedBatch`."""
+
     @property
     def masks(self) -> Masks:
         """The masked frames and the scored tokens."""
@@ -75,6 +79,9 @@ class MaskedBatch:
 
     dropout_keys: DropoutKeys | None = None
     """On the CPU; determine what dropout drops. Without them, it is drawn from the global generator of the device."""
+
+    att_context: Context | None = None
+    """Attention context that was drawn for it; None for the first one of the encoder."""
 
     def pin_masks(self) -> "MaskedBatch":
         """Returns the batch with its masks and keys in page-locked memory, for asynchronous copies to a GPU."""
@@ -101,6 +108,7 @@ class MaskedBatch:
             **self.masks._asdict(),
             num_samples=self.num_samples,
             dropout_keys=self.dropout_keys,
+            att_context=self.att_context,
             sample_id=batch.sample_id,
             mixes=batch.mixes,
             bad_cuts=batch.bad_cuts,

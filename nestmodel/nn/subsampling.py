@@ -6,7 +6,7 @@ valid encoder frames.
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +25,27 @@ MAX_VALUES_ON_CPU = 2**23
 """The same limit on a CPU, whose allocator reuses freed memory for tensors below 32 MiB."""
 
 
-def halve(size: int) -> int:
-    """Returns the output size of a convolution of stride 2, kernel 3 and padding 1: half the input size, rounded up."""
-    return (size + 1) // 2
+Size = TypeVar("Size", int, Tensor)
+
+
+def halve(size: Size, *, is_causal: bool = False) -> Size:
+    """Returns the output sizes of a convolution of stride 2 and kernel 3.
+
+    Args:
+        size: Input sizes.
+        is_causal: Whether the input is padded with 2 zeros in front and 1 at the end, which gives half the size rounded
+            down, plus 1. Otherwise it is padded with 1 on both sides, which gives half the size, rounded up.
+    """
+    return size // 2 + 1 if is_causal else (size + 1) // 2
+
+
+def num_subsampled(size: Size, factor: int, *, is_causal: bool = False) -> Size:
+    """Returns the output sizes of log2(factor) convolutions of `halve`.
+
+    This is size / factor, rounded up. If the convolutions are causal, it is (size - 2) / factor, rounded down, plus 2:
+    800 frames give 101 at a factor of 8.
+    """
+    return (size + factor - 2) // factor + 1 if is_causal else (size + factor - 1) // factor
 
 
 class ConvSubsampling(nn.Module):
@@ -37,22 +55,25 @@ class ConvSubsampling(nn.Module):
     pointwise 1x1 convolution; each ends with a ReLU. Time past the valid length is zeroed between stages and at the
     end, so a padded encoder frame equals the bias of the projection, not zero.
 
+    With `is_causal`, a stage reads two frames before its own and none after it, so an encoder frame reads no feature
+    frame after its first. The mel bins are padded in the same way, as in NeMo's `causal_downsampling`.
+
     Source: FastConformer, arXiv:2305.05084, section 3; NeMo's "dw_striding". Differs: NeMo also zeroes the padding
     between a depthwise and its pointwise convolution, which does not affect valid frames.
     """
 
-    def __init__(self, *, num_mels: int, channels: int, factor: int, dim: int) -> None:
+    def __init__(self, *, num_mels: int, channels: int, factor: int, dim: int, is_causal: bool = False) -> None:
         super().__init__()
         self.factor = factor
         self.channels = channels
-        layers: list[nn.Module] = [nn.Conv2d(1, channels, 3, stride=2, padding=1), nn.ReLU()]
-        bins = halve(num_mels)
+        self.is_causal = is_causal
+        padding = 0 if is_causal else 1  # `_convolve` pads for causal convolutions
+        layers: list[nn.Module] = [nn.Conv2d(1, channels, 3, stride=2, padding=padding), nn.ReLU()]
         for _ in range(factor.bit_length() - 2):
-            layers.append(nn.Conv2d(channels, channels, 3, stride=2, padding=1, groups=channels))
+            layers.append(nn.Conv2d(channels, channels, 3, stride=2, padding=padding, groups=channels))
             layers += [nn.Conv2d(channels, channels, 1), nn.ReLU()]
-            bins = halve(bins)
         self.conv = nn.Sequential(*layers)
-        self.out = nn.Linear(channels * bins, dim)
+        self.out = nn.Linear(channels * num_subsampled(num_mels, factor, is_causal=is_causal), dim)
         self.has_joined_stages = True
         """Whether the first two stages are one operation on a GPU, where its kernels work."""
 
@@ -66,7 +87,7 @@ class ConvSubsampling(nn.Module):
             feat_lens: Number of valid frames of each utterance.
 
         Returns:
-            The encoder frames, and the number of valid ones of each utterance: its frames / factor, rounded up.
+            The encoder frames, and the number of valid ones of each utterance, by `num_subsampled`.
         """
         # The convolutions produce by far the largest tensors of the model and are cheap. So they process some
         # utterances at a time, and are recomputed in the backward pass instead of keeping their outputs.
@@ -102,7 +123,7 @@ class ConvSubsampling(nn.Module):
         for layer in layers:
             if isinstance(layer, nn.ReLU):
                 # In place: the convolutions do not need their outputs to compute gradients.
-                lens = (lens + 1) // 2
+                lens = halve(lens, is_causal=self.is_causal)
                 is_valid = _is_valid(x, lens)
                 if torch.is_grad_enabled():
                     x = _MaskedRelu.apply(x, is_valid)  # type: ignore[no-untyped-call]  # torch has no annotations for it
@@ -117,14 +138,20 @@ class ConvSubsampling(nn.Module):
         """Returns whether the first two stages are one operation: on a GPU, from features that need no gradient."""
         if not self.has_joined_stages or not devices.is_on_gpu(feats) or self.factor == 2 or feats.requires_grad:
             return False
+        if self.is_causal:
+            return False
         if feats.dtype != torch.float32 or self.conv[0].weight.dtype != torch.float32:
             return False
         # Kernels cannot be checked with tensors without values, with which benchmarks count operations.
         return isinstance(feats, FakeTensor) or has_kernels(feats.device, devices.product_dtype(feats))
 
     def out_lens(self, feat_lens: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-        """Returns the numbers of valid encoder frames for numbers of valid frames: frames / factor, rounded up."""
-        return (feat_lens + self.factor - 1) // self.factor
+        """Returns the numbers of valid encoder frames for numbers of valid frames, by `num_subsampled`."""
+        return num_subsampled(feat_lens, self.factor, is_causal=self.is_causal)
+
+    def token_lens(self, feat_lens: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+        """Returns the numbers of valid tokens and other labels of encoder frames: frames / factor, rounded up."""
+        return num_subsampled(feat_lens, self.factor)
 
 
 class _MaskedRelu(torch.autograd.Function):
@@ -157,6 +184,8 @@ def _masked_relu_(x: Tensor, is_valid: Tensor) -> Tensor:
 def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
     """Applies a convolution whose weight gets a gradient with its own strides on a CPU, as in `ConvModule`."""
     weight = layer.weight
+    if layer.stride == (2, 2) and layer.padding == (0, 0):
+        x = F.pad(x, (2, 1, 2, 1))  # causal: in front of and behind mel bins, then frames
     if torch.is_grad_enabled() and not x.is_cuda:
         weight = weight.flatten(1).view_as(weight)
     return F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, groups=layer.groups)

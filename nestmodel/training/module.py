@@ -138,7 +138,8 @@ class NestModel(NestNetwork, pl.LightningModule):
             capture: Captures a graph; by default one of CUDA.
 
         Raises:
-            ConfigError: The shapes are not fixed, or activations are checkpointed.
+            ConfigError: The shapes are not fixed, activations are checkpointed, or there are several attention
+                contexts.
         """
         check_graph(self.config, num_shapes)
         assert num_shapes is not None
@@ -404,7 +405,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             return
         if SETTINGS_KEY in checkpoint:
             settings, device = checkpoint[SETTINGS_KEY], self.trainer.strategy.root_device
-            stored = stored_kernels(settings, default_kernels(device.type))
+            stored = stored_kernels(settings, default_kernels(device.type, self.config.encoder))
             self._stored = Choice(kernels=stored, device=checkpoint.get(_DEVICE_KEY))
             # Until the start of the run, so that only forms that are set by hand can differ from the checkpoint.
             self._chosen = Choice(kernels=self.kernels.resolve(stored), device=self._stored.device)
@@ -428,7 +429,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def _choice(self) -> Choice:
         device = self.trainer.strategy.root_device
-        kernels = self.kernels.resolve(default_kernels(device.type))
+        kernels = self.kernels.resolve(default_kernels(device.type, self.config.encoder))
         return self._chosen or Choice(kernels=kernels, device=device_name(device))
 
     def _is_fitting(self) -> bool:

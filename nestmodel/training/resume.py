@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from nestmodel.config import NestConfig
+from nestmodel.config import EncoderConfig, FeatureConfig, NestConfig
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import is_on_hub
 from nestmodel.formats.model_file import open_model_file
@@ -42,8 +42,16 @@ _KERNEL_SETTINGS = tuple(f"{_KERNELS}.{part}" for part in PARTS)
 _ADDED = (*_KERNEL_SETTINGS, "trainer.deterministic")
 """Settings that checkpoints from before the setting was stored lack; such checkpoints can be resumed with any value."""
 
-_EARLIER = {"model.config.encoder.dropout_source": repr("generator")}
-"""Values of settings in runs from before the setting existed, where they are not the default."""
+_EARLIER = {
+    "model.config.encoder.dropout_source": repr("generator"),
+    "model.config.features.normalize": repr(FeatureConfig.normalize),
+    **{
+        f"model.config.encoder.{name}": repr(getattr(EncoderConfig, name))
+        for name in ("att_context_size", "att_context_probs", "att_context_style", "conv_context_size")
+    },
+    "model.config.encoder.causal_downsampling": repr(False),
+}
+"""Values of settings in runs from before the setting existed."""
 
 _COMPILED = "model.compile_blocks"
 """Setting that became `model.kernels.blocks`."""

@@ -13,7 +13,7 @@ from nestdata import BatchPlan
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder import check_compilable
-from nestmodel.nn.kernel_choice import Kernels
+from nestmodel.nn.kernel_choice import Kernels, check_subsampling
 from nestmodel.nn.loss_stats import METRIC_NAMES
 from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.lightning_private import uses_distributed_sampler
@@ -66,6 +66,7 @@ def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
 def check_kernels(kernels: Kernels, config: NestConfig, plan: BatchPlan, trainer: pl.Trainer) -> None:
     """Raises ConfigError if a form that is set cannot be combined with the model, the plan or the precision."""
     num_shapes = plan.config.num_shapes
+    check_subsampling(kernels, config.encoder)
     if kernels.step == "graph":
         check_graph(config, num_shapes)
         check_graph_precision(trainer)
@@ -74,7 +75,10 @@ def check_kernels(kernels: Kernels, config: NestConfig, plan: BatchPlan, trainer
 
 
 def check_graph(config: NestConfig, num_shapes: int | None) -> None:
-    """Raises ConfigError if a step cannot be a graph: shapes are not fixed, or activations are checkpointed."""
+    """Raises ConfigError if a step cannot be a graph.
+
+    Its shapes are not fixed, activations are checkpointed, or an attention context is drawn for each microbatch.
+    """
     if num_shapes is None:
         raise ConfigError(
             "model.kernels.step is graph, which needs batches of fixed shapes. Set data.plan.num_shapes, for "
@@ -84,6 +88,11 @@ def check_graph(config: NestConfig, num_shapes: int | None) -> None:
         raise ConfigError(
             "model.kernels.step is graph and model.config.encoder.checkpoint_activations is on: recomputation sets "
             "the state of generators, which a graph cannot do. Set the step to torch, or switch checkpointing off."
+        )
+    if (num_contexts := len(config.encoder.att_context_size)) > 1:
+        raise ConfigError(
+            f"model.kernels.step is graph and model.config.encoder.att_context_size has {num_contexts} contexts: one "
+            "is drawn for each microbatch, and a graph holds a single one. Set the step to torch, or give one context."
         )
 
 

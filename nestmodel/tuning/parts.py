@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from nestmodel.config import EncoderConfig, NestConfig
 from nestmodel.nn import devices
 from nestmodel.nn.batch_norm import StepBatchNorm
-from nestmodel.nn.frames import describe_frames
 from nestmodel.nn.kernel_choice import PARTS, TORCH, Kernels, kernels_of
 from nestmodel.nn.network import NestNetwork, num_padded_frames
+from nestmodel.nn.subsampling import num_subsampled
 from nestmodel.tuning.race import Part, Run
 
 FORMS = {
@@ -169,7 +169,9 @@ def _subsampling(network: NestNetwork, setting: Setting, context: _Context) -> R
 
 def _block(network: NestNetwork, setting: Setting, context: _Context) -> Run:
     config, subsample = setting.config, network.encoder.pre_encode
-    num_frames = num_padded_frames(setting.num_samples, config.features) // config.encoder.subsampling_factor
+    num_frames = num_subsampled(
+        num_padded_frames(setting.num_samples, config.features), subsample.factor, is_causal=subsample.is_causal
+    )
     x = noise(network, setting.num_cuts, num_frames, config.encoder.d_model).requires_grad_()
     lens = subsample.out_lens(
         shortened_lens(network, setting.num_cuts, setting.num_samples // config.features.hop_length)
@@ -177,7 +179,7 @@ def _block(network: NestNetwork, setting: Setting, context: _Context) -> Run:
     drawn = network.encoder.draw_keys(0)[1].to(x.device)
     keys = drawn if config.encoder.dropout_source == "position" else None
     (block,) = network.encoder.layers
-    return _with_gradients(lambda: block(x, describe_frames(x, lens), keys), [x, *block.parameters()], context)
+    return _with_gradients(lambda: block(x, network.encoder.describe(x, lens), keys), [x, *block.parameters()], context)
 
 
 _RUNS: dict[str, Callable[[NestNetwork, Setting, _Context], Run]] = {

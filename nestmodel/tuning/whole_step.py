@@ -26,8 +26,9 @@ from nestmodel.tuning.race import Part, Run
 
 def has_step_forms(setting: Setting) -> bool:
     """Returns whether a microbatch can be a graph with these settings; see `NestModel.use_graphs`."""
-    is_checkpointed = setting.config.encoder.checkpoint_activations
-    return setting.num_shapes is not None and not is_checkpointed and setting.precision != "16-mixed"
+    encoder = setting.config.encoder
+    can_be_captured = not encoder.checkpoint_activations and len(encoder.att_context_size) == 1
+    return setting.num_shapes is not None and can_be_captured and setting.precision != "16-mixed"
 
 
 def step_part(setting: Setting, precision: Precision, kernels: Kernels) -> Part:

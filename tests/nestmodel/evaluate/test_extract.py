@@ -23,7 +23,14 @@ from nestmodel import (
     extract_features,
     iterate_features,
 )
-from nestmodel.evaluate.encode import frame_rate_hz, log_mels, parse_layers, resolve_device, resolve_layers
+from nestmodel.evaluate.encode import (
+    frame_rate_hz,
+    iterate_stacked_mels,
+    log_mels,
+    parse_layers,
+    resolve_device,
+    resolve_layers,
+)
 from nestmodel.evaluate.extract import file_stem
 from nestmodel.evaluate.inputs import cut_labels
 from tests.synthesis import chirp, corpus_of_commands, hiss, read_audio, write_audio, write_jsonl
@@ -108,6 +115,17 @@ def test_features_do_not_depend_on_the_other_utterances_of_the_batch(
         assert utterance.values.shape == (3, -(-(len(samples) // 160) // 8), 16)
         assert np.allclose(utterance.values, features_of(model, samples), atol=1e-5)
     assert model.training  # the mode is restored
+
+
+def test_a_causal_encoder_has_as_many_frames_as_others(corpus: Corpus) -> None:
+    causal, usual = (NestModel(tiny_config(causal_downsampling=is_causal)) for is_causal in (True, False))
+    lengths = [
+        [utterance.values.shape for utterance in iterate_features(one, corpus, "last", device="cpu")]
+        for one in (causal, usual)
+    ]
+    stacked = [utterance.values.shape[1] for utterance in iterate_stacked_mels(causal, corpus, device="cpu")]
+    assert lengths[0] == lengths[1]
+    assert stacked == [length for _, length, _ in lengths[0]]
 
 
 def test_selected_layers_are_yielded_in_the_requested_order(model: NestModel, corpus: Corpus) -> None:

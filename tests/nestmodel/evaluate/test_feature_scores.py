@@ -67,6 +67,13 @@ def test_scores_are_those_of_the_chosen_layers_and_equal_in_every_call(model: Ne
 
 
 @needs("probe", "sklearn")
+def test_a_causal_encoder_is_scored_on_as_many_frames_as_there_are_units(demo_speech: Path) -> None:
+    causal = NestNetwork(tiny_config(causal_downsampling=True)).eval()
+    scores = score_features(causal, Corpus.open(demo_speech), None, replace(CONFIG, seconds=20.0))
+    assert 0 < scores["pnmi_layer0"] < 1
+
+
+@needs("probe", "sklearn")
 def test_clusters_agree_less_in_louder_noise(model: NestNetwork, demo_speech: Path) -> None:
     corpus = Corpus.open(demo_speech)
     by_snr = [score_features(model, corpus, None, replace(CONFIG, snr_db=snr_db)) for snr_db in (60.0, 20.0, -20.0)]

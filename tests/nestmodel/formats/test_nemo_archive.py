@@ -45,6 +45,19 @@ CONFIGS = {
         optimizer=OptimizerConfig(lr=2.0, betas=(0.8, 0.9), weight_decay=0.0, warmup_steps=7, min_lr=1e-7),
     ),
     "layer norm": replace(TINY, encoder=replace(TINY.encoder, conv_norm="layer_norm", ff_expansion=2)),
+    "streaming": replace(
+        TINY,
+        features=FeatureConfig(normalize="NA"),
+        encoder=replace(
+            TINY.encoder,
+            att_context_size=((6, 2), (-1, 0)),
+            att_context_probs=(0.25, 0.75),
+            att_context_style="chunked_limited",
+            conv_context_size="causal",
+            conv_norm="layer_norm",
+            causal_downsampling=True,
+        ),
+    ),
     "post_conv": replace(TINY, masking=MaskConfig(position="post_conv", block_size=44)),
 }
 

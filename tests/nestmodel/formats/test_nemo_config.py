@@ -1,6 +1,7 @@
 import copy
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from nestmodel import (
     EncoderConfig,
     FeatureConfig,
     MaskConfig,
+    NestConfig,
     OptimizerConfig,
     QuantizerConfig,
     config_from_nemo,
 )
+from nestmodel.formats.nemo_config import config_to_nemo
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "nemo_tiny.npz"
 
@@ -95,15 +98,17 @@ def test_n_fft_of_null_is_the_next_power_of_two(nemo_section: Mapping[str, Any])
         ("quantizer.combine_time_steps", 4),
         ("quantizer.feat_in", 40),
         ("encoder.subsampling", "striding"),
-        ("encoder.causal_downsampling", True),
         ("encoder.feat_out", 32),
         ("encoder.self_attention_model", "abs_pos"),
-        ("encoder.att_context_size", [70, 13]),
-        ("encoder.att_context_style", "chunked_limited"),
+        ("encoder.att_context_size", [70, 13.0]),
+        ("encoder.att_context_size", [70]),
+        ("encoder.att_context_style", "chunked_limited_with_rc"),
+        ("encoder.att_chunk_context_size", [[70], [1], [0]]),
+        ("encoder.att_context_probs", "uniform"),
+        ("encoder.conv_context_style", "dcc"),
         ("encoder.untie_biases", False),
         ("encoder.conv_norm_type", "group_norm8"),
-        ("encoder.conv_context_size", "causal"),
-        ("encoder.conv_context_size", [8, 0]),
+        ("encoder.conv_context_size", "centred"),
         ("encoder.stochastic_depth_drop_prob", 0.1),
         ("encoder.reduction", "pooling"),
         ("decoder.num_classes", 64),
@@ -121,6 +126,72 @@ def test_field_that_is_not_implemented_is_rejected_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"model\.{path}"):
         config_from_nemo(changed(nemo_section, path, value))
+
+
+@pytest.mark.parametrize(
+    ("nemo", "ours"),
+    [
+        ({}, {}),
+        ({"att_context_size": None, "att_context_probs": None, "conv_context_size": [4, 4]}, {}),
+        ({"att_context_size": [[-1, -1]], "att_context_probs": []}, {}),
+        ({"att_context_size": [70, 13]}, {"att_context_size": ((70, 13),)}),
+        (
+            {"att_context_size": [70, 13], "att_context_style": "chunked_limited", "conv_context_size": "causal"},
+            {
+                "att_context_size": ((70, 13),),
+                "att_context_style": "chunked_limited",
+                "conv_context_size": "causal",
+            },
+        ),
+        (
+            {"att_context_size": [[70, 13], [70, 0]], "att_context_probs": [0.25, 0.75]},
+            {"att_context_size": ((70, 13), (70, 0)), "att_context_probs": (0.25, 0.75)},
+        ),
+        ({"conv_context_size": [8, 0]}, {"conv_context_size": (8, 0)}),
+        ({"causal_downsampling": True}, {"causal_downsampling": True}),
+    ],
+)
+def test_contexts_are_translated_in_both_directions(
+    nemo_section: Mapping[str, Any], nemo: Mapping[str, object], ours: Mapping[str, Any]
+) -> None:
+    section = dict(nemo_section)
+    for name, value in nemo.items():
+        section = changed(section, f"encoder.{name}", value)
+    config = config_from_nemo(section)
+    default = EncoderConfig(d_model=64, num_heads=4, num_layers=2, subsampling_channels=32)
+    assert config.encoder == replace(default, **ours)
+    assert config_from_nemo(config_to_nemo(config)) == config
+
+
+def test_the_default_is_written_as_one_pair(nemo_section: Mapping[str, Any]) -> None:
+    encoder = config_to_nemo(config_from_nemo(nemo_section))["encoder"]
+    names = ("att_context_size", "att_context_probs", "att_context_style", "conv_context_size", "causal_downsampling")
+    assert [encoder[name] for name in names] == [[-1, -1], None, "regular", None, False]
+
+
+def test_a_left_context_that_is_no_multiple_of_the_chunk_is_rejected(nemo_section: Mapping[str, Any]) -> None:
+    section = changed(nemo_section, "encoder.att_context_style", "chunked_limited")
+    with pytest.raises(ConfigError, match=r"att_context_size is \(\(70, 12\),\): expected a left context"):
+        config_from_nemo(changed(section, "encoder.att_context_size", [70, 12]))
+
+
+@pytest.mark.parametrize("probs", [(0.7, 0.2, 0.1), (0.1, 0.2, 0.7), (1 / 3, 1 / 3, 1 / 3), (0.25, 0.5, 0.25)])
+def test_exported_probabilities_have_the_exact_sum_that_nemo_demands(probs: tuple[float, ...]) -> None:
+    encoder = EncoderConfig(
+        d_model=64, num_heads=4, num_layers=2, att_context_size=((8, 2), (8, 1), (8, 0)), att_context_probs=probs
+    )
+    found = config_to_nemo(NestConfig(encoder=encoder))["encoder"]["att_context_probs"]
+    assert sum(found) == 1
+    assert found == pytest.approx(probs, rel=0, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("nemo", "ours"), [("per_feature", "per_feature"), ("NA", "NA"), (None, "NA"), (False, "NA"), ("", "NA")]
+)
+def test_normalisation_of_features_is_translated(nemo_section: Mapping[str, Any], nemo: object, ours: str) -> None:
+    config = config_from_nemo(changed(nemo_section, "preprocessor.normalize", nemo))
+    assert config.features.normalize == ours
+    assert config_to_nemo(config)["preprocessor"]["normalize"] == ours
 
 
 @pytest.mark.parametrize("path", ["encoder.d_model", "encoder.n_layers", "preprocessor.features", "quantizer.code_dim"])

@@ -30,6 +30,16 @@ CONFIGS = {
             checkpoint_activations=True,
         ),
     ),
+    "chunks, causal": replace(
+        ONE_LAYER,
+        encoder=replace(
+            ONE_LAYER.encoder,
+            att_context_size=((6, 2),),
+            att_context_style="chunked_limited",
+            conv_context_size="causal",
+            causal_downsampling=True,
+        ),
+    ),
 }
 
 

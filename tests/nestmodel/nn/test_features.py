@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def chirps(*lengths: int) -> Tensor:
     return torch.stack(rows)
 
 
-def front_end(**settings: float) -> Preprocessor:
+def front_end(**settings: Any) -> Preprocessor:
     return Preprocessor(replace(FeatureConfig(), **settings)).eval()
 
 
@@ -142,13 +143,25 @@ def test_features_have_no_gradient_and_no_parameters() -> None:
         {"num_mels": 40},
         {"pad_to": 1},
         {"preemphasis": 0.0},
+        {"normalize": "NA"},
     ],
 )
-def test_every_setting_changes_the_features(settings: dict[str, float]) -> None:
+def test_every_setting_changes_the_features(settings: dict[str, Any]) -> None:
     audio, lens = chirps(8000), torch.tensor([8000])
     default, _ = front_end()(audio, lens)
     feats, _ = front_end(**settings)(audio, lens)
     assert feats.shape != default.shape or not torch.allclose(feats, default, atol=1e-2)
+
+
+def test_without_normalisation_the_valid_frames_are_the_log_mels_and_the_others_are_zero() -> None:
+    audio, lens = chirps(8000, 4000), torch.tensor([8000, 4000])
+    module = front_end(normalize="NA")
+    feats, feat_lens = module(audio, lens)
+    log_mels, _ = module.log_mels(audio, lens)
+    assert feats.shape == (2, 80, 64)
+    for row, num_valid in enumerate(feat_lens.tolist()):
+        assert torch.equal(feats[row, :, :num_valid], log_mels[row, :, :num_valid])
+        assert not feats[row, :, num_valid:].any()
 
 
 COMPILED = """

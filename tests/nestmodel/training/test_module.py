@@ -2,6 +2,7 @@ import math
 from dataclasses import replace
 from itertools import groupby, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
@@ -10,8 +11,10 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from nestdata import PlanConfig, PrepareConfig, derive_key
 from nestmodel import ConfigError, Kernels, MaskConfig, NestConfig, NestDataModule, NestModel, WeightsError
+from nestmodel.attention_context import Context, draw_context
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder
+from nestmodel.nn.frames import Frames
 from nestmodel.nn.loss_stats import loss_stats
 from nestmodel.nn.masking import scored_token_mask
 from nestmodel.training import module
@@ -231,6 +234,37 @@ def test_a_resumed_run_continues_with_the_next_batch_and_ends_with_equal_weights
         assert expected.keys[: 2 * stopped_at] + rest.keys == expected.keys
         for name, value in resumed.state_dict().items():
             assert torch.equal(value, whole.state_dict()[name]), f"{name}, stopped at {stopped_at}"
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_resumed_run_draws_the_same_attention_contexts(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[object] = []
+    describe = ConformerEncoder.describe
+
+    def note(self: ConformerEncoder, x: torch.Tensor, enc_lens: torch.Tensor, context: Context | None) -> Frames:
+        used.append(context)
+        return describe(self, x, enc_lens, context)
+
+    monkeypatch.setattr(ConformerEncoder, "describe", note)
+    config = tiny_config(
+        att_context_size=((4, 1), (-1, 0)),
+        att_context_style="chunked_limited",
+        conv_context_size="causal",
+        causal_downsampling=True,
+    )
+    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    settings: dict[str, Any] = {"config": config, "callbacks": [saver], "enable_checkpointing": True}
+    whole, recorder = fit(messy_corpora, tmp_path, max_steps=5, **settings)
+    of_run = used[:]
+    assert {*of_run} == {(4, 1), (-1, 0)}
+    seeds = [derive_key(config.seed, "attention context", key.step, key.microbatch) >> 1 for key in recorder.keys]
+    assert of_run == [draw_context(config.encoder.att_context_size, None, seed) for seed in seeds]
+    used.clear()
+    resumed, _ = fit(messy_corpora, tmp_path, max_steps=5, ckpt_path=tmp_path / "step=2.ckpt", **settings)
+    assert used == of_run[4:]
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
 def test_a_model_is_rebuilt_from_its_checkpoint_alone(messy_corpora: MessyCorpora, tmp_path: Path) -> None:

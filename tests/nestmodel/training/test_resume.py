@@ -199,6 +199,18 @@ def test_a_run_from_before_dropout_had_a_source_goes_on_with_the_generator_only(
         check_unchanged(earlier, now, step=0)
 
 
+def test_a_run_from_before_streaming_encoders_goes_on_with_the_defaults_only(tmp_path: Path) -> None:
+    of_encoder = ("att_context_size", "att_context_probs", "att_context_style", "conv_context_size")
+    added = {*of_encoder, "causal_downsampling", "normalize"}
+    now = run_settings(tiny_config(), trainer(tmp_path), kernels=Kernels())
+    earlier = {name: value for name, value in now.items() if name.rpartition(".")[2] not in added}
+    assert len(earlier) == len(now) - len(added)
+    check_unchanged(earlier, now, step=0)
+    changed = run_settings(tiny_config(att_context_size=((8, 2),)), trainer(tmp_path), kernels=Kernels())
+    with pytest.raises(ConfigError, match=r"encoder\.att_context_size: \(\(-1, -1\),\) -> \(\(8, 2\),\)"):
+        check_unchanged(earlier, changed, step=0)
+
+
 @pytest.mark.usefixtures("gloo")
 def test_a_rank_whose_step_is_that_of_all_ranks_goes_on() -> None:
     check_same_step(80_000, 0, torch.device("cpu"))

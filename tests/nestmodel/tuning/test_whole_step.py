@@ -133,6 +133,8 @@ def test_a_microbatch_can_be_a_graph_only_with_settings_that_a_capture_can_follo
     assert not has_step_forms(replace(SETTING, num_shapes=None))
     assert not has_step_forms(replace(SETTING, precision="16-mixed"))
     assert not has_step_forms(replace(SETTING, config=tiny_config(checkpoint_activations=True)))
+    assert has_step_forms(replace(SETTING, config=tiny_config(att_context_size=((8, 2),))))
+    assert not has_step_forms(replace(SETTING, config=tiny_config(att_context_size=((8, 2), (8, 0)))))
 
 
 def test_the_reference_of_a_step_is_the_plain_form() -> None:

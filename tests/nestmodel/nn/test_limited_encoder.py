@@ -1,0 +1,303 @@
+"""Limited attention and causal convolutions in the encoder and the network; see tests/golden for the values."""
+
+import hashlib
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nestmodel import ConfigError, FeatureConfig, Kernels, NestConfig, NestModel, NestNetwork
+from nestmodel.attention_context import draw_context
+from nestmodel.nn import devices
+from nestmodel.nn.encoder import ConformerEncoder
+from nestmodel.nn.kernel_choice import default_kernels
+from nestmodel.nn.subsampling import ConvSubsampling, halve, num_subsampled
+from tests.nestmodel.nn.test_network import batch
+from tests.training import tiny_config
+
+CAUSAL: dict[str, Any] = {
+    "att_context_style": "chunked_limited",
+    "conv_context_size": "causal",
+    "causal_downsampling": True,
+}
+TWO: dict[str, Any] = {"att_context_size": ((6, 2), (2, 0)), "att_context_probs": (0.3, 0.7)}
+NUM_SAMPLES = 24000
+WITHOUT_DROPOUT: dict[str, Any] = {"dropout": 0.0, "dropout_pre_encoder": 0.0, "dropout_att": 0.0}
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def network(normalize: Literal["per_feature", "NA"] = "per_feature", **encoder: Any) -> NestNetwork:
+    return NestNetwork(replace(tiny_config(**encoder), features=FeatureConfig(dither=0.0, normalize=normalize)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    right=st.integers(0, 4),
+    num_left=st.integers(-1, 2),
+    first_changed=st.integers(0, NUM_SAMPLES - 1),
+    conv_norm=st.sampled_from(["batch_norm", "layer_norm"]),
+)
+def test_frames_do_not_depend_on_audio_past_their_look_ahead(
+    right: int, num_left: int, first_changed: int, conv_norm: str
+) -> None:
+    left = num_left * (right + 1) if num_left > 0 else num_left
+    model = network("NA", att_context_size=((left, right),), conv_norm=conv_norm, **CAUSAL).eval()
+    audio = 0.1 * noise(1, NUM_SAMPLES)
+    changed = audio.clone()
+    changed[:, first_changed:] *= -3.0
+    lens = torch.tensor([NUM_SAMPLES])
+    with torch.no_grad():
+        before, after = (model.encoder(*model.features(one, lens)).frames[0] for one in (audio, changed))
+    # A frame sees the last frame of its chunk, whose last feature frame is centred 1280 samples per frame from the
+    # start, with 200 samples of the window after the centre.
+    chunk = right + 1
+    ends = torch.arange(len(before)) // chunk * chunk + right
+    is_kept = 1280 * ends + 200 <= first_changed
+    torch.testing.assert_close(before[is_kept], after[is_kept], rtol=0.0, atol=1e-6)
+    # From the chunk on in which the first changed sample is, all differ; the last frames may see only padding.
+    is_changed = (1280 * ends >= first_changed) & (torch.arange(len(before)) < NUM_SAMPLES // 1280)
+    assert ((before - after)[is_changed].abs().amax(dim=1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8, 16])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_sizes_after_the_subsampling_are_those_of_its_stages(factor: int, is_causal: bool) -> None:
+    module = ConvSubsampling(num_mels=20, channels=2, factor=factor, dim=3, is_causal=is_causal)
+    for num_frames in range(1, 60):
+        size = num_frames
+        for _ in range(factor.bit_length() - 1):
+            size = halve(size, is_causal=is_causal)
+        assert num_subsampled(num_frames, factor, is_causal=is_causal) == size
+        with torch.no_grad():
+            frames, lens = module(torch.zeros(1, 20, num_frames), torch.tensor([num_frames]))
+        assert frames.shape == (1, size, 3)
+        assert lens.tolist() == [size]
+    assert num_subsampled(800, 8, is_causal=True) == 101
+
+
+def test_values_past_the_valid_length_do_not_affect_causal_frames() -> None:
+    encoder = network(att_context_size=((6, 2),), **CAUSAL).encoder.eval()
+    feats = noise(1, 80, 77)
+    padded = torch.cat([feats, torch.full((1, 80, 83), 5.0)], dim=2)
+    with torch.no_grad():
+        alone, lens = encoder(feats, torch.tensor([77]))
+        beside, padded_lens = encoder(padded, torch.tensor([77]))
+    assert lens.tolist() == padded_lens.tolist() == [11]
+    torch.testing.assert_close(alone, beside[:, :11], rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", ["pre_conv", "post_conv"])
+def test_causal_frames_meet_tokens_and_the_last_frame_is_cut_off(position: Literal["pre_conv", "post_conv"]) -> None:
+    config = tiny_config(att_context_size=((6, 2),), **CAUSAL)
+    config = replace(config, masking=replace(config.masking, position=position, prob=0.2))
+    model = NestNetwork(config).train()
+    inputs = model.draw_masks(batch()).to("cpu")  # 208 feature frames, 200 and 150 of them valid
+    output = model.forward_masked(inputs)
+    num_frames, lens = (26, [26, 20]) if position == "pre_conv" else (27, [26, 20])
+    assert output.encoded.shape[:2] == output.is_scored.shape == (2, num_frames)
+    assert output.enc_lens.tolist() == lens
+    assert output.logits.shape[0] == int(output.is_scored.sum()) > 0
+    torch.testing.assert_close(output.logits, model.decoder.logits(output.encoded)[output.is_scored])
+    output.logits.square().sum().backward()
+
+
+def test_full_length_utterances_lose_one_causal_frame_where_they_meet_tokens() -> None:
+    model = network(att_context_size=((6, 2),), **CAUSAL).eval()
+    feats, lens = noise(1, 80, 800), torch.tensor([800])
+    assert model.encoder(feats, lens).frames.shape[1] == 101
+    is_masked = torch.zeros(1, 800, dtype=torch.bool)
+    is_masked[:, 80:160] = True
+    output = model.forward_features(feats, feats, lens, is_masked)
+    assert output.encoded.shape[1] == output.is_scored.shape[1] == 100
+    assert output.enc_lens.tolist() == [100]
+    assert len(output.logits) == 10
+
+
+def test_the_context_of_a_microbatch_is_drawn_from_its_key_in_training_only() -> None:
+    model = network(**TWO).train()
+    drawn = {(step, one): model.draw_masks(batch(step, one)).att_context for step in range(12) for one in range(2)}
+    assert {*drawn.values()} == {*TWO["att_context_size"]}
+    for (step, microbatch), context in drawn.items():
+        seed = model.seed_for("attention context", batch(step, microbatch))
+        assert context == draw_context(*TWO.values(), seed)
+    assert network(**TWO).train().draw_masks(batch(3, 1)).att_context == drawn[3, 1]  # whatever was drawn before
+    assert model.eval().draw_masks(batch()).att_context is None
+    assert network().train().draw_masks(batch()).att_context is None
+    assert model.draw_masks(batch()).to("cpu").att_context is None
+
+
+def test_training_computes_with_the_drawn_context_and_evaluation_with_the_first() -> None:
+    model = network(**TWO, **WITHOUT_DROPOUT, conv_norm="layer_norm").train()
+    feats = model.features(batch().noisy_audio, batch().audio_len)
+    for step in range(4):
+        inputs = model.draw_masks(batch(step)).to("cpu")
+        found = model.forward_masked(inputs).encoded
+        expected = {
+            context: model.encode_masked(*feats, inputs.is_masked, context=context).frames
+            for context in TWO["att_context_size"]
+        }
+        assert not torch.allclose(*expected.values())
+        assert inputs.att_context is not None
+        assert torch.equal(found, expected[inputs.att_context])
+    model.eval()
+    first = TWO["att_context_size"][0]
+    assert torch.equal(model.encoder(*feats).frames, model.encoder(*feats, context=first).frames)
+    assert torch.equal(model.encoder.hidden_states(*feats).states[-1], model.encoder(*feats).frames)
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        {"att_context_size": ((5, 1),)},
+        {"att_context_size": ((6, 2),), **CAUSAL},
+        {"conv_context_size": (3, 5), "conv_norm": "layer_norm"},
+        {**TWO, "att_context_style": "chunked_limited"},
+    ],
+)
+def test_the_code_for_gpus_gives_the_same_output_and_gradients(
+    encoder: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[Tensor]] = []
+    for is_on_gpu in (False, True):
+        monkeypatch.setattr(devices, "is_on_gpu", lambda _, answer=is_on_gpu: answer)
+        module = network(**encoder, **WITHOUT_DROPOUT).encoder.double().train()
+        module.pre_encode.has_joined_stages = False
+        feats = noise(2, 80, 144).double()
+        frames, lens = module(feats, torch.tensor([144, 90]), context=module.config.att_context_size[-1])
+        valid = frames * (torch.arange(frames.shape[1]) < lens.unsqueeze(1)).unsqueeze(2)
+        valid.pow(3).sum().backward()
+        found.append([valid.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_checkpointed_activations_give_equal_results() -> None:
+    outputs = []
+    for checkpoint_activations in (False, True):
+        module = network(**TWO, **WITHOUT_DROPOUT, checkpoint_activations=checkpoint_activations).encoder.train()
+        feats = noise(2, 80, 64)
+        frames, _ = module(feats, torch.tensor([64, 40]), context=(2, 0))
+        frames.square().sum().backward()
+        outputs.append([frames.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
+    assert all(torch.equal(*pair) for pair in zip(*outputs, strict=True))
+
+
+def test_the_mask_is_made_once_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    describe = ConformerEncoder.describe
+    monkeypatch.setattr(ConformerEncoder, "describe", lambda *args: calls.append(args) or describe(*args))
+    network(**TWO).encoder(noise(1, 80, 64), torch.tensor([64]))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("num_contexts", [1, 2])
+def test_a_step_with_several_contexts_cannot_be_a_graph(num_contexts: int) -> None:
+    model = NestModel(tiny_config(att_context_size=((6, 2), (2, 0))[:num_contexts]))
+    kernels = Kernels(features="torch", subsampling="torch", blocks="torch", step="graph")
+    if num_contexts == 1:
+        model.use_kernels(kernels, num_shapes=2)
+    else:
+        with pytest.raises(
+            ConfigError, match=r"att_context_size has 2 contexts: .* Set the step to torch, or give one"
+        ):
+            model.use_kernels(kernels, num_shapes=2)
+
+
+def test_the_kernel_of_the_subsampling_is_refused_for_causal_convolutions() -> None:
+    model = network(att_context_size=((6, 2),), **CAUSAL)
+    with pytest.raises(ConfigError, match=r"subsampling is triton and .*causal_downsampling is on.*torch or auto"):
+        model.use_kernels(Kernels(subsampling="triton"), num_shapes=None)
+    model.use_kernels(Kernels(), num_shapes=None)
+    assert default_kernels("cuda", model.config.encoder).subsampling == "torch"
+    assert default_kernels("cuda", tiny_config().encoder).subsampling == "triton"
+
+
+def test_the_kernel_of_the_subsampling_is_not_used_for_causal_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr("nestmodel.nn.subsampling.has_kernels", lambda *_: True)
+    feats = torch.zeros(1, 80, 32)
+    assert network().encoder.pre_encode._joins_first_stages(feats)
+    assert not network(causal_downsampling=True).encoder.pre_encode._joins_first_stages(feats)
+
+
+def names_and_sizes(model: NestNetwork) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(value.shape)) for name, value in model.state_dict().items()]
+
+
+def test_only_the_causal_subsampling_has_weights_of_another_size() -> None:
+    expected = names_and_sizes(network())
+    assert names_and_sizes(network(**TWO, conv_context_size="causal")) == expected
+    causal = names_and_sizes(network(causal_downsampling=True))
+    assert [pair for pair in causal if pair not in expected] == [("encoder.pre_encode.out.weight", (16, 8 * 11))]
+    assert [name for name, _ in causal] == [name for name, _ in expected]
+
+
+def test_names_of_the_state_dict_are_as_before_these_settings() -> None:
+    text = "\n".join(f"{name} {size}" for name, size in names_and_sizes(network()))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert digest == "9cae40fe492bf73978868905d445e153672a53e1d8368cb3faa659f0691eeef1"
+
+
+def test_one_context_without_limits_equals_the_default_bit_for_bit() -> None:
+    """A context of which no side cuts anything off gives a mask with one row per query, but the same scores."""
+    feats, lens = noise(2, 80, 96), torch.tensor([96, 50])
+    default: NestConfig = tiny_config(**WITHOUT_DROPOUT)
+    found = []
+    for config in (default, tiny_config(**WITHOUT_DROPOUT, att_context_size=((100, 100),), conv_context_size=(4, 4))):
+        module = NestNetwork(config).encoder.train()
+        found.append(module(feats, lens).frames)
+    is_valid = torch.arange(12) < torch.tensor([12, 7]).unsqueeze(1)
+    assert torch.equal(found[0][is_valid], found[1][is_valid])
+
+
+COMPILED = """
+from functools import partial
+import torch
+from torch._dynamo.utils import counters
+from nestmodel.nn import devices
+from nestmodel.nn.encoder import ConformerEncoder
+from tests.training import tiny_config
+
+# Without generating code: all steps of the compiler before that, as for a GPU.
+devices.is_on_gpu = lambda x: True
+torch.compile = partial(torch.compile, backend="aot_eager_decomp_partition")
+contexts = ((-1, -1), (6, 2), (2, 0))
+config = tiny_config(
+    dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0, conv_norm="layer_norm",
+    att_context_size=contexts, att_context_style="chunked_limited", conv_context_size="causal",
+)
+encoders = []
+for _ in range(2):
+    torch.manual_seed(0)
+    encoders.append(ConformerEncoder(config.encoder, num_mels=80).double().train())
+    encoders[-1].pre_encode.has_joined_stages = False
+encoders[1].compile_blocks(1)
+feats, lens = torch.randn(2, 80, 160).double(), torch.tensor([160, 90])
+for context in contexts:
+    seen = []
+    for encoder in encoders:
+        encoder.zero_grad()
+        frames, enc_lens = encoder(feats, lens, context=context)
+        valid = frames * (torch.arange(20) < enc_lens.unsqueeze(1)).unsqueeze(2)
+        valid.pow(3).sum().backward()
+        seen.append([valid.detach(), *(p.grad.clone() for p in encoder.parameters())])
+    torch.testing.assert_close(*seen, rtol=1e-9, atol=1e-9)
+assert counters["stats"]["unique_graphs"] == 1, counters["stats"]
+assert not counters["graph_break"]
+"""
+
+
+@pytest.mark.slow
+def test_blocks_are_compiled_once_for_all_contexts() -> None:
+    # In a separate process, because the compiler cannot trace the annotation checks that tests enable.
+    run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
