@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -103,21 +102,18 @@ def score_all_frames() -> None:
 
 
 def score_inner_layers() -> None:
-    """Scores the output of block 2 as well as the last one, by the same decoder."""
+    """In training, scores the output of block 2 as well as the last one, by the same decoder."""
+    predict = NestNetwork.forward_masked
 
     def forward_masked(self: NestNetwork, batch: NetworkInput) -> NestOutput:
-        feats, feat_lens = self.features(torch.cat([batch.audio, batch.noisy_audio]), batch.audio_len.repeat(2))
-        (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
-        targets = self.tokens(clean, feat_lens, batch.masks.scored_rows)
-        masked = self.mask_processor.apply_mask(noisy, batch.masks.is_masked)
-        x, enc_lens = self.encoder.pre_encode(masked, feat_lens)
-        outputs = list(self.encoder._outputs(x, enc_lens, batch.dropout_keys))
-        logits = [
-            self.decoder.logits(outputs[layer].flatten(0, 1)[batch.masks.scored_rows])
-            for layer in ((2, len(outputs) - 1) if self.training else (len(outputs) - 1,))
-        ]
-        both = torch.cat([targets] * len(logits))
-        return NestOutput(torch.cat(logits), both, batch.masks.is_scored, outputs[-1], enc_lens)
+        if not self.training:
+            return predict(self, batch)
+        inner: list[Tensor] = []
+        hook = self.encoder.layers[1].register_forward_hook(lambda _module, _inputs, output: inner.append(output))
+        with hook:
+            last = predict(self, batch)
+        logits = self.decoder.logits(inner[0].flatten(0, 1)[batch.masks.scored_rows])
+        return replace(last, logits=torch.cat([logits, last.logits]), targets=last.targets.repeat(2, 1))
 
     NestNetwork.forward_masked = forward_masked  # type: ignore[method-assign]
 
@@ -142,13 +138,13 @@ def learn_from_teacher() -> None:
     directory = Path(os.environ[TEACHER])
     teacher = load_network(directory / "teacher.ckpt").eval().requires_grad_(False)
     kept = load_file(directory / "codes.safetensors")
-    codes, layer, centred = kept["codes"], int(kept["layer"]), bool(kept["centred"])
+    codes, centred = kept["codes"], bool(kept["centred"])
+    teacher.encoder.layers = teacher.encoder.layers[: int(kept["layer"])]
     offsets = codes.square().sum(1) / -2
 
     @torch.no_grad()
     def tokens(_self: NestNetwork, clean: Tensor, feat_lens: Tensor, rows: Tensor | None = None) -> Tensor:
-        x, enc_lens = teacher.encoder.pre_encode(clean, feat_lens)
-        *_, frames = islice(teacher.encoder._outputs(x, enc_lens), layer + 1)
+        frames, enc_lens = teacher.encoder(clean, feat_lens)
         if centred:
             is_valid = (torch.arange(frames.shape[1]) < enc_lens.unsqueeze(1)).unsqueeze(2)
             frames = frames - (frames * is_valid).sum(1, keepdim=True) / is_valid.sum(1, keepdim=True)
