@@ -320,7 +320,8 @@ def teach(output: Path, directory: Path, flags: str, num_steps: int, seed: str) 
     """Pretrains a teacher and clusters its frames; returns its folder."""
     checkpoint = pretrain(output, directory, f"{flags} --trainer.max_steps {num_steps}", seed)
     corpus = Corpus.open(output / "pretrain.corpus")
-    fit_targets.fit_teacher(corpus, checkpoint, TEACHER_LAYER, directory)
+    num_classes = NestConfig.preset("demo").quantizer.num_classes
+    fit_targets.fit_teacher(corpus, checkpoint, TEACHER_LAYER, directory, num_classes=num_classes)
     return directory
 
 
@@ -354,7 +355,7 @@ def report(arguments: argparse.Namespace, output: Path, speeds: dict[str, list[f
     """Returns the results as Markdown."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "jiwer"))
     settings = " ".join(f"--{name} {value}" for name, value in SETTINGS.items() if "model" in name or "plan" in name)
-    side = "" if arguments.test else f" The others are groups with {DEVELOPMENT_SHARE:.0%} of the training lines."
+    side = "" if arguments.test else f" The others of TRAIN are groups with {DEVELOPMENT_SHARE:.0%} of its lines."
     languages = "\n".join(
         f"## {name or arguments.name}\n\n{results_on(output, name, list(steps))}"
         for name in ("", *(name for name, _, _ in arguments.also))
@@ -369,8 +370,8 @@ Each encoder was pretrained for the steps that fit into a time of one core at th
 the flags below.{made_on} The warm-up of the learning rate is part of these steps. Then the content probe
 (`nestmodel probe --task ctc {arguments.probe_options}`) was trained on some lines of a language and scored on others.
 Neither pretraining nor heads have seen the audio of those.{side} {PURPOSES[arguments.purpose]} Errors are in % of the
-characters (CER), added up over the seeds of heads, after a time of pretraining on one core. Intervals are at 95 %
-(bootstrap over groups of lines), differences in percentage points.
+characters (CER), added up over the seeds of heads, and in comparisons also over those of pretraining. Intervals are at
+95 % (bootstrap over groups of lines), differences in percentage points.
 
 {languages}
 ## Steps

@@ -112,6 +112,8 @@ def score_inner_layers() -> None:
         hook = self.encoder.layers[1].register_forward_hook(lambda _module, _inputs, output: inner.append(output))
         with hook:
             last = predict(self, batch)
+        if inner[0].shape[1] != batch.masks.is_scored.shape[1]:
+            raise SystemExit("An encoder with causal_downsampling has more frames than tokens.")
         logits = self.decoder.logits(inner[0].flatten(0, 1)[batch.masks.scored_rows])
         return replace(last, logits=torch.cat([logits, last.logits]), targets=last.targets.repeat(2, 1))
 

@@ -1,4 +1,4 @@
-"""Attention contexts: which neighbours a frame attends to, and which of several contexts a microbatch has.
+"""Attention contexts: which neighbours a frame attends to, and the draw of one of several for a microbatch.
 
 A context is a pair (left, right) in encoder frames; `UNLIMITED` on a side sets no limit. `EncoderConfig` holds one or
 more. This module checks them and draws one; `nestmodel.nn.frames.visible_keys` makes a mask of it. It imports no torch.
@@ -38,7 +38,7 @@ def check_contexts(contexts: Sequence[Context], probs: Sequence[float] | None, s
     expected = f"one or more pairs (left, right) of numbers of encoder frames, {UNLIMITED} for no limit"
     require(are_pairs, field, contexts, expected, error=ConfigError)
     for left, right in contexts if style == "chunked_limited" else ():
-        # As one of several, NeMo also takes a context without limits.
+        # NeMo also accepts an unlimited context if there are several.
         if (left, right) == (UNLIMITED, UNLIMITED) and len(contexts) > 1:
             continue
         expected = "limited right contexts with att_context_style chunked_limited, whose chunks are right + 1 frames"

@@ -82,7 +82,8 @@ class FeatureConfig:
 
     normalize: Literal["per_feature", "NA"] = "per_feature"
     """`per_feature` gives each mel bin zero mean and unit deviation over the utterance; `NA` leaves the log-mel frames
-    as they are, so that a frame does not depend on later audio."""
+    as they are, so that a frame does not depend on later audio. Tokens are then computed from such frames as well, as
+    in NeMo: their mean dominates the projection, and few classes are used."""
 
     __repr__ = changed_fields
 
@@ -199,7 +200,7 @@ class EncoderConfig:
 
     att_context_size: tuple[Context, ...] = ((UNLIMITED, UNLIMITED),)
     """Pairs (left, right): the numbers of encoder frames that a frame attends to on each side, -1 for no limit. In
-    training, one of several is drawn for each microbatch; everything else uses the first."""
+    training, one of several is drawn for each microbatch; validation, features and ONNX files use the first."""
 
     att_context_probs: tuple[float, ...] | None = None
     """Probability of each context in training; null makes them equal."""
@@ -213,8 +214,8 @@ class EncoderConfig:
     `causal` reads none to the right; null reads equally many on both sides."""
 
     causal_downsampling: bool = False
-    """Whether the subsampling reads no feature frame after the first one of an encoder frame. There is then one encoder
-    frame more than tokens, which training does not score."""
+    """Whether the subsampling reads no feature frame after the first one of an encoder frame. With masks
+    before it, a batch then has one encoder frame more than tokens, which is cut off."""
 
     checkpoint_activations: bool = False
     """Whether blocks keep only their input for the backward pass and recompute the rest: less memory, a third more
@@ -381,7 +382,7 @@ def convert(value: object, hint: Any, where: str) -> Any:
         if len(parts) == len(value):
             return tuple(convert(part, part_hint, where) for part, part_hint in zip(value, parts, strict=True))
     # YAML 1.1 reads 1e-5 as a string, although it looks like a number.
-    is_number = isinstance(value, str) and get_origin(hint) not in (Literal, Union)
+    is_number = isinstance(value, str) and get_origin(hint) not in (Literal, Union, UnionType)
     advice = " Write numbers with a point, such as 1.0e-5." if is_number else ""
     raise ConfigError(f"{where} is {value!r}: expected {_described(hint)}.{advice}")
 

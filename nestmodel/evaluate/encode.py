@@ -133,7 +133,7 @@ def iterate_stacked_mels(
 ) -> Iterator[Utterance]:
     """Yields the encoder's input as one layer at its frame rate, shape (1, enc_frames, subsampling_factor * mels).
 
-    The log-mel frames are normalised per utterance, as the encoder reads them. Those of one encoder frame are stacked;
+    The log-mel frames are normalised as set, as the encoder reads them. Those of one encoder frame are stacked;
     frames past the end of an utterance are zero. The arguments and errors are those of `iterate_features`.
     """
     factor = model.config.encoder.subsampling_factor
@@ -157,7 +157,8 @@ def layer_function(model: NestNetwork, layers: Layers) -> BatchFunction:
     def encode(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
         feats, feat_lens = model.features(audio, audio_lens)
         states, _ = model.encoder.hidden_states(feats, feat_lens)
-        # With a causal subsampling, an utterance has more encoder frames than labels, units and stacked log-mels.
+        # With a causal subsampling, an utterance may have one encoder frame more than labels, units and stacked
+        # log-mels. The last one is cut off, so that frame t is paired with its label as in training.
         return torch.stack([states[layer] for layer in selected]), model.encoder.pre_encode.token_lens(feat_lens)
 
     return encode

@@ -104,7 +104,7 @@ def _nemo_features(section: _NemoSection) -> FeatureConfig:
     window_length = int(section.take("window_size", float) * rate)
     # In NeMo, null means the smallest power of two that holds the window.
     n_fft = section.unread.pop("n_fft", None) or 2 ** math.ceil(math.log2(window_length))
-    # NeMo takes any other name than "per_feature" and "all_features", and null, to mean that nothing is normalised.
+    # In NeMo, null and unknown names switch normalisation off; here only null and NA do.
     normalize = section.unread.pop("normalize", "per_feature") or "NA"
     section.only(window="hann", log=True, log_zero_guard_type="add", mel_norm="slaney")
     section.only(log_zero_guard_value=2**-24, mag_power=2.0, lowfreq=0, frame_splicing=1, nb_augmentation_prob=0.0)

@@ -288,7 +288,7 @@ class ConformerEncoder(nn.Module):
     def describe(
         self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"], context: Context | None = None
     ) -> Frames:
-        """Returns what all blocks need to know about encoder frames; `context` is as in `forward`."""
+        """Returns positions and masks of encoder frames for all blocks; `context` is as in `forward`."""
         contexts = self.config.att_context_size
         if contexts == ((UNLIMITED, UNLIMITED),):
             return describe_frames(x, enc_lens)

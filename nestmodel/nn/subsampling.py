@@ -42,8 +42,8 @@ def halve(size: Size, *, is_causal: bool = False) -> Size:
 def num_subsampled(size: Size, factor: int, *, is_causal: bool = False) -> Size:
     """Returns the output sizes of log2(factor) convolutions of `halve`.
 
-    This is size / factor, rounded up. If the convolutions are causal, it is (size - 2) / factor, rounded down, plus 2:
-    800 frames give 101 at a factor of 8.
+    This is size / factor, rounded up. If the convolutions are causal, it is (size + factor - 2) / factor, rounded down,
+    plus 1: 800 frames give 101 at a factor of 8.
     """
     return (size + factor - 2) // factor + 1 if is_causal else (size + factor - 1) // factor
 

@@ -146,7 +146,7 @@ def check_monitors(trainer: pl.Trainer, *, steps_per_epoch: int, validates: bool
 def _check_monitored_score(saver: Checkpoints, *, is_first: bool) -> None:
     if saver.mode == "min":
         raise ConfigError(
-            f"Checkpoints.monitor is {saver.monitor}, of which large values are better, but its mode is min: set "
+            f"Checkpoints.monitor is {saver.monitor}, whose larger values are better, but its mode is min: set "
             "Checkpoints.mode to max."
         )
     if not is_first:

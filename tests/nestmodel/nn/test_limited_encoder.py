@@ -65,7 +65,7 @@ def test_frames_do_not_depend_on_audio_past_their_look_ahead(
     torch.testing.assert_close(before[is_kept], after[is_kept], rtol=0.0, atol=1e-6)
     # From the chunk on in which the first changed sample is, all differ; the last frames may see only padding.
     is_changed = (1280 * ends >= first_changed) & (torch.arange(len(before)) < NUM_SAMPLES // 1280)
-    assert ((before - after)[is_changed].abs().amax(dim=1) > 1e-4).all()
+    assert ((before - after)[is_changed].abs().amax(dim=1) > 1e-5).all()
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8, 16])
@@ -130,9 +130,9 @@ def test_the_context_of_a_microbatch_is_drawn_from_its_key_in_training_only() ->
         seed = model.seed_for("attention context", batch(step, microbatch))
         assert context == draw_context(*TWO.values(), seed)
     assert network(**TWO).train().draw_masks(batch(3, 1)).att_context == drawn[3, 1]  # whatever was drawn before
+    assert model.draw_masks(batch(3, 1)).to("cpu").att_context == drawn[3, 1]
     assert model.eval().draw_masks(batch()).att_context is None
     assert network().train().draw_masks(batch()).att_context is None
-    assert model.draw_masks(batch()).to("cpu").att_context is None
 
 
 def test_training_computes_with_the_drawn_context_and_evaluation_with_the_first() -> None:
