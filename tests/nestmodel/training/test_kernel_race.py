@@ -285,7 +285,8 @@ def _without_step(parts: Callable[..., list[Part]], setting: object, precision: 
     return parts(setting, precision, [name for name in names if name != "step"])
 
 
-def test_the_only_form_of_a_causal_subsampling_is_not_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def note_raced(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Replaces races; returns a list to which each adds the names of its parts."""
     raced: list[list[str]] = []
 
     def note(names: list[str], *_: object) -> Result:
@@ -293,6 +294,11 @@ def test_the_only_form_of_a_causal_subsampling_is_not_raced(tmp_path: Path, monk
         return Result(device="cpu", kernels=default_kernels("cpu"), rows=())
 
     monkeypatch.setattr(kernel_race, "_raced", note)
+    return raced
+
+
+def test_the_only_form_of_a_causal_subsampling_is_not_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raced = note_raced(monkeypatch)
     monkeypatch.setattr(kernel_race, "raced_parts", lambda *_: ["subsampling", "blocks"])
     plan = BatchPlan([16000] * 40, 16000, PlanConfig(max_batch_seconds=8.0, microbatches_per_step=4))
     for is_causal in (False, True):
@@ -305,13 +311,7 @@ def test_the_only_form_of_a_causal_subsampling_is_not_raced(tmp_path: Path, monk
 def test_a_whole_step_is_raced_if_a_rank_has_a_microbatch_that_may_be_a_graph(
     world_size: int, is_raced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raced: list[list[str]] = []
-
-    def note(names: list[str], *_: object) -> Result:
-        raced.append(names)
-        return Result(device="cpu", kernels=default_kernels("cpu"), rows=())
-
-    monkeypatch.setattr(kernel_race, "_raced", note)
+    raced = note_raced(monkeypatch)
     monkeypatch.setattr(kernel_race, "raced_parts", lambda *_: ["blocks", "step"])
     runner = trainer(tmp_path)
     monkeypatch.setattr(type(runner), "world_size", world_size)
