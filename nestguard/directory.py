@@ -33,7 +33,7 @@ _RETRY_S = 0.01
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OWN_FILE = re.compile(
     r"collectives\.wanted|\.?rank-\d+(\.worker-\d+)?(\.\d+)*"
-    r"\.(beat|stack\.txt|crash\.txt|traceback\.txt|collectives\.json|(collectives\.json\.)?partial)"
+    r"\.(beat|stack\.(txt|wanted)|crash\.txt|traceback\.txt|collectives\.json|(collectives\.json\.)?partial)"
 )
 """Names of the files of the stall guard. A program may keep other files beside them."""
 

@@ -9,7 +9,6 @@ import faulthandler
 import itertools
 import mmap
 import os
-import signal
 import time
 from collections.abc import Callable, Iterable
 from io import FileIO
@@ -21,7 +20,7 @@ from nestguard.device import DeviceEvent, DeviceWatch
 from nestguard.directory import DirectoryLock, check_private, lock_directory
 from nestguard.errors import GuardError
 from nestguard.files import create_file
-from nestguard.process import CRASH_SUFFIX, END_SIGNAL, STACK_SIGNAL, process_state, start_ticks
+from nestguard.process import CRASH_SUFFIX, END_SIGNAL, process_state, start_ticks
 from nestguard.record import (
     ARMED,
     ARMED_AT,
@@ -43,6 +42,7 @@ from nestguard.record import (
     read_heartbeat,
     truncated_utf8,
 )
+from nestguard.stacks import StackWriter
 
 _pack = RECORD.pack_into
 _now = time.monotonic_ns
@@ -139,7 +139,7 @@ class Heartbeat:
         self._record[_PHASE] = Phase.STARTING
         for field in (_END, _STEP, _MICROBATCH, _FIRST_STEP):
             self._record[field] = UNSET
-        self._stacks: FileIO | None = None
+        self._stacks: StackWriter | None = None
         self._crash: FileIO | None = None
         self._device: DeviceWatch | None = None
         self._device_sequence = 0
@@ -277,13 +277,7 @@ class Heartbeat:
         Installs handlers for the signals 43 and 44, which are never removed. Unless faulthandler is in use already, the
         stacks are also written if the process crashes or is aborted.
         """
-        path = self._directory / f"{self._name}.stack.txt"
-        self._stacks = create_file(path)  # must stay open for the lifetime of the process
-        # faulthandler restores the previous handler when the interpreter exits. It must be SIG_IGN, because the default
-        # action would kill the process. A forked process first removes the registration that it inherited.
-        faulthandler.unregister(STACK_SIGNAL)
-        signal.signal(STACK_SIGNAL, signal.SIG_IGN)
-        faulthandler.register(STACK_SIGNAL, self._stacks, all_threads=True, chain=False)
+        self._stacks = StackWriter(self._directory, self._name)
         libc = ctypes.CDLL(None)
         libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
         libc.signal.restype = ctypes.c_void_p
@@ -303,7 +297,6 @@ class Heartbeat:
             self._device.close()
             self._device = None
         if self._stacks is not None:
-            faulthandler.unregister(STACK_SIGNAL)
             self._stacks.close()
             self._stacks = None
         if self._crash is not None:

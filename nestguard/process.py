@@ -1,7 +1,6 @@
 """State of a process according to /proc, and sending signals to it. Linux only."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import time
@@ -120,19 +119,6 @@ def send_signal(pid: int, started: int, number: int) -> None:
     if pid > 0 and not process_state(pid, started).has_ended:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-
-
-def ask_for_stacks(pid: int, started: int) -> None:
-    """Makes the main thread of an armed process write the stacks of all threads, as `send_signal` sends a signal.
-
-    When a stopped process is continued, any of its threads may take a signal of the process. The main thread would run
-    on while another one reads its frames, and the process could crash.
-    """
-    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
-    if tgkill is None:  # glibc before 2.30
-        send_signal(pid, started, STACK_SIGNAL)
-    elif pid > 0 and not process_state(pid, started).has_ended:
-        tgkill(pid, pid, STACK_SIGNAL)
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -8,39 +8,39 @@ from pathlib import Path
 
 from nestguard.collectives import REQUEST, SUFFIX
 from nestguard.files import create_file, open_file
-from nestguard.process import CRASH_SUFFIX, END_SIGNAL, ProcessState, ask_for_stacks, process_state, send_signal
+from nestguard.process import CRASH_SUFFIX, END_SIGNAL, ProcessState, process_state, send_signal
+from nestguard.stacks import STACK_SUFFIX, ask_for_stacks, interrupt_for_stacks
 from nestguard.view import ProcessView
 
+_ASK_S = 1.0
 _DUMP_S = 2.0
 _EXIT_S = 3.0
 _KILL_S = 1.0
 _POLL_S = 0.05
 _MAX_DUMP_BYTES = 1 << 20
-_STACK_SUFFIX = ".stack.txt"
-DUMP_SUFFIXES = (_STACK_SUFFIX, CRASH_SUFFIX, ".traceback.txt", SUFFIX)
+DUMP_SUFFIXES = (STACK_SUFFIX, CRASH_SUFFIX, ".traceback.txt", SUFFIX)
 """Ends of the names of the files that a process writes before it ends."""
 
 
 def request_dumps(directory: Path, views: Sequence[ProcessView]) -> None:
     """Makes every armed process write its stacks, and every rank with a device a summary of its collectives.
 
-    A stopped process is continued so that it can. Waits until the stack files no longer grow and the summaries exist,
-    for at most two seconds.
+    A stopped process is continued so that it can. A process that writes nothing within a second is interrupted. Waits
+    until the stack files no longer grow and the summaries exist, for at most two seconds.
     """
     with contextlib.suppress(OSError):
         create_file(directory / REQUEST).close()
     answers = [directory / f"{view.name}{SUFFIX}" for view in views if view.reading.device and not _has_ended(view)]
     armed = [view for view in views if view.reading.is_armed and not _has_ended(view)]
     for view in armed:
-        ask_for_stacks(view.reading.pid, view.reading.start_ticks)
+        ask_for_stacks(directory, view.name)
     _continue_stopped(armed)
-    deadline = time.monotonic() + _DUMP_S
-    sizes: list[int] = []
-    while armed and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        before, sizes = sizes, [_size(directory / f"{view.name}{_STACK_SUFFIX}") for view in armed]
-        if sizes == before and all(sizes) and all(answer.exists() for answer in answers):
-            return
+    stacks = [directory / f"{view.name}{STACK_SUFFIX}" for view in armed]
+    if not _are_written(stacks, answers, _ASK_S):
+        for view, path in zip(armed, stacks, strict=True):
+            if _size(path) == 0:
+                interrupt_for_stacks(view.reading.pid, view.reading.start_ticks)
+        _are_written(stacks, answers, _DUMP_S - _ASK_S)
 
 
 def read_dumps(directory: Path, views: Sequence[ProcessView]) -> dict[str, str]:
@@ -73,6 +73,18 @@ def terminate(views: Sequence[ProcessView]) -> list[ProcessView]:
     for view in views:
         send_signal(view.reading.pid, view.reading.start_ticks, signal.SIGKILL)
     return _wait_for_exit(views, _KILL_S)
+
+
+def _are_written(stacks: Sequence[Path], answers: Sequence[Path], timeout_s: float) -> bool:
+    """Waits until no stack file is empty or grows and all answers exist; returns whether this was in time."""
+    deadline = time.monotonic() + timeout_s
+    sizes: list[int] = []
+    while stacks and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        before, sizes = sizes, [_size(path) for path in stacks]
+        if sizes == before and all(sizes) and all(answer.exists() for answer in answers):
+            return True
+    return not stacks
 
 
 def _wait_for_exit(views: Sequence[ProcessView], timeout_s: float) -> list[ProcessView]:

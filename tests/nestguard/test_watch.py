@@ -1,5 +1,4 @@
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from nestguard import Heartbeat, Identity, Phase, StallLimits
 from nestguard.failures import DEAD_GRACE_S
 from nestguard.process import (
     ProcessState,
-    ask_for_stacks,
     crash_signal,
     exit_signal,
     process_state,
@@ -81,42 +79,6 @@ def test_a_process_that_exits_by_itself_has_no_exit_signal() -> None:
         assert started is not None
         assert reaches(process, started, ProcessState.ZOMBIE)
         assert exit_signal(process.pid, started) is None
-
-
-STACKS_OF_MANY = """
-import faulthandler, signal, sys, threading
-signal.signal(43, signal.SIG_IGN)
-faulthandler.register(43, open("stacks", "w"), chain=False)
-for _ in range(8):
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-print("ready", flush=True)
-def run_on():
-    while True:
-        pass
-run_on()
-"""
-
-
-@pytest.mark.multiprocess
-def test_the_main_thread_of_a_stopped_process_writes_the_stacks(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", STACKS_OF_MANY]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            started = start_ticks(process.pid)
-            assert started is not None
-            for dumps in range(1, 11):
-                process.send_signal(signal.SIGSTOP)
-                assert reaches(process, started, ProcessState.STOPPED)
-                ask_for_stacks(process.pid, started)
-                process.send_signal(signal.SIGCONT)
-                deadline = time.monotonic() + PATIENCE_S
-                while (stacks := (tmp_path / "stacks").read_text()).count("in <module>") < dumps:
-                    assert time.monotonic() < deadline, stacks
-            assert len(re.findall(r"Current thread .*\n.* in run_on\n", stacks)) == 10, stacks
-        finally:
-            process.kill()
 
 
 @pytest.mark.multiprocess
