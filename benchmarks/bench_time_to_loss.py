@@ -8,8 +8,9 @@ same manifests, from the same weights, with the same schedule of fused AdamW, ma
 noise and seconds of audio per step, each with its own loader and trainer on the same cores, one after the other. For
 NeMo, a short calibration chooses the fastest of its loaders, ranks and threads. Both sides save their weights at fixed
 intervals. One evaluator, ours, then scores all of them on the same held-out speech with the same masks: with our noise,
-with NeMo's noise, which NeMo's own code mixes, and clean. What is finished is kept, so the same command continues. The
-script prints Markdown, and writes it and a plot to --results.
+with NeMo's noise, which NeMo's own code mixes, and clean. To explain a difference after equally many steps, NeMo is
+also trained with parts of its augmentation changed (`peers/nemo_mixing.py`), in the same settings. What is finished is
+kept, so the same command continues. The script prints Markdown, and writes it and a plot to --results.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 from peer import run_peer
 from time_to_loss_report import (
     CALIBRATION_SECONDS,
+    CHANGED,
     LIMITS,
     LR,
     SAMPLING_RATE,
@@ -119,7 +121,7 @@ def main() -> int:
     for seed in range(arguments.seeds):
         for side in SIDES:
             minutes = arguments.minutes_ours if side == "ours" else arguments.minutes_nemo
-            run = output / f"{side.lower()}-{seed}"
+            run = output / f"{side.lower().replace(', ', '_').replace(' ', '_')}-{seed}"
             started = once(run / "run.json", train, output, run, side, seed, minutes, arguments, best)
             curves[side, seed] = once(run / "curve.json", score, output, run, seed) | started
     interferences = json.loads((output / "interference.json").read_text())
@@ -212,7 +214,7 @@ def train(
     if side == "ours":
         train_ours(output, run, seed, 60 * minutes, interval_s)
     else:
-        train_nemo(output, run, seed, 60 * minutes, interval_s, arguments, setup)
+        train_nemo(output, run, seed, 60 * minutes, interval_s, arguments, setup, CHANGED.get(side))
     return {"started": started}
 
 
@@ -249,8 +251,9 @@ def train_nemo(
     interval_s: float,
     arguments: argparse.Namespace,
     setup: Setup,
+    augmentation: str | None = None,
 ) -> None:
-    """Runs NeMo's training from the weights that our side starts from."""
+    """Runs NeMo's training from the weights that our side starts from, with NeMo's augmentation or another class."""
     run.mkdir(parents=True, exist_ok=True)
     mean = json.loads((output / "prepared.json").read_text())["mean_duration"]
     config = config_of(seed)
@@ -260,6 +263,7 @@ def train_nemo(
     torch.save(NestNetwork(config).state_dict(), run / "initial.pt")
     command = [arguments.nemo_python, PEERS / "nemo_fit.py", run / "section.json", run / "initial.pt", run / "weights"]
     command += ["--ranks", setup.ranks, "--seconds", seconds, "--interval-s", interval_s, "--seed", seed]
+    command += [] if augmentation is None else ["--augmentation", augmentation]
     run_peer([str(part) for part in command], env=environment(setup.threads))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from bench_learning import HELD_OUT
@@ -22,7 +23,13 @@ STEP_SECONDS = 64.0
 
 SAMPLING_RATE = 16_000
 LR, WARMUP_STEPS = 0.3, 300
-SIDES = ("ours", "NeMo")
+CHANGED = {
+    "NeMo, lengths kept": "KeptLengths",
+    "NeMo, mixed as ours": "MixedAsOurs",
+}
+"""NeMo with parts of its augmentation changed: the class of `peers/nemo_mixing.py` that replaces it."""
+
+SIDES = ("ours", "NeMo", *CHANGED)
 SETS = ("our noise", "NeMo's noise", "clean")
 """How the held-out speech is made noisy for scoring."""
 
@@ -83,7 +90,7 @@ def report(
     """Returns the result as Markdown."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "lhotse", "pytorch-lightning"))
     for seed in range(arguments.seeds):
-        assert curves["ours", seed]["quantizer"] == curves["NeMo", seed]["quantizer"], "the targets differ"
+        assert len({curves[side, seed]["quantizer"] for side in SIDES}) == 1, "the targets differ"
     entropy = curves["ours", 0]["points"][-1]["token_entropy"]
     seeds = range(arguments.seeds)
     rows = [
@@ -93,11 +100,12 @@ def report(
         for since in SINCE
     ]
     equal = []
-    for seed in seeds:
-        step = min(curves[side, seed]["points"][-1]["step"] for side in SIDES)
-        for side in SIDES:
-            cells = " | ".join(f"{below_at(curves[side, seed], step, name):.3f}" for name in SETS)
-            equal.append(f"| {side}, {seed} | {step} | {cells} |")
+    step = min(curve["points"][-1]["step"] for curve in curves.values())
+    for side in SIDES:
+        below = [[below_at(curves[side, seed], step, name) for seed in seeds] for name in SETS]
+        cells = [" / ".join(f"{value:.3f}" for value in values) for values in below]
+        encoded = mean(encoded_seconds(side, curves[side, seed], nemo_ranks) for seed in seeds)
+        equal.append(f"| {side} | {encoded:.1f} | {' | '.join(cells)} |")
     mixing = [
         f"| {name} | {100 * found['mixed']:.0f} % | {100 * found['throughout']:.0f} % | {found['snr_db']:.1f} dB "
         f"| {100 * found.get('shortened', 0):.0f} % |"
@@ -106,7 +114,7 @@ def report(
     calibration = "\n".join(f"| {name} | {speed:.1f} |" for name, speed in speeds.items())
     measured = measured_line(
         *(f"benchmarks/{name}.py" for name in ("bench_time_to_loss", "time_to_loss_report")),
-        *(f"benchmarks/peers/{name}.py" for name in ("nemo_fit", "nemo_noise", "timed_weights")),
+        *(f"benchmarks/peers/{name}.py" for name in ("nemo_fit", "nemo_mixing", "nemo_noise", "timed_weights")),
         "nestdata/batch/mix.py",
         "nestdata/batch/noise.py",
         "nestdata/plan",
@@ -138,9 +146,12 @@ in which the interference covers about a half:
 
 ## After equally many steps
 
-Nats below the entropy of the held-out tokens ({entropy:.3f} with seed 0); negative values are above it.
+Nats below the entropy of the held-out tokens ({entropy:.3f} with seed 0) after {step} steps, for the seeds
+{" / ".join(map(str, seeds))}; negative values are above it. "Lengths kept" is NeMo whose noisy audio is never cut to
+the length of a crop; "mixed as ours" also leaves utterances clean that are not selected, and computes the level over
+the mixed part.
 
-| side and seed | steps | {" | ".join(SETS)} |
+| side | encoded seconds of a step | {" | ".join(SETS)} |
 |---|---|---|---|---|
 {chr(10).join(equal)}
 
@@ -155,7 +166,7 @@ Ours excludes `nestdata prepare`, which ran once and took {prepared["seconds"]:.
 
 | side and seed | steps per second | seconds of audio per second | best, nats below the entropy |
 |---|---|---|---|
-{chr(10).join(summary(side, seed, curve, nemo_ranks) for (side, seed), curve in curves.items())}
+{chr(10).join(summary(side, seed, curves[side, seed], nemo_ranks) for seed in seeds for side in SIDES[:2])}
 
 NeMo ran as "{best}", the fastest in a calibration of {CALIBRATION_SECONDS:g} s
 each; every line of its manifests, noise included, has a duration:
@@ -182,6 +193,14 @@ def row(ours: Mapping[str, Any], nemo: Mapping[str, Any], seed: int, level: floa
     return f"| {seed} | {level:g} | {SINCE[since]} | {times[0]} | {times[1]} | {ratio} | {steps[0]} | {steps[1]} |"
 
 
+def encoded_seconds(side: str, curve: Mapping[str, Any], nemo_ranks: int) -> float:
+    """Returns the seconds of audio that all ranks encode in a step, padding not included."""
+    first, last = curve["points"][0], curve["points"][-1]
+    num_ranks = 2 if side == "ours" else nemo_ranks
+    seconds: float = num_ranks * (last["encoded_s"] - first["encoded_s"]) / (last["step"] - first["step"])
+    return seconds
+
+
 def summary(side: str, seed: int, curve: Mapping[str, Any], nemo_ranks: int) -> str:
     """Returns speed and best loss of a run."""
     first, last = curve["points"][0], curve["points"][-1]
@@ -197,6 +216,8 @@ def draw(curves: Mapping[tuple[str, int], Mapping[str, Any]], levels: list[float
     figure = new_figure(7.0, 4.0)
     axes = figure.subplots()
     for (side, seed), curve in curves.items():
+        if side in CHANGED:
+            continue
         minutes = [(point["time"] - point["saving_s"] - curve["started"]) / 60 for point in curve["points"]]
         above = [point["losses"][SETS[0]] - point["token_entropy"] for point in curve["points"]]
         colour = BLUE if side == "ours" else ORANGE
