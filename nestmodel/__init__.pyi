@@ -3,6 +3,7 @@
 Lists the public names and their modules. They are imported at first use, which makes importing the package fast.
 """
 
+from .attention_context import parse_context as parse_context
 from .config import (
     EncoderConfig as EncoderConfig,
 )
@@ -180,6 +181,7 @@ from .nn.network_input import (
 from .nn.network_input import (
     NetworkInput as NetworkInput,
 )
+from .nn.streaming import StreamingEncoder as StreamingEncoder
 from .options import (
     ExportFormat as ExportFormat,
 )
@@ -301,6 +303,7 @@ __all__ = [
     "RejectedUtterance",
     "SkippedStepWarning",
     "StallGuard",
+    "StreamingEncoder",
     "Throughput",
     "TrainingError",
     "UnhealthyTrainingWarning",
@@ -324,6 +327,7 @@ __all__ = [
     "loss_stats",
     "newest_checkpoint",
     "normalise_text",
+    "parse_context",
     "parse_layers",
     "prepare_deterministic",
     "preset_names",

@@ -51,6 +51,50 @@ def check_contexts(contexts: Sequence[Context], probs: Sequence[float] | None, s
         require(fits, "encoder.att_context_probs", probs, expected, error=ConfigError)
 
 
+def parse_context(text: str) -> Context:
+    """Parses a context such as `70,13`.
+
+    Raises:
+        ConfigError: The text is not two numbers.
+    """
+    try:
+        left, right = (int(side) for side in text.split(","))
+    except ValueError:
+        raise ConfigError(f"context is {text!r}: give two numbers of encoder frames, such as 70,13.") from None
+    return left, right
+
+
+def format_context(context: Context) -> str:
+    """Returns the text that `parse_context` reads."""
+    return f"{context[0]},{context[1]}"
+
+
+def context_name(context: Context) -> str:
+    """Returns a context as a part of a name, such as `70_13`, `all_13` or `full`."""
+    if context == (UNLIMITED, UNLIMITED):
+        return "full"
+    return "_".join("all" if side == UNLIMITED else str(side) for side in context)
+
+
+def look_ahead(context: Context, style: Style, *, num_layers: int, conv_right: int) -> int | None:
+    """Returns how many encoder frames after itself a frame of the last block depends on, at most; None without limit.
+
+    Args:
+        context: Numbers of encoder frames to the left and to the right.
+        style: How the context is counted.
+        num_layers: Number of blocks.
+        conv_right: Number of frames to the right that each block's convolution reads.
+    """
+    _, right = context
+    if right == UNLIMITED:
+        return None
+    if style == "regular":
+        return num_layers * (right + conv_right)
+    # The convolution of a block reads frames of the next chunks, whose attention reads all of their frames.
+    chunk = right + 1
+    return right + (num_layers - 1) * math.ceil(conv_right / chunk) * chunk + conv_right
+
+
 def is_pair_of_frames(value: object, *, minimum: int = 0) -> bool:
     """Returns whether a value is a tuple of two integers of `minimum` or more."""
     is_pair = isinstance(value, tuple) and len(value) == 2

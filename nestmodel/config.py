@@ -7,7 +7,7 @@ validated on construction, and an unknown key raises an error.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -17,7 +17,15 @@ import yaml
 
 from nestdata.config_checks import nearest_name_hint, require, require_at_least, require_at_most, require_share
 from nestdata.field_docs import with_field_docs
-from nestmodel.attention_context import UNLIMITED, Context, Style, check_contexts, is_pair_of_frames
+from nestmodel.attention_context import (
+    UNLIMITED,
+    Context,
+    Style,
+    check_contexts,
+    format_context,
+    is_pair_of_frames,
+    look_ahead,
+)
 from nestmodel.errors import ConfigError
 from nestmodel.representation import changed_fields
 
@@ -27,21 +35,28 @@ ConfigT = TypeVar("ConfigT")
 _PRESETS = Path(__file__).parent / "presets"
 
 
+LIVE_PRESETS = ("streaming", "unified")
+"""Presets that make an encoder of any size one for live speech; given after the preset of a size."""
+
+
 def preset_names() -> list[str]:
-    """Returns the names of the presets of the package, sorted."""
-    return sorted(path.stem for path in _PRESETS.glob("*.yaml"))
+    """Returns the names of the presets of the package that are whole models, sorted."""
+    return sorted(path.stem for path in _PRESETS.glob("*.yaml") if path.stem not in LIVE_PRESETS)
 
 
 def preset_path(name: str) -> Path:
-    """Returns the path of the YAML file of a preset of the package.
+    """Returns the path of the YAML file of a preset of the package, `LIVE_PRESETS` included.
 
     Raises:
         ConfigError: No preset has that name.
     """
     known = preset_names()
-    if name not in known:
-        hint = nearest_name_hint(name, known, min_similarity=0.6)
-        raise ConfigError(f"{name!r} is neither a file nor a preset{hint}. The presets are {', '.join(known)}.")
+    if name not in (*known, *LIVE_PRESETS):
+        hint = nearest_name_hint(name, (*known, *LIVE_PRESETS), min_similarity=0.6)
+        raise ConfigError(
+            f"{name!r} is neither a file nor a preset{hint}. The presets are {', '.join(known)}. After one of them, "
+            f"{' or '.join(LIVE_PRESETS)} may be given."
+        )
     return _PRESETS / f"{name}.yaml"
 
 
@@ -83,7 +98,7 @@ class FeatureConfig:
     normalize: Literal["per_feature", "NA"] = "per_feature"
     """`per_feature` gives each mel bin zero mean and unit deviation over the utterance; `NA` leaves the log-mel frames
     as they are, so that a frame does not depend on later audio. Tokens are then computed from such frames as well, as
-    in NeMo: their mean dominates the projection, and few classes are used."""
+    in NeMo, unless `quantizer.normalize` is set: their mean dominates the projection, and few classes are used."""
 
     __repr__ = changed_fields
 
@@ -114,6 +129,10 @@ class QuantizerConfig:
     distance: Literal["l2", "cosine"] = "l2"
     """Distance by which the nearest code is selected. Codes have norm 1, so the two differ only by rounding."""
 
+    normalize: Literal["as_features", "per_feature"] = "as_features"
+    """Normalisation of the feature frames that tokens are computed from: that of the features, as in NeMo; or
+    `per_feature`, so that an encoder whose features are not normalised learns the tokens of one whose features are."""
+
     __repr__ = changed_fields
 
     def __post_init__(self) -> None:
@@ -139,10 +158,15 @@ class MaskConfig:
     threshold: float = 0.8
     """A token is scored when more than this share of its frames is masked, in [0, 1)."""
 
+    target_shift: int = 0
+    """Number of encoder frames after a token at which it is predicted. With `causal_downsampling`, an encoder frame
+    reads the first of the feature frames of its own token only, and all of the one before it."""
+
     __repr__ = changed_fields
 
     def __post_init__(self) -> None:
         _at_least(1, "masking", self, "block_size")
+        _at_least(0, "masking", self, "target_shift")
         _require(0.0 <= self.prob <= 1.0, "masking.prob", self.prob, "a probability in [0, 1]")
         _share("masking", self, "threshold")
 
@@ -247,6 +271,29 @@ class EncoderConfig:
         half = self.conv_kernel_size // 2
         return self.conv_context_size or (half, half)
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether attention has a limit in any of the contexts."""
+        return self.att_context_size != ((UNLIMITED, UNLIMITED),)
+
+    def with_context(self, context: Context) -> "EncoderConfig":
+        """Returns the settings of the same encoder with one of its attention contexts.
+
+        Args:
+            context: One of `att_context_size`.
+
+        Raises:
+            ConfigError: The encoder has no such context.
+        """
+        if context not in self.att_context_size:
+            known = "; ".join(map(format_context, self.att_context_size))
+            raise ConfigError(
+                f"model.config.encoder.att_context_size has no {format_context(context)}: choose one of {known}."
+            )
+        # Alone, a context without limits has no chunks.
+        style = "regular" if context == (UNLIMITED, UNLIMITED) else self.att_context_style
+        return replace(self, att_context_size=(context,), att_context_probs=None, att_context_style=style)
+
 
 @with_field_docs
 @dataclass(frozen=True, kw_only=True)
@@ -319,19 +366,60 @@ class NestConfig:
             self.masking.block_size,
             f"at least one encoder frame ({self.encoder.subsampling_factor}) with masking.position post_conv",
         )
+        _require(
+            self.masking.position == "pre_conv" or self.quantizer.normalize == "as_features",
+            "quantizer.normalize",
+            self.quantizer.normalize,
+            "as_features with masking.position post_conv, whose tokens are computed after the subsampling",
+        )
 
-    @classmethod
-    def preset(cls, name: str) -> "NestConfig":
-        """Reads the section `model.config` of a preset of the package.
+    def look_ahead_s(self, context: Context | None = None) -> float | None:
+        """Returns the longest time from the start of an encoder frame to the end of the audio that it depends on.
+
+        It is None if a frame depends on the whole utterance, for its attention or for the normalisation.
 
         Args:
-            name: File name without suffix, such as "demo" or "large".
+            context: Attention context; by default the first of `att_context_size`.
+        """
+        encoder, features = self.encoder, self.features
+        frames = look_ahead(
+            context or encoder.att_context_size[0],
+            encoder.att_context_style,
+            num_layers=encoder.num_layers,
+            conv_right=encoder.conv_context[1],
+        )
+        if frames is None or features.normalize == "per_feature":
+            return None
+        factor = encoder.subsampling_factor
+        num_feature_frames = frames * factor + (0 if encoder.causal_downsampling else factor - 1)
+        return (num_feature_frames * features.hop_length + features.window_length / 2) / features.sampling_rate
+
+    def look_aheads(self) -> str:
+        """Returns the attention contexts with their look-ahead as text, such as `70,13: 1.1 s; 70,0: 0.01 s`."""
+        texts = []
+        for context in self.encoder.att_context_size:
+            seconds = self.look_ahead_s(context)
+            shown = "the whole utterance" if seconds is None else f"{seconds:.2g} s"
+            texts.append(f"{format_context(context)}: {shown}")
+        return "; ".join(texts)
+
+    @classmethod
+    def preset(cls, *names: str) -> "NestConfig":
+        """Reads the section `model.config` of presets of the package.
+
+        Args:
+            *names: File names without suffix, such as "demo" or "large"; with a second one, such as "streaming", whose
+                values replace those of the first.
 
         Raises:
-            ConfigError: No preset has that name.
+            ConfigError: No preset has that name, or the first one is not a whole model.
         """
-        content = yaml.safe_load(preset_path(name).read_text(encoding="utf-8"))
-        return cls.from_dict(content["model"]["config"])
+        merged: dict[str, Any] = {}
+        for name in names:
+            section = yaml.safe_load(preset_path(name).read_text(encoding="utf-8"))["model"]["config"]
+            for part, values in section.items():
+                merged[part] = {**merged.get(part, {}), **values}
+        return cls.from_dict(merged)
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "NestConfig":

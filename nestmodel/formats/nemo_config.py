@@ -240,8 +240,9 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
     """Returns the `model` section of a NeMo configuration that builds the same model.
 
     The section is complete for NeMo's `restore_from`, and `config_from_nemo` reads it back. NeMo has no fields for
-    `seed` and `encoder.checkpoint_activations`, so they are lost. If encoder frames are masked, the section has the
-    values of NeMo's own YAML files: NeMo divides the block size, and overwrites other fields, when it builds the model.
+    `seed`, `encoder.dropout_source`, `encoder.checkpoint_activations`, `quantizer.normalize` and
+    `masking.target_shift`, so they are lost. If encoder frames are masked, the section has the values of NeMo's own
+    YAML files: NeMo divides the block size, and overwrites other fields, when it builds the model.
 
     Source: NeMo 3.0.0.
     """

@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from nestmodel.attention_context import Context
 from nestmodel.config import NestConfig
 from nestmodel.errors import WeightsError
 from nestmodel.formats.model_file import open_model_file
@@ -62,7 +63,7 @@ class WeightReport:
         return ", ".join(parts)
 
 
-def load_network(path: str | Path) -> NestNetwork:
+def load_network(path: str | Path, context: Context | None = None) -> NestNetwork:
     """Builds a network from a model file, with its configuration and all its weights, on the CPU and in eval mode.
 
     Call `train()` of the network to train it further.
@@ -71,12 +72,17 @@ def load_network(path: str | Path) -> NestNetwork:
         path: A `.nemo` file, a checkpoint of `nestmodel fit` or `save_network`, or a safetensors file; or the name of
             a repository on the Hugging Face hub that has one such file: `hf://owner/name`, `hf://owner/name@revision`
             or `hf://owner/name@revision/file`. It is downloaded to the cache of huggingface_hub.
+        context: One of the attention contexts that the encoder was trained with, to use instead of the first of them.
 
     Raises:
-        ConfigError: The name is one of the hub, and the extra `hub` is not installed.
+        ConfigError: The name is one of the hub, and the extra `hub` is not installed; or the encoder has no such
+            context.
         WeightsError: The file cannot be read, or does not hold a whole model.
     """
-    return build_network(NestNetwork, path).eval()
+    network = build_network(NestNetwork, path).eval()
+    if context is not None:
+        network.use_context(context)
+    return network
 
 
 def build_network(build: Callable[[NestConfig], NetworkT], path: str | Path) -> NetworkT:

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 import torch._dynamo as dynamo
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Int32
+from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nestmodel.attention_context import UNLIMITED, Context, draw_context
+from nestmodel.attention_context import Context, draw_context
 from nestmodel.config import EncoderConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn import devices
@@ -27,7 +27,7 @@ from nestmodel.nn.attention import RelPositionAttention
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters, uncast_weights
 from nestmodel.nn.dropout import Dropout, Key, draw_keys
-from nestmodel.nn.frames import Frames, describe_frames
+from nestmodel.nn.frames import Frames, describe_frames, relative_positions, visible_keys
 from nestmodel.nn.subsampling import ConvSubsampling
 from nestmodel.representation import shapes
 
@@ -60,6 +60,16 @@ class HiddenStates(NamedTuple):
 
     lens: Int[Tensor, " batch"]
     """Number of valid encoder frames of each utterance."""
+
+
+class BlockCache(NamedTuple):
+    """Cached values of a block from earlier frames."""
+
+    attention: Float[Tensor, "2 batch heads cached_frames head_dim"]
+    """Keys and values of attention."""
+
+    convolution: Float[Tensor, "batch cached_frames dim"]
+    """Input of the depthwise convolution."""
 
 
 class FeedForward(nn.Module):
@@ -121,14 +131,37 @@ class ConvModule(nn.Module):
         (weight1, bias1), depthwise, (weight2, bias2) = weights or uncast_weights(self.fused_parameters())
         x = F.glu(F.linear(x, weight1.squeeze(2), bias1), dim=2)
         x = x.masked_fill(frames.is_padding.unsqueeze(2), 0.0) if frames.gpu is None else x * frames.gpu.is_valid
-        x = self._mix_frames(x, *depthwise)
+        x = self._mix_frames(x, *depthwise, self.context)
         x = self.batch_norm(x.flatten(0, 1)).view_as(x)
         return F.linear(F.silu(x), weight2.squeeze(2), bias2)
 
+    def extend(
+        self, x: Float[Tensor, "batch new_frames dim"], cache: Float[Tensor, "batch cached_frames dim"]
+    ) -> tuple[Float[Tensor, "batch new_frames dim"], Float[Tensor, "batch cached_frames dim"]]:
+        """Convolves new frames with those before them, in eval mode; reads none to the right.
+
+        Args:
+            x: The new frames.
+            cache: Of the frames before them; zeros at the start.
+
+        Returns:
+            The convolved new frames, and the cache for the next ones.
+        """
+        (weight1, bias1), depthwise, (weight2, bias2) = uncast_weights(self.fused_parameters())
+        extended = torch.cat([cache, F.glu(F.linear(x, weight1.squeeze(2), bias1), dim=2)], dim=1)
+        x = self._mix_frames(extended, *depthwise, (0, 0))
+        x = self.batch_norm(x.flatten(0, 1)).view_as(x)
+        kept = extended[:, extended.shape[1] - cache.shape[1] :].clone()
+        return F.linear(F.silu(x), weight2.squeeze(2), bias2), kept
+
     def _mix_frames(
-        self, x: Float[Tensor, "batch enc_frames dim"], weight: Tensor, bias: Tensor | None
-    ) -> Float[Tensor, "batch enc_frames dim"]:
-        groups, (pad, right) = weight.shape[0], self.context
+        self,
+        x: Float[Tensor, "batch enc_frames dim"],
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: tuple[int, int],
+    ) -> Float[Tensor, "batch convolved_frames dim"]:
+        groups, (pad, right) = weight.shape[0], padding
         if pad != right:
             x, pad = F.pad(x, (0, 0, pad, right)), 0
         if devices.is_on_gpu(x):
@@ -215,6 +248,32 @@ class ConformerBlock(nn.Module):
         out: Tensor = self.norm_out(x)
         return out
 
+    def extend(
+        self,
+        x: Float[Tensor, "batch new_frames dim"],
+        cache: BlockCache,
+        positions: Float[Tensor, "positions dim"],
+        is_masked_key: Bool[Tensor, "#batch 1 new_frames keys"],
+    ) -> tuple[Float[Tensor, "batch new_frames dim"], BlockCache]:
+        """Applies the block to new frames in eval mode; see `ConformerEncoder.extend`.
+
+        Args:
+            x: The new frames.
+            cache: Of the frames before them.
+            positions: As for `RelPositionAttention.extend`.
+            is_masked_key: As for `RelPositionAttention.extend`.
+
+        Returns:
+            The output of the block for the new frames, and the cache with all frames.
+        """
+        x = torch.add(x, self.feed_forward1(self.norm_feed_forward1(x)), alpha=0.5)
+        attended, attention = self.self_attn.extend(self.norm_self_att(x), cache.attention, positions, is_masked_key)
+        x = x + attended
+        convolved, convolution = self.conv.extend(self.norm_conv(x), cache.convolution)
+        x = x + convolved
+        x = torch.add(x, self.feed_forward2(self.norm_feed_forward2(x)), alpha=0.5)
+        return self.norm_out(x), BlockCache(attention, convolution)
+
     def weights(self, x: Float[Tensor, "batch enc_frames dim"]) -> Sequence[Weights | None]:
         """Returns the weights of the modules for a GPU; None on a CPU, where modules read their parameters."""
         if not devices.is_on_gpu(x):
@@ -289,11 +348,11 @@ class ConformerEncoder(nn.Module):
         self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"], context: Context | None = None
     ) -> Frames:
         """Returns positions and masks of encoder frames for all blocks; `context` is as in `forward`."""
-        contexts = self.config.att_context_size
-        if contexts == ((UNLIMITED, UNLIMITED),):
+        if not self.config.is_limited:
             return describe_frames(x, enc_lens)
         # If one of several contexts has no limits, its mask has the shape of the others, for compiled blocks.
-        return describe_frames(x, enc_lens, context or contexts[0], self.config.att_context_style)
+        context = context or self.config.att_context_size[0]
+        return describe_frames(x, enc_lens, context, self.config.att_context_style)
 
     def forward(
         self,
@@ -334,6 +393,58 @@ class ConformerEncoder(nn.Module):
         """
         x, enc_lens = self.pre_encode(feats, feat_lens)
         return HiddenStates(list(self._outputs(x, enc_lens)), enc_lens)
+
+    def start(self, batch: int, device: torch.device, num_cached: int = 0) -> list[BlockCache]:
+        """Returns the caches of all blocks before the first frame.
+
+        Args:
+            batch: Number of streams.
+            device: Their device.
+            num_cached: Number of frames that the cache of attention has at the start, which `is_empty` must mask.
+        """
+        config = self.config
+        heads, dim = config.num_heads, config.d_model
+        return [
+            BlockCache(
+                torch.zeros(2, batch, heads, num_cached, dim // heads, device=device),
+                torch.zeros(batch, config.conv_context[0], dim, device=device),
+            )
+            for _ in self.layers
+        ]
+
+    def extend(
+        self,
+        x: Float[Tensor, "batch new_frames dim"],
+        caches: Sequence[BlockCache],
+        context: Context,
+        is_empty: Bool[Tensor, "batch keys"] | None = None,
+    ) -> tuple[Float[Tensor, "batch new_frames dim"], list[BlockCache]]:
+        """Applies all blocks to new frames of a stream in eval mode. The convolutions must be causal.
+
+        Args:
+            x: Output of `pre_encode`: whole chunks, except at the end of the stream.
+            caches: Of the frames before them.
+            context: Attention context; its left side is limited, and its right side is 0 or that of a chunk.
+            is_empty: True for frames, the cached ones first, that are not valid; by default all are.
+
+        Returns:
+            The output of the last block for the new frames, and the caches for the next ones.
+        """
+        num_new, num_keys = x.shape[1], caches[0].attention.shape[3] + x.shape[1]
+        positions = relative_positions(num_keys, x.shape[2], x.device, num_distances=num_keys + num_new)
+        # The first cached frame is the first one of a chunk, so chunks may be counted from there.
+        is_visible = visible_keys(num_keys, num_keys, context, self.config.att_context_style, x.device)
+        is_masked = ~is_visible[None, None, num_keys - num_new :]
+        if is_empty is not None:
+            is_masked = is_masked | is_empty[:, None, None, :]
+        x, extended = x * self.input_scale, []
+        for layer, of_block in zip(self.layers, caches, strict=True):
+            assert isinstance(layer, ConformerBlock)
+            x, (attention, convolution) = layer.extend(x, of_block, positions, is_masked)
+            # A copy: a view would keep the frames that it leaves out.
+            attention = attention[:, :, :, max(0, num_keys - context[0]) :].clone()
+            extended.append(BlockCache(attention, convolution))
+        return x, extended
 
     def compile_blocks(self, num_shapes: int | None, *, combined: bool = False) -> None:
         """Compiles the blocks with torch at their first use; all blocks share the compiled code.

@@ -11,6 +11,7 @@ compiler fuse what is before the Fourier transform, and what is after it. They a
 
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import torch._dynamo as dynamo
@@ -26,6 +27,19 @@ LOG_OFFSET = 2.0**-24
 
 STD_OFFSET = 1e-5
 """Added to the standard deviations, so that a constant bin does not divide by zero."""
+
+
+class AudioCache(NamedTuple):
+    """Cached samples of a stream, and its length so far."""
+
+    samples: Float[Tensor, "1 cached_samples"]
+    """Emphasised samples from the first one of the next frame on."""
+
+    last: Float[Tensor, "1 1"]
+    """The last sample, before emphasis."""
+
+    num_samples: int = 0
+    num_frames: int = 0
 
 
 def exact_matmul(left: Float[Tensor, "*left"], right: Float[Tensor, "*right"]) -> Float[Tensor, "*product"]:
@@ -112,6 +126,30 @@ class LogMelFeatures(nn.Module):
         frames = frame_signal(self.config, self.window, audio, self._draw_dither(audio), audio_lens)
         return _log_mels(self.fb, _transform(frames)), audio_lens // self.config.hop_length
 
+    def start(self) -> AudioCache:
+        """Returns the cache before the first sample: silence."""
+        silence = torch.zeros(1, self.config.n_fft // 2, device=self.window.device)
+        return AudioCache(samples=silence, last=silence[:, :1])
+
+    def extend(
+        self, audio: Float[Tensor, "1 samples"], cache: AudioCache, *, is_last: bool = False
+    ) -> tuple[Float[Tensor, "1 mels frames"], AudioCache]:
+        """Computes the same as `Preprocessor.extend`, but in the caller's autocast and gradient modes."""
+        config = self.config
+        both = torch.cat([cache.last, audio], dim=1)
+        samples = torch.cat([cache.samples, audio - config.preemphasis * both[:, :-1]], dim=1)
+        if is_last:
+            samples = F.pad(samples, (0, config.n_fft // 2))
+        num_samples = cache.num_samples + audio.shape[1]
+        num_complete = max(0, (samples.shape[1] - config.n_fft) // config.hop_length + 1)
+        num_frames = min(num_complete, num_samples // config.hop_length - cache.num_frames)
+        kept = samples[:, num_frames * config.hop_length :].clone()  # not a view of all samples
+        cache = AudioCache(kept, both[:, -1:].clone(), num_samples, cache.num_frames + num_frames)
+        if num_frames == 0:
+            return samples.new_zeros(1, config.num_mels, 0), cache
+        framed = _window_frames(config, self.window, samples)[:, :num_frames]
+        return _log_mels(self.fb, _transform(framed)), cache
+
     def _draw_dither(self, audio: Float[Tensor, "batch samples"]) -> Float[Tensor, "batch samples"] | None:
         if self.training and self.config.dither > 0.0:
             return torch.empty_like(audio).normal_(std=self.config.dither)
@@ -159,6 +197,23 @@ class Preprocessor(nn.Module):
         with torch.autocast(audio.device.type, enabled=False):
             return self.featurizer.log_mels(audio.float(), audio_lens)
 
+    @torch.no_grad()
+    def extend(
+        self, audio: Float[Tensor, "1 samples"], cache: AudioCache, *, is_last: bool = False
+    ) -> tuple[Float[Tensor, "1 mels frames"], AudioCache]:
+        """Computes the valid log-mel frames that the next samples of a stream complete, not normalised, without dither.
+
+        Args:
+            audio: The next samples, amplitude in [-1, 1].
+            cache: Of the samples before them; `LogMelFeatures.start` at first.
+            is_last: Whether the stream ends here, so that zeros follow.
+
+        Returns:
+            The frames, and the cache for the next samples.
+        """
+        with torch.autocast(audio.device.type, enabled=False):
+            return self.featurizer.extend(audio.float(), cache, is_last=is_last)
+
 
 def frame_signal(
     config: FeatureConfig,
@@ -181,8 +236,16 @@ def frame_signal(
     emphasised = audio - config.preemphasis * F.pad(audio[:, :-1], (1, 0))  # the first sample has no previous one
     is_padding = torch.arange(audio.shape[1], device=audio.device) >= audio_lens.unsqueeze(1)
     emphasised.masked_fill_(is_padding, 0.0)
-    margin, left = config.n_fft // 2, (config.n_fft - config.window_length) // 2
-    centred = F.pad(emphasised, (margin, margin)).unfold(1, config.n_fft, config.hop_length)
+    margin = config.n_fft // 2
+    return _window_frames(config, window, F.pad(emphasised, (margin, margin)))
+
+
+def _window_frames(
+    config: FeatureConfig, window: Float[Tensor, " window"], samples: Float[Tensor, "batch samples"]
+) -> Float[Tensor, "batch frames window_and_padding"]:
+    """Returns the windowed frames of n_fft samples that begin every `hop_length` samples."""
+    left = (config.n_fft - config.window_length) // 2
+    centred = samples.unfold(1, config.n_fft, config.hop_length)
     return centred * F.pad(window, (left, config.n_fft - config.window_length - left))
 
 

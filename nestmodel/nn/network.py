@@ -4,7 +4,7 @@ Masks, attention contexts and what dropout drops depend on seeds derived from (s
 generator state to save. They are the same on every device, except for dropout of attention weights on a GPU.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +17,7 @@ from nestmodel.config import FeatureConfig, NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput
-from nestmodel.nn.features import Preprocessor
+from nestmodel.nn.features import Preprocessor, normalise
 from nestmodel.nn.kernel_choice import TORCH, Kernels, check_subsampling
 from nestmodel.nn.masking import BlockMask, scored_token_mask
 from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
@@ -94,6 +94,18 @@ class NestNetwork(nn.Module):
     def features(self) -> Preprocessor:
         """Computes (feats, feat_lens) from (audio, audio_lens); called `preprocessor` in NeMo's state dict."""
         return self.preprocessor
+
+    def use_context(self, context: Context) -> None:
+        """Uses one of the attention contexts of the encoder from now on, in training as well.
+
+        Args:
+            context: One of `att_context_size`.
+
+        Raises:
+            ConfigError: The encoder has no such context.
+        """
+        self.encoder.config = self.config.encoder.with_context(context)
+        self.config = replace(self.config, encoder=self.encoder.config)
 
     def __repr__(self) -> str:
         """Returns the sizes in one line; a part such as `encoder` shows its modules."""
@@ -226,10 +238,28 @@ class NestNetwork(nn.Module):
         """
         targets = self.tokens(clean, feat_lens, masks.scored_rows)
         encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked, dropout_keys, context)
-        if (num_tokens := masks.is_scored.shape[1]) < encoded.shape[1]:
-            encoded, enc_lens = encoded[:, :num_tokens], enc_lens.clamp(max=num_tokens)
-        logits = self.decoder.logits(encoded.flatten(0, 1)[masks.scored_rows])
+        num_tokens = masks.is_scored.shape[1]
+        rows = self._predicting_rows(masks.scored_rows, num_tokens, encoded.shape[1], enc_lens)
+        logits = self.decoder.logits(encoded.flatten(0, 1)[rows])
+        encoded, enc_lens = encoded[:, :num_tokens], enc_lens.clamp(max=num_tokens)
         return NestOutput(logits, targets, masks.is_scored, encoded, enc_lens)
+
+    def _predicting_rows(
+        self, scored: Int[Tensor, " rows"], num_tokens: int, num_frames: int, enc_lens: Int[Tensor, " batch"]
+    ) -> Int[Tensor, " rows"]:
+        """Returns the encoder frames that predict tokens; both are counted over all utterances.
+
+        The last tokens of an utterance, after which there are fewer frames than `target_shift`, are predicted by the
+        last frame. Negative rows, which are not scored and count from the end, are not shifted.
+        """
+        shift = self.config.masking.target_shift
+        if shift == 0 and num_tokens == num_frames:
+            return scored
+        utterances, frames = scored // num_tokens, scored % num_tokens
+        if shift > 0:
+            shifted = torch.minimum(frames + shift, enc_lens[utterances] - 1)
+            frames = torch.where(scored < 0, frames, shifted)
+        return utterances * num_frames + frames
 
     def _with_scored_rows(self, is_masked: Bool[Tensor, "batch masked_frames"]) -> Masks:
         is_scored = scored_token_mask(is_masked, self.num_stacked, self.config.masking.threshold)
@@ -261,6 +291,8 @@ class NestNetwork(nn.Module):
             The tokens: (batch, enc_frames, codebooks), or (rows, codebooks).
         """
         if self.config.masking.position == "pre_conv":
+            if self.config.features.normalize == "NA" and self.config.quantizer.normalize == "per_feature":
+                clean = normalise(clean, feat_lens)
             tokens: Tensor = self.quantizer(clean, rows)
             return tokens
         with torch.no_grad():

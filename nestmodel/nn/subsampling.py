@@ -27,6 +27,9 @@ MAX_VALUES_ON_CPU = 2**23
 
 Size = TypeVar("Size", int, Tensor)
 
+SubsamplingCache = tuple[Float[Tensor, "batch _ _ _"], ...]
+"""The last frames of each stage's input, which later frames read as well; shape (batch, channels, frames, mels)."""
+
 
 def halve(size: Size, *, is_causal: bool = False) -> Size:
     """Returns the output sizes of a convolution of stride 2 and kernel 3.
@@ -133,6 +136,68 @@ class ConvSubsampling(nn.Module):
                 assert isinstance(layer, nn.Conv2d)
                 x = _convolve(layer, x)
         return x.transpose(1, 2).flatten(2)
+
+    def extend(
+        self, feats: Float[Tensor, "batch mels frames"], cache: SubsamplingCache | None, *, is_last: bool = False
+    ) -> tuple[Float[Tensor, "batch enc_frames dim"], SubsamplingCache]:
+        """Returns the encoder frames that are complete, of features that arrive in parts; without gradients.
+
+        Args:
+            feats: The next feature frames, all of them valid.
+            cache: Of the frames before them; None for the first ones.
+            is_last: Whether no frames follow, so that the zeros past the last one complete further encoder frames.
+
+        Returns:
+            The encoder frames, and the cache for the next feature frames.
+        """
+        in_front = 2 if self.is_causal else 1
+        kept: list[Tensor] = []
+        x = feats.transpose(1, 2).unsqueeze(1)  # (batch, channels, frames, mels)
+        for layer in self.conv:
+            if isinstance(layer, nn.ReLU):
+                x = x.relu_()
+                continue
+            assert isinstance(layer, nn.Conv2d)
+            if layer.stride == (2, 2):
+                earlier = x.new_zeros(*x.shape[:2], in_front, x.shape[3]) if cache is None else cache[len(kept)]
+                x = F.pad(torch.cat([earlier, x], dim=2), (in_front, 1, 0, 1 if is_last else 0))
+                num_frames = (x.shape[2] - 1) // 2
+                kept.append(x[:, :, 2 * num_frames :, in_front:-1].clone())
+            else:
+                num_frames = x.shape[2]
+            if num_frames > 0:
+                x = F.conv2d(x, layer.weight, layer.bias, layer.stride, groups=layer.groups)
+            else:
+                num_mels = (x.shape[3] - layer.kernel_size[1]) // layer.stride[1] + 1
+                x = x.new_zeros(len(x), layer.out_channels, 0, num_mels)
+        return self.out(x.transpose(1, 2).flatten(2)), tuple(kept)
+
+    def extend_masked(
+        self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"], cache: SubsamplingCache
+    ) -> tuple[Float[Tensor, "batch enc_frames dim"], SubsamplingCache]:
+        """Does what `extend` does for a multiple of `factor` frames with causal convolutions, some of them padding.
+
+        Args:
+            feats: The next frames.
+            feat_lens: Number of frames from here to the end of the stream, possibly negative. Later ones are zeroed
+                between the stages.
+            cache: Of the frames before them, two for each stage.
+        """
+        x = feats.transpose(1, 2).unsqueeze(1)
+        x = x * _is_valid(x, feat_lens)
+        kept: list[Tensor] = []
+        for layer in self.conv:
+            if isinstance(layer, nn.ReLU):
+                feat_lens = halve(feat_lens, is_causal=True)
+                x = x.relu() * _is_valid(x, feat_lens)
+                continue
+            assert isinstance(layer, nn.Conv2d)
+            if layer.stride == (2, 2):
+                extended = torch.cat([cache[len(kept)], x], dim=2)
+                kept.append(extended[:, :, -2:])
+                x = F.pad(extended, (2, 1))
+            x = F.conv2d(x, layer.weight, layer.bias, layer.stride, groups=layer.groups)
+        return self.out(x.transpose(1, 2).flatten(2)), tuple(kept)
 
     def _joins_first_stages(self, feats: Float[Tensor, "batch mels frames"]) -> bool:
         """Returns whether the first two stages are one operation: on a GPU, from features that need no gradient."""

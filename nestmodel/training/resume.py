@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from nestmodel.config import EncoderConfig, FeatureConfig, NestConfig
+from nestmodel.config import EncoderConfig, FeatureConfig, MaskConfig, NestConfig, QuantizerConfig
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import is_on_hub
 from nestmodel.formats.model_file import open_model_file
@@ -50,6 +50,8 @@ _EARLIER = {
         for name in ("att_context_size", "att_context_probs", "att_context_style", "conv_context_size")
     },
     "model.config.encoder.causal_downsampling": repr(False),
+    "model.config.quantizer.normalize": repr(QuantizerConfig.normalize),
+    "model.config.masking.target_shift": repr(MaskConfig.target_shift),
 }
 """Values of settings in runs from before the setting existed."""
 

@@ -1,7 +1,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import jaxtyping
 import pytest
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestdata import derive_key
-from nestmodel import ConfigError, EncoderConfig, NestConfig
-from nestmodel.attention_context import draw_context
+from nestmodel import ConfigError, EncoderConfig, FeatureConfig, NestConfig
+from nestmodel.attention_context import Style, context_name, draw_context, look_ahead, parse_context
 from tests.training import tiny_config
 
 CONTEXTS = ((6, 2), (-1, 0), (-1, -1))
@@ -149,3 +149,79 @@ def test_defaults_are_unlimited_and_symmetric() -> None:
     assert config.att_context_size == ((-1, -1),)
     assert (config.att_context_probs, config.att_context_style) == (None, "regular")
     assert (config.conv_context, config.causal_downsampling) == ((4, 4), False)
+
+
+def test_a_context_is_parsed_and_named() -> None:
+    assert parse_context("70,13") == (70, 13)
+    assert parse_context("-1,-1") == (-1, -1)
+    for text in ("70", "70,13,1", "a,b", ""):
+        with pytest.raises(ConfigError, match="give two numbers of encoder frames, such as 70,13"):
+            parse_context(text)
+    names = [context_name(context) for context in ((70, 13), (-1, 13), (-1, -1))]
+    assert names == ["70_13", "all_13", "full"]
+
+
+@pytest.mark.parametrize(
+    ("context", "style", "conv_right", "frames"),
+    [
+        ((70, 13), "regular", 0, 24 * 13),
+        ((70, 13), "chunked_limited", 0, 13),
+        ((70, 0), "regular", 4, 24 * 4),
+        ((6, 2), "chunked_limited", 4, 2 + 23 * 6 + 4),
+        ((-1, -1), "chunked_limited", 0, None),
+        ((4, -1), "regular", 0, None),
+    ],
+)
+def test_the_look_ahead_adds_up_over_blocks_unless_there_are_chunks(
+    context: tuple[int, int], style: Style, conv_right: int, frames: int | None
+) -> None:
+    assert look_ahead(context, style, num_layers=24, conv_right=conv_right) == frames
+
+
+def live(config: NestConfig) -> NestConfig:
+    return replace(config, features=FeatureConfig(normalize="NA"))
+
+
+def test_the_look_ahead_in_seconds_contains_subsampling_and_window() -> None:
+    contexts = {"att_context_size": ((70, 13), (70, 0), (-1, -1)), "att_context_style": "chunked_limited"}
+    causal = live(tiny_config(**contexts, conv_context_size="causal", causal_downsampling=True))
+    assert causal.look_ahead_s() == 13 * 0.08 + 0.0125
+    assert causal.look_ahead_s((70, 0)) == 0.0125
+    assert causal.look_ahead_s((-1, -1)) is None
+    assert causal.look_aheads() == "70,13: 1.1 s; 70,0: 0.013 s; -1,-1: the whole utterance"
+    centred = live(tiny_config(**contexts, conv_context_size="causal"))
+    assert centred.look_ahead_s((70, 0)) == pytest.approx(0.07 + 0.0125)
+    normalised = replace(causal, features=FeatureConfig())
+    assert normalised.look_ahead_s((70, 0)) is None
+
+
+def test_an_encoder_is_used_in_one_of_its_contexts() -> None:
+    encoder = tiny_config(
+        att_context_size=((-1, -1), (6, 2)), att_context_probs=(0.4, 0.6), att_context_style="chunked_limited"
+    ).encoder
+    chosen = encoder.with_context((6, 2))
+    assert (chosen.att_context_size, chosen.att_context_probs) == (((6, 2),), None)
+    assert chosen.att_context_style == "chunked_limited"
+    assert not encoder.with_context((-1, -1)).is_limited
+    with pytest.raises(ConfigError, match=r"att_context_size has no 4,1: choose one of -1,-1; 6,2\."):
+        encoder.with_context((4, 1))
+
+
+@pytest.mark.parametrize("name", ["streaming", "unified"])
+def test_presets_for_live_speech_are_given_after_a_size(name: str) -> None:
+    small, streaming = NestConfig.preset("small"), NestConfig.preset("small", name)
+    assert streaming.encoder.d_model == small.encoder.d_model
+    assert streaming.optimizer == small.optimizer
+    assert streaming.features.normalize == "NA"
+    *others, last = (streaming.look_ahead_s(context) for context in streaming.encoder.att_context_size)
+    assert last == 0.0125
+    assert (others[0] is None) == (name == "unified")
+    with pytest.raises(ConfigError, match=r"model\.config\.encoder is incomplete: .*d_model"):
+        NestConfig.preset(name)
+
+
+def test_the_unified_preset_differs_from_the_streaming_one_in_its_contexts_only() -> None:
+    streaming, unified = NestConfig.preset("small", "streaming"), NestConfig.preset("small", "unified")
+    contexts = {"att_context_size": streaming.encoder.att_context_size, "att_context_probs": None}
+    assert replace(unified, encoder=replace(unified.encoder, **contexts)) == streaming
+    assert unified.encoder.att_context_size == ((-1, -1), *streaming.encoder.att_context_size)

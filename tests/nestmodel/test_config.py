@@ -47,7 +47,7 @@ def test_demo_preset_is_smaller_than_small() -> None:
 
 
 def test_unknown_preset_is_rejected_and_the_known_ones_are_listed() -> None:
-    with pytest.raises(ConfigError, match=r"'huge' is .*\. The presets are demo, large, medium, small, xlarge"):
+    with pytest.raises(ConfigError, match=r"'huge' is .*\. The presets are demo, large, medium, small, xlarge\. After"):
         NestConfig.preset("huge")
 
 

@@ -4,6 +4,7 @@ import hashlib
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -12,11 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nestmodel import ConfigError, FeatureConfig, Kernels, NestConfig, NestModel, NestNetwork
-from nestmodel.attention_context import draw_context
+from nestmodel import (
+    ConfigError,
+    FeatureConfig,
+    Kernels,
+    NestConfig,
+    NestModel,
+    NestNetwork,
+    export_model,
+    load_network,
+    loss_stats,
+    save_network,
+)
+from nestmodel.attention_context import draw_context, look_ahead
 from nestmodel.nn import devices
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.kernel_choice import default_kernels
+from nestmodel.nn.step_graph import pad_rows
 from nestmodel.nn.subsampling import ConvSubsampling, halve, num_subsampled
 from tests.nestmodel.nn.test_network import batch
 from tests.training import tiny_config
@@ -66,6 +79,33 @@ def test_frames_do_not_depend_on_audio_past_their_look_ahead(
     # From the chunk on in which the first changed sample is, all differ; the last frames may see only padding.
     is_changed = (1280 * ends >= first_changed) & (torch.arange(len(before)) < NUM_SAMPLES // 1280)
     assert ((before - after)[is_changed].abs().amax(dim=1) > 1e-5).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    context=st.tuples(st.integers(0, 2), st.integers(0, 3)),
+    style=st.sampled_from(["regular", "chunked_limited"]),
+    conv_right=st.integers(0, 2),
+    num_layers=st.integers(1, 3),
+)
+def test_frames_depend_on_as_many_later_ones_as_the_look_ahead_says(
+    context: tuple[int, int], style: Literal["regular", "chunked_limited"], conv_right: int, num_layers: int
+) -> None:
+    context = (context[0] * (context[1] + 1), context[1])
+    model = network(
+        att_context_size=(context,),
+        att_context_style=style,
+        conv_kernel_size=5,
+        conv_context_size=(4 - conv_right, conv_right),
+        num_layers=num_layers,
+    )
+    x = noise(1, 40, 16).requires_grad_()
+    frames = model.encoder.eval().encode(x, torch.tensor([40]))[0]
+    ahead = []
+    for query in range(4):  # all places in a chunk
+        (grad,) = torch.autograd.grad(frames[query].square().sum(), x, retain_graph=True)
+        ahead.append(int(grad[0].abs().sum(dim=1).nonzero().max()) - query)
+    assert max(ahead) == look_ahead(context, style, num_layers=num_layers, conv_right=conv_right)
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8, 16])
@@ -120,6 +160,71 @@ def test_full_length_utterances_lose_one_causal_frame_where_they_meet_tokens() -
     assert output.encoded.shape[1] == output.is_scored.shape[1] == 100
     assert output.enc_lens.tolist() == [100]
     assert len(output.logits) == 10
+
+
+@pytest.mark.parametrize("shift", [1, 3])
+def test_a_token_is_predicted_some_frames_later_and_the_last_ones_by_the_last_frame(shift: int) -> None:
+    config = tiny_config(att_context_size=((6, 2),), **CAUSAL)
+    config = replace(config, masking=replace(config.masking, prob=0.2, target_shift=shift))
+    model = NestNetwork(config).eval()
+    inputs = model.draw_masks(batch()).to("cpu")
+    output = model.forward_masked(inputs)
+    feats, lens = model.features(batch().noisy_audio, batch().audio_len)
+    encoded, enc_lens = model.encode_masked(feats, lens, inputs.is_masked)
+    tokens = output.is_scored.nonzero()
+    # Some are predicted by the last frame. There is one frame more than tokens, which suffices for a shift of 1.
+    assert bool((tokens[:, 1] + shift >= enc_lens[tokens[:, 0]]).any()) == (shift > 1)
+    scored = [
+        model.decoder.logits(encoded[row, min(token + shift, int(enc_lens[row]) - 1)].unsqueeze(0))
+        for row, token in tokens.tolist()
+    ]
+    torch.testing.assert_close(output.logits, torch.cat(scored))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_filler_rows_change_no_gradient_and_no_row_occurs_twice(is_causal: bool, shift: int) -> None:
+    config = tiny_config(causal_downsampling=is_causal, **WITHOUT_DROPOUT)
+    config = replace(config, masking=replace(config.masking, target_shift=shift))
+    found = []
+    for num_fillers in (0, 9):
+        model = NestNetwork(config).eval()
+        inputs = model.draw_masks(batch()).to("cpu")
+        masks = pad_rows(inputs.masks, len(inputs.scored_rows) + num_fillers)
+        fillers = masks.scored_rows[len(inputs.scored_rows) :]
+        output = model.forward_masked(replace(inputs, scored_rows=masks.scored_rows))
+        loss_stats(output, masks.scored_rows >= 0).loss.backward()
+        found.append(torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None]))
+        assert len(fillers.unique()) == num_fillers
+    torch.testing.assert_close(*found)
+
+
+def test_tokens_may_be_those_of_normalised_features() -> None:
+    plain = tiny_config()
+    as_features = replace(plain, features=FeatureConfig(normalize="NA"))
+    normalised = replace(as_features, quantizer=replace(plain.quantizer, normalize="per_feature"))
+    targets = [NestNetwork(config).eval()(batch()).targets for config in (plain, as_features, normalised)]
+    assert torch.equal(targets[0], targets[2])
+    assert not torch.equal(targets[0], targets[1])
+    with pytest.raises(ConfigError, match=r"quantizer\.normalize is 'per_feature': expected as_features with masking"):
+        replace(normalised, masking=replace(plain.masking, position="post_conv"))
+
+
+def test_a_network_is_used_in_one_of_its_contexts(tmp_path: Path) -> None:
+    model = network("NA", **TWO).eval()
+    feats, lens = noise(1, 80, 64), torch.tensor([64])
+    expected = model.encoder(feats, lens, context=(2, 0)).frames
+    save_network(model, tmp_path / "two.ckpt")
+    chosen = load_network(tmp_path / "two.ckpt", context=(2, 0))
+    assert chosen.config.encoder.att_context_size == ((2, 0),)
+    assert torch.equal(chosen.encoder(feats, lens).frames, expected)
+    assert load_network(tmp_path / "two.ckpt").config == model.config
+    with pytest.raises(ConfigError, match="att_context_size has no 4,0: choose one of 6,2; 2,0"):
+        load_network(tmp_path / "two.ckpt", context=(4, 0))
+    exported = export_model(
+        tmp_path / "two.ckpt", "safetensors", tmp_path / "one.safetensors", parts="all", context=(2, 0)
+    )
+    assert load_network(exported).config == chosen.config
 
 
 def test_the_context_of_a_microbatch_is_drawn_from_its_key_in_training_only() -> None:
