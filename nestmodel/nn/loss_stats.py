@@ -17,6 +17,9 @@ METRIC_NAMES = (
 )
 """Names of the metrics of training and validation, without the prefix `train_` or `val_`."""
 
+CONTEXT_METRICS = ("loss", "accuracy")
+"""Those that validation reports for each attention context."""
+
 
 @dataclass(frozen=True, slots=True)
 class LossStats:

@@ -22,6 +22,7 @@ from nestmodel.training.resume import check_unchanged, run_settings, stored_kern
 from nestmodel.training.run_checks import (
     check_accumulation,
     check_kernels,
+    check_look_ahead,
     check_monitors,
     check_sampling_rate,
     num_ranks,
@@ -61,10 +62,12 @@ def check_run(
         return
     if trainer.max_steps == 0:
         raise ConfigError("trainer.max_steps is 0: give the number of steps to train, or -1 for no limit.")
+    check_look_ahead(model.config)
     check_accumulation(trainer, plan)
     check_training_limits(trainer, plan.steps_per_epoch)
     _warn_of_late_stages(plan, num_steps_of_run(trainer, plan.steps_per_epoch))
-    check_monitors(trainer, steps_per_epoch=plan.steps_per_epoch, validates=data.val_dataset is not None, scores=scores)
+    validates = data.val_dataset is not None
+    check_monitors(trainer, model.config, steps_per_epoch=plan.steps_per_epoch, validates=validates, scores=scores)
     stored = None if ckpt_path is None else stored_settings(ckpt_path)
     kernels = model.kernels
     if ckpt_path is not None and stored is not None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import nestguard
 from nestdata import AudioNoiseBatch, PackedBatch
+from nestmodel.attention_context import context_name
 from nestmodel.config import NestConfig
 from nestmodel.formats.model_file import CONFIG_KEY
 from nestmodel.formats.training_record import METRICS, RECORD_KEY, SETTINGS_KEY, TrainingRecord, record_of
@@ -28,7 +29,7 @@ from nestmodel.formats.weights import build_network, load_weights
 from nestmodel.nn import devices
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
 from nestmodel.nn.kernel_choice import TORCH, Kernels, default_kernels
-from nestmodel.nn.loss_stats import LossStats, loss_stats
+from nestmodel.nn.loss_stats import CONTEXT_METRICS, LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.nn.step_graph import Capture, CudaCapture, StepGraphs
@@ -282,17 +283,29 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
 
     def validation_step(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
-        """Accumulates the statistics of a microbatch."""
-        values = loss_stats(self.forward_masked(batch)).flatten()
+        """Accumulates the statistics of a microbatch in each attention context of the encoder."""
+        contexts = self.config.encoder.att_context_size
+        outputs = (self.forward_masked(replace(batch, att_context=context)) for context in contexts)
+        values = torch.stack([loss_stats(output).flatten() for output in outputs])
         self._val_stats = values if self._val_stats is None else self._val_stats + values
 
     def on_validation_epoch_end(self) -> None:
-        """Logs loss, entropies and accuracy over all microbatches of all ranks."""
+        """Logs loss, entropies and accuracy over all microbatches of all ranks.
+
+        Loss and accuracy are also logged for the attention contexts after the first, such as `val_loss_70_13`.
+        """
         assert self._val_stats is not None
-        stats = LossStats.unflatten(self._sum_over_ranks(self._val_stats), self.config.quantizer.num_codebooks)
-        self._val_stats = None
+        sums, self._val_stats = self._sum_over_ranks(self._val_stats), None
+        metrics: dict[str, Tensor] = {}
+        for number, (context, values) in enumerate(zip(self.config.encoder.att_context_size, sums, strict=True)):
+            stats = LossStats.unflatten(values, self.config.quantizer.num_codebooks)
+            of_context = stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts]))
+            if number == 0:
+                metrics |= of_context
+            else:
+                metrics |= {f"{name}_{context_name(context)}": of_context[name] for name in CONTEXT_METRICS}
         # Waits for the GPU before the heartbeat, which until then reports the collective.
-        metrics = fetch(stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts])))
+        metrics = fetch(metrics)
         nestguard.current().beat(nestguard.Phase.VALIDATION, self.trainer.global_step - 1)
         recorded = {name: float(metrics[name]) for name in METRICS}
         self._record = replace(self._record, val_metrics=recorded, val_step=self.trainer.global_step)

@@ -10,14 +10,18 @@ from typing import Any, cast
 import pytorch_lightning as pl
 
 from nestdata import BatchPlan
+from nestmodel.attention_context import context_name, format_context
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder import check_compilable
 from nestmodel.nn.kernel_choice import Kernels, check_subsampling
-from nestmodel.nn.loss_stats import METRIC_NAMES
+from nestmodel.nn.loss_stats import CONTEXT_METRICS, METRIC_NAMES
 from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.lightning_private import uses_distributed_sampler
 from nestmodel.training.step_limits import validates_at_multiples
+
+MAX_LOOK_AHEAD_S = 3.0
+"""Largest look-ahead, in seconds, of a trained encoder with causal convolutions and regular contexts."""
 
 
 def num_ranks(trainer: pl.Trainer) -> int:
@@ -32,6 +36,22 @@ def check_sampling_rate(config: NestConfig, rate: int | None) -> None:
             f"the corpus is at {rate} Hz and model.config.features.sampling_rate is {config.features.sampling_rate}. "
             "Prepare the corpus with --sampling-rate, or change the model."
         )
+
+
+def check_look_ahead(config: NestConfig) -> None:
+    """Raises ConfigError if the look-ahead of an encoder with causal convolutions adds up to seconds over blocks."""
+    encoder = config.encoder
+    is_causal = encoder.causal_downsampling or encoder.conv_context[1] == 0
+    if not is_causal or encoder.att_context_style != "regular":
+        return
+    for left, right in encoder.att_context_size:
+        seconds = config.look_ahead_s((left, right))
+        if right > 0 and seconds is not None and seconds > MAX_LOOK_AHEAD_S:
+            raise ConfigError(
+                f"model.config.encoder.att_context_size {format_context((left, right))}, att_context_style regular: "
+                f"{right} frames to the right add up over {encoder.num_layers} blocks to a look-ahead of {seconds:.1f} "
+                "s. Set att_context_style to chunked_limited, with which they do not, or the right side to 0."
+            )
 
 
 def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
@@ -106,11 +126,14 @@ def check_graph_precision(trainer: pl.Trainer) -> None:
         )
 
 
-def check_monitors(trainer: pl.Trainer, *, steps_per_epoch: int, validates: bool, scores: Sequence[str]) -> None:
+def check_monitors(
+    trainer: pl.Trainer, config: NestConfig, *, steps_per_epoch: int, validates: bool, scores: Sequence[str]
+) -> None:
     """Checks that the metrics by which the best checkpoints are kept will be logged, for steps that have checkpoints.
 
     Args:
         trainer: Trainer of the run.
+        config: Settings of the model.
         steps_per_epoch: Steps of an epoch of the plan.
         validates: Whether there is a validation corpus.
         scores: Names of the metrics of `FeatureScores`.
@@ -118,7 +141,9 @@ def check_monitors(trainer: pl.Trainer, *, steps_per_epoch: int, validates: bool
     Raises:
         ConfigError: They will not.
     """
+    others = [context_name(context) for context in config.encoder.att_context_size[1:]]
     of_validation = [f"val_{name}" for name in METRIC_NAMES]
+    of_validation += [f"val_{name}_{context}" for context in others for name in CONTEXT_METRICS]
     savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, Checkpoints)]
     for saver in (one for one in savers if one.monitor is not None):
         if saver.monitor in scores:

@@ -267,6 +267,23 @@ def test_a_resumed_run_draws_the_same_attention_contexts(
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
+def test_validation_reports_each_attention_context(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    contexts = ((4, 1), (2, 0), (-1, -1))
+    config = tiny_config(att_context_size=contexts, att_context_style="chunked_limited")
+    model, _ = fit(messy_corpora, tmp_path, max_steps=1, config=config, val_check_interval=1, limit_val_batches=2)
+    reported = model.trainer.callback_metrics
+    names = [f"val_{name}{end}" for end in ("", "_2_0", "_full") for name in ("loss", "accuracy")]
+    found = {name: float(reported[name]) for name in names}
+    assert len({found[name] for name in names if "loss" in name}) == 3
+    for context, end in zip(contexts, ("", "_2_0", "_full"), strict=True):
+        one = NestModel(config)
+        one.load_state_dict(model.state_dict())
+        one.use_context(context)
+        alone = trainer(tmp_path, limit_val_batches=2)
+        alone.validate(one, messy_data(messy_corpora), verbose=False)
+        assert float(alone.callback_metrics["val_loss"]) == found[f"val_loss{end}"]
+
+
 def test_a_model_is_rebuilt_from_its_checkpoint_alone(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, filename="model")
     model, _ = fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)

@@ -264,6 +264,8 @@ def test_without_a_validation_corpus_or_scikit_learn_there_are_no_scores(
             r"the first Checkpoints in trainer\.callbacks only: name this one first",
         ),
         ("val_loss", {}, ""),
+        ("val_loss_2_0", {}, ""),
+        ("val_loss_4_1", {}, "Checkpoints.monitor is 'val_loss_4_1', which is not logged"),
         (None, {"every_n_steps": 7}, ""),
     ],
 )
@@ -280,11 +282,12 @@ def test_the_metric_of_the_best_checkpoint_has_to_be_logged_at_steps_of_checkpoi
         "validates": settings.get("validates", True),
         "scores": settings.get("scores", []),
     }
+    config = tiny_config(att_context_size=((4, 1), (2, 0)))
     if message:
         with pytest.raises(ConfigError, match=message):
-            check_monitors(runner, **arguments)
+            check_monitors(runner, config, **arguments)
     else:
-        check_monitors(runner, **arguments)
+        check_monitors(runner, config, **arguments)
 
 
 @pytest.mark.parametrize("snr_db", [float("nan"), 1e4, -1e4])
