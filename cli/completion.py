@@ -40,8 +40,9 @@ class Candidate:
 def complete_presets(incomplete: str) -> list[str]:
     """Returns the presets that begin with a text."""
     from nestmodel import preset_names
+    from nestmodel.config import LIVE_PRESETS
 
-    return [name for name in preset_names() if name.startswith(incomplete)]
+    return [name for name in (*preset_names(), *LIVE_PRESETS) if name.startswith(incomplete)]
 
 
 def completed_command(program: str) -> str | None:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import yaml
 
-from nestmodel import preset_names
+from nestmodel import preset_names, preset_path
+from nestmodel.config import LIVE_PRESETS
 
 from .keys import SEEDS, is_unknown, key_groups, keys
 from .program import UsageError
@@ -186,6 +187,11 @@ def _check_complete(command: str, given: Sequence[Argument], paths: Sequence[Pat
         raise UsageError(
             f"no configuration: give --config with a preset ({', '.join(preset_names())}) or a YAML file, such as "
             f"{example}. `nestmodel presets` compares the presets."
+        )
+    live = [path.stem for path in paths if path.stem in LIVE_PRESETS and path == preset_path(path.stem)]
+    if live and paths[0].stem in live and not any(name.startswith("model.config.encoder.") for name in names):
+        raise UsageError(
+            f"{live[0]} is not a whole model: give it after a size, such as `--config small --config {live[0]}`."
         )
     if not has_corpus:
         raise UsageError(

@@ -7,7 +7,7 @@ import typer
 
 from nestmodel import ExportFormat, WeightParts
 
-from .options import ModelArgument, Overwrite
+from .options import AttentionContext, ModelArgument, Overwrite, chosen_context
 
 
 def export_command(
@@ -15,7 +15,8 @@ def export_command(
     to: Annotated[
         ExportFormat,
         typer.Option(
-            help="Format to write. nemo holds the whole model, huggingface and onnx the encoder, safetensors either."
+            help="Format to write. nemo holds the whole model, huggingface and onnx the encoder, onnx-streaming the "
+            "encoder for one chunk, safetensors either."
         ),
     ],
     output: Annotated[
@@ -25,9 +26,10 @@ def export_command(
     parts: Annotated[
         WeightParts | None, typer.Option(help="Parts of the model in a safetensors file. [default: encoder]")
     ] = None,
+    context: AttentionContext = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Export a model to NeMo, Hugging Face, safetensors or ONNX."""
     from nestmodel import export_model
 
-    print(export_model(model, to, output, parts=parts, overwrite=overwrite))
+    print(export_model(model, to, output, parts=parts, context=chosen_context(context), overwrite=overwrite))

@@ -8,7 +8,17 @@ import typer
 
 from nestmodel import FeatureType, FileFormat
 
-from .options import AllowCommands, AsJson, BatchSeconds, Device, InputArguments, ModelArgument, Overwrite
+from .options import (
+    AllowCommands,
+    AsJson,
+    AttentionContext,
+    BatchSeconds,
+    Device,
+    InputArguments,
+    ModelArgument,
+    Overwrite,
+    chosen_context,
+)
 from .output import console, print_json, rejected_text
 from .progress import progress
 
@@ -28,6 +38,7 @@ def features_command(
     ] = "last",
     form: Annotated[FileFormat, typer.Option("--format", help="Format of the feature files.")] = "npy",
     dtype: Annotated[FeatureType, typer.Option(help="Precision of the feature files.")] = "float32",
+    context: AttentionContext = None,
     max_batch_seconds: BatchSeconds = 120.0,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -47,7 +58,7 @@ def features_command(
     )
     with progress("utterances") as on_progress:
         report = extract_features(
-            load_network(model),
+            load_network(model, chosen_context(context)),
             inputs,
             output,
             config,

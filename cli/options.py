@@ -49,6 +49,14 @@ AllowCommands = Annotated[bool, setting_option("allow-commands")]
 AsJson = Annotated[bool, setting_option("json")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output, once the new one is complete.")]
 Device = Annotated[str, typer.Option(help="Device such as cpu or cuda:1; auto takes a GPU if there is one.")]
+AttentionContext = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="LEFT,RIGHT",
+        help="Attention context in encoder frames, of an encoder that was trained with several. [default: the first]",
+    ),
+]
 BatchSeconds = Annotated[float, typer.Option(help="Maximum audio per batch in seconds, padding included.")]
 
 ConfigFiles = Annotated[list[str] | None, setting_option("config", autocompletion=complete_presets)]
@@ -56,3 +64,14 @@ WorldSize = Annotated[int, typer.Option(min=1, help="Number of ranks that share 
 PlanSeed = Annotated[int | None, setting_option("seed", "seed_everything, else 0")]
 MicrobatchesPerStep = Annotated[int | None, setting_option("microbatches-per-step")]
 MicrobatchSeconds = Annotated[float | None, setting_option("max-batch-seconds")]
+
+
+def chosen_context(text: str | None) -> tuple[int, int] | None:
+    """Returns the context that was given as text; None without one.
+
+    Raises:
+        ConfigError: The text is not a context.
+    """
+    from nestmodel import parse_context
+
+    return None if text is None else parse_context(text)

@@ -10,7 +10,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .options import AllowCommands, AsJson, BatchSeconds, Device, InputArguments, ModelArgument, Overwrite
+from .options import (
+    AllowCommands,
+    AsJson,
+    AttentionContext,
+    BatchSeconds,
+    Device,
+    InputArguments,
+    ModelArgument,
+    Overwrite,
+    chosen_context,
+)
 from .output import print_json
 from .probe_summary import print_ctc_summary, print_frame_summary, print_label_summary
 from .program import UsageError
@@ -112,6 +122,7 @@ def probe_command(
             "--output", "-o", help="Directory for the report, its picture and the rejects. [default: only print]"
         ),
     ] = None,
+    context: AttentionContext = None,
     max_batch_seconds: BatchSeconds = 120.0,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -144,12 +155,13 @@ def probe_command(
         "device": device,
         "allow_commands": allow_commands,
     }
-    _run(task, model, inputs, {**options, **settings}, output, overwrite=overwrite, as_json=as_json)
+    _run(task, model, context, inputs, {**options, **settings}, output, overwrite=overwrite, as_json=as_json)
 
 
 def _run(
     task: ProbeTask,
     model: Path,
+    context: str | None,
     inputs: list[Path],
     settings: dict[str, Any],
     output: Path | None,
@@ -169,14 +181,15 @@ def _run(
 
     test = settings.pop("test", None)
     report: Any
+    network = load_network(model, chosen_context(context))
     with progress("probing") as on_progress:
         common: dict[str, Any] = {"overwrite": overwrite, "model_name": str(model), "on_progress": on_progress}
         if task == "labels":
-            report = run_probe(load_network(model), inputs, ProbeConfig(**settings), output, **common)
+            report = run_probe(network, inputs, ProbeConfig(**settings), output, **common)
         elif task == "ctc":
-            report = run_ctc_probe(load_network(model), inputs, test, CtcProbeConfig(**settings), output, **common)
+            report = run_ctc_probe(network, inputs, test, CtcProbeConfig(**settings), output, **common)
         else:
-            report = run_frame_probe(load_network(model), inputs, test, FrameProbeConfig(**settings), output, **common)
+            report = run_frame_probe(network, inputs, test, FrameProbeConfig(**settings), output, **common)
     if as_json:
         print_json(report.to_dict())
     elif task == "labels":

@@ -5,7 +5,7 @@ This module imports neither torch nor numpy, so that a command can show its help
 
 from typing import Literal
 
-ExportFormat = Literal["nemo", "huggingface", "safetensors", "onnx"]
+ExportFormat = Literal["nemo", "huggingface", "safetensors", "onnx", "onnx-streaming"]
 """File format of `export_model`."""
 
 WeightParts = Literal["all", "encoder"]

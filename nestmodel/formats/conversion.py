@@ -5,6 +5,7 @@ either complete or not written, and an export that the format cannot hold is rej
 """
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,18 +16,20 @@ import torch
 from torch import Tensor
 
 from nestdata import OutputError, output_directory, output_file
-from nestmodel.config import NestConfig
+from nestmodel.attention_context import Context
+from nestmodel.config import MaskConfig, NestConfig, QuantizerConfig
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import HUB, is_on_hub, parse_hub_name
 from nestmodel.formats.huggingface import check_huggingface, is_huggingface, write_huggingface
 from nestmodel.formats.model_card import model_card
 from nestmodel.formats.model_file import CONFIG_KEY, open_model_file
 from nestmodel.formats.nemo_archive import write_nemo
-from nestmodel.formats.onnx import write_onnx
+from nestmodel.formats.onnx import write_onnx, write_onnx_chunk
 from nestmodel.formats.safetensors import write_tensors
 from nestmodel.formats.training_record import record_of
 from nestmodel.formats.weights import ENCODER_PREFIX, load_network
 from nestmodel.nn.network import NestNetwork
+from nestmodel.nn.streaming import streaming_context
 from nestmodel.options import ExportFormat, WeightParts
 
 CARD_FILE = "README.md"
@@ -36,6 +39,7 @@ _SUFFIXES: Mapping[str, str] = {
     "huggingface": ".huggingface",
     "safetensors": ".safetensors",
     "onnx": ".onnx",
+    "onnx-streaming": ".streaming.onnx",
 }
 # The parts of a model that each format can hold; the first is the default.
 _PARTS: Mapping[str, tuple[WeightParts, ...]] = {
@@ -43,6 +47,7 @@ _PARTS: Mapping[str, tuple[WeightParts, ...]] = {
     "huggingface": ("encoder",),
     "safetensors": ("encoder", "all"),
     "onnx": ("encoder",),
+    "onnx-streaming": ("encoder",),
 }
 
 
@@ -107,6 +112,7 @@ def export_model(
     output: str | Path | None = None,
     *,
     parts: WeightParts | None = None,
+    context: Context | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Exports a model to NeMo, Hugging Face, safetensors or ONNX, with a model card.
@@ -122,6 +128,8 @@ def export_model(
             the source. A network has no name, so an output is required.
         parts: The parts to write; None writes all for NeMo, and the encoder for the other formats. Only safetensors
             can hold either.
+        context: The only attention context of the result, one of those of the encoder; by default, NeMo and safetensors
+            keep all, `onnx` has the first, and `onnx-streaming` the first that can be streamed.
         overwrite: Whether to replace an existing result.
 
     Returns:
@@ -129,7 +137,8 @@ def export_model(
 
     Raises:
         WeightsError: The source cannot be read or does not hold a whole model, or the result cannot be written.
-        ConfigError: The format cannot hold the model, or a network was given without an output.
+        ConfigError: The format cannot hold the model, a network was given without an output, or the encoder has no such
+            context.
         OutputError: The target exists already, or another run is writing it.
     """
     parts = _PARTS[to][0] if parts is None else parts
@@ -148,6 +157,16 @@ def export_model(
         network = load_network(source)
         with open_model_file(source) as file:
             record = record_of(file.entry)
+    if to == "onnx-streaming":
+        context = streaming_context(network.config, context)
+    elif to == "onnx" and context is None:
+        context = network.config.encoder.att_context_size[0]
+    if context is not None:
+        # An ONNX export runs the encoder in eval mode, on the CPU, in its plain form.
+        network = _copied(network) if network is source else network
+        network.use_context(context)
+    if to == "nemo":
+        _warn_of_lost_targets(network.config)
     card = model_card(output.name, network.config, record, to=to, parts=parts, source=_name(network.source))
     if to == "huggingface":
         _write_directory(output, network, card, overwrite)
@@ -156,9 +175,8 @@ def export_model(
     if beside.exists() and not overwrite:
         raise OutputError(f"{beside}: exists already. Choose another path, or pass --overwrite to replace it.")
     with output_file(output, overwrite=overwrite) as path:
-        if to == "onnx":
-            # The export runs the encoder in eval mode, on the CPU, in its plain form.
-            write_onnx(path, network.config, _copied(network).encoder if network is source else network.encoder)
+        if to in ("onnx", "onnx-streaming"):
+            (write_onnx if to == "onnx" else write_onnx_chunk)(path, network.config, network.encoder)
         with _naming_target(output):
             if to == "nemo":
                 write_nemo(path, network.config, network.state_dict())
@@ -200,10 +218,22 @@ def _name(source: str | None) -> str | None:
     return source if source is None or source.endswith(HUB) else Path(source).name
 
 
+def _warn_of_lost_targets(config: NestConfig) -> None:
+    """Warns of settings without a field in NeMo that decide what is learned."""
+    plain = QuantizerConfig.normalize, MaskConfig.target_shift
+    if (config.quantizer.normalize, config.masking.target_shift) != plain:
+        warnings.warn(
+            "NeMo has no field for model.config.quantizer.normalize and model.config.masking.target_shift, so the file "
+            "loses them: training that starts from it learns other targets.",
+            stacklevel=3,
+        )
+
+
 def _copied(network: NestNetwork) -> NestNetwork:
     """Returns a network on the CPU with the same weights."""
     copy = NestNetwork(network.config)
     copy.load_state_dict(network.state_dict())
+    copy.source = network.source
     return copy
 
 

@@ -19,7 +19,12 @@ from nestmodel.options import ExportFormat, WeightParts
 
 UNKNOWN = "unknown"
 _DISTRIBUTION = "nest-pretrain"
-_LIBRARIES: Mapping[str, str] = {"huggingface": "transformers", "nemo": "nemo", "onnx": "onnx"}
+_LIBRARIES: Mapping[str, str] = {
+    "huggingface": "transformers",
+    "nemo": "nemo",
+    "onnx": "onnx",
+    "onnx-streaming": "onnx",
+}
 _PARTS: Mapping[str, str] = {"all": "encoder, decoder and quantizer", "encoder": "encoder"}
 _MAX_CHARACTERS = 200
 _MAX_ROWS = 100

@@ -1,23 +1,29 @@
-"""Export of the encoder as an ONNX graph, for any batch size and any number of frames.
+"""Export of the encoder as ONNX graphs: of whole utterances, and of one chunk of a stream.
 
-The graph computes the encoder frames of eval mode. Nothing in it depends on the size of the traced example.
+The graphs compute the encoder frames of eval mode, for any batch size. That of whole utterances takes any number of
+frames, and nothing in it depends on the size of the traced example. That of a chunk takes what it needs of earlier
+chunks as inputs, and returns it for the next one.
 """
 
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nestmodel.attention_context import Context
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
-from nestmodel.nn.encoder import ConformerEncoder
+from nestmodel.nn.encoder import BlockCache, ConformerEncoder
+from nestmodel.nn.streaming import streaming_context
+from nestmodel.nn.subsampling import halve
 
 OPSET = 18
 INPUTS = ("feats", "feat_lens")
@@ -45,6 +51,93 @@ class _TracedEncoder(nn.Module):
         return self.encoder.encode(subsampled, enc_lens)[:, :-1], enc_lens
 
 
+class _TracedChunk(nn.Module):
+    """One chunk of a stream. The caches have fixed sizes, so frames from before the stream began are empty."""
+
+    def __init__(self, encoder: ConformerEncoder, context: Context) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.context = context
+        self.left, self.chunk = context[0], context[1] + 1
+
+    def start(self, batch: int, num_mels: int) -> dict[str, Tensor]:
+        """Returns the caches before the first chunk, by the names of the inputs."""
+        config = self.encoder.config
+        blocks = self.encoder.start(batch, torch.device("cpu"), self.left)
+        caches = {
+            "cache_len": torch.zeros(batch, dtype=torch.int64),
+            "cache_attention": torch.stack([block.attention for block in blocks]),
+            "cache_convolution": torch.stack([block.convolution for block in blocks]),
+        }
+        channels = 1
+        for stage in range(config.subsampling_factor.bit_length() - 1):
+            caches[f"cache_subsampling_{stage}"] = torch.zeros(batch, channels, 2, num_mels)
+            channels, num_mels = config.subsampling_channels, halve(num_mels, is_causal=True)
+        return caches
+
+    def forward(
+        self,
+        feats: Tensor,
+        feat_lens: Tensor,
+        cache_len: Tensor,
+        attention: Tensor,
+        convolution: Tensor,
+        *subsampling: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Encodes (batch, mels, chunk * factor) as (batch, chunk, dim), and returns the caches in the same order."""
+        x, stages = self.encoder.pre_encode.extend_masked(feats, feat_lens, subsampling)
+        enc_lens = self.encoder.pre_encode.out_lens(feat_lens).clamp(0, self.chunk)
+        keys = torch.arange(self.left + self.chunk)
+        is_empty = (keys < (self.left - cache_len).unsqueeze(1)) | (keys >= (self.left + enc_lens).unsqueeze(1))
+        caches = [BlockCache(*pair) for pair in zip(attention.unbind(), convolution.unbind(), strict=True)]
+        x, caches = self.encoder.extend(x, caches, self.context, is_empty)
+        attention = torch.stack([cache.attention for cache in caches])
+        convolution = torch.stack([cache.convolution for cache in caches])
+        return x, enc_lens, (cache_len + self.chunk).clamp(max=self.left), attention, convolution, *stages
+
+
+def write_onnx_chunk(path: Path, config: NestConfig, encoder: ConformerEncoder) -> None:
+    """Writes the encoder as a graph of one chunk of a stream, which has right + 1 encoder frames.
+
+    The inputs are `feats`, float32 (batch, mels, chunk * subsampling_factor); `feat_lens`, int64 (batch,), the number
+    of frames from the start of the chunk to the end of the stream, at most a chunk and possibly negative; and the cache
+    of earlier chunks, zeros before the first one: `cache_len`, int64 (batch,), and `cache_attention`,
+    `cache_convolution`, `cache_subsampling_0`, ..., float32. The outputs are `encoded`, float32 (batch, chunk, dim);
+    `enc_lens`, int64 (batch,), which is less than a chunk at the end of a stream; and `new_cache_len` and so on, the
+    cache for the next chunk.
+
+    Args:
+        path: The file to write.
+        config: Configuration of the model, with one attention context.
+        encoder: An encoder on the CPU. It is switched to eval mode.
+
+    Raises:
+        ConfigError: The encoder cannot be streamed, its subsampling is not causal, or the `export` extra is not
+            installed.
+        OSError: The file cannot be written.
+    """
+    context = streaming_context(config)
+    if not config.encoder.causal_downsampling:
+        raise ConfigError(
+            "model.config.encoder.causal_downsampling is off: a chunk of the graph would need frames of the next one. "
+            "StreamingEncoder streams such an encoder."
+        )
+    traced = _TracedChunk(encoder.eval(), context)
+    num_mels, num_frames = config.features.num_mels, traced.chunk * config.encoder.subsampling_factor
+    caches = traced.start(2, num_mels)
+    batch_axis = {"cache_attention": 2, "cache_convolution": 1}
+    shapes = tuple({batch_axis.get(name, 0): "batch"} for name in (*INPUTS, *caches))
+    _export(
+        path,
+        config,
+        traced,
+        (torch.zeros(2, num_mels, num_frames), torch.tensor([num_frames, num_frames - 1]), *caches.values()),
+        (*INPUTS, *caches),
+        (*OUTPUTS, *(f"new_{name}" for name in caches)),
+        (*shapes[:5], shapes[5:]),
+    )
+
+
 def write_onnx(path: Path, config: NestConfig, encoder: ConformerEncoder) -> None:
     """Writes the encoder as a graph from features to encoder frames.
 
@@ -62,21 +155,33 @@ def write_onnx(path: Path, config: NestConfig, encoder: ConformerEncoder) -> Non
         ConfigError: The `export` extra is not installed.
         OSError: The file cannot be written.
     """
+    example = torch.zeros(2, config.features.num_mels, 96), torch.tensor([96, 80])
+    shapes = {0: "batch", 2: "frames"}, {0: "batch"}
+    _export(path, config, _TracedEncoder(encoder.eval()), example, INPUTS, OUTPUTS, shapes)
+
+
+def _export(
+    path: Path,
+    config: NestConfig,
+    traced: nn.Module,
+    example: tuple[Tensor, ...],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    shapes: tuple[Any, ...],
+) -> None:
     try:
         import onnx  # noqa: F401 - torch imports it late, with a less helpful error
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"ONNX needs {error.name}. Install it: pip install 'nest-pretrain[export]'.") from error
-    encoder.eval()
-    example = torch.zeros(2, config.features.num_mels, 96), torch.tensor([96, 80])
     with _without_warnings(), torch.no_grad():
         program = torch.onnx.export(
-            _TracedEncoder(encoder).eval(),
+            traced.eval(),
             example,
             dynamo=True,
-            input_names=INPUTS,
-            output_names=OUTPUTS,
-            dynamic_shapes={"feats": {0: "batch", 2: "frames"}, "feat_lens": {0: "batch"}},
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_shapes=shapes,
             opset_version=OPSET,
             verbose=False,
         )

@@ -42,7 +42,7 @@ def test_keys_are_completed_in_either_spelling() -> None:
     [("--config", ""), ("-c", ""), ("a", "--config", ""), ("--config", "=", ""), ("--config", "demo", "-c", "")],
 )
 def test_presets_are_completed_after_config(words: tuple[str, ...]) -> None:
-    assert offered(*words) == preset_names()
+    assert offered(*words) == [*preset_names(), "streaming", "unified"]
     assert offered(*words[:-1], "x") == ["xlarge"]
     assert complete_presets("lar") == ["large"]
 

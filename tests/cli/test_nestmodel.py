@@ -95,6 +95,7 @@ def test_fit_writes_checkpoints_metrics_and_curves_and_prints_their_paths(
         (["fit", "--config", "demo"], 2, "data.corpus"),
         (["fit"], 2, "give a corpus and a configuration, such as `nestmodel fit speech.corpus --config small`"),
         (["fit", "--config", "nonsense"], 2, "The presets are demo, large, medium, small, xlarge"),
+        (["fit", "x", "--config", "unified"], 2, "unified is not a whole model: give it after a size, such as"),
         (
             ["fit", "--config", "demo", "--data.corpus", "a", "--data.plan.max_batch_secs", "3"],
             2,

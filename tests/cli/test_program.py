@@ -82,6 +82,7 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
         "features": [
             *(
                 "--allow-commands",
+                "--context",
                 "--device",
                 "--dtype",
                 "--format",
@@ -93,14 +94,14 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
             *("--overwrite", "INPUT", "MODEL"),
         ],
         "probe": [
-            *("--allow-commands", "--baselines", "--device", "--each-layer", "--group-by", "--held-out"),
+            *("--allow-commands", "--baselines", "--context", "--device", "--each-layer", "--group-by", "--held-out"),
             *("--held-out-where", "--hidden", "--json", "--label", "--labels-per-frame"),
             *("--learning-rates", "--max-batch-seconds", "--max-epochs", "--num-units", "--output -o", "--overwrite"),
             *("--patience", "--probe-seeds", "--seed", "--task", "--test", "--train-per-class", "--units"),
             *("INPUT", "MODEL"),
         ],
         "import": ["--output -o", "--overwrite", "MODEL"],
-        "export": ["--output -o", "--overwrite", "--parts", "--to", "MODEL"],
+        "export": ["--context", "--output -o", "--overwrite", "--parts", "--to", "MODEL"],
     }
     assert list(signature(PreflightTrainer.preflight).parameters) == [
         *("self", "model", "datamodule", "num_batches", "timeout_s", "feeding_seconds", "store_seconds"),

@@ -4,10 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 
-from nestmodel import NestConfig, NestNetwork, export_model
+from nestmodel import ConfigError, FeatureConfig, NestConfig, NestNetwork, export_model
 from tests.training import tiny_config
 
 onnx = pytest.importorskip("onnx")
@@ -82,6 +83,65 @@ def test_the_graph_computes_encoder_frames_at_sizes_that_were_not_traced(name: s
         assert found_lens.tolist() == expected_lens.tolist()
         is_valid = torch.arange(expected.shape[1]) < expected_lens.unsqueeze(1)
         assert (torch.from_numpy(found) - expected)[is_valid].abs().max() < 1e-4
+
+
+STREAMED = replace(
+    ONE_LAYER,
+    features=FeatureConfig(normalize="NA"),
+    encoder=replace(
+        ONE_LAYER.encoder,
+        num_layers=2,
+        att_context_size=((-1, -1), (6, 2)),
+        att_context_style="chunked_limited",
+        conv_context_size="causal",
+        causal_downsampling=True,
+    ),
+)
+
+
+def test_a_graph_of_chunks_gives_the_frames_of_the_whole(tmp_path: Path) -> None:
+    model = network_of(STREAMED)
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        export_model(model, "onnx-streaming", tmp_path / "chunk.onnx")
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+    metadata = {prop.key: prop.value for prop in onnx.load(tmp_path / "chunk.onnx").metadata_props}
+    assert NestConfig.from_dict(json.loads(metadata["nest_config"])).encoder.att_context_size == ((6, 2),)
+    session = onnxruntime.InferenceSession(str(tmp_path / "chunk.onnx"), providers=["CPUExecutionProvider"])
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    size = shapes.pop("feats")[2]
+    del shapes["feat_lens"]
+    assert size == 3 * 8
+    lens = torch.arange(1, 2 * size + 2)  # all places in a chunk at which a stream can end
+    num_streams, num_frames = len(lens), 3 * size
+    feats = torch.randn(num_streams, 80, num_frames, generator=torch.Generator().manual_seed(3))
+    kept = {
+        name: np.zeros(
+            [num_streams if axis == "batch" else axis for axis in shape],
+            np.int64 if name == "cache_len" else np.float32,
+        )
+        for name, shape in shapes.items()
+    }
+    parts: list[list[torch.Tensor]] = [[] for _ in lens]
+    for start in range(0, num_frames, size):
+        chunk_lens = (lens - start).clamp(max=size)
+        found = session.run(
+            None, {"feats": feats[:, :, start : start + size].numpy(), "feat_lens": chunk_lens.numpy(), **kept}
+        )
+        kept = dict(zip(kept, found[2:], strict=True))
+        for row, part in enumerate(parts):
+            part.append(torch.from_numpy(found[0][row, : found[1][row]]))
+    with torch.no_grad():
+        expected, enc_lens = model.encoder(feats, lens, context=(6, 2))
+    for row, part in enumerate(parts):
+        torch.testing.assert_close(torch.cat(part), expected[row, : enc_lens[row]], rtol=0.0, atol=1e-4)
+
+
+def test_a_graph_of_chunks_needs_a_causal_subsampling(tmp_path: Path) -> None:
+    config = replace(STREAMED, encoder=replace(STREAMED.encoder, causal_downsampling=False))
+    with pytest.raises(ConfigError, match="causal_downsampling is off: a chunk of the graph would need frames"):
+        export_model(NestNetwork(config), "onnx-streaming", tmp_path / "chunk.onnx")
 
 
 def test_the_graph_names_its_inputs_and_outputs_and_holds_the_configuration(graphs: Mapping[str, Path]) -> None:
