@@ -1,4 +1,4 @@
-"""Draws the pictures of the README and the site: the data path, a preview, and a training curve.
+"""Draws the pictures of the README and the site: the data path, attention contexts, a preview, a training curve.
 
     make demo
     .venv/bin/python docs/make_pictures.py
@@ -67,6 +67,12 @@ class Drawing:
             'marker-end="url(#tip)"/>'
         )
 
+    def square(self, x: float, y: float, size: float, colour: str) -> None:
+        """Adds a square."""
+        self.parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{size:g}" height="{size:g}" fill="{colour}" stroke="{PAPER}"/>'
+        )
+
     def bracket(self, path: str) -> None:
         """Adds a bracket, as the path of a line."""
         self.parts.append(f'<path d="{path}" fill="none" stroke="{MUTED}"/>')
@@ -117,6 +123,26 @@ def draw_tall_data_path(path: Path) -> None:
     drawing.write(path)
 
 
+def draw_contexts(path: Path) -> None:
+    """Draws which frames a frame attends to with each style of attention context."""
+    from nestmodel.nn.frames import visible_keys
+
+    num_frames, cell, top, left, gap = 12, 20, 74, 70, 110
+    drawing = Drawing(2 * (left + num_frames * cell) + gap - left + 20, top + num_frames * cell + 20)
+    for number, style in enumerate(("regular", "chunked_limited")):
+        x = left + number * (num_frames * cell + gap)
+        drawing.text(x + num_frames * cell / 2, 28, f"{style}, context 6,2", 17, INK, bold=True)
+        drawing.text(x + num_frames * cell / 2, top - 14, "attends to frame", 14, MUTED)
+        middle = top + num_frames * cell / 2
+        drawing.text(x - 16, middle, "frame", 14, MUTED, turn=f"rotate(-90 {x - 16} {middle:g})")
+        is_visible = visible_keys(num_frames, num_frames, (6, 2), style)
+        for query in range(num_frames):
+            for key in range(num_frames):
+                colour = "white" if not is_visible[query, key] else BLUE if key <= query else ORANGE
+                drawing.square(x + key * cell, top + query * cell, cell, colour)
+    drawing.write(path)
+
+
 def draw_curve(metrics: Path, path: Path) -> None:
     """Draws the training loss of the demo run beside the entropy of its tokens."""
     import numpy as np
@@ -161,6 +187,7 @@ def main() -> int:
     PICTURES.mkdir(exist_ok=True)
     draw_data_path(PICTURES / "data_path.svg")
     draw_tall_data_path(PICTURES / "data_path_tall.svg")
+    draw_contexts(PICTURES / "contexts.svg")
     draw_curve(arguments.demo / "run" / "version_0", PICTURES / "curve.png")
     copy_preview(arguments.demo / "preview" / f"{arguments.cut}.png", PICTURES / "preview.png")
     sizes = {path.name: path.stat().st_size for path in sorted(PICTURES.iterdir())}

@@ -5,8 +5,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import soundfile
 import torch
 
+from nestmodel import NestConfig, NestNetwork, save_network
 from tests.scripts import load_script
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").rglob("*.py"))
@@ -41,6 +43,17 @@ def test_the_own_corpus_example_yields_a_batch() -> None:
 @pytest.mark.slow
 def test_the_classifier_example_reaches_a_high_accuracy() -> None:
     assert load("features_to_classifier").main() > 0.9
+
+
+def test_the_live_example_gives_the_frames_of_the_whole_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = NestNetwork(NestConfig.preset("demo", "streaming")).eval()
+    save_network(network, tmp_path / "live.ckpt")
+    audio = 0.1 * torch.randn(30000)
+    soundfile.write(tmp_path / "a.wav", audio.numpy(), 16000, subtype="FLOAT")
+    num_frames = load("live_frames").main([str(tmp_path / "live.ckpt"), str(tmp_path / "a.wav"), "--context", "70,1"])
+    whole = network.encoder(*network.features(audio.unsqueeze(0), torch.tensor([30000])))
+    assert num_frames == whole.lens.item()
 
 
 def test_the_documentation_shows_the_script_for_slurm_word_for_word() -> None:
