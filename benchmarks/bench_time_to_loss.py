@@ -39,11 +39,11 @@ from time_to_loss_report import (
     LR,
     SAMPLING_RATE,
     SETS,
-    SIDES,
     STEP_SECONDS,
     WARMUP_STEPS,
     draw,
     report,
+    sides_of,
 )
 
 from nestdata import AudioNoiseBatch, AudioNoiseDataset, BatchPlan, Corpus, NoiseSampler, PlanConfig, SpeakerNoiseMixer
@@ -99,6 +99,7 @@ def main() -> int:
     parser.add_argument("--minutes-ours", type=float, default=12.0)
     parser.add_argument("--minutes-nemo", type=float, default=30.0)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--changed-seeds", type=int, help="seeds of NeMo with a changed augmentation; by default all")
     parser.add_argument("--levels", type=float, nargs="+", default=[0.05, 0.10, 0.15], help="nats below the entropy")
     parser.add_argument("--saves", type=int, default=30, help="saved weights of each run, all of which are scored")
     parser.add_argument("--quick", action="store_true", help="a minute for each side, with levels above the entropy")
@@ -119,7 +120,7 @@ def main() -> int:
     best = max(setups, key=lambda setup: speeds[setup.name])
     curves: dict[tuple[str, int], dict[str, Any]] = {}
     for seed in range(arguments.seeds):
-        for side in SIDES:
+        for side in sides_of(seed, arguments.changed_seeds):
             minutes = arguments.minutes_ours if side == "ours" else arguments.minutes_nemo
             run = output / f"{side.lower().replace(', ', '_').replace(' ', '_')}-{seed}"
             started = once(run / "run.json", train, output, run, side, seed, minutes, arguments, best)

@@ -30,6 +30,13 @@ CHANGED = {
 """NeMo with parts of its augmentation changed: the class of `peers/nemo_mixing.py` that replaces it."""
 
 SIDES = ("ours", "NeMo", *CHANGED)
+
+
+def sides_of(seed: int, changed_seeds: int | None) -> tuple[str, ...]:
+    """Returns the sides that are trained with a seed; changed ones only with the first `changed_seeds` seeds."""
+    return SIDES if changed_seeds is None or seed < changed_seeds else SIDES[:2]
+
+
 SETS = ("our noise", "NeMo's noise", "clean")
 """How the held-out speech is made noisy for scoring."""
 
@@ -90,7 +97,8 @@ def report(
     """Returns the result as Markdown."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "lhotse", "pytorch-lightning"))
     for seed in range(arguments.seeds):
-        assert len({curves[side, seed]["quantizer"] for side in SIDES}) == 1, "the targets differ"
+        sides = sides_of(seed, arguments.changed_seeds)
+        assert len({curves[side, seed]["quantizer"] for side in sides}) == 1, "the targets differ"
     entropy = curves["ours", 0]["points"][-1]["token_entropy"]
     seeds = range(arguments.seeds)
     rows = [
@@ -102,9 +110,9 @@ def report(
     equal = []
     step = min(curve["points"][-1]["step"] for curve in curves.values())
     for side in SIDES:
-        below = [[below_at(curves[side, seed], step, name) for seed in seeds] for name in SETS]
-        cells = [" / ".join(f"{value:.3f}" for value in values) for values in below]
-        encoded = mean(encoded_seconds(side, curves[side, seed], nemo_ranks) for seed in seeds)
+        of_side = [curves[side, seed] for seed in seeds if (side, seed) in curves]
+        cells = [" / ".join(f"{below_at(curve, step, name):.3f}" for curve in of_side) for name in SETS]
+        encoded = mean(encoded_seconds(side, curve, nemo_ranks) for curve in of_side)
         equal.append(f"| {side} | {encoded:.1f} | {' | '.join(cells)} |")
     mixing = [
         f"| {name} | {100 * found['mixed']:.0f} % | {100 * found['throughout']:.0f} % | {found['snr_db']:.1f} dB "
