@@ -32,6 +32,7 @@ OTHER_VALUES = {
     "features.window_length": 320,
     "masking.position": "post_conv",
     "quantizer.distance": "cosine",
+    "quantizer.normalize": "per_feature",
 }
 """Values of fields for which half and double of their value are not allowed."""
 

@@ -241,7 +241,8 @@ class NestNetwork(nn.Module):
         num_tokens = masks.is_scored.shape[1]
         rows = self._predicting_rows(masks.scored_rows, num_tokens, encoded.shape[1], enc_lens)
         logits = self.decoder.logits(encoded.flatten(0, 1)[rows])
-        encoded, enc_lens = encoded[:, :num_tokens], enc_lens.clamp(max=num_tokens)
+        if num_tokens < encoded.shape[1]:
+            encoded, enc_lens = encoded[:, :num_tokens], enc_lens.clamp(max=num_tokens)
         return NestOutput(logits, targets, masks.is_scored, encoded, enc_lens)
 
     def _predicting_rows(

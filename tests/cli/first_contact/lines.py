@@ -34,7 +34,7 @@ class Line:
 
 _HELP = 30
 _SEE = "See `nestmodel fit --help`."
-_PRESETS = "The presets are demo, large, medium, small, xlarge."
+_PRESETS = "The presets are demo, large, medium, small, xlarge. After one of them, streaming or unified may be given."
 _OLD = "--config tiny.yaml --data.corpus speech.corpus --data.noise noise.corpus"
 _NEW = "speech.corpus --noise noise.corpus -c tiny.yaml"
 
@@ -297,7 +297,8 @@ LINES = (
     Line(
         "nestmodel export last.ckpt --to pytorch",
         2,
-        "error: Invalid value for '--to': ...'pytorch' is not one of 'nemo', 'huggingface', 'safetensors', 'onnx'. ...",
+        "error: Invalid value for '--to': ...'pytorch' is not one of 'nemo', 'huggingface', 'safetensors', 'onnx', "
+        "'onnx-streaming'. ...",
     ),
     Line("nestmodel import model.nemo", 0, "model.ckpt", 0, 1),
     Line(
