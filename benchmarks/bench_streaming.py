@@ -37,7 +37,6 @@ MEASURED = (
     "benchmarks/peers/nemo_stream.py",
     "benchmarks/peers/our_stream.py",
     "nestmodel/nn",
-    "nestmodel/nn/streaming.py",
 )
 
 
@@ -156,7 +155,7 @@ NeMo 3.0.0.
 
 {seconds} s of speech, chunk by chunk, in one stream with one thread; random weights, the same on both sides. The
 real-time factor is the time of computing over the time of the audio. Ours contains the features; NeMo's are computed
-before, for all of the audio. {len(rounds)} rounds, in which the sides alternate: medians, with minimum and maximum of
+before, for all of the audio. Rounds, in which the sides alternate: {len(rounds)}. Medians, with minimum and maximum of
 the ratios.
 
 | preset | context | look-ahead, s | a chunk, median / 95 %, ms | real-time factor, ours | NeMo | NeMo / ours | \
