@@ -25,7 +25,7 @@ from blind import draw_once
 from kept_settings import keep_settings
 from measured import measured_line
 from peer import run_peer
-from transcribed import read_errors, read_manifest, write_lines
+from transcribed import add_languages, read_errors, read_manifest, write_lines
 
 from nestmodel import ErrorCounts, error_difference, error_rate
 from nestmodel.evaluate.error_rates import percent
@@ -54,15 +54,16 @@ def main() -> int:
     output.mkdir(parents=True, exist_ok=True)
     kept = {name: str(value) for name, value in vars(arguments).items() if name not in ("output", "results")}
     keep_settings(output, {**kept, "start": hashlib.sha256(arguments.start.read_bytes()).hexdigest()})
-    for name, (train, test) in arguments.language.items():
+    for name, train, test in arguments.language:
         for side, path in (("train", train), ("test", test)):
-            write_lines(output / f"{name}-{side}.json", read_manifest(path, QUICK_LINES if arguments.quick else 0))
+            lines = read_manifest(Path(path), QUICK_LINES if arguments.quick else 0)
+            write_lines(output / f"{name}-{side}.json", lines)
     runs = [BEFORE, *(Run(replay, lr) for replay in arguments.replay for lr in arguments.lr)]
     order = [Run(*run) for run in draw_once(output / "order.json", runs)]
     for number, run in enumerate(order):
         began = time.monotonic()
         checkpoint = arguments.start if run == BEFORE else continue_run(arguments, output / f"run-{number}", run)
-        for language in arguments.language:
+        for language, *_ in arguments.language:
             probe(arguments, checkpoint, output, number, language)
         print(f"run {number + 1} of {len(order)}: {time.monotonic() - began:.0f} s", flush=True)
     numbers = {run: order.index(run) for run in runs}
@@ -80,9 +81,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--new", type=Path, required=True, help="corpus of the new audio")
     add("--old", type=Path, required=True, help="corpus of the old audio, or of a part of it")
     add("--noise", type=Path, required=True, help="corpus of noise")
-    add(
-        "--language", action="append", required=True, metavar="NAME=TRAIN,TEST", help="manifests with texts; repeatable"
-    )
+    add_languages(parser, "--language", required=True)
     add("--group-by", required=True, help="field of the lines whose values are drawn for the intervals")
     add("--replay", type=float, nargs="+", default=[0.0, 0.25, 0.5], help="shares of the old audio")
     add("--lr", type=float, nargs="+", default=[0.03, 0.12], help="factors of the Noam schedule")
@@ -96,10 +95,6 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.quick:
         vars(arguments).update(QUICK)
-    pairs = {name: paths.split(",") for name, _, paths in (one.partition("=") for one in arguments.language)}
-    if not all(name.isidentifier() and len(paths) == 2 for name, paths in pairs.items()):
-        parser.error("give --language NAME=TRAIN,TEST, with a name of letters, digits and underscores")
-    arguments.language = {name: tuple(Path(path).absolute() for path in paths) for name, paths in pairs.items()}
     for name in ("start", "output", "new", "old", "noise"):
         setattr(arguments, name, getattr(arguments, name).absolute())
     return arguments
@@ -135,16 +130,17 @@ def probe(arguments: argparse.Namespace, checkpoint: Path, output: Path, number:
 
 def report(arguments: argparse.Namespace, numbers: dict[Run, int]) -> str:
     """Returns the results as Markdown."""
+    names = [language for language, *_ in arguments.language]
     errors = {
         (run, language): read_errors(arguments.output / f"probe-{number}-{language}")
         for run, number in numbers.items()
-        for language in arguments.language
+        for language in names
     }
-    columns = [cell for language in arguments.language for cell in (f"{language}: CER", f"{language}: minus before")]
+    columns = [cell for name in names for cell in (f"{name}: CER", f"{name}: minus before")]
     lines = [f"| replay of old audio | lr | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
     for run in numbers:
         name = "before |" if run == BEFORE else f"{run.replay:g} | {run.lr:g}"
-        cells = [cell for one in arguments.language for cell in cells_of(errors[run, one], errors[BEFORE, one])]
+        cells = [cell for one in names for cell in cells_of(errors[run, one], errors[BEFORE, one])]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     table = "\n".join(lines)
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "jiwer"))

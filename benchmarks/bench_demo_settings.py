@@ -42,7 +42,7 @@ from bench_learning import SETTINGS, environment
 from blind import draw_once
 from kept_settings import keep_settings
 from peer import run_peer
-from transcribed import PURPOSES, read_errors, read_manifest, variant_table, without_text, write_lines
+from transcribed import PURPOSES, add_languages, read_errors, read_manifest, variant_table, without_text, write_lines
 
 from nestdata import Corpus
 from nestmodel import ErrorCounts, NestConfig, error_rate
@@ -164,9 +164,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("output", type=Path)
     parser.add_argument("--train", type=Path, required=True, help="NeMo lines with text")
     parser.add_argument("--test", type=Path, help="NeMo lines with text to score, instead of a part of TRAIN")
-    parser.add_argument(
-        "--also", type=also, action="append", default=[], metavar="NAME=TRAIN,TEST", help="lines to score as well"
-    )
+    add_languages(parser, "--also")
     parser.add_argument("--name", default="Characters", help="name of the language of TRAIN")
     parser.add_argument("--purpose", choices=PURPOSES, required=True, help="what the test lines are used for")
     parser.add_argument("--speech", type=Path, required=True, help="NeMo lines of further speech for pretraining")
@@ -197,15 +195,6 @@ def _arguments() -> argparse.Namespace:
     if of_batches and arguments.accelerator == "gpu":
         parser.error(f"the variant {of_batches[0]!r} is for a CPU: on a GPU, all runs have the same batches.")
     return arguments
-
-
-def also(text: str) -> tuple[str, str, str]:
-    """Returns the name and both absolute paths of `NAME=TRAIN,TEST`."""
-    name, _, paths = text.partition("=")
-    train, _, test = paths.partition(",")
-    if not (name.isidentifier() and train and test):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=TRAIN,TEST")
-    return name, str(Path(train).absolute()), str(Path(test).absolute())
 
 
 def is_second_round(variant: str) -> bool:

@@ -34,13 +34,13 @@ from typing import Any, NamedTuple
 import phones
 import soundfile
 from bench_learning import environment
-from blind import LETTERS, add_models, check_models, digests_of, draw_once, hide_names, named_models
+from blind import LETTERS, add_models, check_models, digests_of, draw_once, first_alike, hide_names, named_models
 from kept_settings import keep_settings
 from measured import measured_line
 from peer import run_peer
 from transcribed import PURPOSES, Line, errors_of, read_lines, read_manifest, write_lines
 
-from nestmodel import ErrorCounts, Estimate, error_difference, error_rate, load_network
+from nestmodel import ErrorCounts, Estimate, error_difference, error_rate
 from nestmodel.evaluate.error_rates import percent, ratio_difference
 
 GROUP, VOICE = "scene", "speaker"
@@ -91,7 +91,8 @@ def main() -> int:
     output = arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
     models = named_models(arguments.model)
-    check_architecture(models)
+    if len(set(first_alike(models).values())) > 1:
+        raise SystemExit("the models have different encoders: compare them in calls of their own.")
     kept = {"data": json.dumps([[str(part) for part in one] for one in arguments.data]), "models": digests_of(models)}
     keep_settings(
         output,
@@ -140,15 +141,6 @@ def _data(text: str) -> Data:
     if not name.isalnum() or len(parts) != len(Data._fields) - 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give NAME=VOICE,TRAIN,TEST, a name of letters and digits")
     return Data(name, parts[0], Path(parts[1]), Path(parts[2]))
-
-
-def check_architecture(models: dict[str, Path]) -> None:
-    """Ends the benchmark if the untrained encoder is not the same for all models."""
-    configs = {name: load_network(path).config for name, path in models.items()}
-    first, *others = configs
-    for name in others:
-        if (configs[name].encoder, configs[name].features) != (configs[first].encoder, configs[first].features):
-            raise SystemExit(f"{name} has another encoder than {first}: compare them in a call of their own.")
 
 
 def prepare(data: Sequence[Data], output: Path, quick: bool) -> tuple[dict[str, list[Row]], list[str]]:
@@ -282,7 +274,8 @@ def _score(output: Path, job: Job, arguments: argparse.Namespace) -> None:
         task = f"{job.language}-labels.json --label {job.kind} {LABELS[job.kind]}"
     else:
         units = "phones" if job.kind == "phones" else "characters"
-        layers = "--each-layer" if job.kind == "characters" and not job.training_set.startswith("one-") else ""
+        is_layered = job.kind == "characters" and job.training_set == _largest_set(output, job.language)
+        layers = "--each-layer" if is_layered else ""
         baselines = "" if job.letter == LETTERS[0] else "--baselines none"
         task = (
             f"{job.language}-{job.training_set}-{units}.json --test {job.language}-test-{units}.json --task ctc "
@@ -292,6 +285,11 @@ def _score(output: Path, job: Job, arguments: argparse.Namespace) -> None:
     command = f"nestmodel probe {job.letter}.ckpt {task} --overwrite -o {job.slug}"
     print("$", command, flush=True)
     run_peer(shlex.split(command), cwd=output, env=environment())
+
+
+def _largest_set(output: Path, language: str) -> str:
+    """Returns the training set with the most voices, from whose layers heads learn as well."""
+    return "all" if (output / f"{language}-all-characters.json").exists() else "two"
 
 
 class Counts(NamedTuple):
@@ -415,19 +413,18 @@ def _layer_table(output: Path, rows: dict[str, list[Row]], variants: dict[str, l
     sentences = []
     for language, found in rows.items():
         first = {label: _read(output, Job(language, "labels", label, LETTERS[0])) for label in LABELS}
-        layered = [row for row in found if row.test in ("all voices", "the same two")]
-        for row in layered:
-            for layer in range(len(first[VOICE]["trained"])):
-                for name, letters in variants.items():
-                    counts = counts_of(output, language, row, "characters", letters, layer)
-                    cells = [language, row.training, str(layer), name, percent(error_rate(counts.untrained))]
-                    cells += [percent(error_rate(counts.trained))]
-                    cells += [percent(error_difference(counts.trained, each)) for each in counts[1:]]
-                    for label in LABELS:
-                        probes = [_read(output, Job(language, "labels", label, letter)) for letter in letters]
-                        cells.append(_accuracies([first[label]["untrained"][layer]]))
-                        cells.append(_accuracies([probe["trained"][layer] for probe in probes]))
-                    lines.append(f"| {' | '.join(cells)} |")
+        row = found[0]  # that of the largest set
+        for layer in range(len(first[VOICE]["trained"])):
+            for name, letters in variants.items():
+                counts = counts_of(output, language, row, "characters", letters, layer)
+                cells = [language, row.training, str(layer), name, percent(error_rate(counts.untrained))]
+                cells += [percent(error_rate(counts.trained))]
+                cells += [percent(error_difference(counts.trained, each)) for each in counts[1:]]
+                for label in LABELS:
+                    probes = [_read(output, Job(language, "labels", label, letter)) for letter in letters]
+                    cells.append(_accuracies([first[label]["untrained"][layer]]))
+                    cells.append(_accuracies([probe["trained"][layer] for probe in probes]))
+                lines.append(f"| {' | '.join(cells)} |")
         sentences += [
             f"- {language}, {label}: {len(probe['classes'])} classes, {probe['num_train']} training utterances, "
             f"{probe['num_held_out']} held out. Accuracy by chance {_accuracies([probe['chance']])} %, from log-mel "

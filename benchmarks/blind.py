@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nestmodel import load_network
+
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -51,3 +53,10 @@ def draw_once(path: Path, items: Sequence[Any]) -> list[Any]:
         path.write_text(json.dumps(drawn) + "\n", encoding="utf-8")
     kept: list[Any] = json.loads(path.read_text(encoding="utf-8"))
     return kept
+
+
+def first_alike(models: Mapping[str, Path]) -> dict[str, str]:
+    """Returns, for each name of a checkpoint, the first name whose encoder and features are configured alike."""
+    configs = {name: load_network(path).config for name, path in models.items()}
+    parts = {name: (config.encoder, config.features) for name, config in configs.items()}
+    return {name: next(other for other in parts if parts[other] == parts[name]) for name in parts}

@@ -1,5 +1,6 @@
 """Manifests of transcribed speech, and the transcripts that content probes made of it."""
 
+import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
@@ -41,12 +42,29 @@ def without_text(lines: Iterable[Line]) -> list[Line]:
     return [{key: value for key, value in line.items() if key != "text"} for line in lines]
 
 
-def read_errors(probe: Path) -> ErrorCounts:
-    """Returns the errors in characters of a content probe's trained encoder, added up over the seeds of its heads.
+def add_languages(parser: argparse.ArgumentParser, option: str, *, required: bool = False) -> None:
+    """Adds an option `NAME=TRAIN,TEST` to a parser, which may be repeated; its value is a list of `language`."""
+    text = "a language, and its manifests with texts; may be repeated"
+    parser.add_argument(
+        option, type=language, action="append", default=[], required=required, metavar="NAME=TRAIN,TEST", help=text
+    )
+
+
+def language(text: str) -> tuple[str, str, str]:
+    """Returns the name and both absolute paths of `NAME=TRAIN,TEST`."""
+    name, _, paths = text.partition("=")
+    train, _, test = paths.partition(",")
+    if not (name.isidentifier() and train and test) or "," in test:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=TRAIN,TEST, with a name of letters and digits")
+    return name, str(Path(train).absolute()), str(Path(test).absolute())
+
+
+def read_errors(probe: Path, features: str = "trained") -> ErrorCounts:
+    """Returns the errors in characters of a content probe with some features, added up over the seeds of its heads.
 
     They are added up over the groups of test utterances that the probe names, from which its intervals are drawn.
     """
-    return errors_of(sorted(read_lines(probe / "hypotheses.jsonl"), key=lambda line: str(line["id"])), "trained")
+    return errors_of(sorted(read_lines(probe / "hypotheses.jsonl"), key=lambda line: str(line["id"])), features)
 
 
 def errors_of(lines: Sequence[Line], features: str) -> ErrorCounts:
@@ -57,32 +75,43 @@ def errors_of(lines: Sequence[Line], features: str) -> ErrorCounts:
     return reduce(add, counts).by_group([line["group"] for line in lines])
 
 
-def variant_table(errors: Mapping[tuple[str, str], ErrorCounts]) -> str:
-    """Returns a Markdown table of variants; "" if there is only one.
+Runs = Mapping[tuple[str, str], ErrorCounts]
+"""Errors by variant and seed of pretraining, of the same utterances."""
 
-    Args:
-        errors: Errors by variant and seed of pretraining, of the same utterances. Variants are compared with the first
-            one, with the seeds that both have.
+
+def variant_table(errors: Runs, untrained: Runs | None = None) -> str:
+    """Returns a Markdown table of variants; "" if it would compare nothing.
+
+    Variants are compared with the first one, with the seeds that both have, and with their untrained encoders if there
+    are any.
     """
     variants = list(dict.fromkeys(variant for variant, _ in errors))
-    if len(variants) < 2:
-        return ""
     first = variants[0]
-    lines = [
-        f"| variant | CER | CER by seed of pretraining | minus {first} | minus {first}, by seed |",
-        "|---|---|---|---|---|",
-    ]
+    columns = {} if untrained is None else {"untrained": untrained}
+    if len(variants) > 1:
+        others = {key: errors[first, key[1]] for key in errors if key[0] != first and (first, key[1]) in errors}
+        columns[first] = others
+    if not columns:
+        return ""
+    names = ["variant", "CER", "CER by seed of pretraining"]
+    names += [name for baseline in columns for name in (f"minus {baseline}", f"minus {baseline}, by seed")]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for variant in variants:
-        seeds = [seed for name, seed in errors if name == variant]
-        both = [seed for seed in seeds if (first, seed) in errors] if variant != first else []
-        total = reduce(add, (errors[variant, seed] for seed in seeds))
-        singles = ", ".join(f"{seed}: {100 * error_rate(errors[variant, seed]).rate:.1f}" for seed in seeds)
-        together, apart = "", ""
-        if both:
-            mine, other = (reduce(add, (errors[name, seed] for seed in both)) for name in (variant, first))
-            together = percent(error_difference(mine, other))
-            differences = {seed: error_difference(errors[variant, seed], errors[first, seed]) for seed in both}
-            apart = ", ".join(f"{seed}: {100 * one.value:.1f}" for seed, one in differences.items())
-        lines.append(f"| {variant} | {percent(error_rate(total))} | {singles} | {together} | {apart} |")
+        of_variant = {key: counts for key, counts in errors.items() if key[0] == variant}
+        singles = ", ".join(f"{seed}: {100 * error_rate(counts).rate:.1f}" for (_, seed), counts in of_variant.items())
+        cells = [variant, percent(error_rate(reduce(add, of_variant.values()))), singles]
+        for baseline in columns.values():
+            cells += _differences(of_variant, baseline)
+        lines.append(f"| {' | '.join(cells)} |")
     note = "Intervals cover the choice of scenes, not that of seeds: compare a difference with the spread of seeds."
     return "\n".join([*lines, "", note]) + "\n"
+
+
+def _differences(errors: Runs, baseline: Runs) -> tuple[str, str]:
+    """Returns the difference of all runs that both have, and those of single seeds."""
+    both = [key for key in errors if key in baseline]
+    if not both:
+        return "", ""
+    together = error_difference(*(reduce(add, (one[key] for key in both)) for one in (errors, baseline)))
+    apart = (f"{seed}: {100 * error_difference(errors[_, seed], baseline[_, seed]).value:.1f}" for _, seed in both)
+    return percent(together), ", ".join(apart)
