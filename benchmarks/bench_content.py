@@ -5,7 +5,7 @@
 
 A `--data` is a language: NeMo lines with `text`, of which heads learn, and others, which are scored. Names such as
 `a/0` and `a/1` are one variant with two seeds, whose errors are added up. The untrained encoder of an architecture is
-scored once, and so are log-mels.
+scored once, and so are log-mels. With `--each-context`, encoders with several attention contexts are scored in each.
 
 Models have letters, and jobs a drawn order, until the figures are written to figures.md, whose SHA-256 is printed. An
 interrupted run goes on where it ended. `--quick` checks that everything runs.
@@ -30,24 +30,33 @@ from measured import measured_line
 from peer import run_peer
 from transcribed import PURPOSES, add_languages, read_errors, read_manifest, variant_table, write_lines
 
-from nestmodel import error_rate
+from nestmodel import error_rate, load_network
+from nestmodel.attention_context import format_context
 from nestmodel.evaluate.error_rates import percent
 
 QUICK_HEADS = "--max-epochs 2 --learning-rates 0.01 --probe-seeds 0"
 QUICK_UTTERANCES = {"train": 60, "test": 20}
-BASELINES = {"untrained": "untrained", "log-mels": "log_mel"}
+
+
+class Model(NamedTuple):
+    """An encoder in one of its attention contexts."""
+
+    letter: str
+
+    context: str
+    """Such as `70,13`; empty for the first context of an encoder."""
 
 
 class Job(NamedTuple):
     """One probe of one model."""
 
     language: str
-    letter: str
+    model: Model
 
     @property
     def slug(self) -> str:
         """Name of the directory of the probe."""
-        return "-".join(self)
+        return "-".join([self.language, *filter(None, self.model)])
 
 
 def main() -> int:
@@ -56,29 +65,41 @@ def main() -> int:
     output = arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
     models = named_models(arguments.model)
-    kept = {name: str(getattr(arguments, name)) for name in ("group_by", "probe_options", "purpose", "quick")}
+    kept = {
+        name: str(getattr(arguments, name))
+        for name in ("group_by", "probe_options", "purpose", "each_context", "quick")
+    }
     keep_settings(output, {**kept, "data": json.dumps(arguments.data), "models": digests_of(models)})
     for language, *paths in arguments.data:
         for side, path in zip(QUICK_UTTERANCES, paths, strict=True):
             lines = read_manifest(Path(path), QUICK_UTTERANCES[side] if arguments.quick else 0)
             write_lines(output / f"{language}-{side}.json", lines)
     letters = hide_names(output, models)
-    with_baselines = first_alike({letter: models[name] for letter, name in letters.items()})
-    jobs = {job.slug: job for job in (Job(language, one) for language, *_ in arguments.data for one in letters)}
+    by_letter = {letter: models[name] for letter, name in letters.items()}
+    scored = {letter: contexts(path) if arguments.each_context else [""] for letter, path in by_letter.items()}
+    alike = first_alike(by_letter)
+    scored_models = [Model(letter, context) for letter, found in scored.items() for context in found]
+    jobs = {job.slug: job for job in (Job(language, one) for language, *_ in arguments.data for one in scored_models)}
     order = draw_once(output / "order.json", list(jobs))
 
     def score(slug: str) -> None:
-        _score(output, jobs[slug], arguments, has_baselines=jobs[slug].letter in with_baselines.values())
+        _score(output, jobs[slug], arguments, has_baselines=jobs[slug].model.letter in alike.values())
 
     with ThreadPoolExecutor(arguments.at_once) as pool:
         list(pool.map(score, order))
-    figures = _tables(output, arguments, {(letter, "0"): letter for letter in sorted(letters)}, with_baselines)
+    figures = _tables(output, arguments, {(_shown(one.letter, one), "0"): one for one in sorted(scored_models)}, alike)
     (output / "figures.md").write_text(figures, encoding="utf-8")
     digest = hashlib.sha256(figures.encode()).hexdigest()
     print(f"{output / 'figures.md'}: {digest}; now the letters are resolved")
     by_name = {name: letter for letter, name in letters.items()}
-    variants = {_variant_and_seed(name): by_name[name] for name in models}  # in the order of the command
-    tables = _tables(output, arguments, variants, with_baselines)
+    variants = {
+        (_shown(variant, model), seed): model
+        for name in models  # in the order of the command
+        for variant, seed in [_variant_and_seed(name)]
+        for model in scored_models
+        if model.letter == by_name[name]
+    }
+    tables = _tables(output, arguments, variants, alike)
     arguments.results.write_text(_report(arguments, output, tables, digest), encoding="utf-8")
     return 0
 
@@ -91,12 +112,23 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--group-by", required=True, help="field of the lines whose values stay on one side")
     add_models(parser)
     parser.add_argument("--probe-options", default="", help="further flags of `nestmodel probe --task ctc`")
+    parser.add_argument("--each-context", action="store_true", help="score each attention context of an encoder")
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="models that are scored at the same time")
     parser.add_argument("--results", type=Path, default=Path("content.md"))
     parser.add_argument("--quick", action="store_true", help="few utterances and steps, to check the script")
     arguments = parser.parse_args()
     check_models(parser, arguments.model)
     return arguments
+
+
+def contexts(checkpoint: Path) -> list[str]:
+    """Returns the attention contexts of an encoder as `--context` has them; an empty one if it has one only."""
+    found = load_network(checkpoint).config.encoder.att_context_size
+    return [format_context(one) for one in found] if len(found) > 1 else [""]
+
+
+def _shown(name: str, model: Model) -> str:
+    return f"{name}, {model.context}" if model.context else name
 
 
 def _variant_and_seed(name: str) -> tuple[str, str]:
@@ -109,8 +141,9 @@ def _score(output: Path, job: Job, arguments: argparse.Namespace, *, has_baselin
         return
     manifests = f"{job.language}-train.json --test {job.language}-test.json --group-by {arguments.group_by}"
     heads = f"{'' if has_baselines else '--baselines none'} {QUICK_HEADS if arguments.quick else ''}"
+    context = f"--context={job.model.context}" if job.model.context else ""
     command = (
-        f"nestmodel probe {job.letter}.ckpt {manifests} --task ctc {heads} {arguments.probe_options} "
+        f"nestmodel probe {job.model.letter}.ckpt {manifests} --task ctc {context} {heads} {arguments.probe_options} "
         f"--overwrite -o {job.slug}"
     )
     print("$", command, flush=True)
@@ -120,26 +153,22 @@ def _score(output: Path, job: Job, arguments: argparse.Namespace, *, has_baselin
 def _tables(
     output: Path,
     arguments: argparse.Namespace,
-    variants: dict[tuple[str, str], str],
-    with_baselines: dict[str, str],
+    variants: dict[tuple[str, str], Model],
+    alike: dict[str, str],
 ) -> str:
-    """Returns the tables of all languages. `variants` are letters by the name of a variant and its seed."""
+    """Returns the tables of all languages. `variants` are models by the name of a variant and its seed."""
     parts = []
     for language, *_ in arguments.data:
-        folder = {letter: output / Job(language, letter).slug for letter in with_baselines}
-        errors = {key: read_errors(folder[letter]) for key, letter in variants.items()}
-        untrained = {key: read_errors(folder[with_baselines[letter]], "untrained") for key, letter in variants.items()}
-        firsts = dict.fromkeys(with_baselines.values())
-        rates = "; ".join(
-            f"{name} {percent(error_rate(read_errors(folder[letter], features)))}"
-            for letter in firsts
-            for name, features in BASELINES.items()
-        )
-        probe = _read(folder[next(iter(firsts))])
+        folder = {model: output / Job(language, model).slug for model in variants.values()}
+        first = {key: folder[Model(alike[letter], context)] for key, (letter, context) in variants.items()}
+        errors = {key: read_errors(folder[model]) for key, model in variants.items()}
+        untrained = {key: read_errors(path, "untrained") for key, path in first.items()}
+        log_mels = dict.fromkeys(percent(error_rate(read_errors(path, "log_mel"))) for path in first.values())
+        probe = _read(next(iter(first.values())))
         parts += [
             f"## {language}\n",
             f"Heads learned from {probe['num_training']} lines ({probe['num_held_out']} held out) and were scored on "
-            f"{probe['num_test']} others. Errors in characters: {rates}.\n",
+            f"{probe['num_test']} others. Log-mels: {'; '.join(log_mels)}.\n",
             variant_table(errors, untrained),
         ]
     return "\n".join(parts)
@@ -153,7 +182,7 @@ def _read(probe: Path) -> dict[str, Any]:
 def _report(arguments: argparse.Namespace, output: Path, tables: str, digest: str) -> str:
     """Returns the results as Markdown."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "jiwer"))
-    config = _read(output / Job(arguments.data[0][0], "A").slug)["config"]
+    config = _read(next(output.glob(f"{arguments.data[0][0]}-A*")))["config"]
     head = "linear heads" if config["hidden"] is None else f"heads with a hidden layer of {config['hidden']}"
     parts = [f"nestmodel/evaluate/{name}.py" for name in ("ctc_head", "ctc_probe")]
     measured = measured_line("benchmarks/bench_content.py", *parts, "nestmodel/nn")

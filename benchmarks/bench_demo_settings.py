@@ -46,7 +46,7 @@ from transcribed import PURPOSES, add_languages, read_errors, read_manifest, var
 
 from nestdata import Corpus
 from nestmodel import ErrorCounts, NestConfig, error_rate
-from nestmodel.config import preset_path
+from nestmodel.config import LIVE_PRESETS, preset_path
 from nestmodel.training.callbacks.curves import read_metrics
 
 CONFIG = "--model.config"
@@ -77,6 +77,7 @@ VARIANTS = {
     "--data.mix.speech_snr_db [10,20]",
     "second round": f"{CHANGED}second {CONFIG}.optimizer.warmup_steps 200",
     "second round + all frames": f"{CHANGED}second+all {CONFIG}.optimizer.warmup_steps 200",
+    **{preset: f"--config {preset}" for preset in LIVE_PRESETS},
 }
 """Flags of `nestmodel fit`, after changes that `fit_targets.py` makes."""
 

@@ -87,19 +87,21 @@ def variant_table(errors: Runs, untrained: Runs | None = None) -> str:
     """
     variants = list(dict.fromkeys(variant for variant, _ in errors))
     first = variants[0]
-    columns = {} if untrained is None else {"untrained": untrained}
+    columns = {"untrained": untrained} if untrained else {}
     if len(variants) > 1:
         others = {key: errors[first, key[1]] for key in errors if key[0] != first and (first, key[1]) in errors}
         columns[first] = others
     if not columns:
         return ""
-    names = ["variant", "CER", "CER by seed of pretraining"]
+    names = ["variant", "CER", "CER by seed of pretraining", *(["untrained"] if untrained else [])]
     names += [name for baseline in columns for name in (f"minus {baseline}", f"minus {baseline}, by seed")]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for variant in variants:
         of_variant = {key: counts for key, counts in errors.items() if key[0] == variant}
         singles = ", ".join(f"{seed}: {100 * error_rate(counts).rate:.1f}" for (_, seed), counts in of_variant.items())
         cells = [variant, percent(error_rate(reduce(add, of_variant.values()))), singles]
+        if untrained:
+            cells.append(percent(error_rate(reduce(add, (untrained[key] for key in of_variant)))))
         for baseline in columns.values():
             cells += _differences(of_variant, baseline)
         lines.append(f"| {' | '.join(cells)} |")
