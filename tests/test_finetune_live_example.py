@@ -159,6 +159,33 @@ def test_batches_of_training_take_the_contexts_with_the_probabilities_of_pretrai
     assert used[60:] == [(6, 2)]  # the first one that can be streamed
 
 
+def test_the_encoder_and_the_head_learn_after_the_first_steps(
+    finetune: ModuleType, live: ModuleType, tokenizer: Any
+) -> None:
+    model = live.LiveRecogniser(build_network(), tokenizer.backend_tokenizer)
+    inputs = {**live.LiveFeatures(model.network)([SPEECH[0].numpy()]), "labels": torch.tensor([[5]])}
+    for step, learns in ((2, {"ctc_head"}), (3, {"ctc_head", "network.encoder"})):
+        finetune.FreezeEncoder(3).on_step_begin(None, SimpleNamespace(global_step=step), None, model=model)
+        model.zero_grad()
+        model(**inputs)["loss"].backward()
+        found = {name.rpartition(".")[0] for name, value in model.named_parameters() if value.grad is not None}
+        assert {"ctc_head" if name == "ctc_head" else ".".join(name.split(".")[:2]) for name in found} == learns
+
+
+def test_from_scratch_keeps_the_settings_and_draws_new_weights(finetune: ModuleType, tmp_path: Path) -> None:
+    trained = build_network()
+    save_network(trained, tmp_path / "last.ckpt")
+    command = [str(tmp_path / "last.ckpt"), "train.json", "test.json", "-o", str(tmp_path / "out"), "--seed", "3"]
+    states = [
+        finetune.load_live_network(finetune.parse_arguments([*command, *scratch])).state_dict()
+        for scratch in ((), ("--from-scratch",))
+    ]
+    expected = trained.state_dict(), NestNetwork(replace(trained.config, seed=3)).state_dict()
+    for state, values in zip(states, expected, strict=True):
+        assert state.keys() == values.keys()
+        assert all(torch.equal(value, values[name]) for name, value in state.items())
+
+
 def test_a_recogniser_has_only_its_own_contexts(model: Any) -> None:
     with pytest.raises(ConfigError, match="has no 70,6: choose one of -1,-1; 6,2; 2,0"):
         model.use_context((70, 6))
