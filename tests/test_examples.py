@@ -15,7 +15,11 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").rglob("*.py"))
 
 
 def load(name: str) -> ModuleType:
-    return load_script(Path(__file__).parents[1] / "examples" / f"{name}.py")
+    """Loads a program with its folder on the path, as when it is run."""
+    path = Path(__file__).parents[1] / "examples" / f"{name}.py"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        return load_script(path)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -1,26 +1,31 @@
-"""Fine-tunes an exported encoder to a CTC recogniser, and scores it on a test manifest.
+"""Fine-tunes a pretrained encoder to a CTC recogniser, and scores it on a test manifest.
 
     python examples/finetune_ctc/finetune.py ENCODER train.json test.json -o recogniser
 
-ENCODER is the directory that `nestmodel export --to huggingface` wrote. The manifests are of any format that
-`nestdata prepare` reads, with transcripts. OUTPUT receives the model for transformers' AutoModelForCTC with its
-processor, the corpora, checkpoints, `options.json`, `test.jsonl` (transcripts beside what was recognised) and
-`results.json`.
+ENCODER is the directory that `nestmodel export --to huggingface` wrote, or a model file of an encoder for live speech,
+which cannot be exported so: a checkpoint of `nestmodel fit` or a `.nemo` file. The manifests are of any format that
+`nestdata prepare` reads, with transcripts. OUTPUT receives the model (for transformers' AutoModelForCTC with its
+processor, or for `live_text.py`), the corpora, checkpoints, `options.json`, `test.jsonl` (transcripts beside what was
+recognised) and `results.json`. A recogniser for live speech is scored in each of its attention contexts.
 
-Batches are those of `nestdata.BatchPlan`: cuts of similar length, up to a number of seconds. Model, loss, optimizer,
-checkpoints and resuming are those of transformers, the tokeniser is that of tokenizers, SpecAugment that of torchaudio.
+Batches are those of `nestdata.BatchPlan`: cuts of similar length, up to a number of seconds. Model and loss are those
+of transformers or of `live_model.py`; optimizer, checkpoints and resuming are those of transformers, the tokeniser is
+that of tokenizers, SpecAugment that of torchaudio.
 """
 
 import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from live_model import BLANK, UNKNOWN, LiveFeatures, LiveRecogniser
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torchaudio.transforms import SpecAugment
@@ -40,10 +45,33 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
 from nestdata import BatchPlan, Corpus, PlanConfig, PrepareConfig, derive_key, prepare_corpus
-from nestmodel import count_errors, error_rate, normalise_text
+from nestmodel import (
+    ConfigError,
+    NestNetwork,
+    StreamingEncoder,
+    WeightsError,
+    count_errors,
+    error_rate,
+    load_network,
+    normalise_text,
+    read_config,
+)
 
-BLANK, UNKNOWN = "<pad>", "<unk>"
-"""transformers uses the padding token as the blank of CTC."""
+
+@dataclass(frozen=True)
+class LiveProcessor:
+    """Features and tokens of a recogniser for live speech, as ParakeetProcessor has them."""
+
+    feature_extractor: LiveFeatures
+    tokenizer: ParakeetTokenizer
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Writes the tokeniser; the settings of the features are in the checkpoint of the network."""
+        self.tokenizer.save_pretrained(directory)
+
+
+Model = ParakeetForCTC | LiveRecogniser
+Processor = ParakeetProcessor | LiveProcessor
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -52,7 +80,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     write_or_compare_options(args)
     disable_progress_bar()
     torch.manual_seed(args.seed)
-    extractor = ParakeetFeatureExtractor.from_pretrained(args.encoder)
+    network = None if args.encoder.is_dir() else load_live_network(args)
+    extractor = LiveFeatures(network) if network else ParakeetFeatureExtractor.from_pretrained(args.encoder)
     train = prepare(args.train, args.output / "train.corpus", extractor.sampling_rate, args.batch_seconds)
     test = prepare(args.test, args.output / "test.corpus", extractor.sampling_rate, None)  # all of it is scored
     if not labelled(test):
@@ -63,12 +92,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
     drawn = draw_labelled(train, args.labels, args.seed)
     tokenizer = train_tokenizer([transcript(train, row) for row in drawn], args.vocabulary)
-    processor = ParakeetProcessor(extractor, tokenizer, decoder_type="ctc")
-    model = build_model(args.encoder, processor, from_scratch=args.from_scratch)
-    factor = model.config.encoder_config.subsampling_factor
-    model.config.inputs_to_logits_ratio = (
-        extractor.hop_length * factor
-    )  # for long audio in the pipeline of transformers
+    if network:
+        processor, model = LiveProcessor(extractor, tokenizer), LiveRecogniser(network, tokenizer.backend_tokenizer)
+        factor = network.config.encoder.subsampling_factor
+    else:
+        processor = ParakeetProcessor(extractor, tokenizer, decoder_type="ctc")
+        model = build_model(args.encoder, processor, from_scratch=args.from_scratch)
+        factor = model.config.encoder_config.subsampling_factor
+        model.config.inputs_to_logits_ratio = (
+            extractor.hop_length * factor
+        )  # for long audio in the pipeline of transformers
     rows = [row for row in drawn if fits(train, row, tokenizer, extractor.hop_length, factor)]
     print(f"training on {len(rows)} utterances; {len(drawn) - len(rows)} have more tokens than frames and are left out")
     if not rows:
@@ -78,16 +111,23 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     model.save_pretrained(args.output)
     processor.save_pretrained(args.output)
 
-    lines = recognise(model, processor, test, args.batch_seconds)
-    written = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    (args.output / "test.jsonl").write_text(written, encoding="utf-8")
     sizes = {"num_train": len(rows), "num_left_out": len(drawn) - len(rows), "num_test_in_train": num_shared}
-    results = {**sizes, **score(lines)}
+    results = {**sizes, **score_corpus(model, processor, test, args.output / "test.jsonl", args.batch_seconds)}
     (args.output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    for unit in ("characters", "words"):
-        rate = results[unit]
-        print(f"errors in {unit}: {rate['rate']:.1%} (95 % interval {rate['low']:.1%} to {rate['high']:.1%})")
     return results
+
+
+def load_live_network(args: argparse.Namespace) -> NestNetwork:
+    """Loads the network of a model file, whose encoder can be streamed; from scratch, its weights are drawn anew."""
+    try:
+        config = replace(read_config(args.encoder), seed=args.seed)
+        network = NestNetwork(config) if args.from_scratch else load_network(args.encoder)
+        StreamingEncoder(network)
+    except ConfigError as error:
+        raise SystemExit(f"{args.encoder}: {error} Pass what `nestmodel export --to huggingface` writes.") from None
+    except WeightsError as error:
+        raise SystemExit(str(error)) from None
+    return network
 
 
 def prepare(manifest: Path, directory: Path, sampling_rate: int, max_seconds: float | None) -> Corpus:
@@ -152,7 +192,8 @@ def build_model(encoder: Path, processor: ParakeetProcessor, *, from_scratch: bo
 def fits(corpus: Corpus, row: int, tokenizer: ParakeetTokenizer, hop_length: int, factor: int) -> bool:
     """Returns whether CTC can align a cut: it needs a frame for each token, and a blank between two equal tokens.
 
-    The encoder writes a frame for every `factor` mel frames of `hop_length` samples, and for the rest of them.
+    The encoder writes a frame for every `factor` mel frames of `hop_length` samples, and for the rest of them. One with
+    a causal subsampling may write one more, which is not counted.
     """
     tokens = tokenizer(transcript(corpus, row)).input_ids
     num_needed = len(tokens) + sum(first == second for first, second in pairwise(tokens))
@@ -162,7 +203,7 @@ def fits(corpus: Corpus, row: int, tokenizer: ParakeetTokenizer, hop_length: int
 class TrainingBatches(torch.utils.data.Dataset):
     """One item for each optimizer step: the augmented features and the tokens of the cuts that the plan has for it."""
 
-    def __init__(self, corpus: Corpus, rows: list[int], processor: ParakeetProcessor, args: argparse.Namespace) -> None:
+    def __init__(self, corpus: Corpus, rows: list[int], processor: Processor, args: argparse.Namespace) -> None:
         self.corpus, self.rows, self.processor, self.num_steps = corpus, np.array(rows), processor, args.steps
         plan = PlanConfig(max_batch_seconds=args.batch_seconds, microbatches_per_step=1, seed=args.seed)
         self.plan = BatchPlan(corpus.num_samples[self.rows], corpus.sampling_rate, plan)
@@ -185,7 +226,7 @@ class TrainingBatches(torch.utils.data.Dataset):
         return batch
 
 
-def load_features(corpus: Corpus, rows: list[int], processor: ParakeetProcessor) -> dict[str, Tensor]:
+def load_features(corpus: Corpus, rows: list[int], processor: Processor) -> dict[str, Tensor]:
     """Returns the log-mel features of cuts and the mask of their valid frames."""
     audio = [corpus.load(row)[1] for row in rows]
     return dict(processor.feature_extractor(audio, sampling_rate=corpus.sampling_rate, return_tensors="pt"))
@@ -205,7 +246,7 @@ class FreezeEncoder(TrainerCallback):
         model.encoder.requires_grad_(state.global_step >= self.num_steps)
 
 
-def train_model(model: ParakeetForCTC, batches: TrainingBatches, args: argparse.Namespace) -> None:
+def train_model(model: Model, batches: TrainingBatches, args: argparse.Namespace) -> None:
     """Trains for all steps, or for those that are left after the last checkpoint."""
     settings = training_arguments(args)
     if settings.n_gpu > 1 or settings.world_size > 1:
@@ -244,9 +285,35 @@ def training_arguments(args: argparse.Namespace) -> TrainingArguments:
     )
 
 
-def recognise(
-    model: ParakeetForCTC, processor: ParakeetProcessor, corpus: Corpus, batch_seconds: float
-) -> list[dict[str, str]]:
+def score_corpus(
+    model: Model,
+    processor: Processor,
+    corpus: Corpus,
+    path: Path,
+    batch_seconds: float,
+    contexts: Sequence[tuple[int, int]] | None = None,
+) -> dict[str, Any]:
+    """Recognises a corpus, writes transcripts beside what was recognised, and prints and returns the error rates.
+
+    A recogniser for live speech has a score for each of `contexts`, by default for all of its own, under `contexts`.
+    """
+    if isinstance(model, LiveRecogniser):
+        lines, scores = [], {"contexts": {}}
+        for context in contexts or model.contexts:
+            model.use_context(context)
+            name = f"{context[0]},{context[1]}"
+            found = recognise(model, processor, corpus, batch_seconds)
+            scores["contexts"][name] = print_score(f"{path.stem}, context {name}", found)
+            lines += [{"context": name, **line} for line in found]
+    else:
+        lines = recognise(model, processor, corpus, batch_seconds)
+        scores = print_score(path.stem, lines)
+    written = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    path.write_text(written, encoding="utf-8")
+    return scores
+
+
+def recognise(model: Model, processor: Processor, corpus: Corpus, batch_seconds: float) -> list[dict[str, str]]:
     """Recognises all cuts that have a transcript, with the most likely token of each frame.
 
     Batches have at most `batch_seconds` of audio, or a single cut that is longer.
@@ -261,7 +328,7 @@ def recognise(
         batch = [rows[index] for index in plan.indices(step, 0)]
         inputs = load_features(corpus, batch, processor)
         tokens = model.generate(**{name: value.to(model.device) for name, value in inputs.items()})
-        for row, text in zip(batch, processor.batch_decode(tokens, skip_special_tokens=True), strict=True):
+        for row, text in zip(batch, processor.tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True):
             lines[row] = {
                 "id": corpus.line(row)["id"],
                 "text": transcript(corpus, row),
@@ -270,10 +337,13 @@ def recognise(
     return [lines[row] for row in rows]
 
 
-def score(lines: list[dict[str, str]]) -> dict[str, Any]:
-    """Returns the error rates in characters and words, with their 95 % intervals."""
+def print_score(name: str, lines: list[dict[str, str]]) -> dict[str, Any]:
+    """Prints and returns the error rates in characters and words, with their 95 % intervals."""
     references, hypotheses = [line["text"] for line in lines], [line["recognised"] for line in lines]
     rates = {unit: error_rate(count_errors(references, hypotheses, unit)) for unit in ("characters", "words")}
+    for unit, rate in rates.items():
+        interval = f"95 % interval {rate.low:.1%} to {rate.high:.1%}"
+        print(f"{name}: errors in {unit}: {rate.rate:.1%} ({interval})", flush=True)
     return {"num_test": len(lines), **{unit: rate._asdict() for unit, rate in rates.items()}}
 
 
@@ -281,7 +351,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Returns the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("encoder", type=Path, help="directory of `nestmodel export --to huggingface`")
+    add("encoder", type=Path, help="directory of `nestmodel export --to huggingface`, or a file of a live encoder")
     add("train", type=Path, help="manifest with transcripts")
     add("test", type=Path, help="manifest with transcripts")
     add("-o", "--output", type=Path, required=True, help="directory to write")

@@ -2,8 +2,9 @@
 
     python examples/finetune_ctc/score.py recogniser dev.json test.json -o scores
 
-Decoding is greedy: the most likely token of each frame, without a language model. OUTPUT receives the prepared
-manifests with their rejects, NAME.jsonl (transcripts beside what was recognised) and `scores.json`.
+Decoding is greedy: the most likely token of each frame, without a language model. A recogniser for live speech is
+scored in each of its attention contexts, or in those of `--context`. OUTPUT receives the prepared manifests with their
+rejects, NAME.jsonl (transcripts beside what was recognised) and `scores.json`.
 """
 
 import argparse
@@ -13,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from finetune import labelled, prepare, recognise, score
-from transformers import AutoModelForCTC, AutoProcessor
+from finetune import LiveProcessor, Model, Processor, labelled, prepare, score_corpus
+from live_model import NETWORK_FILE, LiveFeatures, LiveRecogniser
+from transformers import AutoModelForCTC, AutoProcessor, ParakeetTokenizer
 from transformers.utils.logging import disable_progress_bar
+
+from nestmodel import parse_context
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -25,14 +29,21 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("manifests", type=Path, nargs="+", help="manifests with transcripts")
     parser.add_argument("-o", "--output", type=Path, required=True, help="directory to write")
     parser.add_argument("--batch-seconds", type=float, default=60.0, help="largest duration of a batch, in seconds")
+    parser.add_argument(
+        "--context",
+        dest="contexts",
+        type=parse_context,
+        action="append",
+        help="attention context of a recogniser for live speech, such as 70,6; repeat it for several",
+    )
     args = parser.parse_args(argv)
+    if args.contexts and not (args.model / NETWORK_FILE).exists():
+        parser.error(f"{args.model} is not a recogniser for live speech, which alone has contexts: drop --context")
     names = [path.name.partition(".")[0] for path in args.manifests]
     if len(set(names)) < len(names):
         parser.error(f"the manifests are called {', '.join(names)}: give files with different names")
     disable_progress_bar()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCTC.from_pretrained(args.model).to(device)
-    processor = AutoProcessor.from_pretrained(args.model)
+    model, processor = load(args.model)
     args.output.mkdir(parents=True, exist_ok=True)
     sampling_rate = processor.feature_extractor.sampling_rate
     scores = {}
@@ -40,17 +51,20 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         corpus = prepare(manifest, args.output / f"{name}.corpus", sampling_rate, None)
         if not labelled(corpus):
             raise SystemExit(f"{manifest}: no utterance has a transcript to score against.")
-        lines = recognise(model, processor, corpus, args.batch_seconds)
-        written = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        (args.output / f"{name}.jsonl").write_text(written, encoding="utf-8")
-        scores[name] = score(lines)
-        words, characters = (
-            f"{rate['rate']:.1%} (95 % interval {rate['low']:.1%} to {rate['high']:.1%})"
-            for rate in (scores[name]["words"], scores[name]["characters"])
-        )
-        print(f"{name}: errors in words: {words}, in characters: {characters}", flush=True)
+        path = args.output / f"{name}.jsonl"
+        scores[name] = score_corpus(model, processor, corpus, path, args.batch_seconds, args.contexts)
     (args.output / "scores.json").write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
     return scores
+
+
+def load(directory: Path) -> tuple[Model, Processor]:
+    """Loads a recogniser and what computes its features and its text; a GPU is used if there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not (directory / NETWORK_FILE).exists():
+        return AutoModelForCTC.from_pretrained(directory).to(device), AutoProcessor.from_pretrained(directory)
+    live = LiveRecogniser.from_pretrained(directory)
+    processor = LiveProcessor(LiveFeatures(live.network), ParakeetTokenizer.from_pretrained(directory))
+    return live.to(device), processor
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 Prints one line for each file: its path, a tab, and the text. Files may have any sampling rate and any length. The
 directory is an ordinary model of transformers: this is its pipeline for speech recognition, with audio that is read
-by soundfile, so that ffmpeg is not needed.
+by soundfile, so that ffmpeg is not needed. `live_text.py` does this with a recogniser for live speech.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+from live_model import NETWORK_FILE
 from transformers import pipeline
 from transformers.utils.logging import disable_progress_bar
 
@@ -25,6 +26,8 @@ def main(argv: list[str] | None = None) -> list[str]:
     parser.add_argument("model", type=Path, help="directory that finetune.py wrote")
     parser.add_argument("audio", type=Path, nargs="+", help="audio files")
     args = parser.parse_args(argv)
+    if (args.model / NETWORK_FILE).exists():
+        parser.error(f"{args.model} is a recogniser for live speech: transcribe with examples/live_text.py --fast")
     disable_progress_bar()
     recogniser = pipeline("automatic-speech-recognition", model=str(args.model))
     texts = []

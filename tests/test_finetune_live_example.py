@@ -1,0 +1,271 @@
+"""Runs examples/finetune_ctc with an encoder for live speech, and examples/live_text.py on the result."""
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import soundfile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nestmodel import ConfigError, FeatureConfig, NestConfig, NestNetwork, StreamingEncoder, save_network
+from nestmodel import normalise_text as normalised
+from tests.extras import needs
+from tests.test_examples import load
+from tests.test_finetune_example import DEMO, TEXTS, write_transcribed
+from tests.training import tiny_config
+
+pytestmark = [
+    needs("finetune", "accelerate", "jiwer", "transformers"),
+    pytest.mark.filterwarnings("ignore:::accelerate", "ignore:::huggingface_hub", "ignore:::transformers"),
+]
+CONTEXTS = ((-1, -1), (6, 2), (2, 0))
+SPEECH = [torch.from_numpy(soundfile.read(DEMO / "speech" / f"{name}.flac", dtype="float32")[0]) for name in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def finetune() -> ModuleType:
+    return load("finetune_ctc/finetune")
+
+
+@pytest.fixture(scope="module")
+def live() -> ModuleType:
+    return load("finetune_ctc/live_model")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(finetune: ModuleType) -> Any:
+    return finetune.train_tokenizer(list(TEXTS.values()), 1)
+
+
+def build_network(**encoder: Any) -> NestNetwork:
+    torch.manual_seed(0)
+    causal: dict[str, Any] = {"conv_context_size": "causal", "causal_downsampling": True, "conv_norm": "layer_norm"}
+    causal |= {"att_context_style": "chunked_limited", "att_context_size": CONTEXTS}
+    return NestNetwork(replace(tiny_config(**{**causal, **encoder}), features=FeatureConfig(normalize="NA"))).eval()
+
+
+@pytest.fixture(scope="module")
+def model(live: ModuleType, tokenizer: Any) -> Any:
+    """A recogniser with random weights that writes different tokens: its head reads what differs between frames."""
+    model = live.LiveRecogniser(build_network(), tokenizer.backend_tokenizer).eval()
+    inputs = live.LiveFeatures(model.network)([audio.numpy() for audio in SPEECH[:1]])
+    torch.manual_seed(6)  # with which no two tokens are about equally likely in a frame
+    with torch.no_grad():
+        frames, _ = model.encoder(inputs["input_features"].transpose(1, 2), inputs["attention_mask"].sum(1))
+        scaled = torch.randn(model.ctc_head.weight.shape) / frames[0].std(0)
+        model.ctc_head.weight.copy_(scaled)
+        model.ctc_head.bias.copy_(-scaled @ frames[0].mean(0))
+    return model
+
+
+@pytest.mark.parametrize("context", CONTEXTS[1:])
+def test_frames_in_training_are_those_of_the_stream_of_each_utterance(
+    live: ModuleType, context: tuple[int, int]
+) -> None:
+    network = build_network()
+    inputs = live.LiveFeatures(network)([audio.numpy() for audio in SPEECH])
+    assert inputs["attention_mask"].sum(1).tolist() == [len(audio) // 160 for audio in SPEECH]
+    with torch.no_grad():
+        frames, lens = network.encoder(
+            inputs["input_features"].transpose(1, 2), inputs["attention_mask"].sum(1), context=context
+        )
+    assert lens[0] != lens[1]  # so that one is padded
+    for audio, row, length in zip(SPEECH, frames, lens.tolist(), strict=True):
+        stream = StreamingEncoder(network, context)
+        streamed = torch.cat([stream.feed(audio), stream.close()])
+        # Other batches are summed in other orders.
+        torch.testing.assert_close(row[:length], streamed, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("context", CONTEXTS[1:])
+@pytest.mark.parametrize("size", [100_000, 1600, 777, 100])
+def test_the_text_of_all_parts_is_that_of_the_whole_file(
+    live: ModuleType, model: Any, tokenizer: Any, context: tuple[int, int], size: int
+) -> None:
+    inputs = live.LiveFeatures(model.network)([audio.numpy() for audio in SPEECH])
+    model.use_context(context)
+    with torch.no_grad():
+        logits, lens = model._logits(inputs["input_features"], inputs["attention_mask"], context)
+    best = torch.cat([row[:length] for row, length in zip(logits, lens, strict=True)]).topk(2, dim=1).values
+    assert (best[:, 0] - best[:, 1]).min() > 1e-3  # rounding, about 1e-5, changes no token
+    expected = [normalised(text) for text in tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)]
+    for audio, text in zip(SPEECH, expected, strict=True):
+        assert len(text) > 5
+        transcriber = live.Transcriber(model, context)
+        parts = [transcriber.feed(part.numpy(), 16000) for part in audio.split(size)]
+        parts.append(transcriber.close())
+        assert "".join(parts) == transcriber.text
+        assert normalised(transcriber.text) == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(tokens=st.lists(st.integers(0, 4), max_size=20), ends=st.lists(st.integers(0, 20), max_size=5))
+def test_a_token_that_goes_on_in_the_next_part_is_written_once(
+    live: ModuleType, model: Any, tokens: list[int], ends: list[int]
+) -> None:
+    texts = ["", "", " ", "a", " b"]  # unknown, blank, a space, two tokens
+    fake = SimpleNamespace(network=model.network, texts=texts, blank=1, ctc_head=torch.nn.Identity())
+    transcriber = live.Transcriber(fake)
+    frames = torch.eye(5)[tokens]
+    written = [transcriber._write(part) for part in frames.tensor_split(sorted(min(end, len(tokens)) for end in ends))]
+    assert "".join(written) == transcriber.text
+    assert transcriber.text == "".join(texts[token] for token, _ in groupby(tokens)).lstrip()
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_the_loss_of_a_batch_is_the_mean_of_those_of_its_utterances(
+    live: ModuleType, model: Any, tokenizer: Any, context: tuple[int, int]
+) -> None:
+    extractor = live.LiveFeatures(model.network)
+    model.use_context(context)
+
+    def loss(audio: Sequence[Tensor], texts: Sequence[str]) -> float:
+        labels = tokenizer(list(texts), padding=True, return_tensors="pt").input_ids
+        return model(**extractor([one.numpy() for one in audio]), labels=labels)["loss"].item()
+
+    texts = ["good", "on do"]  # of different lengths
+    singles = [loss([audio], [text]) for audio, text in zip(SPEECH, texts, strict=True)]
+    assert loss(SPEECH, texts) == pytest.approx(sum(singles) / 2, rel=1e-5)
+
+
+def test_batches_of_training_take_the_contexts_with_the_probabilities_of_pretraining(
+    live: ModuleType, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = build_network(att_context_probs=(0.5, 0.0, 0.5))
+    model = live.LiveRecogniser(network, tokenizer.backend_tokenizer)
+    inputs = {**live.LiveFeatures(network)([SPEECH[0][:4000].numpy()]), "labels": torch.tensor([[5]])}
+    used, encode = [], network.encoder.forward
+
+    def record(*args: Any, context: tuple[int, int]) -> Any:
+        used.append(context)
+        return encode(*args, context=context)
+
+    monkeypatch.setattr(network.encoder, "forward", record)
+    torch.manual_seed(0)
+    for _ in range(60):
+        model.train()(**inputs)
+    assert set(used) == {(-1, -1), (2, 0)}
+    model.eval()(**inputs)
+    assert used[60:] == [(6, 2)]  # the first one that can be streamed
+
+
+def test_the_encoder_and_the_head_learn_after_the_first_steps(
+    finetune: ModuleType, live: ModuleType, tokenizer: Any
+) -> None:
+    model = live.LiveRecogniser(build_network(), tokenizer.backend_tokenizer)
+    inputs = {**live.LiveFeatures(model.network)([SPEECH[0].numpy()]), "labels": torch.tensor([[5]])}
+    for step, learns in ((2, {"ctc_head"}), (3, {"ctc_head", "network.encoder"})):
+        finetune.FreezeEncoder(3).on_step_begin(None, SimpleNamespace(global_step=step), None, model=model)
+        model.zero_grad()
+        model(**inputs)["loss"].backward()
+        found = {name.rpartition(".")[0] for name, value in model.named_parameters() if value.grad is not None}
+        assert {"ctc_head" if name == "ctc_head" else ".".join(name.split(".")[:2]) for name in found} == learns
+
+
+def test_from_scratch_keeps_the_settings_and_draws_new_weights(finetune: ModuleType, tmp_path: Path) -> None:
+    trained = build_network()
+    save_network(trained, tmp_path / "last.ckpt")
+    command = [str(tmp_path / "last.ckpt"), "train.json", "test.json", "-o", str(tmp_path / "out"), "--seed", "3"]
+    states = [
+        finetune.load_live_network(finetune.parse_arguments([*command, *scratch])).state_dict()
+        for scratch in ((), ("--from-scratch",))
+    ]
+    expected = trained.state_dict(), NestNetwork(replace(trained.config, seed=3)).state_dict()
+    for state, values in zip(states, expected, strict=True):
+        assert state.keys() == values.keys()
+        assert all(torch.equal(value, values[name]) for name, value in state.items())
+
+
+def test_a_recogniser_has_only_its_own_contexts(model: Any) -> None:
+    with pytest.raises(ConfigError, match="has no 70,6: choose one of -1,-1; 6,2; 2,0"):
+        model.use_context((70, 6))
+
+
+def test_an_encoder_that_cannot_be_streamed_is_an_error_before_the_training(
+    finetune: ModuleType, tmp_path: Path
+) -> None:
+    save_network(NestNetwork(tiny_config()), tmp_path / "last.ckpt")
+    command = [str(tmp_path / "last.ckpt"), "train.json", "test.json", "-o", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match=r"NA can be streamed\. Pass what `nestmodel export --to huggingface`"):
+        finetune.main(command)
+    with pytest.raises(SystemExit, match=r"no\.ckpt: does not exist"):
+        finetune.main([str(tmp_path / "no.ckpt"), *command[1:]])
+
+
+def test_programs_for_one_kind_of_recogniser_refuse_the_other(
+    live: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        load("finetune_ctc/score").main([str(tmp_path), "a.json", "-o", str(tmp_path), "--context", "70,6"])
+    assert "is not a recogniser for live speech, which alone has contexts: drop --context" in capsys.readouterr().err
+    (tmp_path / live.NETWORK_FILE).touch()
+    with pytest.raises(SystemExit):
+        load("finetune_ctc/transcribe").main([str(tmp_path), "a.wav"])
+    assert "transcribe with examples/live_text.py --fast" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_way_from_a_checkpoint_to_text_that_appears_while_audio_arrives(
+    finetune: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two utterances are learned by heart, so that every part has to work for the text to be right."""
+    preset = NestConfig.preset("demo", "streaming")
+    small = {"d_model": 32, "num_heads": 2, "num_layers": 2, "subsampling_factor": 8, "subsampling_channels": 8}
+    encoder = replace(preset.encoder, **small, dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.1)
+    save_network(NestNetwork(replace(preset, encoder=encoder)), tmp_path / "last.ckpt")
+    manifest, output = write_transcribed(tmp_path), tmp_path / "out"
+    command = [*map(str, (tmp_path / "last.ckpt", manifest, manifest)), "-o", str(output), "--vocabulary", "48"]
+    command += "--lr 0.01 --steps 150 --save-steps 120 --warmup-steps 5 --freeze-steps 5 --batch-seconds 10".split()
+    results = finetune.main(command)
+    assert results == json.loads((output / "results.json").read_text())
+    assert list(results["contexts"]) == ["70,13", "70,6", "70,1", "70,0"]
+    assert results["contexts"]["70,13"]["characters"]["rate"] == 0.0
+    lines = [json.loads(line) for line in (output / "test.jsonl").read_text().splitlines()]
+    found = {(line["context"], Path(line["id"]).stem): line["recognised"] for line in lines}
+    assert {name: found["70,13", name] for name in TEXTS} == TEXTS
+
+    live_text = load("live_text")
+    for context, name in found:
+        audio = str(DEMO / "speech" / f"{name}.flac")
+        text = live_text.main([str(output), audio, "--fast", "--context", context])
+        assert normalised(text) == found[context, name]
+        assert capsys.readouterr().out.endswith(f"{text}\n")
+    waits, shown = [], []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        shown.append(capsys.readouterr().out)
+
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep, perf_counter=lambda: 0.0)
+    monkeypatch.setattr(sys.modules["live_frames"], "time", clock)  # it stands still while the program waits
+    text = live_text.main([str(output), str(DEMO / "speech" / "en_f3_02.flac"), "--context", "70,1"])
+    assert waits == pytest.approx([min(0.1 * number, len(SPEECH[1]) / 16000) for number in range(1, len(waits) + 1)])
+    transcriber = live_text.Transcriber(live_text.LiveRecogniser.from_pretrained(output), (70, 1))
+    pieces = [transcriber.feed(part.numpy(), 16000) for part in SPEECH[1].split(1600)]
+    assert shown == ["", *pieces[:-1]]  # what can be seen while the next part is waited for
+    assert sum(map(bool, shown)) >= 2
+    assert text == "".join(pieces) + transcriber.close()
+
+    scores = load("finetune_ctc/score").main(
+        [str(output), str(manifest), "--context", "70,0", "--context", "70,13", "-o", str(tmp_path / "scores")]
+    )
+    assert scores == {"two": {"contexts": {name: results["contexts"][name] for name in ("70,0", "70,13")}}}
+
+    tuned = (output / "ctc_head.safetensors").read_bytes()
+    network = torch.load(output / "network.ckpt", weights_only=True)["state_dict"]
+    shutil.rmtree(output / "checkpoints" / "checkpoint-150")
+    (output / "ctc_head.safetensors").unlink()
+    finetune.main([*command, "--resume"])
+    assert (output / "ctc_head.safetensors").read_bytes() == tuned
+    resumed = torch.load(output / "network.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(value, network[name]) for name, value in resumed.items())
