@@ -9,7 +9,7 @@ A start is a name, an encoder that `nestmodel export --to huggingface` wrote, an
 for the number of the seed. Every run is one call of examples/finetune_ctc/finetune.py. The script draws their order,
 and gives them numbers instead of names until all are scored, so that nobody can watch one side and favour it. The first
 start is compared with each of the others. If OUTPUT holds runs of an earlier call with the same settings, only the
-missing ones are made.
+missing ones are made. A recogniser for live speech has a row for each of its attention contexts.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from importlib.metadata import version
+from itertools import groupby
 from operator import add
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +39,7 @@ from nestmodel.evaluate.error_rates import ErrorUnit, percent
 from nestmodel.evaluate.inputs import cut_labels
 
 FINETUNE = Path(__file__).parents[1] / "examples" / "finetune_ctc" / "finetune.py"
+UNITS: tuple[ErrorUnit, ...] = ("characters", "words")
 SHARES = {"all": 1.0, "a tenth": 0.1}
 QUICK = "--steps 4 --batch-seconds 31 --warmup-steps 1 --freeze-steps 1"
 
@@ -122,6 +124,8 @@ def report(arguments: argparse.Namespace, runs: list[Run]) -> str:
         )
         for share in arguments.shares
     }
+    scored = results[0].get("contexts", {"": results[0]})
+    num_test = next(iter(scored.values()))["num_test"]
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "jiwer"))
     measured = measured_line(
         "benchmarks/bench_finetune.py", "examples/finetune_ctc/finetune.py", "nestmodel/evaluate/error_rates.py"
@@ -129,9 +133,7 @@ def report(arguments: argparse.Namespace, runs: list[Run]) -> str:
     starts = "\n".join(
         f"- {name}: `{' '.join(['ENCODER', *each.split()[1:]])}`" for name, each in arguments.start.items()
     )
-    sections = "\n".join(
-        table(arguments, errors, share, unit) for unit in ("characters", "words") for share in arguments.shares
-    )
+    sections = "\n".join(table(arguments, errors, share, unit) for unit in UNITS for share in arguments.shares)
     return f"""# Fine-tuning from pretrained encoders, and from scratch
 
 Made by `benchmarks/bench_finetune.py` on {os.cpu_count()} CPU cores ({platform.machine()}) with other work, each run
@@ -150,7 +152,7 @@ A seed draws the labels (the same for all starts), the order, the augmentation a
 of its own where the start says `{{seed}}`. The order of the {len(runs)} runs was drawn, and runs had numbers instead of
 names until all were scored. Training utterances:
 {"; ".join(f"labels {share}: {numbers}" for share, numbers in num_train.items())}.
-Test utterances: {results[0]["num_test"]}.
+Test utterances: {num_test}.
 Intervals are 95 % bootstrap intervals that draw whole groups of `{arguments.group_by}`; the reduction is
 1 - {next(iter(arguments.start))} / other start, with pairs of the same groups. A pretrained encoder is frozen for the
 first steps (`--freeze-steps`), a new one is not. A rate near 100 % of which nearly all are deletions is that of a
@@ -160,32 +162,51 @@ recogniser that writes next to nothing yet.
 """
 
 
-def read_errors(arguments: argparse.Namespace, directory: Path) -> dict[str, ErrorCounts]:
-    """Returns the errors of a recogniser by group of test utterances, in characters and in words."""
+def read_errors(arguments: argparse.Namespace, directory: Path) -> dict[tuple[str, str], ErrorCounts]:
+    """Returns the errors of a recogniser by group of test utterances.
+
+    Keys are an attention context, empty for a recogniser of recordings, and `characters` or `words`.
+    """
     corpus = Corpus.open(directory / "test.corpus")
     cuts = map(corpus.line, range(len(corpus)))
     groups = {cut["id"]: str(cut_labels(cut)[arguments.group_by]) for cut in cuts}
-    lines = read_lines(directory / "test.jsonl")
-    texts = [[line[name] for line in lines] for name in ("text", "recognised")]
-    of_lines = [groups[line["id"]] for line in lines]
-    units: tuple[ErrorUnit, ...] = ("characters", "words")
-    return {unit: count_errors(texts[0], texts[1], unit).by_group(of_lines) for unit in units}
+    errors = {}
+    for context, found in groupby(read_lines(directory / "test.jsonl"), lambda line: str(line.get("context", ""))):
+        of_context = list(found)
+        texts = [[line[name] for line in of_context] for name in ("text", "recognised")]
+        of_lines = [groups[line["id"]] for line in of_context]
+        for unit in UNITS:
+            errors[context, unit] = count_errors(texts[0], texts[1], unit).by_group(of_lines)
+    return errors
 
 
-def table(arguments: argparse.Namespace, errors: dict[Run, dict[str, ErrorCounts]], share: str, unit: str) -> str:
-    """Returns the error rates with one share of the labels: a row for each start and seed, and one for all seeds."""
+def table(
+    arguments: argparse.Namespace, errors: dict[Run, dict[tuple[str, str], ErrorCounts]], share: str, unit: str
+) -> str:
+    """Returns the error rates with one share of the labels: a row for each start and seed, and one for all seeds.
+
+    All are compared with the first start, in its first context.
+    """
+    seeds = range(arguments.seeds)
     first = next(iter(arguments.start))
+    contexts = {
+        start: [context for context, one in errors[Run(start, share, 0)] if one == unit] for start in arguments.start
+    }
+
+    def by_seed(start: str, context: str) -> dict[str, ErrorCounts]:
+        counts = {str(seed): errors[Run(start, share, seed)][context, unit] for seed in seeds}
+        return {**counts, "all": reduce(add, counts.values())}
+
+    others = by_seed(first, contexts[first][0])
     rows = []
     for start in arguments.start:
-        counts = {str(seed): errors[Run(start, share, seed)][unit] for seed in range(arguments.seeds)}
-        others = {str(seed): errors[Run(first, share, seed)][unit] for seed in range(arguments.seeds)}
-        for sums in (counts, others):
-            sums["all"] = reduce(add, sums.values())
-        for name, one in counts.items():
-            rate = error_rate(one)
-            reduction = "" if start == first else percent(error_reduction(others[name], one))
-            kinds = f"{rate.insertions} / {rate.deletions} / {rate.substitutions}"
-            rows.append(f"| {start} | {name} | {percent(rate)} | {kinds} | {reduction} |")
+        for context in contexts[start]:
+            for name, one in by_seed(start, context).items():
+                rate = error_rate(one)
+                reduction = "" if start == first else percent(error_reduction(others[name], one))
+                kinds = f"{rate.insertions} / {rate.deletions} / {rate.substitutions}"
+                shown = f"{start}, {context}" if context else start
+                rows.append(f"| {shown} | {name} | {percent(rate)} | {kinds} | {reduction} |")
     lines = "\n".join(rows)
     return f"""## Errors in {unit}, labels: {share}
 
