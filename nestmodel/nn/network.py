@@ -121,7 +121,7 @@ class NestNetwork(nn.Module):
         num_parameters, num_in_encoder = (
             sum(parameter.numel() for parameter in module.parameters()) for module in (self, self.encoder)
         )
-        frame_ms = 1000 * features.hop_length * encoder.subsampling_factor / features.sampling_rate
+        frame_ms = 1000 * self.config.frame_s
         kind = "encoder" if masking.position == "post_conv" else "feature"
         block_ms = 1000 * masking.block_size * features.hop_length / features.sampling_rate
         codebooks = f"{quantizer.num_codebooks} codebooks" if quantizer.num_codebooks > 1 else "1 codebook"
