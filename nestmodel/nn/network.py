@@ -18,7 +18,7 @@ from nestmodel.errors import ConfigError
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput
 from nestmodel.nn.features import Preprocessor, normalise
-from nestmodel.nn.kernel_choice import TORCH, Kernels, check_subsampling
+from nestmodel.nn.kernel_choice import TORCH, Kernels
 from nestmodel.nn.masking import BlockMask, scored_token_mask
 from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
@@ -146,7 +146,6 @@ class NestNetwork(nn.Module):
         Raises:
             ConfigError: A form is not available, or cannot be combined with the settings of the model.
         """
-        check_subsampling(kernels, self.config.encoder)
         self.encoder.pre_encode.has_joined_stages = kernels.subsampling != TORCH
         if kernels.blocks in ("compiled", "combined"):
             self.encoder.compile_blocks(num_shapes, combined=kernels.blocks == "combined")
