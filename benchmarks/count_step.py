@@ -5,7 +5,8 @@
 Forward pass, backward pass and optimizer step of a preset under bf16 autocast, for the batches of the report on one
 H100, part by part: on fake tensors (`fake_gpu.py`), so nothing is computed and nothing is timed, and the result is the
 same on every machine. Parameters have gradients already, as in all microbatches of a step but the first one.
-`--before` counts another checkout as well, and `--nemo-python` NeMo 3.0.0, whose settings are its defaults. Last come
+`streaming` counts the same with the preset of that name after it, for one attention context of several. `--before`
+counts another checkout as well, and `--nemo-python` NeMo 3.0.0, whose settings are its defaults. Last come
 the launches of the host if the passes are CUDA graphs, and the audio that a GPU takes in a second. Prints Markdown.
 """
 
@@ -117,7 +118,10 @@ def main() -> int:
     if arguments.before and not (arguments.before / "nestmodel").is_dir():
         parser.error(f"--before {arguments.before}: no checkout, because it has no folder nestmodel")
     torch.set_num_threads(1)
-    counts = {"this project": {preset: count(preset) for preset in arguments.presets}}
+    counts = {
+        "this project": {preset: count(preset) for preset in arguments.presets},
+        "streaming": {preset: count(f"{preset}+streaming") for preset in arguments.presets},
+    }
     commands: dict[str, list[str | Path]] = {}
     if arguments.before:
         commands["before"] = [sys.executable, "-c", _CHILD, arguments.before.resolve(), REPOSITORY]
