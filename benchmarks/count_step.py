@@ -5,7 +5,8 @@
 Forward pass, backward pass and optimizer step of a preset under bf16 autocast, for the batches of the report on one
 H100, part by part: on fake tensors (`fake_gpu.py`), so nothing is computed and nothing is timed, and the result is the
 same on every machine. Parameters have gradients already, as in all microbatches of a step but the first one.
-`--before` counts another checkout as well, and `--nemo-python` NeMo 3.0.0, whose settings are its defaults. Last come
+`streaming` counts the same with the preset of that name after it, for one attention context of several. `--before`
+counts another checkout as well, and `--nemo-python` NeMo 3.0.0, whose settings are its defaults. Last come
 the launches of the host if the passes are CUDA graphs, and the audio that a GPU takes in a second. Prints Markdown.
 """
 
@@ -33,6 +34,7 @@ from benchmarks.step_launches import launches_table, step_launches
 if TYPE_CHECKING:
     from benchmarks.fake_compile import Generated
     from nestmodel import NestConfig
+    from nestmodel.nn.batch_norm import StepBatchNorm
     from nestmodel.nn.network_input import NetworkInput
 
 CUTS = {"small": 16, "medium": 266, "large": 133, "xlarge": 53}
@@ -116,7 +118,10 @@ def main() -> int:
     if arguments.before and not (arguments.before / "nestmodel").is_dir():
         parser.error(f"--before {arguments.before}: no checkout, because it has no folder nestmodel")
     torch.set_num_threads(1)
-    counts = {"this project": {preset: count(preset) for preset in arguments.presets}}
+    counts = {
+        "this project": {preset: count(preset) for preset in arguments.presets},
+        "streaming": {preset: count(f"{preset}+streaming") for preset in arguments.presets},
+    }
     commands: dict[str, list[str | Path]] = {}
     if arguments.before:
         commands["before"] = [sys.executable, "-c", _CHILD, arguments.before.resolve(), REPOSITORY]
@@ -162,18 +167,18 @@ def step(preset: str, cuts: int | None = None, num_layers: int | None = None) ->
         cuts: Number of cuts of the batch; by default that of `CUTS`.
         num_layers: Number of blocks; by default that of the preset.
     """
-    from nestmodel import NestConfig, NestNetwork, loss_stats
+    from nestmodel import NestNetwork, loss_stats
     from nestmodel.training.gradient_sums import GradientSums
     from nestmodel.training.schedule import build_optimizer
 
-    config = NestConfig.preset(preset)
+    config = _config(preset)
     if num_layers is not None:
         config = replace(config, encoder=replace(config.encoder, num_layers=num_layers))
     with fake_gpu(torch.bfloat16):
         with built():
             network = NestNetwork(config).train()
         _start_collecting(network)
-        batch = _batch(config, CUTS[preset] if cuts is None else cuts)
+        batch = _batch(config, _num_cuts(preset) if cuts is None else cuts)
         log = OperationLog()
         encoder = network.encoder
         log.track(network.preprocessor, "features")
@@ -248,11 +253,25 @@ def built() -> Iterator[None]:
 
 def _start_collecting(network: nn.Module) -> None:
     """Makes batch norm collect the statistics of a step, as `fit` does."""
+    for norm in _norms(network):
+        norm.start_collecting()
+
+
+def _norms(network: nn.Module) -> "list[StepBatchNorm]":
     from nestmodel.nn.batch_norm import StepBatchNorm
 
-    for module in network.modules():
-        if isinstance(module, StepBatchNorm):
-            module.start_collecting()
+    return [module for module in network.modules() if isinstance(module, StepBatchNorm)]
+
+
+def _config(preset: str) -> "NestConfig":
+    """Returns the configuration of a preset, or of two joined by a plus, such as `small+streaming`."""
+    from nestmodel import NestConfig
+
+    return NestConfig.preset(*preset.split("+"))
+
+
+def _num_cuts(preset: str) -> int:
+    return CUTS[preset.split("+")[0]]
 
 
 def _num_samples(config: "NestConfig") -> int:
@@ -352,14 +371,13 @@ def compiled_features(preset: str, operations: Sequence[Operation]) -> Count:
 def compile_features(preset: str) -> "tuple[Generated, Generated]":
     """Returns the code for what is before the Fourier transform of the features, and after it."""
     from benchmarks.fake_compile import generate_forward
-    from nestmodel import NestConfig
     from nestmodel.nn.features import LogMelFeatures, compute_features, frame_signal
 
-    config = NestConfig.preset(preset)
+    config = _config(preset)
     with fake_gpu(), torch.no_grad():
         with built():
             module = LogMelFeatures(config.features)
-        audio = torch.empty(2 * CUTS[preset], _num_samples(config))  # clean and noisy
+        audio = torch.empty(2 * _num_cuts(preset), _num_samples(config))  # clean and noisy
         lens = torch.empty(len(audio), dtype=torch.int64)
         before = (module.window, audio, torch.empty_like(audio), lens)
         spectrum = torch.view_as_real(torch.fft.rfft(frame_signal(config.features, *before)))
@@ -372,38 +390,41 @@ def compile_features(preset: str) -> "tuple[Generated, Generated]":
 def compile_block(preset: str, form: str = "compiled") -> "tuple[int, tuple[Generated, Generated]]":
     """Returns the number of blocks of a preset, and the code for the forward and the backward pass of one."""
     from benchmarks.fake_compile import generate
-    from nestmodel import NestConfig
     from nestmodel.nn.encoder import COMBINED, ConformerBlock
     from nestmodel.nn.frames import describe_frames
 
-    config = NestConfig.preset(preset)
+    config = _config(preset)
     encoder = config.encoder
     num_frames = _num_frames(config) // encoder.subsampling_factor
     with fake_gpu(torch.bfloat16):
         with built():
             block = ConformerBlock(encoder).train()
         _start_collecting(block)
-        x = torch.empty(CUTS[preset], num_frames, encoder.d_model, requires_grad=True)
-        frames = describe_frames(x.detach(), torch.empty(CUTS[preset], dtype=torch.int64))
+        x = torch.empty(_num_cuts(preset), num_frames, encoder.d_model, requires_grad=True)
+        context = encoder.att_context_size[-1] if encoder.is_limited else None
+        lens = torch.empty(_num_cuts(preset), dtype=torch.int64)
+        frames = describe_frames(x.detach(), lens, context, encoder.att_context_style)
+        norms = _norms(block)
 
         def run(
             parameters: dict[str, Tensor],
             weights: Any,
             x: Tensor,
-            collected: Tensor,
+            collected: Sequence[Tensor],
             positions: Tensor,
             is_padding: Tensor,
             gpu: Any,
             keys: Tensor,
         ) -> Tensor:
-            block.conv.batch_norm._collected = collected
+            for norm, sums in zip(norms, collected, strict=True):
+                norm._collected = sums
             given = frames._replace(positions=positions, is_padding=is_padding, gpu=type(frames.gpu)(*gpu))
             with patch.object(block, "weights", lambda _: weights):
                 found: Tensor = torch.func.functional_call(block, parameters, (x, given, keys))
             return found
 
         weights = tree_map_only(Tensor, lambda weight: weight.detach().requires_grad_(), block.weights(x))
-        collected = block.conv.batch_norm._collected
+        collected = [norm._collected for norm in norms]
         of_frames = (frames.positions, frames.is_padding, tuple(frames.gpu))
         inputs = (dict(block.named_parameters()), weights, x, collected, *of_frames, empty_keys(0)[0])
         return encoder.num_layers, generate(run, inputs, x.fake_mode, COMBINED if form == "combined" else {})
@@ -411,14 +432,14 @@ def compile_block(preset: str, form: str = "compiled") -> "tuple[int, tuple[Gene
 
 def count_launches(preset: str) -> dict[str, int]:
     """Returns what the host launches in a step of one microbatch whose passes are CUDA graphs, by part."""
-    from nestmodel import NestConfig, NestNetwork
+    from nestmodel import NestNetwork
 
-    config = NestConfig.preset(preset)
+    config = _config(preset)
     with fake_gpu(torch.bfloat16):
         with built():
             network = NestNetwork(config).train()
         _start_collecting(network)
-        return step_launches(network, _batch(config, CUTS[preset]))
+        return step_launches(network, _batch(config, _num_cuts(preset)))
 
 
 def count_demand(preset: str) -> "Demand":
@@ -469,7 +490,7 @@ def _report(counts: dict[str, Counts], demands: Sequence[Demand], host: str) -> 
         measured,
         NOTES,
         _totals(counts),
-        *(f"## {preset}, {CUTS[preset]} cuts\n\n{_parts(counts, preset)}" for preset in ours),
+        *(f"## {preset}, {_num_cuts(preset)} cuts\n\n{_parts(counts, preset)}" for preset in ours),
         f"## Launches of the host in a step of one microbatch, with CUDA graphs\n\n{host}",
         f"## Audio-seconds that a GPU takes in a second, by the share of its peak\n\n{demand_table(demands)}",
     ]

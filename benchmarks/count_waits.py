@@ -329,6 +329,7 @@ def count_waits(
     microbatches: int = 1,
     log_every: int = 2,
     seconds_between_lines: float = math.inf,
+    config: NestConfig | None = None,
 ) -> list[Count]:
     """Trains on a fake GPU and returns the waits of every microbatch, with all that follows it until the next.
 
@@ -338,10 +339,11 @@ def count_waits(
         microbatches: Microbatches of each step.
         log_every: Number of steps after which metrics are logged.
         seconds_between_lines: Time after which a line of progress is printed; never by default.
+        config: Of the model; by default a small one.
     """
     encoder = EncoderConfig(d_model=16, num_heads=2, num_layers=1, subsampling_channels=8)
-    config = NestConfig(encoder=encoder, quantizer=QuantizerConfig(num_classes=32), masking=MaskConfig(prob=0.02))
-    model = NestModel(config, kernels=default_kernels("cuda"))
+    small = NestConfig(encoder=encoder, quantizer=QuantizerConfig(num_classes=32), masking=MaskConfig(prob=0.02))
+    model = NestModel(config or small, kernels=default_kernels("cuda"))
     with tempfile.TemporaryDirectory() as directory, fake_gpu() as gpu, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         batches = FixedBatches(batch.pin_memory(), num_steps * microbatches, gpu)

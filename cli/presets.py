@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 import yaml
 
-from nestmodel import EncoderConfig, FeatureConfig
+from nestmodel import EncoderConfig, NestConfig
+from nestmodel.attention_context import Context, format_context
+from nestmodel.config import LIVE_PRESETS
 
 from .completion import complete_presets
 from .output import console
@@ -26,7 +28,10 @@ days: the audio of a run at that rate on one H100. No such run was made.
   cuts of up to 60 s (docs/gpu.md); `preflight --find-budget` finds yours.
 
 streaming, unified: given after a size, as in `--config small --config
-  streaming`, they make it an encoder for live speech (docs/streaming.md).
+  streaming`, they make it an encoder for live speech (docs/streaming.md). %:
+  microbatches with each attention context, whose times are for frames of 80 ms.
+delay: from the start of a chunk until its frames are returned, without the
+  time of computing.
 
 `nestmodel presets large > run.yaml` starts a configuration, and
 `nestmodel fit speech.corpus --config run.yaml` trains with it."""
@@ -74,21 +79,20 @@ def presets_command(
     out = console()
     out.print(_sizes(contents))
     out.print(_demands(contents))
+    out.print(_contexts({preset: NestConfig.preset("small", preset) for preset in LIVE_PRESETS}))
     out.print(f"\n{_NOTES}")
 
 
 def _sizes(contents: Mapping[str, Any]) -> "Table":
     table = _table("parameters", "dim x layers", "frame", "audio a step", "audio a run")
     for preset, content in contents.items():
-        encoder, features = content["model"]["config"]["encoder"], FeatureConfig()
-        factor = encoder.get("subsampling_factor", EncoderConfig.subsampling_factor)
-        frame_ms = 1000 * factor * features.hop_length / features.sampling_rate
+        config = NestConfig.from_dict(content["model"]["config"])
         hours = audio_of_run(content) / _HOUR
         table.add_row(
             preset,
             f"{FIGURES[preset].parameters:g} M",
-            f"{encoder['d_model']} x {encoder['num_layers']}",
-            f"{frame_ms:.0f} ms",
+            f"{config.encoder.d_model} x {config.encoder.num_layers}",
+            f"{1000 * config.frame_s:.0f} ms",
             f"{_audio_of_step(content):,.0f} s",
             f"{hours:,.0f} h",
         )
@@ -106,6 +110,28 @@ def _demands(contents: Mapping[str, Any]) -> "Table":
     return table
 
 
+def _contexts(configs: Mapping[str, NestConfig]) -> "Table":
+    """Returns the attention contexts of presets, and in which share of its microbatches each preset draws them."""
+    table = _table("left", "chunk", "look-ahead", "delay", *configs, first="context")
+    shares = {preset: _shares(config.encoder) for preset, config in configs.items()}
+    config = next(iter(configs.values()))
+    for context in sorted({context for of_preset in shares.values() for context in of_preset}, reverse=True):
+        cells = ["utterance"] + 3 * ["-"]
+        look_ahead_s, delay_s = config.look_ahead_s(context), config.delay_s(context)
+        if look_ahead_s is not None and delay_s is not None:
+            left, right = context
+            cells = [f"{left * config.frame_s:.1f} s", f"{(right + 1) * config.frame_s:.2f} s"]
+            cells += [f"{look_ahead_s:.2f} s", f"{1000 * delay_s:,.0f} ms"]
+        drawn = (of_preset.get(context, 0.0) for of_preset in shares.values())
+        table.add_row(format_context(context), *cells, *(f"{100 * share:g} %" for share in drawn))
+    return table
+
+
+def _shares(encoder: EncoderConfig) -> dict[Context, float]:
+    contexts = encoder.att_context_size
+    return dict(zip(contexts, encoder.att_context_probs or [1 / len(contexts)] * len(contexts), strict=True))
+
+
 def audio_of_run(content: Mapping[str, Any]) -> float:
     """Returns the seconds of audio in all steps of a preset."""
     seconds: float = content["trainer"]["max_steps"] * _audio_of_step(content)
@@ -118,10 +144,10 @@ def _audio_of_step(content: Mapping[str, Any]) -> float:
     return seconds
 
 
-def _table(*names: str) -> "Table":
+def _table(*names: str, first: str = "preset") -> "Table":
     from rich.table import Table
 
-    table = Table("preset", box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    table = Table(first, box=None, padding=(0, 3, 0, 0), pad_edge=False)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     return table

@@ -95,6 +95,12 @@ def look_ahead(context: Context, style: Style, *, num_layers: int, conv_right: i
     return right + (num_layers - 1) * math.ceil(conv_right / chunk) * chunk + conv_right
 
 
+def is_streamable(context: Context, style: Style) -> bool:
+    """Returns whether a limited number of cached frames, and of later ones of the chunk, suffices for each frame."""
+    left, right = context
+    return left != UNLIMITED and (right == 0 or (right > 0 and style == "chunked_limited"))
+
+
 def is_pair_of_frames(value: object, *, minimum: int = 0) -> bool:
     """Returns whether a value is a tuple of two integers of `minimum` or more."""
     is_pair = isinstance(value, tuple) and len(value) == 2

@@ -24,6 +24,7 @@ from nestmodel.attention_context import (
     check_contexts,
     format_context,
     is_pair_of_frames,
+    is_streamable,
     look_ahead,
 )
 from nestmodel.errors import ConfigError
@@ -373,6 +374,11 @@ class NestConfig:
             "as_features with masking.position post_conv, whose tokens are computed after the subsampling",
         )
 
+    @property
+    def frame_s(self) -> float:
+        """Seconds of audio from the start of an encoder frame to that of the next."""
+        return self.encoder.subsampling_factor * self.features.hop_length / self.features.sampling_rate
+
     def look_ahead_s(self, context: Context | None = None) -> float | None:
         """Returns the longest time from the start of an encoder frame to the end of the audio that it depends on.
 
@@ -394,12 +400,38 @@ class NestConfig:
         num_feature_frames = frames * factor + (0 if encoder.causal_downsampling else factor - 1)
         return (num_feature_frames * features.hop_length + features.window_length / 2) / features.sampling_rate
 
+    def delay_s(self, context: Context | None = None) -> float | None:
+        """Returns the time from the start of a chunk until `StreamingEncoder` returns it, without that of computing.
+
+        A chunk is complete with the last feature frame that its last encoder frame reads. That takes a half of the
+        Fourier transform past the frame's centre, of which the look-ahead contains what the window covers. The delay is
+        None if the encoder cannot be streamed in this context.
+
+        Args:
+            context: Attention context; by default the first of `att_context_size`.
+        """
+        encoder, features = self.encoder, self.features
+        context = context or encoder.att_context_size[0]
+        is_causal = encoder.conv_context[1] == 0 and features.normalize == "NA"
+        if not is_causal or not is_streamable(context, encoder.att_context_style):
+            return None
+        factor, (_, right) = encoder.subsampling_factor, context
+        num_feature_frames = right * factor + (0 if encoder.causal_downsampling else factor - 1)
+        # A feature frame is valid from its hop_length-th sample on, which matters if the transform is short.
+        num_samples = max(features.n_fft - features.n_fft // 2, features.hop_length)
+        return (num_feature_frames * features.hop_length + num_samples) / features.sampling_rate
+
     def look_aheads(self) -> str:
-        """Returns the attention contexts with their look-ahead as text, such as `70,13: 1.1 s; 70,0: 0.01 s`."""
+        """Returns the attention contexts with look-ahead and delay as text.
+
+        For example `70,13: 1.05 s, delay 1.06 s; -1,-1: the whole utterance`; a context that cannot be streamed has no
+        delay.
+        """
         texts = []
         for context in self.encoder.att_context_size:
-            seconds = self.look_ahead_s(context)
-            shown = "the whole utterance" if seconds is None else f"{seconds:.2g} s"
+            look_ahead_s, delay_s = self.look_ahead_s(context), self.delay_s(context)
+            shown = "the whole utterance" if look_ahead_s is None else f"{look_ahead_s:.3g} s"
+            shown += "" if delay_s is None else f", delay {delay_s:.3g} s"
             texts.append(f"{format_context(context)}: {shown}")
         return "; ".join(texts)
 

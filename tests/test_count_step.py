@@ -4,6 +4,9 @@ A change that adds an operation to a block, or bytes to a part, fails here. If i
 `python -m benchmarks.count_step` prints all of them.
 """
 
+from dataclasses import asdict
+from functools import cache
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +24,8 @@ from benchmarks.count_step import (
 )
 from benchmarks.fake_gpu import OperationLog, Shape, backward, fake_gpu
 from benchmarks.step_launches import list_launches
-from nestmodel import NestNetwork, loss_stats
+from nestmodel import NestConfig, NestNetwork, loss_stats
+from nestmodel.config import LIVE_PRESETS
 from nestmodel.nn import devices
 from nestmodel.preflight.trial_step import noise_batch
 from tests.fakes import needs_fake_gpu
@@ -36,6 +40,15 @@ OUTSIDE = {
         "loss": (23, 0.4),
         "optimizer": (9, 0.15),
         "other": (28, 0.2),
+    },
+    "small+streaming": {
+        "features": (25, 1.8),
+        "quantizer": (18, 0.2),
+        "subsampling": (73, 2.6),
+        "head": (9, 0.2),
+        "loss": (23, 0.4),
+        "optimizer": (9, 0.15),
+        "other": (61, 0.3),
     },
     "large": {
         "features": (38, 15.2),
@@ -58,7 +71,7 @@ OUTSIDE = {
 }
 """Operations, and the most gigabytes, of the parts of a step besides its blocks; the optimizer has one block."""
 
-A_BLOCK = {"small": (124, 0.6), "large": (117, 12.6), "xlarge": (109, 9.6)}
+A_BLOCK = {"small": (124, 0.6), "small+streaming": (128, 0.61), "large": (117, 12.6), "xlarge": (109, 9.6)}
 """The same of a block, forward and backward."""
 
 COMPILED_BLOCK = {
@@ -84,6 +97,28 @@ def test_a_step_has_a_known_number_of_operations_and_bytes_in_each_part(preset: 
     assert one["blocks"].operations == two["blocks"].operations - one["blocks"].operations == A_BLOCK[preset][0]
     most = {**OUTSIDE[preset], "blocks": A_BLOCK[preset]}
     assert [part for part in PARTS if one[part].num_bytes / 1e9 > most[part][1]] == []
+
+
+@needs_fake_gpu
+@pytest.mark.parametrize("live", LIVE_PRESETS)
+@pytest.mark.parametrize("preset", ["small", "large"])
+def test_a_step_for_live_speech_has_at_most_a_tenth_more_of_everything(preset: str, live: str) -> None:
+    offline, streaming = _whole_step(preset), _whole_step(f"{preset}+{live}")
+    assert streaming.operations <= 1.1 * offline.operations
+    assert streaming.num_bytes <= 1.1 * offline.num_bytes
+    assert streaming.flops <= 1.1 * offline.flops
+
+
+@cache
+def _whole_step(preset: str) -> Count:
+    """Counts steps of one and of two blocks, and adds the other blocks."""
+    one, two = (by_part(step(preset, num_layers=number)) for number in (1, 2))
+    num_others = NestConfig.preset(preset.split("+")[0]).encoder.num_layers - 1
+    return sum([one[part] for part in PARTS] + num_others * [_difference(two["blocks"], one["blocks"])], Count())
+
+
+def _difference(two: Count, one: Count) -> Count:
+    return Count(**{name: value - getattr(one, name) for name, value in asdict(two).items()})
 
 
 @needs_fake_gpu

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from nestdata import AudioError, Corpus, NoiseSampler, derive_key
 from nestdata.field_docs import with_field_docs
 from nestdata.stateless_rng import StatelessRng
+from nestmodel.attention_context import Context, context_name
 from nestmodel.errors import ConfigError, ProbeError
 from nestmodel.evaluate.encode import FeatureProblem, compute_batch, iterate_log_mels, layer_function, resolve_layers
 from nestmodel.evaluate.frame_units import Numbers, cluster_score, mfcc_units, unit_clusters
@@ -73,10 +74,16 @@ class _Encoded(NamedTuple):
     noisy: NDArray[np.float32]
 
 
-def score_names(layers: Sequence[int]) -> list[str]:
-    """Returns the names of the scores of layers, in the order of `score_features`."""
-    of_layers = [f"{score}_layer{layer}" for layer in layers for score in _LAYER_SCORES]
-    return [*of_layers, *(f"{score}_tokens" for score in _TOKEN_SCORES)]
+def score_names(layers: Sequence[int], others: Sequence[Context] = ()) -> list[str]:
+    """Returns the names of the scores of layers, in the order of `score_features`.
+
+    Args:
+        layers: Numbers of the encoder outputs.
+        others: Further attention contexts that are scored, such as (70, 6), whose names end in `_70_6`.
+    """
+    names = [f"{score}_layer{layer}" for layer in layers for score in _LAYER_SCORES]
+    names += [f"{score}_tokens" for score in _TOKEN_SCORES]
+    return names + [f"{name}_{context_name(context)}" for context in others for name in names]
 
 
 def score_features(

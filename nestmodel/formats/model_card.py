@@ -52,12 +52,11 @@ def model_card(
     """
     known = record or TrainingRecord()
     encoder, features = config.encoder, config.features
-    frame_ms = 1000 * features.hop_length * encoder.subsampling_factor / features.sampling_rate
     facts = {
         "parts": _PARTS[parts],
         "encoder": f"FastConformer, {encoder.num_layers} layers of dim {encoder.d_model}",
         "input": f"audio at {features.sampling_rate} Hz",
-        "frames": f"one every {frame_ms:g} ms",
+        "frames": f"one every {1000 * config.frame_s:g} ms",
         "exported from": UNKNOWN if source is None else source,
         "exported by": f"{_DISTRIBUTION} {version(_DISTRIBUTION)}",
     }

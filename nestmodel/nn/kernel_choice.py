@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
-from nestmodel.config import EncoderConfig
 from nestmodel.errors import ConfigError
 
 AUTO: Literal["auto"] = "auto"
@@ -67,22 +66,7 @@ def kernels_of(forms: object) -> Kernels:
     return Kernels(**known)
 
 
-def check_subsampling(kernels: Kernels, encoder: EncoderConfig) -> None:
-    """Raises ConfigError if the kernel of the subsampling is chosen and cannot compute it."""
-    if kernels.subsampling == "triton" and encoder.causal_downsampling:
-        raise ConfigError(
-            "model.kernels.subsampling is triton and model.config.encoder.causal_downsampling is on: the kernel pads "
-            "for the usual convolutions. Set the subsampling to torch or auto."
-        )
-
-
-def default_kernels(device_type: str, encoder: EncoderConfig | None = None) -> Kernels:
-    """Returns the forms that a type of device, such as `cuda`, gets without a measurement.
-
-    Args:
-        device_type: The type.
-        encoder: Settings that the forms have to compute; by default those of every preset.
-    """
-    is_causal = encoder is not None and encoder.causal_downsampling
-    subsampling: Literal["torch", "triton"] = "triton" if device_type == "cuda" and not is_causal else "torch"
+def default_kernels(device_type: str) -> Kernels:
+    """Returns the forms that a type of device, such as `cuda`, gets without a measurement."""
+    subsampling: Literal["torch", "triton"] = "triton" if device_type == "cuda" else "torch"
     return Kernels(features="torch", subsampling=subsampling, blocks="torch", step="torch")

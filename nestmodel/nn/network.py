@@ -18,7 +18,7 @@ from nestmodel.errors import ConfigError
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput
 from nestmodel.nn.features import Preprocessor, normalise
-from nestmodel.nn.kernel_choice import TORCH, Kernels, check_subsampling
+from nestmodel.nn.kernel_choice import TORCH, Kernels
 from nestmodel.nn.masking import BlockMask, scored_token_mask
 from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
@@ -121,7 +121,7 @@ class NestNetwork(nn.Module):
         num_parameters, num_in_encoder = (
             sum(parameter.numel() for parameter in module.parameters()) for module in (self, self.encoder)
         )
-        frame_ms = 1000 * features.hop_length * encoder.subsampling_factor / features.sampling_rate
+        frame_ms = 1000 * self.config.frame_s
         kind = "encoder" if masking.position == "post_conv" else "feature"
         block_ms = 1000 * masking.block_size * features.hop_length / features.sampling_rate
         codebooks = f"{quantizer.num_codebooks} codebooks" if quantizer.num_codebooks > 1 else "1 codebook"
@@ -146,7 +146,6 @@ class NestNetwork(nn.Module):
         Raises:
             ConfigError: A form is not available, or cannot be combined with the settings of the model.
         """
-        check_subsampling(kernels, self.config.encoder)
         self.encoder.pre_encode.has_joined_stages = kernels.subsampling != TORCH
         if kernels.blocks in ("compiled", "combined"):
             self.encoder.compile_blocks(num_shapes, combined=kernels.blocks == "combined")

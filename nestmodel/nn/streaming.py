@@ -12,8 +12,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nestmodel.attention_context import UNLIMITED, Context
-from nestmodel.config import EncoderConfig, NestConfig
+from nestmodel.attention_context import Context, is_streamable
+from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, ExtractError
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.subsampling import SubsamplingCache
@@ -52,9 +52,7 @@ class StreamingEncoder:
     @property
     def chunk_s(self) -> float:
         """Seconds of audio of a chunk, whose frames are returned together."""
-        encoder, features = self._model.config.encoder, self._model.config.features
-        num_feature_frames = (self.context[1] + 1) * encoder.subsampling_factor
-        return num_feature_frames * features.hop_length / features.sampling_rate
+        return (self.context[1] + 1) * self._model.config.frame_s
 
     def feed(self, audio: Tensor | NDArray[Any], sampling_rate: int | None = None) -> Float[Tensor, "enc_frames dim"]:
         """Takes the next samples, and returns the encoder frames of the chunks that they complete.
@@ -146,14 +144,9 @@ def streaming_context(config: NestConfig, context: Context | None = None) -> Con
             "right: only an encoder that was trained with `causal` can be streamed."
         )
     for candidate in encoder.att_context_size:
-        if _is_streamable(candidate, encoder):
+        if is_streamable(candidate, encoder.att_context_style):
             return candidate
     raise ConfigError(
         f"model.config.encoder.att_context_size {encoder.att_context_size} cannot be streamed: the left side must be "
         "limited, and the right side must be 0, or limited with att_context_style chunked_limited."
     )
-
-
-def _is_streamable(context: Context, encoder: EncoderConfig) -> bool:
-    left, right = context
-    return left != UNLIMITED and (right == 0 or (right > 0 and encoder.att_context_style == "chunked_limited"))

@@ -112,8 +112,9 @@ class ConvSubsampling(nn.Module):
         """Applies the convolutions to a whole batch at once, without the projection."""
         layers: Iterable[nn.Module] = self.conv.children()
         if self._joins_first_stages(feats):
-            x = first_stages(feats, lens, Convolutions(*self.conv[0].parameters(), *self.conv[2].parameters()))
-            x, lens, layers = x.permute(0, 3, 1, 2), (lens + 1) // 2, list(self.conv)[3:]
+            convolutions = Convolutions(*self.conv[0].parameters(), *self.conv[2].parameters())
+            x = first_stages(feats, lens, convolutions, self._num_in_front)
+            x, lens, layers = x.permute(0, 3, 1, 2), halve(lens, is_causal=self.is_causal), list(self.conv)[3:]
             if torch.are_deterministic_algorithms_enabled():
                 x = x.contiguous()  # for depthwise convolutions of torch, which are deterministic, instead of cuDNN
         else:
@@ -150,7 +151,7 @@ class ConvSubsampling(nn.Module):
         Returns:
             The encoder frames, and the cache for the next feature frames.
         """
-        in_front = 2 if self.is_causal else 1
+        in_front = self._num_in_front
         kept: list[Tensor] = []
         x = feats.transpose(1, 2).unsqueeze(1)  # (batch, channels, frames, mels)
         for layer in self.conv:
@@ -199,16 +200,21 @@ class ConvSubsampling(nn.Module):
             x = F.conv2d(x, layer.weight, layer.bias, layer.stride, groups=layer.groups)
         return self.out(x.transpose(1, 2).flatten(2)), tuple(kept)
 
+    @property
+    def _num_in_front(self) -> int:
+        """Zeros in front of frames and bins."""
+        return 2 if self.is_causal else 1
+
     def _joins_first_stages(self, feats: Float[Tensor, "batch mels frames"]) -> bool:
         """Returns whether the first two stages are one operation: on a GPU, from features that need no gradient."""
         if not self.has_joined_stages or not devices.is_on_gpu(feats) or self.factor == 2 or feats.requires_grad:
             return False
-        if self.is_causal:
-            return False
         if feats.dtype != torch.float32 or self.conv[0].weight.dtype != torch.float32:
             return False
         # Kernels cannot be checked with tensors without values, with which benchmarks count operations.
-        return isinstance(feats, FakeTensor) or has_kernels(feats.device, devices.product_dtype(feats))
+        return isinstance(feats, FakeTensor) or has_kernels(
+            feats.device, devices.product_dtype(feats), self._num_in_front
+        )
 
     def out_lens(self, feat_lens: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         """Returns the numbers of valid encoder frames for numbers of valid frames, by `num_subsampled`."""

@@ -1,4 +1,4 @@
-"""The checks that each rank performs independently: restarts, disk, shared memory and reading of audio."""
+"""The checks that each rank performs independently: look-ahead, restarts, disk, shared memory, reading of audio."""
 
 import os
 import shutil
@@ -37,6 +37,13 @@ def check_restarts(environment: Mapping[str, str]) -> CheckResult:
         "(pytorch#135712). Start it with --rdzv-backend c10d and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
     )
     return CheckResult(status="warning", value=value, advice=advice)
+
+
+def describe_look_ahead(model: NestModel) -> CheckResult:
+    """Lists look-ahead and delay of each attention context; skipped if attention has no limit."""
+    if not model.config.encoder.is_limited:
+        return CheckResult(status="skipped", value="attention has no limit")
+    return CheckResult(status="ok", value=model.config.look_aheads())
 
 
 def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:

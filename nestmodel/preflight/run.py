@@ -1,4 +1,4 @@
-"""Runs the preflight: settings, disk, shards, audio, memory of a step, feeding, store, and collectives, on all ranks.
+"""Runs the preflight on all ranks: settings, disk, shards, audio, memory of a step, feeding, store, and collectives.
 
 This module holds the list of checks and their order. A check that raises an error on a rank has failed on that rank,
 and the other checks continue. If a rank does not answer in time, it is named and the preflight ends. Nothing is
@@ -20,7 +20,13 @@ import torch
 from nestdata import last_error_line
 from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError, TrainingError
-from nestmodel.preflight.checks import check_disk, check_reading, check_restarts, check_shared_memory
+from nestmodel.preflight.checks import (
+    check_disk,
+    check_reading,
+    check_restarts,
+    check_shared_memory,
+    describe_look_ahead,
+)
 from nestmodel.preflight.feeding import check_feeding, cores_of_rank, own_cores
 from nestmodel.preflight.hardware import allocate_buffers, check_collectives, check_step
 from nestmodel.preflight.object_store import check_object_store
@@ -153,6 +159,10 @@ def _results_of_checks(
 ) -> Iterator[tuple[str, RankResults]]:
     """Yields the name and the results of each check, equal on all ranks."""
     yield "settings", _check_settings(exchange, rank_settings_or_error(model, data, trainer))
+    # Gathered in any case, because ranks may differ in the settings that decide whether it is shown.
+    described = _check_on_all_ranks(exchange, "look-ahead", lambda: describe_look_ahead(model))
+    if any(one is None or one.status != "skipped" for one in described):
+        yield "look-ahead", described
     figures: dict[str, float] = {}  # of this rank
     for name, check in rank_checks(model, data, trainer, config):
         # A loader would wait for a store that does not answer, for longer than the others wait for this rank.

@@ -71,7 +71,7 @@ def check_run(
     stored = None if ckpt_path is None else stored_settings(ckpt_path)
     kernels = model.kernels
     if ckpt_path is not None and stored is not None:
-        default = default_kernels(trainer.strategy.root_device.type, model.config.encoder)
+        default = default_kernels(trainer.strategy.root_device.type)
         kernels = kernels.resolve(stored_kernels(stored, default))
         settings = run_settings(model.config, trainer, kernels=kernels, data=data)
         check_unchanged(stored, settings, step=stored_step(ckpt_path), warns=False)

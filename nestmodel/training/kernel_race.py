@@ -98,7 +98,7 @@ def _choose(
             return Choice(kernels=given.resolve(stored.kernels), device=name)
         rank_zero_info(f"the kernels of the checkpoint were chosen on {stored.device}: they are chosen anew on {name}.")
     if plan is None or not raced_parts(device, given):
-        return Choice(kernels=given.resolve(default_kernels(device.type, config.encoder)), device=name)
+        return Choice(kernels=given.resolve(default_kernels(device.type)), device=name)
     try:
         raced = race(given, config, trainer, plan, must_stop=must_stop)
     except TrainingError:
@@ -108,9 +108,7 @@ def _choose(
             f"the forms of kernels are not raced ({last_error_line(error)}), and those without a race are used. Set "
             "model.kernels by hand to race none."
         )
-        return Choice(
-            kernels=given.resolve(default_kernels(device.type, config.encoder)), device=f"{name}, {_CUT_SHORT}"
-        )
+        return Choice(kernels=given.resolve(default_kernels(device.type)), device=f"{name}, {_CUT_SHORT}")
     rank_zero_info(f"kernels for {name}:\n{format_table(raced)}")
     return Choice(kernels=given.resolve(raced.kernels), device=f"{name}, {_CUT_SHORT}" if must_stop() else name)
 
@@ -161,8 +159,6 @@ def race(
     name, names = device_name(device), raced_parts(device, given)
     if plan.config.microbatches_per_step == trainer.world_size > 1:
         names = [part for part in names if part != "step"]  # DDP's last microbatch of a step is never a graph
-    if config.encoder.causal_downsampling:
-        names = [part for part in names if part != "subsampling"]  # it has one form only
     key = cache_key(setting, name, determinism(), names, given)
     result = read_result(key) if reads_cache else None
     if result is None:
@@ -194,7 +190,7 @@ def _raced(
 
     def taken(rows: list[Row]) -> Kernels:
         forms = {row.part: row.form for row in rows if row.verdict == "taken"}
-        return kernels_of({**asdict(default_kernels(device.type, setting.config.encoder)), **forms})
+        return kernels_of({**asdict(default_kernels(device.type)), **forms})
 
     with _clean_state(device):
         runner = Race(stopwatch(device), Limits(), _recovery(device), beat)

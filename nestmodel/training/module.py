@@ -418,7 +418,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             return
         if SETTINGS_KEY in checkpoint:
             settings, device = checkpoint[SETTINGS_KEY], self.trainer.strategy.root_device
-            stored = stored_kernels(settings, default_kernels(device.type, self.config.encoder))
+            stored = stored_kernels(settings, default_kernels(device.type))
             self._stored = Choice(kernels=stored, device=checkpoint.get(_DEVICE_KEY))
             # Until the start of the run, so that only forms that are set by hand can differ from the checkpoint.
             self._chosen = Choice(kernels=self.kernels.resolve(stored), device=self._stored.device)
@@ -442,7 +442,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def _choice(self) -> Choice:
         device = self.trainer.strategy.root_device
-        kernels = self.kernels.resolve(default_kernels(device.type, self.config.encoder))
+        kernels = self.kernels.resolve(default_kernels(device.type))
         return self._chosen or Choice(kernels=kernels, device=device_name(device))
 
     def _is_fitting(self) -> bool:

@@ -14,7 +14,7 @@ from nestmodel.attention_context import context_name, format_context
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder import check_compilable
-from nestmodel.nn.kernel_choice import Kernels, check_subsampling
+from nestmodel.nn.kernel_choice import Kernels
 from nestmodel.nn.loss_stats import CONTEXT_METRICS, METRIC_NAMES
 from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.lightning_private import uses_distributed_sampler
@@ -86,7 +86,6 @@ def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
 def check_kernels(kernels: Kernels, config: NestConfig, plan: BatchPlan, trainer: pl.Trainer) -> None:
     """Raises ConfigError if a form that is set cannot be combined with the model, the plan or the precision."""
     num_shapes = plan.config.num_shapes
-    check_subsampling(kernels, config.encoder)
     if kernels.step == "graph":
         check_graph(config, num_shapes)
         check_graph_precision(trainer)

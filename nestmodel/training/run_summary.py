@@ -77,12 +77,11 @@ def _hours(hours: float) -> str:
 
 
 def _model_text(model: NestModel) -> str:
-    encoder, features = model.config.encoder, model.config.features
-    frame_ms = 1000 * features.hop_length * encoder.subsampling_factor / features.sampling_rate
+    encoder = model.config.encoder
     size = f"{encoder.d_model} x {encoder.num_layers} layers"
     number = sum(parameter.numel() for parameter in model.parameters())
     parameters = f"{number / 1e6:.3g} M" if number >= 1e5 else f"{number:,}"
-    return f"{size}, {parameters} parameters, frames of {frame_ms:g} ms"
+    return f"{size}, {parameters} parameters, frames of {1000 * model.config.frame_s:g} ms"
 
 
 def _steps_text(trainer: pl.Trainer, data: NestDataModule) -> str:

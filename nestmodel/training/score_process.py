@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from nestdata import Corpus, NestDataError, last_error_line
+from nestmodel.attention_context import context_name
 from nestmodel.errors import NestModelError, TrainingError
 from nestmodel.evaluate.feature_scores import FeatureScoreConfig, score_features
 from nestmodel.formats.weights import load_network
@@ -121,6 +122,18 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
+def score_checkpoint(job: ScoreJob) -> dict[str, float]:
+    """Returns the scores of a checkpoint by name, in each of its attention contexts; see `score_names`."""
+    corpus = Corpus.open(job.corpus, allow_commands=job.allow_commands)
+    noise = None if job.noise is None else Corpus.open(job.noise, allow_commands=job.allow_commands)
+    network = load_network(job.checkpoint)
+    scores = score_features(network, corpus, noise, job.config)
+    for context in network.config.encoder.att_context_size[1:]:
+        of_context = score_features(load_network(job.checkpoint, context), corpus, noise, job.config)
+        scores |= {f"{name}_{context_name(context)}": score for name, score in of_context.items()}
+    return scores
+
+
 def main() -> int:
     """Scores a checkpoint and prints the scores as JSON. Arguments: a `ScoreJob` as JSON, and the pid of the parent."""
     fields: dict[str, Any] = json.loads(sys.argv[1])
@@ -129,9 +142,7 @@ def main() -> int:
     os.nice(_NICE)
     torch.set_num_threads(job.num_threads)
     try:
-        corpus = Corpus.open(job.corpus, allow_commands=job.allow_commands)
-        noise = None if job.noise is None else Corpus.open(job.noise, allow_commands=job.allow_commands)
-        scores = score_features(load_network(job.checkpoint), corpus, noise, job.config)
+        scores = score_checkpoint(job)
     except (NestDataError, NestModelError) as error:
         sys.stderr.write(f"{last_error_line(error)}\n")
         return 1

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from nestcli.presets import FIGURES
 from nestcli.program import Program
 from nestcli.settings import GROUPS, LIGHTNING_COMMANDS, SETTINGS, Setting, settings_of
 from nestmodel import NestConfig, NestNetwork, preset_names, preset_path
+from nestmodel.config import LIVE_PRESETS
 from tests.cli.parsers import lightning_parsers
 
 PROGRAMS = {"nestdata": nestdata_program.PROGRAM, "nestmodel": nestmodel_program.PROGRAM}
@@ -160,6 +162,22 @@ def test_presets_are_compared_by_size(capsys: pytest.CaptureFixture[str]) -> Non
     assert re.search(r"^demo +2\.2 M +144 x 4 +40 ms +40 s +7 h$", shown, re.MULTILINE)
 
 
+def test_attention_contexts_of_presets_are_listed_with_their_times(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = re.sub(" +", " ", shown_by("nestmodel", ["presets"], capsys))
+    assert """
+context left chunk look-ahead delay streaming unified
+70,13 5.6 s 1.12 s 1.05 s 1,056 ms 25 % 12.5 %
+70,6 5.6 s 0.56 s 0.49 s 496 ms 25 % 12.5 %
+70,1 5.6 s 0.16 s 0.09 s 96 ms 25 % 12.5 %
+70,0 5.6 s 0.08 s 0.01 s 16 ms 25 % 12.5 %
+-1,-1 utterance - - - 0 % 50 %
+""" in re.sub(" +$", "", shown, flags=re.MULTILINE)
+    # The times of a context are the same in both.
+    one, other = (NestConfig.preset("small", preset) for preset in LIVE_PRESETS)
+    in_one = replace(one, encoder=one.encoder.with_context((70, 6)))
+    assert in_one == replace(other, encoder=other.encoder.with_context((70, 6)))
+
+
 @pytest.mark.parametrize("preset", FIGURES)
 def test_the_figures_of_a_preset_are_counted_and_measured_ones(preset: str) -> None:
     figures = FIGURES[preset]
@@ -180,6 +198,8 @@ def test_the_figures_of_a_preset_are_counted_and_measured_ones(preset: str) -> N
 
 
 def test_a_preset_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_by("nestmodel", ["presets", "streaming"], capsys)
+    assert yaml.safe_load(shown)["model"]["config"]["encoder"]["att_context_size"][0] == [70, 13]
     shown = shown_by("nestmodel", ["presets", "large"], capsys)
     assert shown == preset_path("large").read_text(encoding="utf-8")
     assert yaml.safe_load(shown)["trainer"]["max_steps"] == 80000

@@ -188,11 +188,27 @@ def test_the_look_ahead_in_seconds_contains_subsampling_and_window() -> None:
     assert causal.look_ahead_s() == 13 * 0.08 + 0.0125
     assert causal.look_ahead_s((70, 0)) == 0.0125
     assert causal.look_ahead_s((-1, -1)) is None
-    assert causal.look_aheads() == "70,13: 1.1 s; 70,0: 0.013 s; -1,-1: the whole utterance"
+    assert (
+        causal.look_aheads() == "70,13: 1.05 s, delay 1.06 s; 70,0: 0.0125 s, delay 0.016 s; -1,-1: the whole utterance"
+    )
     centred = live(tiny_config(**contexts, conv_context_size="causal"))
     assert centred.look_ahead_s((70, 0)) == pytest.approx(0.07 + 0.0125)
     normalised = replace(causal, features=FeatureConfig())
     assert normalised.look_ahead_s((70, 0)) is None
+
+
+def test_the_delay_contains_a_half_of_the_fourier_transform_and_seven_frames_of_a_centred_subsampling() -> None:
+    config = NestConfig.preset("small", "unified")
+    delays = [config.delay_s(context) for context in config.encoder.att_context_size]
+    assert delays == [None, 1.056, 0.496, 0.096, 0.016]
+    assert config.delay_s() is None
+    centred = replace(config, encoder=replace(config.encoder, causal_downsampling=False))
+    assert centred.delay_s((70, 6)) == pytest.approx(0.496 + 0.07)
+    wide = replace(config, features=replace(config.features, n_fft=1024))
+    assert wide.delay_s((70, 0)) == 0.032
+    rare = replace(config, features=replace(config.features, hop_length=320))  # a frame of 320 samples needs them all
+    assert rare.delay_s((70, 0)) == 0.02
+    assert config.look_ahead_s((70, 0)) == 0.0125  # the window is shorter than the transform
 
 
 def test_an_encoder_is_used_in_one_of_its_contexts() -> None:

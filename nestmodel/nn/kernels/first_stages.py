@@ -30,27 +30,29 @@ Inputs = tuple[Tensor, ...]
 depthwise one. Weights are contiguous, and all but the numbers are float32."""
 
 
-def launch_first_stages(inputs: Inputs, bias2: Tensor, out: Tensor) -> None:
+def launch_first_stages(inputs: Inputs, bias2: Tensor, out: Tensor, padding: int) -> None:
     """Computes both stages; see `nestmodel.nn.first_stages.first_stages`.
 
     Args:
         inputs: See `Inputs`.
         bias2: Bias of the depthwise convolution; float32.
         out: Receives the values: (batch, frames, bins, channels), contiguous.
+        padding: Zeros in front of frames and bins, 1 or 2.
     """
     num_positions, num_channels = out.shape[:3].numel(), out.shape[3]
     if out.numel() > 0:
         grid = (triton.cdiv(num_positions, POSITIONS), triton.cdiv(num_channels, CHANNELS))
         with torch.cuda.device_of(out):  # Triton launches on the current device
-            forward_kernel[grid](*inputs, bias2, out, *_sizes(inputs[0], out), POSITIONS, CHANNELS, **OPTIONS)
+            forward_kernel[grid](*inputs, bias2, out, *_sizes(inputs[0], out), padding, POSITIONS, CHANNELS, **OPTIONS)
 
 
-def launch_gradients(inputs: Inputs, grad: Tensor, num_programs: int = PROGRAMS) -> Tensor:
+def launch_gradients(inputs: Inputs, grad: Tensor, padding: int, num_programs: int = PROGRAMS) -> Tensor:
     """Computes the gradients of weights and biases.
 
     Args:
         inputs: See `Inputs`.
         grad: Gradient of the values, contiguous.
+        padding: Zeros in front of frames and bins, 1 or 2.
         num_programs: Most programs over positions.
 
     Returns:
@@ -63,7 +65,7 @@ def launch_gradients(inputs: Inputs, grad: Tensor, num_programs: int = PROGRAMS)
     sums = torch.empty(num_programs, 2 * TAPS.value, num_channels, device=grad.device)
     grid = (num_programs, triton.cdiv(num_channels, CHANNELS))
     with torch.cuda.device_of(grad):
-        gradient_kernel[grid](*inputs, grad, sums, *_sizes(inputs[0], grad), POSITIONS, CHANNELS, **OPTIONS)
+        gradient_kernel[grid](*inputs, grad, sums, *_sizes(inputs[0], grad), padding, POSITIONS, CHANNELS, **OPTIONS)
     return sums.sum(0)
 
 
@@ -95,13 +97,14 @@ def first_stage(  # type: ignore[no-untyped-def]
     num_bins,
     matrix,
     precision: tl.constexpr,
+    padding: tl.constexpr,
     tap,
 ):
     """Returns values of the first stage at the tap `tap` of the second one, which were valid, and their inputs."""
-    frame1, bin1 = 2 * frame + tap // 3 - 1, 2 * mel + tap % 3 - 1
-    is_valid = (frame1 >= 0) & (frame1 < (num_valid + 1) // 2) & (bin1 >= 0) & (bin1 < num_bins)
+    frame1, bin1 = 2 * frame + tap // 3 - padding, 2 * mel + tap % 3 - padding
+    is_valid = (frame1 >= 0) & (frame1 < (num_valid + padding) // 2) & (bin1 >= 0) & (bin1 < num_bins)
     column = tl.arange(0, TAPS)[None, :]
-    frame0, mel0 = 2 * frame1[:, None] + column // 3 - 1, 2 * bin1[:, None] + column % 3 - 1
+    frame0, mel0 = 2 * frame1[:, None] + column // 3 - padding, 2 * bin1[:, None] + column % 3 - padding
     is_read = (column < 9) & (frame0 >= 0) & (frame0 < num_valid[:, None]) & (mel0 >= 0) & (mel0 < num_mels)
     inputs = tl.load(feats + utterance[:, None] + mel0 * stride_mel + frame0 * stride_frame, mask=is_read, other=0.0)
     inputs = rounded(tl.where(column == 9, 1.0, inputs), precision)
@@ -147,6 +150,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     num_positions,
     num_channels,
     precision: tl.constexpr,
+    padding: tl.constexpr,
     positions: tl.constexpr,
     channels: tl.constexpr,
 ):
@@ -157,7 +161,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     utterance, num_valid, frame, mel = places(position, lens, stride_utterance, num_frames2, num_bins2, is_position)
     matrix = first_matrix(weight1, bias1, channel, is_channel, precision)
     total = tl.load(bias2 + channel, mask=is_channel, other=0.0)[None, :] + tl.zeros((positions, channels), tl.float32)
-    num_bins = (num_mels + 1) // 2
+    num_bins = (num_mels + padding) // 2
     for tap in range(9):
         values, _, _ = first_stage(
             feats,
@@ -171,6 +175,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
             num_bins,
             matrix,
             precision,
+            padding,
             tap,
         )
         total += values * tl.load(weight2 + channel * 9 + tap, mask=is_channel, other=0.0)[None, :]
@@ -196,6 +201,7 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
     num_positions,
     num_channels,
     precision: tl.constexpr,
+    padding: tl.constexpr,
     positions: tl.constexpr,
     channels: tl.constexpr,
 ):
@@ -205,7 +211,7 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
     matrix = first_matrix(weight1, bias1, channel, is_channel, precision)
     row = tl.arange(0, TAPS)[:, None]
     of_first, of_second = tl.zeros((TAPS, channels), tl.float32), tl.zeros((TAPS, channels), tl.float32)
-    num_bins = (num_mels + 1) // 2
+    num_bins = (num_mels + padding) // 2
     start = tl.program_id(0) * positions
     while start < num_positions:
         position = start + tl.arange(0, positions)
@@ -227,6 +233,7 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
                 num_bins,
                 matrix,
                 precision,
+                padding,
                 tap,
             )
             of_second += tl.where(row == tap, tl.sum(given * values, 0)[None, :], 0.0)

@@ -37,6 +37,8 @@ class FeatureScores(pl.Callback):
     """Logs scores of checkpoints that need no labels, computed on the validation corpus by a process on the CPU.
 
     The scores of the checkpoint of a step are logged under that step, with the prefix `val_`: see `score_features`.
+    They are those of the first attention context; the others of an encoder for live speech add names such as
+    `val_pnmi_layer8_70_6`.
     One checkpoint is scored at a time. If the next one is due earlier, training waits after it is written, for at most
     ten minutes; it also waits at its end. A score that a preemption or an error cuts off is computed by the start that
     resumes. Training itself stays the same, bit for bit.
@@ -98,7 +100,7 @@ class FeatureScores(pl.Callback):
                 f"FeatureScores.every_n_steps is {self.every_n_steps}, but checkpoints are written every "
                 f"{saver.every_n_steps} steps: give a multiple of Checkpoints.every_n_steps."
             )
-        return [_PREFIX + name for name in score_names(layers)]
+        return [_PREFIX + name for name in score_names(layers, config.encoder.att_context_size[1:])]
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Makes the checks of `check`, with its errors."""

@@ -60,7 +60,7 @@ LINES = (
     Line("nestdata prepare -h", 0, "    nestdata prepare noise.json -o noise.corpus --pcm", 0),
     Line("nestmodel fit --help", 0, "  nestmodel fit speech.corpus --config demo", 0, 60),
     Line("nestmodel fit --help-all", 0, "...--trainer.accumulate_grad_batches...", 0),
-    Line("nestmodel presets", 0, "large ... 113 M ... 512 x 17 ...", 0, 25),
+    Line("nestmodel presets", 0, "large ... 113 M ... 512 x 17 ...", 0, _HELP),
     Line("nestmodel presets large", 0, "trainer:", 0),
     Line(
         "nestmodel presets larg", 2, f"error: 'larg' is neither a file nor a preset; the nearest is 'large'. {_PRESETS}"

@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.fake_gpu import OperationLog, fake_gpu
 from nestmodel.nn import devices, subsampling
 from nestmodel.nn.first_stages import Convolutions, first_stages, has_kernels
-from nestmodel.nn.subsampling import ConvSubsampling
+from nestmodel.nn.subsampling import ConvSubsampling, num_subsampled
 from tests.fakes import needs_fake_gpu
 from tests.kernels import run_kernels
 
@@ -21,38 +21,42 @@ def convolutions(channels: int = 5, dtype: torch.dtype = torch.float64) -> Convo
     return Convolutions(*(torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes))
 
 
-def value_by_value(feats: Tensor, lens: Tensor, given: Convolutions) -> Tensor:
+def value_by_value(feats: Tensor, lens: Tensor, given: Convolutions, padding: int) -> Tensor:
     """Both stages as sums over taps of values that are looked up one by one, in float64."""
     weight1, bias1, weight2, bias2 = given
 
     def first(utterance: int, frame: int, mel: int) -> Tensor:
         num_valid, num_mels = int(lens[utterance]), feats.shape[1]
-        if not (0 <= frame < (num_valid + 1) // 2 and 0 <= mel < (num_mels + 1) // 2):
+        if not (0 <= frame < (num_valid + padding) // 2 and 0 <= mel < (num_mels + padding) // 2):
             return torch.zeros_like(bias1)
         total = bias1
         for i, j in ((i, j) for i in range(3) for j in range(3)):
-            at_frame, at_mel = 2 * frame + i - 1, 2 * mel + j - 1
+            at_frame, at_mel = 2 * frame + i - padding, 2 * mel + j - padding
             if 0 <= at_frame < num_valid and 0 <= at_mel < num_mels:
                 total = total + weight1[:, 0, i, j] * feats[utterance, at_mel, at_frame]
         return total.relu()
 
     def second(utterance: int, frame: int, mel: int) -> Tensor:
         taps = ((i, j) for i in range(3) for j in range(3))
-        terms = [weight2[:, 0, i, j] * first(utterance, 2 * frame + i - 1, 2 * mel + j - 1) for i, j in taps]
+        terms = [
+            weight2[:, 0, i, j] * first(utterance, 2 * frame + i - padding, 2 * mel + j - padding) for i, j in taps
+        ]
         return bias2 + torch.stack(terms).sum(0)
 
-    frames, mels = (feats.shape[2] + 3) // 4, (feats.shape[1] + 3) // 4
+    mels, frames = (((size + padding) // 2 + padding) // 2 for size in feats.shape[1:])
     rows = [[second(each, i, j) for i in range(frames) for j in range(mels)] for each in range(len(feats))]
     return torch.stack([torch.stack(row) for row in rows]).view(len(feats), frames, mels, -1)
 
 
 @settings(deadline=None, max_examples=15, derandomize=True)
-@given(frames=st.integers(1, 9), mels=st.integers(1, 9), data=st.data())
-def test_values_and_gradients_are_those_of_two_convolutions(frames: int, mels: int, data: st.DataObject) -> None:
+@given(frames=st.integers(1, 9), mels=st.integers(1, 9), padding=st.sampled_from([1, 2]), data=st.data())
+def test_values_and_gradients_are_those_of_two_convolutions(
+    frames: int, mels: int, padding: int, data: st.DataObject
+) -> None:
     lens = torch.tensor(data.draw(st.lists(st.integers(0, frames), min_size=1, max_size=2)))
     feats = torch.randn(len(lens), mels, frames, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     given = convolutions()
-    ours, expected = first_stages(feats, lens, given), value_by_value(feats, lens, given)
+    ours, expected = first_stages(feats, lens, given, padding), value_by_value(feats, lens, given, padding)
     torch.testing.assert_close(ours, expected)
     weights = torch.randn(ours.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     grads = [
@@ -62,10 +66,13 @@ def test_values_and_gradients_are_those_of_two_convolutions(frames: int, mels: i
         torch.testing.assert_close(found, plain)
 
 
-@pytest.mark.parametrize("frames", [1, 37])
-def test_a_module_for_a_gpu_gives_what_one_for_a_cpu_gives(monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("frames", [1, 37, 40])
+def test_a_module_for_a_gpu_gives_what_one_for_a_cpu_gives(
+    monkeypatch: pytest.MonkeyPatch, frames: int, is_causal: bool
+) -> None:
     torch.manual_seed(0)
-    module = ConvSubsampling(num_mels=10, channels=6, factor=8, dim=5)
+    module = ConvSubsampling(num_mels=10, channels=6, factor=8, dim=5, is_causal=is_causal)
     feats, lens = torch.randn(3, 10, frames), torch.tensor([frames, 0, frames // 2])
     found = []
     for is_gpu in (False, True):
@@ -97,33 +104,42 @@ from nestmodel.nn import first_stages
 from nestmodel.nn.kernels import first_stages as kernels
 
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
-    assert first_stages._check_kernels(torch.device("cpu"), dtype)  # exact, with small integers
+    for padding in (1, 2):
+        assert first_stages._check_kernels(torch.device("cpu"), dtype, padding)  # exact, with small integers
 torch.manual_seed(0)
 empty = torch.empty
 poisoned = lambda *sizes, **options: empty(*sizes, **options).fill_(float("nan"))
 # Odd sizes, one frame, padding, more positions than a program takes at a time, features that are not contiguous.
-for batch, mels, frames, channels, lens in ((1, 1, 1, 1, [1]), (2, 80, 5, 6, [5, 4]), (3, 7, 66, 130, [66, 13, 0])):
+for batch, mels, frames, channels, lens, padding in (
+    (1, 1, 1, 1, [1], 1), (2, 80, 5, 6, [5, 4], 1), (3, 7, 66, 130, [66, 13, 0], 1),
+    (1, 1, 1, 1, [1], 2), (2, 80, 6, 6, [6, 5], 2), (3, 7, 65, 130, [65, 14, 0], 2),
+):
     feats = torch.randn(batch, frames, mels).transpose(1, 2)
     lens = torch.tensor(lens)
     (weight1, weight2), (bias1, bias2) = torch.randn(2, channels, 1, 3, 3), torch.randn(2, channels)
     doubles = [each.double() for each in (feats, weight1, bias1, weight2, bias2)]
-    expected = first_stages.define_first_stages(torch.float64, doubles[0], lens, *doubles[1:])
+    expected = first_stages.define_first_stages(torch.float64, doubles[0], lens, *doubles[1:], padding)
     grad = torch.randn(expected.shape)
-    expected_grads = first_stages.define_gradients(doubles[0], lens, *doubles[1:4], grad.double())
+    expected_grads = first_stages.define_gradients(doubles[0], lens, *doubles[1:4], grad.double(), padding)
     inputs = (feats, lens, weight1.flatten(1), bias1, weight2.flatten(1))
     with patch.object(torch, "empty", poisoned):
         out = torch.empty(expected.shape)
-        kernels.launch_first_stages(inputs, bias2, out)
-        grads = kernels.launch_gradients(inputs, grad, num_programs=3)
+        kernels.launch_first_stages(inputs, bias2, out, padding)
+        grads = kernels.launch_gradients(inputs, grad, padding, num_programs=3)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(grads.double(), expected_grads, rtol=1e-5, atol=1e-4)
     half = torch.empty(expected.shape, dtype=torch.float16)
-    kernels.launch_first_stages(inputs, bias2, half)
-    of_half = kernels.launch_gradients(inputs, grad.half())
+    kernels.launch_first_stages(inputs, bias2, half, padding)
+    of_half = kernels.launch_gradients(inputs, grad.half(), padding)
     torch.testing.assert_close(half.double(), expected, rtol=3e-3, atol=1e-2)
-    assert (of_half - expected_grads).norm() <= 2e-2 * expected_grads.norm()
+    # Of features and first weights that are rounded as well, because rounding changes signs before the ReLU.
+    rounded = [each.half().double() for each in (feats, weight1, bias1)]
+    of_rounded = first_stages.define_gradients(
+        rounded[0], lens, *rounded[1:], weight2.double(), grad.half().double(), padding
+    )
+    assert (of_half - of_rounded).norm() <= 2e-2 * of_rounded.norm()
     feats[0, 0, 0] = float("nan")
-    kernels.launch_first_stages(inputs, bias2, out)
+    kernels.launch_first_stages(inputs, bias2, out, padding)
     assert out[0, 0, 0].isnan().all() and out[1:].isfinite().all()
 """
 
@@ -136,7 +152,8 @@ from tests.nestmodel.nn.test_first_stages import DTYPES, SMALL, check_training
 devices.is_on_gpu = lambda _: True
 with _first_stages.set_kernel_enabled("cpu", False), _gradients.set_kernel_enabled("cpu", False):
     for dtype in DTYPES:
-        check_training(torch.device("cpu"), dtype, SMALL)
+        for is_causal in (False, True):
+            check_training(torch.device("cpu"), dtype, SMALL, is_causal)
 """
 
 COMPILED = """
@@ -145,8 +162,10 @@ from tests.kernels import check_compiles
 
 FLOATS = ("feats", "weight1", "bias1", "weight2", "bias2", "sums")
 for kernel in (kernels.forward_kernel, kernels.gradient_kernel):
-    for dtype, precision in (("bf16", "tf32"), ("fp16", "tf32"), ("fp32", "ieee")):
-        constants = {"precision": precision, "positions": kernels.POSITIONS, "channels": kernels.CHANNELS}
+    for dtype, padding in (("bf16", 1), ("fp16", 1), ("fp32", 1), ("bf16", 2), ("fp16", 2), ("fp32", 2)):
+        precision = "ieee" if dtype == "fp32" else "tf32"
+        constants = {"precision": precision, "padding": padding}
+        constants |= {"positions": kernels.POSITIONS, "channels": kernels.CHANNELS}
         types = {name: "*fp32" for name in FLOATS} | {"lens": "*i64", "out": f"*{dtype}", "grad": f"*{dtype}"}
         for code in check_compiles(kernel, types, constants, **kernels.OPTIONS):
             assert ("mma" in code) == (precision == "tf32"), "products do not run on tensor cores"
@@ -164,23 +183,26 @@ def test_a_kernel_that_cannot_be_compiled_is_not_used(monkeypatch: pytest.Monkey
     with pytest.warns(
         UserWarning, match="two stages of the subsampling are slower, because Triton fails: .*C compiler"
     ):
-        assert not has_kernels.__wrapped__(torch.device("cpu"), torch.float32)  # for which Triton has no driver
+        assert not has_kernels.__wrapped__(torch.device("cpu"), torch.float32, 1)  # for which Triton has no driver
 
 
 def test_a_kernel_that_computes_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     kernels = pytest.importorskip("nestmodel.nn.kernels.first_stages", reason="Triton comes with torch for GPUs")
-    monkeypatch.setattr(kernels, "launch_first_stages", lambda _inputs, _bias2, out: out.zero_())
+    monkeypatch.setattr(kernels, "launch_first_stages", lambda _inputs, _bias2, out, _padding: out.zero_())
     monkeypatch.setattr(kernels, "launch_gradients", lambda *_, **__: torch.zeros(32, 70))
     with pytest.warns(UserWarning, match="computes other numbers than torch"):
-        assert not has_kernels.__wrapped__(torch.device("cpu"), torch.float32)
+        assert not has_kernels.__wrapped__(torch.device("cpu"), torch.float32, 1)
 
 
 @needs_fake_gpu
-def test_tensors_without_values_get_the_kernels_without_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_tensors_without_values_get_the_kernels_without_a_check(
+    is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(subsampling, "has_kernels", lambda *_: False)
     with fake_gpu(torch.bfloat16), OperationLog() as log:
-        layer = ConvSubsampling(num_mels=80, channels=16, factor=8, dim=32)
+        layer = ConvSubsampling(num_mels=80, channels=16, factor=8, dim=32, is_causal=is_causal)
         layer(torch.empty(2, 80, 160), torch.empty(2, dtype=torch.int64))
     assert log.counts["first_stages"] == 1
 
@@ -194,13 +216,15 @@ DEVICES = [
 ]
 
 
-def train(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int]) -> list[Tensor]:
+def train(
+    device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int], is_causal: bool = False
+) -> list[Tensor]:
     """Returns valid outputs of a module for a GPU, and its gradients, in products of a type; on the CPU in float64."""
     mels, channels, frames = sizes
     torch.manual_seed(0)
-    module = ConvSubsampling(num_mels=mels, channels=channels, factor=8, dim=5)
+    module = ConvSubsampling(num_mels=mels, channels=channels, factor=8, dim=5, is_causal=is_causal)
     feats, lens = torch.randn(3, mels, frames), torch.tensor([frames, 0, frames // 2])
-    weights = torch.randn(3, (frames + 7) // 8, 5)
+    weights = torch.randn(3, num_subsampled(frames, 8, is_causal=is_causal), 5)
     if dtype == torch.float64:
         module, feats = module.double(), feats.double()
     module.to(device)
@@ -212,14 +236,17 @@ def train(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int])
     return [each.detach().cpu().double() for each in values]
 
 
-def check_training(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
+def check_training(
+    device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int], is_causal: bool = False
+) -> None:
     """Compares with float64 on a CPU, and the errors with those of two convolutions on the same device.
 
     Most of these are where rounding changes the sign of an input of a ReLU.
     """
-    expected, found = train(torch.device("cpu"), torch.float64, sizes), train(device, dtype, sizes)
+    expected = train(torch.device("cpu"), torch.float64, sizes, is_causal)
+    found = train(device, dtype, sizes, is_causal)
     with patch.object(subsampling, "has_kernels", lambda *_: False):
-        plain = train(device, dtype, sizes)
+        plain = train(device, dtype, sizes, is_causal)
     assert len(found) == len(expected) == 13
     for one, two, exact in zip(found, plain, expected, strict=True):
         rounding = torch.finfo(dtype).eps * exact.norm()
@@ -231,14 +258,19 @@ def without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("device", "sizes"), DEVICES)
 def test_training_in_every_precision_gives_the_gradients_of_float64(
-    device: torch.device, sizes: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    device: torch.device,
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+    is_causal: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
-    assert has_kernels(device, dtype)
-    check_training(device, dtype, sizes)
+    assert has_kernels(device, dtype, 1 + is_causal)
+    check_training(device, dtype, sizes, is_causal)
 
 
 @pytest.mark.parametrize(("device", "sizes"), DEVICES)

@@ -28,7 +28,6 @@ from nestmodel import (
 from nestmodel.attention_context import draw_context, look_ahead
 from nestmodel.nn import devices
 from nestmodel.nn.encoder import ConformerEncoder
-from nestmodel.nn.kernel_choice import default_kernels
 from nestmodel.nn.step_graph import pad_rows
 from nestmodel.nn.subsampling import ConvSubsampling, halve, num_subsampled
 from tests.nestmodel.nn.test_network import batch
@@ -315,23 +314,6 @@ def test_a_step_with_several_contexts_cannot_be_a_graph(num_contexts: int) -> No
             ConfigError, match=r"att_context_size has 2 contexts: .* Set the step to torch, or give one"
         ):
             model.use_kernels(kernels, num_shapes=2)
-
-
-def test_the_kernel_of_the_subsampling_is_refused_for_causal_convolutions() -> None:
-    model = network(att_context_size=((6, 2),), **CAUSAL)
-    with pytest.raises(ConfigError, match=r"subsampling is triton and .*causal_downsampling is on.*torch or auto"):
-        model.use_kernels(Kernels(subsampling="triton"), num_shapes=None)
-    model.use_kernels(Kernels(), num_shapes=None)
-    assert default_kernels("cuda", model.config.encoder).subsampling == "torch"
-    assert default_kernels("cuda", tiny_config().encoder).subsampling == "triton"
-
-
-def test_the_kernel_of_the_subsampling_is_not_used_for_causal_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
-    monkeypatch.setattr("nestmodel.nn.subsampling.has_kernels", lambda *_: True)
-    feats = torch.zeros(1, 80, 32)
-    assert network().encoder.pre_encode._joins_first_stages(feats)
-    assert not network(causal_downsampling=True).encoder.pre_encode._joins_first_stages(feats)
 
 
 def names_and_sizes(model: NestNetwork) -> list[tuple[str, tuple[int, ...]]]:

@@ -134,6 +134,47 @@ def test_a_chunk_is_given_when_the_window_of_its_last_feature_frame_is_complete(
     assert stream.chunk_s == pytest.approx(0.08 * chunk)
 
 
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(("hop_length", "factor"), [(160, 8), (160, 4), (400, 8)])
+def test_a_chunk_is_returned_with_the_last_sample_of_its_delay(
+    context: Context, is_causal: bool, hop_length: int, factor: int
+) -> None:
+    model = network(hop_length=hop_length, causal_downsampling=is_causal, subsampling_factor=factor)
+    stream = StreamingEncoder(model, context)
+    delay_s = model.config.delay_s(context)
+    assert delay_s is not None
+    delay, chunk = round(16000 * delay_s), context[1] + 1
+    ends = [delay, delay + chunk * factor * hop_length]  # of the first two chunks
+    audio = noise(ends[-1])
+    heard = 0
+    for end in ends:
+        assert len(stream.feed(audio[heard : end - 1])) == 0
+        assert len(stream.feed(audio[end - 1 : end])) == chunk
+        heard = end
+
+
+@pytest.mark.parametrize(
+    ("settings", "context"),
+    [
+        ({}, (6, 2)),
+        ({"normalize": "per_feature"}, (6, 2)),
+        ({"conv_context_size": None}, (6, 2)),
+        ({"att_context_size": ((-1, 0), (6, 2))}, (-1, 0)),
+        ({"att_context_size": ((-1, -1), (6, 2))}, (-1, -1)),
+        ({"att_context_size": ((6, 2),), "att_context_style": "regular"}, (6, 2)),
+        ({"att_context_size": ((6, 0),), "att_context_style": "regular"}, (6, 0)),
+    ],
+)
+def test_a_context_has_a_delay_if_it_can_be_streamed(settings: dict[str, Any], context: Context) -> None:
+    model = network(**settings)
+    if model.config.delay_s(context) is not None:
+        assert StreamingEncoder(model, context).context == context
+        return
+    with pytest.raises(ConfigError):
+        StreamingEncoder(model, context)
+
+
 def test_what_is_kept_does_not_grow() -> None:
     stream = StreamingEncoder(network())
 

@@ -19,6 +19,7 @@ from nestmodel import (
     CheckReport,
     CheckResult,
     ConfigError,
+    FeatureConfig,
     NestDataModule,
     NestModel,
     PreflightConfig,
@@ -101,6 +102,20 @@ def test_feeding_can_be_left_out(messy_corpora: MessyCorpora, tmp_path: Path) ->
     report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path), WITHOUT_FEEDING)
     assert results_of(report)["feeding"].status == "skipped"
     assert report.notes() == []
+
+
+def test_look_ahead_and_delay_are_shown_if_attention_has_a_limit(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    config = tiny_config(
+        att_context_size=((70, 13), (70, 0)),
+        att_context_style="chunked_limited",
+        conv_context_size="causal",
+        causal_downsampling=True,
+    )
+    config = replace(config, features=FeatureConfig(normalize="NA"))
+    report = run_preflight(NestModel(config), readable_data(messy_corpora), trainer(tmp_path), WITHOUT_FEEDING)
+    assert [check.name for check in report.checks] == [NAMES[0], "look-ahead", *NAMES[1:]]
+    assert report.checks[1].status == "ok"
+    assert report.checks[1].summary == "70,13: 1.05 s, delay 1.06 s; 70,0: 0.0125 s, delay 0.016 s"
 
 
 def test_a_preflight_leaves_no_files_and_does_not_change_model_trainer_or_random_state(

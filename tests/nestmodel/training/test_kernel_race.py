@@ -297,16 +297,6 @@ def note_raced(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return raced
 
 
-def test_the_only_form_of_a_causal_subsampling_is_not_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raced = note_raced(monkeypatch)
-    monkeypatch.setattr(kernel_race, "raced_parts", lambda *_: ["subsampling", "blocks"])
-    plan = BatchPlan([16000] * 40, 16000, PlanConfig(max_batch_seconds=8.0, microbatches_per_step=4))
-    for is_causal in (False, True):
-        config = tiny_config(causal_downsampling=is_causal)
-        kernel_race.race(Kernels(), config, trainer(tmp_path), plan, reads_cache=False)
-    assert raced == [["subsampling", "blocks"], ["blocks"]]
-
-
 @pytest.mark.parametrize(("world_size", "is_raced"), [(1, True), (2, True), (4, False)])
 def test_a_whole_step_is_raced_if_a_rank_has_a_microbatch_that_may_be_a_graph(
     world_size: int, is_raced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

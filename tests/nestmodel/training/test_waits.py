@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from benchmarks.count_waits import GPU, MB, Count, Wait, count_waits, dense_batch, fake_gpu, packed_batch
-from nestmodel import NestModel, Throughput
+from nestmodel import NestConfig, NestModel, Throughput
+from nestmodel.config import LIVE_PRESETS
 from nestmodel.training import module
 from tests.conftest import MessyCorpora
 from tests.fakes import needs_fake_gpu
@@ -44,6 +45,14 @@ def test_a_packed_batch_of_240_s_sends_16_bit_audio_and_is_unpacked_without_a_wa
     (count,) = count_waits(packed_batch(), num_steps=1)
     assert len(count.waits) == 1
     assert count.bytes_sent < 16 * MB
+
+
+@needs_fake_gpu
+@pytest.mark.parametrize("preset", LIVE_PRESETS)
+def test_encoders_for_live_speech_add_no_wait(preset: str) -> None:
+    first, second = count_waits(dense_batch(), num_steps=1, microbatches=2, config=NestConfig.preset("demo", preset))
+    assert first.waits == []
+    assert second.waits == [Wait("copy to the CPU", "step_stats.py:fetch")]
 
 
 @needs_fake_gpu

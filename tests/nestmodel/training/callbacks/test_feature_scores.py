@@ -9,11 +9,20 @@ from pytorch_lightning.loggers import CSVLogger
 
 import nestmodel.training.callbacks.feature_scores
 from nestdata import Corpus
-from nestmodel import Checkpoints, ConfigError, FeatureScoreConfig, FeatureScores, load_network, score_features
+from nestmodel import (
+    Checkpoints,
+    ConfigError,
+    FeatureScoreConfig,
+    FeatureScores,
+    NestNetwork,
+    load_network,
+    save_network,
+    score_features,
+)
 from nestmodel.errors import TrainingError
 from nestmodel.training.callbacks.curves import read_metrics
 from nestmodel.training.run_checks import check_monitors
-from nestmodel.training.score_process import ScoreJob
+from nestmodel.training.score_process import ScoreJob, score_checkpoint
 from tests.conftest import MessyCorpora
 from tests.extras import needs
 from tests.training import fit, messy_data, tiny_config, trainer
@@ -130,6 +139,25 @@ def test_scores_are_those_of_the_checkpoint_and_leave_training_as_it_is(
     logged = read_metrics(tmp_path)
     assert logged["val_rankme_layer1"] == ([1], [pytest.approx(expected["rankme_layer1"], rel=1e-4)])
     assert {f"val_{name}" for name in expected} <= logged.keys()
+
+
+@needs("probe", "sklearn")
+def test_a_checkpoint_is_scored_in_each_of_its_contexts(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    contexts = {"att_context_size": ((-1, -1), (6, 2), (0, 0)), "att_context_style": "chunked_limited"}
+    config, path = tiny_config(**contexts), tmp_path / "model.ckpt"
+    save_network(NestNetwork(config), path)
+    corpus = messy_corpora.speech
+    job = ScoreJob(
+        checkpoint=str(path), corpus=str(corpus), noise=None, allow_commands=False, num_threads=1, config=SMALL
+    )
+    scores = score_checkpoint(job)
+    for context, end in (((-1, -1), ""), ((6, 2), "_6_2"), ((0, 0), "_0_0")):
+        expected = score_features(load_network(path, context), Corpus.open(corpus), None, SMALL)
+        assert {name: scores[f"{name}{end}"] for name in expected} == expected
+    assert len({scores[f"rankme_layer1{end}"] for end in ("", "_6_2", "_0_0")}) == 3
+    runner = trainer(tmp_path, callbacks=[Checkpoints(every_n_steps=1)], enable_checkpointing=True)
+    names = FeatureScores(SMALL).check(runner, config, messy_data(messy_corpora))
+    assert names == [f"val_{name}" for name in scores]
 
 
 def test_every_checkpoint_is_scored_under_its_step_and_the_best_one_is_kept(
