@@ -188,10 +188,11 @@ def _check_complete(command: str, given: Sequence[Argument], paths: Sequence[Pat
             f"no configuration: give --config with a preset ({', '.join(preset_names())}) or a YAML file, such as "
             f"{example}. `nestmodel presets` compares the presets."
         )
-    live = [path.stem for path in paths if path.stem in LIVE_PRESETS and path == preset_path(path.stem)]
-    if live and paths[0].stem in live and not any(name.startswith("model.config.encoder.") for name in names):
+    has_size = any(name.startswith("model.config.encoder.") for name in names)
+    if paths and paths[0] in map(preset_path, LIVE_PRESETS) and not has_size:
         raise UsageError(
-            f"{live[0]} is not a whole model: give it after a size, such as `--config small --config {live[0]}`."
+            f"{paths[0].stem} is not a whole model: give it after a size, such as `--config small --config "
+            f"{paths[0].stem}`."
         )
     if not has_corpus:
         raise UsageError(

@@ -70,9 +70,10 @@ def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[
     lines += [f"{name}: {path}" for name, path in outputs.items() if path.exists()]
     last = directory / "checkpoints" / "last.ckpt"
     if last.exists():
-        model = shlex.quote(str(last))
+        model, config = shlex.quote(str(last)), cast(Any, trainer).lightning_module.config
+        is_live = any(config.delay_s(context) is not None for context in config.encoder.att_context_size)
         lines += [
             f"next: nestmodel features {model} talks/ -o talks.features",
-            f"  or: nestmodel export {model} --to huggingface",
+            f"  or: nestmodel export {model} --to {'onnx-streaming' if is_live else 'huggingface'}",
         ]
     return lines

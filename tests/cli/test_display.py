@@ -93,3 +93,15 @@ def test_a_run_without_a_terminal_shows_lines(
     assert any(re.fullmatch(line, one) for one in lines), lines
     assert any(one.startswith("step 2 of 2") for one in lines)
     assert "next: nestmodel features run/version_0/checkpoints/last.ckpt" in shown.out
+    assert "  or: nestmodel export run/version_0/checkpoints/last.ckpt --to huggingface\n" in shown.out
+
+
+def test_a_run_for_live_speech_names_the_export_that_can_hold_its_encoder(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoints = {"class_path": "nestmodel.Checkpoints", "init_args": {"every_n_steps": 1}}
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [checkpoints]}}))
+    live = ["--config", "streaming", "--config", "more.yaml", "--trainer.max_steps", "1"]
+    assert main([*fit_arguments(messy_corpora, tmp_path), *live]) == 0
+    assert "export run/version_0/checkpoints/last.ckpt --to onnx-streaming\n" in capsys.readouterr().out
