@@ -269,6 +269,14 @@ def _results(report: CtcProbeReport) -> Iterator[str]:
         singles = "; ".join(percent(estimate) for estimate in one.characters_by_seed)
         yield f"| {contestant_name(one.baseline)} | {percent(one.characters)} | {percent(one.words)} | {singles} |"
     yield ""
+    rates = report.config.learning_rates
+    at_an_edge = [one.name for one in report.contestants if one.learning_rate in (min(rates), max(rates))]
+    if at_an_edge:
+        yield (
+            "**The learning rate may explain a part of these differences**: the lowest or the highest one was best for "
+            f"{', '.join(map(contestant_name, at_an_edge))}. Give rates beyond it with `--learning-rates`."
+        )
+        yield ""
 
 
 def _head_name(config: CtcProbeConfig) -> str:

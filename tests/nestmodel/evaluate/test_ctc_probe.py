@@ -196,6 +196,24 @@ def test_the_report_states_how_the_heads_were_trained(report: CtcProbeReport) ->
     assert "falls linearly to 0 over 20 epochs. Labels per frame of 80 ms: 2." in grouped
 
 
+@pytest.mark.parametrize(
+    ("rates", "best", "named"),
+    [
+        ((0.005, 0.02, 0.08), {"trained": 0.02, "untrained": 0.005, "log_mel": 0.08}, "untrained, log-mel. Give"),
+        ((0.02,), {"trained": 0.02, "untrained": 0.02, "log_mel": 0.02}, "trained, untrained, log-mel. Give"),
+        ((0.005, 0.02, 0.08), {"trained": 0.02, "untrained": 0.02, "log_mel": 0.02}, None),
+    ],
+)
+def test_a_learning_rate_at_the_edge_of_the_grid_is_named(
+    rates: tuple[float, ...], best: dict[str, float], named: str | None, report: CtcProbeReport
+) -> None:
+    """A rate that is too high for one kind of features looks like content of the other."""
+    contestants = [replace(score, learning_rate=best[score.name]) for score in report.contestants]
+    found = markdown(replace(report, config=replace(report.config, learning_rates=rates), contestants=contestants))
+    assert ("The learning rate may explain a part" in found) == (named is not None)
+    assert named is None or f"was best for {named}" in found
+
+
 def test_unusable_texts_are_listed_and_fast_speech_is_counted(
     model: NestNetwork, folder: Path, rows: Rows, test_rows: Rows, tmp_path: Path
 ) -> None:
