@@ -27,11 +27,8 @@ days: the audio of a run at that rate on one H100. No such run was made.
 24, 40, 80 GB: estimate of the largest --max-batch-seconds on such a GPU, for
   cuts of up to 60 s (docs/gpu.md); `preflight --find-budget` finds yours.
 
-streaming, unified: given after a size, as in `--config small --config
-  streaming`, they make it an encoder for live speech (docs/streaming.md). %:
-  microbatches with each attention context, whose times are for frames of 80 ms.
-delay: from the start of a chunk until its frames are returned, without the
-  time of computing.
+streaming, unified: share of microbatches; given after a size, as in `--config
+  small --config streaming`. The frames are of 80 ms (docs/streaming.md).
 
 `nestmodel presets large > run.yaml` starts a configuration, and
 `nestmodel fit speech.corpus --config run.yaml` trains with it."""
