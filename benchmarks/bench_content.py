@@ -4,8 +4,9 @@
         --data Dutch=train.json,test.json --model "5 minutes/0=a.ckpt" --model "30 minutes/0=b.ckpt"
 
 A `--data` is a language: NeMo lines with `text`, of which heads learn, and others, which are scored. Names such as
-`a/0` and `a/1` are one variant with two seeds, whose errors are added up. The untrained encoder of an architecture is
-scored once, and so are log-mels. With `--each-context`, encoders with several attention contexts are scored in each.
+`a/0` and `a/1` are one variant with two seeds, whose errors are added up. The untrained encoder and log-mels are scored
+once for each architecture and context. With `--each-context`, encoders with several attention contexts are scored in
+each.
 
 Models have letters, and jobs a drawn order, until the figures are written to figures.md, whose SHA-256 is printed. An
 interrupted run goes on where it ended. `--quick` checks that everything runs.
@@ -21,16 +22,16 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench_learning import environment
 from blind import add_models, check_models, digests_of, draw_once, first_alike, hide_names, named_models
 from kept_settings import keep_settings
 from measured import measured_line
 from peer import run_peer
-from transcribed import PURPOSES, add_languages, read_errors, read_manifest, variant_table, write_lines
+from transcribed import PURPOSES, add_languages, read_errors, read_manifest, read_probe, variant_table, write_lines
 
-from nestmodel import error_rate, load_network
+from nestmodel import error_rate, read_config
 from nestmodel.attention_context import format_context
 from nestmodel.evaluate.error_rates import percent
 
@@ -118,12 +119,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few utterances and steps, to check the script")
     arguments = parser.parse_args()
     check_models(parser, arguments.model)
+    if len(set(map(_variant_and_seed, named_models(arguments.model)))) < len(arguments.model):
+        parser.error("two models have the same variant and seed: a name without /SEED has seed 0")
     return arguments
 
 
 def contexts(checkpoint: Path) -> list[str]:
     """Returns the attention contexts of an encoder as `--context` has them; an empty one if it has one only."""
-    found = load_network(checkpoint).config.encoder.att_context_size
+    found = read_config(checkpoint).encoder.att_context_size
     return [format_context(one) for one in found] if len(found) > 1 else [""]
 
 
@@ -164,7 +167,7 @@ def _tables(
         errors = {key: read_errors(folder[model]) for key, model in variants.items()}
         untrained = {key: read_errors(path, "untrained") for key, path in first.items()}
         log_mels = dict.fromkeys(percent(error_rate(read_errors(path, "log_mel"))) for path in first.values())
-        probe = _read(next(iter(first.values())))
+        probe = read_probe(next(iter(first.values())))
         parts += [
             f"## {language}\n",
             f"Heads learned from {probe['num_training']} lines ({probe['num_held_out']} held out) and were scored on "
@@ -174,15 +177,10 @@ def _tables(
     return "\n".join(parts)
 
 
-def _read(probe: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((probe / "probe.json").read_text(encoding="utf-8"))
-    return found
-
-
 def _report(arguments: argparse.Namespace, output: Path, tables: str, digest: str) -> str:
     """Returns the results as Markdown."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "jiwer"))
-    config = _read(next(output.glob(f"{arguments.data[0][0]}-A*")))["config"]
+    config = read_probe(next(output.glob(f"{arguments.data[0][0]}-A*")))["config"]
     head = "linear heads" if config["hidden"] is None else f"heads with a hidden layer of {config['hidden']}"
     parts = [f"nestmodel/evaluate/{name}.py" for name in ("ctc_head", "ctc_probe")]
     measured = measured_line("benchmarks/bench_content.py", *parts, "nestmodel/nn")

@@ -42,7 +42,16 @@ from bench_learning import SETTINGS, environment
 from blind import draw_once
 from kept_settings import keep_settings
 from peer import run_peer
-from transcribed import PURPOSES, add_languages, read_errors, read_manifest, variant_table, without_text, write_lines
+from transcribed import (
+    PURPOSES,
+    add_languages,
+    read_errors,
+    read_manifest,
+    read_probe,
+    variant_table,
+    without_text,
+    write_lines,
+)
 
 from nestdata import Corpus
 from nestmodel import ErrorCounts, NestConfig, error_rate
@@ -373,8 +382,7 @@ characters (CER), added up over the seeds of heads, and in comparisons also over
 def results_on(output: Path, lines: str, steps: Sequence[Point]) -> str:
     """Returns the errors on the test lines of one language."""
     errors = {point: read_errors(output / probe_name(point, lines)) for point in steps}
-    probe = output / probe_name(next(iter(steps)), lines) / "probe.json"
-    found = json.loads(probe.read_text(encoding="utf-8"))
+    found = read_probe(output / probe_name(next(iter(steps)), lines))
     return f"""Heads learned from {found["num_training"]} lines and were scored on {found["num_test"]} others.
 
 {table_of_curves(errors)}
@@ -407,8 +415,7 @@ def table_of_steps(output: Path, speeds: dict[str, list[float]], steps: dict[Poi
     columns = f"flags | steps per second, median of {len(next(iter(speeds.values())))} (range) | labels per frame"
     lines = [f"| variant | {columns} | {_header(times)} |", "|---" * (4 + len(times)) + "|"]
     for run in {point.run.variant: point.run for point in steps}.values():
-        path = output / f"probe-{Point(run, times[0]).slug}" / "probe.json"
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_probe(output / probe_name(Point(run, times[0])))
         of_run = speeds[run.variant]
         speed = f"{statistics.median(of_run):.2f} ({min(of_run):.2f} to {max(of_run):.2f})"
         labels = f"{found['config']['labels_per_frame']} of {1000 / found['frame_rate_hz']:.0f} ms"

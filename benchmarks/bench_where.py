@@ -38,7 +38,7 @@ from blind import LETTERS, add_models, check_models, digests_of, draw_once, firs
 from kept_settings import keep_settings
 from measured import measured_line
 from peer import run_peer
-from transcribed import PURPOSES, Line, errors_of, read_lines, read_manifest, write_lines
+from transcribed import PURPOSES, Line, errors_of, read_lines, read_manifest, read_probe, write_lines
 
 from nestmodel import ErrorCounts, Estimate, error_difference, error_rate
 from nestmodel.evaluate.error_rates import percent, ratio_difference
@@ -412,7 +412,7 @@ def _layer_table(output: Path, rows: dict[str, list[Row]], variants: dict[str, l
     ]
     sentences = []
     for language, found in rows.items():
-        first = {label: _read(output, Job(language, "labels", label, LETTERS[0])) for label in LABELS}
+        first = {label: read_probe(output / Job(language, "labels", label, LETTERS[0]).slug) for label in LABELS}
         row = found[0]  # that of the largest set
         for layer in range(len(first[VOICE]["trained"])):
             for name, letters in variants.items():
@@ -421,7 +421,7 @@ def _layer_table(output: Path, rows: dict[str, list[Row]], variants: dict[str, l
                 cells += [percent(error_rate(counts.trained))]
                 cells += [percent(error_difference(counts.trained, each)) for each in counts[1:]]
                 for label in LABELS:
-                    probes = [_read(output, Job(language, "labels", label, letter)) for letter in letters]
+                    probes = [read_probe(output / Job(language, "labels", label, letter).slug) for letter in letters]
                     cells.append(_accuracies([first[label]["untrained"][layer]]))
                     cells.append(_accuracies([probe["trained"][layer] for probe in probes]))
                 lines.append(f"| {' | '.join(cells)} |")
@@ -439,11 +439,6 @@ def _accuracies(scores: Sequence[dict[str, float]]) -> str:
     if len(scores) > 1:
         return ", ".join(f"{100 * score['accuracy']:.1f}" for score in scores)
     return percent(Estimate(scores[0]["accuracy"], scores[0]["low"], scores[0]["high"]))
-
-
-def _read(output: Path, job: Job) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((output / job.slug / "probe.json").read_text(encoding="utf-8"))
-    return found
 
 
 def _head(

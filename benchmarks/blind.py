@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nestmodel import load_network
+from nestmodel import read_config
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -25,6 +25,8 @@ def check_models(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
     """Ends the program if a value of `--model` has another form, or there are more values than letters."""
     if len(given) > len(LETTERS) or not all("=" in one for one in given):
         parser.error(f"give --model NAME=CHECKPOINT, and at most {len(LETTERS)} of them")
+    if len({name for name, _, _ in (one.rpartition("=") for one in given)}) < len(given):
+        parser.error("the names of --model must differ")
 
 
 def named_models(given: Sequence[str]) -> dict[str, Path]:
@@ -57,6 +59,6 @@ def draw_once(path: Path, items: Sequence[Any]) -> list[Any]:
 
 def first_alike(models: Mapping[str, Path]) -> dict[str, str]:
     """Returns, for each name of a checkpoint, the first name whose encoder and features are configured alike."""
-    configs = {name: load_network(path).config for name, path in models.items()}
+    configs = {name: read_config(path) for name, path in models.items()}
     parts = {name: (config.encoder, config.features) for name, config in configs.items()}
     return {name: next(other for other in parts if parts[other] == parts[name]) for name in parts}

@@ -59,6 +59,12 @@ def language(text: str) -> tuple[str, str, str]:
     return name, str(Path(train).absolute()), str(Path(test).absolute())
 
 
+def read_probe(probe: Path) -> dict[str, Any]:
+    """Returns what a probe wrote to `probe.json` in its folder."""
+    found: dict[str, Any] = json.loads((probe / "probe.json").read_text(encoding="utf-8"))
+    return found
+
+
 def read_errors(probe: Path, features: str = "trained") -> ErrorCounts:
     """Returns the errors in characters of a content probe with some features, added up over the seeds of its heads.
 
@@ -115,5 +121,5 @@ def _differences(errors: Runs, baseline: Runs) -> tuple[str, str]:
     if not both:
         return "", ""
     together = error_difference(*(reduce(add, (one[key] for key in both)) for one in (errors, baseline)))
-    apart = (f"{seed}: {100 * error_difference(errors[_, seed], baseline[_, seed]).value:.1f}" for _, seed in both)
+    apart = (f"{key[1]}: {100 * error_difference(errors[key], baseline[key]).value:.1f}" for key in both)
     return percent(together), ", ".join(apart)
