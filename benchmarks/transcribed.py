@@ -34,7 +34,7 @@ def read_manifest(path: Path, limit: int = 0) -> list[Line]:
     lines = read_lines(path)
     for line in lines:
         line["audio_filepath"] = str((path.parent / line["audio_filepath"]).absolute())
-    return lines[:: max(1, len(lines) // limit)][:limit] if limit else lines
+    return [lines[number * len(lines) // limit] for number in range(limit)] if 0 < limit < len(lines) else lines
 
 
 def without_text(lines: Iterable[Line]) -> list[Line]:

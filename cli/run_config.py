@@ -115,6 +115,7 @@ class RunData:
             MixConfig,
             NoiseConfig,
             NoiseSampler,
+            RemoteConfig,
             ShortAudio,
             SpeakerNoiseMixer,
         )
@@ -133,6 +134,7 @@ class RunData:
             short_audio=self.get("short_audio", ShortAudio) or "repeat",
             augment=self.get("augment", AugmentConfig),
             bad_audio=self.get("bad_audio", BadAudioConfig),
+            remote=self.get("remote", RemoteConfig),
         )
 
     def get(self, key: str, hint: Any, **overrides: Any) -> Any:

@@ -4,7 +4,8 @@
     arecord -q -f S16_LE -c 1 -r 16000 -t raw | python examples/live_frames.py last.ckpt -
 
 A file is read at the speed at which it was spoken, unless `--fast` is given. `-` reads raw 16-bit samples of one
-channel from standard input, such as those of a microphone. The model is a streaming encoder: see docs/streaming.md.
+channel at 16 kHz from standard input, such as those of a microphone. The model is a streaming encoder: see
+docs/streaming.md.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from nestmodel import StreamingEncoder, load_network, parse_context
+from nestmodel import NestModelError, StreamingEncoder, load_network, parse_context
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,4 +59,7 @@ def parts_of(audio: str, *, waits: bool) -> Iterator[tuple[NDArray[np.float32], 
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NestModelError as error:
+        sys.exit(f"error: {error}")

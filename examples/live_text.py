@@ -4,7 +4,8 @@
     arecord -q -f S16_LE -c 1 -r 16000 -t raw | python examples/live_text.py recogniser -
 
 A file is read at the speed at which it was spoken, unless `--fast` is given. `-` reads raw 16-bit samples of one
-channel from standard input, such as those of a microphone. The text appears on standard output chunk by chunk.
+channel at 16 kHz from standard input, such as those of a microphone. The text appears on standard output
+chunk by chunk.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 from finetune_ctc.live_model import LiveRecogniser, Transcriber
 from live_frames import parts_of
 
-from nestmodel import parse_context
+from nestmodel import NestModelError, parse_context
 
 
 def main(argv: list[str] | None = None) -> str:
@@ -41,4 +42,7 @@ def main(argv: list[str] | None = None) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NestModelError as error:
+        sys.exit(f"error: {error}")

@@ -225,7 +225,7 @@ class EncoderConfig:
 
     att_context_size: tuple[Context, ...] = ((UNLIMITED, UNLIMITED),)
     """Pairs (left, right): the numbers of encoder frames that a frame attends to on each side, -1 for no limit. In
-    training, one of several is drawn for each microbatch; validation, features and ONNX files use the first."""
+    training, one of several is drawn for each microbatch; validation uses each, features and ONNX files the first."""
 
     att_context_probs: tuple[float, ...] | None = None
     """Probability of each context in training; null makes them equal."""
@@ -421,7 +421,7 @@ class NestConfig:
         num_samples = max(features.n_fft - features.n_fft // 2, features.hop_length)
         return (num_feature_frames * features.hop_length + num_samples) / features.sampling_rate
 
-    def look_aheads(self) -> str:
+    def describe_contexts(self) -> str:
         """Returns the attention contexts with look-ahead and delay as text.
 
         For example `70,13: 1.05 s, delay 1.06 s; -1,-1: the whole utterance`; a context that cannot be streamed has no

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nestmodel import ConfigError, FeatureConfig, NestConfig, NestNetwork, StreamingEncoder, save_network
+from nestmodel import ConfigError, FeatureConfig, NestConfig, NestNetwork, StreamingEncoder, WeightsError, save_network
 from nestmodel import normalise_text as normalised
 from tests.extras import needs
 from tests.test_examples import load
@@ -198,8 +199,28 @@ def test_an_encoder_that_cannot_be_streamed_is_an_error_before_the_training(
     command = [str(tmp_path / "last.ckpt"), "train.json", "test.json", "-o", str(tmp_path / "out")]
     with pytest.raises(SystemExit, match=r"NA can be streamed\. Pass what `nestmodel export --to huggingface`"):
         finetune.main(command)
-    with pytest.raises(SystemExit, match=r"no\.ckpt: does not exist"):
+    with pytest.raises(WeightsError, match=r"no\.ckpt: does not exist"):
         finetune.main([str(tmp_path / "no.ckpt"), *command[1:]])
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("live_frames.py last.ckpt a.wav --context 70", "error: context is '70': give two numbers"),
+        ("live_text.py . a.wav", "error: . is no recogniser for live speech (no network.ckpt)."),
+        ("finetune_ctc/score.py . a.json -o out --context 70", "error: context is '70': give two numbers"),
+        ("finetune_ctc/finetune.py no.ckpt a.json b.json -o out", "error: no.ckpt: does not exist"),
+    ],
+)
+def test_programs_end_with_one_line_for_what_they_are_given(command: str, error: str, tmp_path: Path) -> None:
+    program, *arguments = command.split()
+    examples = Path(__file__).parents[1] / "examples"
+    ended = subprocess.run(
+        [sys.executable, examples / program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(error)
+    assert "Traceback" not in ended.stderr
 
 
 def test_programs_for_one_kind_of_recogniser_refuse_the_other(

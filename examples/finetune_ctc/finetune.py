@@ -44,12 +44,12 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
-from nestdata import BatchPlan, Corpus, PlanConfig, PrepareConfig, derive_key, prepare_corpus
+from nestdata import BatchPlan, Corpus, NestDataError, PlanConfig, PrepareConfig, derive_key, prepare_corpus
 from nestmodel import (
     ConfigError,
+    NestModelError,
     NestNetwork,
     StreamingEncoder,
-    WeightsError,
     count_errors,
     error_rate,
     load_network,
@@ -119,14 +119,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
 def load_live_network(args: argparse.Namespace) -> NestNetwork:
     """Loads the network of a model file, whose encoder can be streamed; from scratch, its weights are drawn anew."""
+    config = replace(read_config(args.encoder), seed=args.seed)
+    network = NestNetwork(config) if args.from_scratch else load_network(args.encoder)
     try:
-        config = replace(read_config(args.encoder), seed=args.seed)
-        network = NestNetwork(config) if args.from_scratch else load_network(args.encoder)
         StreamingEncoder(network)
     except ConfigError as error:
         raise SystemExit(f"{args.encoder}: {error} Pass what `nestmodel export --to huggingface` writes.") from None
-    except WeightsError as error:
-        raise SystemExit(str(error)) from None
     return network
 
 
@@ -398,5 +396,7 @@ def write_or_compare_options(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
-    sys.exit(0)
+    try:
+        main()
+    except (NestDataError, NestModelError) as error:
+        sys.exit(f"error: {error}")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from nestmodel import NestNetwork, StreamingEncoder, load_network, save_network
+from nestmodel import ConfigError, NestNetwork, StreamingEncoder, load_network, save_network
 
 BLANK, UNKNOWN = "<pad>", "<unk>"
 """transformers uses the padding token as the blank of CTC."""
@@ -65,7 +65,17 @@ class LiveRecogniser(nn.Module):
 
     @classmethod
     def from_pretrained(cls, directory: Path) -> "LiveRecogniser":
-        """Loads what `save_pretrained` and the tokeniser wrote, on the CPU and in eval mode."""
+        """Loads what `save_pretrained` and the tokeniser wrote, on the CPU and in eval mode.
+
+        Raises:
+            ConfigError: The directory is no recogniser for live speech.
+            WeightsError: The network cannot be read.
+        """
+        if not (directory / NETWORK_FILE).is_file():
+            raise ConfigError(
+                f"{directory} is no recogniser for live speech (no {NETWORK_FILE}). Give what `finetune.py` writes if "
+                "ENCODER is a checkpoint of an encoder for live speech."
+            )
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         model = cls(load_network(directory / NETWORK_FILE), tokenizer)
         model.ctc_head.load_state_dict(load_file(directory / HEAD_FILE))

@@ -19,7 +19,8 @@ from live_model import NETWORK_FILE, LiveFeatures, LiveRecogniser
 from transformers import AutoModelForCTC, AutoProcessor, ParakeetTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from nestmodel import parse_context
+from nestdata import NestDataError
+from nestmodel import NestModelError, parse_context
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -34,7 +35,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         dest="contexts",
         type=parse_context,
         action="append",
-        help="attention context of a recogniser for live speech, such as 70,6; repeat it for several",
+        help="attention context of a recogniser for live speech, such as 70,6; repeat it for several. --context=-1,-1 "
+        "has no limit",
     )
     args = parser.parse_args(argv)
     if args.contexts and not (args.model / NETWORK_FILE).exists():
@@ -68,5 +70,7 @@ def load(directory: Path) -> tuple[Model, Processor]:
 
 
 if __name__ == "__main__":
-    main()
-    sys.exit(0)
+    try:
+        main()
+    except (NestDataError, NestModelError) as error:
+        sys.exit(f"error: {error}")

@@ -43,7 +43,7 @@ def describe_look_ahead(model: NestModel) -> CheckResult:
     """Lists look-ahead and delay of each attention context; skipped if attention has no limit."""
     if not model.config.encoder.is_limited:
         return CheckResult(status="skipped", value="attention has no limit")
-    return CheckResult(status="ok", value=model.config.look_aheads())
+    return CheckResult(status="ok", value=model.config.describe_contexts())
 
 
 def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:

@@ -54,7 +54,7 @@ def summarise_run(
         ("noise", "other speech only" if noise is None else f"{_corpus_text(noise)}, and other speech"),
         ("validation", "none" if val is None else ", ".join(_corpus_text(corpus) for corpus in val.corpus.corpora)),
         ("model", _model_text(model)),
-        *([("look-ahead", model.config.look_aheads())] if model.config.encoder.is_limited else []),
+        *([("look-ahead", model.config.describe_contexts())] if model.config.encoder.is_limited else []),
         ("steps", _steps_text(trainer, data)),
         ("batches", _batches_text(data)),
         ("ranks", _ranks_text(trainer)),

@@ -24,6 +24,7 @@ from nestmodel.attention_context import context_name
 from nestmodel.errors import NestModelError, TrainingError
 from nestmodel.evaluate.feature_scores import FeatureScoreConfig, score_features
 from nestmodel.formats.weights import load_network
+from nestmodel.training.startup import describe_exit
 
 _NICE = 10
 _ORPHAN_POLL_S = 1.0
@@ -95,9 +96,11 @@ class ScoreProcess:
         self._errors.seek(0)
         output, errors = self._output.read(), self._errors.read()
         self._close()
+        lines = errors.strip().splitlines()
+        if code < 0 or (code and not lines):  # the last line of a process that was killed is a warning, if anything
+            raise TrainingError(f"the process {describe_exit(code)}")
         if code:
-            lines = errors.strip().splitlines()
-            raise TrainingError(lines[-1] if lines else f"the process exited with code {code}")
+            raise TrainingError(lines[-1])
         found: dict[str, float] = json.loads(output)
         return found
 

@@ -205,7 +205,7 @@ class StartupWatch:
                 self._terminate_ranks()
                 # A rank that is asked to leave before it has installed its handlers is ended by the signal itself.
                 asked = next((_EXIT_CODES[number] for number in _EXIT_CODES if number == -code), None)
-                _exit(asked or max(code, 1), f"a rank that this process started {_describe_exit(code)} during start-up")
+                _exit(asked or max(code, 1), f"a rank that this process started {describe_exit(code)} during start-up")
 
     def _exit_on_rank_in_startup(self) -> None:
         """Exits if a rank was signalled before it released its own watch, which it does a moment after this process.
@@ -215,7 +215,7 @@ class StartupWatch:
         for process in self._started_ranks():
             if process.poll() in (EXIT_PREEMPTED, EXIT_INTERRUPTED):
                 self._terminate_ranks()
-                _exit(process.returncode, f"a rank that this process started {_describe_exit(process.returncode)}")
+                _exit(process.returncode, f"a rank that this process started {describe_exit(process.returncode)}")
 
     def _terminate_ranks(self) -> None:
         for process in self._started_ranks():
@@ -302,7 +302,7 @@ def _is_running(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def _describe_exit(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Describes the exit code of a `Popen`, which is negative after a signal."""
     names = {int(number): number.name for number in signal.Signals}  # real-time signals have no name
     return f"exited with code {code}" if code > 0 else f"was killed by {names.get(-code, f'signal {-code}')}"

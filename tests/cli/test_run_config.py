@@ -126,6 +126,17 @@ def test_preview_shows_the_batch_that_the_loader_of_a_run_yields(
     assert shown == digest(next(iter(data.train_dataloader())))
 
 
+def test_preview_reads_how_a_run_reads_remote_audio(
+    run_yaml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = yaml.safe_load(run_yaml.read_text())
+    content["data"]["remote"] = {"patience_s": -1}
+    run_yaml.write_text(yaml.safe_dump(content))
+    command = ["sample-batch", "preview", "--config", str(run_yaml), "-o", str(tmp_path / "preview")]
+    assert nestdata.main(command) != 0
+    assert "patience_s" in capsys.readouterr().err
+
+
 def test_the_saved_configuration_of_a_run_gives_the_same_batches(
     run_yaml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -189,7 +189,8 @@ def test_the_look_ahead_in_seconds_contains_subsampling_and_window() -> None:
     assert causal.look_ahead_s((70, 0)) == 0.0125
     assert causal.look_ahead_s((-1, -1)) is None
     assert (
-        causal.look_aheads() == "70,13: 1.05 s, delay 1.06 s; 70,0: 0.0125 s, delay 0.016 s; -1,-1: the whole utterance"
+        causal.describe_contexts()
+        == "70,13: 1.05 s, delay 1.06 s; 70,0: 0.0125 s, delay 0.016 s; -1,-1: the whole utterance"
     )
     centred = live(tiny_config(**contexts, conv_context_size="causal"))
     assert centred.look_ahead_s((70, 0)) == pytest.approx(0.07 + 0.0125)
