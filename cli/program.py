@@ -217,19 +217,17 @@ def _is_usage(error: Exception) -> bool:
     # Imported only after an error, which keeps `--help` and `--version` fast.
     from nestdata import ConfigError
     from nestguard import GuardError
-    from nestmodel import ConfigError as ModelConfigError
 
     # Lightning takes seconds to import: only a process that has imported it can have raised its error.
     lightning = sys.modules.get("lightning_fabric.utilities.exceptions")
     refused = () if lightning is None else (lightning.MisconfigurationException,)
-    return isinstance(error, (UsageError, ConfigError, ModelConfigError, GuardError, *refused))
+    return isinstance(error, (UsageError, ConfigError, GuardError, *refused))
 
 
 def _is_explained(error: Exception) -> bool:
-    from nestdata import NestDataError
-    from nestmodel import NestModelError
+    from nestdata import NestError
 
-    return isinstance(error, (NestDataError, NestModelError))
+    return isinstance(error, NestError)
 
 
 def _is_of_a_users_file(error: OSError) -> bool:

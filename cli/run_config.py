@@ -102,7 +102,7 @@ class RunData:
             allow_commands: Whether to run commands of the corpora even if `data.allow_commands` is not set.
 
         Raises:
-            NestDataError: A corpus cannot be opened, or a setting is out of range.
+            NestError: A corpus cannot be opened, or a setting is out of range.
             UsageError: A field is unknown, or a value has the wrong type.
         """
         from nestdata import (

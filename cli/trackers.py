@@ -172,7 +172,7 @@ def start_trackers(
 
     Raises:
         TrainingError: A tracker cannot be reached.
-        NestDataError: The first batch cannot be loaded.
+        NestError: The first batch cannot be loaded.
     """
     trackers = [logger for logger in loggers if isinstance(logger, Tracker)]
     if not trackers:

@@ -17,7 +17,8 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from nestmodel import NestModelError, StreamingEncoder, load_network, parse_context
+from nestdata import NestError
+from nestmodel import StreamingEncoder, load_network, parse_context
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,5 +62,5 @@ def parts_of(audio: str, *, waits: bool) -> Iterator[tuple[NDArray[np.float32], 
 if __name__ == "__main__":
     try:
         main()
-    except NestModelError as error:
+    except NestError as error:
         sys.exit(f"error: {error}")

@@ -16,7 +16,8 @@ from pathlib import Path
 from finetune_ctc.live_model import LiveRecogniser, Transcriber
 from live_frames import parts_of
 
-from nestmodel import NestModelError, parse_context
+from nestdata import NestError
+from nestmodel import parse_context
 
 
 def main(argv: list[str] | None = None) -> str:
@@ -44,5 +45,5 @@ def main(argv: list[str] | None = None) -> str:
 if __name__ == "__main__":
     try:
         main()
-    except NestModelError as error:
+    except NestError as error:
         sys.exit(f"error: {error}")

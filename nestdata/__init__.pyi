@@ -41,7 +41,7 @@ from .errors import AudioError as AudioError
 from .errors import ConfigError as ConfigError
 from .errors import CorpusError as CorpusError
 from .errors import ManifestError as ManifestError
-from .errors import NestDataError as NestDataError
+from .errors import NestError as NestError
 from .errors import OutputError as OutputError
 from .errors import PlanError as PlanError
 from .errors import StorageError as StorageError
@@ -113,7 +113,7 @@ __all__ = [
     "Mix",
     "MixConfig",
     "MixtureStage",
-    "NestDataError",
+    "NestError",
     "NoiseConfig",
     "NoiseSampler",
     "NoiseSpan",

@@ -1,7 +1,6 @@
 """Checks that configuration dataclasses call on construction, and the hint for a misspelled name.
 
-Every failed check raises the error class that the caller passes, with one message format: the field, its value, and
-the expected value.
+Every failed check raises ConfigError, with one message format: the field, its value, and the expected value.
 """
 
 import difflib
@@ -10,86 +9,75 @@ from collections.abc import Iterable
 from nestdata.errors import ConfigError
 
 
-def require(condition: bool, field: str, value: object, expected: str, *, error: type[Exception] = ConfigError) -> None:
-    """Raises an error unless a condition holds.
+def require(condition: bool, field: str, value: object, expected: str) -> None:
+    """Raises ConfigError unless a condition holds.
 
     Args:
         condition: Whether the value is valid.
         field: Path of the setting, such as `mix.prob`.
         value: The value that was given.
         expected: Description of valid values, such as "a share in [0, 1]".
-        error: Class of the error.
     """
     if not condition:
-        raise error(f"{field} is {value!r}: expected {expected}.")
+        raise ConfigError(f"{field} is {value!r}: expected {expected}.")
 
 
-def require_at_least(
-    minimum: int | float, section: str, config: object, *names: str, error: type[Exception] = ConfigError
-) -> None:
-    """Raises an error unless every named field of a configuration is `minimum` or more.
+def require_at_least(minimum: int | float, section: str, config: object, *names: str) -> None:
+    """Raises ConfigError unless every named field of a configuration is `minimum` or more.
 
     Args:
         minimum: Smallest valid value.
         section: Path of the configuration, such as `mix`; the message names the field as `mix.NAME`. May be empty.
         config: The configuration.
         names: Fields to check. A field that is None is skipped.
-        error: Class of the error.
     """
     for name in names:
         value = getattr(config, name)
         if value is not None:
-            require(value >= minimum, _path(section, name), value, f"{minimum:g} or more", error=error)
+            require(value >= minimum, _path(section, name), value, f"{minimum:g} or more")
 
 
-def require_at_most(
-    maximum: int | float, section: str, config: object, *names: str, error: type[Exception] = ConfigError
-) -> None:
-    """Raises an error unless every named field of a configuration is `maximum` or less.
+def require_at_most(maximum: int | float, section: str, config: object, *names: str) -> None:
+    """Raises ConfigError unless every named field of a configuration is `maximum` or less.
 
     Args:
         maximum: Largest valid value.
         section: Path of the configuration, as for `require_at_least`.
         config: The configuration.
         names: Fields to check.
-        error: Class of the error.
     """
     for name in names:
         value = getattr(config, name)
-        require(value <= maximum, _path(section, name), value, f"{maximum:g} or less", error=error)
+        require(value <= maximum, _path(section, name), value, f"{maximum:g} or less")
 
 
-def require_share(
-    section: str, config: object, *names: str, below_one: bool = False, error: type[Exception] = ConfigError
-) -> None:
-    """Raises an error unless every named field of a configuration is a share in [0, 1].
+def require_share(section: str, config: object, *names: str, below_one: bool = False) -> None:
+    """Raises ConfigError unless every named field of a configuration is a share in [0, 1].
 
     Args:
         section: Path of the configuration, as for `require_at_least`.
         config: The configuration.
         names: Fields to check.
         below_one: Whether 1 itself is invalid.
-        error: Class of the error.
     """
     interval = "[0, 1)" if below_one else "[0, 1]"
     for name in names:
         value = getattr(config, name)
         is_valid = 0.0 <= value < 1.0 if below_one else 0.0 <= value <= 1.0
-        require(is_valid, _path(section, name), value, f"a share in {interval}", error=error)
+        require(is_valid, _path(section, name), value, f"a share in {interval}")
 
 
-def require_bounds(section: str, config: object, *names: str, error: type[Exception] = ConfigError) -> None:
-    """Raises an error unless every named field is a pair (lower bound, upper bound) with lower <= upper.
+def require_bounds(section: str, config: object, *names: str) -> None:
+    """Raises ConfigError unless every named field is a pair (lower bound, upper bound) with lower <= upper.
 
     Args:
         section: Path of the configuration, as for `require_at_least`.
         config: The configuration.
         names: Fields to check.
-        error: Class of the error.
     """
     for name in names:
         low, high = getattr(config, name)
-        require(low <= high, _path(section, name), (low, high), "the lower bound first", error=error)
+        require(low <= high, _path(section, name), (low, high), "the lower bound first")
 
 
 def nearest_name_hint(name: str, known: Iterable[str], *, min_similarity: float = 0.0) -> str:

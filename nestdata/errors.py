@@ -1,13 +1,18 @@
-"""All errors that `nestdata` raises deliberately.
+"""All errors that nestdata and nestmodel raise deliberately.
 
-    NestDataError
+    NestError
     ├── ConfigError      a setting is out of range, or two settings contradict each other
     ├── ManifestError    a manifest is missing, is not a manifest, or has a line that cannot be read
     ├── CorpusError      a corpus directory is missing or damaged
     ├── OutputError      an output exists already, cannot be written, or is being written by another run
     ├── PlanError        the cuts cannot be arranged in batches within the budget
     ├── StorageError     a file or object cannot be read or written: missing, changed, denied or unavailable
-    └── AudioError       the audio of a cut cannot be used: missing, unreadable, damaged or not finite
+    ├── AudioError       the audio of a cut cannot be used: missing, unreadable, damaged or not finite
+    │   in `nestmodel.errors`:
+    ├── ExtractError     features cannot be computed or written
+    ├── ProbeError       the labels or texts do not suffice for a probe
+    ├── TrainingError    training or a preflight cannot continue
+    └── WeightsError     model file that cannot be read or does not fit the model
 
 Every constructor takes one string, because an error that is raised in a loader worker is rebuilt in the parent process
 from its text alone.
@@ -21,8 +26,8 @@ from nestdata.redaction import redacted
 _MAX_LINE, _MAX_MESSAGE = 2000, 20_000
 
 
-class NestDataError(Exception):
-    """Base class of the errors of this package; the message names the problem, its location and the remedy.
+class NestError(Exception):
+    """Root of all errors of nestdata and nestmodel; the message names the problem, its location and the remedy.
 
     URLs in the message are shown without their secrets. A message that is very long, because a name from an input is,
     is shortened in the middle.
@@ -35,30 +40,30 @@ class NestDataError(Exception):
         super().__init__(message)
 
 
-class ConfigError(NestDataError):
-    """A setting is out of range, or two settings contradict each other."""
+class ConfigError(NestError):
+    """A setting is unknown, out of range, of the wrong type or not implemented, or two settings contradict."""
 
 
-class ManifestError(NestDataError):
+class ManifestError(NestError):
     """A manifest is missing, is not a manifest, or has a line that cannot be read."""
 
 
-class CorpusError(NestDataError):
+class CorpusError(NestError):
     """A corpus directory is missing or damaged."""
 
 
-class OutputError(NestDataError):
+class OutputError(NestError):
     """An output exists already, cannot be written, or is being written by another run."""
 
 
-class PlanError(NestDataError):
+class PlanError(NestError):
     """The cuts cannot be arranged in batches within the budget."""
 
 
 StorageErrorKind = Literal["missing", "changed", "denied", "unavailable", "invalid"]
 
 
-class StorageError(NestDataError):
+class StorageError(NestError):
     """A file or an object of a store cannot be read or written."""
 
     kind: StorageErrorKind = "unavailable"
@@ -84,7 +89,7 @@ class StorageError(NestDataError):
 AudioReason = Literal["missing", "not_a_file", "empty", "unreadable", "truncated", "not_finite", "changed", "corrupt"]
 
 
-class AudioError(NestDataError):
+class AudioError(NestError):
     """The audio of a cut cannot be used."""
 
     reason: AudioReason = "unreadable"

@@ -35,9 +35,6 @@ from .errors import (
     ExtractError as ExtractError,
 )
 from .errors import (
-    NestModelError as NestModelError,
-)
-from .errors import (
     ProbeError as ProbeError,
 )
 from .errors import (
@@ -285,7 +282,6 @@ __all__ = [
     "NestConfig",
     "NestDataModule",
     "NestModel",
-    "NestModelError",
     "NestNetwork",
     "NestOutput",
     "NetworkInput",

@@ -36,19 +36,19 @@ def check_contexts(contexts: Sequence[Context], probs: Sequence[float] | None, s
     are_pairs = isinstance(contexts, tuple) and len(contexts) > 0
     are_pairs = are_pairs and all(is_pair_of_frames(context, minimum=UNLIMITED) for context in contexts)
     expected = f"one or more pairs (left, right) of numbers of encoder frames, {UNLIMITED} for no limit"
-    require(are_pairs, field, contexts, expected, error=ConfigError)
+    require(are_pairs, field, contexts, expected)
     for left, right in contexts if style == "chunked_limited" else ():
         # NeMo also accepts an unlimited context if there are several.
         if (left, right) == (UNLIMITED, UNLIMITED) and len(contexts) > 1:
             continue
         expected = "limited right contexts with att_context_style chunked_limited, whose chunks are right + 1 frames"
-        require(right != UNLIMITED, field, contexts, expected, error=ConfigError)
+        require(right != UNLIMITED, field, contexts, expected)
         expected = f"a left context that is a multiple of the chunk of right + 1 = {right + 1} frames, not {left}"
-        require(left == UNLIMITED or left % (right + 1) == 0, field, contexts, expected, error=ConfigError)
+        require(left == UNLIMITED or left % (right + 1) == 0, field, contexts, expected)
     if probs is not None:
         fits = len(probs) == len(contexts) and min(probs) >= 0.0 and math.isclose(sum(probs), 1.0, abs_tol=1e-6)
         expected = f"one probability for each of the {len(contexts)} values of att_context_size, with the sum 1"
-        require(fits, "encoder.att_context_probs", probs, expected, error=ConfigError)
+        require(fits, "encoder.att_context_probs", probs, expected)
 
 
 def parse_context(text: str) -> Context:

@@ -61,10 +61,7 @@ def preset_path(name: str) -> Path:
     return _PRESETS / f"{name}.yaml"
 
 
-_require = partial(require, error=ConfigError)
-_at_least = partial(require_at_least, error=ConfigError)
-_at_most = partial(require_at_most, error=ConfigError)
-_share = partial(require_share, below_one=True, error=ConfigError)
+_share = partial(require_share, below_one=True)
 
 
 @with_field_docs
@@ -104,13 +101,15 @@ class FeatureConfig:
     __repr__ = changed_fields
 
     def __post_init__(self) -> None:
-        _at_least(1, "features", self, "sampling_rate", "n_fft", "window_length", "hop_length", "num_mels", "pad_to")
-        _at_most(2**15, "features", self, "n_fft")  # the filterbank is computed from any file of a model
-        _at_most(1024, "features", self, "num_mels")
-        _at_least(0, "features", self, "dither")
+        require_at_least(
+            1, "features", self, "sampling_rate", "n_fft", "window_length", "hop_length", "num_mels", "pad_to"
+        )
+        require_at_most(2**15, "features", self, "n_fft")  # the filterbank is computed from any file of a model
+        require_at_most(1024, "features", self, "num_mels")
+        require_at_least(0, "features", self, "dither")
         _share("features", self, "preemphasis")
         fits = self.window_length <= self.n_fft
-        _require(fits, "features.window_length", self.window_length, f"at most n_fft ({self.n_fft}) samples")
+        require(fits, "features.window_length", self.window_length, f"at most n_fft ({self.n_fft}) samples")
 
 
 @with_field_docs
@@ -137,8 +136,8 @@ class QuantizerConfig:
     __repr__ = changed_fields
 
     def __post_init__(self) -> None:
-        _at_least(2, "quantizer", self, "num_classes")
-        _at_least(1, "quantizer", self, "num_codebooks", "code_dim")
+        require_at_least(2, "quantizer", self, "num_classes")
+        require_at_least(1, "quantizer", self, "num_codebooks", "code_dim")
 
 
 @with_field_docs
@@ -166,9 +165,9 @@ class MaskConfig:
     __repr__ = changed_fields
 
     def __post_init__(self) -> None:
-        _at_least(1, "masking", self, "block_size")
-        _at_least(0, "masking", self, "target_shift")
-        _require(0.0 <= self.prob <= 1.0, "masking.prob", self.prob, "a probability in [0, 1]")
+        require_at_least(1, "masking", self, "block_size")
+        require_at_least(0, "masking", self, "target_shift")
+        require(0.0 <= self.prob <= 1.0, "masking.prob", self.prob, "a probability in [0, 1]")
         _share("masking", self, "threshold")
 
 
@@ -249,20 +248,20 @@ class EncoderConfig:
     __repr__ = changed_fields
 
     def __post_init__(self) -> None:
-        _at_least(1, "encoder", self, "num_heads", "num_layers", "subsampling_channels", "ff_expansion")
-        _at_most(1000, "encoder", self, "num_layers")  # a damaged file must not make millions of modules
-        _at_least(2, "encoder", self, "d_model", "subsampling_factor")
+        require_at_least(1, "encoder", self, "num_heads", "num_layers", "subsampling_channels", "ff_expansion")
+        require_at_most(1000, "encoder", self, "num_layers")  # a damaged file must not make millions of modules
+        require_at_least(2, "encoder", self, "d_model", "subsampling_factor")
         _share("encoder", self, "dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb")
         divides = self.d_model % 2 == 0 and self.d_model % self.num_heads == 0
-        _require(divides, "encoder.d_model", self.d_model, f"an even multiple of num_heads ({self.num_heads})")
+        require(divides, "encoder.d_model", self.d_model, f"an even multiple of num_heads ({self.num_heads})")
         factor = self.subsampling_factor
-        _require(factor & (factor - 1) == 0, "encoder.subsampling_factor", factor, "a power of two")
+        require(factor & (factor - 1) == 0, "encoder.subsampling_factor", factor, "a power of two")
         kernel = self.conv_kernel_size
-        _require(kernel >= 1 and kernel % 2 == 1, "encoder.conv_kernel_size", kernel, "an odd number")
+        require(kernel >= 1 and kernel % 2 == 1, "encoder.conv_kernel_size", kernel, "an odd number")
         check_contexts(self.att_context_size, self.att_context_probs, self.att_context_style)
         fits = is_pair_of_frames(self.conv_context) and sum(self.conv_context) == kernel - 1
         expected = f"causal, null, or (left, right) with left + right = conv_kernel_size - 1 ({kernel - 1})"
-        _require(fits, "encoder.conv_context_size", self.conv_context_size, expected)
+        require(fits, "encoder.conv_context_size", self.conv_context_size, expected)
 
     @property
     def conv_context(self) -> tuple[int, int]:
@@ -322,10 +321,10 @@ class OptimizerConfig:
     __repr__ = changed_fields
 
     def __post_init__(self) -> None:
-        _require(self.lr > 0.0, "optimizer.lr", self.lr, "a positive factor")
-        _require(all(0.0 <= beta < 1.0 for beta in self.betas), "optimizer.betas", self.betas, "two rates in [0, 1)")
-        _at_least(0, "optimizer", self, "weight_decay", "min_lr", "max_skipped_steps")
-        _at_least(1, "optimizer", self, "warmup_steps")
+        require(self.lr > 0.0, "optimizer.lr", self.lr, "a positive factor")
+        require(all(0.0 <= beta < 1.0 for beta in self.betas), "optimizer.betas", self.betas, "two rates in [0, 1)")
+        require_at_least(0, "optimizer", self, "weight_decay", "min_lr", "max_skipped_steps")
+        require_at_least(1, "optimizer", self, "warmup_steps")
 
 
 @with_field_docs
@@ -355,19 +354,19 @@ class NestConfig:
 
     def __post_init__(self) -> None:
         # A token stacks the feature frames of one encoder frame, so an incomplete stack would have no target.
-        _require(
+        require(
             self.features.pad_to % self.encoder.subsampling_factor == 0,
             "features.pad_to",
             self.features.pad_to,
             f"a multiple of encoder.subsampling_factor ({self.encoder.subsampling_factor})",
         )
-        _require(
+        require(
             self.masking.position == "pre_conv" or self.masking.block_size >= self.encoder.subsampling_factor,
             "masking.block_size",
             self.masking.block_size,
             f"at least one encoder frame ({self.encoder.subsampling_factor}) with masking.position post_conv",
         )
-        _require(
+        require(
             self.masking.position == "pre_conv" or self.quantizer.normalize == "as_features",
             "quantizer.normalize",
             self.quantizer.normalize,

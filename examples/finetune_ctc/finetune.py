@@ -44,10 +44,9 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
-from nestdata import BatchPlan, Corpus, NestDataError, PlanConfig, PrepareConfig, derive_key, prepare_corpus
+from nestdata import BatchPlan, Corpus, NestError, PlanConfig, PrepareConfig, derive_key, prepare_corpus
 from nestmodel import (
     ConfigError,
-    NestModelError,
     NestNetwork,
     StreamingEncoder,
     count_errors,
@@ -398,5 +397,5 @@ def write_or_compare_options(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (NestDataError, NestModelError) as error:
+    except NestError as error:
         sys.exit(f"error: {error}")

@@ -19,8 +19,8 @@ from live_model import NETWORK_FILE, LiveFeatures, LiveRecogniser
 from transformers import AutoModelForCTC, AutoProcessor, ParakeetTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from nestdata import NestDataError
-from nestmodel import NestModelError, parse_context
+from nestdata import NestError
+from nestmodel import parse_context
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -72,5 +72,5 @@ def load(directory: Path) -> tuple[Model, Processor]:
 if __name__ == "__main__":
     try:
         main()
-    except (NestDataError, NestModelError) as error:
+    except NestError as error:
         sys.exit(f"error: {error}")

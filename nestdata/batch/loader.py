@@ -27,7 +27,7 @@ from nestdata.batch.bad_audio import BadAudioConfig, BadAudioCounter
 from nestdata.batch.batch import Batch, BatchIndex, Microbatch
 from nestdata.batch.memory import BatchMemory, SlotRing
 from nestdata.batch.remote import NUM_AHEAD, RemoteReader
-from nestdata.errors import NestDataError
+from nestdata.errors import NestError
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.storage import StoreEnvironment
 
@@ -186,7 +186,7 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
         """
         try:
             pickle.loads(pickle.dumps(self.dataset))
-        except NestDataError:
+        except NestError:
             raise
         except Exception as error:  # a forked worker receives any dataset
             _log.debug("the dataset cannot be pickled: %s", error)
@@ -279,11 +279,11 @@ def _received_source(load: bytes, ring: SlotRing | None) -> _BatchSource:
     """Opens the corpora in a worker; an error is raised with its first batch, because it could not report it before."""
     try:
         return _BatchSource(pickle.loads(load), ring)
-    except NestDataError as error:
+    except NestError as error:
         return _BatchSource(partial(_fail, error), ring)
 
 
-def _fail(error: NestDataError, *_: Any) -> Any:
+def _fail(error: NestError, *_: Any) -> Any:
     raise error
 
 

@@ -104,7 +104,7 @@ def run_ctc_probe(
         ProbeError: There are too few utterances with text, they cannot be split, or both sides have the same audio.
         ExtractError: A batch does not fit into memory.
         OutputError: `output` exists and may not be replaced, or cannot be written.
-        NestDataError: An input cannot be read.
+        NestError: An input cannot be read.
     """
     config = config or CtcProbeConfig()
     check_jiwer()

@@ -7,7 +7,6 @@ from typing import Any
 
 from nestdata.config_checks import require
 from nestdata.field_docs import with_field_docs
-from nestmodel.errors import ConfigError
 from nestmodel.evaluate.contestants import BASELINES, Contestant, contestant_name
 from nestmodel.evaluate.ctc_head import MAX_GRADIENT_NORM, UTTERANCES_PER_STEP
 from nestmodel.evaluate.encode import check_batch_seconds
@@ -74,7 +73,7 @@ class CtcProbeConfig:
 
     def __post_init__(self) -> None:
         def check(is_valid: bool, name: str, expected: str) -> None:
-            require(is_valid, name, getattr(self, name), expected, error=ConfigError)
+            require(is_valid, name, getattr(self, name), expected)
 
         rates, seeds = self.learning_rates, self.probe_seeds
         check(0.0 < self.held_out < 1.0, "held_out", "a share between 0 and 1")

@@ -89,7 +89,7 @@ def iterate_features(
     Raises:
         ConfigError: The layers or the device do not exist; the corpus has another sampling rate than the model; or rows
             are given without a `Corpus`.
-        NestDataError: An input cannot be read, or none of its audio can be used.
+        NestError: An input cannot be read, or none of its audio can be used.
         ExtractError: A batch does not fit into memory; or an utterance has no features and `on_reject` is None.
     """
     settings = layer_function(model, layers), max_batch_seconds, device, rows, on_reject

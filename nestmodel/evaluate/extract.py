@@ -111,7 +111,7 @@ def extract_features(
         ConfigError: The layers or the device do not exist, or the corpus has another sampling rate than the model.
         ExtractError: No utterance has features, or a batch does not fit into memory.
         OutputError: `output` exists and may not be replaced, or cannot be written. Nothing is left behind.
-        NestDataError: An input cannot be read.
+        NestError: An input cannot be read.
     """
     config = config or ExtractConfig()
     output = Path(output).resolve()

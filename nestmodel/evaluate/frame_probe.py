@@ -109,7 +109,7 @@ def run_frame_probe(
         ProbeError: There are too few utterances, they cannot be split, or both sides have the same audio.
         ExtractError: A batch does not fit into memory.
         OutputError: `output` exists and may not be replaced, or cannot be written.
-        NestDataError: An input cannot be read.
+        NestError: An input cannot be read.
     """
     config = config or FrameProbeConfig()
     check_sklearn()

@@ -9,7 +9,6 @@ import numpy as np
 
 from nestdata.config_checks import require
 from nestdata.field_docs import with_field_docs
-from nestmodel.errors import ConfigError
 from nestmodel.evaluate.contestants import Contestant, contestant_name
 from nestmodel.evaluate.encode import check_batch_seconds
 from nestmodel.evaluate.error_rates import Estimate, percent
@@ -59,9 +58,9 @@ class FrameProbeConfig:
     an input was opened with a choice of its own."""
 
     def __post_init__(self) -> None:
-        require(0.0 < self.held_out < 1.0, "held_out", self.held_out, "a share between 0 and 1", error=ConfigError)
+        require(0.0 < self.held_out < 1.0, "held_out", self.held_out, "a share between 0 and 1")
         for name, least in (("num_units", 2), ("max_epochs", 1), ("patience", 1)):
-            require(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more", error=ConfigError)
+            require(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more")
         check_batch_seconds(self.max_batch_seconds)
 
 

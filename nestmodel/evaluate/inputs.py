@@ -39,7 +39,7 @@ def open_inputs(
 
     Raises:
         ConfigError: A corpus was given and its sampling rate is another one.
-        NestDataError: An input cannot be read, or none of its audio can be used.
+        NestError: An input cannot be read, or none of its audio can be used.
     """
     if isinstance(inputs, Corpus):
         check_rate(inputs, sampling_rate)

@@ -76,7 +76,7 @@ def run_probe(
         ProbeError: No utterance has the label, or fewer than two classes have enough utterances.
         ExtractError: A batch does not fit into memory.
         OutputError: `output` exists and may not be replaced, or cannot be written.
-        NestDataError: An input cannot be read.
+        NestError: An input cannot be read.
     """
     check_sklearn()
     resolve_device(config.device)

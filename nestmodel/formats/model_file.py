@@ -21,8 +21,9 @@ import torch
 import yaml
 from torch import Tensor
 
+from nestdata import NestError
 from nestmodel.config import NestConfig
-from nestmodel.errors import NestModelError, WeightsError
+from nestmodel.errors import WeightsError
 from nestmodel.formats.hub import fetch_from_hub, is_on_hub, parse_hub_name
 from nestmodel.formats.nemo_archive import read_nemo_config, read_nemo_state
 from nestmodel.formats.safetensors import TensorFile, open_tensors
@@ -157,7 +158,7 @@ def _as_weights_error(path: Path) -> Iterator[None]:
         yield
     except WeightsError:
         raise
-    except NestModelError as error:
+    except NestError as error:
         raise WeightsError(f"{path}: {error}") from error
     except KeyError as error:
         raise WeightsError(f"{path}: holds no {error.args[0]}. Give a file of a whole NEST model.") from error

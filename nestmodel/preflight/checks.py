@@ -105,7 +105,7 @@ def check_reading(data: NestDataModule, trainer: pl.Trainer, num_batches: int) -
     """Reads the first batches of this rank with the configured loader workers, from step 0.
 
     Raises:
-        NestDataError: Audio cannot be read, or the microbatches of a step cannot be divided among the ranks.
+        NestError: Audio cannot be read, or the microbatches of a step cannot be divided among the ranks.
     """
     plan = data.train_dataset.plan
     indices = microbatches(plan, rank=trainer.global_rank, world_size=trainer.world_size, num_steps=num_batches)

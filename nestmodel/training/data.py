@@ -64,7 +64,7 @@ class NestDataModule(pl.LightningDataModule):
 
     Raises:
         ConfigError: The number of workers is negative.
-        NestDataError: A corpus cannot be opened, or its cuts do not fit the plan.
+        NestError: A corpus cannot be opened, or its cuts do not fit the plan.
     """
 
     def __init__(

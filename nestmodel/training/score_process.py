@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from nestdata import Corpus, NestDataError, last_error_line
+from nestdata import Corpus, NestError, last_error_line
 from nestmodel.attention_context import context_name
-from nestmodel.errors import NestModelError, TrainingError
+from nestmodel.errors import TrainingError
 from nestmodel.evaluate.feature_scores import FeatureScoreConfig, score_features
 from nestmodel.formats.weights import load_network
 from nestmodel.training.startup import describe_exit
@@ -146,7 +146,7 @@ def main() -> int:
     torch.set_num_threads(job.num_threads)
     try:
         scores = score_checkpoint(job)
-    except (NestDataError, NestModelError) as error:
+    except NestError as error:
         sys.stderr.write(f"{last_error_line(error)}\n")
         return 1
     sys.stdout.write(json.dumps(scores) + "\n")

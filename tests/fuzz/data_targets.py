@@ -15,7 +15,7 @@ import numpy as np
 import soundfile
 from hypothesis import strategies as st
 
-from nestdata import BatchPlan, Corpus, NestDataError, PlanConfig, PrepareConfig, prepare_corpus
+from nestdata import BatchPlan, Corpus, NestError, PlanConfig, PrepareConfig, prepare_corpus
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.tar import TarError, walk
 from tests.fuzz.inputs import NUMBERS, TEXTS, VALUES, altered, mutated
@@ -164,7 +164,7 @@ def prepare_lines(manifest: tuple[str, bytes], folder: Path) -> int:
     corpus = Corpus.open(folder / "out")
     for index in range(len(corpus)):
         assert corpus.line(index)["id"] is not None
-        with _allowed(NestDataError):
+        with _allowed(NestError):
             corpus.load(index)
     return report.num_cuts
 
@@ -264,13 +264,13 @@ def open_corpus(files: dict[str, bytes], folder: Path) -> bool:
         (folder / name).write_bytes(content)
     corpus = Corpus.open(folder)
     list(corpus.shards())
-    with _allowed(NestDataError):
+    with _allowed(NestError):
         plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1))
         plan.indices(0, 0)
     for index in range(min(len(corpus), 5)):
-        with _allowed(NestDataError):
+        with _allowed(NestError):
             corpus.load(index)
-        with _allowed(NestDataError):
+        with _allowed(NestError):
             corpus[index]
     return True
 

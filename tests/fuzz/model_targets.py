@@ -13,7 +13,8 @@ import torch
 import yaml
 from hypothesis import strategies as st
 
-from nestmodel import NestModelError, NestNetwork, load_network
+from nestdata import NestError
+from nestmodel import NestNetwork, load_network
 from nestmodel.formats.model_file import CONFIG_KEY, open_model_file
 from nestmodel.formats.nemo_archive import CONFIG_MEMBER, WEIGHTS_MEMBER, write_nemo
 from tests.fuzz.inputs import altered, mutated
@@ -98,6 +99,6 @@ def _load(content: bytes, folder: Path) -> bool:
 
 
 MODEL_TARGETS: dict[str, Target] = {
-    ".nemo": Target(_nemo_files, _load, (NestModelError,), num_tested=60),
-    "checkpoint": Target(_checkpoints, _load, (NestModelError,), num_tested=60),
+    ".nemo": Target(_nemo_files, _load, (NestError,), num_tested=60),
+    "checkpoint": Target(_checkpoints, _load, (NestError,), num_tested=60),
 }

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from nestdata import NestDataError
+from nestdata import NestError
 
 
 class Target(NamedTuple):
@@ -16,7 +16,7 @@ class Target(NamedTuple):
     read: Callable[[Any, Path], object]
     """Reads an input; may write to an empty directory. A false result says that the input was refused."""
 
-    errors: tuple[type[Exception], ...] = (NestDataError,)
+    errors: tuple[type[Exception], ...] = (NestError,)
     """The errors that refuse an input."""
 
     num_tested: int = 40

@@ -9,7 +9,7 @@ from nestdata import (
     ConfigError,
     CorpusError,
     ManifestError,
-    NestDataError,
+    NestError,
     OutputError,
     PlanError,
     StorageError,
@@ -17,14 +17,14 @@ from nestdata import (
     last_error_line,
 )
 
-ALL = [AudioError, ConfigError, CorpusError, ManifestError, NestDataError, OutputError, PlanError, StorageError]
+ALL = [AudioError, ConfigError, CorpusError, ManifestError, NestError, OutputError, PlanError, StorageError]
 
 
 @pytest.mark.parametrize("error", ALL)
-def test_every_error_survives_pickling_and_is_caught_by_the_base_class(error: type[NestDataError]) -> None:
+def test_every_error_survives_pickling_and_is_caught_by_the_base_class(error: type[NestError]) -> None:
     again = pickle.loads(pickle.dumps(error("cut 'a': what was wrong")))
     assert (type(again), str(again)) == (error, "cut 'a': what was wrong")
-    assert isinstance(again, NestDataError)
+    assert isinstance(again, NestError)
 
 
 def test_all_errors_of_the_module_are_tested() -> None:

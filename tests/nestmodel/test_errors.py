@@ -1,11 +1,13 @@
 import pickle
 
-from nestmodel.errors import ConfigError, NestModelError
+import nestdata
+from nestmodel import ConfigError, ExtractError, ProbeError, TrainingError, WeightsError
 
 
 def test_all_errors_derive_from_one_root() -> None:
-    assert issubclass(ConfigError, NestModelError)
-    assert issubclass(NestModelError, Exception)
+    assert ConfigError is nestdata.ConfigError
+    for error in (ExtractError, ProbeError, TrainingError, WeightsError):
+        assert issubclass(error, nestdata.NestError)
 
 
 def test_an_error_can_be_pickled() -> None:

@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from nestdata.errors import ConfigError, NestDataError, StorageError
+from nestdata.errors import ConfigError, NestError, StorageError
 from nestdata.storage import Storage, StorageConfig
 from tests.ports import free_port
 from tests.remote.conftest import Access
@@ -140,7 +140,7 @@ storage().info("s3://bucket/name")
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     expected = "ConfigError: Object stores need obstore. Install it with `pip install 'nest-pretrain[remote]'`."
     assert run.stderr.splitlines()[-1].endswith(expected)
-    assert issubclass(ConfigError, NestDataError)
+    assert issubclass(ConfigError, NestError)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nestdata import ManifestError, NestDataError, PrepareConfig, ProbeMode, prepare_corpus
+from nestdata import ManifestError, NestError, PrepareConfig, ProbeMode, prepare_corpus
 from tests.synthesis import hiss, write_audio, write_jsonl
 
 SECRET = "hunter2"
@@ -77,7 +77,7 @@ def test_no_secret_of_a_url_is_in_the_error_of_prepare(tmp_path: Path, url: str)
         (["m.json"], url, None),
         (["m.json"], tmp_path / "a.corpus", tars),
     ):
-        with pytest.raises(NestDataError) as caught:
+        with pytest.raises(NestError) as caught:
             prepare_corpus(inputs, output, config)
         assert SECRET not in str(caught.value)
     assert [*tmp_path.iterdir()] == []
