@@ -21,7 +21,7 @@ from benchmarks.measured import measured_line
 from benchmarks.peer import run_peer
 from nestmodel import NestNetwork, config_from_nemo
 from nestmodel.nn.features import LogMelFeatures
-from nestmodel.nn.loss_stats import loss_stats
+from nestmodel.nn.loss import loss_stats
 from tests.isa import LANES, environment_of, lanes_of_this_cpu
 
 REPOSITORY = Path(__file__).parents[1]

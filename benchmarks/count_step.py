@@ -54,7 +54,7 @@ FORMS = {
     "combined": {"features": "compiled", "blocks": "combined"},
 }
 """Forms of a step that torch's compiler generates, and those of the parts that differ from a step without it; they are
-those of `nestmodel.nn.kernel_choice.Kernels`."""
+those of `nestmodel.nn.gpu.kernel_choice.Kernels`."""
 
 PARTS = ("features", "quantizer", "subsampling", "blocks", "head", "loss", "optimizer", "other")
 """The optimizer's part contains the sums of gradients over microbatches; the last one contains masks, encodings of
@@ -309,7 +309,7 @@ def _batch(config: "NestConfig", cuts: int) -> "NetworkInput":
 
 def empty_keys(num_layers: int) -> Tensor:
     """Returns keys of dropout whose values do not exist."""
-    from nestmodel.nn.encoder import KEYS_PER_BLOCK
+    from nestmodel.nn.block import KEYS_PER_BLOCK
 
     return torch.empty(num_layers + 1, KEYS_PER_BLOCK, 2, dtype=torch.int32)
 
@@ -390,7 +390,7 @@ def compile_features(preset: str) -> "tuple[Generated, Generated]":
 def compile_block(preset: str, form: str = "compiled") -> "tuple[int, tuple[Generated, Generated]]":
     """Returns the number of blocks of a preset, and the code for the forward and the backward pass of one."""
     from benchmarks.fake_compile import generate
-    from nestmodel.nn.encoder import COMBINED, ConformerBlock
+    from nestmodel.nn.block import COMBINED, ConformerBlock
     from nestmodel.nn.frames import describe_frames
 
     config = _config(preset)

@@ -54,7 +54,7 @@ from nestmodel import (
     QuantizerConfig,
     Throughput,
 )
-from nestmodel.nn.kernel_choice import default_kernels
+from nestmodel.nn.gpu.kernel_choice import default_kernels
 from nestmodel.training.callbacks.progress import PlainLines
 
 _DESCRIPTION = f"""Counted on a fake GPU, with torch {torch.__version__} and Lightning {pl.__version__}. Batches have 16

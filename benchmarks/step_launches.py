@@ -95,8 +95,8 @@ def _packed(batch: "NetworkInput") -> "PackedBatch":
 
 def _stats_of_graph(network: "NestNetwork", batch: "NetworkInput", log: OperationLog) -> "LossStats":
     """Runs the forward pass of a captured microbatch, without what is in the graph; the log then contains only that."""
+    from nestmodel.nn.gpu.step_graph import StepGraphs
     from nestmodel.nn.network import NestOutput
-    from nestmodel.nn.step_graph import StepGraphs
 
     num_rows, quantizer = len(batch.scored_rows), network.config.quantizer
     logits = torch.ones(num_rows, quantizer.num_classes, quantizer.num_codebooks, requires_grad=True)
@@ -106,7 +106,7 @@ def _stats_of_graph(network: "NestNetwork", batch: "NetworkInput", log: Operatio
     graphs = StepGraphs(network, 1, lambda _: lambda: None, num_microbatches=1, num_ranks=1)
     with (
         patch.object(network, "forward_masked", lambda _: output),
-        patch("nestmodel.nn.step_graph.row_capacity", lambda *_: num_rows),
+        patch("nestmodel.nn.gpu.step_graph.row_capacity", lambda *_: num_rows),
         patch.object(torch.autograd, "grad", lambda _, parameters, **__: [torch.ones_like(p) for p in parameters]),
     ):
         graphs.forward(batch)  # the warm-up, which is not captured

@@ -156,11 +156,11 @@ from .nn.encoder import (
 from .nn.encoder import (
     HiddenStates as HiddenStates,
 )
-from .nn.kernel_choice import Kernels as Kernels
-from .nn.loss_stats import (
+from .nn.gpu.kernel_choice import Kernels as Kernels
+from .nn.loss import (
     LossStats as LossStats,
 )
-from .nn.loss_stats import (
+from .nn.loss import (
     loss_stats as loss_stats,
 )
 from .nn.network import (

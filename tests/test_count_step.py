@@ -26,7 +26,7 @@ from benchmarks.fake_gpu import OperationLog, Shape, backward, fake_gpu
 from benchmarks.step_launches import list_launches
 from nestmodel import NestConfig, NestNetwork, loss_stats
 from nestmodel.config import LIVE_PRESETS
-from nestmodel.nn import devices
+from nestmodel.nn.gpu import devices
 from nestmodel.preflight.trial_step import noise_batch
 from tests.fakes import needs_fake_gpu
 from tests.training import tiny_config

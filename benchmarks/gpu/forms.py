@@ -16,7 +16,7 @@ from benchmarks.gpu.measuring import median, profile_call, spread
 from benchmarks.gpu.report import Row, Section
 from nestdata import PackedBatch
 from nestmodel import NestConfig, NestNetwork
-from nestmodel.nn.kernel_choice import Kernels
+from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.preflight.trial_step import Shape, TrialStep, noise_batch
 

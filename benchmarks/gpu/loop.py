@@ -20,7 +20,7 @@ from benchmarks.gpu.measuring import median, spread
 from benchmarks.gpu.report import Section
 from nestdata import AudioNoiseBatch
 from nestmodel import Checkpoints, Health, NestModel, Throughput
-from nestmodel.nn.kernel_choice import default_kernels
+from nestmodel.nn.gpu.kernel_choice import default_kernels
 from nestmodel.preflight.trial_step import noise_batch
 from nestmodel.training.determinism import REQUIRED
 

@@ -15,7 +15,7 @@ from nestmodel import NestConfig, NestNetwork
 from nestmodel.nn.attention import RelPositionAttention
 from nestmodel.nn.features import Preprocessor
 from nestmodel.nn.frames import describe_frames
-from nestmodel.nn.kernel_choice import TORCH
+from nestmodel.nn.gpu.kernel_choice import TORCH
 from nestmodel.nn.network import num_padded_frames
 from nestmodel.nn.subsampling import ConvSubsampling
 from nestmodel.training.schedule import build_optimizer

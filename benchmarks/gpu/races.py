@@ -8,7 +8,7 @@ from benchmarks.gpu.forms import case_of
 from benchmarks.gpu.report import Row, Section
 from nestdata import BatchPlan, PlanConfig
 from nestmodel import Kernels
-from nestmodel.nn.kernel_choice import PARTS
+from nestmodel.nn.gpu.kernel_choice import PARTS
 from nestmodel.training import kernel_race
 from nestmodel.tuning.cache import Result
 

@@ -16,7 +16,7 @@ from benchmarks.gpu.context import Context, tiny_config, tiny_extent
 from nestdata import AudioNoiseBatch, PlanConfig
 from nestguard import StallLimits
 from nestmodel import NestDataModule, NestModel, StallGuard
-from nestmodel.nn.kernel_choice import default_kernels
+from nestmodel.nn.gpu.kernel_choice import default_kernels
 
 _HANG_S = 900.0
 _STEP = 1

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from nestmodel.attention_context import Context
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
-from nestmodel.nn.encoder import BlockCache, ConformerEncoder
+from nestmodel.nn.block import BlockCache
+from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.streaming import streaming_context
 from nestmodel.nn.subsampling import halve
 

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from nestmodel.nn import devices
-from nestmodel.nn.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters
 from nestmodel.nn.dropout import Dropout, Key
 from nestmodel.nn.frames import MASKED_SCORE, Frames, GpuMasks
-from nestmodel.nn.fused_attention import fused_attention, shift_to_distances
+from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters
+from nestmodel.nn.gpu.fused_attention import fused_attention, shift_to_distances
 
 
 class RelPositionAttention(nn.Module):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int16, Int32
 from torch import Tensor, nn
 
-from nestmodel.nn import devices
+from nestmodel.nn.gpu import devices
 
 Key = Int32[Tensor, "2"]
 """Determines the decisions of one place in the network, in one microbatch; see `draw_keys`."""
@@ -158,7 +158,7 @@ def _wrapped(number: int) -> int:
 def _drop_on_gpu(x: Tensor, key: Tensor, num_dropped: int) -> Tensor:
     if not _has_kernel(x.device):
         return drop(x, key, num_dropped)
-    from nestmodel.nn.kernels.dropout import launch_drop
+    from nestmodel.nn.gpu.dropout_kernel import launch_drop
 
     return launch_drop(x, key, num_dropped, _scale(num_dropped))
 
@@ -170,7 +170,7 @@ def _has_kernel(device: torch.device) -> bool:
 
 
 def _check_kernel(device: torch.device) -> bool:
-    from nestmodel.nn.kernels.dropout import launch_drop
+    from nestmodel.nn.gpu.dropout_kernel import launch_drop
 
     x = torch.ones(5001, device="cpu")
     key = torch.tensor([123456789, -987654321], dtype=torch.int32, device="cpu")

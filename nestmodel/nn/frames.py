@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nestmodel.attention_context import UNLIMITED, Context, Style
-from nestmodel.nn import devices
+from nestmodel.nn.gpu import devices
 
 MASKED_SCORE = -10000.0
 """Score of a masked key. Its exponential is 0 in every floating-point format."""

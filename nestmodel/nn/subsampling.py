@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
-from nestmodel.nn import devices
-from nestmodel.nn.first_stages import Convolutions, first_stages, has_kernels
+from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu.first_stages import Convolutions, first_stages, has_kernels
 
 MAX_VALUES = 2**27
 """Maximum number of values of the largest intermediate tensor. Larger batches are processed in several chunks."""

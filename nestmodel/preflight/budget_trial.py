@@ -30,7 +30,7 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from nestdata import last_error_line
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, TrainingError
-from nestmodel.nn.kernel_choice import Kernels
+from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.preflight.memory import PeakMemory, resident_bytes
 from nestmodel.preflight.trial_step import Shape, StepTime, TrialStep, noise_batch

@@ -10,8 +10,8 @@ import torch
 from nestdata import AudioNoiseBatch, MicrobatchKey, Mix, PackedBatch
 from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
-from nestmodel.nn.kernel_choice import Kernels
-from nestmodel.nn.step_graph import Capture
+from nestmodel.nn.gpu.kernel_choice import Kernels
+from nestmodel.nn.gpu.step_graph import Capture
 from nestmodel.training.module import NestModel
 
 Shape = tuple[int, int]

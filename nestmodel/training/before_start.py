@@ -14,7 +14,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from nestdata import BatchPlan
 from nestdata.output import check_writable
 from nestmodel.errors import ConfigError
-from nestmodel.nn.kernel_choice import default_kernels
+from nestmodel.nn.gpu.kernel_choice import default_kernels
 from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel

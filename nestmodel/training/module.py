@@ -26,13 +26,13 @@ from nestmodel.config import NestConfig
 from nestmodel.formats.model_file import CONFIG_KEY
 from nestmodel.formats.training_record import METRICS, RECORD_KEY, SETTINGS_KEY, TrainingRecord, record_of
 from nestmodel.formats.weights import build_network, load_weights
-from nestmodel.nn import devices
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
-from nestmodel.nn.kernel_choice import TORCH, Kernels, default_kernels
-from nestmodel.nn.loss_stats import CONTEXT_METRICS, LossStats, loss_stats
+from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu.kernel_choice import TORCH, Kernels, default_kernels
+from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs
+from nestmodel.nn.loss import CONTEXT_METRICS, LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
-from nestmodel.nn.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.options import WeightParts
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.ddp_advice import suppress_unused_parameter_advice

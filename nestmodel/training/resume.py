@@ -19,7 +19,7 @@ from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import is_on_hub
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.training_record import SETTINGS_KEY
-from nestmodel.nn.kernel_choice import PARTS, Kernels, kernels_of
+from nestmodel.nn.gpu.kernel_choice import PARTS, Kernels, kernels_of
 from nestmodel.training.checkpoint_files import newest_checkpoint
 from nestmodel.training.determinism import determinism
 

@@ -14,8 +14,8 @@ from nestmodel.attention_context import context_name, format_context
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder import check_compilable
-from nestmodel.nn.kernel_choice import Kernels
-from nestmodel.nn.loss_stats import CONTEXT_METRICS, METRIC_NAMES
+from nestmodel.nn.gpu.kernel_choice import Kernels
+from nestmodel.nn.loss import CONTEXT_METRICS, METRIC_NAMES
 from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.lightning_private import uses_distributed_sampler
 from nestmodel.training.step_limits import validates_at_multiples

@@ -18,7 +18,7 @@ from typing import Any, get_args
 import torch
 
 from nestmodel.errors import ConfigError
-from nestmodel.nn.kernel_choice import Kernels, kernels_of
+from nestmodel.nn.gpu.kernel_choice import Kernels, kernels_of
 from nestmodel.source_digest import source_digest
 from nestmodel.tuning.parts import FORMS, Setting
 from nestmodel.tuning.race import Row, Verdict

@@ -1,7 +1,7 @@
 """The parts of a training step that have several forms, as computations that can be raced.
 
 To add a form, add its name to `FORMS`, and its effect to `NestNetwork.use_kernels`. To add a part, add it to
-`nestmodel.nn.kernel_choice.Kernels` and to `_RUNS`.
+`nestmodel.nn.gpu.kernel_choice.Kernels` and to `_RUNS`.
 
 The whole microbatch is a part of its own, in `whole_step.py`.
 
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from nestmodel.config import EncoderConfig, NestConfig
-from nestmodel.nn import devices
 from nestmodel.nn.batch_norm import StepBatchNorm
-from nestmodel.nn.kernel_choice import PARTS, TORCH, Kernels, kernels_of
+from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu.kernel_choice import PARTS, TORCH, Kernels, kernels_of
 from nestmodel.nn.network import NestNetwork, num_padded_frames
 from nestmodel.nn.subsampling import num_subsampled
 from nestmodel.tuning.race import Part, Run

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nestdata import last_error_line
 from nestmodel.errors import TrainingError
-from nestmodel.nn.kernel_choice import TORCH
+from nestmodel.nn.gpu.kernel_choice import TORCH
 from nestmodel.out_of_memory import is_out_of_memory
 
 Run = Callable[[], Sequence[Tensor]]

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
-from nestmodel.nn import devices
-from nestmodel.nn.kernel_choice import TORCH, Kernels
-from nestmodel.nn.loss_stats import LossStats, loss_stats
+from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu.kernel_choice import TORCH, Kernels
+from nestmodel.nn.gpu.step_graph import CudaCapture, StepGraphs
+from nestmodel.nn.loss import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
-from nestmodel.nn.step_graph import CudaCapture, StepGraphs
 from nestmodel.tuning.parts import FORMS, Precision, Setting, build_network, noise, shortened_lens
 from nestmodel.tuning.race import Part, Run
 

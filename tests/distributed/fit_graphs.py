@@ -13,7 +13,7 @@ import torch
 
 from nestdata import MixConfig, PlanConfig
 from nestmodel import NestDataModule, NestModel
-from nestmodel.nn import devices
+from nestmodel.nn.gpu import devices
 from tests.tape import TapeCapture
 from tests.training import ProportionalSteps, Recorder, tiny_config, trainer
 

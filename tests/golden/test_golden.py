@@ -27,7 +27,7 @@ from torch import Tensor
 
 from nestmodel import NestConfig, NestNetwork, config_from_nemo
 from nestmodel.nn.features import LOG_OFFSET, STD_OFFSET, Preprocessor
-from nestmodel.nn.loss_stats import loss_stats
+from nestmodel.nn.loss import loss_stats
 
 FLOAT32_FEATURES = 2e-4
 FLOAT32_FEATURES_RMS = 1e-5

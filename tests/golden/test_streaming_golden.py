@@ -20,10 +20,10 @@ from torch import Tensor
 
 from nestmodel import EncoderConfig, FeatureConfig, NestConfig, config_from_nemo
 from nestmodel.formats.nemo_config import config_to_nemo
-from nestmodel.nn import devices
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.features import Preprocessor
 from nestmodel.nn.frames import visible_keys
+from nestmodel.nn.gpu import devices
 
 OUTPUT_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE = 1e-4

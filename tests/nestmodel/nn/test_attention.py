@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nestmodel.nn import devices
 from nestmodel.nn.attention import RelPositionAttention
 from nestmodel.nn.frames import Frames, describe_frames, relative_positions
-from nestmodel.nn.fused_attention import shift_to_distances
+from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu.fused_attention import shift_to_distances
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nestmodel.nn import devices, dropout
+from nestmodel.nn import dropout
 from nestmodel.nn.dropout import Dropout, draw_keys, drop
+from nestmodel.nn.gpu import devices
 from tests.kernels import run_kernels
 
 KEY = torch.tensor([123456789, -987654321], dtype=torch.int32)
@@ -152,7 +153,7 @@ INTERPRETED = """
 import warnings
 import torch
 from nestmodel.nn.dropout import drop
-from nestmodel.nn.kernels.dropout import launch_drop
+from nestmodel.nn.gpu.dropout_kernel import launch_drop
 
 warnings.simplefilter("ignore")  # numpy warns where numbers wrap around
 key = torch.tensor([123456789, -987654321], dtype=torch.int32)
@@ -169,7 +170,8 @@ for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.f
 IN_A_MODULE = """
 import warnings
 import torch
-from nestmodel.nn import devices, dropout
+from nestmodel.nn import dropout
+from nestmodel.nn.gpu import devices
 from tests.nestmodel.nn.test_dropout import DTYPES, check_dropout
 
 warnings.simplefilter("ignore")  # numpy warns where numbers wrap around
@@ -181,7 +183,7 @@ assert dropout._has_kernel(torch.device("cpu"))
 """
 
 COMPILED = """
-from nestmodel.nn.kernels.dropout import VALUES_PER_PROGRAM, drop_kernel
+from nestmodel.nn.gpu.dropout_kernel import VALUES_PER_PROGRAM, drop_kernel
 from tests.kernels import check_compiles
 
 for dtype in ("bf16", "fp32"):

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nestmodel.config import EncoderConfig, NestConfig
-from nestmodel.nn import devices
-from nestmodel.nn.encoder import ConformerBlock, ConformerEncoder, ConvModule
+from nestmodel.nn.block import ConformerBlock
+from nestmodel.nn.convolution import ConvModule
+from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.frames import Frames, describe_frames
+from nestmodel.nn.gpu import devices
 
 TINY = EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8)
 
@@ -311,7 +313,7 @@ import sys
 from functools import partial
 import torch
 from nestmodel.config import EncoderConfig
-from nestmodel.nn import devices
+from nestmodel.nn.gpu import devices
 from nestmodel.nn.encoder import ConformerEncoder
 
 torch.set_num_threads(1)
@@ -366,7 +368,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from nestmodel.config import EncoderConfig
-from nestmodel.nn import devices
+from nestmodel.nn.gpu import devices
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.encoder import ConformerEncoder
 

@@ -26,9 +26,9 @@ from nestmodel import (
     save_network,
 )
 from nestmodel.attention_context import draw_context, look_ahead
-from nestmodel.nn import devices
 from nestmodel.nn.encoder import ConformerEncoder
-from nestmodel.nn.step_graph import pad_rows
+from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu.step_graph import pad_rows
 from nestmodel.nn.subsampling import ConvSubsampling, halve, num_subsampled
 from tests.nestmodel.nn.test_network import batch
 from tests.training import tiny_config
@@ -350,7 +350,7 @@ COMPILED = """
 from functools import partial
 import torch
 from torch._dynamo.utils import counters
-from nestmodel.nn import devices
+from nestmodel.nn.gpu import devices
 from nestmodel.nn.encoder import ConformerEncoder
 from tests.training import tiny_config
 

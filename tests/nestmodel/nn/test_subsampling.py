@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nestmodel.nn import devices
+from nestmodel.nn.gpu import devices
 from nestmodel.nn.subsampling import ConvSubsampling
 
 

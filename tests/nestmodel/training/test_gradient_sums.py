@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from benchmarks.fake_gpu import OperationLog
-from nestmodel.nn import devices
-from nestmodel.nn.loss_stats import loss_stats
+from nestmodel.nn.gpu import devices
+from nestmodel.nn.loss import loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.preflight.trial_step import noise_batch
 from nestmodel.training.gradient_sums import GradientSums

@@ -15,7 +15,7 @@ import nestguard
 from nestdata import BatchPlan, PlanConfig
 from nestmodel import Checkpoints, ConfigError, Kernels, NestModel, PreemptionHandler
 from nestmodel.formats.training_record import SETTINGS_KEY
-from nestmodel.nn.kernel_choice import default_kernels
+from nestmodel.nn.gpu.kernel_choice import default_kernels
 from nestmodel.training import kernel_race
 from nestmodel.training.checkpoint_files import find_checkpoints
 from nestmodel.training.kernel_race import most_frequent_shape

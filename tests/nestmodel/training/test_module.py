@@ -15,7 +15,7 @@ from nestmodel.attention_context import Context, draw_context
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.frames import Frames
-from nestmodel.nn.loss_stats import loss_stats
+from nestmodel.nn.loss import loss_stats
 from nestmodel.nn.masking import scored_token_mask
 from nestmodel.training import module
 from tests.conftest import MessyCorpora

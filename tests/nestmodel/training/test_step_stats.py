@@ -1,6 +1,6 @@
 import torch
 
-from nestmodel.nn.loss_stats import LossStats
+from nestmodel.nn.loss import LossStats
 from nestmodel.training.step_stats import DecayedCounts
 
 

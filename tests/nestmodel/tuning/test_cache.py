@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nestmodel.nn.kernel_choice import PARTS, Kernels
+from nestmodel.nn.gpu.kernel_choice import PARTS, Kernels
 from nestmodel.tuning import cache
 from nestmodel.tuning.cache import Result, cache_key, cache_path, read_result, write_result
 from nestmodel.tuning.parts import Setting

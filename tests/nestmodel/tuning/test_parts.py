@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning.plugins.precision import MixedPrecision
 
 from nestmodel import Kernels, NestNetwork
-from nestmodel.nn.kernel_choice import PARTS
+from nestmodel.nn.gpu.kernel_choice import PARTS
 from nestmodel.tuning import parts
 from nestmodel.tuning.parts import FORMS, Precision, Setting
 from nestmodel.tuning.race import Limits, Part, Race, relative_errors
@@ -128,7 +128,7 @@ COMPILED = """
 import sys
 from functools import partial
 import torch
-from nestmodel.nn import devices
+from nestmodel.nn.gpu import devices
 from nestmodel.tuning.race import Limits, Race
 from nestmodel.tuning.stopwatch import stopwatch
 from tests.nestmodel.tuning.test_parts import CPU, FULL, HALF, part

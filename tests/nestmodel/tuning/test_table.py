@@ -1,4 +1,4 @@
-from nestmodel.nn.kernel_choice import default_kernels
+from nestmodel.nn.gpu.kernel_choice import default_kernels
 from nestmodel.tuning.cache import Result
 from nestmodel.tuning.race import Row
 from nestmodel.tuning.table import format_table

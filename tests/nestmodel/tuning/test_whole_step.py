@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from nestmodel import Kernels
-from nestmodel.nn import devices
-from nestmodel.nn.kernel_choice import default_kernels
-from nestmodel.nn.loss_stats import LossStats
+from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu.kernel_choice import default_kernels
+from nestmodel.nn.gpu.step_graph import StepGraphs
+from nestmodel.nn.loss import LossStats
 from nestmodel.nn.network_input import NetworkInput
-from nestmodel.nn.step_graph import StepGraphs
 from nestmodel.tuning import whole_step
 from nestmodel.tuning.race import Limits, Part, Race, Row, relative_errors
 from nestmodel.tuning.stopwatch import stopwatch

@@ -1,8 +1,8 @@
 import pytest
 
 from nestmodel import ConfigError, Kernels, NestNetwork
-from nestmodel.nn.encoder import ConformerBlock
-from nestmodel.nn.kernel_choice import default_kernels
+from nestmodel.nn.block import ConformerBlock
+from nestmodel.nn.gpu.kernel_choice import default_kernels
 from tests.training import tiny_config
 
 

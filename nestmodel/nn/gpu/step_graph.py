@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nestmodel.nn.frames import round_up
-from nestmodel.nn.loss_stats import LossStats, loss_stats
+from nestmodel.nn.loss import LossStats, loss_stats
 from nestmodel.nn.masking import scored_token_mask
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput

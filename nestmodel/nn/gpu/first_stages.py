@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from nestmodel.nn import devices
+from nestmodel.nn.gpu import devices
 
 
 class Convolutions(NamedTuple):
@@ -68,7 +68,7 @@ def _check_kernels(device: torch.device, dtype: torch.dtype, padding: int) -> bo
 def _agrees(
     device: torch.device, dtype: torch.dtype, padding: int, batch: int, mels: int, frames: int, channels: int
 ) -> bool:
-    from nestmodel.nn.kernels.first_stages import launch_first_stages, launch_gradients
+    from nestmodel.nn.gpu.first_stages_kernel import launch_first_stages, launch_gradients
 
     generator = torch.Generator().manual_seed(0)
     weight, bias, out = (channels, 1, 3, 3), (channels,), (batch, *_out_sizes(mels, frames, padding), channels)
@@ -163,7 +163,7 @@ def _first_stages(
     bias2: Tensor,
     padding: int,
 ) -> Tensor:
-    from nestmodel.nn.kernels.first_stages import launch_first_stages
+    from nestmodel.nn.gpu.first_stages_kernel import launch_first_stages
 
     out = torch.empty(_out_shape(feats, weight1, padding), dtype=dtype, device=feats.device)
     launch_first_stages((feats, lens.contiguous(), weight1.flatten(1), bias1, weight2.flatten(1)), bias2, out, padding)
@@ -174,7 +174,7 @@ def _first_stages(
 def _gradients(
     feats: Tensor, lens: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, grad: Tensor, padding: int
 ) -> Tensor:
-    from nestmodel.nn.kernels.first_stages import launch_gradients
+    from nestmodel.nn.gpu.first_stages_kernel import launch_gradients
 
     return launch_gradients(
         (feats, lens.contiguous(), weight1.flatten(1), bias1, weight2.flatten(1)), grad.contiguous(), padding

@@ -1,4 +1,4 @@
-"""`nestmodel.nn.first_stages` as one kernel of a GPU for each direction, which store nothing of the first stage.
+"""`nestmodel.nn.gpu.first_stages` as one kernel of a GPU for each direction, which store nothing of the first stage.
 
 Values of the first stage are computed where the second stage needs them, 2.25 times on average. A program processes
 `POSITIONS` outputs of the second stage, counted over utterances, frames and bins, and `CHANNELS` channels. The nine
@@ -31,7 +31,7 @@ depthwise one. Weights are contiguous, and all but the numbers are float32."""
 
 
 def launch_first_stages(inputs: Inputs, bias2: Tensor, out: Tensor, padding: int) -> None:
-    """Computes both stages; see `nestmodel.nn.first_stages.first_stages`.
+    """Computes both stages; see `nestmodel.nn.gpu.first_stages.first_stages`.
 
     Args:
         inputs: See `Inputs`.

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.fake_gpu import OperationLog, fake_gpu
-from nestmodel.nn import devices, subsampling
-from nestmodel.nn.first_stages import Convolutions, first_stages, has_kernels
+from nestmodel.nn import subsampling
+from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu.first_stages import Convolutions, first_stages, has_kernels
 from nestmodel.nn.subsampling import ConvSubsampling, num_subsampled
 from tests.fakes import needs_fake_gpu
 from tests.kernels import run_kernels
@@ -100,8 +101,8 @@ def test_values_have_the_type_of_matrix_products() -> None:
 INTERPRETED = """
 import torch
 from unittest.mock import patch
-from nestmodel.nn import first_stages
-from nestmodel.nn.kernels import first_stages as kernels
+from nestmodel.nn.gpu import first_stages
+from nestmodel.nn.gpu import first_stages_kernel as kernels
 
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     for padding in (1, 2):
@@ -145,8 +146,8 @@ for batch, mels, frames, channels, lens, padding in (
 
 IN_A_MODULE = """
 import torch
-from nestmodel.nn import devices
-from nestmodel.nn.first_stages import _first_stages, _gradients
+from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu.first_stages import _first_stages, _gradients
 from tests.nestmodel.nn.test_first_stages import DTYPES, SMALL, check_training
 
 devices.is_on_gpu = lambda _: True
@@ -157,7 +158,7 @@ with _first_stages.set_kernel_enabled("cpu", False), _gradients.set_kernel_enabl
 """
 
 COMPILED = """
-from nestmodel.nn.kernels import first_stages as kernels
+from nestmodel.nn.gpu import first_stages_kernel as kernels
 from tests.kernels import check_compiles
 
 FLOATS = ("feats", "weight1", "bias1", "weight2", "bias2", "sums")
@@ -188,7 +189,7 @@ def test_a_kernel_that_cannot_be_compiled_is_not_used(monkeypatch: pytest.Monkey
 
 def test_a_kernel_that_computes_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    kernels = pytest.importorskip("nestmodel.nn.kernels.first_stages", reason="Triton comes with torch for GPUs")
+    kernels = pytest.importorskip("nestmodel.nn.gpu.first_stages_kernel", reason="Triton comes with torch for GPUs")
     monkeypatch.setattr(kernels, "launch_first_stages", lambda _inputs, _bias2, out, _padding: out.zero_())
     monkeypatch.setattr(kernels, "launch_gradients", lambda *_, **__: torch.zeros(32, 70))
     with pytest.warns(UserWarning, match="computes other numbers than torch"):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from nestmodel.nn.cast_weights import cast_weights, fused_parameters, uncast_weights
+from nestmodel.nn.gpu.cast_weights import cast_weights, fused_parameters, uncast_weights
 
 
 def test_parameters_are_converted_and_joined_and_their_gradients_are_converted_back() -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from nestdata import MixConfig, PlanConfig
 from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestModel, NestNetwork, loss_stats
-from nestmodel.nn import devices, step_graph
-from nestmodel.nn.kernel_choice import Kernels
-from nestmodel.nn.step_graph import Capture, CudaCapture, StepGraphs, pad_rows, row_capacity
+from nestmodel.nn.gpu import devices, step_graph
+from nestmodel.nn.gpu.kernel_choice import Kernels
+from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs, pad_rows, row_capacity
 from nestmodel.preflight.trial_step import TrialStep, noise_batch
 from tests.conftest import MessyCorpora
 from tests.tape import Tape, TapeCapture
