@@ -41,7 +41,7 @@ def progress_callback() -> Progress:
 
 def print_summary(rows: list[tuple[str, str]]) -> None:
     """Prints the summary of a run to stderr, for the width of the terminal."""
-    from nestmodel.training.run_summary import format_summary
+    from nestmodel.training.starting.run_summary import format_summary
 
     print(format_summary(rows, shutil.get_terminal_size().columns), file=sys.stderr, flush=True)
 

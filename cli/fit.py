@@ -22,12 +22,12 @@ from nestmodel import (
     Throughput,
     prepare_deterministic,
 )
-from nestmodel.training.before_start import check_outputs, check_run
-from nestmodel.training.launcher import check_main_address
 from nestmodel.training.lightning_private import launched_processes
-from nestmodel.training.resume import LAST, LAST_REQUIRED, find_resumed
-from nestmodel.training.run_summary import summarise_run
-from nestmodel.training.startup import is_first_rank, watch_ranks
+from nestmodel.training.saving.resume import LAST, LAST_REQUIRED, find_resumed
+from nestmodel.training.starting.before_start import check_outputs, check_run
+from nestmodel.training.starting.launcher import check_main_address
+from nestmodel.training.starting.run_summary import summarise_run
+from nestmodel.training.starting.startup import is_first_rank, watch_ranks
 
 from .arguments import Parser, read_field_docstrings
 from .display import print_results, print_summary, progress_callback, silence_lightning

@@ -20,7 +20,7 @@ from nestmodel import (
     find_budget,
     run_preflight,
 )
-from nestmodel.training import kernel_race
+from nestmodel.training.starting import kernel_race
 from nestmodel.tuning.table import format_table
 
 from .output import print_json

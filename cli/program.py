@@ -187,7 +187,7 @@ def _run_lightning(command: Command, arguments: list[str]) -> int:
         print(short_help(arguments[0], command.help, command.examples, arguments[1:]))
         return 0
 
-    from nestmodel.training.startup import is_first_rank, watch_startup
+    from nestmodel.training.starting.startup import is_first_rank, watch_startup
 
     is_starting = True
     try:

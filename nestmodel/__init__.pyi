@@ -229,16 +229,16 @@ from .training.callbacks.health import (
 from .training.callbacks.progress import Progress as Progress
 from .training.callbacks.stall_guard import StallGuard as StallGuard
 from .training.callbacks.throughput import Throughput as Throughput
-from .training.checkpoint_files import newest_checkpoint as newest_checkpoint
-from .training.checkpoints import Checkpoints as Checkpoints
 from .training.data import NestDataModule as NestDataModule
-from .training.determinism import prepare_deterministic as prepare_deterministic
 from .training.module import NestModel as NestModel
 from .training.nonfinite import SkippedStepWarning as SkippedStepWarning
-from .training.preemption import (
+from .training.saving.checkpoint_files import newest_checkpoint as newest_checkpoint
+from .training.saving.checkpoints import Checkpoints as Checkpoints
+from .training.starting.determinism import prepare_deterministic as prepare_deterministic
+from .training.stopping.preemption import (
     Preempted as Preempted,
 )
-from .training.preemption import (
+from .training.stopping.preemption import (
     PreemptionHandler as PreemptionHandler,
 )
 

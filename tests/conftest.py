@@ -40,7 +40,7 @@ NUMERICS = (
     "tests/nestmodel/formats/test_nemo_archive.py",
     "tests/nestmodel/nn/",
     "tests/nestmodel/training/test_module.py",
-    "tests/nestmodel/training/test_resume.py",
+    "tests/nestmodel/training/saving/test_resume.py",
 )
 """Tests that compare numbers or bytes that an instruction set could change: all of them are marked `numerics`."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nestmodel import Kernels
-from nestmodel.training import kernel_race
+from nestmodel.training.starting import kernel_race
 from nestmodel.tuning.race import Part, Run
 
 

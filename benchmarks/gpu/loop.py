@@ -22,7 +22,7 @@ from nestdata import AudioNoiseBatch
 from nestmodel import Checkpoints, Health, NestModel, Throughput
 from nestmodel.nn.gpu.kernel_choice import default_kernels
 from nestmodel.preflight.trial_step import noise_batch
-from nestmodel.training.determinism import REQUIRED
+from nestmodel.training.starting.determinism import REQUIRED
 
 _SYNC_WARNING = "synchronizing CUDA operation"
 _CPU_WAITS = {"_local_scalar_dense", "nonzero"}

@@ -9,7 +9,7 @@ from benchmarks.gpu.report import Row, Section
 from nestdata import BatchPlan, PlanConfig
 from nestmodel import Kernels
 from nestmodel.nn.gpu.kernel_choice import PARTS
-from nestmodel.training import kernel_race
+from nestmodel.training.starting import kernel_race
 from nestmodel.tuning.cache import Result
 
 

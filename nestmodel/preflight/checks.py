@@ -14,9 +14,9 @@ import torch
 from nestdata import BadCut, microbatches
 from nestmodel.preflight.memory import available_bytes, gigabytes
 from nestmodel.preflight.report import CheckResult
-from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
+from nestmodel.training.saving.checkpoints import Checkpoints
 
 _BYTES_PER_PARAMETER = 12  # a weight and the two moments of AdamW in float32
 _MAX_SHOWN = 5

@@ -11,9 +11,9 @@ from nestdata import last_error_line
 from nestmodel.preflight.report import CheckResult
 from nestmodel.source_digest import source_digest
 from nestmodel.training.data import NestDataModule
-from nestmodel.training.determinism import determinism
 from nestmodel.training.module import NestModel
-from nestmodel.training.resume import ABSENT, Settings, changed_settings, flatten_settings
+from nestmodel.training.saving.resume import ABSENT, Settings, changed_settings, flatten_settings
+from nestmodel.training.starting.determinism import determinism
 
 ERROR = "error"
 """The only key of the settings of a rank that failed to collect its settings; the value is the error."""

@@ -37,8 +37,8 @@ from nestdata import (
 from nestmodel.errors import ConfigError
 from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
-from nestmodel.training.resume import STAGE_PREFIX, Settings, flatten_settings
-from nestmodel.training.run_checks import check_accumulation
+from nestmodel.training.saving.resume import STAGE_PREFIX, Settings, flatten_settings
+from nestmodel.training.starting.run_checks import check_accumulation
 from nestmodel.training.step_limits import convert_training_limits, convert_validation_limit
 
 

@@ -35,10 +35,7 @@ from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.options import WeightParts
 from nestmodel.training.data import NestDataModule
-from nestmodel.training.ddp_advice import suppress_unused_parameter_advice
 from nestmodel.training.gradient_sums import GradientSums
-from nestmodel.training.kernel_race import Choice, choose_kernels, device_name
-from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import (
     fix_gradient_buckets,
     log_by_global_step,
@@ -46,17 +43,20 @@ from nestmodel.training.lightning_private import (
     set_global_step,
 )
 from nestmodel.training.nonfinite import SkippedSteps
-from nestmodel.training.resume import (
+from nestmodel.training.saving.resume import (
     Settings,
     check_same_step,
     check_unchanged,
     run_settings,
     stored_kernels,
 )
-from nestmodel.training.run_checks import check_graph, check_graph_precision, check_sampling_rate
 from nestmodel.training.schedule import build_optimizer, divides_gradients
+from nestmodel.training.starting.ddp_advice import suppress_unused_parameter_advice
+from nestmodel.training.starting.kernel_race import Choice, choose_kernels, device_name
+from nestmodel.training.starting.launcher import destroy_process_group_at_exit
+from nestmodel.training.starting.run_checks import check_graph, check_graph_precision, check_sampling_rate
 from nestmodel.training.step_stats import DecayedCounts, StepStats, fetch
-from nestmodel.training.stop_requests import StopRequests
+from nestmodel.training.stopping.stop_requests import StopRequests
 
 _PROGRESS_KEY = "nest_progress"
 _DEVICE_KEY = "nest_kernels_device"

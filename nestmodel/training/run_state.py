@@ -15,7 +15,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Timer
 
-from nestmodel.training.checkpoints import Checkpoints
+from nestmodel.training.saving.checkpoints import Checkpoints
 from nestmodel.training.step_limits import num_steps_of_run
 
 Activity = Literal["starting", "training", "validating", "writing a checkpoint", "finished"]

@@ -24,7 +24,7 @@ from nestmodel.attention_context import context_name
 from nestmodel.errors import TrainingError
 from nestmodel.evaluate.feature_scores import FeatureScoreConfig, score_features
 from nestmodel.formats.weights import load_network
-from nestmodel.training.startup import describe_exit
+from nestmodel.training.starting.startup import describe_exit
 
 _NICE = 10
 _ORPHAN_POLL_S = 1.0

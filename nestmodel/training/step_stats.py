@@ -11,7 +11,7 @@ from nestdata import Microbatch, MicrobatchKey
 from nestmodel.errors import TrainingError
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.loss import LossStats
-from nestmodel.training.stop_requests import StopRequests
+from nestmodel.training.stopping.stop_requests import StopRequests
 
 # One step contains only a few of the classes, so its entropy would be too low. Class counts therefore decay over about
 # 200 steps instead.

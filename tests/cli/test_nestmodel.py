@@ -329,7 +329,7 @@ def test_a_name_of_node_0_that_cannot_be_resolved_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("nestmodel.training.launcher._RESOLVE_S", 0.0)
+    monkeypatch.setattr("nestmodel.training.starting.launcher._RESOLVE_S", 0.0)
     monkeypatch.setenv("MASTER_ADDR", "n" * 64)  # no name: a part of one has at most 63 characters
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     arguments = ["fit", "--config", tmp_path / "tiny.yaml", "--data.corpus", messy_corpora.speech]

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from nestmodel.training.checkpoint_files import find_checkpoints
-from nestmodel.training.startup import STARTER
+from nestmodel.training.saving.checkpoint_files import find_checkpoints
+from nestmodel.training.starting.startup import STARTER
 from tests.conftest import MessyCorpora
 from tests.ports import free_port
 from tests.training import messy_data

@@ -15,9 +15,9 @@ import yaml
 
 from nestguard import EXIT_STALLED
 from nestmodel import newest_checkpoint
-from nestmodel.training.checkpoint_files import find_checkpoints
-from nestmodel.training.preemption import EXIT_PREEMPTED, Preempted
-from nestmodel.training.startup import EXIT_NOT_SAVED
+from nestmodel.training.saving.checkpoint_files import find_checkpoints
+from nestmodel.training.starting.startup import EXIT_NOT_SAVED
+from nestmodel.training.stopping.preemption import EXIT_PREEMPTED, Preempted
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import REPOSITORY, monitors

@@ -13,8 +13,8 @@ import pytest
 import torch
 import yaml
 
-from nestmodel.training.checkpoint_files import find_checkpoints
-from nestmodel.training.startup import EXIT_INTERRUPTED, STARTER
+from nestmodel.training.saving.checkpoint_files import find_checkpoints
+from nestmodel.training.starting.startup import EXIT_INTERRUPTED, STARTER
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import REPOSITORY

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nestguard import EXIT_STALLED, Identity, run_directory
-from nestmodel.training.startup import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from nestmodel.training.starting.startup import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from tests.conftest import MessyCorpora
 from tests.distributed.test_command_line import start
 from tests.nestguard.runs import wait_until

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import yaml
 
-from nestmodel.training.checkpoint_files import find_checkpoints
-from nestmodel.training.startup import STARTER
+from nestmodel.training.saving.checkpoint_files import find_checkpoints
+from nestmodel.training.starting.startup import STARTER
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.distributed.test_exact import comparable

@@ -18,10 +18,10 @@ from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.evaluate.encode import resolve_layers
 from nestmodel.evaluate.feature_scores import FeatureScoreConfig, score_names
 from nestmodel.evaluate.linear_probe import check_sklearn
-from nestmodel.training.checkpoint_files import checkpoint_name
-from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
+from nestmodel.training.saving.checkpoint_files import checkpoint_name
+from nestmodel.training.saving.checkpoints import Checkpoints
 from nestmodel.training.score_process import ScoreJob, ScoreProcess
 from nestmodel.training.step_limits import ends_step
 

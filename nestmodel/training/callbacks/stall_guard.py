@@ -25,12 +25,12 @@ import nestguard
 from nestdata import Microbatch, last_error_line
 from nestguard import Phase
 from nestmodel.errors import ConfigError
-from nestmodel.training.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.device_events import mark_end_of_backward, new_event_of, read_collectives
-from nestmodel.training.launcher import node_run_id
 from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
-from nestmodel.training.preemption import Preempted
-from nestmodel.training.startup import record_launcher
+from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
+from nestmodel.training.starting.launcher import node_run_id
+from nestmodel.training.starting.startup import record_launcher
+from nestmodel.training.stopping.preemption import Preempted
 
 _MONITOR_CHECK_S = 5.0
 """Interval, in seconds, at which the rank that started the monitor checks that the monitor is alive."""

@@ -21,8 +21,8 @@ from nestmodel import (
 )
 from nestmodel.errors import TrainingError
 from nestmodel.training.callbacks.curves import read_metrics
-from nestmodel.training.run_checks import check_monitors
 from nestmodel.training.score_process import ScoreJob, score_checkpoint
+from nestmodel.training.starting.run_checks import check_monitors
 from tests.conftest import MessyCorpora
 from tests.extras import needs
 from tests.training import fit, messy_data, tiny_config, trainer

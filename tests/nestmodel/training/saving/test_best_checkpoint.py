@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nestmodel.training.best_checkpoint import BestCheckpoint
-from nestmodel.training.checkpoint_files import checkpoint_name
+from nestmodel.training.saving.best_checkpoint import BestCheckpoint
+from nestmodel.training.saving.checkpoint_files import checkpoint_name
 
 
 def written(directory: Path, step: int) -> Path:

@@ -19,7 +19,7 @@ from nestdata import BatchPlan, last_error_line
 from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
 from nestmodel.nn.gpu.kernel_choice import Kernels, default_kernels, kernels_of
-from nestmodel.training.determinism import determinism
+from nestmodel.training.starting.determinism import determinism
 from nestmodel.tuning.cache import Result, cache_key, read_result, write_result
 from nestmodel.tuning.parts import Precision, Setting, parts
 from nestmodel.tuning.race import Limits, Race, Row

@@ -16,8 +16,8 @@ from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder import check_compilable
 from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.nn.loss import CONTEXT_METRICS, METRIC_NAMES
-from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.lightning_private import uses_distributed_sampler
+from nestmodel.training.saving.checkpoints import Checkpoints
 from nestmodel.training.step_limits import validates_at_multiples
 
 MAX_LOOK_AHEAD_S = 3.0

@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nestmodel import Checkpoints, ConfigError, NestNetwork, loss_stats, prepare_deterministic
 from nestmodel.formats.training_record import SETTINGS_KEY
 from nestmodel.preflight.trial_step import noise_batch
-from nestmodel.training.checkpoint_files import find_checkpoints
-from nestmodel.training.determinism import determinism
-from nestmodel.training.resume import check_unchanged
+from nestmodel.training.saving.checkpoint_files import find_checkpoints
+from nestmodel.training.saving.resume import check_unchanged
+from nestmodel.training.starting.determinism import determinism
 from tests.conftest import MessyCorpora
 from tests.training import fit, tiny_config
 

@@ -15,11 +15,11 @@ from nestdata import BatchPlan
 from nestdata.output import check_writable
 from nestmodel.errors import ConfigError
 from nestmodel.nn.gpu.kernel_choice import default_kernels
-from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
-from nestmodel.training.resume import check_unchanged, run_settings, stored_kernels, stored_settings, stored_step
-from nestmodel.training.run_checks import (
+from nestmodel.training.saving.checkpoints import Checkpoints
+from nestmodel.training.saving.resume import check_unchanged, run_settings, stored_kernels, stored_settings, stored_step
+from nestmodel.training.starting.run_checks import (
     check_accumulation,
     check_kernels,
     check_look_ahead,

@@ -16,10 +16,10 @@ from nestdata import BatchPlan, PlanConfig
 from nestmodel import Checkpoints, ConfigError, Kernels, NestModel, PreemptionHandler
 from nestmodel.formats.training_record import SETTINGS_KEY
 from nestmodel.nn.gpu.kernel_choice import default_kernels
-from nestmodel.training import kernel_race
-from nestmodel.training.checkpoint_files import find_checkpoints
-from nestmodel.training.kernel_race import most_frequent_shape
 from nestmodel.training.module import _DEVICE_KEY
+from nestmodel.training.saving.checkpoint_files import find_checkpoints
+from nestmodel.training.starting import kernel_race
+from nestmodel.training.starting.kernel_race import most_frequent_shape
 from nestmodel.tuning.cache import Result, cache_path
 from nestmodel.tuning.race import Part
 from tests.conftest import MessyCorpora

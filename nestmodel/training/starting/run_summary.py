@@ -10,13 +10,13 @@ import torch
 from pytorch_lightning.callbacks import Timer
 
 from nestdata import Corpus, redacted
-from nestmodel.training.checkpoint_files import step_in_name
-from nestmodel.training.checkpoints import Checkpoints
 from nestmodel.training.data import NestDataModule
-from nestmodel.training.determinism import determinism
-from nestmodel.training.kernel_race import raced_parts
 from nestmodel.training.module import NestModel
 from nestmodel.training.run_state import format_duration
+from nestmodel.training.saving.checkpoint_files import step_in_name
+from nestmodel.training.saving.checkpoints import Checkpoints
+from nestmodel.training.starting.determinism import determinism
+from nestmodel.training.starting.kernel_race import raced_parts
 from nestmodel.training.step_limits import num_steps_of_run
 
 _NAME_WIDTH = 12

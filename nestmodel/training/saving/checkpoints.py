@@ -26,12 +26,12 @@ from nestdata import OutputError, last_error_line
 from nestdata.output import flush_to_disk
 from nestmodel.errors import ConfigError
 from nestmodel.out_of_memory import is_out_of_memory
-from nestmodel.training.best_checkpoint import BestCheckpoint, Mode
-from nestmodel.training.checkpoint_files import LAST, FoundCheckpoint, checkpoint_name, find_checkpoints
-from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import dump_checkpoint
-from nestmodel.training.startup import EXIT_NOT_SAVED, is_started_by_lightning
-from nestmodel.training.state_copy import StateCopier, StateCopy
+from nestmodel.training.saving.best_checkpoint import BestCheckpoint, Mode
+from nestmodel.training.saving.checkpoint_files import LAST, FoundCheckpoint, checkpoint_name, find_checkpoints
+from nestmodel.training.saving.state_copy import StateCopier, StateCopy
+from nestmodel.training.starting.launcher import destroy_process_group_at_exit
+from nestmodel.training.starting.startup import EXIT_NOT_SAVED, is_started_by_lightning
 from nestmodel.training.step_limits import ends_step
 
 _PARTIAL = ".partial"

@@ -10,13 +10,13 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-import nestmodel.training.checkpoints
+import nestmodel.training.saving.checkpoints
 from nestdata import AudioNoiseBatch
 from nestmodel import Checkpoints, ConfigError, NestModel, PreemptionHandler, newest_checkpoint
-from nestmodel.training.checkpoint_files import find_checkpoints
-from nestmodel.training.checkpoints import NotSaved, write_checkpoint
-from nestmodel.training.startup import EXIT_NOT_SAVED
-from nestmodel.training.state_copy import StateCopier
+from nestmodel.training.saving.checkpoint_files import find_checkpoints
+from nestmodel.training.saving.checkpoints import NotSaved, write_checkpoint
+from nestmodel.training.saving.state_copy import StateCopier
+from nestmodel.training.starting.startup import EXIT_NOT_SAVED
 from tests.conftest import MessyCorpora
 from tests.flushes import Flushes
 from tests.training import fit
@@ -24,7 +24,7 @@ from tests.training import fit
 WRITE_FOREVER = """
 import sys, torch
 from pathlib import Path
-from nestmodel.training.checkpoints import write_checkpoint
+from nestmodel.training.saving.checkpoints import write_checkpoint
 weights = torch.zeros(4_000_000)
 print("writing", flush=True)
 while True:
@@ -228,8 +228,8 @@ def test_training_waits_for_the_checkpoint_before_and_every_file_holds_its_own_s
         assert has_warned.wait(60)
         write_checkpoint(checkpoint, path)
 
-    monkeypatch.setattr(nestmodel.training.checkpoints, "_SILENT_WAIT_S", 0.0)
-    monkeypatch.setattr(nestmodel.training.checkpoints, "write_checkpoint", write_slowly)
+    monkeypatch.setattr(nestmodel.training.saving.checkpoints, "_SILENT_WAIT_S", 0.0)
+    monkeypatch.setattr(nestmodel.training.saving.checkpoints, "write_checkpoint", write_slowly)
     monkeypatch.setattr(saver, "_warn_of_slow_disk", warn_and_continue)
     with pytest.warns(UserWarning, match=r"step_00000001\.ckpt is written: the disk is slower than training") as warned:
         fit(messy_corpora, tmp_path, max_steps=3, callbacks=[weights, saver], enable_checkpointing=True)
@@ -283,7 +283,7 @@ def test_a_run_that_fails_completes_the_checkpoint_that_is_being_written(
         time.sleep(0.2)  # a run that did not wait would have ended
         write_checkpoint(checkpoint, path)
 
-    monkeypatch.setattr(nestmodel.training.checkpoints, "write_checkpoint", write_late)
+    monkeypatch.setattr(nestmodel.training.saving.checkpoints, "write_checkpoint", write_late)
     saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
     with pytest.raises((ValueError, SystemExit)):  # Lightning turns a KeyboardInterrupt into exit code 1
         fit(messy_corpora, tmp_path, max_steps=2, callbacks=[fails, saver], enable_checkpointing=True)
@@ -293,14 +293,14 @@ def test_a_run_that_fails_completes_the_checkpoint_that_is_being_written(
 def test_a_run_that_fails_gives_up_a_checkpoint_that_the_disk_does_not_take(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hangs, write = threading.Event(), nestmodel.training.checkpoints.write_checkpoint
+    hangs, write = threading.Event(), nestmodel.training.saving.checkpoints.write_checkpoint
 
     def hang_and_write(checkpoint: dict[str, Any], path: Path) -> None:
         hangs.wait(100)
         write(checkpoint, path)
 
-    monkeypatch.setattr(nestmodel.training.checkpoints, "write_checkpoint", hang_and_write)
-    monkeypatch.setattr(nestmodel.training.checkpoints, "_EXCEPTION_WAIT_S", 0.1)
+    monkeypatch.setattr(nestmodel.training.saving.checkpoints, "write_checkpoint", hang_and_write)
+    monkeypatch.setattr(nestmodel.training.saving.checkpoints, "_EXCEPTION_WAIT_S", 0.1)
     callbacks = [Fails(ValueError("an error")), Checkpoints(every_n_steps=1, directory=tmp_path / "saved")]
     with pytest.warns(UserWarning, match=r"step_00000001.ckpt is not written after 0.1 s and is given up"):
         with pytest.raises(ValueError, match="an error"):

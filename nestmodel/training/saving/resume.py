@@ -20,8 +20,8 @@ from nestmodel.formats.hub import is_on_hub
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.training_record import SETTINGS_KEY
 from nestmodel.nn.gpu.kernel_choice import PARTS, Kernels, kernels_of
-from nestmodel.training.checkpoint_files import newest_checkpoint
-from nestmodel.training.determinism import determinism
+from nestmodel.training.saving.checkpoint_files import newest_checkpoint
+from nestmodel.training.starting.determinism import determinism
 
 Settings = dict[str, str]
 """Values by dotted name, both as text, so that a checkpoint can be read without this package."""

@@ -4,7 +4,7 @@ import pytest
 
 from nestdata import AugmentConfig, PlanConfig
 from nestmodel import Checkpoints, NestDataModule, NestModel
-from nestmodel.training.run_summary import format_summary, summarise_run
+from nestmodel.training.starting.run_summary import format_summary, summarise_run
 from tests.conftest import MessyCorpora
 from tests.training import messy_data, tiny_config, trainer
 

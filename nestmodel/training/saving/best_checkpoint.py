@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pytorch_lightning.utilities import rank_zero_warn
 
 from nestdata.output import flush_to_disk, output_file
-from nestmodel.training.checkpoint_files import checkpoint_name
+from nestmodel.training.saving.checkpoint_files import checkpoint_name
 
 BEST = "best.ckpt"
 _RECORD = "best.json"

@@ -9,9 +9,15 @@ import torch
 
 from nestdata import AudioNoiseBatch, MixConfig, MixtureStage, PlanConfig
 from nestmodel import Checkpoints, ConfigError, Kernels, NestDataModule, NestModel
-from nestmodel.training.before_start import check_run
-from nestmodel.training.checkpoint_files import find_checkpoints
-from nestmodel.training.resume import changed_settings, check_same_step, check_unchanged, flatten_settings, run_settings
+from nestmodel.training.saving.checkpoint_files import find_checkpoints
+from nestmodel.training.saving.resume import (
+    changed_settings,
+    check_same_step,
+    check_unchanged,
+    flatten_settings,
+    run_settings,
+)
+from nestmodel.training.starting.before_start import check_run
 from tests.conftest import MessyCorpora
 from tests.training import fit, messy_data, tiny_config, trainer
 

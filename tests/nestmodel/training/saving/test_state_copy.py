@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from nestmodel.training.state_copy import StateCopier
+from nestmodel.training.saving.state_copy import StateCopier
 
 
 def saved(state: dict[str, Any]) -> bytes:

@@ -15,12 +15,11 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Timer
 from pytorch_lightning.utilities import rank_zero_info
 
-from nestmodel.training.checkpoints import Checkpoints, NotSaved
-from nestmodel.training.interrupts import InterruptWatch
-from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import disable_signal_handling, update_logged_metrics
 from nestmodel.training.module import NestModel
-from nestmodel.training.startup import (
+from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
+from nestmodel.training.starting.launcher import destroy_process_group_at_exit
+from nestmodel.training.starting.startup import (
     EXIT_INTERRUPTED,
     EXIT_PREEMPTED,
     end_startup,
@@ -30,6 +29,7 @@ from nestmodel.training.startup import (
     record_launcher,
 )
 from nestmodel.training.step_limits import ends_step
+from nestmodel.training.stopping.interrupts import InterruptWatch
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 

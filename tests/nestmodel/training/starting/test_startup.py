@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from nestmodel.training.startup import EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_PREEMPTED
+from nestmodel.training.starting.startup import EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_PREEMPTED
 
 PRELUDE = """
 import os, signal, subprocess, sys, time
-from nestmodel.training import startup
+from nestmodel.training.starting import startup
 """
 
 
