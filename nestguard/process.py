@@ -19,8 +19,9 @@ STACK_SIGNAL = 43
 CRASH_SUFFIX = ".crash.txt"
 """End of the name of the file to which an armed process writes its stacks when it crashes."""
 
-# `_exit` itself is installed as the C handler of END_SIGNAL. A handler receives the number of its signal as its
-# argument, so that number becomes the exit code.
+# `_exit` itself is installed as the C handler of END_SIGNAL, because a stuck rank may hold the GIL, so that no Python
+# code can end it. A handler receives the number of its signal as its argument, so that number becomes the exit code, by
+# which a launcher tells this exit from others. Signals 43 and 44 cannot be used for anything else.
 assert END_SIGNAL == EXIT_STALLED
 if hasattr(signal, "SIGRTMIN"):
     assert signal.SIGRTMIN < STACK_SIGNAL < END_SIGNAL < signal.SIGRTMAX

@@ -84,6 +84,16 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     assert missing == []
 
 
+def test_the_index_of_decisions_lists_every_record_by_its_title() -> None:
+    folder = REPOSITORY / "docs" / "decisions"
+    listed = re.findall(r"^- \[(.+)\]\((.+)\)$", (folder / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    titles = {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        for path in folder.glob("*/*.md")
+    }
+    assert sorted(listed) == sorted((title, path) for path, title in titles.items())
+
+
 def test_every_test_that_a_page_names_exists() -> None:
     named = {
         match

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from nestmodel.config import MaskConfig
 
 MAX_MASKED_SHARE = 0.8
-"""An utterance is short if one block would cover at least this share of it: up to 50 frames with blocks of 40."""
+"""An utterance is short if one block would cover at least this share of it: up to 50 frames with blocks of 40.
+
+NEST's description says "shorter than" 50 frames; this follows NeMo's code, which includes exactly 50.
+"""
 
 SHORT_BLOCK_SIZE = 8
 """Number of feature frames masked at the start of a short utterance, independent of the draw."""

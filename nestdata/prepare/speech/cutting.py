@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nestdata.prepare.speech.config import FRAME_SECONDS, SegmentConfig
 
 # Speech begins with a frame of at least `_THRESHOLD` and lasts until one below `_RELEASE`. Silero VAD releases at 0.35,
-# which often ends speech before its last syllable (docs/decisions/0061-cut-at-pauses.md).
+# which often ends speech before its last syllable (docs/decisions/nestdata/cut-at-pauses.md).
 _THRESHOLD, _RELEASE = 0.5, 0.1
 # Gaps shorter than a tenth of a second do not count as pauses, nor sounds shorter than a quarter of a second as speech.
 _MIN_PAUSE, _MIN_SPEECH = 3, 8

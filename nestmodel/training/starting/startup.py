@@ -3,8 +3,9 @@
 Before training installs its own signal handlers, `nestmodel fit` imports torch, starts the other ranks and waits for
 them. Much of this happens in C++ code, during which Python cannot run signal handlers. A thread therefore reads the
 signals from a pipe. It also watches the ranks that Lightning started from this process, and the process that started
-this one. This module imports nothing outside the standard library except `nestguard`, so that the watch can begin
-before torch is imported.
+this one. It ends the process by `os._exit`, which skips clean-up; nothing has been trained that could be lost. This
+module imports nothing outside the standard library except `nestguard`, so that the watch can begin before torch is
+imported.
 """
 
 import os
