@@ -3,7 +3,7 @@
 python -m nestguard DIRECTORY --lock FD --report-dir DIRECTORY --limits JSON --identity JSON [--peers JSON]
 
 FD is an open file, the locked directory.
-With `--peers`, the token of the run is that of the environment variable NESTGUARD_TOKEN, until a line with another one
+With `--peers`, the run token is that of the environment variable NESTGUARD_TOKEN, until a line with another one
 arrives on standard input.
 """
 

@@ -1,6 +1,6 @@
 """How monitors prove to each other that they belong to the same run.
 
-Both sides of a connection know a secret, the run's token, which is never sent. Each side proves this by an HMAC over
+Both sides of a connection know a secret, the run token, which is never sent. Each side proves this by an HMAC over
 two nonces, one from each side, so that a recorded proof is of no use later. The nonces also yield a key for each
 direction, and every further message carries an HMAC over its number and its content.
 """
@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 TOKEN_VARIABLE = "NESTGUARD_TOKEN"
-"""Environment variable with the token of the run. It must be equal on all nodes."""
+"""Environment variable with the run token. It must be equal on all nodes."""
 
 MAC_SIZE = 16
 _NONCE_SIZE = 16
@@ -33,7 +33,7 @@ class Side(StrEnum):
 
 
 class SharedToken:
-    """The token of the run as one monitor knows it. It may become known after the monitor has started.
+    """The run token as one monitor knows it. It may become known after the monitor has started.
 
     Args:
         text: The token; empty if it is not known yet.
@@ -61,7 +61,7 @@ class SharedToken:
 
 
 def new_token() -> str:
-    """Returns the token for a run: that of the environment variable NESTGUARD_TOKEN, or else a new random one.
+    """Returns the run token: that of the environment variable NESTGUARD_TOKEN, or else a new random one.
 
     Rank 0 calls this, and sends the result to the other ranks.
     """

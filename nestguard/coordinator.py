@@ -71,7 +71,7 @@ class Coordinator(LocalOnly):
     Args:
         config: Where it listens; see `listen`.
         identity: Identity of the rank that started this monitor.
-        token: The token of the run. Nobody is accepted before it is known.
+        token: The run token. Nobody is accepted before it is known.
 
     Raises:
         OSError: The name of node 0 cannot be resolved, or the port is taken or may not be used.

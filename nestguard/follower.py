@@ -36,7 +36,7 @@ class Follower(LocalOnly):
         config: Where the coordinator listens.
         identity: Identity of the rank that started this monitor.
         connect_timeout_s: For how long it tries to connect; a warning is logged after that.
-        token: The token of the run. It does not connect before the token is known.
+        token: The run token. It does not connect before the token is known.
     """
 
     def __init__(self, config: PeerConfig, identity: Identity, connect_timeout_s: float, token: SharedToken) -> None:

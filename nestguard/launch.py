@@ -42,7 +42,7 @@ class MonitorHandle:
         return self._process.poll() is None
 
     def set_token(self, token: str) -> None:
-        """Gives the monitor the token of the run, which is `new_token()` of rank 0 and equal on all nodes.
+        """Gives the monitor the run token, which is `new_token()` of rank 0 and equal on all nodes.
 
         It takes precedence over the environment variable NESTGUARD_TOKEN. Only the first call has an effect, and none
         does on a single node.
@@ -76,11 +76,11 @@ def start_monitor(
 
     Args:
         directory: Where the processes of this node write their heartbeats.
-        limits: How long a process may be silent.
+        limits: How long a process may go without a heartbeat.
         identity: Identity of the calling rank.
         report_dir: Where a report, `stall-TIME/`, is written.
         peers: Where the monitors of several nodes connect to each other; None for a single node. They connect once they
-            know the token of the run, from the environment variable NESTGUARD_TOKEN or from `MonitorHandle.set_token`.
+            know the run token, from the environment variable NESTGUARD_TOKEN or from `MonitorHandle.set_token`.
 
     Raises:
         GuardError: The monitor process cannot be started, or the directory is not safe.

@@ -1,4 +1,4 @@
-"""How long a process may be silent before the run counts as stalled."""
+"""How long a process may go without a heartbeat before the run counts as stalled."""
 
 import dataclasses
 import math

@@ -62,7 +62,7 @@ class Monitor:
 
     Args:
         config: What it observes.
-        token: Token of the run, without which monitors of several nodes do not connect to each other.
+        token: The run token, without which monitors of several nodes do not connect to each other.
         lock: Lock of the directory that it observes. It removes the files there at its end.
     """
 

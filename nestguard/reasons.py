@@ -65,7 +65,7 @@ def progress_text(view: ProcessView) -> str:
 
 
 def silence_reason(view: ProcessView, limits: StallLimits) -> str:
-    """Explains a process that is silent: phase, duration, limit, and the cuts that it is loading."""
+    """Explains a process that writes no heartbeat: phase, duration, limit, and the cuts that it is loading."""
     if view.state is ProcessState.NOT_STARTED:
         return f"no heartbeat within {view.age_s:.0f} s"
     limit = limits.limit_of(view.reading)

@@ -25,7 +25,7 @@ def connect_peers(
         config: Where the monitors connect to each other; None for a single node.
         identity: Identity of the rank that started this monitor.
         connect_timeout_s: For how long a follower tries to reach the coordinator.
-        token: The token of the run; the monitors connect once it is known.
+        token: The run token; the monitors connect once it is known.
 
     Returns:
         `Coordinator` on node 0 and `Follower` on the others. `LocalOnly` without `config`, and, with a warning, on a

@@ -1,9 +1,9 @@
 """Diagnoses a whole run: whether it has to be stopped, why, and which processes are the culprits.
 
-Two conditions stop a run: a rank that has died or failed, and a rank that has been silent for longer than its limit.
-When ranks are silent, the rank with the least progress holds up the others, unless a rank is stopped or has skipped a
-collective. A rank without contact never stops a run by itself; it is a culprit if all others wait. All functions are
-pure: they depend on the given views only.
+Two conditions stop a run: a rank that has died or failed, and a rank that has written no heartbeat for longer than its
+limit. Of several such ranks, the one with the least progress holds up the others, unless a rank is stopped or has
+skipped a collective. A rank without contact never stops a run by itself; it is a culprit if all others wait. All
+functions are pure: they depend on the given views only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def diagnose(
 
     Args:
         views: Ranks and loader workers, of one node or of all nodes.
-        limits: How long a process may be silent.
+        limits: How long a process may go without a heartbeat.
         silences: By node rank, how long each connected node has sent nothing.
     """
     silences = too_long(silences or {}, limits)

@@ -1,4 +1,4 @@
-"""Diagnoses a run in which ranks have been silent for longer than their limits."""
+"""Diagnoses a run in which ranks have written no heartbeat for longer than their limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

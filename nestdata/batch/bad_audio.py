@@ -1,8 +1,8 @@
 """Records, counts and limits the cuts whose audio cannot be used during training.
 
-The substitute of an unusable cut is a pure function of the batch key and the files. A batch lists the cuts that were
-replaced. The loader in the process of the rank counts them, because it receives the batches in order, while a loader
-worker sees a part of them. Each rank counts its own cuts only.
+The substitute of an unusable cut, the cut that replaces it, is a pure function of the batch key and the files. A batch
+lists the cuts that were replaced. The loader in the process of the rank counts them, because it receives the batches in
+order, while a loader worker sees a part of them. Each rank counts its own cuts only.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """`PinnedCache`: a share of the bytes of remote corpora on a local disk, shared by all processes of a node.
 
 Every cut is read about once an epoch, so a cache that evicts would drop nearly all bytes before they are read again.
-Here, the share that fits is chosen by a hash, and stays.
+Here, the share that fits is chosen by a hash, and stays: these members are pinned.
 
     CACHE/0a3/0a3f...     the bytes of a member, and in the last four bytes their crc32 combined with the address
     CACHE/partial/        files that are being written, NAME.LENGTH.WRITER; a complete one is renamed

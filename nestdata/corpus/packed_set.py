@@ -3,7 +3,8 @@
     cuts.000000.jsonl           the cuts of the shard, as Lhotse Shar has them
     recording.000000.tar        their audio: for each cut its file, then its recording as JSON
     cuts.pack/settings.json     written first: what was packed, and how
-    cuts.pack/000000.json       written when the shard is complete: its files with checksums, and where each member is
+    cuts.pack/000000.json       written when the shard is complete, its record: its files with checksums, and where each
+                                member is
     cuts.pack/NAME.idx          index of the file NAME, as Lhotse 2 writes it
     cuts.pack/left_out.jsonl    every cut that is not in the set, and the reason
     cuts.pack/pack.json         written last: without it, the set is incomplete

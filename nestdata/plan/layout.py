@@ -19,7 +19,8 @@ from nestdata.plan.lengths import Lengths
 # one group per bucket, the same cuts would be in the same step in every epoch.
 _WIDE = 8
 _WANTED_GROUPS = 4
-# Repeated cuts are drawn from four times as many positions as they fill, so that no cut is repeated in every epoch.
+# Fillers, the repeated cuts of the last step, are drawn from four times as many positions as they fill, so that no cut
+# is repeated in every epoch.
 _FILLERS_PER_POSITION = 4
 # Number of lengths that are considered as upper ends of fixed shapes.
 _SHAPE_CANDIDATES = 256

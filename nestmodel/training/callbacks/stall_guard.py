@@ -144,7 +144,7 @@ class StallGuard(pl.Callback):
         return nestguard.PeerConfig(host=environment.main_address, port=self.port or port + 1, run_id=run_id)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Starts the stall guard before training, and gives the monitors of several nodes their common token."""
+        """Starts the stall guard before training, and gives the monitors of several nodes their run token."""
         if stage != "fit" or not self.enabled:
             return
         self.start(trainer)
