@@ -65,7 +65,7 @@ def complete(command: str, words: Sequence[str], incomplete: str) -> list[Candid
     """Returns the completions of a word of `fit`, `validate` or `preflight`.
 
     Args:
-        command: The command.
+        command: One of `fit`, `validate` and `preflight`.
         words: The words between the command and the one to complete.
         incomplete: What has been typed of the word.
     """

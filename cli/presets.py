@@ -57,7 +57,7 @@ FIGURES = {
     "large": Figures(113, 27.25, 6268, (1160, 2120, 4500)),
     "xlarge": Figures(616, 37.55, 2669, (160, 500, 1400)),
 }
-"""By preset, in order of size."""
+"""Figures of each preset, in order of size."""
 
 
 def presets_command(

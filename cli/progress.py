@@ -35,7 +35,7 @@ def progress(label: str, *, repeats: bool = False) -> Iterator[Report]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    # The text is ours, and holds names that are no markup.
+    # The text is ours, and its names must not be parsed as markup.
     text = TextColumn("{task.fields[text]}", markup=False)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), text)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

@@ -207,7 +207,7 @@ class Heartbeat:
         """Writes a heartbeat: the process waits for bytes of the cut being loaded.
 
         Args:
-            cut_id: Id of the cut.
+            cut_id: Id of the cut that is being loaded.
             location: Path or URL of the bytes.
         """
         if self._record[_END] == UNSET:

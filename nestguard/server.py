@@ -40,7 +40,7 @@ class Peer:
         self.opened_at = self.received_at = time.monotonic()
         self.closed_at = 0.0
         self.socket = connection
-        """For the server."""
+        """Socket that the server reads and writes."""
 
         self._wake = wake
         self._sending = threading.Lock()

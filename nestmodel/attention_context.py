@@ -111,7 +111,7 @@ def draw_context(contexts: Sequence[Context], probs: Sequence[float] | None, see
     """Returns the context of a microbatch, a function of its seed.
 
     Args:
-        contexts: The contexts.
+        contexts: Contexts to choose from, at least one.
         probs: Their probabilities; None makes them equal.
         seed: 63 random bits, from `NestNetwork.seed_for`.
     """

@@ -73,7 +73,7 @@ class Microbatch:
         """Returns the batch with its tensors on a device.
 
         Args:
-            device: The device.
+            device: Where the tensors of the result are, such as `cuda:0`.
             non_blocking: Whether tensors in page-locked memory are copied to a GPU asynchronously. Their memory is then
                 kept until the copy has ended.
         """

@@ -85,7 +85,7 @@ def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | P
     which is then replaced; if this raises, it stays as it was.
 
     Args:
-        batch: The batch.
+        batch: A batch on the CPU.
         sampling_rate: Sampling rate of the batch, in Hz.
         directory: Directory of the output.
         max_cuts: Largest number of cuts with pictures and sound.

@@ -119,7 +119,7 @@ class RemoteReader:
     Pickles as its settings: every process has threads and connections of its own.
 
     Args:
-        speech: The speech.
+        speech: Corpora of speech, in the order of the plan.
         noise: The noise corpus, if there is one.
         config: Patience and limits.
         repeats: How often the cuts of each corpus of speech are seen in an epoch.

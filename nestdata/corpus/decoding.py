@@ -42,7 +42,7 @@ def time_decoding(corpora: Corpora, indices: Sequence[int], max_seconds: float =
     Bytes from object stores are fetched before the time is taken, for the same reason.
 
     Args:
-        corpora: The corpora.
+        corpora: Corpora that the indices count through.
         indices: Cuts to load, at least one.
         max_seconds: Time after which no further cut is loaded, in seconds.
 

@@ -1,4 +1,4 @@
-"""What is left to Lhotse: transforms of samples, and formats that libsndfile does not know.
+"""The work that is left to Lhotse: transforms of samples, and formats that libsndfile does not know.
 
 Lhotse also runs commands: for sources of type "command" and URLs that begin with `pipe:`, and in some of its decoders,
 which write the name of the file into a command line. So it is never given a source to load. Of its decoders, only those

@@ -74,7 +74,7 @@ class PackedMembers(NamedTuple):
     """crc32 of each audio file."""
 
     was_absolute: NDArray[np.bool_]
-    """Whether the id had a slash at its start, which it has not in the set, so that no member has an absolute name."""
+    """Whether the id began with a slash, which was removed so that no member has an absolute name."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,14 @@ class ShardSummary:
     """Number of cuts whose samples are not those of the corpus, since they did not fit into the bits of the codec."""
 
     scaled: dict[str, float]
-    """By cut, the factor by which audio outside of [-1, 1] was multiplied."""
+    """Factor for each cut id, by which audio outside of [-1, 1] was multiplied."""
 
     left_out: list[dict[str, Any]]
     """Cuts that are not in the set, in the form of the lines of `left_out.jsonl`."""
 
 
 class ShardRecord(NamedTuple):
-    """What is written once a shard is complete."""
+    """Content of the file that is written when a shard is complete: the shard record."""
 
     summary: ShardSummary
     members: PackedMembers

@@ -73,7 +73,7 @@ def parse_line(line: bytes, rate: int) -> dict[str, Any]:
     """Returns the cut of a line of `cuts.jsonl` as a dict, if its fields have the types that loading relies on.
 
     Args:
-        line: The line.
+        line: Bytes of one line, which may come from an untrusted file.
         rate: Sampling rate of the corpus in Hz.
     """
     cut: dict[str, Any] = orjson.loads(line)

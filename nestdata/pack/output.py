@@ -100,7 +100,8 @@ class PackOutput:
         if not is_url(self.location):
             Path(self.location, FOLDER).mkdir(exist_ok=True)
         if overwrite and self.sizes:
-            # If this run is killed meanwhile, the rest is a set that was begun, but no run goes on with it.
+            # Empty settings come first: if this run is killed while it deletes, the rest is an unfinished set with
+            # other settings, which no later run continues.
             storage().write(join(self.location, SETTINGS), settings_content({}))
             storage().delete(join(self.location, MANIFEST))
             self._delete(self.sizes.keys() - {SETTINGS, MANIFEST})

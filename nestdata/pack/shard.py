@@ -107,7 +107,7 @@ class _ShardWriter:
     def __init__(self, task: ShardTask) -> None:
         self.lines: list[bytes] = []
         self.headers: list[int] = []
-        """For each cut, the byte of the tar file at which the header of its audio starts."""
+        """Byte of the tar file at which the header of the audio starts, for each cut."""
 
         self._task = task
         self._corpora = _open_corpora(task.corpora, task.allow_commands)

@@ -120,7 +120,7 @@ def verify_corpus(
     Raises:
         CorpusError: The corpus is damaged, or the packed set is incomplete.
         StorageError: The store does not answer or refuses its credentials, which says nothing about the corpus; or the
-            root is no location, or cannot be written.
+            root is not a location, or cannot be written.
         ConfigError: `jobs` is below 1, or a root is given for a corpus that has none, or a cut to decode is the output
             of a command and commands are not allowed.
     """
@@ -135,7 +135,7 @@ def verify_corpus(
         from nestdata.pack.verify_packed import packed_tasks
 
         if root is not None:
-            raise ConfigError(f"{location}: is a packed set, which is where it is. Give the root of a corpus only.")
+            raise ConfigError(f"{location}: is a packed set, which holds its audio. Give the root of a corpus only.")
         report, num_tasks, tasks = packed_tasks(location, checksums)
     else:
         from nestdata.corpus.corpus import Corpus
@@ -164,7 +164,7 @@ def _checked_root(root: str | None) -> str | None:
     """Returns a root as an absolute path or a URL.
 
     Raises:
-        StorageError: "invalid": it is no URL of an object store, or holds credentials.
+        StorageError: "invalid": the root is not a URL of an object store, or holds credentials.
     """
     if root is None:
         return None

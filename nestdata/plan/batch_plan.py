@@ -347,9 +347,9 @@ class BatchPlan:
         """Returns the indices of the cuts at given positions of an epoch.
 
         Args:
-            cut_ranges: The cuts.
+            cut_ranges: Cuts of one bucket, one range for each corpus.
             positions: Positions, counted over all cut ranges one after the other.
-            epoch: The epoch.
+            epoch: Number of the epoch, counted from 0.
             bucket: Number of the bucket.
         """
         if len(cut_ranges) == 1 and cut_ranges[0].num_cuts == cut_ranges[0].num_positions:

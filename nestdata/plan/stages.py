@@ -34,7 +34,7 @@ class Stages:
         first_indices: First index of each corpus, ascending.
         from_steps: First step of each stage, ascending.
         repeats: How often each cut of each corpus is seen in as many hours as all corpora have, for each stage.
-        microbatches_per_step: Microbatches of a step.
+        microbatches_per_step: Number of microbatches of a step, over all ranks.
         mixed_lengths: Whether the microbatches of a step come from different buckets.
         seed: Seed of the plan.
     """

@@ -98,7 +98,7 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike, world_size: int) -
     """Returns the summary of an epoch; the time that this takes does not depend on the number of steps.
 
     Args:
-        plan: The plan.
+        plan: A plan for corpora of these lengths.
         num_samples: Lengths of the cuts of each corpus, as they were given to the plan.
         world_size: Number of ranks that share each step.
 
@@ -143,7 +143,7 @@ def draw_plan(summary: PlanSummary, path: str | Path) -> None:
     """Draws hours and padding by cut length, and the cuts per microbatch.
 
     Args:
-        summary: The summary.
+        summary: Result of `summarise_plan`.
         path: The picture; its suffix selects PNG, SVG or PDF.
     """
     from matplotlib.figure import Figure  # not pyplot, which keeps global state and looks for a display

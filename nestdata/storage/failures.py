@@ -16,7 +16,7 @@ class Failure(NamedTuple):
     """Why one request failed."""
 
     kind: StorageErrorKind
-    """Of the error that is raised, at once or after the patience."""
+    """Kind of the `StorageError` that is raised, at once or when the patience has ended."""
 
     reason: str
     """What happened, in a few words, without secrets."""

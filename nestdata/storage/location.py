@@ -59,7 +59,7 @@ def parse_url(location: str) -> ObjectAddress:
     match = _URL.match(location)
     if match is None or match[1].lower() not in SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise _invalid(location, f"is no URL of an object store: expected one of {known}")
+        raise _invalid(location, f"is not a URL of an object store: expected one of {known}")
     scheme, rest = match[1].lower(), location[match.end() :]
     bucket, _, key = rest.partition("/")
     # A colon is legal before a port only. Elsewhere, it separates a user name from a password, which may have a slash.

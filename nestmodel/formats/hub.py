@@ -19,7 +19,7 @@ _WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _FILE = rf"(?:{_WORD}/)*{_WORD}"
 _NAME = re.compile(rf"(?P<owner>{_WORD})/(?P<name>{_WORD})(?:@(?P<revision>{_WORD}))?(?:/(?P<file>{_FILE}))?")
 _SUFFIXES = (".nemo", ".ckpt", ".safetensors")
-"""Of model files, the preferred kind first."""
+"""Kinds of model files, the preferred one first."""
 
 _MAX_NAMES_SHOWN = 4
 

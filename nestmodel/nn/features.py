@@ -26,7 +26,7 @@ LOG_OFFSET = 2.0**-24
 """Added to the mel energies, so that the logarithm of silence is finite."""
 
 STD_OFFSET = 1e-5
-"""Added to the standard deviations, so that a constant bin does not divide by zero."""
+"""Added to the standard deviations, which are divisors and zero for a constant bin."""
 
 
 class AudioCache(NamedTuple):

@@ -92,7 +92,7 @@ class MaskedBatch:
         """Copies what the network reads to a device, and unpacks it there.
 
         Args:
-            device: The device.
+            device: Device of the network.
             non_blocking: As for `Microbatch.to`.
         """
         batch = self.batch

@@ -39,7 +39,7 @@ def cores_of_rank(cores_of_ranks: Sequence[Any], rank: int) -> int:
 
     Args:
         cores_of_ranks: The result of `own_cores` on each rank; None for a rank that did not answer.
-        rank: The rank.
+        rank: Number of a rank that answered.
     """
     node, own = cores_of_ranks[rank]
     on_node = [set(each[1]) for each in cores_of_ranks if each is not None and each[0] == node]

@@ -54,7 +54,7 @@ class CheckReport:
 
     @property
     def worst_rank(self) -> int:
-        """Of the ranks with the worst status, the one with the largest first figure."""
+        """The rank with the largest first figure among those with the worst status."""
 
         def severity(rank: int) -> tuple[int, float, int]:
             result = self.ranks[rank]

@@ -74,7 +74,7 @@ def _corpora(data: NestDataModule) -> list[Corpus]:
 
 @dataclass
 class _Found:
-    """What the store answered."""
+    """Answers of the store about the shards."""
 
     num_asked: int = 0
     num_bytes: int = 0

@@ -19,7 +19,7 @@ class Prices:
 
     per_1000_requests: float | None = None
     per_gb: float | None = None
-    """For each 10^9 bytes that leave the store."""
+    """Price of 10^9 bytes that leave the store."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

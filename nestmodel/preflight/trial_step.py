@@ -28,7 +28,7 @@ class StepTime:
     optimizer_s: float
 
     host_s: float = 0.0
-    """Of `microbatch_s`, until the CPU had launched everything; the rest is waiting for the device."""
+    """Part of `microbatch_s` until the CPU had launched everything; the rest is waiting for the device."""
 
     @property
     def total_s(self) -> float:

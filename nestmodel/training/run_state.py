@@ -53,10 +53,10 @@ class RunState:
     """Estimate for the rest of the run, validations and checkpoints included; None during the first steps."""
 
     training: Scores | None = None
-    """Of the last step; None before the first."""
+    """Scores of the last step; None before the first."""
 
     validation: Scores | None = None
-    """Of the last validation in this start."""
+    """Scores of the last validation in this start."""
 
     validated_step: int | None = None
     """Optimizer steps made at that validation."""

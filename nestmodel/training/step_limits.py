@@ -14,7 +14,7 @@ from nestmodel.errors import ConfigError
 
 _Limit = int | float
 _converted: WeakKeyDictionary[pl.Trainer, dict[str, tuple[_Limit, _Limit]]] = WeakKeyDictionary()
-"""By trainer and setting: the value that the user gave, and the value set instead. A trainer may fit more than once."""
+"""For each trainer and setting, the value that the user gave and the value set instead: a trainer may fit again."""
 
 
 def ends_step(trainer: pl.Trainer, batch_idx: int) -> bool:

@@ -53,7 +53,7 @@ def start(
     """Starts `nestmodel fit` on two ranks, with the demo preset and a smaller model.
 
     Args:
-        corpora: The corpora.
+        corpora: Prepared speech and noise.
         directory: The working directory.
         flags: Further arguments.
         max_file_bytes: Larger files cannot be written, as on a full disk.

@@ -169,7 +169,7 @@ def test_a_url_of_a_manifest_has_the_scheme_of_a_store(tmp_path: Path, url: str,
     cut["recording"]["sources"] = [{"type": "url", "channels": [0], "source": url}]
     manifest = write_jsonl(tmp_path / "cuts.jsonl", [cut])
     config = PrepareConfig(probe="decode", allow_commands=allow_commands)
-    message = r"cuts\.jsonl:1: invalid_url, .*: is no URL of an object store: expected one of s3://, "
+    message = r"cuts\.jsonl:1: invalid_url, .*: is not a URL of an object store: expected one of s3://, "
     with pytest.raises(ManifestError, match=message):
         prepare_corpus([manifest], tmp_path / "out", config)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 POSITIONS = 32
 CHANNELS = 128
 OPTIONS = {"num_warps": 8, "num_stages": 1}
-"""With these, no value has to leave the registers of an A100 or H100, in any type."""
+"""Launch options with which all values stay in the registers of an A100 or H100, in every type."""
 
 TAPS = tl.constexpr(16)
 """Nine taps of a 3x3 convolution, one for the bias, and zeros: Triton's matrix products sum 16 terms at least."""

@@ -17,7 +17,7 @@ from nestmodel.errors import TrainingError
 from nestmodel.training.starting.startup import local_run_id
 
 _RESOLVE_S = 10.0
-"""For how long the name of node 0 may be unknown, in seconds.
+"""Time for which the name of node 0 may be unknown, in seconds.
 
 A machine of a cloud starts programs before its network and its name server are ready, or before a new node has its
 entry there. A misspelled name should not take longer than a misspelled path.

@@ -30,7 +30,7 @@ def test_urls_are_split_into_bucket_and_key(location: str, expected: ObjectAddre
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("ftp://host/name", "is no URL of an object store"),
+        ("ftp://host/name", "is not a URL of an object store"),
         ("s3://", "names no bucket: expected s3://BUCKET/NAME"),
         ("s3:///name", "names no bucket"),
         ("s3://bucket/a//b", "empty part"),
