@@ -64,7 +64,7 @@ class KeyedDraw(Generic[Value]):
         return self._groups.get(group, [])
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the groups as JSON values, if the values are."""
+        """Returns the groups for `json.dumps`; their values must be JSON values themselves."""
         return {group: self.items(group) for group in self}
 
     @classmethod

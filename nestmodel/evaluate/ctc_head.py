@@ -35,7 +35,7 @@ MAX_GRADIENT_NORM = 1.0
 MIN_LABEL_RATE_HZ = 25.0
 """Minimum number of labels per second by default. Speech has fewer characters per second (docs/probes.md)."""
 
-_STD_OFFSET = 1e-5  # a constant dimension does not divide by zero
+_STD_OFFSET = 1e-5  # added to standard deviations, which are divisors and zero for a constant dimension
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from nestmodel.evaluate.ctc_head import StoppingRule
 LEARNING_RATE = 0.01
 FRAMES_PER_STEP = 512
 
-_STD_OFFSET = 1e-5  # a constant dimension does not divide by zero
+_STD_OFFSET = 1e-5  # added to standard deviations, which are divisors and zero for a constant dimension
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

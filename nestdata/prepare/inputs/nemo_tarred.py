@@ -63,7 +63,7 @@ class NemoTarred:
 
     items_per_task: ClassVar[int] = 1
     path: Path | str
-    manifests: tuple[str, ...] = field(repr=False)  # items name those that they depend on
+    manifests: tuple[str, ...] = field(repr=False)  # each item names the manifests that it reads
     """Absolute paths or URLs."""
 
     tars: tuple[tuple[int, str], ...] = field(repr=False)

@@ -24,7 +24,7 @@ _GLOB = re.compile(r"[*?]+")
 _NUMBER = re.compile(r".*_(\d+)")
 _ANY_NUMBER = re.compile(r".*?(\d+)\D*$")
 _MAX_NAMES = 1_000_000
-# Folders of a store that are listed at most to find out which shards exist.
+# Largest number of folders of a store that are listed to find out which shards exist.
 _MAX_LISTED = 16
 
 

@@ -51,7 +51,7 @@ class SharDirectory:
 
     items_per_task: ClassVar[int] = 1
     path: Path | str
-    shards: tuple[SharShard, ...] = field(repr=False)  # items name those that they depend on
+    shards: tuple[SharShard, ...] = field(repr=False)  # each item names the shards that it reads
     parser: LhotseManifest
     """Completes and checks cuts."""
 

@@ -47,7 +47,7 @@ class WebDataset:
 
     items_per_task: ClassVar[int] = 1
     path: Path | str
-    tars: tuple[str, ...] = field(repr=False)  # items name those that they depend on
+    tars: tuple[str, ...] = field(repr=False)  # each item names the tars that it reads
     """Absolute paths or URLs."""
 
     folder: str

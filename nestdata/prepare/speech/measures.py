@@ -23,7 +23,8 @@ SHARE_FIELD, LEVEL_FIELD, SNR_FIELD = "nest_speech_share", "nest_speech_dbfs", "
 
 # Quantisation noise of 16-bit audio. Lower powers, such as those of digital silence, count as this one.
 _FLOOR_DB = -98.0
-# Lowest ratio of signal to noise, -20 dB: the difference of two powers that are about equal says no more.
+# Lowest ratio of signal to noise, -20 dB. Below it, the power of the signal is a difference of two nearly equal powers,
+# mostly rounding and chance.
 _LOWEST_RATIO = 0.01
 # Frames of a pause next to speech that may hold its onset or decay.
 _MARGIN = 2
