@@ -56,7 +56,7 @@ class Trace:
         self._read: TraceReader | None = read
 
     def serve(self) -> None:
-        """Writes the summary if it is wanted, once."""
+        """Writes the summary once, when the monitor has asked for it."""
         if self._read is None or not self._request.exists():
             return
         read, self._read = self._read, None

@@ -58,7 +58,7 @@ def diagnose_failures(ranks: Sequence[ProcessView], limits: StallLimits) -> tupl
 
 
 def _missing_in_collective(ranks: Sequence[ProcessView], first: ProcessView, limits: StallLimits) -> dict[str, str]:
-    """Returns the ranks for which a rank had waited that NCCL's watchdog then aborted, with the reason for each.
+    """Returns the ranks that held up a rank which NCCL's watchdog then aborted, with the reason for each.
 
     The watchdog aborts a rank in which a collective takes too long: nearly always one that waits for others. A rank
     aborted after a shorter silence has another problem.
@@ -94,7 +94,8 @@ def _ended(ranks: Sequence[ProcessView]) -> tuple[dict[str, float], bool]:
 def _may_follow(failed: ProcessView, dead: ProcessView) -> bool:
     """Returns whether a rank may have failed because another one died, which the monitor noticed after the failure.
 
-    NCCL's watchdog aborts ranks because of another one's failure. Whether an abort came first, only its time tells.
+    NCCL's watchdog aborts ranks because of another one's failure. Only the time of an abort tells whether
+    it came first.
     """
     had_ended = failed.state.has_ended and failed.ended_s > dead.ended_s
     return failed.age_s <= dead.age_s and not had_ended and dead.exit_signal != signal.SIGABRT

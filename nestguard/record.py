@@ -39,7 +39,7 @@ DETAIL_AT = 20480
 FILE_SIZE = DETAIL_AT + TEXT_SIZE
 UNSET = -1
 WAIT_MARK = "\x1f"
-"""Begins the line after a cut's id that holds the location of the bytes that the process waits for."""
+"""First character of the line after the id of a cut whose bytes the process waits for: it holds their location."""
 
 _MAX_TRIES = 8
 

@@ -19,7 +19,7 @@ _SEND_TIMEOUT_S = 2
 _TYPES: Mapping[type, Mapping[str, Any]] = {kind: get_type_hints(kind) for kind in (Identity, Reading)}
 
 INVALID_MESSAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What reading a message with missing keys or values of the wrong type can raise."""
+"""Errors that reading a message with missing keys or values of the wrong type can raise."""
 
 
 class Connection:

@@ -81,7 +81,7 @@ class ReadAhead:
         """Begins a microbatch.
 
         Args:
-            current: What is taken now, each request as often as it is taken.
+            current: Requests of this microbatch, each as often as it is taken.
             upcoming: The same for the next microbatches.
         """
         with self._lock:

@@ -108,7 +108,7 @@ def empty_samples(cut_id: str, num_samples: int) -> NDArray[np.float32]:
     """Returns an array for samples of a cut, whose pages take memory when they are filled.
 
     Raises:
-        AudioError: There is not so much memory.
+        AudioError: There is not enough memory.
     """
     try:
         return np.empty(num_samples, np.float32)

@@ -13,7 +13,7 @@ PackCodec = Literal["flac", "pcm"]
 @with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackConfig:
-    """In which form, order and portions a corpus is packed."""
+    """Form, order and portions in which a corpus is packed."""
 
     codec: PackCodec = "flac"
     """Form of every member. `flac`: compressed without loss. `pcm`: WAV, larger, and cheaper to decode."""

@@ -58,7 +58,7 @@ class StoreUse:
 
 
 def rounded(number: float, digits: int) -> str:
-    """Returns a number with significant digits, or all before the point if these are more, and no exponent."""
+    """Returns a number with `digits` significant digits, or with all digits before the point; without an exponent."""
     if number >= 10**digits:
         return f"{number:,.0f}"
     return f"{Decimal(f'{number:.{digits}g}'):f}"
