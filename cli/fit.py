@@ -102,7 +102,7 @@ class _Cli(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs)
         if self.config[self.subcommand].quiet or settings["enable_progress_bar"]:
             callbacks = cast(Any, trainer).callbacks
-            callbacks[:] = [one for one in callbacks if not isinstance(one, Progress)]
+            callbacks[:] = [callback for callback in callbacks if not isinstance(callback, Progress)]
         watch_ranks(lambda: launched_processes(trainer))
         check_main_address(trainer)
         if settings["logger"] in (None, True) and not settings["fast_dev_run"]:
@@ -112,7 +112,7 @@ class _Cli(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
-        guard = next(one for one in cast(Any, self.trainer).callbacks if isinstance(one, StallGuard))
+        guard = next(callback for callback in cast(Any, self.trainer).callbacks if isinstance(callback, StallGuard))
         guard.check_timeout(self.trainer)
         self._check("fit")
         self._started_s = time.monotonic()
@@ -157,8 +157,8 @@ class _Cli(LightningCLI):
         model, data = cast(NestModel, self.model), cast(NestDataModule, self.datamodule)
         path = self.config[self.subcommand].get("ckpt_path")
         callbacks = cast(Any, self.trainer).callbacks if stage == "fit" else []
-        scorers = [one for one in callbacks if isinstance(one, FeatureScores)]
-        scores = [name for one in scorers for name in one.check(self.trainer, model.config, data)]
+        scorers = [callback for callback in callbacks if isinstance(callback, FeatureScores)]
+        scores = [name for scorer in scorers for name in scorer.check(self.trainer, model.config, data)]
         ckpt_path = None if path is None else Path(path)
         check_run(model, data, self.trainer, stage=stage, ckpt_path=ckpt_path, scores=scores)
         if self.subcommand != "preflight":

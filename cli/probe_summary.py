@@ -41,12 +41,14 @@ def print_ctc_summary(report: "CtcProbeReport", output: Path | None) -> None:
     out = console()
     table = Table("features", "CER, %", "WER, %", "learning rate", "epochs by seed")
     for score in report.contestants:
-        epochs = ", ".join(str(one.num_epochs) for one in score.seeds)
+        epochs = ", ".join(str(result.num_epochs) for result in score.seeds)
         rates = (_percent(score.characters), _percent(score.words))
         table.add_row(_name(score.name), *rates, f"{score.learning_rate:g}", epochs)
     out.print(table)
-    for one in report.differences:
-        out.print(f"CER, trained minus {_name(one.baseline)}: {_percent(one.characters)} percentage points")
+    for difference in report.differences:
+        out.print(
+            f"CER, trained minus {_name(difference.baseline)}: {_percent(difference.characters)} percentage points"
+        )
     if report.layers:
         layers = Table("features", "layer", "CER, %", "WER, %")
         for score in report.layers:

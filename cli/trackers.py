@@ -185,7 +185,11 @@ def start_trackers(
         tracker.open(must_open=must_open)
         if tracker.is_new:  # MLflow refuses other values of the same settings
             tracker.log_hyperparams(params)
-    if ids := {one.tracker: one.version for one in trackers if one.tracker in ("wandb", "mlflow") and one.version}:
+    if ids := {
+        tracker.tracker: tracker.version
+        for tracker in trackers
+        if tracker.tracker in ("wandb", "mlflow") and tracker.version
+    }:
         with output_file(directory / _IDS, overwrite=True) as partial_file:
             partial_file.write_text(json.dumps(ids) + "\n")
     if dataset is not None:

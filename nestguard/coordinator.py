@@ -296,7 +296,7 @@ class Coordinator(LocalOnly):
 
 
 def _ranks_and_culprits(report: dict[str, Any]) -> dict[str, Any]:
-    processes = [one for one in report["processes"] if one.get("worker") is None or one["is_culprit"]]
+    processes = [process for process in report["processes"] if process.get("worker") is None or process["is_culprit"]]
     return {**report, "processes": processes}
 
 

@@ -42,7 +42,9 @@ def listen(host: str, port: int) -> list[socket.socket]:
     is_on_one_machine = _is_loopback_name(host)
     chosen = [] if is_on_one_machine else _addresses_of_interfaces(port)
     listeners = _listen_at([*found, *chosen])
-    is_reachable = chosen or is_on_one_machine or any(not _is_loopback(one.getsockname()) for one in listeners)
+    is_reachable = (
+        chosen or is_on_one_machine or any(not _is_loopback(listener.getsockname()) for listener in listeners)
+    )
     if listeners and is_reachable:
         return listeners
     _close(listeners)

@@ -115,7 +115,7 @@ class Monitor:
         if not self._may_decide():
             return False
         # Reasons may name loader workers and cuts, which other nodes send only when they are asked.
-        culprits = [view for view, one in zip(known, diagnosis.diagnoses, strict=True) if one.is_culprit]
+        culprits = [view for view, found in zip(known, diagnosis.diagnoses, strict=True) if found.is_culprit]
         nodes = {view.reading.identity.node_rank for view in culprits}
         known, diagnosis = self._diagnose(views, self._peers.detailed_views(nodes, _DETAILS_TIMEOUT_S))
         if diagnosis.must_stop:

@@ -67,12 +67,12 @@ class Peer:
             self._wake(self)
 
     def send_unsent(self) -> None:
-        """Continues to send earlier frames. For the server."""
+        """Continues to send earlier frames. Only the server calls this."""
         with self._sending:
             del self._unsent[: self._try_to_send(self._unsent)]
 
     def frames(self, data: bytes) -> list[bytes]:
-        """Returns the frames that are complete with these bytes. For the server.
+        """Returns the frames that are complete with these bytes. Only the server calls this.
 
         Raises:
             InvalidFrameError: A frame is too large.
@@ -190,8 +190,8 @@ class Server:
         for peer in list(self._peers.values()):
             self._forget(peer, "")
         self._selector.close()
-        for one in (*self._listeners, self._wake_read, self._wake_write):
-            one.close()
+        for endpoint in (*self._listeners, self._wake_read, self._wake_write):
+            endpoint.close()
 
     def _accept(self, listener: socket.socket) -> None:
         """Accepts the connections that wait in the backlog, some at a time."""

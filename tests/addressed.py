@@ -30,7 +30,8 @@ def addressed_copy(corpus: Path, output: Path, *, folder: Path, root: str) -> Pa
     contents: list[bytes] = []
     for number, start in enumerate(index[1]):
         cut = json.loads(lines[start : lines.index(b"\n", start)])
-        source = next(one for one in cut["recording"]["sources"] if cut["channel"] in one["channels"])["source"]
+        sources = cut["recording"]["sources"]
+        source = next(source["source"] for source in sources if cut["channel"] in source["channels"])
         name = str(Path(source).relative_to(folder))
         if name not in names:
             names[name] = len(contents)

@@ -148,8 +148,8 @@ def lightning_subclasses() -> list[type]:
     found = {member for module in modules for member in vars(module).values() if inspect.isclass(member)}
     bases = (pl.LightningModule, pl.LightningDataModule, pl.Callback, pl.Trainer)
     return sorted(
-        (one for one in found if issubclass(one, bases) and one.__module__.startswith("nestmodel")),
-        key=lambda one: one.__name__,
+        (cls for cls in found if issubclass(cls, bases) and cls.__module__.startswith("nestmodel")),
+        key=lambda cls: cls.__name__,
     )
 
 

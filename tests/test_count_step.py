@@ -196,7 +196,7 @@ def test_adamw_writes_gradients_only_if_it_divides_them(is_divided: bool) -> Non
             optimizer.grad_scale = torch.ones(())  # type: ignore[attr-defined]
         with OperationLog() as log:
             optimizer.step()
-    (update,) = (one for one in log.operations if one.name == "_fused_adamw_")
+    (update,) = (operation for operation in log.operations if operation.name == "_fused_adamw_")
     # Reads weight, gradient and two moments, writes all but the gradient; and reads the number of the step.
     assert update.num_bytes - 4 - 4 * is_divided == 4 * 1000 * (7 + is_divided)
 
@@ -254,7 +254,7 @@ def test_backward_operations_belong_to_the_part_of_their_forward_operations() ->
                 with log.part("loss"):
                     loss = x.sum()
                 backward(loss)
-    found = {(one.part, one.is_backward, one.name) for one in log.operations}
+    found = {(operation.part, operation.is_backward, operation.name) for operation in log.operations}
     assert found >= {("first", True, "mm"), ("second", True, "mm"), ("other", True, "silu_backward")}
     assert found >= {("first", True, "add_"), ("second", True, "add_"), ("loss", False, "sum")}
     assert ("other", True, "mm") not in found
@@ -283,7 +283,7 @@ def test_an_operation_reads_and_writes_its_operands_once(expression: str, operan
         x = torch.ones(64, 64)
         with OperationLog() as log:
             eval(expression, {"torch": torch, "x": x})
-    assert [one.num_bytes for one in log.operations] == [operands * 64 * 64 * 4]
+    assert [operation.num_bytes for operation in log.operations] == [operands * 64 * 64 * 4]
 
 
 def test_repeated_dimensions_take_no_bytes() -> None:

@@ -132,7 +132,7 @@ def test_the_loss_of_a_batch_is_the_mean_of_those_of_its_utterances(
 
     def loss(audio: Sequence[Tensor], texts: Sequence[str]) -> float:
         labels = tokenizer(list(texts), padding=True, return_tensors="pt").input_ids
-        return model(**extractor([one.numpy() for one in audio]), labels=labels)["loss"].item()
+        return model(**extractor([samples.numpy() for samples in audio]), labels=labels)["loss"].item()
 
     texts = ["good", "on do"]  # of different lengths
     singles = [loss([audio], [text]) for audio, text in zip(SPEECH, texts, strict=True)]

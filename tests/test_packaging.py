@@ -65,7 +65,7 @@ def test_every_data_file_is_in_the_wheel() -> None:
 def test_the_lowest_version_of_each_dependency_is_the_one_that_was_tested() -> None:
     lowest = pins("constraints-lowest.txt")
     for requirement in requirements("dask", "huggingface", "probe", "remote", "safetensors", "test"):
-        bounds = [one.version for one in requirement.specifier if one.operator == ">="]
+        bounds = [bound.version for bound in requirement.specifier if bound.operator == ">="]
         assert bounds, requirement
         assert Version(lowest[requirement.name.lower()]) == Version(bounds[0]), requirement
 

@@ -78,10 +78,10 @@ def test_the_recipe_for_librispeech_runs_from_the_unpacked_archives_to_error_rat
     assert ran == ["python", "nestdata", "nestdata", "nestmodel", "nestmodel", "python", "python"]
     scores = json.loads((output / "scores" / "scores.json").read_text())
     assert list(scores) == list(librispeech.SCORED)
-    assert {name: len(one) for name, one in scores.items()} == dict.fromkeys(librispeech.SCORED, 3)
-    assert all(0 < one["words"]["rate"] for one in scores.values())
+    assert {name: len(score) for name, score in scores.items()} == dict.fromkeys(librispeech.SCORED, 3)
+    assert all(0 < score["words"]["rate"] for score in scores.values())
     num_lines = {name: len((output / "scores" / f"{name}.jsonl").read_text().splitlines()) for name in scores}
-    assert num_lines == {name: one["num_test"] for name, one in scores.items()}
+    assert num_lines == {name: score["num_test"] for name, score in scores.items()}
     assert sum(num_lines.values()) == 40
     dev_other = json.loads((output / "recogniser" / "results.json").read_text())
     assert dev_other["characters"] == scores["dev-other"]["characters"]
@@ -188,13 +188,13 @@ def test_the_commands_of_continued_pretraining_start_from_the_weights_and_replay
 
     for program, *arguments in commands:
         tiny = ["--config", "tiny.yaml"] if arguments[0] == "fit" else []
-        changed = [smaller.get(one, one) for one in arguments] + tiny
+        changed = [smaller.get(argument, argument) for argument in arguments] + tiny
         assert {"nestdata": nestdata, "nestmodel": nestmodel}[program](changed) == 0
 
     (checkpoint,) = (tmp_path / "runs" / "continued").rglob("last.ckpt")
     content = torch.load(checkpoint, weights_only=True)
     assert content["nest_training"]["started_from"] == "start.nemo"
-    assert [one["name"] for one in content["nest_training"]["corpora"]] == ["new.corpus", "old.corpus"]
+    assert [corpus["name"] for corpus in content["nest_training"]["corpora"]] == ["new.corpus", "old.corpus"]
     assert content["nest_settings"]["data.plan.weights"] == "(0.75, 0.25)"
     assert content["global_step"] == 2
     for name, value in start.state_dict().items():

@@ -143,7 +143,7 @@ def audio_spans(corpus: Corpus) -> set[tuple[str, float]]:
 
 def transcript(corpus: Corpus, row: int) -> str:
     """Returns the normalised transcript of a cut; an empty string if it has none."""
-    return normalise_text(" ".join(one.get("text") or "" for one in corpus.line(row)["supervisions"]))
+    return normalise_text(" ".join(supervision.get("text") or "" for supervision in corpus.line(row)["supervisions"]))
 
 
 def labelled(corpus: Corpus) -> list[int]:

@@ -37,8 +37,8 @@ class LiveFeatures:
 
     def __call__(self, audio: Sequence[NDArray[np.float32]], **_: Any) -> dict[str, Tensor]:
         """Returns log-mel features, shape (batch, frames, mels), and a mask that is True for their valid frames."""
-        padded = nn.utils.rnn.pad_sequence([torch.from_numpy(one) for one in audio], batch_first=True)
-        feats, feat_lens = self.features(padded, torch.tensor([len(one) for one in audio]))
+        padded = nn.utils.rnn.pad_sequence([torch.from_numpy(samples) for samples in audio], batch_first=True)
+        feats, feat_lens = self.features(padded, torch.tensor([len(samples) for samples in audio]))
         is_valid = torch.arange(feats.shape[2]) < feat_lens[:, None]
         return {"input_features": feats.transpose(1, 2), "attention_mask": is_valid}
 

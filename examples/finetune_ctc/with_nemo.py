@@ -61,7 +61,7 @@ def write_manifest(corpus: Path, manifest: Path) -> list[str]:
     """Writes a corpus as a manifest of NeMo with lower-case texts without punctuation, and returns the texts."""
     lines = []
     for cut in map(json.loads, (corpus / "cuts.jsonl").open()):
-        text = " ".join(one.get("text") or "" for one in cut["supervisions"])
+        text = " ".join(supervision.get("text") or "" for supervision in cut["supervisions"])
         text = " ".join(re.sub(r"[^\w\s]|_", " ", text.lower()).split())
         if text:
             audio = {"audio_filepath": cut["recording"]["sources"][0]["source"], "offset": cut["start"]}

@@ -60,7 +60,7 @@ class Corpora:
         if isinstance(given, cls):
             return given
         several = given if isinstance(given, (list, tuple)) else [given]
-        return cls([open_corpus(one, allow_commands=allow_commands) for one in several])
+        return cls([open_corpus(path_or_corpus, allow_commands=allow_commands) for path_or_corpus in several])
 
     @property
     def num_samples(self) -> list[NDArray[np.int64]]:

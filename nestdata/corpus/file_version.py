@@ -88,4 +88,4 @@ def check_version(line: dict[str, Any], version: FileVersion) -> None:
 def path_of(line: dict[str, Any]) -> str:
     """Returns the path of the file of a cut that is read by its line."""
     sources = line["recording"]["sources"]
-    return str(next((one for one in sources if line["channel"] in one["channels"]), sources[0])["source"])
+    return str(next((source for source in sources if line["channel"] in source["channels"]), sources[0])["source"])

@@ -22,7 +22,7 @@ def accepted_version(line: dict[str, Any]) -> FileVersion:
     found = read_header(path, None)
     if not isinstance(found, AudioInfo):
         raise _unacceptable(line, f"{found.reason}, {found.detail}")
-    num_channels = next(len(one["channels"]) for one in recording["sources"] if one["source"] == path)
+    num_channels = next(len(source["channels"]) for source in recording["sources"] if source["source"] == path)
     seconds = found.num_frames / found.rate
     if found.rate != source_rate(recording):
         raise _unacceptable(line, f"{path} is at {found.rate} Hz, and was at {source_rate(recording)} Hz")

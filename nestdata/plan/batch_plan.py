@@ -208,7 +208,7 @@ class BatchPlan:
         try:
             return cls(corpora.num_samples, corpora.sampling_rate, config or PlanConfig(), content=corpora.fingerprint)
         except PlanError as error:
-            paths = [str(one.path) for one in corpora.corpora]
+            paths = [str(corpus.path) for corpus in corpora.corpora]
             raise PlanError(f"{', '.join(paths[:3])}{', ...' if len(paths) > 3 else ''}: {error}") from None
 
     def indices(self, step: int, microbatch: int) -> NDArray[np.int64]:

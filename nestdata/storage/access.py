@@ -153,8 +153,8 @@ def storage() -> Storage:
 def _after_fork_in_child() -> None:
     global _of_process_lock
     _of_process_lock = threading.Lock()
-    for one in _storages:
-        one.replace_locks()
+    for instance in _storages:
+        instance.replace_locks()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -51,7 +51,7 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
     if not trainer.is_global_zero:
         return CheckResult(status="skipped", value="rank 0 writes")
     callbacks = cast(list[pl.Callback], getattr(trainer, "callbacks", []))
-    callback = next((one for one in callbacks if isinstance(one, Checkpoints)), None)
+    callback = next((callback for callback in callbacks if isinstance(callback, Checkpoints)), None)
     keep, keep_every = (callback.keep, callback.keep_every_n_steps) if callback else (1, None)
     keep += callback is not None and callback.monitor is not None  # the best one may be none of the newest
     directory = ((callback.directory if callback else None) or Path(trainer.default_root_dir)).absolute()

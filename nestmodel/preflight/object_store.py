@@ -143,7 +143,7 @@ def _noise_warning(noise: StoreUse) -> list[str]:
 
 def _patience_warning(data: NestDataModule, trainer: pl.Trainer) -> list[str]:
     callbacks = cast(list[pl.Callback], getattr(trainer, "callbacks", []))
-    guard = next((one for one in callbacks if isinstance(one, StallGuard) and one.enabled), None)
+    guard = next((callback for callback in callbacks if isinstance(callback, StallGuard) and callback.enabled), None)
     if guard is None or data.remote.patience_s + _LAST_TRY_S <= guard.limits.step_s:
         return []
     return [

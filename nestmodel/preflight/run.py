@@ -161,7 +161,7 @@ def _results_of_checks(
     yield "settings", _check_settings(exchange, rank_settings_or_error(model, data, trainer))
     # Gathered in any case, because ranks may differ in the settings that decide whether it is shown.
     described = _check_on_all_ranks(exchange, "look-ahead", lambda: describe_look_ahead(model))
-    if any(one is None or one.status != "skipped" for one in described):
+    if any(result is None or result.status != "skipped" for result in described):
         yield "look-ahead", described
     figures: dict[str, float] = {}  # of this rank
     for name, check in rank_checks(model, data, trainer, config):
@@ -203,8 +203,8 @@ def _check_on_all_ranks(exchange: StoreExchange, topic: str, check: Callable[[],
 
 def _check_settings(exchange: StoreExchange, settings: dict[str, str]) -> RankResults:
     gathered = exchange.all_gather("settings", settings)
-    results = iter(compare_settings([one for one in gathered if one is not None]))
-    return [None if one is None else next(results) for one in gathered]
+    results = iter(compare_settings([answer for answer in gathered if answer is not None]))
+    return [None if answer is None else next(results) for answer in gathered]
 
 
 def _check_feeding(

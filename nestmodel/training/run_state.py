@@ -116,7 +116,9 @@ def read_state(
     callbacks: list[pl.Callback] = cast(Any, trainer).callbacks
     left = [clock.seconds_left(step, num_steps)]
     left += [callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)]
-    if activity == "training" and any(isinstance(one, Checkpoints) and one.is_writing for one in callbacks):
+    if activity == "training" and any(
+        isinstance(callback, Checkpoints) and callback.is_writing for callback in callbacks
+    ):
         activity = "writing a checkpoint"
     return RunState(
         step=step,

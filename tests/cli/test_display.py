@@ -90,8 +90,8 @@ def test_a_run_without_a_terminal_shows_lines(
     line = (
         r"step 1 of 2, loss \d\.\d{3}, entropy \d\.\d{3}, masked accuracy .* %, \S+ s of audio/s, \d+ % waiting, .* GB"
     )
-    assert any(re.fullmatch(line, one) for one in lines), lines
-    assert any(one.startswith("step 2 of 2") for one in lines)
+    assert any(re.fullmatch(line, text) for text in lines), lines
+    assert any(text.startswith("step 2 of 2") for text in lines)
     assert "next: nestmodel features run/version_0/checkpoints/last.ckpt" in shown.out
     assert "  or: nestmodel export run/version_0/checkpoints/last.ckpt --to huggingface\n" in shown.out
 

@@ -178,7 +178,9 @@ def test_a_step_with_a_nonfinite_loss_on_one_rank_is_skipped_on_all(
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=3, world_size=2)
     assert run.start(faults={1: ("nan", 1, 3)}) == [0, 0], run.log(0) + run.log(1)
     checkpoints = [torch.load(found.path, weights_only=False) for found in reversed(run.steps())]
-    before, after, end = (comparable([one["state_dict"], one["optimizer_states"][0]["state"]]) for one in checkpoints)
+    before, after, end = (
+        comparable([checkpoint["state_dict"], checkpoint["optimizer_states"][0]["state"]]) for checkpoint in checkpoints
+    )
     assert after == before
     assert end != after
     ids = run.seen()[1, 3]

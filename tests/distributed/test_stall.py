@@ -97,7 +97,9 @@ def test_a_rank_that_stalls_the_others_is_reported_with_its_stack(
     assert run.seconds_from_fault_to_end() < LIMITS["step_s"] + END_PATIENCE_S
     report = report_of(run)
     name = f"rank-{rank}"
-    (culprit,) = [one for one in report["processes"] if one["is_culprit"] and one["name"] in ("rank-0", "rank-1")]
+    (culprit,) = [
+        process for process in report["processes"] if process["is_culprit"] and process["name"] in ("rank-0", "rank-1")
+    ]
     assert (culprit["name"], culprit["verdict"]) == (name, verdict), report
     assert culprit["phase"] == phase
     if verdict == "stuck":
@@ -173,7 +175,7 @@ def test_a_rank_that_skips_a_collective_is_reported_although_another_rank_fails(
     # Gloo aborts the process that receives an unexpected message, which is not the one that skipped the collective.
     assert 0 not in run.start(faults={1: ("skip a collective", 1, 0)})
     assert run.seconds_from_fault_to_end() < LIMITS["step_s"] + END_PATIENCE_S
-    (culprit,) = [one for one in report_of(run)["processes"] if one["is_culprit"]]
+    (culprit,) = [process for process in report_of(run)["processes"] if process["is_culprit"]]
     assert culprit["name"] == "rank-1"
     assert culprit["reason"].startswith("skipped a collective")
     assert gone_soon(run)
@@ -192,7 +194,7 @@ def test_a_killed_loader_worker_is_reported(
     log = run.log(0) + run.log(1)
     assert codes[0] in (1, EXIT_STALLED), log
     assert run.seconds_from_fault_to_end() < END_PATIENCE_S
-    culprits = {one["name"]: one for one in report_of(run)["processes"] if one["is_culprit"]}
+    culprits = {process["name"]: process for process in report_of(run)["processes"] if process["is_culprit"]}
     rank = culprits.pop("rank-1")
     if rank["verdict"] == "failed":
         assert not culprits

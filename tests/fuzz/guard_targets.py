@@ -59,7 +59,7 @@ def _apply_message(message: dict[str, Any], _: Path) -> bool:
     codec = Codec()
     found = codec.message(pack(message))
     if "views" in found:
-        return bool([view_from_json(one) for one in found["views"]])
+        return bool([view_from_json(data) for data in found["views"]])
     ranks = NodeRanks()
     ranks.apply(_messages()[0], 0.0)
     ranks.apply(found, 1.0)

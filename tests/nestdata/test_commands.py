@@ -43,7 +43,9 @@ def test_an_allowed_command_is_run_by_every_reader(tmp_path: Path, pipes: Path) 
 
 def test_no_public_function_or_class_runs_commands_unless_it_is_told_to() -> None:
     public = [getattr(package, name) for package in (nestdata, nestmodel) for name in package.__all__]
-    methods = [each for one in public if inspect.isclass(one) for _, each in inspect.getmembers(one, inspect.isroutine)]
+    methods = [
+        each for owner in public if inspect.isclass(owner) for _, each in inspect.getmembers(owner, inspect.isroutine)
+    ]
     defaults = []
     for function in filter(callable, public + methods):
         with suppress(ValueError):  # a built-in function without a signature

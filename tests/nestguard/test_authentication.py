@@ -48,8 +48,8 @@ def assert_works(config: PeerConfig, coordinator: Coordinator) -> None:
     with closing(follower_of(config)) as follower:
         assert soon(follower.has_coordinator)
         follower.send_views([view(2, node_rank=1)])
-        assert soon(lambda: [one.name for one in coordinator.views()] == ["rank-2"])
-        assert not any(one.is_unseen for one in coordinator.views())
+        assert soon(lambda: [rank.name for rank in coordinator.views()] == ["rank-2"])
+        assert not any(rank.is_unseen for rank in coordinator.views())
 
 
 @pytest.mark.parametrize(

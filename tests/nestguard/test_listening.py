@@ -44,7 +44,7 @@ def resolve_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     resolve = socket.getaddrinfo
 
     def answer(_host: object, port: int, **options: int) -> list[object]:
-        return [one for address in addresses for one in resolve(address, port, **options)]
+        return [info for address in addresses for info in resolve(address, port, **options)]
 
     monkeypatch.setattr(socket, "getaddrinfo", answer)
 

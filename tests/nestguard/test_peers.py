@@ -130,7 +130,7 @@ def test_ranks_behind_a_lost_connection_are_unseen_and_a_warning_is_logged(
         assert soon(coordinator.views)
         assert follower._link is not None
         follower._link.connection.close()
-        assert soon(lambda: [one.is_unseen and one.ended_s > 0 for one in coordinator.views()] == [True])
+        assert soon(lambda: [rank.is_unseen and rank.ended_s > 0 for rank in coordinator.views()] == [True])
         assert not coordinator.silences()
         assert follower.disconnected_s() > 0
         assert soon(lambda: "node 1 (host host-1): lost the connection to its monitor" in caplog.text)
@@ -204,7 +204,7 @@ def test_details_contain_the_cuts_and_the_loader_workers_of_the_nodes_that_are_a
         assert soon(follower.has_coordinator)
         follower.send_views(views)
         assert soon(coordinator.views)
-        assert [(one.name, one.reading.cuts) for one in coordinator.views()] == [("rank-2", ())]
+        assert [(rank.name, rank.reading.cuts) for rank in coordinator.views()] == [("rank-2", ())]
         assert coordinator.detailed_views([0], PATIENCE_S)[0].reading.cuts == ()
         rank, worker = coordinator.detailed_views([1], PATIENCE_S)
         assert rank.reading == views[0].reading
@@ -216,7 +216,7 @@ def test_a_node_that_does_not_answer_keeps_the_others_waiting_for_the_timeout_on
     with closing(coordinator_of(config)) as coordinator, closing(join(config, PATIENCE_S)) as other:
         other.send({"type": "update", "at_ms": 0, "full": [FULL], "rows": [ROW]})
         assert soon(coordinator.views)
-        assert [one.name for one in coordinator.detailed_views([1], 0.2)] == ["rank-2"]
+        assert [rank.name for rank in coordinator.detailed_views([1], 0.2)] == ["rank-2"]
 
 
 def test_a_second_connection_of_a_node_replaces_the_first_one_without_a_warning(
@@ -230,7 +230,7 @@ def test_a_second_connection_of_a_node_replaces_the_first_one_without_a_warning(
             assert soon(second.has_coordinator)
             assert soon(lambda: not first.has_coordinator())
             second.send_views([view(2, step=6, node_rank=1)])
-            assert soon(lambda: [one.reading.step for one in coordinator.views()] == [6])
+            assert soon(lambda: [rank.reading.step for rank in coordinator.views()] == [6])
             assert "its ranks continue" not in caplog.text
 
 

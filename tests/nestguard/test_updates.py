@@ -53,9 +53,14 @@ def as_sent(view: ProcessView) -> ProcessView:
 def rounded(views: list[ProcessView]) -> list[ProcessView]:
     """Leaves out cuts and loader workers, and rounds times to 0.1 s: an update has them in ms."""
     return [
-        replace(one, reading=replace(one.reading, cuts=()), age_s=round(one.age_s, 1), ended_s=round(one.ended_s, 1))
-        for one in views
-        if one.is_rank
+        replace(
+            process,
+            reading=replace(process.reading, cuts=()),
+            age_s=round(process.age_s, 1),
+            ended_s=round(process.ended_s, 1),
+        )
+        for process in views
+        if process.is_rank
     ]
 
 
@@ -96,7 +101,7 @@ class Node:
         if not self.is_lost:
             return views
         lost_s = now - self.full_at
-        return [replace(one, state=ProcessState.UNSEEN, ended_s=lost_s) for one in views if one.is_rank]
+        return [replace(process, state=ProcessState.UNSEEN, ended_s=lost_s) for process in views if process.is_rank]
 
 
 def sequence(draw: Callable[[st.SearchStrategy[int]], int], nodes: list[Node], now: float) -> float:
@@ -189,10 +194,10 @@ def test_an_update_contains_only_ranks_that_have_changed() -> None:
     first, second = view(0, age_s=10, cuts=("a",)), view(1, age_s=10)
     worker = view(1, worker=0)
     message = encoder.encode([first, second, worker], 100.0)
-    assert [one["reading"]["identity"]["rank"] for one in message["full"]] == [0, 1]
+    assert [described["reading"]["identity"]["rank"] for described in message["full"]] == [0, 1]
     assert [row[0] for row in message["rows"]] == [0, 1]
     assert message["full"][0]["reading"]["cuts"] == ()
-    unchanged = [replace(one, age_s=11.0) for one in (first, second)]
+    unchanged = [replace(rank, age_s=11.0) for rank in (first, second)]
     assert encoder.encode(unchanged, 101.0) == {"type": "update", "at_ms": 101_000}
     beat = replace(second, age_s=0.25)
     message = encoder.encode([replace(first, age_s=12.0), beat], 102.0)
@@ -203,18 +208,18 @@ def test_an_update_contains_only_ranks_that_have_changed() -> None:
 def test_a_silent_rank_ages_although_nothing_is_sent_about_it() -> None:
     encoder, ranks = UpdateEncoder(), NodeRanks()
     ranks.apply(encoder.encode([view(0, age_s=10)], 100.0), 5.0)
-    assert [one.age_s for one in ranks.views(5.0)] == [10.0]
-    assert [one.age_s for one in ranks.views(6.5)] == [11.5]
+    assert [rank.age_s for rank in ranks.views(5.0)] == [10.0]
+    assert [rank.age_s for rank in ranks.views(6.5)] == [11.5]
     # This update was 2 s on its way, during which the coordinator cannot know better.
     ranks.apply(encoder.encode([view(0, age_s=40)], 130.0), 37.0)
-    assert [one.age_s for one in ranks.views(37.0)] == [40.0]
+    assert [rank.age_s for rank in ranks.views(37.0)] == [40.0]
 
 
 def test_a_heartbeat_without_progress_makes_a_rank_young_again() -> None:
     encoder, ranks = UpdateEncoder(), NodeRanks()
     ranks.apply(encoder.encode([view(0, age_s=50)], 100.0), 5.0)
     ranks.apply(encoder.encode([view(0, age_s=0.5)], 101.0), 6.0)
-    assert [one.age_s for one in ranks.views(6.0)] == [0.5]
+    assert [rank.age_s for rank in ranks.views(6.0)] == [0.5]
 
 
 def test_an_invalid_update_changes_nothing() -> None:
@@ -223,7 +228,7 @@ def test_an_invalid_update_changes_nothing() -> None:
     invalid = {"type": "update", "at_ms": 0, "rows": [[0, 0, 0, 1, 2, 2, 5, 6, 0, 0], [1, 0, 0, 1, 2, 2, 5, 6, 0, 0]]}
     with pytest.raises(ValueError, match="not described"):
         ranks.apply(invalid, 6.0)
-    assert [(one.reading.step, one.age_s) for one in ranks.views(5.0)] == [(5, 1.0)]
+    assert [(rank.reading.step, rank.age_s) for rank in ranks.views(5.0)] == [(5, 1.0)]
 
 
 def test_only_the_row_of_a_rank_with_a_device_contains_its_position() -> None:
@@ -232,7 +237,7 @@ def test_only_the_row_of_a_rank_with_a_device_contains_its_position() -> None:
     message = encoder.encode([view(0), view(1, device=device)], 100.0)
     assert [len(row) for row in message["rows"]] == [10, 11]
     ranks.apply(json.loads(pack(message)), 5.0)
-    assert [one.reading.device for one in ranks.views(5.0)] == [None, device]
+    assert [rank.reading.device for rank in ranks.views(5.0)] == [None, device]
 
 
 @pytest.mark.parametrize("device", [1, [2], [2, 5, "a"], [99, 5, 0], ["a", 5, 0]])

@@ -188,5 +188,5 @@ time.sleep(300)
     watch.wait(1)
     time.sleep(DEAD_GRACE_S)
     diagnosis = diagnose(watch.scan(), StallLimits())
-    assert [one.is_culprit for one in diagnosis.diagnoses] == [False, True]
+    assert [process.is_culprit for process in diagnosis.diagnoses] == [False, True]
     assert diagnosis.cause.startswith("rank 3 has died")

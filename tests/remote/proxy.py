@@ -178,9 +178,9 @@ class _Proxy:
             pass  # cancelled at the end of the process only
         finally:
             self._writers.discard(writer)
-            for one in (writer, *upstream):
+            for stream in (writer, *upstream):
                 with contextlib.suppress(OSError):
-                    one.close()
+                    stream.close()
 
     async def _exchange(
         self,

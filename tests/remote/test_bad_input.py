@@ -158,5 +158,5 @@ def test_secrets_are_in_no_pickle_repr_or_log(access: Access, records: list[logg
     pickles = [pickle.dumps(used, protocol) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)]
     secrets = (*SECRETS, OWNER.access_key)
     assert not [secret for secret in secrets for text in texts if secret in text]
-    assert not [secret for secret in secrets for one in pickles if secret.encode() in one]
+    assert not [secret for secret in secrets for pickled in pickles if secret.encode() in pickled]
     assert pickle.loads(pickles[0]).config == QUICK

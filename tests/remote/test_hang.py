@@ -18,9 +18,9 @@ LIMIT_S = 60
 
 def read_in_child(storage: Storage, results: Connection) -> None:
     """Sends what a child reads with its parent's object, and with one of its own."""
-    for one in (storage, Storage()):
+    for reader in (storage, Storage()):
         try:
-            results.send(one.read_range(LOCATION, 2, 4))
+            results.send(reader.read_range(LOCATION, 2, 4))
         except StorageError as error:
             results.send(str(error))
 

@@ -24,7 +24,7 @@ def check_reading(root: str) -> None:
     assert info.size == len(CONTENT)
     assert storage.read_range(location, 1000, 200_000, etag=info.etag, size=info.size) == CONTENT[1000:201_000]
     assert storage.read(location) == CONTENT
-    assert [one[:2] for one in storage.list_objects(root)] == [(f"{root}/a.bin", 2), (location, len(CONTENT))]
+    assert [info[:2] for info in storage.list_objects(root)] == [(f"{root}/a.bin", 2), (location, len(CONTENT))]
     for action in (lambda: storage.info(f"{root}/none"), lambda: storage.read_range(f"{root}/none", 0, 1)):
         with pytest.raises(StorageError, match="none: no such object") as caught:
             action()

@@ -264,4 +264,4 @@ def _is_stopping(trainer: pl.Trainer) -> bool:
 
 
 def _saver(trainer: pl.Trainer) -> Checkpoints | None:
-    return next((one for one in trainer.checkpoint_callbacks if isinstance(one, Checkpoints)), None)
+    return next((callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)), None)

@@ -135,7 +135,7 @@ def _move_handlers(before: IO[str], after: IO[str]) -> list[logging.StreamHandle
     """Makes the log handlers that write to one stream write to another; returns them."""
     loggers = [logging.getLogger(), *logging.root.manager.loggerDict.values()]
     handlers = {handler for logger in loggers for handler in getattr(logger, "handlers", ())}
-    moved = [one for one in handlers if isinstance(one, logging.StreamHandler) and one.stream is before]
+    moved = [handler for handler in handlers if isinstance(handler, logging.StreamHandler) and handler.stream is before]
     for handler in moved:
         handler.setStream(after)
     return moved

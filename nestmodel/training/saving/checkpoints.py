@@ -385,7 +385,7 @@ class Checkpoints(Checkpoint):
 
     def _prune(self, directory: Path, step: int) -> None:
         # Checkpoints of later steps belong to a run that was resumed from an earlier step. They are not removed.
-        for found in [one for one in find_checkpoints(directory) if one.step <= step][self.keep :]:
+        for found in [checkpoint for checkpoint in find_checkpoints(directory) if checkpoint.step <= step][self.keep :]:
             is_chosen = self.keep_every_n_steps is not None and found.step % self.keep_every_n_steps == 0
             if not is_chosen and found.step not in self.held:
                 found.path.unlink(missing_ok=True)

@@ -143,8 +143,8 @@ def check_monitors(
     others = [context_name(context) for context in config.encoder.att_context_size[1:]]
     of_validation = [f"val_{name}" for name in METRIC_NAMES]
     of_validation += [f"val_{name}_{context}" for context in others for name in CONTEXT_METRICS]
-    savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, Checkpoints)]
-    for saver in (one for one in savers if one.monitor is not None):
+    savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
+    for saver in (saver for saver in savers if saver.monitor is not None):
         if saver.monitor in scores:
             _check_monitored_score(saver, is_first=saver is savers[0])
             continue

@@ -125,7 +125,9 @@ def _switches(
     trainer: pl.Trainer, model: NestModel, data: NestDataModule, loggers: Sequence[str], is_watched: bool
 ) -> Rows:
     """Returns what is on, and what is off."""
-    checkpoints = [one.every_n_steps for one in cast(Any, trainer).callbacks if isinstance(one, Checkpoints)]
+    checkpoints = [
+        callback.every_n_steps for callback in cast(Any, trainer).callbacks if isinstance(callback, Checkpoints)
+    ]
     kernels, augment = model.kernels, data.train_dataset.augment
     raced = bool(raced_parts(trainer.strategy.root_device, kernels))
     switches = {

@@ -192,6 +192,6 @@ def test_axe_finds_no_violation(browser: Any, corpus: Path, scheme: str) -> None
     page = browser.new_page(color_scheme=scheme)
     page.goto((corpus / "report.html").as_uri())
     found = axe.Axe().run(page).response
-    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
+    assert [(violation["id"], [node["html"] for node in violation["nodes"]]) for violation in found["violations"]] == []
     assert len(found["passes"]) > 30
     page.close()

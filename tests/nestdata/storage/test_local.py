@@ -38,7 +38,7 @@ def open_files() -> Iterator[str]:
 
 
 def num_descriptors(path: str) -> int:
-    return sum(one.startswith(path) for one in open_files())
+    return sum(name.startswith(path) for name in open_files())
 
 
 def test_bytes_are_read_by_range_as_a_whole_and_as_a_stream(file: str) -> None:
@@ -180,8 +180,8 @@ def test_files_are_listed_at_any_depth_sorted_by_location(tmp_path: Path) -> Non
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
     found = list(Storage().list_objects(str(tmp_path)))
-    assert [os.path.relpath(one.location, tmp_path) for one in found] == ["a/x/y.bin", "b.bin", "b/c.bin", "b0.bin"]
-    assert [one.size for one in found] == [9, 5, 7, 6]
+    assert [os.path.relpath(info.location, tmp_path) for info in found] == ["a/x/y.bin", "b.bin", "b/c.bin", "b0.bin"]
+    assert [info.size for info in found] == [9, 5, 7, 6]
 
 
 def test_transient_errors_of_a_file_system_are_repeated(file: str, monkeypatch: pytest.MonkeyPatch) -> None:

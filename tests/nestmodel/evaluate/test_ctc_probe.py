@@ -72,33 +72,35 @@ def test_every_contestant_is_trained_by_the_same_rule(report: CtcProbeReport) ->
     for score in report.contestants:
         assert list(score.held_out_error_rates) == [0.03, 0.1]
         assert score.learning_rate == min(score.held_out_error_rates, key=score.held_out_error_rates.__getitem__)
-        rates = [one.held_out_error_rate for one in score.seeds]
+        rates = [result.held_out_error_rate for result in score.seeds]
         assert score.held_out_error_rates[score.learning_rate] == pytest.approx(sum(rates) / 2)
-        assert [one.seed for one in score.seeds] == [0, 1]
-        for one in score.seeds:
-            assert one.num_epochs == min(FAST.max_epochs, one.best_epoch + FAST.patience)
-            assert one.num_steps == one.num_epochs * 5  # 72 utterances in batches of 16
-            assert sum(one.layer_weights) == pytest.approx(1.0, abs=1e-5)
-        total = sum(one.characters.substitutions for one in score.seeds)
+        assert [result.seed for result in score.seeds] == [0, 1]
+        for result in score.seeds:
+            assert result.num_epochs == min(FAST.max_epochs, result.best_epoch + FAST.patience)
+            assert result.num_steps == result.num_epochs * 5  # 72 utterances in batches of 16
+            assert sum(result.layer_weights) == pytest.approx(1.0, abs=1e-5)
+        total = sum(result.characters.substitutions for result in score.seeds)
         assert score.characters.substitutions == total
     assert [len(score.seeds[0].layer_weights) for score in report.contestants] == [3, 3, 1]
     assert report.score("log_mel").num_parameters == 1 + (640 + 1) * 2 * 6
 
 
 def test_differences_are_those_of_the_rates(report: CtcProbeReport) -> None:
-    for one in report.differences:
-        rates = [report.score(name).characters.rate for name in ("trained", one.baseline)]
-        assert one.characters.value == pytest.approx(rates[0] - rates[1])
-        assert one.characters.low <= one.characters.value <= one.characters.high
-        assert len(one.characters_by_seed) == 2
-    assert [one.baseline for one in report.differences] == ["untrained", "log_mel"]
+    for difference in report.differences:
+        rates = [report.score(name).characters.rate for name in ("trained", difference.baseline)]
+        assert difference.characters.value == pytest.approx(rates[0] - rates[1])
+        assert difference.characters.low <= difference.characters.value <= difference.characters.high
+        assert len(difference.characters_by_seed) == 2
+    assert [difference.baseline for difference in report.differences] == ["untrained", "log_mel"]
 
 
 def test_the_untrained_encoder_has_initial_weights(model: NestNetwork, folder: Path, report: CtcProbeReport) -> None:
     assert report.score("trained").characters != report.score("untrained").characters  # seeds 5 and 0
     found = probe(model, folder, replace(SHORT, seed=5))
     assert found.score("trained").seeds == found.score("untrained").seeds
-    assert {one.characters for one in found.differences if one.baseline == "untrained"} == {(0.0, 0.0, 0.0)}
+    assert {difference.characters for difference in found.differences if difference.baseline == "untrained"} == {
+        (0.0, 0.0, 0.0)
+    }
 
 
 def test_single_layers_are_scored_beside_all_layers(
@@ -108,16 +110,16 @@ def test_single_layers_are_scored_beside_all_layers(
     found = probe(model, folder, replace(SHORT, each_layer=True), output=tmp_path / "out")
     plain = probe(model, folder, SHORT)
     assert (found.contestants, found.differences) == (plain.contestants, plain.differences)
-    assert [(one.name, one.layer) for one in found.layers] == [
+    assert [(score.name, score.layer) for score in found.layers] == [
         *(("trained", 0), ("trained", 1), ("trained", 2), ("untrained", 0), ("untrained", 1), ("untrained", 2))
     ]
-    assert {tuple(one.seeds[0].layer_weights) for one in found.layers} == {(1.0,)}
-    assert len({one.characters for one in found.layers}) > 1
-    rates = {(one.name, one.layer): one.characters.rate for one in [*found.contestants, *found.layers]}
-    for one in found.layer_differences:
-        other = rates[one.baseline, None if one.baseline == "log_mel" else one.layer]
-        assert one.characters.value == pytest.approx(rates["trained", one.layer] - other)
-    assert [(one.layer, one.baseline) for one in found.layer_differences] == [
+    assert {tuple(score.seeds[0].layer_weights) for score in found.layers} == {(1.0,)}
+    assert len({score.characters for score in found.layers}) > 1
+    rates = {(score.name, score.layer): score.characters.rate for score in [*found.contestants, *found.layers]}
+    for difference in found.layer_differences:
+        other = rates[difference.baseline, None if difference.baseline == "log_mel" else difference.layer]
+        assert difference.characters.value == pytest.approx(rates["trained", difference.layer] - other)
+    assert [(difference.layer, difference.baseline) for difference in found.layer_differences] == [
         (layer, baseline) for layer in range(3) for baseline in ("untrained", "log_mel")
     ]
     written = json.loads((tmp_path / "out" / "probe.json").read_text())
@@ -150,8 +152,8 @@ def test_the_score_of_an_encoder_does_not_depend_on_its_baselines(
 ) -> None:
     found = probe(model, folder, replace(FAST, baselines=baselines))
     assert found.score("trained") == report.score("trained")
-    assert [one.name for one in found.contestants] == ["trained", *baselines]
-    assert [one.baseline for one in found.differences] == list(baselines)
+    assert [score.name for score in found.contestants] == ["trained", *baselines]
+    assert [difference.baseline for difference in found.differences] == list(baselines)
     assert ("Trained minus baseline" in markdown(found)) == bool(baselines)
 
 

@@ -94,7 +94,7 @@ def test_iterate_features_takes_files_folders_and_cuts(model: NestNetwork, tmp_p
     for inputs in (tmp_path / "a.wav", str(tmp_path / "a.wav"), [tmp_path / "a.wav"], tmp_path, cuts):
         (found,) = iterate_features(model, inputs, "last", device="cpu", on_reject=rejected.append)
         np.testing.assert_array_equal(found.values[0], expected)
-    assert [one.reason for one in rejected] == ["unreadable"]  # in the folder
+    assert [reject.reason for reject in rejected] == ["unreadable"]  # in the folder
     with pytest.raises(ExtractError, match=r"unreadable, .*b\.wav"):
         list(iterate_features(model, tmp_path, "last", device="cpu"))
     with pytest.raises(ConfigError, match="rows are indices of a Corpus"):

@@ -120,8 +120,8 @@ def test_features_do_not_depend_on_the_other_utterances_of_the_batch(
 def test_a_causal_encoder_has_as_many_frames_as_others(corpus: Corpus) -> None:
     causal, usual = (NestModel(tiny_config(causal_downsampling=is_causal)) for is_causal in (True, False))
     lengths = [
-        [utterance.values.shape for utterance in iterate_features(one, corpus, "last", device="cpu")]
-        for one in (causal, usual)
+        [utterance.values.shape for utterance in iterate_features(model, corpus, "last", device="cpu")]
+        for model in (causal, usual)
     ]
     stacked = [utterance.values.shape[1] for utterance in iterate_stacked_mels(causal, corpus, device="cpu")]
     assert lengths[0] == lengths[1]
@@ -273,7 +273,7 @@ def test_an_utterance_too_large_for_memory_is_rejected_and_a_batch_too_large_is_
     rejected: list[RejectedUtterance] = []
     found = list(iterate_features(model, corpus, "last", 0.1, "cpu", on_reject=rejected.append))
     assert len(found) == len(LENGTHS) - 1
-    assert [(one.cut_id, one.reason) for one in rejected] == [("35200", "out_of_memory")]
+    assert [(reject.cut_id, reject.reason) for reject in rejected] == [("35200", "out_of_memory")]
     with pytest.raises(ExtractError, match=r"a batch of 7 utterances, 15 s with padding, .* --max-batch-seconds"):
         list(iterate_features(model, corpus, "last", 100.0, "cpu", on_reject=rejected.append))
 

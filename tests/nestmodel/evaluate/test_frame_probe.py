@@ -50,24 +50,27 @@ def test_units_are_predicted_from_log_mels_and_less_well_by_chance(report: Frame
     assert log_mel.accuracy.value > 0.8 > report.chance.value
     assert log_mel.clusters.normalised_information > 0.5
     assert log_mel.clusters.purity > 0.5
-    assert [one.layer for one in report.scores("trained")] == [0, 1, 2]
+    assert [score.layer for score in report.scores("trained")] == [0, 1, 2]
     assert (report.num_training + report.num_held_out, report.num_test) == (32, 12)
 
 
 def test_differences_compare_the_same_test_frames(report: FrameProbeReport) -> None:
-    assert [(one.layer, one.baseline) for one in report.differences] == [
+    assert [(difference.layer, difference.baseline) for difference in report.differences] == [
         (layer, baseline) for layer in range(3) for baseline in ("untrained", "log_mel")
     ]
-    for one in report.differences:
-        trained = report.scores("trained")[one.layer].accuracy.value
-        baseline = report.scores(one.baseline)[one.layer if one.baseline == "untrained" else 0].accuracy.value
-        assert one.accuracy.value == pytest.approx(trained - baseline)
-        assert one.accuracy.low <= one.accuracy.value <= one.accuracy.high
+    for difference in report.differences:
+        trained = report.scores("trained")[difference.layer].accuracy.value
+        layer = difference.layer if difference.baseline == "untrained" else 0
+        baseline = report.scores(difference.baseline)[layer].accuracy.value
+        assert difference.accuracy.value == pytest.approx(trained - baseline)
+        assert difference.accuracy.low <= difference.accuracy.value <= difference.accuracy.high
 
 
 def test_the_untrained_encoder_has_the_weights_of_the_seed(model: NestNetwork, folder: Path) -> None:
     found = probe(model, folder, replace(CONFIG, seed=5, max_epochs=2))
-    assert [one.accuracy for one in found.scores("trained")] == [one.accuracy for one in found.scores("untrained")]
+    assert [score.accuracy for score in found.scores("trained")] == [
+        score.accuracy for score in found.scores("untrained")
+    ]
 
 
 def test_equal_seeds_give_equal_results(model: NestNetwork, folder: Path, report: FrameProbeReport) -> None:

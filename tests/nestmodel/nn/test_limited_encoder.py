@@ -68,7 +68,7 @@ def test_frames_do_not_depend_on_audio_past_their_look_ahead(
     changed[:, first_changed:] *= -3.0
     lens = torch.tensor([NUM_SAMPLES])
     with torch.no_grad():
-        before, after = (model.encoder(*model.features(one, lens)).frames[0] for one in (audio, changed))
+        before, after = (model.encoder(*model.features(samples, lens)).frames[0] for samples in (audio, changed))
     # A frame sees the last frame of its chunk, whose last feature frame is centred 1280 samples per frame from the
     # start, with 200 samples of the window after the centre.
     chunk = right + 1
@@ -193,7 +193,9 @@ def test_filler_rows_change_no_gradient_and_no_row_occurs_twice(is_causal: bool,
         fillers = masks.scored_rows[len(inputs.scored_rows) :]
         output = model.forward_masked(replace(inputs, scored_rows=masks.scored_rows))
         loss_stats(output, masks.scored_rows >= 0).loss.backward()
-        found.append(torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None]))
+        found.append(
+            torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+        )
         assert len(fillers.unique()) == num_fillers
     torch.testing.assert_close(*found)
 
@@ -228,7 +230,11 @@ def test_a_network_is_used_in_one_of_its_contexts(tmp_path: Path) -> None:
 
 def test_the_context_of_a_microbatch_is_drawn_from_its_key_in_training_only() -> None:
     model = network(**TWO).train()
-    drawn = {(step, one): model.draw_masks(batch(step, one)).att_context for step in range(12) for one in range(2)}
+    drawn = {
+        (step, microbatch): model.draw_masks(batch(step, microbatch)).att_context
+        for step in range(12)
+        for microbatch in range(2)
+    }
     assert {*drawn.values()} == {*TWO["att_context_size"]}
     for (step, microbatch), context in drawn.items():
         seed = model.seed_for("attention context", batch(step, microbatch))

@@ -166,7 +166,7 @@ def test_every_checkpoint_is_scored_under_its_step_and_the_best_one_is_kept(
     scored.is_slow = True
     with pytest.warns(UserWarning, match="training waits for the scores of the checkpoint before") as warned:
         saved = run(messy_corpora, tmp_path, 5)
-    assert len([one for one in warned if "waits for the scores" in str(one.message)]) == 1
+    assert len([warning for warning in warned if "waits for the scores" in str(warning.message)]) == 1
     assert scored.started == [f"step_{step:08d}.ckpt" for step in (1, 2, 3, 4, 5)]
     assert read_metrics(tmp_path)["val_rankme_layer1"] == ([0, 1, 2, 3, 4], [3.0, 5.0, 4.0, 2.0, 1.0])
     assert step_of(saved / "best.ckpt") == 2

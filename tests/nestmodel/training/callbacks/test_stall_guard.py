@@ -99,7 +99,7 @@ def test_training_continues_with_one_warning_if_the_monitor_dies(
     with pytest.warns(UserWarning, match="monitor has died; training continues unwatched") as warned:
         model, _ = fit(messy_corpora, tmp_path, max_steps=3, callbacks=[guard, AtStep(1, kill)])
     assert model.trainer.global_step == 3
-    assert len([one for one in warned if "unwatched" in str(one.message)]) == 1
+    assert len([warning for warning in warned if "unwatched" in str(warning.message)]) == 1
     assert heartbeat_directories() == set()
 
 
@@ -144,7 +144,8 @@ def test_a_default_timeout_is_raised_above_the_longest_wait(tmp_path: Path) -> N
 def test_a_chosen_timeout_below_the_longest_wait_is_kept_with_a_warning(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="times out after 600 s, but a rank may wait .* for up to 1800 s") as warned:
         assert timeout_after_check(tmp_path, StallLimits(), timedelta(seconds=600)) == 600
-    (warning,) = [one for one in warned if "times out" in str(one.message)]  # Lightning warns of other things, once
+    # Lightning warns of other things, once.
+    (warning,) = [warning for warning in warned if "times out" in str(warning.message)]
     for part in ("largest limit (870 s)", "checkpoint before it (870 s)", "report (60 s)", "at least 1800 s"):
         assert part in str(warning.message)
     assert timeout_after_check(tmp_path, StallLimits(), timedelta(seconds=1800)) == 1800

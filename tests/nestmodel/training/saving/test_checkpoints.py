@@ -233,7 +233,7 @@ def test_training_waits_for_the_checkpoint_before_and_every_file_holds_its_own_s
     monkeypatch.setattr(saver, "_warn_of_slow_disk", warn_and_continue)
     with pytest.warns(UserWarning, match=r"step_00000001\.ckpt is written: the disk is slower than training") as warned:
         fit(messy_corpora, tmp_path, max_steps=3, callbacks=[weights, saver], enable_checkpointing=True)
-    assert len([one for one in warned if "slower than training" in str(one.message)]) == 1
+    assert len([warning for warning in warned if "slower than training" in str(warning.message)]) == 1
     assert seen[0] == (2, [])  # step 2 was made while step 1 was not on disk
     assert [found.step for found in find_checkpoints(tmp_path / "saved")] == [3, 2, 1]
     for step, path in find_checkpoints(tmp_path / "saved"):
@@ -315,7 +315,7 @@ def test_without_memory_for_a_copy_training_waits_for_each_checkpoint(
     saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
     with pytest.warns(UserWarning, match="step 1: there is no memory for a copy of the model") as warned:
         fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True)
-    assert len([one for one in warned if "no memory" in str(one.message)]) == 1
+    assert len([warning for warning in warned if "no memory" in str(warning.message)]) == 1
     for step, path in find_checkpoints(tmp_path / "saved"):
         assert torch.load(path, weights_only=False)["global_step"] == step
     assert len(find_checkpoints(tmp_path / "saved")) == 2
