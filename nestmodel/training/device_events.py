@@ -33,7 +33,7 @@ class CudaEvent:
 
 
 def new_event_of(trainer: pl.Trainer) -> Callable[[], CudaEvent] | None:
-    """Returns what creates events on the device of this rank; None if that is no GPU."""
+    """Returns what creates events on the device of this rank; None if that is not a GPU."""
     return CudaEvent if trainer.strategy.root_device.type == "cuda" else None
 
 

@@ -21,7 +21,7 @@ _MAX_WIDTH = 78
 
 
 def terminal() -> Console | None:
-    """Returns the terminal on stderr, or None if it is none or cannot move its cursor."""
+    """Returns the terminal on stderr; None if stderr is not a terminal or cannot move its cursor."""
     console = Console(stderr=True, highlight=False)
     is_live = sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal
     return console if is_live else None
