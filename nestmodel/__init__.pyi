@@ -191,16 +191,16 @@ from .options import (
 from .options import (
     WeightParts as WeightParts,
 )
-from .preflight.budget import (
+from .preflight.budget.search import (
     BudgetConfig as BudgetConfig,
 )
-from .preflight.budget import (
+from .preflight.budget.search import (
     BudgetReport as BudgetReport,
 )
-from .preflight.budget import (
+from .preflight.budget.search import (
     BudgetTrial as BudgetTrial,
 )
-from .preflight.budget import (
+from .preflight.budget.search import (
     find_budget as find_budget,
 )
 from .preflight.report import (

@@ -27,14 +27,14 @@ from nestmodel.preflight.checks import (
     check_shared_memory,
     describe_look_ahead,
 )
+from nestmodel.preflight.exchange import StoreExchange
 from nestmodel.preflight.feeding import check_feeding, cores_of_rank, own_cores
 from nestmodel.preflight.hardware import allocate_buffers, check_collectives, check_step
-from nestmodel.preflight.object_store import check_object_store
 from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
 from nestmodel.preflight.settings import compare_settings, rank_settings_or_error
 from nestmodel.preflight.shards import check_shards
-from nestmodel.preflight.store import StoreExchange
-from nestmodel.preflight.store_costs import Prices
+from nestmodel.preflight.stores.check import check_object_store
+from nestmodel.preflight.stores.costs import Prices
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
 from nestmodel.training.module import NestModel

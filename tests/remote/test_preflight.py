@@ -9,9 +9,9 @@ import pytest
 from nestdata import Corpus, PlanConfig, RemoteConfig, Storage, prepare_corpus
 from nestguard import StallLimits
 from nestmodel import ConfigError, NestDataModule, NestModel, PreflightConfig, StallGuard, run_preflight
-from nestmodel.preflight.object_store import check_object_store
 from nestmodel.preflight.shards import check_shards
-from nestmodel.preflight.store_costs import Prices
+from nestmodel.preflight.stores.check import check_object_store
+from nestmodel.preflight.stores.costs import Prices
 from tests.remote.conftest import Access
 from tests.remote.server import OWNER, S3Server
 from tests.speech_forms import write_forms

@@ -320,7 +320,7 @@ from pathlib import Path
 import nestmodel.preflight.run
 from nestdata import AudioNoiseDataset
 from nestmodel import NestModel, PreflightConfig, run_preflight
-from nestmodel.preflight.store import StoreExchange
+from nestmodel.preflight.exchange import StoreExchange
 from tests.conftest import MessyCorpora
 from tests.training import messy_data, tiny_config, trainer
 

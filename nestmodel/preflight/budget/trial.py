@@ -96,7 +96,7 @@ def run_trial(settings: TrialSettings, shapes: list[Shape]) -> TrialResult:
     Raises:
         TrainingError: The child failed for a reason other than memory, or made no progress in time.
     """
-    command = [sys.executable, "-m", "nestmodel.preflight.budget_trial"]
+    command = [sys.executable, "-m", "nestmodel.preflight.budget.trial"]
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as child,

@@ -21,15 +21,15 @@ from nestmodel import (
     TrainingError,
     find_budget,
 )
-from nestmodel.preflight import budget
-from nestmodel.preflight.budget_search import (
+from nestmodel.preflight.budget import search as search_module
+from nestmodel.preflight.budget.shapes import (
     best_budget,
     critical_shapes,
     largest_fitting,
     shapes_of,
     typical_shapes,
 )
-from nestmodel.preflight.budget_trial import TrialResult, TrialSettings, run_trial
+from nestmodel.preflight.budget.trial import TrialResult, TrialSettings, run_trial
 from nestmodel.preflight.memory import parse_bytes
 from nestmodel.preflight.trial_step import Shape, StepTime
 from tests.conftest import MessyCorpora
@@ -211,7 +211,7 @@ def search(
     fake: FakeTrials, data: NestDataModule, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[BudgetReport, list[str]]:
     lines: list[str] = []
-    monkeypatch.setattr(budget, "run_trial", fake)
+    monkeypatch.setattr(search_module, "run_trial", fake)
     model = NestModel(tiny_config())
     report = find_budget(model, data, trainer(directory), BudgetConfig(memory_limit="1GB"), lines.append)
     return report, lines

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from nestdata import BatchPlan, Corpora, Corpus, MixConfig
 from nestmodel.preflight.memory import gigabytes
-from nestmodel.preflight.store_speed import remote_member
+from nestmodel.preflight.stores.speed import remote_member
 
 _SAMPLE = 2000
 """Cuts of a corpus whose sizes are looked up."""

@@ -1,6 +1,6 @@
 """Finds, by trials, the largest `max_batch_seconds` whose optimizer steps fit into memory, and the best one.
 
-Nothing is trained or written. `budget_search` decides what to try, and `budget_trial` runs each trial in a process of
+Nothing is trained or written. `shapes` decides what to try, and `trial` runs each trial in a process of
 its own.
 """
 
@@ -16,7 +16,7 @@ import torch
 from nestdata import AudioNoiseDataset, BatchPlan
 from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError, TrainingError
-from nestmodel.preflight.budget_search import (
+from nestmodel.preflight.budget.shapes import (
     best_budget,
     critical_shapes,
     describe_shapes,
@@ -24,7 +24,7 @@ from nestmodel.preflight.budget_search import (
     shapes_of,
     typical_shapes,
 )
-from nestmodel.preflight.budget_trial import TrialResult, TrialSettings, run_trial
+from nestmodel.preflight.budget.trial import TrialResult, TrialSettings, run_trial
 from nestmodel.preflight.memory import available_bytes, gigabytes, parse_bytes
 from nestmodel.preflight.trial_step import Shape
 from nestmodel.training.data import NestDataModule

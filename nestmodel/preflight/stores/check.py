@@ -9,8 +9,8 @@ from nestmodel.errors import ConfigError
 from nestmodel.preflight.feeding_advice import MARGIN
 from nestmodel.preflight.memory import gigabytes
 from nestmodel.preflight.report import CheckResult, Status
-from nestmodel.preflight.store_costs import Prices, StoreUse, noise_use, rounded, speech_use
-from nestmodel.preflight.store_speed import AT_ONCE, RequestRate, measure_requests, remote_members
+from nestmodel.preflight.stores.costs import Prices, StoreUse, noise_use, rounded, speech_use
+from nestmodel.preflight.stores.speed import AT_ONCE, RequestRate, measure_requests, remote_members
 from nestmodel.training.callbacks.stall_guard import StallGuard
 from nestmodel.training.data import NestDataModule
 

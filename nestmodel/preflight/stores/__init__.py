@@ -1,0 +1,1 @@
+"""The checks of object stores: speed, and what a run takes from them."""
