@@ -12,12 +12,11 @@ from benchmarks.kept_settings import keep_settings
 from benchmarks.peer import run_peer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-# `run_record.py` and `bench_startup.py` run older checkouts and use the standard library only. `bench_startup.py` also
-# needs the peak memory of each process. `bench_guard_scale.py` plays the nodes of a run by several processes at once.
-# `range_server.py` runs beside what it serves. `measured.py`, which tests import as well, asks git for the commit.
+# `run_record.py` runs older checkouts and uses the standard library only. `bench_guard_scale.py` plays the nodes of a
+# run by several processes at once. `range_server.py` runs beside what it serves. `measured.py`, which tests import as
+# well, asks git for the commit.
 STARTS_PROCESSES = {
     "bench_guard_scale.py",
-    "bench_startup.py",
     "measured.py",
     "peer.py",
     "range_server.py",
