@@ -2,13 +2,15 @@
 
     python benchmarks/measured.py                                    # the results that are stale, and why
     python benchmarks/measured.py --accept "REASON" results/plan_2cores_2026-11.md
+    python benchmarks/measured.py --moved benchmarks/old.py benchmarks/room/new.py
 
 A result has a line such as
 
-    Measures `benchmarks/bench_plan.py`, `nestdata/plan`: code 0123456789ab at commit 0123456.
+    Measures `benchmarks/batches/plan.py`, `nestdata/plan`: code 0123456789ab at commit 0123456.
 
 The digest covers these files and folders; for Python, without docstrings, comments and formatting. Who changes the
-code measures again, or accepts the change with the reason why the figures stand; the reason is added to the line.
+code measures again, or accepts the change with the reason why the figures stand; the reason is added to the line. Who
+moves a file names it anew in the results first, since paths are part of the digest, and then accepts the move.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,14 +83,16 @@ def digest(paths: Sequence[str], root: Path = REPOSITORY) -> str:
             raise SystemExit(f"{path}: there is no such file or folder under {root}.")
         for file in [root / path] if (root / path).is_file() else (root / path).rglob("*"):
             if file.is_file() and "__pycache__" not in file.parts:
-                contents[file.relative_to(root).as_posix()] = _content(file)
-    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+                contents[file.relative_to(root).as_posix()] = _content_json(file.suffix, file.read_bytes())
+    text = ", ".join(f"{json.dumps(name)}: {content}" for name, content in sorted(contents.items()))
+    return hashlib.sha256(f"{{{text}}}".encode()).hexdigest()[:_DIGITS]
 
 
-def _content(file: Path) -> Any:
-    if file.suffix in (".py", ".pyi"):
-        return _shape(ast.parse(file.read_bytes()))
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+@cache  # most files are part of several results
+def _content_json(suffix: str, content: bytes) -> str:
+    if suffix in (".py", ".pyi"):
+        return json.dumps(_shape(ast.parse(content)))
+    return json.dumps(hashlib.sha256(content).hexdigest())
 
 
 def _shape(node: Any) -> Any:
@@ -123,12 +128,29 @@ def accept(path: Path, reason: str) -> None:
     path.write_text(text.replace(found[0], line), encoding="utf-8")
 
 
+def rename(text: str, old: str, new: str) -> str:
+    """Returns the text of a result in which a file that has moved has its new name, as a path and as a module."""
+    names = {old: new, _module(old): _module(new)}
+    for before, after in names.items():
+        text = re.sub(rf"(?<=[` ]){re.escape(before)}(?=[` ])", after, text)
+    return text
+
+
+def _module(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".")
+
+
 def main() -> int:
-    """Lists stale results, or accepts changes."""
+    """Lists stale results, accepts changes, or renames files in results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="*", type=Path, help="Markdown files; without any, all results")
     parser.add_argument("--accept", metavar="REASON", help="why the figures stand although the code has changed")
+    parser.add_argument("--moved", nargs=2, metavar=("OLD", "NEW"), help="paths of a file before and after its move")
     arguments = parser.parse_args()
+    if arguments.moved:
+        for path in sorted(RESULTS.glob("*.md")):
+            path.write_text(rename(path.read_text(encoding="utf-8"), *arguments.moved), encoding="utf-8")
+        return 0
     if arguments.accept and not arguments.results:
         parser.error("--accept needs the results whose figures stand")
     for path in arguments.results:

@@ -1,28 +1,40 @@
+import argparse
 import ast
 import importlib
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.blind import draw_once
+from benchmarks.harness.arguments import benchmark_parser
+from benchmarks.harness.catalogue import ROOMS, catalogue
+from benchmarks.harness.report import Report
+from benchmarks.harness.rounds import ratios, run_rounds, spread
 from benchmarks.kept_settings import keep_settings
+from benchmarks.measured import read_measured
 from benchmarks.peer import run_peer
+from benchmarks.training import scores
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-# `run_record.py` and `bench_startup.py` run older checkouts and use the standard library only. `bench_startup.py` also
-# needs the peak memory of each process. `bench_guard_scale.py` plays the nodes of a run by several processes at once.
-# `range_server.py` runs beside what it serves. `measured.py`, which tests import as well, asks git for the commit.
+REPOSITORY = Path(__file__).parents[1]
+BENCHMARKS = REPOSITORY / "benchmarks"
+# `run_record.py` runs older checkouts and uses the standard library only. `guard_scale.py` plays the nodes of a run by
+# several processes at once. `range_server.py` runs beside what it serves. `measured.py`, which tests import as well,
+# asks git for the commit.
 STARTS_PROCESSES = {
-    "bench_guard_scale.py",
-    "bench_startup.py",
+    "guard_scale.py",
     "measured.py",
     "peer.py",
     "range_server.py",
     "run_record.py",
 }
+
+
+SCRIPTS = sorted([*BENCHMARKS.glob("*.py"), *(path for room in ROOMS for path in (BENCHMARKS / room).glob("*.py"))])
 
 
 def python(program: str) -> list[str | Path]:
@@ -66,7 +78,7 @@ def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
         run_peer([tmp_path / "gone", "-c"])
 
 
-@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_benchmarks_start_processes_through_run_peer_only(path: Path) -> None:
     imported = {
         alias.name
@@ -91,11 +103,7 @@ def test_a_drawn_order_is_kept_for_a_run_that_goes_on(tmp_path: Path) -> None:
     assert draw_once(tmp_path / "order.json", items) == drawn
 
 
-def test_a_score_is_compared_with_the_errors_within_equal_steps_or_over_all_checkpoints(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    scores = importlib.import_module("bench_scores")
+def test_a_score_is_compared_with_the_errors_within_equal_steps_or_over_all_checkpoints() -> None:
     # With each step, the score falls although the errors do too; at equal steps, a high score goes with few errors.
     points = [
         scores.Point(f"setting {i}", "0", step, 0.9 - 0.1 * i - step / 2000, {"rank": i - step / 100})
@@ -138,3 +146,81 @@ def test_the_bound_on_a_time_that_nemo_does_not_reach_counts_as_ours_does(
 
     cells = report.row(curve([10, 31], [6.0, 4.9]), curve([10, 100], [6.0, 5.0]), 0, 0.1, since).split(" | ")
     assert cells[3:6] == [ours, "not reached", ratio]
+
+
+def test_the_catalogue_has_every_script_that_measures() -> None:
+    found = catalogue()
+    in_rooms = {path for path in SCRIPTS if path.parent != BENCHMARKS and "def main(" in path.read_text()}
+    flat = set(BENCHMARKS.glob("bench_*.py"))
+    missing = (in_rooms | flat) - {one.path for one in found.values()}
+    assert missing == {BENCHMARKS / "remote" / "range_server.py"}
+    assert all(one.path.is_file() and one.claim for one in found.values())
+
+
+def test_benchmarks_are_listed_with_their_claims(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert "benchmarks/batches/\n  decoders" in listed
+    assert all(f"  {name} " in listed and one.claim in listed for name, one in catalogue().items())
+
+
+def test_a_benchmark_that_does_not_exist_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "paln"])
+    assert "paln: no such benchmark; there are decoders, feeding" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["dropout_bits", "count_waits"])
+def test_a_benchmark_is_tried_on_little_and_its_result_says_what_it_measured(name: str, tmp_path: Path) -> None:
+    quick = catalogue()[name].quick
+    assert quick is not None
+    result = tmp_path / "result.md"
+    printed = run_peer([sys.executable, "-m", "benchmarks", "run", name, *quick, "--results", result], cwd=REPOSITORY)
+    assert printed.endswith(result.read_text())
+    measured = read_measured(printed)
+    assert measured is not None
+    assert measured.paths[0] == catalogue()[name].path.relative_to(REPOSITORY).as_posix()
+
+
+def test_a_result_has_its_conditions_wrapped_paragraphs_and_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = tmp_path / "result.md"
+    script = BENCHMARKS / "batches" / "plan.py"
+    report = Report("Speed", str(script), "3 rounds, 2 cores.", measured=["tests/figures.py"], results=result)
+    report.section("Ratios")
+    report.text(f"""{"A-word " * 20}
+        and more.""")
+    report.table(["what", "s"], [["ours", 1.5]])
+    text = result.read_text()
+    assert capsys.readouterr().out == text
+    assert text.startswith(
+        "# Speed\n\nMade by `benchmarks/batches/plan.py`: 3 rounds, 2 cores.\n\nMeasures `benchmarks/"
+    )
+    assert text.endswith("A-word and more.\n\n| what | s |\n|---|---|\n| ours | 1.5 |\n\n")
+    measured = read_measured(text)
+    assert measured is not None
+    assert measured.paths == ["benchmarks/batches/plan.py", "tests/figures.py"]
+    assert max(len(line) for line in text.splitlines() if "A-word" in line) <= 120
+
+
+def test_quick_sets_values_that_later_options_override() -> None:
+    parser = benchmark_parser("Measures.", rounds=5, quick={"rounds": 1, "steps": 20})
+    parser.add_argument("--steps", type=int, default=100)
+    assert parser.parse_args([]) == argparse.Namespace(quick=False, rounds=5, steps=100, results=None)
+    given = parser.parse_args(["--quick", "--steps", "3"])
+    assert given == argparse.Namespace(quick=True, rounds=1, steps=3, results=None)
+
+
+def test_contestants_take_turns_and_the_first_round_does_not_count() -> None:
+    calls: list[str] = []
+
+    def measure(name: str) -> float:
+        calls.append(name)
+        return float(len(calls))
+
+    rounds = run_rounds({name: partial(measure, name) for name in ("a", "b")}, 2)
+    assert calls == ["a", "b"] * 3
+    assert rounds == [{"a": 3.0, "b": 4.0}, {"a": 5.0, "b": 6.0}]
+    assert ratios(rounds, "b", "a") == [4 / 3, 6 / 5]
+    assert spread([1.0, 4.0, 2.0], 1) == "2.0 (1.0 to 4.0)"

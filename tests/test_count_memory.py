@@ -4,8 +4,8 @@ import pytest
 import torch
 import yaml
 
-from benchmarks import count_memory
-from benchmarks.fake_gpu import OperationLog
+from benchmarks.counts import count_memory
+from benchmarks.counts.fake_gpu import OperationLog
 from nestmodel import preset_path
 from tests.fakes import needs_fake_gpu
 

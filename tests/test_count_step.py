@@ -1,7 +1,7 @@
 """What a training step would run on a GPU, part by part, counted on tensors of a GPU that does not exist.
 
 A change that adds an operation to a block, or bytes to a part, fails here. If it is meant, change the numbers.
-`python -m benchmarks.count_step` prints all of them.
+`python -m benchmarks run count_step` prints all of them.
 """
 
 from dataclasses import asdict
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.count_step import (
+from benchmarks.counts.count_step import (
     PARTS,
     Count,
     by_part,
@@ -22,8 +22,8 @@ from benchmarks.count_step import (
     count_launches,
     step,
 )
-from benchmarks.fake_gpu import OperationLog, Shape, backward, fake_gpu
-from benchmarks.step_launches import list_launches
+from benchmarks.counts.fake_gpu import OperationLog, Shape, backward, fake_gpu
+from benchmarks.counts.step_launches import list_launches
 from nestmodel import NestConfig, NestNetwork, loss_stats
 from nestmodel.config import LIVE_PRESETS
 from nestmodel.nn.gpu import devices

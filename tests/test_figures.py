@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.measured import REPOSITORY, Measured, accept, digest, is_stale, main, measured_line, read_measured
+from benchmarks.measured import (
+    REPOSITORY,
+    Measured,
+    accept,
+    digest,
+    is_stale,
+    main,
+    measured_line,
+    read_measured,
+    rename,
+)
 from benchmarks.measured import RESULTS as RESULT_FILES
 from tests.figures import Block, blocks, figures, is_in, numbers, unsupported
 
@@ -17,7 +27,7 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 WITHOUT_A_RESULT = {"about 6 GB": "the size of an installation"}
 # What the text before the first table of a result must state, so that others can repeat the measurement.
 CONDITIONS = {
-    "the command": r"`[^`]*(?:benchmarks/\w+\.py|python -m benchmarks\.\w+)",
+    "the command": r"`[^`]*(?:benchmarks/[\w/]+\.py|python -m benchmarks[.\w]+)",
     "the machine": (
         r"\b(?:\d+|one|two)(?: shared)?(?: CPU)? cores?\b|\b(?:on|of) (?:a CPU|one (?:CPU|H100|GPU))\b|\bcounted\b"
     ),
@@ -245,6 +255,17 @@ def test_an_accepted_change_is_added_with_its_reason(tmp_path: Path) -> None:
     measured = read_measured(text)
     assert measured == Measured([path], ["0123456789ab", digest([path])])
     assert not is_stale(measured)
+
+
+def test_a_file_that_has_moved_is_named_anew_as_a_path_and_as_a_module() -> None:
+    text = (
+        "Made by `benchmarks/plan.py --cuts 4` and `python -m benchmarks.plan`.\n\n"
+        "Measures `benchmarks/plan.py`, `benchmarks/plan.python`: code 0123456789ab at commit 0123456.\n"
+    )
+    assert rename(text, "benchmarks/plan.py", "benchmarks/batches/padding.py") == (
+        "Made by `benchmarks/batches/padding.py --cuts 4` and `python -m benchmarks.batches.padding`.\n\n"
+        "Measures `benchmarks/batches/padding.py`, `benchmarks/plan.python`: code 0123456789ab at commit 0123456.\n"
+    )
 
 
 def test_stale_results_are_listed_until_they_are_accepted_with_a_reason(tmp_path: Path) -> None:

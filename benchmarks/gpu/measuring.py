@@ -12,7 +12,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.fake_gpu import CUSTOM_FORMULAS
+from benchmarks.counts.fake_gpu import CUSTOM_FORMULAS
 from benchmarks.gpu.context import Context
 
 GROUPS = {

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.count_step import CUTS, SCORED_SHARE, SECONDS, by_part, print_counts, recorded
-from benchmarks.fake_gpu import Operation, OperationLog, fake_gpu
+from benchmarks.counts.count_step import CUTS, SCORED_SHARE, SECONDS, by_part, print_counts, recorded
+from benchmarks.counts.fake_gpu import Operation, OperationLog, fake_gpu
 from benchmarks.peers.nemo_model import PRESETS, build, section
 
 warnings.filterwarnings("ignore")

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.fake_gpu import OperationLog
+from benchmarks.counts.fake_gpu import OperationLog
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.loss import loss_stats
 from nestmodel.nn.network import NestNetwork

@@ -1,6 +1,6 @@
 """Counts the waits of the CPU for the GPU in training steps, without a GPU and, where there is one, on it.
 
-A change that adds a wait fails here. `python -m benchmarks.count_waits` prints the functions that wait.
+A change that adds a wait fails here. `python -m benchmarks run count_waits` prints the functions that wait.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.count_waits import GPU, MB, Count, Wait, count_waits, dense_batch, fake_gpu, packed_batch
+from benchmarks.counts.count_waits import GPU, MB, Count, Wait, count_waits, dense_batch, fake_gpu, packed_batch
 from nestmodel import NestConfig, NestModel, Throughput
 from nestmodel.config import LIVE_PRESETS
 from nestmodel.training import module

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.fake_gpu import OperationLog, fake_gpu
+from benchmarks.counts.fake_gpu import OperationLog, fake_gpu
 from nestmodel.nn import subsampling
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.first_stages import Convolutions, first_stages, has_kernels

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.count_step import empty_keys
-from benchmarks.fake_gpu import OperationLog, fake_gpu
+from benchmarks.counts.count_step import empty_keys
+from benchmarks.counts.fake_gpu import OperationLog, fake_gpu
 from nestmodel.config import NestConfig
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder

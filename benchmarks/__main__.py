@@ -1,0 +1,97 @@
+"""Lists and runs the benchmarks.
+
+python -m benchmarks list
+python -m benchmarks run NAME [OPTION ...]     # `run NAME --help` shows the options
+python -m benchmarks all --quick               # tries those for which the demo corpus is enough
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.catalogue import BENCHMARKS, Benchmark, catalogue
+from benchmarks.measured import REPOSITORY
+from benchmarks.peer import run_peer
+
+DEMO = REPOSITORY / "manifests" / "demo"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Lists, runs or tries benchmarks."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="names and claims")
+    run = commands.add_parser("run", help="one benchmark, with its own options", add_help=False)
+    run.add_argument("name")
+    run.add_argument("arguments", nargs=argparse.REMAINDER)
+    every = commands.add_parser("all", help="tries all for which the demo corpus is enough")
+    every.add_argument("--quick", action="store_true", required=True, help="there is no other way to run all of them")
+    arguments = parser.parse_args(argv)
+    found = catalogue()
+    if arguments.command == "list":
+        return list_benchmarks(found)
+    if arguments.command == "all":
+        return try_all(found)
+    if arguments.name not in found:
+        parser.error(f"{arguments.name}: no such benchmark; there are {', '.join(found)}")
+    os.environ.update(environment())
+    os.execv(sys.executable, [sys.executable, *found[arguments.name].command(arguments.arguments)])
+
+
+def list_benchmarks(found: dict[str, Benchmark]) -> int:
+    """Prints the benchmarks by folder."""
+    folder = None
+    for name, benchmark in found.items():
+        if benchmark.path.parent != folder:
+            folder = benchmark.path.parent
+            print(f"{folder.relative_to(REPOSITORY).as_posix()}/")
+        print(f"  {name:15} {benchmark.claim}")
+    return 0
+
+
+def try_all(found: dict[str, Benchmark]) -> int:
+    """Runs benchmarks on the demo corpus; returns 1 if one of them fails."""
+    failed = []
+    with tempfile.TemporaryDirectory() as directory:
+        places = demo_corpora(Path(directory))
+        for name, benchmark in found.items():
+            if benchmark.quick is None:
+                print(f"{name}: not tried, the demo corpus is not enough")
+                continue
+            started = time.perf_counter()
+            command = benchmark.command([argument.format(**places) for argument in benchmark.quick])
+            try:
+                run_peer([sys.executable, *command], cwd=REPOSITORY, env={**os.environ, **environment()})
+            except SystemExit as error:
+                failed.append(name)
+                print(f"{name}: failed: {error}", flush=True)
+            else:
+                print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
+    return int(bool(failed))
+
+
+def demo_corpora(directory: Path) -> dict[str, Path]:
+    """Prepares the demo corpus; returns what stands for the names in `QUICK`."""
+    from nestdata import PrepareConfig, prepare_corpus
+
+    places = {"speech": DEMO / "speech.json", "noise": DEMO / "noise.json"}
+    places |= {"corpus": directory / "speech.corpus", "noise_corpus": directory / "noise.corpus"}
+    prepare_corpus([places["speech"]], places["corpus"], PrepareConfig())
+    prepare_corpus([places["noise"]], places["noise_corpus"], PrepareConfig(pcm=True))
+    return places
+
+
+def environment() -> dict[str, str]:
+    """Returns the search path of modules: the repository, and the scripts that are in no room."""
+    others = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(BENCHMARKS), *([others] if others else [])])}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

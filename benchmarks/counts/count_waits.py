@@ -1,0 +1,414 @@
+"""Counts how often the CPU waits for the GPU in training steps, and the bytes that a batch sends, without a GPU.
+
+    python -m benchmarks run count_waits [--results FILE]
+
+Lightning trains a small model with the callbacks and the logger of a run on a fake GPU: tensors on the CPU are real,
+and those on the GPU are torch's fake tensors, which have a shape but no values. Every operation for which the CPU would
+wait for the GPU is counted, with the function that called it. Nothing is timed, so
+the result is the same on every machine.
+"""
+
+import logging
+import math
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.strategies import SingleDeviceStrategy
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.counts.fake_gpu import backward
+from benchmarks.harness.arguments import benchmark_parser
+from benchmarks.harness.report import Report
+from nestdata import AudioNoiseBatch, MicrobatchKey, Mix, PackedBatch
+from nestmodel import (
+    EncoderConfig,
+    Health,
+    MaskConfig,
+    NestConfig,
+    NestDataModule,
+    NestModel,
+    Progress,
+    QuantizerConfig,
+    Throughput,
+)
+from nestmodel.nn.gpu.kernel_choice import default_kernels
+from nestmodel.training.callbacks.progress import PlainLines
+
+_CONDITIONS = f"""counted on a fake GPU, with torch {torch.__version__} and Lightning {pl.__version__}. Batches have 16
+cuts of 15 s and are in page-locked memory. The run has one GPU."""
+QUICK = ()
+
+GPU = torch.device("cuda:0")
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Wait:
+    """An operation for which the CPU waits until the GPU has finished everything before it."""
+
+    operation: str
+    caller: str
+    """File and function: the innermost of this project, or else of Lightning."""
+
+
+class FakeGpu(TorchDispatchMode):
+    """Runs operations on real tensors of the CPU and on fake tensors of a GPU, and counts the waits of the CPU.
+
+    A number that is read from the GPU is 0. Enter it by `fake_gpu`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[Wait] = []
+        self.bytes_sent = 0
+        """Bytes copied from the CPU to the GPU."""
+
+        self._pinned: list[torch.UntypedStorage] = []
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor is in memory that `pin_memory` has returned."""
+        return any(tensor.untyped_storage().data_ptr() == storage.data_ptr() for storage in self._pinned)
+
+    def wait(self, operation: str) -> None:
+        """Counts a wait."""
+        self.waits.append(Wait(operation, _caller()))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = str(func), kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        fake = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
+        real = [tensor for tensor in tensors if not isinstance(tensor, FakeTensor)]
+        target = kwargs.get("device")
+        to_gpu = target is not None and torch.device(target).type == "cuda"
+        if not fake and not to_gpu:
+            return self._on_cpu(name, func, args, kwargs)
+        if name.startswith(("aten._to_copy", "aten.copy_")) and (real or (target is not None and not to_gpu)):
+            is_download = isinstance(tensors[-1], FakeTensor)
+            is_async = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
+            if is_download:
+                return self._download(name, tensors, kwargs)
+            self._upload(tensors[-1], is_async=bool(is_async))
+        elif any(tensor.dim() for tensor in real):
+            self.wait(f"{name} of tensors on both devices")
+        return self._on_gpu(name, func, args, kwargs)
+
+    def _on_cpu(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        if name.startswith("aten.is_pinned"):
+            return self.is_pinned(args[0])
+        with unset_fake_temporarily():
+            if not name.startswith("aten._pin_memory"):
+                return func(*args, **kwargs)
+            copy = args[0].clone()
+            self._pinned.append(copy.untyped_storage())
+            return copy
+
+    def _on_gpu(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        if name.startswith("aten._local_scalar_dense"):
+            self.wait("read of a number")
+            return 0.0 if args[0].dtype.is_floating_point else 0
+        try:
+            return func(*args, **kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException):
+            if not name.startswith("aten.nonzero"):
+                raise
+            self.wait("nonzero")
+            return torch.empty((args[0].numel() // 4, args[0].dim()), dtype=torch.int64, device=GPU)
+
+    def _download(self, name: str, tensors: list[Tensor], kwargs: Any) -> Tensor:
+        self.wait("copy to the CPU")
+        if name.startswith("aten.copy_"):
+            return tensors[0]
+        with unset_fake_temporarily():
+            return torch.zeros(tensors[0].shape, dtype=kwargs.get("dtype") or tensors[0].dtype)
+
+    def _upload(self, tensor: Tensor, *, is_async: bool) -> None:
+        self.bytes_sent += tensor.nbytes
+        if not is_async:
+            self.wait("blocking copy to the GPU")
+        elif not self.is_pinned(tensor):
+            self.wait("copy to the GPU from pageable memory")
+
+
+class _FakeEvent:
+    """Stands for a CUDA event that has happened."""
+
+    def record(self, *_: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+class _FakeGenerator(torch.Generator):
+    """Stands for a generator of the GPU."""
+
+    @property
+    def device(self) -> torch.device:
+        return GPU
+
+
+def _generator(device: torch.device | str = "cpu") -> torch.Generator:
+    return _FakeGenerator() if torch.device(device).type == "cuda" else _real_generator(device)
+
+
+_real_generator = torch.Generator
+
+
+@contextmanager
+def fake_gpu() -> Iterator[FakeGpu]:
+    """Makes tensors of the device `cuda:0` fake until the `with` block ends."""
+    mode = FakeGpu()
+
+    def read_list(tensor: Tensor) -> Any:
+        mode.wait("read of numbers")
+        with unset_fake_temporarily():
+            return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype).tolist()
+
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (torch, "Generator", _generator),
+            (torch.cuda, "Event", _FakeEvent),
+            (torch.cuda, "current_stream", lambda *_: None),
+            (torch.cuda, "get_device_name", lambda *_: "a GPU that does not exist"),
+            (torch.cuda, "manual_seed", lambda *_: None),
+            (torch.cuda, "synchronize", lambda *_: mode.wait("synchronize")),
+            (FakeTensor, "tolist", read_list),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield stack.enter_context(mode)
+
+
+def _caller() -> str:
+    frames = [frame for frame in reversed(traceback.extract_stack()) if frame.filename != __file__]
+    for part in ("nestmodel", "nestdata", "pytorch_lightning"):
+        for frame in frames:
+            if part in Path(frame.filename).parts:
+                return f"{Path(frame.filename).name}:{frame.name}"
+    return f"{Path(frames[0].filename).name}:{frames[0].name}"
+
+
+class FakeGpuStrategy(SingleDeviceStrategy):
+    """Trains on the fake GPU."""
+
+    def __init__(self) -> None:
+        super().__init__(device=GPU)
+
+    def setup_environment(self) -> None:
+        """Does not ask the accelerator, which is a CPU's."""
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *_: Any, **__: Any) -> Tensor:  # noqa: ARG002
+        """Computes gradients without torch's engine, which needs a driver."""
+        backward(closure_loss)
+        return closure_loss
+
+    def teardown(self) -> None:
+        """Leaves the model on the fake GPU."""
+
+
+class FixedBatches:
+    """A loader of the same batch again and again, which notes what was counted before each request."""
+
+    def __init__(self, batch: AudioNoiseBatch | PackedBatch, number: int, gpu: FakeGpu) -> None:
+        self.batch = batch
+        self.number = number
+        self.gpu = gpu
+        self.counted: list[tuple[int, int]] = []
+        """Number of waits and bytes before each batch."""
+
+    def __iter__(self) -> Iterator[AudioNoiseBatch | PackedBatch]:
+        for _ in range(self.number):
+            self.counted.append((len(self.gpu.waits), self.gpu.bytes_sent))
+            yield self.batch
+
+    def __len__(self) -> int:
+        return self.number
+
+
+class FixedData(NestDataModule):
+    """Trains on `FixedBatches`, transferred as by its base class."""
+
+    def __init__(self, batches: FixedBatches) -> None:
+        pl.LightningDataModule.__init__(self)
+        self.batches = batches
+
+    def setup(self, stage: str) -> None:
+        """Needs no corpus."""
+
+    @property
+    def sampling_rate(self) -> int:
+        """Sampling rate of the audio in Hz."""
+        return 16000
+
+    def train_dataloader(self) -> Any:
+        """Returns the batches."""
+        return self.batches
+
+    def val_dataloader(self) -> Any:
+        """Returns no batches."""
+        return []
+
+
+def dense_batch(num_cuts: int = 16, seconds: float = 15.0) -> AudioNoiseBatch:
+    """Returns a batch as `float32`."""
+    audio = torch.randn(num_cuts, round(16000 * seconds), generator=torch.Generator().manual_seed(0))
+    lens = torch.full((num_cuts,), audio.shape[1])
+    return AudioNoiseBatch(
+        audio=audio,
+        audio_len=lens,
+        noise=torch.zeros_like(audio),
+        noise_len=lens.clone(),
+        noisy_audio=audio.clone(),
+        noisy_audio_len=lens.clone(),
+        **_record(num_cuts),
+    )
+
+
+def packed_batch(num_cuts: int = 16, seconds: float = 15.0) -> PackedBatch:
+    """Returns a batch of 16-bit audio with noise in half of every cut, the most that the default settings add."""
+    num_samples = round(16000 * seconds)
+    lens = torch.full((num_cuts,), num_samples)
+    starts = num_samples * torch.arange(num_cuts)
+    return PackedBatch(
+        audio=torch.zeros(num_cuts, num_samples, dtype=torch.int16),
+        audio_len=lens,
+        noise=torch.zeros(num_cuts * (num_samples // 2)),
+        noise_len=lens.clone(),
+        segments=torch.stack([starts, torch.full_like(starts, num_samples // 2)]),
+        **_record(num_cuts),
+    )
+
+
+def _record(num_cuts: int) -> dict[str, Any]:
+    names = [f"cut {i}" for i in range(num_cuts)]
+    return {
+        "sample_id": names,
+        "mixes": [Mix(mode="none")] * num_cuts,
+        "bad_cuts": [],
+        "key": MicrobatchKey(0, 0, 0),
+    }
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one microbatch costs."""
+
+    step: int
+    microbatch: int
+    is_logged: bool
+    waits: list[Wait]
+    bytes_sent: int
+
+
+def count_waits(
+    batch: AudioNoiseBatch | PackedBatch,
+    *,
+    num_steps: int = 4,
+    microbatches: int = 1,
+    log_every: int = 2,
+    seconds_between_lines: float = math.inf,
+    config: NestConfig | None = None,
+) -> list[Count]:
+    """Trains on a fake GPU and returns the waits of every microbatch, with all that follows it until the next.
+
+    Args:
+        batch: The batch to train on, on the CPU.
+        num_steps: Number of optimizer steps.
+        microbatches: Microbatches of each step.
+        log_every: Number of steps after which metrics are logged.
+        seconds_between_lines: Time after which a line of progress is printed; never by default.
+        config: Of the model; by default a small one.
+    """
+    encoder = EncoderConfig(d_model=16, num_heads=2, num_layers=1, subsampling_channels=8)
+    small = NestConfig(encoder=encoder, quantizer=QuantizerConfig(num_classes=32), masking=MaskConfig(prob=0.02))
+    model = NestModel(config or small, kernels=default_kernels("cuda"))
+    with tempfile.TemporaryDirectory() as directory, fake_gpu() as gpu, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batches = FixedBatches(batch.pin_memory(), num_steps * microbatches, gpu)
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            strategy=FakeGpuStrategy(),
+            max_epochs=1,
+            accumulate_grad_batches=microbatches,
+            log_every_n_steps=log_every,
+            logger=CSVLogger(directory),
+            callbacks=[Throughput(), Health(), Progress(PlainLines(seconds_between_lines))],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(model, datamodule=FixedData(batches))
+    ends = [*batches.counted[1:], (len(gpu.waits), gpu.bytes_sent)]
+    return [
+        Count(
+            step=index // microbatches,
+            microbatch=index % microbatches,
+            is_logged=(index // microbatches + 1) % log_every == 0,
+            waits=gpu.waits[first:last],
+            bytes_sent=sent - sent_before,
+        )
+        for index, ((first, sent_before), (last, sent)) in enumerate(zip(batches.counted, ends, strict=True))
+    ]
+
+
+def measure() -> dict[str, Any]:
+    """Returns the counts of this checkout without the first two steps and the last, which set up and clean up."""
+    one = {count.is_logged: count for count in count_waits(dense_batch(), num_steps=5)[2:4]}
+    *_, first, _ = count_waits(dense_batch(), microbatches=2)
+    packed = count_waits(packed_batch())[2]
+    return {
+        "waits in a step of one microbatch": len(one[False].waits),
+        "waits in such a step that logs": len(one[True].waits),
+        "waits in each further microbatch of a step": len(first.waits),
+        "waits in a step of a packed microbatch": len(packed.waits),
+        "MB sent for 240 s, float32": one[False].bytes_sent / MB,
+        "MB sent for 240 s, 16-bit, noise in half": packed.bytes_sent / MB,
+        "waits": [asdict(wait) for wait in one[False].waits],
+    }
+
+
+def main() -> int:
+    """Counts, and prints the tables."""
+    arguments = benchmark_parser(__doc__).parse_args()
+    torch.set_num_threads(1)
+    for name in ("pytorch_lightning", "lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    found = measure()
+    report = Report(
+        "Waits for the GPU",
+        __file__,
+        _CONDITIONS,
+        measured=["nestmodel/training", "nestmodel/nn"],
+        results=arguments.results,
+    )
+    waits = Counter((wait["operation"], wait["caller"]) for wait in found.pop("waits"))
+    report.table(["", "number"], ([name, f"{number:.4g}"] for name, number in found.items()))
+    report.text("Waits of a step of one microbatch that does not log:")
+    rows = ([operation, f"`{caller}`", number] for (operation, caller), number in waits.items())
+    report.table(["operation", "function", "number"], rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Finds the benchmarks: the modules of each room that say how they are tried quickly.
+
+A room is a folder of benchmarks that measure the same part. A module there is a benchmark if it defines `QUICK`: the
+arguments with which it is tried on the demo corpus, where `{speech}`, `{noise}`, `{corpus}` and `{noise_corpus}` stand
+for its manifests and its prepared corpora; None if it needs more than that, such as real speech or NeMo.
+"""
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.measured import REPOSITORY
+
+BENCHMARKS = REPOSITORY / "benchmarks"
+ROOMS = ("batches", "counts", "guard", "model", "prepare", "remote", "training")
+
+OTHERS = {
+    "content": "bench_content.py",
+    "continued": "bench_continued.py",
+    "demo_settings": "bench_demo_settings.py",
+    "finetune": "bench_finetune.py",
+    "learning": "bench_learning.py",
+    "predictability": "bench_predictability.py",
+    "streaming": "bench_streaming.py",
+    "time_to_loss": "bench_time_to_loss.py",
+    "where": "bench_where.py",
+    "gpu": "gpu/__main__.py",
+}
+"""Benchmarks that are in no room, by name. None of them is tried on the demo corpus."""
+
+
+class Benchmark(NamedTuple):
+    """A benchmark that can be run by its name."""
+
+    path: Path
+    claim: str
+    """First paragraph of its docstring."""
+
+    quick: tuple[str, ...] | None
+    """Arguments with which it is tried; None if the demo corpus is not enough."""
+
+    def command(self, arguments: tuple[str, ...] | list[str]) -> list[str]:
+        """Returns the arguments of Python that run it."""
+        if self.path.name.startswith("bench_"):  # imports the modules beside it
+            return [str(self.path), *arguments]
+        module = self.path.relative_to(REPOSITORY).with_suffix("")
+        return ["-m", ".".join(part for part in module.parts if part != "__main__"), *arguments]
+
+
+def catalogue() -> dict[str, Benchmark]:
+    """Returns all benchmarks by name, those of a room together."""
+    found: dict[str, Benchmark] = {}
+    for room in ROOMS:
+        for path in sorted((BENCHMARKS / room).glob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            values = _constants(tree)
+            if "QUICK" in values:
+                assert path.stem not in found, f"two benchmarks are called {path.stem}"
+                found[path.stem] = Benchmark(path, _claim(tree), ast.literal_eval(values["QUICK"]))
+    for name, relative in OTHERS.items():
+        path = BENCHMARKS / relative
+        found[name] = Benchmark(path, _claim(ast.parse(path.read_text(encoding="utf-8"))), None)
+    return found
+
+
+def _constants(tree: ast.Module) -> Mapping[str, ast.expr]:
+    """Returns the values of names that a module sets at its top level."""
+    return {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _claim(tree: ast.Module) -> str:
+    return " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split())
