@@ -6,22 +6,30 @@ Building Lhotse's objects for every line of a large manifest would take longer t
 import math
 from typing import Any
 
+from nestdata.corpus import members
 from nestdata.corpus.audio import samples_in
-from nestdata.corpus.members import source_at
 from nestdata.prepare.header import AudioInfo
+from nestdata.prepare.inputs.audio import Command, File, Member
 from nestdata.prepare.inputs.entry import LABELS, Entry
 
 
-def cut_row(entry: Entry, info: AudioInfo, duration: float, channel: int) -> dict[str, Any]:
+def source_at(audio: File | Command | Member) -> dict[str, Any]:
+    """Returns type and source of a Lhotse `AudioSource`."""
+    match audio:
+        case File(path):
+            return {"type": "file", "source": path}
+        case Command(command):
+            return {"type": "command", "source": command}
+        case Member(shard, offset, length):
+            return members.source_at(shard, offset, length)
+
+
+def cut_row(
+    entry: Entry, audio: File | Command | Member, info: AudioInfo, duration: float, channel: int
+) -> dict[str, Any]:
     """Returns the cut of an entry that is not a Lhotse cut."""
     cut_id, channels = entry.cut_id, list(range(info.num_channels))
-    if entry.member:
-        found = source_at(*entry.member[:3])
-        source = {"type": found["type"], "channels": channels, "source": found["source"]}
-    elif entry.command:
-        source = {"type": "command", "channels": channels, "source": entry.command}
-    else:
-        source = {"type": "file", "channels": channels, "source": entry.stored_path or entry.path}
+    found = source_at(audio)
     row: dict[str, Any] = {
         "id": cut_id,
         "start": entry.offset,
@@ -30,7 +38,7 @@ def cut_row(entry: Entry, info: AudioInfo, duration: float, channel: int) -> dic
         "supervisions": [],
         "recording": {
             "id": cut_id,
-            "sources": [source],
+            "sources": [{"type": found["type"], "channels": channels, "source": found["source"]}],
             "sampling_rate": info.rate,
             "num_samples": info.num_frames,
             "duration": info.num_frames / info.rate,

@@ -13,9 +13,10 @@ from nestdata.errors import AudioError, ConfigError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.cut_rows import cut_row
 from nestdata.prepare.header import AudioInfo
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.remote import with_members
-from nestdata.prepare.probe import Cut, Limits, Reject, finished_cut, probe
+from nestdata.prepare.probe import Cut, Limits, Reject, WholeEntry, finish, probe
 from nestdata.storage import is_url
 
 _SUBTYPES = {"float32": "FLOAT", "float64": "FLOAT", "int16": "PCM_16"}
@@ -70,12 +71,12 @@ def _limits(sampling_rate: int) -> Limits:
 
 def _load_file(location: str, limits: Limits) -> NDArray[np.float32]:
     path = location if is_url(location) else os.path.abspath(location)
-    ((_, entry),) = with_members([(1, Entry(path, path, path))], lambda _: True)
+    ((_, entry),) = with_members([(1, Entry(path, path, File(path)))], lambda _: True)
     (found,) = probe(entry, limits)
     if isinstance(found, Reject):
         detail = found.detail if location in found.detail else f"{location}: {found.reason}, {found.detail}"
         raise AudioError(f"{detail}. Give an audio file, such as WAV or FLAC.")
-    return load_samples(found.row, content=entry.member.content.read() if entry.member else None)
+    return load_samples(found.row, content=entry.audio.read())
 
 
 def _load_array(samples: NDArray[Any], rate: int, limits: Limits) -> NDArray[np.float32]:
@@ -84,8 +85,10 @@ def _load_array(samples: NDArray[Any], rate: int, limits: Limits) -> NDArray[np.
     file = BytesIO()
     soundfile.write(file, samples, rate, format="WAV", subtype=_SUBTYPES[samples.dtype.name])
     name = "the array"
-    info = AudioInfo(rate, len(samples), 1)
-    cut = finished_cut(Entry(name, name, name), cut_row(Entry(name, name), info, len(samples) / rate, 0), limits)
+    info, audio = AudioInfo(rate, len(samples), 1), File(name)
+    entry = Entry(name, name, audio)
+    row = cut_row(entry, audio, info, len(samples) / rate, 0)
+    cut = finish(WholeEntry(entry, audio, row, None), row, limits)
     assert isinstance(cut, Cut)
     return load_samples(cut.row, content=file.getvalue())
 

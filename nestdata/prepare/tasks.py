@@ -22,8 +22,9 @@ from nestdata.corpus.corpus import FORMAT_VERSION
 from nestdata.errors import StorageError
 from nestdata.prepare.audio_span import span_of_entry
 from nestdata.prepare.inputs import Source
+from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.entry import Entry, ReadsFiles
-from nestdata.prepare.inputs.remote import audio_location, in_parallel, with_members
+from nestdata.prepare.inputs.remote import in_parallel, with_members
 from nestdata.prepare.probe import Cut, Limits, Reject, probe, reads_audio
 from nestdata.prepare.probed_items import ItemCollector, ProbedItems
 from nestdata.prepare.speech.measures import SpeechTotals
@@ -117,15 +118,16 @@ def _probe_items(task: Task, collector: ItemCollector) -> _Found:
     entries = with_members(_numbered_entries(task), lambda entry: reads_audio(entry, task.limits))
     for number, entry in entries:
         collector.begin(entry.number)
+        audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
         for found in _probed(entry, task.limits):
             if isinstance(found, SpeechTotals):
                 collector.add_totals(found, number)
                 continue
             if isinstance(found, Reject):
-                audio = found.audio or span_of_entry(entry, task.limits.channel)
-                collector.reject(found._replace(audio=audio), number)
-                if location := audio_location(entry):
-                    rejected[location] = entry.member.shard if entry.member else None
+                span = found.audio or span_of_entry(entry, audio, task.limits.channel)
+                collector.reject(found._replace(audio=span), number)
+                if audio and audio.location:
+                    rejected[audio.location] = audio.member.shard if audio.member else None
                 else:  # the files that an item depends on are known anyway, if the source names them
                     can_be_kept &= isinstance(task.source, ReadsFiles)
                 continue
@@ -133,8 +135,8 @@ def _probe_items(task: Task, collector: ItemCollector) -> _Found:
             if found.member:
                 in_epoch += found.member.length
                 needed += found.member.length * _share_of_recording(found)
-            elif task.limits.speech and (path := audio_location(entry)) and not entry.stored_path:
-                files[path] = None
+            elif task.limits.speech and found.version and audio:
+                files[audio.location] = None
             else:
                 can_be_kept = False
     return _Found(in_epoch, needed, rejected, files, can_be_kept)
@@ -147,7 +149,7 @@ def _numbered_entries(task: Task) -> Iterator[tuple[int, Entry]]:
 
 
 def _probed(entry: Entry, limits: Limits) -> Sequence[Cut | Reject | SpeechTotals]:
-    if entry.problem or not limits.speech:
+    if isinstance(entry.audio, Unusable) or not limits.speech:
         return probe(entry, limits)
     from nestdata.prepare.speech_cuts import probe_speech
 

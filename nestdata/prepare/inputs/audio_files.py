@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import Entry, check_manifest, cut_id_of
 
 
@@ -34,7 +35,7 @@ class AudioFiles:
 
     def entries(self, number: int, item: str) -> Iterator[Entry]:  # noqa: ARG002, the path is enough
         """Yields the entry of a file."""
-        yield Entry(item, cut_id_of(item, self.root), item)
+        yield Entry(item, cut_id_of(item, self.root), File(item))
 
     def where(self, number: int) -> str:
         """Returns the path of the file; that of the first with its number, in a process without the others."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, count_lines, cut_id_of, open_lines, resolve
 from nestdata.prepare.inputs.table import is_table
 from nestdata.storage import has_scheme, is_url, parent
@@ -44,7 +45,7 @@ class FairseqManifest:
                 f"{self.where(number)}: {item[:80]!r} is not a path, a tab and a number of samples. Fix or drop it."
             )
         path = resolve(self.folder, name.decode(errors="surrogateescape"))
-        yield Entry(self.where(number), cut_id_of(path, self.root), path, num_frames=int(count))
+        yield Entry(self.where(number), cut_id_of(path, self.root), File(path), num_frames=int(count))
 
     def where(self, number: int) -> str:
         """Returns the path and line number, counted from 1 with the folder on line 1."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of
 from nestdata.prepare.inputs.listing import objects_below
 from nestdata.prepare.inputs.remote import whole_object
@@ -41,7 +42,7 @@ class AudioFolder:
 
     def entries(self, number: int, item: str) -> Iterator[Entry]:  # noqa: ARG002, the path is enough
         """Yields the entry of a file."""
-        yield Entry(item, cut_id_of(item, self.root), item)
+        yield Entry(item, cut_id_of(item, self.root), File(item))
 
     def where(self, number: int) -> str:
         """Returns the path of the folder and the number of the file in it."""
@@ -76,7 +77,7 @@ class BucketFolder:
 
     def entries(self, number: int, item: ObjectInfo) -> Iterator[Entry]:  # noqa: ARG002, the object is enough
         """Yields the entry of an object."""
-        yield Entry(item.location, cut_id_of(item.location, self.root), item.location, member=whole_object(item))
+        yield Entry(item.location, cut_id_of(item.location, self.root), whole_object(item))
 
     def where(self, number: int) -> str:
         """Returns the URL of the folder and the number of the object in it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ConfigError, ManifestError, in_one_line
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, resolve
 
 _FILES_PER_FOLDER = 1000
@@ -72,8 +73,7 @@ class HuggingFaceDataset:
             raise ManifestError(
                 f"{self.where(number)}: cannot be read ({in_one_line(error)}). Check the files and copy them again."
             ) from error
-        path, stored_path = self._locate(audio, item)
-        yield Entry(self.where(number), f"{self.prefix}/{item}", path, labels=labels, stored_path=stored_path)
+        yield Entry(self.where(number), f"{self.prefix}/{item}", self._locate(audio, item), labels=labels)
 
     def where(self, number: int) -> str:
         """Returns the path and the row number, counted from 0 as in the library."""
@@ -83,18 +83,18 @@ class HuggingFaceDataset:
         """Returns the number of rows."""
         return len(_open(self.folder, self.version).rows)
 
-    def _locate(self, audio: dict[str, Any] | None, row: int) -> tuple[str, str]:
-        """Returns the path of the audio now, and its path once the corpus is in place if that differs."""
+    def _locate(self, audio: dict[str, Any] | None, row: int) -> File:
+        """Returns the audio of a row, which is written to a file if it is embedded."""
         if not audio or (audio["bytes"] is None and not audio["path"]):
-            return f"{self.folder}/no audio in row {row}", ""
+            return File(f"{self.folder}/no audio in row {row}")
         if audio["bytes"] is None:
-            return resolve(self.directory, audio["path"]), ""
+            return File(resolve(self.directory, audio["path"]))
         suffix = os.path.splitext(audio["path"] or "")[1].lower()
         name = f"{row // _FILES_PER_FOLDER:06d}/{row:09d}{suffix if suffix in AUDIO_SUFFIXES else '.wav'}"
         file = Path(self.extract_to, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(audio["bytes"])
-        return str(file), f"{self.stored_in}/{name}"
+        return File(str(file), f"{self.stored_in}/{name}")
 
 
 class _Split(NamedTuple):

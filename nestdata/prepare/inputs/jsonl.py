@@ -10,10 +10,10 @@ import orjson
 
 from nestdata.corpus.channels import MIX_FIELD, Channel
 from nestdata.errors import ManifestError, in_one_line
+from nestdata.prepare.inputs.audio import File, LhotseCut, Member, Unusable
 from nestdata.prepare.inputs.entry import (
     MAX_SECONDS,
     Entry,
-    Problem,
     check_command,
     count_lines,
     id_of_name,
@@ -77,7 +77,7 @@ class NemoManifest(_JsonLines):
         if offset is not None:
             cut_id += span_suffix(offset, duration)
         labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}
-        yield Entry(where, cut_id, path, offset or 0.0, duration, labels=labels)
+        yield Entry(where, cut_id, File(path), offset or 0.0, duration, labels=labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,8 @@ class LhotseManifest(_JsonLines):
                 source["source"] = resolve(self.directory, source["source"])
                 if is_url(source["source"]):
                     source["type"] = "url"
-        yield self._located(Entry(where, cut["id"], cut=cut), cut)
+        found = self._located(cut, where)
+        yield Entry(where, cut["id"], found if isinstance(found, Unusable) else LhotseCut(cut, found))
 
     def parse_cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         """Returns the dict of a MonoCut, completed and checked by Lhotse; modifies `row`."""
@@ -140,13 +141,12 @@ class LhotseManifest(_JsonLines):
                 label["alignment"] = {kind: [*map(list, items)] for kind, items in label["alignment"].items()}
         return cut
 
-    def _located(self, entry: Entry, cut: dict[str, Any]) -> Entry:
-        """Returns an entry with the member or the problem of its source, if that is a pointer into a tar."""
+    def _located(self, cut: dict[str, Any], where: str) -> Member | Unusable | None:
+        """Returns the member that the source of a cut points to; None if it is not a pointer into a tar."""
         source = next((source for source in cut["recording"]["sources"] if cut["channel"] in source["channels"]), None)
         if source is None or source["type"] != "shar_ptr":
-            return entry
-        found = member_at(source["source"], self.directory, entry.where)
-        return entry._replace(problem=found) if isinstance(found, Problem) else entry._replace(member=found)
+            return None
+        return member_at(source["source"], self.directory, where)
 
     def _check_source(self, source: dict[str, Any], where: str) -> None:
         kind, location = source.get("type"), source.get("source")

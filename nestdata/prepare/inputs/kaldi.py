@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.audio import Command, File
 from nestdata.prepare.inputs.entry import (
     MAX_SECONDS,
     Entry,
@@ -79,15 +80,8 @@ class KaldiDirectory:
         if item is None:
             return
         where = self.where(number)
-        if item.audio.endswith("|"):
-            check_command(item.audio, where, allowed=self.allow_commands)
-            command = item.audio[:-1].strip()
-            yield Entry(where, item.utterance, "", item.offset, item.duration, labels=item.labels, command=command)
-            return
-        if ".ark:" in item.audio:
-            raise ManifestError(f"{where}: {item.audio!r} is in a Kaldi archive. Write it to audio files first.")
-        path = resolve(self.directory, item.audio)
-        yield Entry(where, item.utterance, path, item.offset, item.duration, labels=item.labels)
+        audio = self._audio(item.audio, where)
+        yield Entry(where, item.utterance, audio, item.offset, item.duration, labels=item.labels)
 
     def where(self, number: int) -> str:
         """Returns the path of `segments` or, if there is none, of `wav.scp`, and the line number, counted from 1."""
@@ -96,6 +90,15 @@ class KaldiDirectory:
     def count(self) -> int | None:
         """Returns the number of lines of the file that lists the utterances."""
         return count_lines(self.path / ("segments" if self.has_segments else "wav.scp"))
+
+    def _audio(self, text: str, where: str) -> Command | File:
+        """Returns what a value in wav.scp stands for."""
+        if text.endswith("|"):
+            check_command(text, where, allowed=self.allow_commands)
+            return Command(text[:-1].strip())
+        if ".ark:" in text:
+            raise ManifestError(f"{where}: {text!r} is in a Kaldi archive. Write it to audio files first.")
+        return File(resolve(self.directory, text))
 
     def _recordings(self) -> Iterator[_Span | None]:
         for row in _rows(self.path / "wav.scp", "a recording and its file or command"):

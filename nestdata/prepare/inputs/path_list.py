@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import (
     AUDIO_SUFFIXES,
     Entry,
@@ -47,7 +48,7 @@ class PathList:
                 "`find -print` does."
             )
         path = resolve(self.directory, name)
-        yield Entry(self.where(number), id_of_name(path, name, self.root), path)
+        yield Entry(self.where(number), id_of_name(path, name, self.root), File(path))
 
     def where(self, number: int) -> str:
         """Returns the path and the line number, counted from 1."""

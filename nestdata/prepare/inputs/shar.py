@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError, in_one_line
-from nestdata.prepare.inputs.entry import Entry, Member, Problem
+from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
+from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.jsonl import LhotseManifest, parse_object
 from nestdata.prepare.inputs.lines import numbered_lines
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
@@ -82,7 +83,7 @@ class SharDirectory:
                 repeated.append(line)
         for line in repeated:
             detail = f"an earlier line of {names.cuts} has the same id"
-            yield self._rejected(line, Problem("duplicate_id", detail))
+            yield self._rejected(line, Unusable("duplicate_id", detail))
         with open_shard(names.recording) as shard:
             yield from self._joined(lines, shard)
 
@@ -101,8 +102,8 @@ class SharDirectory:
 
     def _joined(self, lines: dict[str, _Line], shard: OpenShard) -> Iterator[Entry]:
         location = shard.info.location
-        problem: Problem | None = None
-        audio: tuple[str, Member | Problem] | None = None
+        problem: Unusable | None = None
+        audio: tuple[str, Member | Unusable] | None = None
         seen: set[str] = set()
         try:
             for found in shard.members():
@@ -114,7 +115,7 @@ class SharDirectory:
                 if found.problem:
                     audio = (line.cut_id, unsafe(found, location)) if suffix != ".json" else audio
                 elif suffix == ".nodata":
-                    audio = line.cut_id, Problem("no_such_member", f"{location}: {name}: a cut without audio")
+                    audio = line.cut_id, Unusable("no_such_member", f"{location}: {name}: a cut without audio")
                 elif suffix not in (".json", ".nometa"):
                     audio = line.cut_id, shard.member(found)
                     continue
@@ -122,12 +123,12 @@ class SharDirectory:
                     continue
                 if line.cut_id in seen:
                     detail = f"{location}: the audio of {line.cut_id!r} is stored more than once"
-                    yield self._rejected(line, Problem("ambiguous_member", detail))
-                elif isinstance(audio[1], Problem):
+                    yield self._rejected(line, Unusable("ambiguous_member", detail))
+                elif isinstance(audio[1], Unusable):
                     yield self._rejected(line, audio[1])
                 elif found.size > _MAX_METADATA:
                     detail = f"{location}: {name} has {found.size} bytes, too many for a recording"
-                    yield self._rejected(line, Problem("unreadable", detail))
+                    yield self._rejected(line, Unusable("unreadable", detail))
                 else:
                     yield self._entry(line, shard.read(found), audio[1], f"{location}: {name}")
                 seen.add(line.cut_id)
@@ -137,7 +138,7 @@ class SharDirectory:
         for cut_id, line in lines.items():
             if cut_id not in seen:
                 detail = f"{location}: no audio for this cut, followed by its recording in {cut_id}.json"
-                yield self._rejected(line, problem or Problem("no_such_member", detail))
+                yield self._rejected(line, problem or Unusable("no_such_member", detail))
 
     def _entry(self, line: _Line, metadata: bytes, member: Member, name: str) -> Entry:
         where = self.where(line.number)
@@ -150,10 +151,10 @@ class SharDirectory:
             raise ManifestError(
                 f"{where}: not a cut with the recording {name} ({in_one_line(error)}). Write the shard again."
             ) from error
-        return Entry(where, line.cut_id, cut=cut, member=member, number=line.number)
+        return Entry(where, line.cut_id, LhotseCut(cut, member), number=line.number)
 
-    def _rejected(self, line: _Line, problem: Problem) -> Entry:
-        return Entry(self.where(line.number), line.cut_id, number=line.number, problem=problem)
+    def _rejected(self, line: _Line, problem: Unusable) -> Entry:
+        return Entry(self.where(line.number), line.cut_id, problem, number=line.number)
 
 
 def shar_shards(names: Iterable[str], given: str) -> tuple[SharShard, ...]:

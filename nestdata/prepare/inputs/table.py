@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import (
     Entry,
     base_directory,
@@ -96,7 +97,7 @@ class Table:
         if offset is not None:
             cut_id += span_suffix(offset, duration)
         labels = {label: row[index] for index, label in columns.labels if row[index]}
-        yield Entry(where, cut_id, path, offset or 0.0, duration, labels=labels, number=line)
+        yield Entry(where, cut_id, File(path), offset or 0.0, duration, labels=labels, number=line)
 
     def where(self, number: int) -> str:
         """Returns the path and the number of a line, counted from 1 with the header on line 1."""

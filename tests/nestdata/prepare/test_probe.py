@@ -18,6 +18,7 @@ from nestdata.corpus.audio import load_samples
 from nestdata.errors import AudioError
 from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs.audio import Command, File, LhotseCut
 from nestdata.prepare.probe import Cut, Limits, Reject, probe
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import hiss, read_audio, tone, write_audio
@@ -28,7 +29,7 @@ DECODING = replace(LIMITS, mode="decode")
 
 
 def entry_of(path: Path, **values: Any) -> Entry:
-    return Entry(where="m.json:1", cut_id="a", path=str(path), **values)
+    return Entry(where="m.json:1", cut_id="a", audio=File(str(path)), **values)
 
 
 def cuts_of(entry: Entry, limits: Limits = LIMITS) -> list[MonoCut]:
@@ -64,7 +65,7 @@ def lhotse_entry(
 ) -> Entry:
     recording = recording or Recording("r", [AudioSource("file", [0], str(path))], 16000, 16000, 1.0)
     cut = MonoCut("a", start, duration, channel, recording=recording, **values)
-    return Entry(where="cuts.jsonl:1", cut_id="a", cut=cut.to_dict())
+    return Entry(where="cuts.jsonl:1", cut_id="a", audio=LhotseCut(cut.to_dict()))
 
 
 def test_a_file_becomes_a_cut_of_the_whole_file(tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_nothing_is_opened_or_run_if_the_manifest_gives_the_duration(tmp_path: P
     assert cut_of(entry_of(gone, num_frames=8000), TRUSTING).num_samples == 8000
     assert cut_of(entry_of(gone, duration=1.0), replace(TRUSTING, channel=3)).channel == 3
     assert cut_of(lhotse_entry(gone, start=0.25, duration=0.5), TRUSTING).num_samples == 8000
-    command = Entry("wav.scp:1", "a", duration=1.0, command=f"touch {tmp_path / 'ran'}")
+    command = Entry("wav.scp:1", "a", Command(f"touch {tmp_path / 'ran'}"), duration=1.0)
     assert cut_of(command, TRUSTING).recording.sources[0].type == "command"
     assert list(tmp_path.iterdir()) == []
 
@@ -318,7 +319,7 @@ def test_a_span_as_long_as_a_limit_is_accepted_at_any_offset(
     entry = entry_of(Path("/gone.wav"), offset=offset_ms / 1000, duration=length_ms / 1000)
     header = AudioInfo(rate, math.ceil((offset_ms + length_ms) * rate / 1000), 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nestdata.prepare.probe, "read_header", lambda *_: header)
+        patch.setattr(nestdata.prepare.probe, "read_header", lambda _: header)
         assert cut_of(entry, limits).num_samples == 16 * length_ms
         assert reject_of(entry, replace(limits, min_seconds=length_ms / 1000 + 1e-4))[0] == "too_short"
         assert reject_of(entry, replace(limits, max_seconds=max(0.0, length_ms / 1000 - 1e-4)))[0] == "too_long"
@@ -352,12 +353,12 @@ def test_a_trusted_span_has_the_length_that_lhotse_gives_it(offset: float, durat
 
 def test_the_length_of_the_output_of_a_command_is_measured(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.wav", np.stack([hiss(12000, 1), hiss(12000, 2)], axis=1), 8000)
-    entry = Entry("wav.scp:1", "a", offset=0.5, command=f"cat {path}")
+    entry = Entry("wav.scp:1", "a", Command(f"cat {path}"), offset=0.5)
     cut = cut_of(entry, replace(LIMITS, channel=1))
     assert (cut.num_samples, cut.channel, cut.recording.sources[0].source) == (16000, 1, f"cat {path}")
     assert reject_of(entry, replace(LIMITS, channel=2))[0] == "no_such_channel"
     for command, reason in (("false", "unreadable"), ("true", "unreadable"), ("echo no audio", "unreadable")):
-        assert reject_of(entry._replace(command=command))[0] == reason
+        assert reject_of(entry._replace(audio=Command(command)))[0] == reason
     write_audio(path, hiss(0, 1))
     assert reject_of(entry) == ("empty", f"'cat {path}' writes no samples")
 
@@ -400,7 +401,7 @@ def test_audio_below_minus_90_db_of_full_scale_is_rejected_as_silent(tmp_path: P
 
 def test_a_file_that_will_be_moved_is_decoded_at_its_current_path(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "now.wav", hiss(16000, 1))
-    entry = entry_of(path, stored_path=str(tmp_path / "then.wav"))
+    entry = entry_of(path)._replace(audio=File(str(path), str(tmp_path / "then.wav")))
     assert cut_of(entry, DECODING).recording.sources[0].source == str(tmp_path / "then.wav")
 
 

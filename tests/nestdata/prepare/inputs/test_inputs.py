@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nestdata import InputFormat, ManifestError, prepare_corpus
-from nestdata.prepare.inputs import Entry, Source, common_root, detect_input
+from nestdata.prepare.inputs import Source, common_root, detect_input
 from tests.nestdata.prepare.inputs.reading import (
     entries_of,
     lhotse_cut,
@@ -222,13 +222,9 @@ def test_relative_paths_do_not_depend_on_the_current_directory_of_the_worker(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     entries = [entry for source, (item,) in zip(relative, items, strict=True) for entry in source.entries(1, item)]
-    assert [path_of(entry) for entry in entries] == [
+    assert [entry.audio.location for entry in entries] == [
         str(tmp_path / name) for name in ("000.wav", "a.wav", "audio/000.wav", "kaldi/000.wav", "audio/000.wav")
     ]
-
-
-def path_of(entry: Entry) -> str:
-    return entry.path if entry.cut is None else str(entry.cut["recording"]["sources"][0]["source"])
 
 
 def test_a_folder_is_prepared_without_the_packages_for_hugging_face_data_sets(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_ids_outside_of_the_root_are_relative_to_it_if_they_are_in_one_place(
 def test_lines_of_a_local_manifest_may_be_urls(tmp_path: Path) -> None:
     rows = [{"audio_filepath": "s3://bucket/a.flac"}, {"audio_filepath": "b.flac", "offset": 1.0}]
     entries = entries_of(write_jsonl(tmp_path / "m.json", rows))
-    assert [(entry.path, entry.cut_id) for entry in entries] == [
+    assert [(entry.audio.location, entry.cut_id) for entry in entries] == [
         ("s3://bucket/a.flac", "s3://bucket/a"),
         (f"{tmp_path}/b.flac", "b@1.000"),
     ]
