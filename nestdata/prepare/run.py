@@ -22,8 +22,8 @@ from nestdata.output import output_directory
 from nestdata.prepare.advice import ADVICE
 from nestdata.prepare.config import PrepareConfig, ProbeMode
 from nestdata.prepare.inputs import AudioInputs, InputOptions, Source, audio_inputs, open_sources
-from nestdata.prepare.inputs.given import CorpusCuts, LhotseObjects
-from nestdata.prepare.inputs.jsonl import LhotseManifest
+from nestdata.prepare.inputs.given import LhotseObjects
+from nestdata.prepare.inputs.lhotse import CorpusCuts, LhotseManifest
 from nestdata.prepare.pool import Pool, open_pool
 from nestdata.prepare.progress import PrepareProgress
 from nestdata.prepare.speech.config import SpeechLimits
@@ -321,12 +321,9 @@ def _open_sources(inputs: Sequence[Any], config: PrepareConfig, partial: Path, o
         format=config.format,
         channel=config.channel,
         allow_commands=config.allow_commands,
-        extract_to=partial / "audio",
-        stored_in=output / "audio",
-        shards=partial / _SHARDS,
-        stored_shards=output / _SHARDS,
         tars=config.tars,
-        scratch=partial / "lines",
+        write_to=partial,
+        stored_in=output,
     )
     return open_sources(inputs, options)
 

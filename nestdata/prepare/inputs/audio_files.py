@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import Entry, check_manifest, cut_id_of
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +48,11 @@ class AudioFiles:
 
     def __reduce__(self) -> tuple[type["AudioFiles"], tuple[Path | str, str, list[Path | str]]]:
         return AudioFiles, (self.path, self.root, [])
+
+
+def _open(given: GivenInput) -> Opened:
+    check_manifest(given.path)
+    return given.parent, lambda root: AudioFiles(given.path, root, [given.path])
+
+
+FORMAT = Format("audio", lambda given: given.kind == "audio", _open)

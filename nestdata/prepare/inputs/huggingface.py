@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from nestdata.errors import ConfigError, ManifestError, in_one_line
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, resolve
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 
 _FILES_PER_FOLDER = 1000
 
@@ -46,7 +47,7 @@ class HuggingFaceDataset:
 
     @classmethod
     def open(
-        cls, path: Path, version: int, directory: str, *, root: str, extract_to: str, stored_in: str
+        cls, path: Path, version: int, directory: str, root: str, extract_to: str, stored_in: str
     ) -> "HuggingFaceDataset":
         """Opens a folder that `save_to_disk` wrote, with ids relative to the root.
 
@@ -122,7 +123,32 @@ class _Split(NamedTuple):
         return labels
 
 
-def saved_version(path: Path) -> int | None:
+def _detect(given: GivenInput) -> bool:
+    if given.kind != "folder":
+        return False
+    if isinstance(given.path, Path):
+        return _saved_version(given.path) is not None
+    return given.has_file("state.json") or given.has_file("dataset_dict.json")
+
+
+def _open_saved(given: GivenInput) -> Opened:
+    if isinstance(given.path, str):
+        raise ManifestError(
+            f"{given.path if given.format else given.folder}: a data set that `save_to_disk` wrote is not read from a "
+            "URL. Copy it to a local folder, or give its Parquet files."
+        )
+    given.check_folder()
+    path, version = given.path, _saved_version(given.path)
+    if version is None:
+        raise ManifestError(f"{path}: not one split of a data set that `save_to_disk` wrote. Save it again.")
+    directory, folders = os.getcwd(), given.folders("audio")
+    return given.location, lambda root: HuggingFaceDataset.open(path, version, directory, root, *folders)
+
+
+FORMAT = Format("huggingface", _detect, _open_saved)
+
+
+def _saved_version(path: Path) -> int | None:
     """Returns the modification time, in ns, of one split as `save_to_disk` writes it; None for any other folder.
 
     The time distinguishes a data set from an earlier one at the same path.

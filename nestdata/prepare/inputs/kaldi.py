@@ -22,6 +22,7 @@ from nestdata.prepare.inputs.entry import (
     open_lines,
     resolve,
 )
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 
 _LABEL_FILES = {"text": "text", "utt2spk": "speaker", "utt2lang": "language"}
 
@@ -132,7 +133,24 @@ class KaldiDirectory:
         return {key: _seconds(value, f"{self.path / name}, {key}") for key, value in self._table(name).items()}
 
 
-def audio_directory(path: Path) -> str:
+def _open(given: GivenInput) -> Opened:
+    if isinstance(given.path, str):
+        raise ManifestError(
+            f"{given.path if given.format else given.folder}: a Kaldi directory is not read from a URL. Copy its text "
+            "files to a local folder; wav.scp may name audio by URLs."
+        )
+    path = given.path
+    given.check_folder()
+    if not has_table(path, "wav.scp"):
+        raise ManifestError(f"{path}: no wav.scp in this folder, so that it is not a Kaldi directory.")
+    has_segments, base = has_table(path, "segments"), _audio_directory(path)
+    return given.location, lambda _: KaldiDirectory(path, base, given.options.allow_commands, has_segments)
+
+
+FORMAT = Format("kaldi", lambda given: given.kind == "folder" and given.has_file("wav.scp"), _open)
+
+
+def _audio_directory(path: Path) -> str:
     """Returns the absolute path of the folder that relative paths in wav.scp start from.
 
     Kaldi takes them relative to the current directory of a recipe; in a directory that was moved, they are relative to

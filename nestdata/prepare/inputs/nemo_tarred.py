@@ -15,10 +15,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, check_manifest, cut_id_of
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.grouping import grouped_lines
-from nestdata.prepare.inputs.jsonl import AUDIO_KEYS, name_problem, parse_object, seconds, span_suffix
-from nestdata.prepare.inputs.lines import numbered_lines
+from nestdata.prepare.inputs.lines import numbered_lines, parse_object
+from nestdata.prepare.inputs.nemo import AUDIO_KEYS, NemoManifest, name_problem, seconds, span_suffix
+from nestdata.prepare.inputs.nemo_shards import find_tars
+from nestdata.prepare.inputs.patterns import check_shards
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
 from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
 from nestdata.storage import join
@@ -188,6 +191,33 @@ class NemoTarred:
         """Returns the id that the same span of a file would have."""
         cut_id = cut_id_of(join(self.folder, posixpath.normpath(member)), self.root)
         return cut_id if line.offset is None else cut_id + span_suffix(line.offset, line.duration)
+
+
+def _detect(given: GivenInput) -> bool:
+    if given.kind == "manifest":
+        return any(key in given.row for key in AUDIO_KEYS)
+    return given.kind == "manifests"
+
+
+def _open(given: GivenInput) -> Opened:
+    if given.is_pattern:
+        check_shards(given.names, str(given.path))
+    elif b'"shard_id"' not in given.line and given.tars is None:
+        check_manifest(given.path)
+        return given.parent, lambda root: NemoManifest(given.path, root, given.parent)
+    folder, tars = find_tars(given)
+    return folder, lambda root: NemoTarred(
+        path=given.path,
+        manifests=tuple(given.names),
+        tars=tars,
+        is_sharded=given.is_pattern,
+        folder=folder,
+        root=root,
+        scratch=str(given.options.write_to / f"lines.{given.number}"),
+    )
+
+
+FORMAT = Format("nemo", _detect, _open)
 
 
 def _ambiguous(found: Member | Unusable, name: str, others: Sequence[str], location: str) -> Unusable:

@@ -24,6 +24,7 @@ from nestdata.output import flush_to_disk
 from nestdata.prepare.inputs.audio import File, Member, Unusable
 from nestdata.prepare.inputs.content import StoredContent
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.listing import objects_below
 from nestdata.storage import ObjectInfo, is_url, parent, storage
 
@@ -175,12 +176,13 @@ class _Columns(NamedTuple):
     """Class names of each column that stores classes as numbers."""
 
 
-def is_parquet(path: Path | str) -> bool:
+def _detect(given: GivenInput) -> bool:
     """Returns whether an input is a Parquet file, a pattern of such files, or a folder that holds them and no audio.
 
     Raises:
         StorageError: A URL cannot be listed.
     """
+    path = given.path
     if str(path).lower().endswith(_SUFFIX):
         return True
     if isinstance(path, str):
@@ -189,6 +191,14 @@ def is_parquet(path: Path | str) -> bool:
             name.endswith(AUDIO_SUFFIXES) for name in names
         )
     return path.is_dir() and _first_suffix(path) == _SUFFIX
+
+
+def _open_files(given: GivenInput) -> Opened:
+    folder = parquet_folder(given.path)
+    return folder, lambda root: ParquetFiles(given.path, folder, root, *given.folders("shards"))
+
+
+FORMAT = Format("parquet", _detect, _open_files)
 
 
 def parquet_folder(path: Path | str) -> str:

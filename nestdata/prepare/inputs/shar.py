@@ -7,7 +7,7 @@ another suffix), followed by `ID.json`, a Recording without a source. A cut with
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -15,8 +15,9 @@ from typing import Any, ClassVar, NamedTuple
 from nestdata.errors import ManifestError, in_one_line
 from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
 from nestdata.prepare.inputs.entry import Entry
-from nestdata.prepare.inputs.jsonl import LhotseManifest, parse_object
-from nestdata.prepare.inputs.lines import numbered_lines
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.lhotse import LhotseManifest
+from nestdata.prepare.inputs.lines import numbered_lines, parse_object
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
 from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
 from nestdata.storage import join, name_of, parent
@@ -157,17 +158,40 @@ class SharDirectory:
         return Entry(self.where(line.number), line.cut_id, problem, number=line.number)
 
 
-def shar_shards(names: Iterable[str], given: str) -> tuple[SharShard, ...]:
-    """Returns the shards of a Shar directory, sorted by name; empty if it is none.
+def _detect(given: GivenInput) -> bool:
+    return given.kind == "folder" and (_is_packed(given) or bool(_shards_in(given)))
 
-    Args:
-        names: Absolute paths or URLs of the files in the directory.
-        given: What the caller gave, for messages.
+
+def _open(given: GivenInput) -> Opened:
+    path = given.folder
+    if _is_packed(given):
+        from nestdata.prepare.inputs.packed import PackedShar  # imports numpy, which `--help` can do without
+
+        return given.location, lambda _: PackedShar(path, given.location)
+    shards = _shards_in(given)
+    if not shards:
+        raise ManifestError(f"{path}: no cuts.000000.jsonl.gz or the like. Give the folder that holds them.")
+    parser = LhotseManifest(path, given.location, given.options.channel, given.options.allow_commands)
+    return given.location, lambda _: SharDirectory(path, shards, parser)
+
+
+FORMAT = Format("shar", _detect, _open)
+
+
+def _is_packed(given: GivenInput) -> bool:
+    """Returns whether `nestdata pack` wrote a folder, so that its tars need not be read."""
+    from nestdata.corpus.packed_set import FOLDER
+
+    return given.format is None and any(name_of(name) == FOLDER for name in given.children)
+
+
+def _shards_in(given: GivenInput) -> tuple[SharShard, ...]:
+    """Returns the shards of a Shar directory, sorted by name; empty if it is none.
 
     Raises:
         ManifestError: A manifest has no tar with recordings.
     """
-    found = set(names)
+    found = set(given.children)
     shards = []
     for cuts in sorted(found):
         match = _CUTS.fullmatch(name_of(cuts))
@@ -176,7 +200,7 @@ def shar_shards(names: Iterable[str], given: str) -> tuple[SharShard, ...]:
         recording = join(parent(cuts), f"recording.{match[1]}.tar")
         if recording not in found:
             raise ManifestError(
-                f"{given}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio "
+                f"{given.folder}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio "
                 "would be read. Restore it, or move the manifest away."
             )
         shards.append(SharShard(cuts, recording))

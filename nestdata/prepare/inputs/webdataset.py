@@ -5,6 +5,7 @@ Source: webdataset 1.0, `tariterators.py`. The key of a sample, with its folders
 """
 
 import json
+import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,11 +14,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, open_lines
+from nestdata.prepare.inputs.format import TAR, Format, GivenInput, Opened
+from nestdata.prepare.inputs.listing import objects_below
+from nestdata.prepare.inputs.patterns import check_shards, expand, folder_of
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
 from nestdata.prepare.inputs.tar import TarError, TarMember, plain_name, stem_and_suffix
-from nestdata.storage import join
+from nestdata.storage import is_url, join, name_of, parent, storage
 
 _KEY = re.compile(r"((?:.*/)?[^./]+)\.[^/]*")
 # Members about the archive rather than a sample.
@@ -100,6 +105,59 @@ class WebDataset:
             except (ValueError, RecursionError) as error:
                 audio = Unusable("unreadable", f"labels that are not JSON ({error}): {_names(sample)}")
         return Entry(where, cut_id, audio, labels=labels, number=number)
+
+
+def _detect(given: GivenInput) -> bool:
+    if given.kind == "tars":
+        return True
+    if given.kind != "folder" or not any(TAR.fullmatch(name) for name in given.children):
+        return False
+    if any(name.lower().endswith(AUDIO_SUFFIXES) for name in given.children):
+        return False
+    manifests = [name for name in given.children if "manifest" in name_of(name)]
+    if manifests:
+        raise ManifestError(
+            f"{given.folder}: tars beside {name_of(manifests[0])}, as NeMo writes them. Give a manifest, or "
+            "--format webdataset to read the tars without one."
+        )
+    return True
+
+
+def _open(given: GivenInput) -> Opened:
+    tars = _tars_of(given)
+    check_shards(tars, str(given.folder))
+    folder = folder_of(tars)
+    return folder, lambda root: WebDataset(given.folder, tuple(tars), folder, root)
+
+
+FORMAT = Format("webdataset", _detect, _open)
+
+
+def _tars_of(given: GivenInput) -> list[str]:
+    """Returns the tars of an input: those of a pattern, of a list of tars, or in a folder and its subfolders."""
+    if given.is_tars:
+        return given.names
+    if isinstance(given.path, Path) and given.path.is_file():
+        return _listed(given.path)
+    given.check_folder()
+    folder = given.location
+    found = objects_below(folder) if is_url(folder) else storage().list_objects(folder)
+    tars = [info.location for info in found if TAR.fullmatch(info.location)]
+    if not tars:
+        raise ManifestError(f"{given.folder}: no tars in this folder or its subfolders.")
+    return tars
+
+
+def _listed(path: Path) -> list[str]:
+    """Returns the tars that a text file lists, relative to its folder."""
+    location = os.path.abspath(path)
+    with open_lines(path) as file:
+        names = [line.decode(errors="surrogateescape").strip() for line in file]
+    tars = [name for text in names if text for name in expand(join(parent(location), text))]
+    wrong = next((name for name in tars if not TAR.fullmatch(name)), None)
+    if not tars or wrong:
+        raise ManifestError(f"{location}: not a list of tars, one in a line{f': {wrong!r}' if wrong else ''}. Fix it.")
+    return tars
 
 
 class _Parts:

@@ -10,9 +10,14 @@ import soundfile
 from numpy.typing import NDArray
 
 from nestdata import Corpus, InputFormat, PrepareConfig, prepare_corpus
-from nestdata.prepare.inputs import Entry, InputOptions, Source, open_sources
+from nestdata.prepare.inputs import DetectedInput, Entry, InputOptions, Source, detect, open_sources
 from nestdata.prepare.inputs.audio import Unusable
+from nestdata.prepare.inputs.format import GivenInput
 from tests.synthesis import hiss, write_audio
+
+
+def detect_input(path: Path | str, form: InputFormat | None = None) -> DetectedInput:
+    return detect.detect_input(GivenInput(path, InputOptions(format=form)))
 
 
 def source_of(path: Path, form: InputFormat | None = None, **options: Any) -> Source:

@@ -151,7 +151,7 @@ def test_lines_that_are_not_in_the_order_of_shards_are_grouped_in_files(tmp_path
 
 def test_consecutive_lines_are_grouped_without_files(tmp_path: Path) -> None:
     path = tarred(tmp_path, [row("a.wav", 1), row("b.wav", 1), row("c.wav", 0)], {"c.wav": b"0"}, {"a.wav": b"1"})
-    source = source_of(path, scratch=tmp_path / "no" / "folder")
+    source = source_of(path, write_to=tmp_path / "no" / "folder")
     assert [(Path(item.tar).name, [number for number, _ in item.lines]) for item in source.items()] == [
         ("audio_1.tar", [1, 2]),
         ("audio_0.tar", [3]),

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs import Entry, detect_input
+from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import File
-from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
+from tests.nestdata.prepare.inputs.reading import detect_input, entries_of, prepared, some_audio
 
 
 def test_a_line_is_a_path(tmp_path: Path) -> None:

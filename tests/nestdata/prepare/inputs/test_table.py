@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs import Entry, InputFormat, detect_input
+from nestdata.prepare.inputs import Entry, InputFormat
 from nestdata.prepare.inputs.audio import File
-from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
+from tests.nestdata.prepare.inputs.reading import detect_input, entries_of, prepared, some_audio
 
 
 def table(path: Path, content: str) -> Path:

@@ -6,9 +6,16 @@ from pathlib import Path
 import pytest
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs import Entry, detect_input
+from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import Unusable
-from tests.nestdata.prepare.inputs.reading import content_or_reason, detail_of, entries_of, some_audio, source_of
+from tests.nestdata.prepare.inputs.reading import (
+    content_or_reason,
+    detail_of,
+    detect_input,
+    entries_of,
+    some_audio,
+    source_of,
+)
 from tests.nestdata.prepare.inputs.shards import write_tar
 
 
