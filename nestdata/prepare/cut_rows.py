@@ -13,15 +13,14 @@ from nestdata.prepare.inputs.audio import Command, File, Member
 from nestdata.prepare.inputs.entry import LABELS, Entry
 
 
-def source_at(audio: File | Command | Member) -> dict[str, Any]:
+def source_at(audio: File | Command | Member) -> tuple[str, str]:
     """Returns type and source of a Lhotse `AudioSource`."""
-    match audio:
-        case File(path):
-            return {"type": "file", "source": path}
-        case Command(command):
-            return {"type": "command", "source": command}
-        case Member(shard, offset, length):
-            return members.source_at(shard, offset, length)
+    if isinstance(audio, File):
+        return "file", audio.location
+    if isinstance(audio, Command):
+        return "command", audio.command
+    found = members.source_at(audio.shard, audio.offset, audio.length)
+    return found["type"], found["source"]
 
 
 def cut_row(
@@ -29,7 +28,7 @@ def cut_row(
 ) -> dict[str, Any]:
     """Returns the cut of an entry that is not a Lhotse cut."""
     cut_id, channels = entry.cut_id, list(range(info.num_channels))
-    found = source_at(audio)
+    kind, source = source_at(audio)
     row: dict[str, Any] = {
         "id": cut_id,
         "start": entry.offset,
@@ -38,7 +37,7 @@ def cut_row(
         "supervisions": [],
         "recording": {
             "id": cut_id,
-            "sources": [{"type": found["type"], "channels": channels, "source": found["source"]}],
+            "sources": [{"type": kind, "channels": channels, "source": source}],
             "sampling_rate": info.rate,
             "num_samples": info.num_frames,
             "duration": info.num_frames / info.rate,

@@ -2,20 +2,18 @@
 
 import os
 import sys
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 from nestdata.corpus.audio import SILENCE_DB, energy, load_samples, samples_in
-from nestdata.corpus.channels import MIX_FIELD, Channel, is_mixed
+from nestdata.corpus.channels import MIX_FIELD, is_mixed
 from nestdata.errors import AudioError, StorageError
 from nestdata.prepare.audio_span import AudioSpan, span_of_cut
-from nestdata.prepare.config import ProbeMode
+from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.cut_rows import cut_row, resample, source_at, windows
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import Audio, Command, File, LhotseCut, Member, RejectReason, Unusable, at_member
 from nestdata.prepare.inputs.entry import Entry
-from nestdata.prepare.speech.config import SpeechLimits
 from nestdata.redaction import redacted
 from nestdata.storage import FileVersion
 
@@ -64,7 +62,7 @@ class Cut(NamedTuple):
 
 
 class WholeEntry(NamedTuple):
-    """The audio of an entry that was read as far as the limits ask, before it is divided and resampled."""
+    """The audio of an entry that was read as far as the configuration asks, before it is divided and resampled."""
 
     entry: Entry
     audio: Audio
@@ -81,54 +79,25 @@ class WholeEntry(NamedTuple):
         return Reject(self.entry.where, row["id"], reason, detail, span_of_cut(row, self.audio.member))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Requirements on audio, and how it is probed and loaded. The fields are those of `PrepareConfig`."""
-
-    sampling_rate: int
-    """Rate in Hz at which cuts are loaded."""
-
-    channel: Channel
-    """Channel to read, counted from 0, or "mix" for the average of all, unless a Lhotse cut names its own."""
-
-    min_seconds: float
-    max_seconds: float | None
-    """Longest duration of a cut or window; None for no limit."""
-
-    min_rate: int = 0
-    """Lowest rate in Hz of an audio file."""
-
-    window_seconds: float | None = None
-    """Longest duration of a window; None to keep recordings whole."""
-
-    mode: ProbeMode = "all"
-
-    allow_commands: bool = False
-    """Whether to run the commands that cuts give instead of files."""
-
-    speech: SpeechLimits | None = None
-    """How cuts are made and chosen by their speech; None if speech is not looked for."""
-
-
-def probe(entry: Entry, limits: Limits) -> list[Cut | Reject]:
+def probe(entry: Entry, config: PrepareConfig) -> list[Cut | Reject]:
     """Returns the cut of an entry, or its windows, at the rate of the corpus; unusable ones are a `Reject`.
 
-    With `limits.mode` "missing", a file is opened only if the manifest gives no duration; "all" reads the header of
+    With `config.probe` "missing", a file is opened only if the manifest gives no duration; "all" reads the header of
     every file; "decode" decodes every cut.
 
     Raises:
         StorageError: Bytes cannot be read for a reason that says nothing about the audio.
     """
-    whole = read_entry(entry, limits)
+    whole = read_entry(entry, config)
     if isinstance(whole, Reject):
         return [whole]
-    rows = windows(whole.row, limits.window_seconds, limits.sampling_rate)
-    if reject := check_length(entry, rows[0], limits):
+    rows = windows(whole.row, config.window_seconds, config.sampling_rate)
+    if reject := check_length(entry, rows[0], config):
         return [reject]
-    return [finish(whole, row, limits) for row in rows]
+    return [finish(whole, row, config) for row in rows]
 
 
-def read_entry(entry: Entry, limits: Limits) -> WholeEntry | Reject:
+def read_entry(entry: Entry, config: PrepareConfig) -> WholeEntry | Reject:
     """Reads what is needed of the audio of an entry.
 
     Raises:
@@ -137,15 +106,15 @@ def read_entry(entry: Entry, limits: Limits) -> WholeEntry | Reject:
     try:
         audio = entry.audio
         if audio.member and not isinstance(audio, Unusable):
-            member = audio.member.loaded(is_decoded=limits.mode == "decode" or limits.speech is not None)
+            member = audio.member.loaded(is_decoded=config.probe == "decode" or config.finds_speech)
             audio = member if isinstance(member, Unusable) else at_member(audio, member)
         match audio:
             case Unusable():
                 found: WholeEntry | Unusable = audio
             case LhotseCut():
-                found = _cut_from_lhotse(entry, audio, limits)
+                found = _cut_from_lhotse(entry, audio, config)
             case _:
-                found = _cut_from_file(entry, audio, limits)
+                found = _cut_from_file(entry, audio, config)
     except StorageError as error:
         if error.kind not in ("missing", "changed"):
             raise
@@ -153,12 +122,12 @@ def read_entry(entry: Entry, limits: Limits) -> WholeEntry | Reject:
     return _reject(entry, found.reason, found.detail) if isinstance(found, Unusable) else found
 
 
-def finish(whole: WholeEntry, row: dict[str, Any], limits: Limits) -> Cut | Reject:
-    """Returns a cut that is resampled and decoded as the limits ask; modifies the recording of `row`."""
+def finish(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig) -> Cut | Reject:
+    """Returns a cut that is resampled and decoded as the configuration asks; modifies the recording of `row`."""
     recording, audio = row["recording"], whole.audio
-    cut = Cut(row, samples_in(row["duration"], limits.sampling_rate), audio.member, whole.version)
-    resample(recording, limits.sampling_rate)
-    if limits.mode == "decode" and (reject := _undecodable(whole, cut, limits)):
+    cut = Cut(row, samples_in(row["duration"], config.sampling_rate), audio.member, whole.version)
+    resample(recording, config.sampling_rate)
+    if config.probe == "decode" and (reject := _undecodable(whole, cut, config)):
         return reject
     if isinstance(audio, File) and audio.stored_path:
         # A copy of audio in the corpus directory is moved and copied with it, which may change its time.
@@ -167,34 +136,34 @@ def finish(whole: WholeEntry, row: dict[str, Any], limits: Limits) -> Cut | Reje
     return cut
 
 
-def reads_audio(entry: Entry, limits: Limits) -> bool:
+def reads_audio(entry: Entry, config: PrepareConfig) -> bool:
     """Returns whether `probe` reads the header or the samples of an entry."""
     cut = entry.audio if isinstance(entry.audio, LhotseCut) else None
-    if limits.speech:
+    if config.finds_speech:
         return True
-    if limits.mode == "missing":
+    if config.probe == "missing":
         return cut is None and entry.duration is None and entry.num_frames is None
-    return limits.mode == "decode" or cut is None or not cut.is_measured
+    return config.probe == "decode" or cut is None or not cut.is_measured
 
 
-def check_length(entry: Entry, row: dict[str, Any], limits: Limits) -> Reject | None:
+def check_length(entry: Entry, row: dict[str, Any], config: PrepareConfig) -> Reject | None:
     """Checks the limits on duration, in samples, because a duration in seconds after an offset is inexact."""
-    rate, seconds = limits.sampling_rate, row["duration"]
+    rate, seconds = config.sampling_rate, row["duration"]
     num_samples = samples_in(seconds, rate)
-    if num_samples < _limit_in(limits.min_seconds, rate):
-        return _reject(entry, "too_short", f"{seconds:.6g} s, the minimum is {limits.min_seconds:g} s")
-    if limits.max_seconds is not None and num_samples > _limit_in(limits.max_seconds, rate):
-        return _reject(entry, "too_long", f"{seconds:.6g} s, the maximum is {limits.max_seconds:g} s")
+    if num_samples < _limit_in(config.min_seconds, rate):
+        return _reject(entry, "too_short", f"{seconds:.6g} s, the minimum is {config.min_seconds:g} s")
+    if config.max_seconds is not None and num_samples > _limit_in(config.max_seconds, rate):
+        return _reject(entry, "too_long", f"{seconds:.6g} s, the maximum is {config.max_seconds:g} s")
     if num_samples < 1:
         return _reject(entry, "empty", "the span is shorter than one sample")
     return None
 
 
-def _cut_from_file(entry: Entry, audio: File | Command | Member, limits: Limits) -> WholeEntry | Unusable:
+def _cut_from_file(entry: Entry, audio: File | Command | Member, config: PrepareConfig) -> WholeEntry | Unusable:
     """Returns the cut of a span of a file or of the output of a command."""
-    rate, channel = limits.sampling_rate, 0 if limits.channel == "mix" else limits.channel
+    rate, channel = config.sampling_rate, 0 if config.channel == "mix" else config.channel
     duration = entry.duration if entry.num_frames is None else entry.num_frames / rate
-    if limits.mode == "missing" and duration is not None:
+    if config.probe == "missing" and duration is not None:
         info = AudioInfo(rate, samples_in(entry.offset + duration, rate), channel + 1)
     else:
         found = read_header(audio)
@@ -206,9 +175,9 @@ def _cut_from_file(entry: Entry, audio: File | Command | Member, limits: Limits)
             return problem
     left = info.num_frames / info.rate - entry.offset
     row = cut_row(entry, audio, info, left if duration is None else min(duration, left), channel)
-    if limits.channel == "mix":
+    if config.channel == "mix":
         row["custom"] = row.get("custom", {}) | {MIX_FIELD: "mix"}
-    problem = _problem_of_layout(info.rate, channel, info.num_channels, limits)
+    problem = _problem_of_layout(info.rate, channel, info.num_channels, config)
     return problem or WholeEntry(entry, audio, row, info.version)
 
 
@@ -225,16 +194,16 @@ def _problem_of_span(info: AudioInfo, start: float, duration: float | None) -> U
     return None
 
 
-def _problem_of_layout(rate: int, channel: int, num_channels: int, limits: Limits) -> Unusable | None:
-    if rate < limits.min_rate:
-        return Unusable("rate_too_low", f"{rate} Hz, the minimum is {limits.min_rate} Hz")
+def _problem_of_layout(rate: int, channel: int, num_channels: int, config: PrepareConfig) -> Unusable | None:
+    if rate < config.min_rate:
+        return Unusable("rate_too_low", f"{rate} Hz, the minimum is {config.min_rate} Hz")
     if channel >= num_channels:
         detail = f"channel {channel} was requested, and the number of channels is {num_channels}"
         return Unusable("no_such_channel", detail)
     return None
 
 
-def _cut_from_lhotse(entry: Entry, audio: LhotseCut, limits: Limits) -> WholeEntry | Unusable:
+def _cut_from_lhotse(entry: Entry, audio: LhotseCut, config: PrepareConfig) -> WholeEntry | Unusable:
     """Returns a Lhotse cut, checked against the header of its file; modifies `audio.row`."""
     row, recording, version = audio.row, audio.row["recording"], None
     channel, length, rate = row["channel"], recording["duration"], source_rate(recording)
@@ -251,12 +220,12 @@ def _cut_from_lhotse(entry: Entry, audio: LhotseCut, limits: Limits) -> WholeEnt
         return Unusable("no_such_channel", detail)
     source = with_channel[0]
     if audio.member:
-        source.update(source_at(audio.member))
+        source["type"], source["source"] = source_at(audio.member)
     position, num_channels = source["channels"].index(channel), len(source["channels"])
     in_manifest = AudioInfo(recording["sampling_rate"], recording["num_samples"], num_channels)
     if problem := _problem_of_span(in_manifest, row["start"], row["duration"]):
         return problem
-    if limits.mode != "missing" and not audio.is_measured and (audio.member or source["type"] == "file"):
+    if config.probe != "missing" and not audio.is_measured and (audio.member or source["type"] == "file"):
         info = read_header(audio.member or File(source["source"]))
         if isinstance(info, Unusable):
             return info
@@ -267,7 +236,7 @@ def _cut_from_lhotse(entry: Entry, audio: LhotseCut, limits: Limits) -> WholeEnt
             length = min(length, info.num_frames / info.rate)
     if row["duration"] > length - row["start"] + 0.5 / recording["sampling_rate"]:
         row["duration"] = length - row["start"]
-    return _problem_of_layout(rate, position, num_channels, limits) or WholeEntry(entry, audio, row, version)
+    return _problem_of_layout(rate, position, num_channels, config) or WholeEntry(entry, audio, row, version)
 
 
 def source_rate(recording: dict[str, Any]) -> int:
@@ -277,7 +246,7 @@ def source_rate(recording: dict[str, Any]) -> int:
     return rate
 
 
-def _undecodable(whole: WholeEntry, cut: Cut, limits: Limits) -> Reject | None:
+def _undecodable(whole: WholeEntry, cut: Cut, config: PrepareConfig) -> Reject | None:
     """Decodes a cut from start to end; returns a reject if its audio cannot be used."""
     row = cut.row
     block, found = _samples_at_a_time(row), 0.0
@@ -286,7 +255,7 @@ def _undecodable(whole: WholeEntry, cut: Cut, limits: Limits) -> Reject | None:
         for start in range(0, cut.num_samples, block):
             size = min(block, cut.num_samples - start)
             samples = load_samples(
-                row, start=start, num_samples=size, content=content, allow_commands=limits.allow_commands
+                row, start=start, num_samples=size, content=content, allow_commands=config.allow_commands
             )
             found += energy(samples)
     except AudioError as error:

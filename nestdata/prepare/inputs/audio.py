@@ -158,6 +158,7 @@ class LhotseCut(_Audio):
 class Unusable(_Audio):
     """Why audio cannot be used, if that is known without decoding it."""
 
+    location: ClassVar[str] = ""
     reason: RejectReason
     detail: str
     """An explanation that gives the values found."""

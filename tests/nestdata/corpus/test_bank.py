@@ -16,7 +16,7 @@ from nestdata.prepare.corpus_writer import CorpusWriter
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.pool import Pool
-from nestdata.prepare.probe import Cut, Limits, probe
+from nestdata.prepare.probe import Cut, probe
 from nestdata.prepare.probed_items import ItemCollector
 from nestdata.stateless_rng import StatelessRng
 from tests.conftest import MessyCorpora
@@ -170,7 +170,7 @@ def test_stored_audio_is_read_from_the_partial_directory(tmp_path: Path) -> None
     stored = write_audio(partial / "audio" / "0.wav", hiss(16000, 1))
     write_audio(output / "audio" / "0.wav", hiss(16000, 2))  # of an older corpus that will be replaced
     entry = Entry("row 0", "a", File(str(stored), str(output / "audio" / "0.wav")))
-    (cut,) = probe(entry, Limits(sampling_rate=16000, channel=0, min_seconds=0.0, max_seconds=None))
+    (cut,) = probe(entry, PrepareConfig(min_seconds=0.0))
     assert isinstance(cut, Cut)
     collector = ItemCollector()
     collector.add(cut, 1, entry.where)

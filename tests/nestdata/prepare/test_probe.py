@@ -14,25 +14,26 @@ from hypothesis import strategies as st
 from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
 import nestdata.prepare.probe
+from nestdata import PrepareConfig
 from nestdata.corpus.audio import load_samples
 from nestdata.errors import AudioError
 from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import Command, File, LhotseCut
-from nestdata.prepare.probe import Cut, Limits, Reject, probe
+from nestdata.prepare.probe import Cut, Reject, probe
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import hiss, read_audio, tone, write_audio
 
-LIMITS = Limits(sampling_rate=16000, channel=0, min_seconds=0.1, max_seconds=20.0)
-TRUSTING = replace(LIMITS, mode="missing")
-DECODING = replace(LIMITS, mode="decode")
+LIMITS = PrepareConfig(max_seconds=20.0)
+TRUSTING = replace(LIMITS, probe="missing")
+DECODING = replace(LIMITS, probe="decode")
 
 
 def entry_of(path: Path, **values: Any) -> Entry:
     return Entry(where="m.json:1", cut_id="a", audio=File(str(path)), **values)
 
 
-def cuts_of(entry: Entry, limits: Limits = LIMITS) -> list[MonoCut]:
+def cuts_of(entry: Entry, limits: PrepareConfig = LIMITS) -> list[MonoCut]:
     cuts = []
     for probed in probe(entry, limits):
         assert isinstance(probed, Cut)
@@ -42,12 +43,12 @@ def cuts_of(entry: Entry, limits: Limits = LIMITS) -> list[MonoCut]:
     return cuts
 
 
-def cut_of(entry: Entry, limits: Limits = LIMITS) -> MonoCut:
+def cut_of(entry: Entry, limits: PrepareConfig = LIMITS) -> MonoCut:
     (cut,) = cuts_of(entry, limits)
     return cut
 
 
-def reject_of(entry: Entry, limits: Limits = LIMITS) -> tuple[str, str]:
+def reject_of(entry: Entry, limits: PrepareConfig = LIMITS) -> tuple[str, str]:
     (reject,) = probe(entry, limits)
     assert isinstance(reject, Reject)
     assert (reject.where, reject.cut_id) == (entry.where, entry.cut_id)
@@ -207,7 +208,7 @@ def test_a_span_beyond_the_end_is_rejected(tmp_path: Path, span: dict[str, float
 
 
 @pytest.mark.parametrize("limits", [LIMITS, TRUSTING])
-def test_a_lhotse_cut_beyond_its_recording_is_rejected(tmp_path: Path, limits: Limits) -> None:
+def test_a_lhotse_cut_beyond_its_recording_is_rejected(tmp_path: Path, limits: PrepareConfig) -> None:
     path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
     reason, detail = reject_of(lhotse_entry(path, start=0.5, duration=0.75), limits)
     assert (reason, detail) == ("wrong_duration", "the span in the manifest ends at 1.250 s, the audio lasts 1.000 s")
@@ -242,7 +243,7 @@ def test_a_file_of_a_low_rate_is_rejected(tmp_path: Path) -> None:
     recording = Recording.from_file(path)
     for variant in (recording, recording.resample(16000), recording.resample(16000).resample(8000)):
         assert reject_of(lhotse_entry(path, recording=variant), limits)[0] == "rate_too_low"
-        assert reject_of(lhotse_entry(path, recording=variant), replace(limits, mode="missing"))[0] == "rate_too_low"
+        assert reject_of(lhotse_entry(path, recording=variant), replace(limits, probe="missing"))[0] == "rate_too_low"
         assert cut_of(lhotse_entry(path, recording=variant), replace(LIMITS, min_rate=8000)).num_samples == 16000
 
 
@@ -313,7 +314,7 @@ def test_nothing_is_opened_or_run_if_the_manifest_gives_the_duration(tmp_path: P
     limits=st.sampled_from([LIMITS, TRUSTING]),
 )
 def test_a_span_as_long_as_a_limit_is_accepted_at_any_offset(
-    offset_ms: int, length_ms: int, rate: int, limits: Limits
+    offset_ms: int, length_ms: int, rate: int, limits: PrepareConfig
 ) -> None:
     limits = replace(limits, min_seconds=length_ms / 1000, max_seconds=length_ms / 1000)
     entry = entry_of(Path("/gone.wav"), offset=offset_ms / 1000, duration=length_ms / 1000)
@@ -321,8 +322,10 @@ def test_a_span_as_long_as_a_limit_is_accepted_at_any_offset(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nestdata.prepare.probe, "read_header", lambda _: header)
         assert cut_of(entry, limits).num_samples == 16 * length_ms
-        assert reject_of(entry, replace(limits, min_seconds=length_ms / 1000 + 1e-4))[0] == "too_short"
-        assert reject_of(entry, replace(limits, max_seconds=max(0.0, length_ms / 1000 - 1e-4)))[0] == "too_long"
+        longer = replace(limits, min_seconds=length_ms / 1000 + 1e-4, max_seconds=None)
+        assert reject_of(entry, longer)[0] == "too_short"
+        shorter = replace(limits, min_seconds=0.0, max_seconds=max(0.0, length_ms / 1000 - 1e-4))
+        assert reject_of(entry, shorter)[0] == "too_long"
 
 
 def test_limits_apply_to_trusted_durations(tmp_path: Path) -> None:
@@ -345,7 +348,7 @@ def test_a_file_is_opened_if_the_manifest_gives_no_duration(tmp_path: Path) -> N
     rate=st.sampled_from([8000, 11025, 16000, 44100]),
 )
 def test_a_trusted_span_has_the_length_that_lhotse_gives_it(offset: float, duration: float, rate: int) -> None:
-    limits = Limits(sampling_rate=rate, channel=0, min_seconds=0.0, max_seconds=None, mode="missing")
+    limits = PrepareConfig(sampling_rate=rate, min_seconds=0.0, probe="missing")
     cut = cut_of(entry_of(Path("/gone.wav"), offset=offset, duration=duration), limits)
     assert abs(cut.num_samples - duration * rate) <= 1
     assert cut.end <= cut.recording.duration + 1 / rate
@@ -420,7 +423,7 @@ WINDOW = replace(LIMITS, window_seconds=1.0, min_seconds=0.0)
 def test_windows_have_one_length_are_as_few_as_possible_and_cover_the_recording(
     num_frames: int, rate: int, window_seconds: float
 ) -> None:
-    limits = replace(WINDOW, max_seconds=None, window_seconds=window_seconds, mode="missing")
+    limits = replace(WINDOW, max_seconds=None, window_seconds=window_seconds, probe="missing")
     recording = Recording("r", [AudioSource("file", [0], "/gone.wav")], rate, num_frames, num_frames / rate)
     entry = lhotse_entry(Path("/gone.wav"), duration=num_frames / rate, recording=recording)
     if round(num_frames / rate * 16000) < 1:
@@ -485,7 +488,7 @@ def test_limits_on_duration_apply_to_windows(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.wav", hiss(24000, 1))
     limits = replace(WINDOW, min_seconds=0.75, max_seconds=0.75)
     assert [cut.num_samples for cut in cuts_of(entry_of(path), limits)] == [12000, 12000]
-    assert reject_of(entry_of(path), replace(limits, min_seconds=0.76))[0] == "too_short"
+    assert reject_of(entry_of(path), replace(limits, min_seconds=0.76, max_seconds=None))[0] == "too_short"
 
 
 def test_only_unusable_windows_are_rejected(tmp_path: Path) -> None:
@@ -493,7 +496,7 @@ def test_only_unusable_windows_are_rejected(tmp_path: Path) -> None:
     samples[16000:32000] = 0.0
     samples[40000] = np.nan
     path = write_audio(tmp_path / "a.wav", samples, subtype="FLOAT")
-    first, silent, broken, last = probe(entry_of(path), replace(WINDOW, mode="decode"))
+    first, silent, broken, last = probe(entry_of(path), replace(WINDOW, probe="decode"))
     assert isinstance(silent, Reject)
     assert (silent.cut_id, silent.reason) == ("a@1.000+1.000", "silent")
     assert isinstance(broken, Reject)
