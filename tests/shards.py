@@ -10,8 +10,8 @@ from unittest.mock import patch
 import nestdata.prepare.run
 from nestdata import Corpus, PrepareConfig, prepare_corpus
 from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs.audio import Member
 from nestdata.prepare.inputs.content import StoredContent
-from nestdata.prepare.inputs.entry import Member
 from nestdata.storage import ObjectInfo
 
 
@@ -59,7 +59,7 @@ class Members:
 
 def entries_of(members: dict[str, Member]) -> list[Entry]:
     """Returns one entry for each member, with the name without suffix as its id."""
-    return [Entry(f"m:{i}", str(Path(name).with_suffix("")), member=at) for i, (name, at) in enumerate(members.items())]
+    return [Entry(f"m:{i}", str(Path(name).with_suffix("")), at) for i, (name, at) in enumerate(members.items())]
 
 
 def corpus_of(output: Path, entries: Sequence[Entry], config: PrepareConfig | None = None) -> Corpus:

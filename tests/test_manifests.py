@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nestdata import Corpus, prepare_corpus
-from nestdata.prepare.inputs import detect_input
+from tests.nestdata.prepare.inputs.reading import detect_input
 from tests.synthesis import read_audio
 
 REPOSITORY = Path(__file__).parent.parent

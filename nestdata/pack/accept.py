@@ -4,7 +4,8 @@ from typing import Any
 
 from nestdata.corpus.file_version import path_of
 from nestdata.errors import AudioError
-from nestdata.prepare.header import AudioInfo, read_header
+from nestdata.prepare.header import read_header
+from nestdata.prepare.inputs.audio import File, Unusable
 from nestdata.prepare.probe import source_rate
 from nestdata.storage import FileVersion
 
@@ -19,8 +20,8 @@ def accepted_version(line: dict[str, Any]) -> FileVersion:
         AudioError: "changed": it has another length, sampling rate or number of channels, or no audio.
     """
     recording, path = line["recording"], path_of(line)
-    found = read_header(path, None)
-    if not isinstance(found, AudioInfo):
+    found = read_header(File(path))
+    if isinstance(found, Unusable):
         raise _unacceptable(line, f"{found.reason}, {found.detail}")
     num_channels = next(len(source["channels"]) for source in recording["sources"] if source["source"] == path)
     seconds = found.num_frames / found.rate

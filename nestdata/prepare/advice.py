@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from nestdata.prepare.inputs.entry import RejectReason
+from nestdata.prepare.inputs.audio import RejectReason
 
 ADVICE: dict[RejectReason, str] = {
     "missing": "Check the paths, which are taken relative to the manifest.",

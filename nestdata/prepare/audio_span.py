@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nestdata.corpus.channels import Channel, is_mixed
+from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member
 
 if TYPE_CHECKING:
     from nestdata.corpus.addresses import Address
-    from nestdata.prepare.inputs.entry import Entry, Member
+    from nestdata.prepare.inputs.entry import Entry
 
 
 class Extent(NamedTuple):
@@ -44,26 +45,25 @@ class AudioSpan(NamedTuple):
         return cls(location, extent and Extent(*extent), *rest)
 
 
-def span_of_entry(entry: "Entry", channel: Channel) -> AudioSpan | None:
-    """Returns the audio of an entry, or None if it has none that can be opened: commands are not run again."""
-    if entry.cut is not None:
-        return span_of_cut(entry.cut, entry.member)
-    if entry.member is None and not entry.path:
-        return None
-    index = None if channel == "mix" else channel
-    location = entry.member.shard.location if entry.member else entry.path
-    return AudioSpan(location, _extent(entry.member), entry.offset, entry.duration, index)
+def span_of_entry(entry: "Entry", audio: Audio | None, channel: Channel) -> AudioSpan | None:
+    """Returns the span of an entry in its audio, or None if it cannot be opened: commands are not run again."""
+    match audio:
+        case LhotseCut(row, member):
+            return span_of_cut(row, member)
+        case File() | Member():
+            index = None if channel == "mix" else channel
+            return AudioSpan(audio.location, _extent(audio.member), entry.offset, entry.duration, index)
+    return None
 
 
-def span_of_cut(row: Mapping[str, Any], member: "Member | None" = None) -> AudioSpan | None:
+def span_of_cut(row: Mapping[str, Any], member: Member | None = None) -> AudioSpan | None:
     """Returns the audio of a Lhotse cut; None if it is neither a file nor a member.
 
     Args:
         row: The cut as a dict.
         member: Where its audio is, if that is not the file that the row names.
     """
-    location = member.shard.location if member else None
-    return _span(row, location, _extent(member))
+    return _span(row, member.location if member else None, _extent(member))
 
 
 def span_at_address(row: Mapping[str, Any], address: "Address | None") -> AudioSpan | None:
@@ -84,5 +84,5 @@ def _span(row: Mapping[str, Any], location: str | None, extent: Extent | None) -
     return None
 
 
-def _extent(member: "Member | None") -> Extent | None:
-    return member and Extent(member.offset, member.length, member.shard.size, member.shard.etag)
+def _extent(member: Member | None) -> Extent | None:
+    return Extent(member.offset, member.length, member.shard.size, member.shard.etag) if member else None

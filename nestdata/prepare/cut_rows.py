@@ -6,22 +6,29 @@ Building Lhotse's objects for every line of a large manifest would take longer t
 import math
 from typing import Any
 
+from nestdata.corpus import members
 from nestdata.corpus.audio import samples_in
-from nestdata.corpus.members import source_at
 from nestdata.prepare.header import AudioInfo
+from nestdata.prepare.inputs.audio import Command, File, Member
 from nestdata.prepare.inputs.entry import LABELS, Entry
 
 
-def cut_row(entry: Entry, info: AudioInfo, duration: float, channel: int) -> dict[str, Any]:
+def source_at(audio: File | Command | Member) -> tuple[str, str]:
+    """Returns type and source of a Lhotse `AudioSource`."""
+    if isinstance(audio, File):
+        return "file", audio.location
+    if isinstance(audio, Command):
+        return "command", audio.command
+    found = members.source_at(audio.shard, audio.offset, audio.length)
+    return found["type"], found["source"]
+
+
+def cut_row(
+    entry: Entry, audio: File | Command | Member, info: AudioInfo, duration: float, channel: int
+) -> dict[str, Any]:
     """Returns the cut of an entry that is not a Lhotse cut."""
     cut_id, channels = entry.cut_id, list(range(info.num_channels))
-    if entry.member:
-        found = source_at(*entry.member[:3])
-        source = {"type": found["type"], "channels": channels, "source": found["source"]}
-    elif entry.command:
-        source = {"type": "command", "channels": channels, "source": entry.command}
-    else:
-        source = {"type": "file", "channels": channels, "source": entry.stored_path or entry.path}
+    kind, source = source_at(audio)
     row: dict[str, Any] = {
         "id": cut_id,
         "start": entry.offset,
@@ -30,7 +37,7 @@ def cut_row(entry: Entry, info: AudioInfo, duration: float, channel: int) -> dic
         "supervisions": [],
         "recording": {
             "id": cut_id,
-            "sources": [source],
+            "sources": [{"type": kind, "channels": channels, "source": source}],
             "sampling_rate": info.rate,
             "num_samples": info.num_frames,
             "duration": info.num_frames / info.rate,

@@ -13,10 +13,9 @@ from nestdata.corpus import flac, wav
 from nestdata.corpus.encoded import EncodedAudio, open_descriptor, open_stream
 from nestdata.corpus.file_kind import check_regular_file, special_file_kind
 from nestdata.corpus.lhotse_audio import header_of_other_format
-from nestdata.corpus.members import describe
 from nestdata.corpus.sources import output_of
+from nestdata.prepare.inputs.audio import Command, File, Member, Unusable
 from nestdata.prepare.inputs.content import HEAD_BYTES, GuardedStream
-from nestdata.prepare.inputs.entry import Member, Problem
 from nestdata.storage import FileVersion
 
 if TYPE_CHECKING:
@@ -55,53 +54,48 @@ class AudioInfo(NamedTuple):
     """The version of a local file; None for a member, and if no file was opened."""
 
 
-def read_header(path: str, member: Member | None) -> AudioInfo | Problem:
-    """Reads the header of an audio file, or of a member.
+def read_header(audio: File | Member | Command) -> AudioInfo | Unusable:
+    """Reads the header of an audio file or of a member, or runs a command.
 
     Raises:
         StorageError: The member cannot be read.
     """
     import soundfile
 
+    if isinstance(audio, Command):
+        return _header_of_command(audio.command)
     try:
-        info, status = _header_of_file(path) if member is None else (_header_of_member(member), None)
+        info, size = _header_of_file(audio.location) if isinstance(audio, File) else _header_of_member(audio)
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
-        found = _header_after(error, path, member)
-        if isinstance(found, Problem):
+        found = _header_after(error, audio)
+        if isinstance(found, Unusable):
             return found
-        info, status = found, os.stat(path) if member is None else None
-    size = member.length if member else status.st_size if status else 0
+        info, size = found
     if info.num_frames >= _UNKNOWN_LENGTH:
-        detail = f"{name_of(path, member)}: its header does not give the number of samples; re-encode it"
-        return Problem("unknown_length", detail)
+        return Unusable("unknown_length", f"{audio}: its header does not give the number of samples; re-encode it")
     if info.num_frames > _MAX_SAMPLES_PER_BYTE * size:
-        detail = f"{name_of(path, member)}: its header gives {info.num_frames} samples, too many for {size} bytes"
-        return Problem("truncated", detail)
+        detail = f"{audio}: its header gives {info.num_frames} samples, too many for {size} bytes"
+        return Unusable("truncated", detail)
     if info.num_frames <= 0:
-        return Problem("empty", f"{name_of(path, member)} holds no samples")
-    return info if status is None else info._replace(version=FileVersion.of(status))
+        return Unusable("empty", f"{audio} holds no samples")
+    return info
 
 
-def header_of_command(command: str) -> AudioInfo | Problem:
+def _header_of_command(command: str) -> AudioInfo | Unusable:
     """Runs a command, which is the only way to find the length of its output."""
     import soundfile
 
     try:
         samples, rate = soundfile.read(BytesIO(output_of(command)), dtype="float32", always_2d=True)
     except Exception as error:  # the shell, the program and the decoder may each fail
-        return Problem("unreadable", f"{command!r}: {' '.join(str(error).split())[:200]}")
+        return Unusable("unreadable", f"{command!r}: {' '.join(str(error).split())[:200]}")
     if not len(samples):
-        return Problem("empty", f"{command!r} writes no samples")
+        return Unusable("empty", f"{command!r} writes no samples")
     return AudioInfo(rate, len(samples), samples.shape[1])
 
 
-def name_of(path: str, member: Member | None) -> str:
-    """Returns a name of the audio for messages."""
-    return path if member is None else describe(member.shard.location, member.offset, member.length)
-
-
-def _header_of_file(path: str) -> tuple[AudioInfo, os.stat_result]:
-    """Returns the header of a file and its status. Raises OSError, ValueError, soundfile.LibsndfileError."""
+def _header_of_file(path: str) -> tuple[AudioInfo, int]:
+    """Returns the header of a file and its size. Raises OSError, ValueError, soundfile.LibsndfileError."""
     check_regular_file(path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -114,20 +108,21 @@ def _header_of_file(path: str) -> tuple[AudioInfo, os.stat_result]:
         raise
     if info is not None:
         os.close(descriptor)
-        return info, status
-    with open_descriptor(descriptor) as file:
-        return _info_of(file), status
+    else:
+        with open_descriptor(descriptor) as file:
+            info = _info_of(file)
+    return info._replace(version=FileVersion.of(status)), status.st_size
 
 
-def _header_of_member(member: Member) -> AudioInfo:
-    """Raises the errors of `_header_of_file`, and those of reading the member."""
+def _header_of_member(member: Member) -> tuple[AudioInfo, int]:
+    """Returns the header of a member and its size. Raises the errors of `_header_of_file`, and those of reading it."""
     if info := _plain_header(member.content.head(), member.length):
-        return info
+        return info, member.length
     with member.content.open() as stream:
         guarded = GuardedStream(stream)
         try:
             with open_stream(guarded) as file:
-                return _info_of(file)
+                return _info_of(file), member.length
         finally:
             guarded.check()
 
@@ -161,27 +156,30 @@ def _ends_early(file: "soundfile.SoundFile") -> bool:
     return int(match[1]) not in {*_STREAMED_BYTES, _STREAMED_BLOCKS // block_bytes * block_bytes}
 
 
-def _header_after(error: Exception, path: str, member: Member | None) -> AudioInfo | Problem:
-    """Returns why libsndfile could not read a header, or the header that another decoder found.
+def _header_after(error: Exception, audio: File | Member) -> tuple[AudioInfo, int] | Unusable:
+    """Returns why libsndfile could not read a header, or the header that another decoder found, and the size.
 
     The causes are examined only after a failure, because most files are valid and every call costs time.
     """
-    name = name_of(path, member)
-    if member is None:
+    if isinstance(audio, File):
+        path = audio.location
         if kind := special_file_kind(path):
-            return Problem("not_a_file", f"{path} is {kind}")
+            return Unusable("not_a_file", f"{path} is {kind}")
         if isinstance(error, PermissionError):
-            return Problem("unreadable", f"{path} cannot be opened ({error.strerror}); grant read permission")
+            return Unusable("unreadable", f"{path} cannot be opened ({error.strerror}); grant read permission")
         if not os.path.isfile(path):
-            return Problem("missing", f"{path} does not exist")
-    audio = EncodedAudio(name, member.content.read() if member else None)
-    if not audio.size():
-        return Problem("empty", f"{name} has no bytes")
-    if found := _header_of_other_format(audio):
-        return found
+            return Unusable("missing", f"{path} does not exist")
+    encoded = EncodedAudio(str(audio), audio.read())
+    if not encoded.size():
+        return Unusable("empty", f"{audio} has no bytes")
+    if found := _header_of_other_format(encoded):
+        if isinstance(audio, Member):
+            return found, audio.length
+        status = os.stat(audio.location)
+        return found._replace(version=FileVersion.of(status)), status.st_size
     # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.
     detail = " ".join(getattr(error, "error_string", str(error)).split()).rstrip(".")
-    return Problem("unreadable", f"{name}: {detail}{audio.advice()}")
+    return Unusable("unreadable", f"{audio}: {detail}{encoded.advice()}")
 
 
 def _header_of_other_format(audio: EncodedAudio) -> AudioInfo | None:

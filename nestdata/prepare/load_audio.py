@@ -13,9 +13,10 @@ from nestdata.errors import AudioError, ConfigError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.cut_rows import cut_row
 from nestdata.prepare.header import AudioInfo
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.remote import with_members
-from nestdata.prepare.probe import Cut, Limits, Reject, finished_cut, probe
+from nestdata.prepare.probe import Cut, Reject, WholeEntry, finish, probe
 from nestdata.storage import is_url
 
 _SUBTYPES = {"float32": "FLOAT", "float64": "FLOAT", "int16": "PCM_16"}
@@ -44,48 +45,39 @@ def load_audio(
         ConfigError: An array has another shape or type, or no rate; or a rate is given for a file.
         StorageError: A store cannot be read.
     """
-    limits = _limits(sampling_rate)
+    config = PrepareConfig(sampling_rate=sampling_rate, min_seconds=0.0)
     if isinstance(audio, (str, Path)):
         if source_rate is not None:
             raise ConfigError(f"{audio}: the rate of a file is in its header. Leave the sampling rate out.")
-        return _load_file(str(audio), limits)
+        return _load_file(str(audio), config)
     _check_array(audio)
     if isinstance(source_rate, bool) or not isinstance(source_rate, (int, np.integer)):
         raise ConfigError(f"the sampling rate of the array is {source_rate!r}: give it in Hz, such as 16000.")
-    if source_rate < limits.min_rate:
-        raise ConfigError(f"the sampling rate of the array is {source_rate} Hz: the minimum is {limits.min_rate} Hz.")
-    return _load_array(audio, int(source_rate), limits)
+    if source_rate < config.min_rate:
+        raise ConfigError(f"the sampling rate of the array is {source_rate} Hz: the minimum is {config.min_rate} Hz.")
+    return _load_array(audio, int(source_rate), config)
 
 
-def _limits(sampling_rate: int) -> Limits:
-    config = PrepareConfig(sampling_rate=sampling_rate, min_seconds=0.0)
-    return Limits(
-        sampling_rate=sampling_rate,
-        channel=config.channel,
-        min_seconds=config.min_seconds,
-        max_seconds=None,
-        min_rate=config.min_rate,
-    )
-
-
-def _load_file(location: str, limits: Limits) -> NDArray[np.float32]:
+def _load_file(location: str, config: PrepareConfig) -> NDArray[np.float32]:
     path = location if is_url(location) else os.path.abspath(location)
-    ((_, entry),) = with_members([(1, Entry(path, path, path))], lambda _: True)
-    (found,) = probe(entry, limits)
+    ((_, entry),) = with_members([(1, Entry(path, path, File(path)))], lambda _: True)
+    (found,) = probe(entry, config)
     if isinstance(found, Reject):
         detail = found.detail if location in found.detail else f"{location}: {found.reason}, {found.detail}"
         raise AudioError(f"{detail}. Give an audio file, such as WAV or FLAC.")
-    return load_samples(found.row, content=entry.member.content.read() if entry.member else None)
+    return load_samples(found.row, content=entry.audio.read())
 
 
-def _load_array(samples: NDArray[Any], rate: int, limits: Limits) -> NDArray[np.float32]:
+def _load_array(samples: NDArray[Any], rate: int, config: PrepareConfig) -> NDArray[np.float32]:
     import soundfile
 
     file = BytesIO()
     soundfile.write(file, samples, rate, format="WAV", subtype=_SUBTYPES[samples.dtype.name])
     name = "the array"
-    info = AudioInfo(rate, len(samples), 1)
-    cut = finished_cut(Entry(name, name, name), cut_row(Entry(name, name), info, len(samples) / rate, 0), limits)
+    info, audio = AudioInfo(rate, len(samples), 1), File(name)
+    entry = Entry(name, name, audio)
+    row = cut_row(entry, audio, info, len(samples) / rate, 0)
+    cut = finish(WholeEntry(entry, audio, row, None), row, config)
     assert isinstance(cut, Cut)
     return load_samples(cut.row, content=file.getvalue())
 

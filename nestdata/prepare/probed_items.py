@@ -18,7 +18,7 @@ from nestdata.corpus.file_version import row_of
 from nestdata.errors import shortened
 from nestdata.prepare.audio_span import AudioSpan
 from nestdata.prepare.draw import MAX_DRAWN, KeyedDraw, key_of
-from nestdata.prepare.inputs.entry import Member
+from nestdata.prepare.inputs.audio import Member
 from nestdata.prepare.probe import Cut, Reject
 from nestdata.prepare.records import RECORD
 from nestdata.prepare.speech.config import FRAME_SECONDS

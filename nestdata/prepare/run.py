@@ -22,11 +22,10 @@ from nestdata.output import output_directory
 from nestdata.prepare.advice import ADVICE
 from nestdata.prepare.config import PrepareConfig, ProbeMode
 from nestdata.prepare.inputs import AudioInputs, InputOptions, Source, audio_inputs, open_sources
-from nestdata.prepare.inputs.given import CorpusCuts, LhotseObjects
-from nestdata.prepare.inputs.jsonl import LhotseManifest
+from nestdata.prepare.inputs.given import LhotseObjects
+from nestdata.prepare.inputs.lhotse import CorpusCuts, LhotseManifest
 from nestdata.prepare.pool import Pool, open_pool
 from nestdata.prepare.progress import PrepareProgress
-from nestdata.prepare.speech.config import SpeechLimits
 from nestdata.prepare.speech.summary import SpeechSummary
 from nestdata.redaction import redacted_url
 from nestdata.storage import has_scheme, is_url
@@ -115,7 +114,10 @@ def prepare_corpus(
     from nestdata.prepare.corpus_writer import CorpusWriter
 
     config = config or PrepareConfig()
-    speech = _speech_limits(config)
+    if config.finds_speech:
+        from nestdata.prepare.speech.detector import detector_name
+
+        detector_name()  # raises an error now if the detector is not installed
     output = _local_path(output)
     checked = audio_inputs([*config.tars, *audio_inputs(inputs)])[len(config.tars) :]
     resumable = (_KEPT_RESULTS, _SHARDS)
@@ -127,7 +129,7 @@ def prepare_corpus(
         sources = _open_sources(checked, config, partial, output)
         (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
-        tasks = _tasks(sources, config, speech, partial, output)
+        tasks = _tasks(sources, config, partial, output)
         with closing(CorpusWriter(partial)) as writer:
             traffic = _probe_sources(sources, tasks, pool, writer, config.sampling_rate, on_progress)
             stats = writer.finish(sources, config.sampling_rate)
@@ -194,26 +196,12 @@ def _totals(sources: list[Source]) -> tuple[int | None, int]:
     return total, sum(count or 0 for is_entries, count in counts if not is_entries)
 
 
-def _tasks(
-    sources: list[Source], config: PrepareConfig, speech: SpeechLimits | None, partial: Path, output: Path
-) -> "Iterator[Task]":
-    from nestdata.prepare.probe import Limits
+def _tasks(sources: list[Source], config: PrepareConfig, partial: Path, output: Path) -> "Iterator[Task]":
     from nestdata.prepare.tasks import Task
 
-    per_task = _ITEMS_PER_TASK["decode" if speech else config.probe]
+    per_task = _ITEMS_PER_TASK["decode" if config.finds_speech else config.probe]
     if config.segment:
         per_task = _RECORDINGS_PER_TASK
-    limits = Limits(
-        sampling_rate=config.sampling_rate,
-        channel=config.channel,
-        min_seconds=config.min_seconds,
-        max_seconds=config.max_seconds,
-        min_rate=config.min_rate,
-        window_seconds=config.window_seconds,
-        mode=config.probe,
-        allow_commands=config.allow_commands,
-        speech=speech,
-    )
     moved = (str(output), str(partial))
     for source_index, source in enumerate(sources):
         items = source.items()
@@ -224,29 +212,11 @@ def _tasks(
                 source_index=source_index,
                 first=first,
                 items=batch,
-                limits=limits,
+                config=config,
                 kept_in=str(partial / _KEPT_RESULTS),
                 moved=moved,
             )
             first += len(batch)
-
-
-def _speech_limits(config: PrepareConfig) -> SpeechLimits | None:
-    """Returns what is done with speech; None if it is not looked for.
-
-    Raises:
-        ConfigError: The detector is not installed.
-    """
-    if not config.finds_speech:
-        return None
-    from nestdata.prepare.speech.detector import detector_name
-
-    return SpeechLimits(
-        segment=config.segment,
-        min_share=config.min_speech_share,
-        min_snr_db=config.min_snr_db,
-        detector=detector_name(),
-    )
 
 
 def _remove_work(partial: Path) -> None:
@@ -321,12 +291,9 @@ def _open_sources(inputs: Sequence[Any], config: PrepareConfig, partial: Path, o
         format=config.format,
         channel=config.channel,
         allow_commands=config.allow_commands,
-        extract_to=partial / "audio",
-        stored_in=output / "audio",
-        shards=partial / _SHARDS,
-        stored_shards=output / _SHARDS,
         tars=config.tars,
-        scratch=partial / "lines",
+        write_to=partial,
+        stored_in=output,
     )
     return open_sources(inputs, options)
 

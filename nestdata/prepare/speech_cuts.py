@@ -10,11 +10,12 @@ from typing import Any
 
 from nestdata.corpus.sources import content_of
 from nestdata.errors import AudioError
-from nestdata.prepare.audio_span import span_of_cut
+from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.cut_rows import window_of, windows
-from nestdata.prepare.inputs.entry import Entry, RejectReason
-from nestdata.prepare.probe import Cut, Limits, Reject, check_length, checked_row, finished_cut
-from nestdata.prepare.speech.config import FRAME_SECONDS, SegmentConfig, SpeechLimits
+from nestdata.prepare.inputs.audio import RejectReason
+from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.probe import Cut, Reject, WholeEntry, check_length, finish, read_entry
+from nestdata.prepare.speech.config import FRAME_SECONDS, SegmentConfig
 from nestdata.prepare.speech.cutting import FrameRules, Spans, plan_cuts, speech_runs
 from nestdata.prepare.speech.frames import SpeechFrames, speech_frames
 from nestdata.prepare.speech.measures import FramePowers, SpeechMeasures, SpeechTotals
@@ -22,68 +23,64 @@ from nestdata.prepare.speech.measures import FramePowers, SpeechMeasures, Speech
 Found = Cut | Reject | SpeechTotals
 
 
-def probe_speech(entry: Entry, limits: Limits) -> list[Found]:
+def probe_speech(entry: Entry, config: PrepareConfig) -> list[Found]:
     """Returns the cuts and rejects of an entry as `probe` does, and how much speech it has.
 
     Raises:
         StorageError: Bytes cannot be read for a reason that says nothing about the audio.
     """
-    assert limits.speech is not None
-    checked = checked_row(entry, limits)
-    if isinstance(checked, Reject):
-        return [checked]
-    entry, row = checked
-    segment = limits.speech.segment
-    is_bad = check_length(entry, windows(row, limits.window_seconds, limits.sampling_rate)[0], limits)
+    whole = read_entry(entry, config)
+    if isinstance(whole, Reject):
+        return [whole]
+    row, segment = whole.row, config.segment
+    is_bad = check_length(entry, windows(row, config.window_seconds, config.sampling_rate)[0], config)
     if is_bad and (segment is None or is_bad.reason != "too_long"):  # a recording that is too long is cut
         return [is_bad]
     try:
-        frames = speech_frames(_readable(entry, row), _content(entry, row, limits))
+        frames = speech_frames(row, _content(whole, config))
     except AudioError as error:
-        return [_reject(entry, row, error.reason, str(error))]
+        return [whole.reject(row, error.reason, str(error))]
     runs = speech_runs(frames.probabilities)
     if segment is None:
-        return [*_measured_windows(entry, row, limits, frames, runs)]
-    return [*_segments(entry, row, limits, frames, runs, segment)]
+        return [*_measured_windows(whole, config, frames, runs)]
+    return [*_segments(whole, config, frames, runs, segment)]
 
 
 def _segments(
-    entry: Entry, row: dict[str, Any], limits: Limits, frames: SpeechFrames, runs: Spans, segment: SegmentConfig
+    whole: WholeEntry, config: PrepareConfig, frames: SpeechFrames, runs: Spans, segment: SegmentConfig
 ) -> Iterator[Found]:
     """Yields the cuts of a recording between its pauses."""
-    num_frames = len(frames.powers)
+    row, num_frames = whole.row, len(frames.powers)
     plan = plan_cuts(runs, frames.probabilities, FrameRules.of(segment))
     if num_frames:
         yield _totals(frames, runs, plan.spans, num_in_speech=plan.num_in_speech)
     if num_frames and not len(runs):
         part = _part(row, 0, num_frames)
-        yield _reject(entry, part, "no_speech", f"no speech in {part['duration']:.6g} s")
+        yield whole.reject(part, "no_speech", f"no speech in {part['duration']:.6g} s")
     powers = FramePowers(frames.powers, runs)
     for start, stop in plan.spans.tolist():
         part = _part(row, start, stop)
-        reject = check_length(entry, part, limits)
+        reject = check_length(whole.entry, part, config)
         if reject:
-            yield _reject(entry, part, reject.reason, reject.detail)
+            yield whole.reject(part, reject.reason, reject.detail)
         else:
-            yield _chosen(entry, part, limits, powers.measure(start, stop))
+            yield _chosen(whole, part, config, powers.measure(start, stop))
     if frames.error:
         rest = _part(row, num_frames, math.ceil(row["duration"] / FRAME_SECONDS))
-        yield _reject(entry, rest, frames.error.reason, str(frames.error))
+        yield whole.reject(rest, frames.error.reason, str(frames.error))
 
 
-def _measured_windows(
-    entry: Entry, row: dict[str, Any], limits: Limits, frames: SpeechFrames, runs: Spans
-) -> Iterator[Found]:
+def _measured_windows(whole: WholeEntry, config: PrepareConfig, frames: SpeechFrames, runs: Spans) -> Iterator[Found]:
     """Yields the cut of an entry, or its windows, with their measures."""
     powers = FramePowers(frames.powers, runs)
-    for window in windows(row, limits.window_seconds, limits.sampling_rate):
-        offset = window["start"] - row["start"]
+    for window in windows(whole.row, config.window_seconds, config.sampling_rate):
+        offset = window["start"] - whole.row["start"]
         start = math.floor(round(offset / FRAME_SECONDS, 6))
         stop = math.ceil(round((offset + window["duration"]) / FRAME_SECONDS, 6))
         if frames.error and stop > len(frames.powers):
-            yield _reject(entry, window, frames.error.reason, str(frames.error))
+            yield whole.reject(window, frames.error.reason, str(frames.error))
         else:
-            yield _chosen(entry, window, limits, powers.measure(start, stop))
+            yield _chosen(whole, window, config, powers.measure(start, stop))
     if len(frames.powers):
         yield _totals(frames, runs, [[0, len(frames.powers)]])
 
@@ -103,23 +100,22 @@ def _length(spans: Any) -> int:
     return sum(int(stop - start) for start, stop in spans)
 
 
-def _chosen(entry: Entry, row: dict[str, Any], limits: Limits, measures: SpeechMeasures) -> Cut | Reject:
+def _chosen(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, measures: SpeechMeasures) -> Cut | Reject:
     """Returns a cut with its measures, or why there is too little or too noisy speech in it."""
-    assert limits.speech is not None
-    if reason := _why_left_out(measures, limits.speech):
-        return _reject(entry, row, *reason)
+    if reason := _why_left_out(measures, config):
+        return whole.reject(row, *reason)
     # Windows share the custom fields and the recording of their row, which are modified later.
     row = {**row, "custom": {**(row.get("custom") or {}), **measures.fields()}, "recording": {**row["recording"]}}
-    return finished_cut(entry, row, limits)
+    return finish(whole, row, config)
 
 
-def _why_left_out(measures: SpeechMeasures, limits: SpeechLimits) -> tuple[RejectReason, str] | None:
+def _why_left_out(measures: SpeechMeasures, config: PrepareConfig) -> tuple[RejectReason, str] | None:
     if measures.level_db is None:
         return "no_speech", "no speech in the whole cut"
-    if limits.min_share is not None and measures.share < limits.min_share:
-        return "little_speech", f"the share of speech is {measures.share:g}, the minimum is {limits.min_share:g}"
-    if limits.min_snr_db is not None and measures.snr_db is not None and measures.snr_db < limits.min_snr_db:
-        return "low_snr", f"signal-to-noise ratio {measures.snr_db:g} dB, the minimum is {limits.min_snr_db:g} dB"
+    if config.min_speech_share is not None and measures.share < config.min_speech_share:
+        return "little_speech", f"the share of speech is {measures.share:g}, the minimum is {config.min_speech_share:g}"
+    if config.min_snr_db is not None and measures.snr_db is not None and measures.snr_db < config.min_snr_db:
+        return "low_snr", f"signal-to-noise ratio {measures.snr_db:g} dB, the minimum is {config.min_snr_db:g} dB"
     return None
 
 
@@ -135,30 +131,19 @@ def _seconds(row: dict[str, Any], start: int, stop: int) -> tuple[float, float]:
     return offset, round(end - offset, 9) if offset else end
 
 
-def _readable(entry: Entry, row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a cut whose file is where it is now: that of an entry with `stored_path` is moved later."""
-    if not entry.stored_path:
-        return row
-    recording = row["recording"]
-    return {**row, "recording": {**recording, "sources": [{**recording["sources"][0], "source": entry.path}]}}
-
-
-def _content(entry: Entry, row: dict[str, Any], limits: Limits) -> bytes | None:
+def _content(whole: WholeEntry, config: PrepareConfig) -> bytes | None:
     """Returns the bytes of audio that is not a local file. A command is run once for the whole recording.
 
     Raises:
         AudioError: The command fails.
     """
-    if entry.member:
-        return entry.member.content.read()
+    row = whole.row
+    if whole.audio.member:
+        return whole.audio.read()
     source = next(source for source in row["recording"]["sources"] if row["channel"] in source["channels"])
     if source["type"] == "file":
         return None
     try:
-        return content_of(source, row["id"], allow_commands=limits.allow_commands)
+        return content_of(source, row["id"], allow_commands=config.allow_commands)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         raise AudioError.because("unreadable", f"{source['source']!r}: {error}") from error
-
-
-def _reject(entry: Entry, row: dict[str, Any], reason: RejectReason, detail: str) -> Reject:
-    return Reject(entry.where, row["id"], reason, detail, span_of_cut(row, entry.member))

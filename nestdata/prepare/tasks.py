@@ -12,8 +12,8 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 from nestdata.corpus.corpus import FORMAT_VERSION
 from nestdata.errors import StorageError
 from nestdata.prepare.audio_span import span_of_entry
+from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.inputs import Source
+from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.entry import Entry, ReadsFiles
-from nestdata.prepare.inputs.remote import audio_location, in_parallel, with_members
-from nestdata.prepare.probe import Cut, Limits, Reject, probe, reads_audio
+from nestdata.prepare.inputs.remote import in_parallel, with_members
+from nestdata.prepare.probe import Cut, Reject, probe, reads_audio
 from nestdata.prepare.probed_items import ItemCollector, ProbedItems
 from nestdata.prepare.speech.measures import SpeechTotals
 from nestdata.storage import ObjectInfo, is_url, storage
@@ -43,7 +45,7 @@ class Task:
     """Number of the first item, counted from 1."""
 
     items: list[Any]
-    limits: Limits
+    config: PrepareConfig
     kept_in: str
     """Directory of kept results."""
 
@@ -106,7 +108,7 @@ def run_task(task: Task) -> TaskResult:
         found = _probe_items(task, collector)
         result = collector.collected(), Traffic(_newly_read(), found.in_epoch, found.needed)
         if found.can_be_kept:
-            is_searched = bool(task.limits.speech and (found.files or found.rejected))
+            is_searched = bool(task.config.finds_speech and (found.files or found.rejected))
             kept.save(*result, found.rejected | found.files, has_files=is_searched)
     return TaskResult(task.source_index, *result)
 
@@ -114,18 +116,20 @@ def run_task(task: Task) -> TaskResult:
 def _probe_items(task: Task, collector: ItemCollector) -> _Found:
     in_epoch, needed, can_be_kept = 0, 0.0, True
     rejected, files = dict[str, ObjectInfo | None](), dict[str, ObjectInfo | None]()
-    entries = with_members(_numbered_entries(task), lambda entry: reads_audio(entry, task.limits))
+    probe_entry = _probe_of(task.config)
+    entries = with_members(_numbered_entries(task), lambda entry: reads_audio(entry, task.config))
     for number, entry in entries:
         collector.begin(entry.number)
-        for found in _probed(entry, task.limits):
+        for found in probe_entry(entry, task.config):
             if isinstance(found, SpeechTotals):
                 collector.add_totals(found, number)
                 continue
             if isinstance(found, Reject):
-                audio = found.audio or span_of_entry(entry, task.limits.channel)
-                collector.reject(found._replace(audio=audio), number)
-                if location := audio_location(entry):
-                    rejected[location] = entry.member.shard if entry.member else None
+                audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
+                span = found.audio or span_of_entry(entry, audio, task.config.channel)
+                collector.reject(found._replace(audio=span), number)
+                if audio and audio.location:
+                    rejected[audio.location] = audio.member.shard if audio.member else None
                 else:  # the files that an item depends on are known anyway, if the source names them
                     can_be_kept &= isinstance(task.source, ReadsFiles)
                 continue
@@ -133,8 +137,8 @@ def _probe_items(task: Task, collector: ItemCollector) -> _Found:
             if found.member:
                 in_epoch += found.member.length
                 needed += found.member.length * _share_of_recording(found)
-            elif task.limits.speech and (path := audio_location(entry)) and not entry.stored_path:
-                files[path] = None
+            elif found.version and task.config.finds_speech:
+                files[entry.audio.location] = None
             else:
                 can_be_kept = False
     return _Found(in_epoch, needed, rejected, files, can_be_kept)
@@ -146,12 +150,13 @@ def _numbered_entries(task: Task) -> Iterator[tuple[int, Entry]]:
             yield number if entry.number is None else entry.number, entry
 
 
-def _probed(entry: Entry, limits: Limits) -> Sequence[Cut | Reject | SpeechTotals]:
-    if entry.problem or not limits.speech:
-        return probe(entry, limits)
+def _probe_of(config: PrepareConfig) -> Callable[[Entry, PrepareConfig], Sequence[Cut | Reject | SpeechTotals]]:
+    """Returns the function that probes an entry."""
+    if not config.finds_speech:
+        return probe
     from nestdata.prepare.speech_cuts import probe_speech
 
-    return probe_speech(entry, limits)
+    return probe_speech
 
 
 def _share_of_recording(cut: Cut) -> float:
@@ -172,7 +177,12 @@ class _KeptResult:
     @cached_property
     def _path(self) -> Path:
         task = self._task
-        depends_on = (_package_version(), FORMAT_VERSION, task.source, task.first, task.items, task.limits, self._files)
+        versions = [_package_version(), str(FORMAT_VERSION)]
+        if task.config.finds_speech:
+            from nestdata.prepare.speech.detector import detector_name
+
+            versions.append(detector_name())
+        depends_on = (versions, task.source, task.first, task.items, _settings(task.config), self._files)
         digest = hashlib.blake2b(repr(depends_on).encode(errors="surrogateescape"), digest_size=20)
         return self._directory / digest.hexdigest()
 
@@ -242,6 +252,11 @@ def _package_version() -> str:
         return importlib.metadata.version(_DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:  # imported from a source tree that is not installed
         return ""
+
+
+def _settings(config: PrepareConfig) -> PrepareConfig:
+    """Returns a configuration without the settings that do not change the result of a task."""
+    return replace(config, format=None, tars=(), strict=False, pcm=False, report_samples=0)
 
 
 def _files_of(source: Source, items: list[Any]) -> list[str]:

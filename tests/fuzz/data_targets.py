@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from nestdata import BatchPlan, Corpus, NestError, PlanConfig, PrepareConfig, prepare_corpus
 from nestdata.prepare.header import AudioInfo, read_header
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.tar import TarError, walk
 from tests.fuzz.inputs import NUMBERS, TEXTS, VALUES, altered, mutated
 from tests.fuzz.target import Target
@@ -53,7 +54,7 @@ def read_audio_header(audio: tuple[str, bytes], folder: Path) -> bool:
     """Reads the header of a file."""
     path = folder / f"a{audio[0]}"
     path.write_bytes(audio[1])
-    return isinstance(read_header(str(path), None), AudioInfo)
+    return isinstance(read_header(File(str(path))), AudioInfo)
 
 
 def prepare_audio(audio: tuple[str, bytes], folder: Path) -> int:

@@ -5,10 +5,10 @@ an error that stops the run; `nestdata.prepare.probe` decides whether the audio 
 """
 
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.detect import DetectedInput, common_root, detect_input
+from nestdata.prepare.inputs.detect import DetectedInput, common_root, detect_input, open_sources
 from nestdata.prepare.inputs.entry import LABELS, Entry, Source
+from nestdata.prepare.inputs.format import InputOptions
 from nestdata.prepare.inputs.given import AudioInput, AudioInputs, audio_inputs
-from nestdata.prepare.inputs.sources import InputOptions, open_sources
 
 __all__ = [
     "LABELS",

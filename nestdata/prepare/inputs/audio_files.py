@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import Entry, check_manifest, cut_id_of
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class AudioFiles:
 
     def entries(self, number: int, item: str) -> Iterator[Entry]:  # noqa: ARG002, the path is enough
         """Yields the entry of a file."""
-        yield Entry(item, cut_id_of(item, self.root), item)
+        yield Entry(item, cut_id_of(item, self.root), File(item))
 
     def where(self, number: int) -> str:
         """Returns the path of the file; that of the first with its number, in a process without the others."""
@@ -46,3 +48,11 @@ class AudioFiles:
 
     def __reduce__(self) -> tuple[type["AudioFiles"], tuple[Path | str, str, list[Path | str]]]:
         return AudioFiles, (self.path, self.root, [])
+
+
+def _open(given: GivenInput) -> Opened:
+    check_manifest(given.path)
+    return given.parent, lambda root: AudioFiles(given.path, root, [given.path])
+
+
+FORMAT = Format("audio", lambda given: given.kind == "audio", _open)

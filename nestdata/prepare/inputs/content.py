@@ -104,6 +104,9 @@ class _RangeReader(SizedStream):
         return b""
 
 
+Content = LoadedContent | StoredContent
+
+
 class GuardedStream:
     """A stream for libsndfile, which loses the errors of the streams that it reads.
 

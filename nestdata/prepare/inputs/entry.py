@@ -10,45 +10,17 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from io import BufferedIOBase, BufferedReader
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import quote
 
 from nestdata.corpus.file_kind import special_file_kind
 from nestdata.errors import ManifestError, StorageError
+from nestdata.prepare.inputs.audio import Audio
 from nestdata.prepare.inputs.line_reader import LineReader, expanded
-from nestdata.storage import FileVersion, ObjectInfo, has_scheme, is_url, storage
-
-RejectReason = Literal[
-    "missing",
-    "not_a_file",
-    "empty",
-    "unreadable",
-    "truncated",
-    "unknown_length",
-    "wrong_duration",
-    "not_finite",
-    "silent",
-    "no_speech",
-    "little_speech",
-    "low_snr",
-    "too_short",
-    "too_long",
-    "duplicate_id",
-    "rate_too_low",
-    "no_such_channel",
-    "changed",
-    "corrupt",
-    "no_such_member",
-    "ambiguous_member",
-    "shard_unreadable",
-    "compressed_tar",
-    "unsafe_member",
-    "too_large",
-    "invalid_url",
-]
+from nestdata.storage import has_scheme, is_url, storage
 
 # Offsets and durations of this many seconds, about four months, or more are treated as mistakes.
 MAX_SECONDS = 1e7
@@ -73,42 +45,6 @@ LABELS = {
 }
 
 
-class Problem(NamedTuple):
-    """Why the audio of an entry cannot be used."""
-
-    reason: RejectReason
-    detail: str
-    """An explanation that gives the values found."""
-
-
-class Content(Protocol):
-    """The bytes of one audio file, wherever they are."""
-
-    def head(self) -> bytes:
-        """Returns the first bytes, which suffice for most headers, or all bytes."""
-
-    def open(self) -> BufferedIOBase:
-        """Returns a seekable stream of these bytes alone, which reads only what is asked for if they are local."""
-
-    def read(self) -> bytes:
-        """Returns all bytes."""
-
-
-class Member(NamedTuple):
-    """The bytes of an audio file in a shard: a member of a tar, or a whole object."""
-
-    shard: ObjectInfo
-    offset: int
-    """First byte in the shard."""
-
-    length: int
-    """Number of bytes."""
-
-    content: Content
-    crc32: int | None = None
-    """Checksum of the bytes, if the source has read all of them; the probe computes it if it reads them."""
-
-
 class Entry(NamedTuple):
     """A span of audio that an input names, before the audio has been opened."""
 
@@ -116,14 +52,12 @@ class Entry(NamedTuple):
     """Position in the input, such as `speech.json:12`."""
 
     cut_id: str
-    path: str = ""
-    """Absolute path or URL of the audio file; empty if `command` or `cut` gives the audio."""
-
+    audio: Audio
     offset: float = 0.0
     """Start of the span in the file, in seconds."""
 
     duration: float | None = None
-    """Length of the span in seconds; None for the rest of the file."""
+    """Length of the span in seconds; None for the rest of the file, and for a `LhotseCut`, which has its own span."""
 
     num_frames: int | None = None
     """Length of the span in samples at the rate of the file, for inputs that count samples."""
@@ -131,34 +65,12 @@ class Entry(NamedTuple):
     labels: dict[str, Any] | None = None
     """Other values of the input, such as text, lang and speaker."""
 
-    stored_path: str = ""
-    """Path of the file once the corpus is in place, if that differs from `path`."""
-
-    command: str = ""
-    """A shell command that writes the audio to its standard output."""
-
-    cut: dict[str, Any] | None = None
-    """The cut as a dict, for Lhotse manifests."""
-
-    member: Member | None = None
-    """Where the audio is, if that is not a local file: it takes the place of `path` and of the source in `cut`."""
-
     number: int | None = None
     """The number for which `Source.where` returns the position of this entry; None for that of its item.
 
     Cuts are written in the order of these numbers. A later entry of the same item with the same number replaces the
     earlier one, for instance if a tar turns out to hold two members with the name in a line.
     """
-
-    is_measured: bool = False
-    """Whether length, rate and channels in `cut` were measured on the audio itself, so that its header need not be
-    read."""
-
-    problem: Problem | None = None
-    """Why the entry is rejected without probing it, if the source knows."""
-
-    version: FileVersion | None = None
-    """The version of its local file; the probe sets it when it has read the header."""
 
 
 @runtime_checkable

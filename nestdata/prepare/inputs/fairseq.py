@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, count_lines, cut_id_of, open_lines, resolve
+from nestdata.prepare.inputs.audio import File
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.lines import LineSource
 from nestdata.prepare.inputs.table import is_table
 from nestdata.storage import has_scheme, is_url, parent
 
@@ -16,23 +19,17 @@ _MAX_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
-class FairseqManifest:
+class FairseqManifest(LineSource):
     """Tab-separated paths and numbers of samples.
 
     The numbers count samples at the rate of each file, which the format does not give.
     """
 
-    items_per_task: ClassVar[None] = None
+    num_header_lines: ClassVar[int] = 1
     path: Path | str
     root: str
     folder: str
     """Absolute path or URL of the folder on the first line."""
-
-    def items(self) -> Iterator[bytes]:
-        """Yields the lines after the first."""
-        with open_lines(self.path) as file:
-            file.readline()
-            yield from file
 
     def entries(self, number: int, item: bytes) -> Iterator[Entry]:
         """Yields the entry of a line; none for a blank one."""
@@ -44,16 +41,7 @@ class FairseqManifest:
                 f"{self.where(number)}: {item[:80]!r} is not a path, a tab and a number of samples. Fix or drop it."
             )
         path = resolve(self.folder, name.decode(errors="surrogateescape"))
-        yield Entry(self.where(number), cut_id_of(path, self.root), path, num_frames=int(count))
-
-    def where(self, number: int) -> str:
-        """Returns the path and line number, counted from 1 with the folder on line 1."""
-        return f"{self.path}:{number + 1}"
-
-    def count(self) -> int | None:
-        """Returns the number of lines after the first."""
-        lines = count_lines(self.path)
-        return None if lines is None else lines - 1
+        yield Entry(self.where(number), cut_id_of(path, self.root), File(path), num_frames=int(count))
 
 
 def is_fairseq(path: Path | str, first_line: bytes) -> bool:
@@ -97,3 +85,15 @@ def _folder(path: Path | str, line: bytes) -> str:
 
 def _text(line: bytes) -> str:
     return line.strip().decode(errors="surrogateescape")
+
+
+def _detect(given: GivenInput) -> bool:
+    return given.kind == "manifest" and is_fairseq(given.path, given.first_line)
+
+
+def _open(given: GivenInput) -> Opened:
+    folder = fairseq_folder(given.path, given.first_line)
+    return folder, lambda root: FairseqManifest(given.path, root, folder)
+
+
+FORMAT = Format("fairseq", _detect, _open)

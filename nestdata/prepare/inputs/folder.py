@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of
-from nestdata.prepare.inputs.listing import objects_below
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.listing import cannot_be_listed, objects_below
 from nestdata.prepare.inputs.remote import whole_object
 from nestdata.storage import ObjectInfo
 
@@ -41,7 +43,7 @@ class AudioFolder:
 
     def entries(self, number: int, item: str) -> Iterator[Entry]:  # noqa: ARG002, the path is enough
         """Yields the entry of a file."""
-        yield Entry(item, cut_id_of(item, self.root), item)
+        yield Entry(item, cut_id_of(item, self.root), File(item))
 
     def where(self, number: int) -> str:
         """Returns the path of the folder and the number of the file in it."""
@@ -76,7 +78,7 @@ class BucketFolder:
 
     def entries(self, number: int, item: ObjectInfo) -> Iterator[Entry]:  # noqa: ARG002, the object is enough
         """Yields the entry of an object."""
-        yield Entry(item.location, cut_id_of(item.location, self.root), item.location, member=whole_object(item))
+        yield Entry(item.location, cut_id_of(item.location, self.root), whole_object(item))
 
     def where(self, number: int) -> str:
         """Returns the URL of the folder and the number of the object in it."""
@@ -85,19 +87,6 @@ class BucketFolder:
     def count(self) -> int | None:
         """Returns the number of objects."""
         return sum(info.location.lower().endswith(AUDIO_SUFFIXES) for info in objects_below(self.path))
-
-
-def names_in(path: Path) -> list[str]:
-    """Returns the absolute paths of the files and folders in a folder.
-
-    Raises:
-        ManifestError: It cannot be listed.
-    """
-    folder = os.path.abspath(path)
-    try:
-        return [os.path.join(folder, name) for name in os.listdir(folder)]
-    except OSError as error:
-        raise _cannot_be_listed(folder, error) from error
 
 
 def sorted_as_files(objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
@@ -124,7 +113,7 @@ def _audio_files(directory: str, seen: set[tuple[int, int]]) -> Iterator[str]:
         with os.scandir(directory) as entries:
             listed = sorted((entry.name, _is_folder(entry)) for entry in entries)
     except OSError as error:
-        raise _cannot_be_listed(directory, error) from error
+        raise cannot_be_listed(directory, error) from error
     for name, is_folder in listed:
         if not is_folder and name.lower().endswith(AUDIO_SUFFIXES):
             yield os.path.join(directory, name)
@@ -140,7 +129,12 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return False
 
 
-def _cannot_be_listed(directory: str, error: OSError) -> ManifestError:
-    return ManifestError(
-        f"{directory}: cannot be listed ({error.strerror}). Grant read permission, or move the folder away."
-    )
+def _open(given: GivenInput) -> Opened:
+    if isinstance(given.path, str):
+        return given.location, lambda root: BucketFolder(given.location, root)
+    path = given.path
+    given.check_folder()
+    return given.location, lambda root: AudioFolder(path, root)
+
+
+FORMAT = Format("folder", lambda given: given.kind == "folder", _open)

@@ -14,7 +14,7 @@ import orjson
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import Entry
-from nestdata.prepare.inputs.jsonl import LhotseManifest
+from nestdata.prepare.inputs.lhotse import CorpusCuts, LhotseManifest
 from nestdata.redaction import redacted_url
 from nestdata.storage import has_scheme
 from nestdata.storage.location import parse_url
@@ -74,47 +74,6 @@ class LhotseObjects:
 
     def __reduce__(self) -> tuple[type["LhotseObjects"], tuple[str, LhotseManifest, None]]:
         return LhotseObjects, (self.path, self.parser, None)
-
-
-@dataclass(frozen=True, slots=True)
-class CorpusCuts:
-    """The cuts of a corpus that was prepared before, with the present location of their audio."""
-
-    items_per_task: ClassVar[None] = None
-    path: Path
-    """The corpus directory."""
-
-    root: str | None
-    """Where the audio is now; None for the root that the corpus has itself."""
-
-    parser: LhotseManifest
-
-    def items(self) -> Iterator[bytes]:
-        """Yields lines in the order of `cuts.jsonl`.
-
-        Raises:
-            CorpusError: The corpus is damaged.
-        """
-        from nestdata.corpus.corpus import Corpus  # imports numpy, which `--help` can do without
-
-        corpus = Corpus.open(self.path, root=self.root)
-        if corpus.is_moved and not corpus.has_bank:
-            yield from (orjson.dumps(corpus.line(index)) for index in corpus.input_order().tolist())
-            return
-        with (self.path / "cuts.jsonl").open("rb") as file:
-            yield from file
-
-    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
-        """Yields the entry of a line."""
-        yield from self.parser.entries(number, item)
-
-    def where(self, number: int) -> str:
-        """Returns the path of `cuts.jsonl` and the line, counted from 1."""
-        return self.parser.where(number)
-
-    def count(self) -> int | None:
-        """Returns the number of lines."""
-        return self.parser.count()
 
 
 def open_objects(given: Any, parser: LhotseManifest) -> LhotseObjects | CorpusCuts | None:

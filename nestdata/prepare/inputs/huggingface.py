@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ConfigError, ManifestError, in_one_line
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, resolve
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 
 _FILES_PER_FOLDER = 1000
 
@@ -45,7 +47,7 @@ class HuggingFaceDataset:
 
     @classmethod
     def open(
-        cls, path: Path, version: int, directory: str, *, root: str, extract_to: str, stored_in: str
+        cls, path: Path, version: int, directory: str, root: str, extract_to: str, stored_in: str
     ) -> "HuggingFaceDataset":
         """Opens a folder that `save_to_disk` wrote, with ids relative to the root.
 
@@ -72,8 +74,7 @@ class HuggingFaceDataset:
             raise ManifestError(
                 f"{self.where(number)}: cannot be read ({in_one_line(error)}). Check the files and copy them again."
             ) from error
-        path, stored_path = self._locate(audio, item)
-        yield Entry(self.where(number), f"{self.prefix}/{item}", path, labels=labels, stored_path=stored_path)
+        yield Entry(self.where(number), f"{self.prefix}/{item}", self._locate(audio, item), labels=labels)
 
     def where(self, number: int) -> str:
         """Returns the path and the row number, counted from 0 as in the library."""
@@ -83,18 +84,18 @@ class HuggingFaceDataset:
         """Returns the number of rows."""
         return len(_open(self.folder, self.version).rows)
 
-    def _locate(self, audio: dict[str, Any] | None, row: int) -> tuple[str, str]:
-        """Returns the path of the audio now, and its path once the corpus is in place if that differs."""
+    def _locate(self, audio: dict[str, Any] | None, row: int) -> File:
+        """Returns the audio of a row, which is written to a file if it is embedded."""
         if not audio or (audio["bytes"] is None and not audio["path"]):
-            return f"{self.folder}/no audio in row {row}", ""
+            return File(f"{self.folder}/no audio in row {row}")
         if audio["bytes"] is None:
-            return resolve(self.directory, audio["path"]), ""
+            return File(resolve(self.directory, audio["path"]))
         suffix = os.path.splitext(audio["path"] or "")[1].lower()
         name = f"{row // _FILES_PER_FOLDER:06d}/{row:09d}{suffix if suffix in AUDIO_SUFFIXES else '.wav'}"
         file = Path(self.extract_to, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(audio["bytes"])
-        return str(file), f"{self.stored_in}/{name}"
+        return File(str(file), f"{self.stored_in}/{name}")
 
 
 class _Split(NamedTuple):
@@ -122,7 +123,32 @@ class _Split(NamedTuple):
         return labels
 
 
-def saved_version(path: Path) -> int | None:
+def _detect(given: GivenInput) -> bool:
+    if given.kind != "folder":
+        return False
+    if isinstance(given.path, Path):
+        return _saved_version(given.path) is not None
+    return given.has_file("state.json") or given.has_file("dataset_dict.json")
+
+
+def _open_saved(given: GivenInput) -> Opened:
+    if isinstance(given.path, str):
+        raise ManifestError(
+            f"{given.path if given.format else given.folder}: a data set that `save_to_disk` wrote is not read from a "
+            "URL. Copy it to a local folder, or give its Parquet files."
+        )
+    given.check_folder()
+    path, version = given.path, _saved_version(given.path)
+    if version is None:
+        raise ManifestError(f"{path}: not one split of a data set that `save_to_disk` wrote. Save it again.")
+    directory, folders = os.getcwd(), given.folders("audio")
+    return given.location, lambda root: HuggingFaceDataset.open(path, version, directory, root, *folders)
+
+
+FORMAT = Format("huggingface", _detect, _open_saved)
+
+
+def _saved_version(path: Path) -> int | None:
     """Returns the modification time, in ns, of one split as `save_to_disk` writes it; None for any other folder.
 
     The time distinguishes a data set from an earlier one at the same path.

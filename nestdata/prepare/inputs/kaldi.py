@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.audio import Command, File
 from nestdata.prepare.inputs.entry import (
     MAX_SECONDS,
     Entry,
@@ -21,6 +22,7 @@ from nestdata.prepare.inputs.entry import (
     open_lines,
     resolve,
 )
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 
 _LABEL_FILES = {"text": "text", "utt2spk": "speaker", "utt2lang": "language"}
 
@@ -79,15 +81,8 @@ class KaldiDirectory:
         if item is None:
             return
         where = self.where(number)
-        if item.audio.endswith("|"):
-            check_command(item.audio, where, allowed=self.allow_commands)
-            command = item.audio[:-1].strip()
-            yield Entry(where, item.utterance, "", item.offset, item.duration, labels=item.labels, command=command)
-            return
-        if ".ark:" in item.audio:
-            raise ManifestError(f"{where}: {item.audio!r} is in a Kaldi archive. Write it to audio files first.")
-        path = resolve(self.directory, item.audio)
-        yield Entry(where, item.utterance, path, item.offset, item.duration, labels=item.labels)
+        audio = self._audio(item.audio, where)
+        yield Entry(where, item.utterance, audio, item.offset, item.duration, labels=item.labels)
 
     def where(self, number: int) -> str:
         """Returns the path of `segments` or, if there is none, of `wav.scp`, and the line number, counted from 1."""
@@ -96,6 +91,15 @@ class KaldiDirectory:
     def count(self) -> int | None:
         """Returns the number of lines of the file that lists the utterances."""
         return count_lines(self.path / ("segments" if self.has_segments else "wav.scp"))
+
+    def _audio(self, text: str, where: str) -> Command | File:
+        """Returns what a value in wav.scp stands for."""
+        if text.endswith("|"):
+            check_command(text, where, allowed=self.allow_commands)
+            return Command(text[:-1].strip())
+        if ".ark:" in text:
+            raise ManifestError(f"{where}: {text!r} is in a Kaldi archive. Write it to audio files first.")
+        return File(resolve(self.directory, text))
 
     def _recordings(self) -> Iterator[_Span | None]:
         for row in _rows(self.path / "wav.scp", "a recording and its file or command"):
@@ -129,7 +133,24 @@ class KaldiDirectory:
         return {key: _seconds(value, f"{self.path / name}, {key}") for key, value in self._table(name).items()}
 
 
-def audio_directory(path: Path) -> str:
+def _open(given: GivenInput) -> Opened:
+    if isinstance(given.path, str):
+        raise ManifestError(
+            f"{given.path if given.format else given.folder}: a Kaldi directory is not read from a URL. Copy its text "
+            "files to a local folder; wav.scp may name audio by URLs."
+        )
+    path = given.path
+    given.check_folder()
+    if not has_table(path, "wav.scp"):
+        raise ManifestError(f"{path}: no wav.scp in this folder, so that it is not a Kaldi directory.")
+    has_segments, base = has_table(path, "segments"), _audio_directory(path)
+    return given.location, lambda _: KaldiDirectory(path, base, given.options.allow_commands, has_segments)
+
+
+FORMAT = Format("kaldi", lambda given: given.kind == "folder" and given.has_file("wav.scp"), _open)
+
+
+def _audio_directory(path: Path) -> str:
     """Returns the absolute path of the folder that relative paths in wav.scp start from.
 
     Kaldi takes them relative to the current directory of a recipe; in a directory that was moved, they are relative to

@@ -1,7 +1,10 @@
-"""Answers of object stores that are needed more than once: listings of folders, and sizes of tars."""
+"""Listings of folders, and answers of object stores that are needed more than once."""
 
+import os
 from functools import lru_cache
+from pathlib import Path
 
+from nestdata.errors import ManifestError
 from nestdata.storage import ObjectInfo, storage
 
 
@@ -29,3 +32,23 @@ def forget_answers() -> None:
     """Makes the next calls ask again; to be called before inputs are opened."""
     objects_below.cache_clear()
     object_info.cache_clear()
+
+
+def names_in(path: Path) -> list[str]:
+    """Returns the absolute paths of the files and folders in a folder.
+
+    Raises:
+        ManifestError: It cannot be listed.
+    """
+    folder = os.path.abspath(path)
+    try:
+        return [os.path.join(folder, name) for name in os.listdir(folder)]
+    except OSError as error:
+        raise cannot_be_listed(folder, error) from error
+
+
+def cannot_be_listed(directory: str, error: OSError) -> ManifestError:
+    """Returns the error for a folder that cannot be listed."""
+    return ManifestError(
+        f"{directory}: cannot be listed ({error.strerror}). Grant read permission, or move the folder away."
+    )

@@ -8,16 +8,20 @@ Source: NVIDIA NeMo 3.0, `convert_to_tarred_audio_dataset.py`, which writes them
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, Problem, cut_id_of
+from nestdata.prepare.inputs.audio import Member, Unusable
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, check_manifest, cut_id_of
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.grouping import grouped_lines
-from nestdata.prepare.inputs.jsonl import AUDIO_KEYS, name_problem, parse_object, seconds, span_suffix
-from nestdata.prepare.inputs.lines import numbered_lines
+from nestdata.prepare.inputs.lines import numbered_lines, parse_object
+from nestdata.prepare.inputs.nemo import AUDIO_KEYS, NemoManifest, name_problem, seconds, span_suffix
+from nestdata.prepare.inputs.nemo_shards import find_tars
+from nestdata.prepare.inputs.patterns import check_shards
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
 from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
 from nestdata.storage import join
@@ -158,39 +162,67 @@ class NemoTarred:
         """Yields the entry of each line, and replaces it if a later member has the same or a better name."""
         lookup = _Lookup(lines)
         location = shard.info.location
-        problem: Problem | None = None
+        problem: Unusable | None = None
         try:
             for found in shard.members():
                 name = plain_name(found.name)
                 hits = lookup.hits(name)
-                member = None if found.problem or not hits else shard.member(found)
+                if not hits:
+                    continue
+                member = unsafe(found, location) if found.problem else shard.member(found)
                 for line, others in hits:
-                    unusable = unsafe(found, location) if found.problem else None
-                    if others:
-                        names = " and ".join(map(repr, others))
-                        detail = f"{location}: {line.name!r} may be any of the members {names}"
-                        unusable = Problem("ambiguous_member", detail)
                     yield Entry(
                         line.where,
                         self._cut_id(line, name),
+                        _ambiguous(member, line.name, others, location) if others else member,
                         offset=line.offset or 0.0,
                         duration=line.duration,
                         labels=line.labels,
-                        member=member,
                         number=line.number,
-                        problem=unusable,
                     )
         except TarError as error:
             problem = damage(error, location)
         for line in lookup.missing():
             detail = f"{location}: no member is called {line.name!r}"
-            reason = problem or Problem("no_such_member", detail)
-            yield Entry(line.where, self._cut_id(line, line.name), number=line.number, problem=reason)
+            reason = problem or Unusable("no_such_member", detail)
+            yield Entry(line.where, self._cut_id(line, line.name), reason, number=line.number)
 
     def _cut_id(self, line: _Line, member: str) -> str:
         """Returns the id that the same span of a file would have."""
         cut_id = cut_id_of(join(self.folder, posixpath.normpath(member)), self.root)
         return cut_id if line.offset is None else cut_id + span_suffix(line.offset, line.duration)
+
+
+def _detect(given: GivenInput) -> bool:
+    if given.kind == "manifest":
+        return any(key in given.row for key in AUDIO_KEYS)
+    return given.kind == "manifests"
+
+
+def _open(given: GivenInput) -> Opened:
+    if given.is_pattern:
+        check_shards(given.names, str(given.path))
+    elif b'"shard_id"' not in given.line and given.tars is None:
+        check_manifest(given.path)
+        return given.parent, lambda root: NemoManifest(given.path, root, given.parent)
+    folder, tars = find_tars(given)
+    return folder, lambda root: NemoTarred(
+        path=given.path,
+        manifests=tuple(given.names),
+        tars=tars,
+        is_sharded=given.is_pattern,
+        folder=folder,
+        root=root,
+        scratch=str(given.options.write_to / f"lines.{given.number}"),
+    )
+
+
+FORMAT = Format("nemo", _detect, _open)
+
+
+def _ambiguous(found: Member | Unusable, name: str, others: Sequence[str], location: str) -> Unusable:
+    detail = f"{location}: {name!r} may be any of the members {' and '.join(map(repr, others))}"
+    return Unusable("ambiguous_member", detail, found.member)
 
 
 class _Lookup:

@@ -11,8 +11,9 @@ import orjson
 
 from nestdata.corpus.packed_set import PackedMembers, PackedSet, PackedShard, read_members
 from nestdata.errors import CorpusError, ManifestError, StorageError
+from nestdata.prepare.inputs.audio import LhotseCut, Member
 from nestdata.prepare.inputs.content import StoredContent
-from nestdata.prepare.inputs.entry import Entry, Member
+from nestdata.prepare.inputs.entry import Entry
 from nestdata.storage import ObjectInfo, join, storage
 
 
@@ -76,7 +77,7 @@ class PackedShar:
         content = StoredContent(info.location, offset, length, info.etag, info.size)
         member = Member(info, offset, length, content, int(members.checksums[index]))
         number = int(members.numbers[index]) + 1
-        return Entry(self.where(number), cut["id"], cut=cut, member=member, number=number, is_measured=True)
+        return Entry(self.where(number), cut["id"], LhotseCut(cut, member, is_measured=True), number=number)
 
 
 def _open(location: str) -> PackedSet:

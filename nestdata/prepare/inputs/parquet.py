@@ -9,10 +9,11 @@ import json
 import os
 import posixpath
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -20,8 +21,10 @@ from zlib import crc32
 
 from nestdata.errors import ConfigError, ManifestError, StorageError
 from nestdata.output import flush_to_disk
+from nestdata.prepare.inputs.audio import File, Member, Unusable
 from nestdata.prepare.inputs.content import StoredContent
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, Member, Problem, cut_id_of, resolve
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.listing import objects_below
 from nestdata.storage import ObjectInfo, is_url, parent, storage
 
@@ -80,15 +83,15 @@ class ParquetFiles:
         with _open(item) as file, closing(tars):
             for row, audio, labels in _rows(file, item):
                 where = f"{item} (row {row})"
-                entry = Entry(where, f"{prefix}/{row}", labels=labels, number=(number << _ROW_BITS) + row)
+                entry = partial(Entry, where, f"{prefix}/{row}", labels=labels, number=(number << _ROW_BITS) + row)
                 content, name = audio.get("bytes"), audio.get("path")
                 if content is not None:
                     yield from tars.add(entry, content, _suffix_of(name))
                 elif name:
-                    yield from tars.add_other(entry._replace(path=resolve(self.folder, name)))
+                    yield from tars.add_other(entry(File(resolve(self.folder, name))))
                 else:
-                    problem = Problem("missing", "the row has neither bytes nor a path of audio")
-                    yield from tars.add_other(entry._replace(problem=problem))
+                    unusable = Unusable("missing", "the row has neither bytes nor a path of audio")
+                    yield from tars.add_other(entry(unusable))
             yield from tars.finish()
 
     def where(self, number: int) -> str:
@@ -111,17 +114,23 @@ class _TarFiles:
         self._num_members = 0
         self._file: io.BufferedWriter | None = None
         self._tar: tarfile.TarFile | None = None
-        self._entries: list[tuple[Entry, int, int, int]] = []
+        # Each returns an entry, given the path of the tar and its later location.
+        self._entries: list[Callable[[Path, ObjectInfo], Entry]] = []
 
-    def add(self, entry: Entry, content: bytes, suffix: str) -> Iterator[Entry]:
-        """Adds the audio of an entry; yields the entries of the tar if that is now complete."""
+    def add(self, entry: Callable[[Member], Entry], content: bytes, suffix: str) -> Iterator[Entry]:
+        """Adds the audio of the entry that `entry` returns; yields the entries of the tar if that is now complete."""
         if self._tar is None:
             self._write_to.mkdir(parents=True, exist_ok=True)
             self._file = self._path(".tmp").open("wb")
             self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.USTAR_FORMAT)
         header = tarfile.TarInfo(f"{self._num_members:09d}{suffix}")
         header.size = len(content)
-        self._entries.append((entry, self._tar.offset + _TAR_HEADER, len(content), crc32(content)))
+        offset, length, checksum = self._tar.offset + _TAR_HEADER, len(content), crc32(content)
+
+        def complete(tar: Path, shard: ObjectInfo) -> Entry:
+            return entry(Member(shard, offset, length, StoredContent(str(tar), offset, length), checksum))
+
+        self._entries.append(complete)
         self._tar.addfile(header, io.BytesIO(content))
         self._num_members += 1
         if self._tar.offset >= _TAR_BYTES:
@@ -129,16 +138,16 @@ class _TarFiles:
 
     def add_other(self, entry: Entry) -> Iterator[Entry]:
         """Adds an entry without bytes, which keeps its place among the others."""
-        self._entries.append((entry, 0, 0, -1))
         if self._tar is None:
-            yield from self.finish()
+            yield entry
+        else:
+            self._entries.append(lambda *_: entry)
 
     def finish(self) -> Iterator[Entry]:
         """Completes the tar that is being written, and yields its entries with their addresses."""
-        entries, self._entries = self._entries, []
         if self._tar is None:
-            yield from (entry for entry, *_ in entries)
             return
+        entries, self._entries = self._entries, []
         self._tar.close()
         self._tar = None
         self.close()
@@ -147,9 +156,7 @@ class _TarFiles:
         os.replace(self._path(".tmp"), path)
         shard = ObjectInfo(f"{self._stored_in}/{path.name}", path.stat().st_size, None)
         self._num_tars += 1
-        for entry, offset, length, checksum in entries:
-            content = StoredContent(str(path), offset, length)
-            yield entry if checksum < 0 else entry._replace(member=Member(shard, offset, length, content, checksum))
+        yield from (complete(path, shard) for complete in entries)
 
     def close(self) -> None:
         """Closes the tar that is being written; it stays incomplete."""
@@ -169,12 +176,13 @@ class _Columns(NamedTuple):
     """Class names of each column that stores classes as numbers."""
 
 
-def is_parquet(path: Path | str) -> bool:
+def _detect(given: GivenInput) -> bool:
     """Returns whether an input is a Parquet file, a pattern of such files, or a folder that holds them and no audio.
 
     Raises:
         StorageError: A URL cannot be listed.
     """
+    path = given.path
     if str(path).lower().endswith(_SUFFIX):
         return True
     if isinstance(path, str):
@@ -183,6 +191,14 @@ def is_parquet(path: Path | str) -> bool:
             name.endswith(AUDIO_SUFFIXES) for name in names
         )
     return path.is_dir() and _first_suffix(path) == _SUFFIX
+
+
+def _open_files(given: GivenInput) -> Opened:
+    folder = parquet_folder(given.path)
+    return folder, lambda root: ParquetFiles(given.path, folder, root, *given.folders("shards"))
+
+
+FORMAT = Format("parquet", _detect, _open_files)
 
 
 def parquet_folder(path: Path | str) -> str:

@@ -7,13 +7,14 @@ pattern.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from itertools import product
 from pathlib import Path
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.listing import objects_below
-from nestdata.storage import is_url, name_of, parent
+from nestdata.storage import common_folder, is_url, name_of, parent
 
 # `{`, `(`, `[`, `<` and `_OP_` open a range of numbers; braces and `_OP_` also open a list.
 _PATTERN = re.compile(
@@ -126,6 +127,11 @@ def check_shards(locations: Sequence[str], given: str) -> None:
         f"{given}: {gone[0]}{more} not exist, of {len(locations)} shards. Restore the shards, or "
         "give a pattern of those that are there."
     )
+
+
+def folder_of(locations: Iterable[str]) -> str:
+    """Returns the deepest folder that holds all locations."""
+    return reduce(common_folder, sorted({parent(location) for location in locations}))
 
 
 def _stem(name: str) -> str:

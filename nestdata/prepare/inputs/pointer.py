@@ -3,8 +3,9 @@
 import re
 
 from nestdata.errors import ManifestError, StorageError
+from nestdata.prepare.inputs.audio import Member, Unusable
 from nestdata.prepare.inputs.content import StoredContent
-from nestdata.prepare.inputs.entry import Member, Problem, resolve
+from nestdata.prepare.inputs.entry import resolve
 from nestdata.prepare.inputs.listing import object_info
 from nestdata.prepare.inputs.shard import damage, unsafe
 from nestdata.prepare.inputs.tar import TarError, walk_archive
@@ -14,7 +15,7 @@ from nestdata.storage import is_url, storage
 _POINTER = re.compile(r"(?P<tar>[^?]+)\?o=(?P<start>\d{1,18})&e=\d{1,18}")
 
 
-def member_at(pointer: str, directory: str, where: str) -> Member | Problem:
+def member_at(pointer: str, directory: str, where: str) -> Member | Unusable:
     """Returns the member that a pointer names, whose length is read from its header in the tar.
 
     Args:
@@ -42,11 +43,11 @@ def member_at(pointer: str, directory: str, where: str) -> Member | Problem:
     except StorageError as error:
         if error.kind not in ("missing", "changed"):
             raise
-        return Problem(error.kind, str(error))
+        return Unusable(error.kind, str(error))
     except TarError as error:
         return damage(error, location)
     if found is None:
-        return Problem("no_such_member", f"{pointer}: the tar ends there")
+        return Unusable("no_such_member", f"{pointer}: the tar ends there")
     if found.problem:
         return unsafe(found, location)
     offset = start + found.offset

@@ -4,14 +4,16 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
 
 from nestdata.errors import ManifestError, StorageError
+from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member, Unusable, at_member
 from nestdata.prepare.inputs.content import LoadedContent, StoredContent
-from nestdata.prepare.inputs.entry import Entry, Member, Problem
+from nestdata.prepare.inputs.entry import Entry
 from nestdata.redaction import redacted_url
 from nestdata.storage import ObjectInfo, has_scheme, is_url, storage
 from nestdata.storage.location import parse_url
@@ -49,14 +51,14 @@ def with_members(entries: Iterable[tuple[int, Entry]], is_read: Callable[[Entry]
         return pair[0], _with_member(pair[1], is_read)
 
     def is_slow(pair: tuple[int, Entry]) -> bool:
-        entry = pair[1]
-        return bool(_location(entry)) and (entry.member is None or is_read(entry))
+        audio = pair[1].audio
+        return bool(_url_of(audio)) and (audio.member is None or is_read(pair[1]))
 
     entries = iter(entries)
     for pair in entries:
-        entry = pair[1]
+        audio = pair[1].audio
         # Most inputs have local files only, and this costs a tenth of the time of a line whose duration is trusted.
-        if entry.member or entry.cut or "://" in entry.path:
+        if not isinstance(audio, File) or "://" in audio.location:
             checked = ((number, _with_valid_urls(entry)) for number, entry in chain([pair], entries))
             yield from in_parallel(located, checked, is_slow=is_slow, quick=lambda pair: pair)
             return
@@ -117,14 +119,6 @@ def in_time(function: Callable[[_Item], _Result], item: _Item, until: float) -> 
     return future.result(timeout=max(0.0, until - time.monotonic()))
 
 
-def _urls_of(cut: dict[str, Any]) -> Iterator[str]:
-    """Yields what the sources of a cut give as URLs; Lhotse would run one that begins with `pipe:`."""
-    for source in cut["recording"]["sources"]:
-        kind, location = source["type"], str(source["source"])
-        if kind == "url" or (kind != "command" and has_scheme(location)):
-            yield _POINTER_SPAN.sub("", location)
-
-
 def _run(future: "Future[Any]", function: Callable[[Any], Any], item: Any) -> None:
     try:
         future.set_result(function(item))
@@ -132,61 +126,54 @@ def _run(future: "Future[Any]", function: Callable[[Any], Any], item: Any) -> No
         future.set_exception(error)
 
 
-def audio_location(entry: Entry) -> str:
-    """Returns the path or URL of the audio of an entry that was rejected; empty if it has none of its own."""
-    if entry.member:
-        return entry.member.shard.location
-    return entry.path if entry.cut is None else _source_of(entry.cut, ("file", "url"))
-
-
-def _location(entry: Entry) -> str:
-    """Returns the URL of an entry whose audio must be located or may be fetched; empty for any other entry."""
-    if entry.problem:
-        return ""
-    if entry.member:
-        content = entry.member.content
-        return content.location if isinstance(content, StoredContent) and is_url(content.location) else ""
-    if entry.cut is None:
-        return entry.path if "://" in entry.path and is_url(entry.path) else ""
-    location = _source_of(entry.cut, ("url",))
-    return location if is_url(location) else ""
-
-
-def _source_of(cut: dict[str, Any], kinds: Collection[str]) -> str:
-    """Returns the path or URL of the channel of a cut, if its source is of one of these kinds; empty otherwise."""
-    for source in cut["recording"]["sources"]:
-        if source["type"] in kinds and cut["channel"] in source["channels"]:
-            return str(source["source"])
+def _url_of(audio: Audio) -> str:
+    """Returns the URL of audio that must be located or may be fetched; empty for any other audio."""
+    match audio:
+        case File(path):
+            return path if is_url(path) else ""
+        case Member(content=content) | LhotseCut(member=Member(content=content)):
+            return content.location if isinstance(content, StoredContent) and is_url(content.location) else ""
+        case LhotseCut():
+            location = audio.source_of("url")
+            return location if is_url(location) else ""
     return ""
+
+
+def _given_urls(audio: Audio) -> Iterator[str]:
+    """Yields what audio gives as URLs of any scheme; Lhotse would run one that begins with `pipe:`."""
+    match audio:
+        case File(path):
+            if has_scheme(path):
+                yield path
+        case LhotseCut(row):
+            for source in row["recording"]["sources"]:
+                kind, location = source["type"], str(source["source"])
+                if kind == "url" or (kind != "command" and has_scheme(location)):
+                    yield _POINTER_SPAN.sub("", location)
 
 
 def _with_valid_urls(entry: Entry) -> Entry:
     """Returns an entry that is rejected, and has lost its URLs, if one of them holds credentials or is no valid URL."""
-    if entry.problem or (entry.member and entry.cut is None):
-        return entry
-    if entry.cut is None:
-        locations = [entry.path] if has_scheme(entry.path) else []
-    else:
-        locations = [*_urls_of(entry.cut)]
-    for location in locations:
+    for location in _given_urls(entry.audio):
         try:
             parse_url(location)
         except StorageError as error:
-            problem = Problem("invalid_url", str(error))
-            return entry._replace(cut_id=redacted_url(entry.cut_id), path="", cut=None, problem=problem)
+            unusable = Unusable("invalid_url", str(error), entry.audio.member)
+            return entry._replace(cut_id=redacted_url(entry.cut_id), audio=unusable)
     return entry
 
 
 def _with_member(entry: Entry, is_read: Callable[[Entry], bool]) -> Entry:
-    location = _location(entry)
+    audio = entry.audio
+    assert isinstance(audio, File | Member | LhotseCut)
     try:
-        member = entry.member or whole_object(storage().info(location))
+        member = audio.member or whole_object(storage().info(_url_of(audio)))
         if member.length <= _MAX_LOADED_BYTES and is_read(entry):
-            member = member._replace(content=LoadedContent(member.content.read()))
+            member = replace(member, content=LoadedContent(member.content.read()))
     except StorageError as error:
         if error.kind == "invalid":
             raise ManifestError(f"{entry.where}: {error}") from None
         if error.kind not in ("missing", "changed"):
             raise
-        return entry._replace(problem=Problem(error.kind, str(error)))
-    return entry._replace(member=member)
+        return entry._replace(audio=Unusable(error.kind, str(error), audio))
+    return entry._replace(audio=at_member(audio, member))

@@ -7,15 +7,17 @@ another suffix), followed by `ID.json`, a Recording without a source. A cut with
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError, in_one_line
-from nestdata.prepare.inputs.entry import Entry, Member, Problem
-from nestdata.prepare.inputs.jsonl import LhotseManifest, parse_object
-from nestdata.prepare.inputs.lines import numbered_lines
+from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
+from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.lhotse import LhotseManifest
+from nestdata.prepare.inputs.lines import numbered_lines, parse_object
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
 from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
 from nestdata.storage import join, name_of, parent
@@ -82,7 +84,7 @@ class SharDirectory:
                 repeated.append(line)
         for line in repeated:
             detail = f"an earlier line of {names.cuts} has the same id"
-            yield self._rejected(line, Problem("duplicate_id", detail))
+            yield self._rejected(line, Unusable("duplicate_id", detail))
         with open_shard(names.recording) as shard:
             yield from self._joined(lines, shard)
 
@@ -101,8 +103,8 @@ class SharDirectory:
 
     def _joined(self, lines: dict[str, _Line], shard: OpenShard) -> Iterator[Entry]:
         location = shard.info.location
-        problem: Problem | None = None
-        audio: tuple[str, Member | Problem] | None = None
+        problem: Unusable | None = None
+        audio: tuple[str, Member | Unusable] | None = None
         seen: set[str] = set()
         try:
             for found in shard.members():
@@ -114,7 +116,7 @@ class SharDirectory:
                 if found.problem:
                     audio = (line.cut_id, unsafe(found, location)) if suffix != ".json" else audio
                 elif suffix == ".nodata":
-                    audio = line.cut_id, Problem("no_such_member", f"{location}: {name}: a cut without audio")
+                    audio = line.cut_id, Unusable("no_such_member", f"{location}: {name}: a cut without audio")
                 elif suffix not in (".json", ".nometa"):
                     audio = line.cut_id, shard.member(found)
                     continue
@@ -122,12 +124,12 @@ class SharDirectory:
                     continue
                 if line.cut_id in seen:
                     detail = f"{location}: the audio of {line.cut_id!r} is stored more than once"
-                    yield self._rejected(line, Problem("ambiguous_member", detail))
-                elif isinstance(audio[1], Problem):
+                    yield self._rejected(line, Unusable("ambiguous_member", detail))
+                elif isinstance(audio[1], Unusable):
                     yield self._rejected(line, audio[1])
                 elif found.size > _MAX_METADATA:
                     detail = f"{location}: {name} has {found.size} bytes, too many for a recording"
-                    yield self._rejected(line, Problem("unreadable", detail))
+                    yield self._rejected(line, Unusable("unreadable", detail))
                 else:
                     yield self._entry(line, shard.read(found), audio[1], f"{location}: {name}")
                 seen.add(line.cut_id)
@@ -137,7 +139,7 @@ class SharDirectory:
         for cut_id, line in lines.items():
             if cut_id not in seen:
                 detail = f"{location}: no audio for this cut, followed by its recording in {cut_id}.json"
-                yield self._rejected(line, problem or Problem("no_such_member", detail))
+                yield self._rejected(line, problem or Unusable("no_such_member", detail))
 
     def _entry(self, line: _Line, metadata: bytes, member: Member, name: str) -> Entry:
         where = self.where(line.number)
@@ -150,23 +152,46 @@ class SharDirectory:
             raise ManifestError(
                 f"{where}: not a cut with the recording {name} ({in_one_line(error)}). Write the shard again."
             ) from error
-        return Entry(where, line.cut_id, cut=cut, member=member, number=line.number)
+        return Entry(where, line.cut_id, LhotseCut(cut, member), number=line.number)
 
-    def _rejected(self, line: _Line, problem: Problem) -> Entry:
-        return Entry(self.where(line.number), line.cut_id, number=line.number, problem=problem)
+    def _rejected(self, line: _Line, problem: Unusable) -> Entry:
+        return Entry(self.where(line.number), line.cut_id, problem, number=line.number)
 
 
-def shar_shards(names: Iterable[str], given: str) -> tuple[SharShard, ...]:
+def _detect(given: GivenInput) -> bool:
+    return given.kind == "folder" and (_is_packed(given) or bool(_shards_in(given)))
+
+
+def _open(given: GivenInput) -> Opened:
+    path = given.folder
+    if _is_packed(given):
+        from nestdata.prepare.inputs.packed import PackedShar  # imports numpy, which `--help` can do without
+
+        return given.location, lambda _: PackedShar(path, given.location)
+    shards = _shards_in(given)
+    if not shards:
+        raise ManifestError(f"{path}: no cuts.000000.jsonl.gz or the like. Give the folder that holds them.")
+    parser = LhotseManifest(path, given.location, given.options.channel, given.options.allow_commands)
+    return given.location, lambda _: SharDirectory(path, shards, parser)
+
+
+FORMAT = Format("shar", _detect, _open)
+
+
+def _is_packed(given: GivenInput) -> bool:
+    """Returns whether `nestdata pack` wrote a folder, so that its tars need not be read."""
+    from nestdata.corpus.packed_set import FOLDER
+
+    return given.format is None and any(name_of(name) == FOLDER for name in given.children)
+
+
+def _shards_in(given: GivenInput) -> tuple[SharShard, ...]:
     """Returns the shards of a Shar directory, sorted by name; empty if it is none.
-
-    Args:
-        names: Absolute paths or URLs of the files in the directory.
-        given: What the caller gave, for messages.
 
     Raises:
         ManifestError: A manifest has no tar with recordings.
     """
-    found = set(names)
+    found = set(given.children)
     shards = []
     for cuts in sorted(found):
         match = _CUTS.fullmatch(name_of(cuts))
@@ -175,7 +200,7 @@ def shar_shards(names: Iterable[str], given: str) -> tuple[SharShard, ...]:
         recording = join(parent(cuts), f"recording.{match[1]}.tar")
         if recording not in found:
             raise ManifestError(
-                f"{given}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio "
+                f"{given.folder}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio "
                 "would be read. Restore it, or move the manifest away."
             )
         shards.append(SharShard(cuts, recording))

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from nestdata.errors import ManifestError, StorageError
+from nestdata.prepare.inputs.audio import MAX_BYTES, Member, Unusable
 from nestdata.prepare.inputs.content import HEAD_BYTES, LoadedContent, StoredContent
-from nestdata.prepare.inputs.entry import Member, Problem
 from nestdata.prepare.inputs.tar import ForwardReader, ReadAt, TarError, TarMember, walk
 from nestdata.storage import ObjectInfo, is_url, storage
 
@@ -15,8 +15,6 @@ MAX_HELD = 256 << 20
 """Length in bytes of the longest member of a remote tar that is held in memory. Of a longer one, the samples are only
 needed to decode it, for which it is read again."""
 
-# Longer members cannot have an address; they are rejected without reading them.
-_MAX_ADDRESSED = (1 << 32) - 1
 # Bits of the number of an entry for its position in the manifest of its shard, or in its tar.
 _POSITION_BITS = 32
 # Bytes of a local tar that are read at a time: the headers of a member, and the start of its content.
@@ -47,7 +45,7 @@ class OpenShard:
         if isinstance(self.read_at, ForwardReader):
             if found.size <= MAX_HELD:
                 return Member(self.info, found.offset, found.size, LoadedContent(self.read(found)))
-            if found.size <= _MAX_ADDRESSED:
+            if found.size <= MAX_BYTES:
                 start = self.read_at(found.offset, HEAD_BYTES)
                 crc = self.read_at.checksum(found.offset, found.size)
         else:
@@ -100,14 +98,14 @@ def open_shard(location: str) -> Iterator[OpenShard]:
         os.close(file)
 
 
-def damage(error: TarError, location: str) -> Problem:
+def damage(error: TarError, location: str) -> Unusable:
     """Returns why the members behind the damage of a tar cannot be used."""
-    return Problem(error.reason, f"{location}: {error}")
+    return Unusable(error.reason, f"{location}: {error}")
 
 
-def unsafe(found: TarMember, location: str) -> Problem:
+def unsafe(found: TarMember, location: str) -> Unusable:
     """Returns why a member with a `problem` is not used."""
-    return Problem("unsafe_member", f"{location}: the member {found.name!r} is {_article(found.problem)}")
+    return Unusable("unsafe_member", f"{location}: the member {found.name!r} is {_article(found.problem)}")
 
 
 def entry_number(shard: int, position: int) -> int:

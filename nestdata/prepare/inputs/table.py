@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import (
     Entry,
     base_directory,
@@ -17,8 +18,9 @@ from nestdata.prepare.inputs.entry import (
     open_lines,
     resolve,
 )
-from nestdata.prepare.inputs.jsonl import AUDIO_KEYS, seconds, span_suffix
-from nestdata.storage import join, parent
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.nemo import AUDIO_KEYS, seconds, span_suffix
+from nestdata.storage import join
 
 # Names of the column with the audio file, the first of them that a table has: those of NeMo, Common Voice, Hugging
 # Face's `metadata.csv`, DeepSpeech, and what people call it.
@@ -96,7 +98,7 @@ class Table:
         if offset is not None:
             cut_id += span_suffix(offset, duration)
         labels = {label: row[index] for index, label in columns.labels if row[index]}
-        yield Entry(where, cut_id, path, offset or 0.0, duration, labels=labels, number=line)
+        yield Entry(where, cut_id, File(path), offset or 0.0, duration, labels=labels, number=line)
 
     def where(self, number: int) -> str:
         """Returns the path and the number of a line, counted from 1 with the header on line 1."""
@@ -116,7 +118,7 @@ def is_table(path: Path | str, first_line: bytes) -> bool:
     return len(names) > 1 and _audio_column(names) is not None
 
 
-def read_columns(path: Path | str) -> Columns:
+def _read_columns(path: Path | str) -> Columns:
     """Reads the header of a table.
 
     Raises:
@@ -157,13 +159,26 @@ def read_columns(path: Path | str) -> Columns:
     return Columns(delimiter, names, audio, spans, labels)
 
 
-def table_directory(path: Path | str, columns: Columns) -> str:
+def _detect(given: GivenInput) -> bool:
+    return given.kind == "manifest" and is_table(given.path, given.line)
+
+
+def _open(given: GivenInput) -> Opened:
+    columns = _read_columns(given.path)
+    directory = _directory(given, columns)
+    return directory, lambda root: Table(given.path, root, directory, columns)
+
+
+FORMAT = Format("csv", _detect, _open)
+
+
+def _directory(given: GivenInput, columns: Columns) -> str:
     """Returns the absolute path or URL of the folder that relative paths in a table start from.
 
     In Common Voice, this is the folder `clips` beside the table. Otherwise, the first relative path that exists in the
     folder of the table or in the current directory decides.
     """
-    folder = parent(path) if isinstance(path, str) else os.path.abspath(path.parent)
+    path, folder = given.path, given.parent
     clips = join(folder, _CLIPS_FOLDER)
     if columns.names[: len(_CLIPS_HEADER)] == _CLIPS_HEADER and (isinstance(path, str) or os.path.isdir(clips)):
         return clips

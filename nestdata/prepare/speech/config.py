@@ -43,20 +43,3 @@ class SegmentConfig:
             self.padding_seconds,
             f"at most a quarter of segment.max_seconds ({self.max_seconds:g})",
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpeechLimits:
-    """What is done with the speech that is found."""
-
-    segment: SegmentConfig | None
-    """How recordings are cut at pauses; None to only measure the cuts."""
-
-    min_share: float | None = None
-    """Lowest share of speech in a cut, from 0 to 1."""
-
-    min_snr_db: float | None = None
-    """Lowest signal-to-noise ratio of a cut."""
-
-    detector: str = ""
-    """Name and version of the detector, on which the cuts depend."""

@@ -14,8 +14,9 @@ from nestdata.corpus.bank import FULL_SCALE
 from nestdata.prepare.bank_writer import _scale_of, write_bank
 from nestdata.prepare.corpus_writer import CorpusWriter
 from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.pool import Pool
-from nestdata.prepare.probe import Cut, Limits, probe
+from nestdata.prepare.probe import Cut, probe
 from nestdata.prepare.probed_items import ItemCollector
 from nestdata.stateless_rng import StatelessRng
 from tests.conftest import MessyCorpora
@@ -168,8 +169,8 @@ def test_stored_audio_is_read_from_the_partial_directory(tmp_path: Path) -> None
     partial, output = tmp_path / "speech.corpus.partial", tmp_path / "speech.corpus"
     stored = write_audio(partial / "audio" / "0.wav", hiss(16000, 1))
     write_audio(output / "audio" / "0.wav", hiss(16000, 2))  # of an older corpus that will be replaced
-    entry = Entry("row 0", "a", str(stored), stored_path=str(output / "audio" / "0.wav"))
-    (cut,) = probe(entry, Limits(sampling_rate=16000, channel=0, min_seconds=0.0, max_seconds=None))
+    entry = Entry("row 0", "a", File(str(stored), str(output / "audio" / "0.wav")))
+    (cut,) = probe(entry, PrepareConfig(min_seconds=0.0))
     assert isinstance(cut, Cut)
     collector = ItemCollector()
     collector.add(cut, 1, entry.where)

@@ -28,6 +28,7 @@ from nestdata.corpus.audio import load_pcm16, load_samples
 from nestdata.corpus.encoded import _suffix_of
 from nestdata.errors import StorageError
 from nestdata.prepare import listening
+from nestdata.prepare.inputs.audio import File, Member
 from nestdata.prepare.inputs.content import LoadedContent
 from nestdata.storage import ObjectInfo, Storage
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
@@ -400,12 +401,11 @@ def test_address_of_a_remote_object_names_its_url(
     monkeypatch.setattr(listening, "MAX_STORE_SECONDS", 0.0)  # there is no such store, and no audio for the report
     entries = []
     for i, entry in enumerate(entries_of(write_tar(tmp_path / "speech.tar", folder))):
-        assert entry.member is not None
-        content = entry.member.content.read()
+        assert isinstance(entry.audio, Member)
+        content = entry.audio.content.read()
         shard = ObjectInfo(f"s3://bucket/speech/{entry.cut_id}.bin", len(content), f"tag-{i}")
-        entries.append(
-            entry._replace(member=entry.member._replace(shard=shard, offset=0, content=LoadedContent(content)))
-        )
+        member = replace(entry.audio, shard=shard, offset=0, content=LoadedContent(content))
+        entries.append(entry._replace(audio=member))
     corpus = corpus_of(tmp_path / "remote.corpus", entries)
     assert (corpus.is_remote, corpus.root, corpus.num_shards) == (True, "s3://bucket/speech", 3)
     assert [shard.num_addresses for shard in corpus.shards()] == [1, 1, 1]
@@ -423,7 +423,7 @@ def test_address_of_a_remote_object_names_its_url(
 
 def test_corpus_may_mix_members_and_files(folder: Path, tmp_path: Path) -> None:
     entries = entries_of(write_tar(tmp_path / "speech.tar", folder))
-    entries[1] = entries[1]._replace(member=None, path=str(folder / "b.wav"))
+    entries[1] = entries[1]._replace(audio=File(str(folder / "b.wav")))
     corpus = corpus_of(tmp_path / "mixed.corpus", entries, DECODED)
     files = folder_corpus(folder, {})
     assert [corpus.address(index) is None for index in range(3)] == [True, False, False]

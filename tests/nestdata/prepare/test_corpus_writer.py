@@ -4,6 +4,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -19,8 +20,8 @@ from nestdata import Address, ManifestError
 from nestdata.corpus.addresses import AddressTable
 from nestdata.prepare import corpus_writer, records, shard_writer
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
+from nestdata.prepare.inputs.audio import Member
 from nestdata.prepare.inputs.content import LoadedContent
-from nestdata.prepare.inputs.entry import Member
 from nestdata.prepare.probe import Cut, Reject
 from nestdata.prepare.probed_items import ItemCollector, ProbedItems
 from nestdata.prepare.shard_writer import ShardStats
@@ -360,7 +361,7 @@ def test_checksums_are_written_only_if_all_are_known(tmp_path: Path) -> None:
         item = Item(str(number), shard="/data/1.tar")
         member = member_of(item)
         assert member is not None
-        collector.add(Cut(row_of(item), 16000, member._replace(crc32=checksum)), number, "m")
+        collector.add(Cut(row_of(item), 16000, replace(member, crc32=checksum)), number, "m")
     with closing(CorpusWriter(tmp_path)) as writer:
         writer.add(collector.collected(), 0)
         written = writer.finish([NamedSource("m")], 16000)

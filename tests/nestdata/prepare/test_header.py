@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from nestdata.corpus.encoded import open_stream
 from nestdata.prepare import header
 from nestdata.prepare.header import AudioInfo, read_header
+from nestdata.prepare.inputs.audio import File, Member, Unusable
 from nestdata.prepare.inputs.content import HEAD_BYTES, LoadedContent, StoredContent
-from nestdata.prepare.inputs.entry import Member, Problem
 from nestdata.storage import FileVersion, ObjectInfo
 from tests.synthesis import hiss
 
@@ -81,10 +81,10 @@ def test_plain_members_are_read_without_libsndfile_and_others_with_it(monkeypatc
 
     monkeypatch.setattr(header, "open_stream", noting)
     plain, other = encoded("FLAC", "PCM_16"), encoded("WAV", "FLOAT")
-    assert read_header("", member_of(plain)) == AudioInfo(22050, 3000, 1)
+    assert read_header(member_of(plain)) == AudioInfo(22050, 3000, 1)
     assert not opened
-    assert read_header("", member_of(other)) == AudioInfo(22050, 3000, 1)
-    assert read_header("", member_of(with_block(plain, 1, HEAD_BYTES)[:-10])) == AudioInfo(22050, 3000, 1)
+    assert read_header(member_of(other)) == AudioInfo(22050, 3000, 1)
+    assert read_header(member_of(with_block(plain, 1, HEAD_BYTES)[:-10])) == AudioInfo(22050, 3000, 1)
     assert len(opened) == 1  # all bytes of a member in memory are parsed
 
 
@@ -92,19 +92,20 @@ def test_the_header_of_a_file_whose_metadata_is_long_is_read_by_libsndfile(tmp_p
     content = with_block(encoded("FLAC", "PCM_16"), 1, HEAD_BYTES)
     (tmp_path / "a.flac").write_bytes(content)
     assert header._plain_header(content[:HEAD_BYTES], len(content)) is None
-    assert read_header(str(tmp_path / "a.flac"), None)[:4] == (22050, 3000, 1, False)
+    assert read_header(File(str(tmp_path / "a.flac")))[:4] == (22050, 3000, 1, False)
     stored = StoredContent(str(tmp_path / "a.flac"), 0, len(content))
     shard = ObjectInfo(str(tmp_path / "a.flac"), len(content), None)
-    assert read_header("", Member(shard, 0, len(content), stored)) == AudioInfo(22050, 3000, 1)
+    assert read_header(Member(shard, 0, len(content), stored)) == AudioInfo(22050, 3000, 1)
 
 
 def test_a_wav_file_that_is_shorter_than_its_header_says_ends_early(tmp_path: Path) -> None:
     content = encoded("WAV", "PCM_16")
     (tmp_path / "a.wav").write_bytes(content[:-1000])
-    assert read_header(str(tmp_path / "a.wav"), None)[:4] == (22050, 2500, 1, True)
+    assert read_header(File(str(tmp_path / "a.wav")))[:4] == (22050, 2500, 1, True)
     no_samples = content[:40] + struct.pack("<I", 0)
-    assert read_header("", member_of(no_samples))[0] == "empty"
-    assert isinstance(read_header("", member_of(no_samples)), Problem)
+    found = read_header(member_of(no_samples))
+    assert isinstance(found, Unusable)
+    assert found.reason == "empty"
 
 
 def with_wav_size(content: bytes, size: int) -> bytes:
@@ -134,14 +135,14 @@ def test_only_the_sizes_that_programs_write_to_pipes_excuse_a_wav_file_that_ends
     size: int, subtype: str, num_channels: int, ends_early: bool
 ) -> None:
     content = with_wav_size(encoded("WAV", subtype, num_channels), size)
-    assert read_header("", member_of(content)) == AudioInfo(22050, 3000, num_channels, ends_early=ends_early)
+    assert read_header(member_of(content)) == AudioInfo(22050, 3000, num_channels, ends_early=ends_early)
 
 
 @pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24"])
 def test_a_truncated_rf64_file_ends_early(subtype: str) -> None:
     content = encoded("RF64", subtype)
-    assert read_header("", member_of(content)) == AudioInfo(22050, 3000, 1)
-    found = read_header("", member_of(content[:-1001]))
+    assert read_header(member_of(content)) == AudioInfo(22050, 3000, 1)
+    found = read_header(member_of(content[:-1001]))
     assert isinstance(found, AudioInfo)
     assert (found.num_frames < 3000, found.ends_early) == (True, True)
 
@@ -155,9 +156,9 @@ def test_a_wav_file_of_more_than_two_gigabytes_is_read(tmp_path: Path, subtype: 
         file.write(content[:begin])
         file.truncate(begin + num_bytes)
     version = FileVersion.of(path.stat())
-    assert read_header(str(path), None) == AudioInfo(22050, frames, 1, version=version)
+    assert read_header(File(str(path))) == AudioInfo(22050, frames, 1, version=version)
     os.truncate(path, begin + num_bytes - 6000)
-    found = read_header(str(path), None)
+    found = read_header(File(str(path)))
     assert isinstance(found, AudioInfo)
     assert found.num_frames < frames
     assert found.ends_early
@@ -175,13 +176,13 @@ def test_a_header_that_gives_more_samples_than_the_bytes_can_hold_is_refused(tmp
     content = content if is_plain else with_block(content, 2, 100)  # a block that libsndfile has to interpret
     assert (header._plain_header(content, len(content)) is not None) == is_plain
     most = int(65535 / 12 * len(content))
-    assert read_header("", member_of(with_flac_length(content, most))) == AudioInfo(22050, most, 1)
+    assert read_header(member_of(with_flac_length(content, most))) == AudioInfo(22050, most, 1)
     (tmp_path / "a.flac").write_bytes(with_flac_length(content, most + 1))
     for found in (
-        read_header("", member_of(with_flac_length(content, 2**36 - 1))),
-        read_header(str(tmp_path / "a.flac"), None),
+        read_header(member_of(with_flac_length(content, 2**36 - 1))),
+        read_header(File(str(tmp_path / "a.flac"))),
     ):
-        assert isinstance(found, Problem)
+        assert isinstance(found, Unusable)
         assert found.reason == "truncated"
         assert found.detail.endswith(f"samples, too many for {len(content)} bytes")
 
@@ -189,4 +190,4 @@ def test_a_header_that_gives_more_samples_than_the_bytes_can_hold_is_refused(tmp
 def test_flac_of_silence_is_within_the_bound() -> None:
     stream = io.BytesIO()
     soundfile.write(stream, np.zeros(1_000_000, np.int16), 16000, format="FLAC", compression_level=1.0)
-    assert read_header("", member_of(stream.getvalue())) == AudioInfo(16000, 1_000_000, 1)
+    assert read_header(member_of(stream.getvalue())) == AudioInfo(16000, 1_000_000, 1)

@@ -14,24 +14,26 @@ from hypothesis import strategies as st
 from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
 import nestdata.prepare.probe
+from nestdata import PrepareConfig
 from nestdata.corpus.audio import load_samples
 from nestdata.errors import AudioError
 from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs import Entry
-from nestdata.prepare.probe import Cut, Limits, Reject, probe
+from nestdata.prepare.inputs.audio import Command, File, LhotseCut
+from nestdata.prepare.probe import Cut, Reject, probe
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import hiss, read_audio, tone, write_audio
 
-LIMITS = Limits(sampling_rate=16000, channel=0, min_seconds=0.1, max_seconds=20.0)
-TRUSTING = replace(LIMITS, mode="missing")
-DECODING = replace(LIMITS, mode="decode")
+LIMITS = PrepareConfig(max_seconds=20.0)
+TRUSTING = replace(LIMITS, probe="missing")
+DECODING = replace(LIMITS, probe="decode")
 
 
 def entry_of(path: Path, **values: Any) -> Entry:
-    return Entry(where="m.json:1", cut_id="a", path=str(path), **values)
+    return Entry(where="m.json:1", cut_id="a", audio=File(str(path)), **values)
 
 
-def cuts_of(entry: Entry, limits: Limits = LIMITS) -> list[MonoCut]:
+def cuts_of(entry: Entry, limits: PrepareConfig = LIMITS) -> list[MonoCut]:
     cuts = []
     for probed in probe(entry, limits):
         assert isinstance(probed, Cut)
@@ -41,12 +43,12 @@ def cuts_of(entry: Entry, limits: Limits = LIMITS) -> list[MonoCut]:
     return cuts
 
 
-def cut_of(entry: Entry, limits: Limits = LIMITS) -> MonoCut:
+def cut_of(entry: Entry, limits: PrepareConfig = LIMITS) -> MonoCut:
     (cut,) = cuts_of(entry, limits)
     return cut
 
 
-def reject_of(entry: Entry, limits: Limits = LIMITS) -> tuple[str, str]:
+def reject_of(entry: Entry, limits: PrepareConfig = LIMITS) -> tuple[str, str]:
     (reject,) = probe(entry, limits)
     assert isinstance(reject, Reject)
     assert (reject.where, reject.cut_id) == (entry.where, entry.cut_id)
@@ -64,7 +66,7 @@ def lhotse_entry(
 ) -> Entry:
     recording = recording or Recording("r", [AudioSource("file", [0], str(path))], 16000, 16000, 1.0)
     cut = MonoCut("a", start, duration, channel, recording=recording, **values)
-    return Entry(where="cuts.jsonl:1", cut_id="a", cut=cut.to_dict())
+    return Entry(where="cuts.jsonl:1", cut_id="a", audio=LhotseCut(cut.to_dict()))
 
 
 def test_a_file_becomes_a_cut_of_the_whole_file(tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_a_span_beyond_the_end_is_rejected(tmp_path: Path, span: dict[str, float
 
 
 @pytest.mark.parametrize("limits", [LIMITS, TRUSTING])
-def test_a_lhotse_cut_beyond_its_recording_is_rejected(tmp_path: Path, limits: Limits) -> None:
+def test_a_lhotse_cut_beyond_its_recording_is_rejected(tmp_path: Path, limits: PrepareConfig) -> None:
     path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
     reason, detail = reject_of(lhotse_entry(path, start=0.5, duration=0.75), limits)
     assert (reason, detail) == ("wrong_duration", "the span in the manifest ends at 1.250 s, the audio lasts 1.000 s")
@@ -241,7 +243,7 @@ def test_a_file_of_a_low_rate_is_rejected(tmp_path: Path) -> None:
     recording = Recording.from_file(path)
     for variant in (recording, recording.resample(16000), recording.resample(16000).resample(8000)):
         assert reject_of(lhotse_entry(path, recording=variant), limits)[0] == "rate_too_low"
-        assert reject_of(lhotse_entry(path, recording=variant), replace(limits, mode="missing"))[0] == "rate_too_low"
+        assert reject_of(lhotse_entry(path, recording=variant), replace(limits, probe="missing"))[0] == "rate_too_low"
         assert cut_of(lhotse_entry(path, recording=variant), replace(LIMITS, min_rate=8000)).num_samples == 16000
 
 
@@ -300,7 +302,7 @@ def test_nothing_is_opened_or_run_if_the_manifest_gives_the_duration(tmp_path: P
     assert cut_of(entry_of(gone, num_frames=8000), TRUSTING).num_samples == 8000
     assert cut_of(entry_of(gone, duration=1.0), replace(TRUSTING, channel=3)).channel == 3
     assert cut_of(lhotse_entry(gone, start=0.25, duration=0.5), TRUSTING).num_samples == 8000
-    command = Entry("wav.scp:1", "a", duration=1.0, command=f"touch {tmp_path / 'ran'}")
+    command = Entry("wav.scp:1", "a", Command(f"touch {tmp_path / 'ran'}"), duration=1.0)
     assert cut_of(command, TRUSTING).recording.sources[0].type == "command"
     assert list(tmp_path.iterdir()) == []
 
@@ -312,16 +314,18 @@ def test_nothing_is_opened_or_run_if_the_manifest_gives_the_duration(tmp_path: P
     limits=st.sampled_from([LIMITS, TRUSTING]),
 )
 def test_a_span_as_long_as_a_limit_is_accepted_at_any_offset(
-    offset_ms: int, length_ms: int, rate: int, limits: Limits
+    offset_ms: int, length_ms: int, rate: int, limits: PrepareConfig
 ) -> None:
     limits = replace(limits, min_seconds=length_ms / 1000, max_seconds=length_ms / 1000)
     entry = entry_of(Path("/gone.wav"), offset=offset_ms / 1000, duration=length_ms / 1000)
     header = AudioInfo(rate, math.ceil((offset_ms + length_ms) * rate / 1000), 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nestdata.prepare.probe, "read_header", lambda *_: header)
+        patch.setattr(nestdata.prepare.probe, "read_header", lambda _: header)
         assert cut_of(entry, limits).num_samples == 16 * length_ms
-        assert reject_of(entry, replace(limits, min_seconds=length_ms / 1000 + 1e-4))[0] == "too_short"
-        assert reject_of(entry, replace(limits, max_seconds=max(0.0, length_ms / 1000 - 1e-4)))[0] == "too_long"
+        longer = replace(limits, min_seconds=length_ms / 1000 + 1e-4, max_seconds=None)
+        assert reject_of(entry, longer)[0] == "too_short"
+        shorter = replace(limits, min_seconds=0.0, max_seconds=max(0.0, length_ms / 1000 - 1e-4))
+        assert reject_of(entry, shorter)[0] == "too_long"
 
 
 def test_limits_apply_to_trusted_durations(tmp_path: Path) -> None:
@@ -344,7 +348,7 @@ def test_a_file_is_opened_if_the_manifest_gives_no_duration(tmp_path: Path) -> N
     rate=st.sampled_from([8000, 11025, 16000, 44100]),
 )
 def test_a_trusted_span_has_the_length_that_lhotse_gives_it(offset: float, duration: float, rate: int) -> None:
-    limits = Limits(sampling_rate=rate, channel=0, min_seconds=0.0, max_seconds=None, mode="missing")
+    limits = PrepareConfig(sampling_rate=rate, min_seconds=0.0, probe="missing")
     cut = cut_of(entry_of(Path("/gone.wav"), offset=offset, duration=duration), limits)
     assert abs(cut.num_samples - duration * rate) <= 1
     assert cut.end <= cut.recording.duration + 1 / rate
@@ -352,12 +356,12 @@ def test_a_trusted_span_has_the_length_that_lhotse_gives_it(offset: float, durat
 
 def test_the_length_of_the_output_of_a_command_is_measured(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.wav", np.stack([hiss(12000, 1), hiss(12000, 2)], axis=1), 8000)
-    entry = Entry("wav.scp:1", "a", offset=0.5, command=f"cat {path}")
+    entry = Entry("wav.scp:1", "a", Command(f"cat {path}"), offset=0.5)
     cut = cut_of(entry, replace(LIMITS, channel=1))
     assert (cut.num_samples, cut.channel, cut.recording.sources[0].source) == (16000, 1, f"cat {path}")
     assert reject_of(entry, replace(LIMITS, channel=2))[0] == "no_such_channel"
     for command, reason in (("false", "unreadable"), ("true", "unreadable"), ("echo no audio", "unreadable")):
-        assert reject_of(entry._replace(command=command))[0] == reason
+        assert reject_of(entry._replace(audio=Command(command)))[0] == reason
     write_audio(path, hiss(0, 1))
     assert reject_of(entry) == ("empty", f"'cat {path}' writes no samples")
 
@@ -400,7 +404,7 @@ def test_audio_below_minus_90_db_of_full_scale_is_rejected_as_silent(tmp_path: P
 
 def test_a_file_that_will_be_moved_is_decoded_at_its_current_path(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "now.wav", hiss(16000, 1))
-    entry = entry_of(path, stored_path=str(tmp_path / "then.wav"))
+    entry = entry_of(path)._replace(audio=File(str(path), str(tmp_path / "then.wav")))
     assert cut_of(entry, DECODING).recording.sources[0].source == str(tmp_path / "then.wav")
 
 
@@ -419,7 +423,7 @@ WINDOW = replace(LIMITS, window_seconds=1.0, min_seconds=0.0)
 def test_windows_have_one_length_are_as_few_as_possible_and_cover_the_recording(
     num_frames: int, rate: int, window_seconds: float
 ) -> None:
-    limits = replace(WINDOW, max_seconds=None, window_seconds=window_seconds, mode="missing")
+    limits = replace(WINDOW, max_seconds=None, window_seconds=window_seconds, probe="missing")
     recording = Recording("r", [AudioSource("file", [0], "/gone.wav")], rate, num_frames, num_frames / rate)
     entry = lhotse_entry(Path("/gone.wav"), duration=num_frames / rate, recording=recording)
     if round(num_frames / rate * 16000) < 1:
@@ -484,7 +488,7 @@ def test_limits_on_duration_apply_to_windows(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.wav", hiss(24000, 1))
     limits = replace(WINDOW, min_seconds=0.75, max_seconds=0.75)
     assert [cut.num_samples for cut in cuts_of(entry_of(path), limits)] == [12000, 12000]
-    assert reject_of(entry_of(path), replace(limits, min_seconds=0.76))[0] == "too_short"
+    assert reject_of(entry_of(path), replace(limits, min_seconds=0.76, max_seconds=None))[0] == "too_short"
 
 
 def test_only_unusable_windows_are_rejected(tmp_path: Path) -> None:
@@ -492,7 +496,7 @@ def test_only_unusable_windows_are_rejected(tmp_path: Path) -> None:
     samples[16000:32000] = 0.0
     samples[40000] = np.nan
     path = write_audio(tmp_path / "a.wav", samples, subtype="FLOAT")
-    first, silent, broken, last = probe(entry_of(path), replace(WINDOW, mode="decode"))
+    first, silent, broken, last = probe(entry_of(path), replace(WINDOW, probe="decode"))
     assert isinstance(silent, Reject)
     assert (silent.cut_id, silent.reason) == ("a@1.000+1.000", "silent")
     assert isinstance(broken, Reject)

@@ -108,6 +108,12 @@ def test_changed_inputs_and_settings_are_read_again(data: Path, tmp_path: Path) 
     assert meta_of(tmp_path / "other.corpus")["fingerprint"] == meta_of(output)["fingerprint"]
 
 
+def test_settings_that_change_no_result_do_not_read_again(data: Path, tmp_path: Path) -> None:
+    interrupted(data, tmp_path / "speech.corpus", after=3)
+    config = PrepareConfig(pcm=True, report_samples=0, format="parquet")
+    assert reads(data, tmp_path / "speech.corpus", config) == NUM_FILES - 3
+
+
 def test_results_of_another_version_of_the_package_are_not_taken(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ from nestdata import (
 )
 from nestdata.prepare import run
 from nestdata.prepare.inputs import Entry
-from nestdata.prepare.inputs.entry import Problem
+from nestdata.prepare.inputs.audio import File, Unusable
 from tests.conftest import MessyCorpora
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.nestdata.full_disk import files_up_to
@@ -224,9 +224,9 @@ class ThreeEntries:
     def entries(self, number: int, item: str) -> Iterator[Entry]:
         """Yields the same file twice, and a problem."""
         for i in range(3):
-            problem = Problem("no_such_member", "it is not there") if i == 2 else None
+            audio = Unusable("no_such_member", "it is not there") if i == 2 else File(item)
             cut_id = f"{Path(item).stem}-{i // number}"
-            yield Entry(self.where(10 * number + i), cut_id, item, number=10 * number + i, problem=problem)
+            yield Entry(self.where(10 * number + i), cut_id, audio, number=10 * number + i)
 
     def where(self, number: int) -> str:
         """Returns the number."""

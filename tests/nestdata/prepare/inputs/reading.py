@@ -10,8 +10,14 @@ import soundfile
 from numpy.typing import NDArray
 
 from nestdata import Corpus, InputFormat, PrepareConfig, prepare_corpus
-from nestdata.prepare.inputs import Entry, InputOptions, Source, open_sources
+from nestdata.prepare.inputs import DetectedInput, Entry, InputOptions, Source, detect, open_sources
+from nestdata.prepare.inputs.audio import Unusable
+from nestdata.prepare.inputs.format import GivenInput
 from tests.synthesis import hiss, write_audio
+
+
+def detect_input(path: Path | str, form: InputFormat | None = None) -> DetectedInput:
+    return detect.detect_input(GivenInput(path, InputOptions(format=form)))
 
 
 def source_of(path: Path, form: InputFormat | None = None, **options: Any) -> Source:
@@ -25,6 +31,17 @@ def entries_of(path: Path, form: InputFormat | None = None, **options: Any) -> l
     copy: Source = pickle.loads(pickle.dumps(source))
     items = pickle.loads(pickle.dumps(list(source.items())))
     return [entry for number, item in enumerate(items, start=1) for entry in copy.entries(number, item)]
+
+
+def content_or_reason(entry: Entry) -> str:
+    """Returns the bytes of the audio of an entry as text, or the reason why it is rejected."""
+    return entry.audio.reason if isinstance(entry.audio, Unusable) else (entry.audio.read() or b"").decode()
+
+
+def detail_of(entry: Entry) -> str:
+    """Returns why an entry is rejected, with the values found."""
+    assert isinstance(entry.audio, Unusable)
+    return entry.audio.detail
 
 
 def prepared(path: Path, **config: Any) -> tuple[dict[str, dict[str, Any]], list[dict[str, str]]]:

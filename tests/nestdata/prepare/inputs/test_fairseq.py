@@ -5,6 +5,7 @@ import pytest
 
 from nestdata import Corpus, ManifestError, prepare_corpus
 from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs.audio import File
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio
 
@@ -13,8 +14,8 @@ def test_a_line_is_a_path_relative_to_the_folder_on_the_first_line_and_a_number_
     manifest = tmp_path / "train.tsv"
     manifest.write_text("/data/wavs\nspk 1/a.wav\t16000\n./b.flac\t 8000 \n")
     assert entries_of(manifest) == [
-        Entry(where=f"{manifest}:2", cut_id="spk 1/a", path="/data/wavs/spk 1/a.wav", num_frames=16000),
-        Entry(where=f"{manifest}:3", cut_id="b", path="/data/wavs/b.flac", num_frames=8000),
+        Entry(where=f"{manifest}:2", cut_id="spk 1/a", audio=File("/data/wavs/spk 1/a.wav"), num_frames=16000),
+        Entry(where=f"{manifest}:3", cut_id="b", audio=File("/data/wavs/b.flac"), num_frames=8000),
     ]
 
 
@@ -22,13 +23,13 @@ def test_a_line_is_a_path_relative_to_the_folder_on_the_first_line_and_a_number_
 def test_a_relative_folder_is_relative_to_the_manifest(tmp_path: Path, folder: str) -> None:
     (tmp_path / "train.tsv").write_text(f"{folder.format(tmp_path, tmp_path.name)}\na.wav\t1\n")
     (entry,) = entries_of(tmp_path / "train.tsv")
-    assert (entry.path, entry.cut_id) == (f"{tmp_path}/wavs/a.wav", "a")
+    assert (entry.audio.location, entry.cut_id) == (f"{tmp_path}/wavs/a.wav", "a")
 
 
 def test_positions_are_line_numbers_as_in_an_editor(tmp_path: Path) -> None:
     manifest = tmp_path / "train.tsv"
     manifest.write_bytes(b"\xef\xbb\xbf/data\r\n\r\na.wav\t10\r\n \nb.wav\t10")
-    assert [(entry.where, entry.path) for entry in entries_of(manifest)] == [
+    assert [(entry.where, entry.audio.location) for entry in entries_of(manifest)] == [
         (f"{manifest}:3", "/data/a.wav"),
         (f"{manifest}:5", "/data/b.wav"),
     ]

@@ -8,6 +8,7 @@ import pytest
 
 from nestdata import Corpus, ManifestError, prepare_corpus
 from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs.audio import File
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio, source_of
 from tests.synthesis import read_audio
 
@@ -29,7 +30,7 @@ def test_the_position_of_an_entry_is_the_path_of_its_file(tmp_path: Path, monkey
     (tmp_path / "x" / "y" / "a.wav").touch()
     monkeypatch.chdir(tmp_path)
     path = str(tmp_path / "x" / "y" / "a.wav")
-    assert entries_of(Path("x")) == [Entry(where=path, cut_id="y/a", path=path)]
+    assert entries_of(Path("x")) == [Entry(where=path, cut_id="y/a", audio=File(path))]
 
 
 def test_a_second_file_with_the_same_stem_is_rejected_as_a_duplicate_with_its_number(tmp_path: Path) -> None:

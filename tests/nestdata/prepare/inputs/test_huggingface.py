@@ -128,7 +128,7 @@ def test_plain_columns_become_labels_and_classes_are_given_by_name(tmp_path: Pat
     }
     kinds = {"locale": datasets.ClassLabel(names=["en", "de"]), "mood": datasets.ClassLabel(names=["happy", "sad"])}
     data_set(columns, "audio", **kinds).save_to_disk(tmp_path / "train")
-    assert [entry.labels for entry in entries_of(tmp_path / "train", extract_to=tmp_path / "out")] == [
+    assert [entry.labels for entry in entries_of(tmp_path / "train", write_to=tmp_path / "out")] == [
         {"sentence": "grüße", "locale": "de", "speaker_id": 17, "mood": "happy", "score": 0.5, "is_clean": True},
         {"speaker_id": 18, "mood": "sad", "is_clean": False},
         {"sentence": "", "locale": "en", "score": 1.5},
@@ -175,7 +175,7 @@ def test_the_audio_column_may_have_any_name(tmp_path: Path, columns: list[str], 
 def test_the_format_that_a_data_set_was_saved_with_is_ignored(tmp_path: Path) -> None:
     rows = data_set({"audio": [embedded()], "score": [3], "text": ["x"]}, "audio")
     rows.with_format("torch", columns=["score"]).save_to_disk(tmp_path / "train")
-    (entry,) = entries_of(tmp_path / "train", extract_to=tmp_path / "out")
+    (entry,) = entries_of(tmp_path / "train", write_to=tmp_path / "out")
     assert entry.labels == {"score": 3, "text": "x"}
     assert type(entry.labels["score"]) is int
 
@@ -185,7 +185,7 @@ def test_a_data_set_that_is_saved_again_is_opened_again(tmp_path: Path) -> None:
         rows = data_set({"audio": [embedded()] * len(texts), "text": texts}, "audio")
         rows.save_to_disk(tmp_path / "train")
         os.utime(tmp_path / "train" / "state.json", ns=(len(texts), len(texts)))
-        entries = entries_of(tmp_path / "train", extract_to=tmp_path / "out")
+        entries = entries_of(tmp_path / "train", write_to=tmp_path / "out")
         assert [entry.labels for entry in entries] == [{"text": text} for text in texts]
 
 
@@ -223,7 +223,7 @@ def test_a_folder_with_several_splits_is_an_error_that_names_them(tmp_path: Path
     for form in (None, "huggingface"):
         with pytest.raises(ManifestError, match=r"both: several splits .* one or more: test, train\."):
             entries_of(tmp_path / "both", form)
-    assert len(entries_of(tmp_path / "both" / "test", extract_to=tmp_path / "out")) == 1
+    assert len(entries_of(tmp_path / "both" / "test", write_to=tmp_path / "out")) == 1
 
 
 def test_a_data_set_without_audio_is_an_error_that_names_its_columns(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_an_unreadable_row_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(
         ManifestError, match=r"train \(row 1\): cannot be read \(IndexError: .*Check the files and copy"
     ):
-        entries_of(tmp_path / "train", extract_to=tmp_path / "out")
+        entries_of(tmp_path / "train", write_to=tmp_path / "out")
 
 
 def test_without_the_package_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

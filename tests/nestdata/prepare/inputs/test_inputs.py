@@ -3,12 +3,15 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from nestdata import InputFormat, ManifestError, prepare_corpus
-from nestdata.prepare.inputs import Entry, Source, common_root, detect_input
+from nestdata.prepare.inputs import Source, common_root
+from nestdata.prepare.inputs.detect import FORMATS
 from tests.nestdata.prepare.inputs.reading import (
+    detect_input,
     entries_of,
     lhotse_cut,
     lhotse_recording,
@@ -135,7 +138,7 @@ def test_the_root_of_several_inputs_is_the_folder_that_holds_them_all(
     monkeypatch.chdir(tmp_path)
 
     def root_of(*paths: str | Path) -> Path:
-        return Path(common_root([detect_input(Path(path)) for path in paths]))
+        return Path(common_root(detect_input(Path(path)).folder for path in paths))
 
     assert root_of("en/m.json") == tmp_path / "en"
     assert root_of("en/wavs") == tmp_path / "en" / "wavs"
@@ -152,6 +155,7 @@ COUNT_OPENS = """
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 from nestdata.prepare.inputs import InputOptions, open_sources
 
 opens = Counter()
@@ -222,13 +226,9 @@ def test_relative_paths_do_not_depend_on_the_current_directory_of_the_worker(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     entries = [entry for source, (item,) in zip(relative, items, strict=True) for entry in source.entries(1, item)]
-    assert [path_of(entry) for entry in entries] == [
+    assert [entry.audio.location for entry in entries] == [
         str(tmp_path / name) for name in ("000.wav", "a.wav", "audio/000.wav", "kaldi/000.wav", "audio/000.wav")
     ]
-
-
-def path_of(entry: Entry) -> str:
-    return entry.path if entry.cut is None else str(entry.cut["recording"]["sources"][0]["source"])
 
 
 def test_a_folder_is_prepared_without_the_packages_for_hugging_face_data_sets(tmp_path: Path) -> None:
@@ -242,3 +242,7 @@ def test_a_folder_is_prepared_without_the_packages_for_hugging_face_data_sets(tm
     )
     command = [sys.executable, "-c", program, str(tmp_path / "audio"), str(tmp_path / "speech.corpus")]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout == "[]\n"
+
+
+def test_every_format_can_be_named_and_detected() -> None:
+    assert sorted(one.name for one in FORMATS) == sorted(get_args(InputFormat))

@@ -8,6 +8,7 @@ import pytest
 
 from nestdata import Corpus, ManifestError, prepare_corpus
 from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs.audio import File, LhotseCut
 from tests.nestdata.prepare.inputs.reading import entries_of, lhotse_cut, lhotse_recording, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio, write_jsonl
 
@@ -19,7 +20,7 @@ def test_a_nemo_line_becomes_an_entry(tmp_path: Path) -> None:
         Entry(
             where=f"{manifest}:1",
             cut_id="wavs/a@1.500+2.000",
-            path=str(tmp_path / "wavs" / "a.wav"),
+            audio=File(str(tmp_path / "wavs" / "a.wav")),
             offset=1.5,
             duration=2.0,
             labels={"text": "hello", "speaker": "s1"},
@@ -59,7 +60,7 @@ def test_paths_and_ids_are_relative_to_the_folder_of_the_nemo_manifest(
 ) -> None:
     manifest = write_jsonl(tmp_path / "lists" / "m.json", [{key: name.format(tmp_path)}])
     (entry,) = entries_of(manifest)
-    assert (entry.path, entry.cut_id) == (path.format(tmp_path), cut_id.format(tmp_path))
+    assert (entry.audio.location, entry.cut_id) == (path.format(tmp_path), cut_id.format(tmp_path))
 
 
 def test_positions_are_line_numbers_as_in_an_editor(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_plain_and_compressed_lhotse_manifests_give_the_same_entries(tmp_path: P
         entries = entries_of(manifest)
         assert [entry.cut_id for entry in entries] == ["c1", "c2"]
         assert [entry.where for entry in entries] == [f"{manifest}:1", f"{manifest}:2"]
-        assert [entry.cut for entry in entries] == [lhotse_cut("c1", "/a.wav"), lhotse_cut("c2", "/a.wav")]
+        assert [entry.audio for entry in entries] == [LhotseCut(lhotse_cut(name, "/a.wav")) for name in ("c1", "c2")]
 
 
 def test_paths_in_lhotse_manifests_are_relative_to_the_current_directory(

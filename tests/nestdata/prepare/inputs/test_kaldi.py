@@ -6,6 +6,7 @@ import pytest
 
 from nestdata import Corpus, ManifestError
 from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs.audio import Command, File
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio
 
@@ -33,8 +34,8 @@ def test_without_segments_recordings_are_utterances(tmp_path: Path) -> None:
     )
     labels = {"text": "hello  there", "speaker": "s1", "language": "en"}
     assert entries_of(directory) == [
-        Entry(where=f"{directory}/wav.scp:1", cut_id="u1", path="/audio/a.wav", labels=labels),
-        Entry(where=f"{directory}/wav.scp:2", cut_id="u2", path="/audio/b c.wav", labels={"speaker": "s2"}),
+        Entry(where=f"{directory}/wav.scp:1", cut_id="u1", audio=File("/audio/a.wav"), labels=labels),
+        Entry(where=f"{directory}/wav.scp:2", cut_id="u2", audio=File("/audio/b c.wav"), labels={"speaker": "s2"}),
     ]
 
 
@@ -47,8 +48,10 @@ def test_segments_are_utterances_with_their_own_labels(tmp_path: Path) -> None:
         utt2spk="u1 s1\nu2 s2\n",
     )
     assert entries_of(directory) == [
-        Entry(f"{directory}/segments:1", "u1", "/audio/a.wav", 0.5, 1.5, labels={"speaker": "s1"}),
-        Entry(f"{directory}/segments:2", "u2", "/audio/a.wav", 2.0, 1.25, labels={"text": "a part", "speaker": "s2"}),
+        Entry(f"{directory}/segments:1", "u1", File("/audio/a.wav"), 0.5, 1.5, labels={"speaker": "s1"}),
+        Entry(
+            f"{directory}/segments:2", "u2", File("/audio/a.wav"), 2.0, 1.25, labels={"text": "a part", "speaker": "s2"}
+        ),
     ]
 
 
@@ -63,7 +66,7 @@ def test_fields_may_be_separated_by_any_spaces_and_tabs(tmp_path: Path, gap: str
         utt2spk=f"u1{gap}s1{end}",
     )
     (entry,) = entries_of(directory)
-    assert (entry.cut_id, entry.path, entry.offset, entry.duration) == ("u1", "/audio/a b.wav", 0.5, 1.0)
+    assert (entry.cut_id, entry.audio.location, entry.offset, entry.duration) == ("u1", "/audio/a b.wav", 0.5, 1.0)
     assert entry.labels == {"text": f"three\u3000words\u00a0here {gap} now", "speaker": "s1"}
 
 
@@ -124,14 +127,14 @@ def test_relative_paths_start_from_the_current_or_the_data_directory(
     monkeypatch.chdir(tmp_path / "recipe")
     directory = kaldi(tmp_path / "recipe" / "data", wav=f"{before}u1 audio/a.wav\nu2 ./audio/b.wav\n")
     some_audio(tmp_path / folder / "audio" / "a.wav")
-    paths = [entry.path for entry in entries_of(Path("data"), allow_commands=True)][-2:]
+    paths = [entry.audio.location for entry in entries_of(Path("data"), allow_commands=True)][-2:]
     assert paths == [f"{tmp_path}/{folder}/audio/a.wav", f"{tmp_path}/{folder}/audio/b.wav"]
     assert (directory / "audio").exists() == (folder == "recipe/data")
 
 
 def test_relative_paths_start_from_the_data_directory_if_no_file_exists(tmp_path: Path) -> None:
     directory = kaldi(tmp_path / "data", wav="u1 gone.wav\n")
-    assert [entry.path for entry in entries_of(directory)] == [f"{directory}/gone.wav"]
+    assert [entry.audio.location for entry in entries_of(directory)] == [f"{directory}/gone.wav"]
 
 
 def test_a_command_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
@@ -140,7 +143,7 @@ def test_a_command_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=message):
         entries_of(directory)
     assert entries_of(directory, allow_commands=True) == [
-        Entry(f"{directory}/wav.scp:1", "u1", labels={}, command="sph2pipe -f wav a.sph")
+        Entry(f"{directory}/wav.scp:1", "u1", Command("sph2pipe -f wav a.sph"), labels={})
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from nestdata import ConfigError, ManifestError
 from nestdata.prepare.inputs import Entry, InputOptions, open_sources
 from nestdata.prepare.inputs.grouping import grouped_lines
-from tests.nestdata.prepare.inputs.reading import entries_of, some_audio, source_of
+from tests.nestdata.prepare.inputs.reading import content_or_reason, detail_of, entries_of, some_audio, source_of
 from tests.nestdata.prepare.inputs.shards import write_tar
 from tests.synthesis import write_jsonl
 
@@ -33,9 +33,7 @@ def problems_of(path: Path, **options: Any) -> list[tuple[str, str]]:
     """Returns the id and the reason of each line; the reason is the content of its member if it has one."""
     found = []
     for _, entry in sorted(last_of(entries_of(path, **options)).items()):
-        assert (entry.problem is None) != (entry.member is None) or entry.problem
-        content = entry.member.content.read().decode() if entry.member else ""
-        found.append((entry.cut_id, entry.problem.reason if entry.problem else content))
+        found.append((entry.cut_id, content_or_reason(entry)))
     return found
 
 
@@ -113,10 +111,8 @@ def test_members_that_must_not_be_used_are_rejected_and_never_written(tmp_path: 
             tar.addfile(info)
     path = write_jsonl(tmp_path / "m.json", [row("l.wav"), row("d.wav"), row("/abs.wav")])
     entries = last_of(entries_of(path))
-    assert [entry.problem[0] for entry in entries.values() if entry.problem] == ["unsafe_member"] * 3
-    problem = entries[1].problem
-    assert problem is not None
-    assert problem.detail == f"{tmp_path}/audio_0.tar: the member 'l.wav' is a symbolic link to '/etc/passwd'"
+    assert [content_or_reason(entry) for entry in entries.values()] == ["unsafe_member"] * 3
+    assert detail_of(entries[1]) == f"{tmp_path}/audio_0.tar: the member 'l.wav' is a symbolic link to '/etc/passwd'"
 
 
 def test_the_members_before_the_damage_of_a_shard_are_used(tmp_path: Path) -> None:
@@ -125,9 +121,7 @@ def test_the_members_before_the_damage_of_a_shard_are_used(tmp_path: Path) -> No
     (tmp_path / "audio_0.tar").write_bytes(content[: content.index(b"2" * 999) + 500])
     assert [found[:5] for _, found in problems_of(path)] == ["11111", "shard", "11111"]
     entries = last_of(entries_of(path))
-    problem = entries[2].problem
-    assert problem is not None
-    assert problem.detail.startswith(f"{tmp_path}/audio_0.tar: ends at byte ")
+    assert detail_of(entries[2]).startswith(f"{tmp_path}/audio_0.tar: ends at byte ")
     (tmp_path / "audio_0.tar").write_bytes(b"\x1f\x8b" + content)
     assert [found for _, found in problems_of(path)] == ["compressed_tar"] * 3
 
@@ -157,7 +151,7 @@ def test_lines_that_are_not_in_the_order_of_shards_are_grouped_in_files(tmp_path
 
 def test_consecutive_lines_are_grouped_without_files(tmp_path: Path) -> None:
     path = tarred(tmp_path, [row("a.wav", 1), row("b.wav", 1), row("c.wav", 0)], {"c.wav": b"0"}, {"a.wav": b"1"})
-    source = source_of(path, scratch=tmp_path / "no" / "folder")
+    source = source_of(path, write_to=tmp_path / "no" / "folder")
     assert [(Path(item.tar).name, [number for number, _ in item.lines]) for item in source.items()] == [
         ("audio_1.tar", [1, 2]),
         ("audio_0.tar", [3]),
@@ -173,7 +167,7 @@ def test_sharded_manifests_are_joined_with_the_tars_of_the_same_numbers(tmp_path
     tars = str(tmp_path / "tars" / "audio__OP_8..10_CL_.tar")
     path = tmp_path / "sets" / "manifest_<9..10>.json"
     entries = entries_of(path, tars=(tars,))
-    assert [(entry.where, entry.member.content.read()) for entry in entries if entry.member] == [
+    assert [(entry.where, entry.audio.read()) for entry in entries if entry.audio.member] == [
         (f"{tmp_path}/sets/manifest_9.json:1", b"9"),
         (f"{tmp_path}/sets/manifest_10.json:1", b"10"),
     ]

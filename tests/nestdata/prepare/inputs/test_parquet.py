@@ -11,8 +11,7 @@ from pyarrow import parquet
 
 from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
 from nestdata.prepare.inputs import parquet as parquet_source
-from nestdata.prepare.inputs.detect import detect_input
-from tests.nestdata.prepare.inputs.reading import some_audio, source_of
+from tests.nestdata.prepare.inputs.reading import detect_input, some_audio, source_of
 from tests.nestdata.prepare.inputs.test_huggingface import encoded
 from tests.synthesis import Samples, hiss, read_audio
 

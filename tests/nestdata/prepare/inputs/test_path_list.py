@@ -3,17 +3,18 @@ from pathlib import Path
 import pytest
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs import Entry, detect_input
-from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
+from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs.audio import File
+from tests.nestdata.prepare.inputs.reading import detect_input, entries_of, prepared, some_audio
 
 
 def test_a_line_is_a_path(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_bytes(b"\xef\xbb\xbfwavs/a b.wav\r\n\n/data/c.flac\n./d.mp3")
     assert entries_of(path) == [
-        Entry(where=f"{path}:1", cut_id="wavs/a b", path=f"{tmp_path}/wavs/a b.wav"),
-        Entry(where=f"{path}:3", cut_id="/data/c", path="/data/c.flac"),
-        Entry(where=f"{path}:4", cut_id="d", path=f"{tmp_path}/d.mp3"),
+        Entry(where=f"{path}:1", cut_id="wavs/a b", audio=File(f"{tmp_path}/wavs/a b.wav")),
+        Entry(where=f"{path}:3", cut_id="/data/c", audio=File("/data/c.flac")),
+        Entry(where=f"{path}:4", cut_id="d", audio=File(f"{tmp_path}/d.mp3")),
     ]
 
 
@@ -53,7 +54,7 @@ def test_null_characters_are_an_error_that_names_their_cause(tmp_path: Path) -> 
 def test_names_that_are_not_unicode_are_opened(tmp_path: Path) -> None:
     some_audio(tmp_path / "a.wav")
     (tmp_path / "list.txt").write_bytes(b"\xff.wav\na.wav\n")
-    assert [entry.path for entry in entries_of(tmp_path / "list.txt")] == [
+    assert [entry.audio.location for entry in entries_of(tmp_path / "list.txt")] == [
         f"{tmp_path}/\udcff.wav",
         f"{tmp_path}/a.wav",
     ]

@@ -9,7 +9,8 @@ from lhotse.shar import SharWriter
 
 from nestdata import Corpus, ManifestError, prepare_corpus
 from nestdata.prepare.inputs import Entry
-from tests.nestdata.prepare.inputs.reading import entries_of, lhotse_cut, some_audio
+from nestdata.prepare.inputs.audio import LhotseCut
+from tests.nestdata.prepare.inputs.reading import content_or_reason, entries_of, lhotse_cut, some_audio
 from tests.nestdata.prepare.inputs.shards import shar_cut, write_shar, write_tar
 
 
@@ -19,11 +20,7 @@ def shar(folder: Path, *ids: str) -> Path:
 
 def by_id(entries: list[Entry]) -> dict[str, str]:
     """Returns the content of the member of each cut, or the reason why it is rejected."""
-    return {
-        entry.cut_id: entry.problem.reason if entry.problem else entry.member.content.read().decode()
-        for entry in entries
-        if entry.problem or entry.member
-    }
+    return {entry.cut_id: content_or_reason(entry) for entry in entries}
 
 
 def metadata(cut_id: str) -> tuple[str, bytes]:
@@ -78,9 +75,9 @@ def test_features_and_fields_in_other_tars_are_left_out(tmp_path: Path) -> None:
     (folder / "cuts.000000.jsonl.gz").write_bytes(gzip.compress(line))
     (folder / "features.000000.tar").touch()
     (entry,) = entries_of(folder)
-    assert entry.cut is not None
-    assert entry.cut["custom"] == {"dataset": "x"}
-    assert "features" not in entry.cut
+    assert isinstance(entry.audio, LhotseCut)
+    assert entry.audio.row["custom"] == {"dataset": "x"}
+    assert "features" not in entry.audio.row
 
 
 @pytest.mark.parametrize(

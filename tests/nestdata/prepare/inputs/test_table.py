@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs import Entry, InputFormat, detect_input
-from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
+from nestdata.prepare.inputs import Entry, InputFormat
+from nestdata.prepare.inputs.audio import File
+from tests.nestdata.prepare.inputs.reading import detect_input, entries_of, prepared, some_audio
 
 
 def table(path: Path, content: str) -> Path:
@@ -18,8 +19,8 @@ def test_a_row_has_a_file_a_span_and_labels(tmp_path: Path) -> None:
     path = table(tmp_path / "m.csv", "text,audio_filepath,offset,duration,speaker,note\nhi,wavs/a.wav,0.5,1.5,tom,x\n")
     assert entries_of(path) == [
         Entry(
-            where=f"{path}:2", cut_id="wavs/a@0.500+1.500", path=f"{tmp_path}/wavs/a.wav", offset=0.5, duration=1.5,
-            labels={"text": "hi", "speaker": "tom", "note": "x"}, number=2,
+            where=f"{path}:2", cut_id="wavs/a@0.500+1.500", audio=File(f"{tmp_path}/wavs/a.wav"),
+            offset=0.5, duration=1.5, labels={"text": "hi", "speaker": "tom", "note": "x"}, number=2,
         )
     ]  # fmt: skip
 
@@ -81,9 +82,9 @@ def test_the_first_file_that_exists_decides_where_relative_paths_start(
     some_audio(tmp_path / "wavs" / "b.wav")
     path = table(tmp_path / "tables" / "m.csv", "path,text\nwavs/a.wav,x\nwavs/b.wav,y\n")
     monkeypatch.chdir(tmp_path)
-    assert [entry.path for entry in entries_of(path)] == [f"{tmp_path}/wavs/a.wav", f"{tmp_path}/wavs/b.wav"]
+    assert [entry.audio.location for entry in entries_of(path)] == [f"{tmp_path}/wavs/a.wav", f"{tmp_path}/wavs/b.wav"]
     some_audio(tmp_path / "tables" / "wavs" / "a.wav")
-    assert entries_of(path)[0].path == f"{tmp_path}/tables/wavs/a.wav"
+    assert entries_of(path)[0].audio.location == f"{tmp_path}/tables/wavs/a.wav"
 
 
 def test_a_speaker_takes_precedence_over_another_name_of_it(tmp_path: Path) -> None:

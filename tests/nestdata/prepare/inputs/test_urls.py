@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nestdata import ConfigError, ManifestError, OutputError, prepare_corpus
-from nestdata.prepare.inputs.detect import DetectedInput, common_root
+from nestdata.prepare.inputs.detect import common_root
 from nestdata.prepare.inputs.entry import cut_id_of, relative_id, resolve
 from nestdata.prepare.inputs.fairseq import fairseq_folder, is_fairseq
 from nestdata.prepare.inputs.folder import AudioFolder, sorted_as_files
@@ -69,7 +69,7 @@ def test_ids_outside_of_the_root_are_relative_to_it_if_they_are_in_one_place(
 def test_lines_of_a_local_manifest_may_be_urls(tmp_path: Path) -> None:
     rows = [{"audio_filepath": "s3://bucket/a.flac"}, {"audio_filepath": "b.flac", "offset": 1.0}]
     entries = entries_of(write_jsonl(tmp_path / "m.json", rows))
-    assert [(entry.path, entry.cut_id) for entry in entries] == [
+    assert [(entry.audio.location, entry.cut_id) for entry in entries] == [
         ("s3://bucket/a.flac", "s3://bucket/a"),
         (f"{tmp_path}/b.flac", "b@1.000"),
     ]
@@ -77,7 +77,7 @@ def test_lines_of_a_local_manifest_may_be_urls(tmp_path: Path) -> None:
 
 def test_the_root_of_inputs_in_different_places_is_empty() -> None:
     def root_of(*folders: str) -> str:
-        return common_root([DetectedInput(path=name, format="nemo", folder=name, base=name) for name in folders])
+        return common_root(folders)
 
     assert root_of("s3://bucket/en/lists", "s3://bucket/en") == "s3://bucket/en"
     assert root_of("s3://bucket/en", "s3://bucket/fr") == "s3://bucket"

@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs import Entry, detect_input
-from tests.nestdata.prepare.inputs.reading import entries_of, some_audio, source_of
+from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs.audio import Unusable
+from tests.nestdata.prepare.inputs.reading import (
+    content_or_reason,
+    detail_of,
+    detect_input,
+    entries_of,
+    some_audio,
+    source_of,
+)
 from tests.nestdata.prepare.inputs.shards import write_tar
 
 
@@ -19,8 +27,7 @@ def samples(folder: Path, *names: str) -> list[tuple[str, str]]:
 def found_in(entries: list[Entry]) -> list[tuple[str, str]]:
     found = []
     for entry in entries:
-        content = entry.member.content.read().decode() if entry.member and not entry.problem else ""
-        found.append((entry.cut_id, entry.problem.reason if entry.problem else content))
+        found.append((entry.cut_id, content_or_reason(entry)))
     return found
 
 
@@ -57,8 +64,7 @@ def test_labels_are_the_values_of_json_and_the_text_of_txt(tmp_path: Path) -> No
         None,
         {"text": "�"},
     ]
-    assert entries[2].problem is not None
-    assert entries[2].problem.reason == "unreadable"
+    assert content_or_reason(entries[2]) == "unreadable"
     assert (entries[0].offset, entries[0].duration) == (0.0, None)
 
 
@@ -122,8 +128,7 @@ def test_links_in_a_tar_are_rejected_by_name(tmp_path: Path) -> None:
         info.type, info.linkname = tarfile.LNKTYPE, "b.flac"
         tar.addfile(info)
     (entry,) = entries_of(tmp_path / "a.tar")
-    assert entry.problem is not None
-    assert entry.problem == ("unsafe_member", f"{tmp_path}/a.tar: the member 'a.flac' is a hard link to 'b.flac'")
+    assert entry.audio == Unusable("unsafe_member", f"{tmp_path}/a.tar: the member 'a.flac' is a hard link to 'b.flac'")
 
 
 def test_samples_of_joined_tars_are_read_and_what_is_no_tar_behind_them_is_a_reject(tmp_path: Path) -> None:
@@ -134,9 +139,8 @@ def test_samples_of_joined_tars_are_read_and_what_is_no_tar_behind_them_is_a_rej
     joined.write_bytes(first.read_bytes() + b"garbage")
     entries = entries_of(joined)
     assert found_in(entries) == [("a", "a"), ("", "shard_unreadable")]
-    assert entries[1].problem is not None
     size = first.stat().st_size
-    assert entries[1].problem.detail == (
+    assert detail_of(entries[1]) == (
         f"{joined}: has an end mark, and behind it, at byte {size}, something that is not a tar"
     )
 
@@ -144,6 +148,5 @@ def test_samples_of_joined_tars_are_read_and_what_is_no_tar_behind_them_is_a_rej
 def test_labels_that_are_nested_too_deep_make_a_reject(tmp_path: Path) -> None:
     deep = b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     (entry,) = entries_of(write_tar(tmp_path / "a.tar", [("a.flac", b"a"), ("a.json", deep)]))
-    assert entry.problem is not None
-    assert entry.problem.reason == "unreadable"
-    assert "recursion" in entry.problem.detail
+    assert content_or_reason(entry) == "unreadable"
+    assert "recursion" in detail_of(entry)

@@ -1,8 +1,8 @@
-"""Manifests of one JSON object per line: NeMo's, and Lhotse's cuts and recordings."""
+"""Lhotse's manifests of cuts and recordings, one JSON object per line; and corpora, whose cuts are such lines."""
 
-import json
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,78 +10,19 @@ import orjson
 
 from nestdata.corpus.channels import MIX_FIELD, Channel
 from nestdata.errors import ManifestError, in_one_line
-from nestdata.prepare.inputs.entry import (
-    MAX_SECONDS,
-    Entry,
-    Problem,
-    check_command,
-    count_lines,
-    id_of_name,
-    open_lines,
-    resolve,
-)
-from nestdata.prepare.inputs.patterns import names_shards
+from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
+from nestdata.prepare.inputs.entry import Entry, check_command, check_manifest, resolve
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.lines import LineSource, parse_object
+from nestdata.prepare.inputs.nemo import seconds
 from nestdata.prepare.inputs.pointer import member_at
 from nestdata.storage import is_url
 
-AUDIO_KEYS = ("audio_filepath", "audio_filename")
-_SPAN_KEYS = frozenset({*AUDIO_KEYS, "offset", "duration"})
-
-
-class _JsonLines:
-    """The methods of `Source` that NeMo and Lhotse manifests share."""
-
-    items_per_task: ClassVar[None] = None
-    path: Path | str
-
-    def items(self) -> Iterator[bytes]:
-        """Yields the lines."""
-        with open_lines(self.path) as file:
-            yield from file
-
-    def where(self, number: int) -> str:
-        """Returns the path and the line number, counted from 1."""
-        return f"{self.path!s}:{number}"
-
-    def count(self) -> int | None:
-        """Returns the number of lines."""
-        return count_lines(self.path)
+_CORPUS_FILES = ("meta.json", "index.npy", "cuts.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
-class NemoManifest(_JsonLines):
-    """Lines with `audio_filepath` or `audio_filename`, and optionally `offset`, `duration` and labels."""
-
-    path: Path | str
-    root: str
-    directory: str
-    """The folder that relative paths start from: that of the manifest."""
-
-    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
-        """Yields the entry of a line; none for a blank one."""
-        row = parse_object(item, self.path, number)
-        if row is None:
-            return
-        where = self.where(number)
-        name = row.get("audio_filepath") or row.get("audio_filename")
-        if not name or not isinstance(name, str) or name.endswith("/") or "\0" in name:
-            raise ManifestError(name_problem(row, where))
-        if "shard_id" in row or (".." in name and names_shards(name)):
-            raise ManifestError(
-                f"{where}: a line of a tarred data set ({_shard(row, name)}) in a manifest of files. Begin the "
-                "manifest with a line that has a shard_id, or give the archives with --tars PATTERN."
-            )
-        path = resolve(self.directory, name)
-        offset, duration = seconds(row, "offset", where), seconds(row, "duration", where)
-        cut_id = id_of_name(path, name, self.root)
-        if offset is not None:
-            cut_id += span_suffix(offset, duration)
-        labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}
-        yield Entry(where, cut_id, path, offset or 0.0, duration, labels=labels)
-
-
-@dataclass(frozen=True, slots=True)
-class LhotseManifest(_JsonLines):
+class LhotseManifest(LineSource):
     """Lhotse MonoCuts or recordings; a recording becomes one cut."""
 
     path: Path | str
@@ -113,7 +54,8 @@ class LhotseManifest(_JsonLines):
                 source["source"] = resolve(self.directory, source["source"])
                 if is_url(source["source"]):
                     source["type"] = "url"
-        yield self._located(Entry(where, cut["id"], cut=cut), cut)
+        found = self._located(cut, where)
+        yield Entry(where, cut["id"], found if isinstance(found, Unusable) else LhotseCut(cut, found))
 
     def parse_cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         """Returns the dict of a MonoCut, completed and checked by Lhotse; modifies `row`."""
@@ -140,13 +82,12 @@ class LhotseManifest(_JsonLines):
                 label["alignment"] = {kind: [*map(list, items)] for kind, items in label["alignment"].items()}
         return cut
 
-    def _located(self, entry: Entry, cut: dict[str, Any]) -> Entry:
-        """Returns an entry with the member or the problem of its source, if that is a pointer into a tar."""
+    def _located(self, cut: dict[str, Any], where: str) -> Member | Unusable | None:
+        """Returns the member that the source of a cut points to; None if it is not a pointer into a tar."""
         source = next((source for source in cut["recording"]["sources"] if cut["channel"] in source["channels"]), None)
         if source is None or source["type"] != "shar_ptr":
-            return entry
-        found = member_at(source["source"], self.directory, entry.where)
-        return entry._replace(problem=found) if isinstance(found, Problem) else entry._replace(member=found)
+            return None
+        return member_at(source["source"], self.directory, where)
 
     def _check_source(self, source: dict[str, Any], where: str) -> None:
         kind, location = source.get("type"), source.get("source")
@@ -163,46 +104,73 @@ class LhotseManifest(_JsonLines):
             )
 
 
-def parse_object(line: bytes, path: Path | str, number: int) -> dict[str, Any] | None:
-    """Parses one line; returns None for a blank one.
+@dataclass(frozen=True, slots=True)
+class CorpusCuts:
+    """The cuts of a corpus that was prepared before, with the present location of their audio."""
 
-    Raises:
-        ManifestError: It is not a JSON object.
-    """
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        if not line.strip():
-            return None
-        try:
-            row = json.loads(line)  # accepts NaN, which Python writes for missing scores
-        except (ValueError, RecursionError):
-            raise ManifestError(
-                f"{path}:{number}: not JSON ({error.msg}, at character {error.pos + 1}). Every line must be one JSON "
-                "object; fix or drop it."
-            ) from error
-    if not isinstance(row, dict):
-        raise ManifestError(f"{path}:{number}: {type(row).__name__} where a JSON object was expected. Fix or drop it.")
-    return row
+    items_per_task: ClassVar[None] = None
+    path: Path
+    """The corpus directory."""
+
+    root: str | None
+    """Where the audio is now; None for the root that the corpus has itself."""
+
+    parser: LhotseManifest
+
+    def items(self) -> Iterator[bytes]:
+        """Yields lines in the order of `cuts.jsonl`.
+
+        Raises:
+            CorpusError: The corpus is damaged.
+        """
+        from nestdata.corpus.corpus import Corpus  # imports numpy, which `--help` can do without
+
+        corpus = Corpus.open(self.path, root=self.root)
+        if corpus.is_moved and not corpus.has_bank:
+            yield from (orjson.dumps(corpus.line(index)) for index in corpus.input_order().tolist())
+            return
+        with (self.path / "cuts.jsonl").open("rb") as file:
+            yield from file
+
+    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
+        """Yields the entry of a line."""
+        yield from self.parser.entries(number, item)
+
+    def where(self, number: int) -> str:
+        """Returns the path of `cuts.jsonl` and the line, counted from 1."""
+        return self.parser.where(number)
+
+    def count(self) -> int | None:
+        """Returns the number of lines."""
+        return self.parser.count()
 
 
-def seconds(row: dict[str, Any], key: str, where: str) -> float | None:
-    """Returns a value in seconds, or None if the key is missing or null.
-
-    Raises:
-        ManifestError: The value is not a number, is negative, or is too large.
-    """
-    value = row.get(key)
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not 0 <= value < MAX_SECONDS:
-        raise ManifestError(f"{where}: {key} is {value!r}. Give seconds as a number from 0 to {MAX_SECONDS:g}.")
-    return float(value)
+def _is_corpus(given: GivenInput) -> bool:
+    return (
+        given.format is None
+        and isinstance(given.path, Path)
+        and given.kind == "folder"
+        and all(given.has_file(name) for name in _CORPUS_FILES)
+    )
 
 
-def span_suffix(offset: float, duration: float | None) -> str:
-    """Returns the end of a cut id that distinguishes several spans of one file; both values are in seconds."""
-    return f"@{offset:.3f}" if duration is None else f"@{offset:.3f}+{duration:.3f}"
+def _detect(given: GivenInput) -> bool:
+    if given.kind != "manifest":
+        return _is_corpus(given)
+    return str(given.row.get("type")).endswith("Cut") or "recording" in given.row or "sources" in given.row
+
+
+def _open(given: GivenInput) -> Opened:
+    directory = given.parent if isinstance(given.path, str) else os.getcwd()
+    parser = LhotseManifest(given.path, directory, given.options.channel, given.options.allow_commands)
+    if _is_corpus(given):
+        path = Path(given.path)
+        return given.location, lambda _: CorpusCuts(path, None, replace(parser, path=path / "cuts.jsonl"))
+    check_manifest(given.path)
+    return given.parent, lambda _: parser
+
+
+FORMAT = Format("lhotse", _detect, _open)
 
 
 def _check_cut(row: dict[str, Any], where: str) -> None:
@@ -236,15 +204,3 @@ def _check_recording(cut: dict[str, Any], where: str) -> None:
         channels = source.get("channels")
         if not isinstance(channels, list) or not all(type(channel) is int for channel in channels):
             raise ManifestError(f"{where}: the channels of a source are {channels!r}. Give a list of numbers.")
-
-
-def _shard(row: dict[str, Any], name: str) -> str:
-    return f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
-
-
-def name_problem(row: dict[str, Any], where: str) -> str:
-    """Returns the message for a line whose audio file has no usable name."""
-    if not any(key in row for key in AUDIO_KEYS):
-        return f"{where}: the key audio_filepath is missing. Add it, or drop this line."
-    name = next(row[key] for key in AUDIO_KEYS if key in row)
-    return f"{where}: audio_filepath is {name!r}. Give the path of one file as a string."

@@ -1,0 +1,228 @@
+"""What a format of inputs is: how it recognises an input, and how it opens one.
+
+Local inputs are `Path`, and those at URLs are `str`.
+"""
+
+import codecs
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from nestdata.corpus.channels import Channel
+from nestdata.errors import ManifestError, StorageError
+from nestdata.input_format import InputFormat
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Source, open_lines, where_paths_start
+from nestdata.prepare.inputs.lines import parse_object
+from nestdata.prepare.inputs.listing import names_in, objects_below
+from nestdata.prepare.inputs.patterns import expand, is_pattern
+from nestdata.storage import is_url, join, parent, storage
+
+TAR = re.compile(r".*\.(?:tar(?:\.\w+)?|tgz)", re.IGNORECASE)
+"""Names of tars, compressed ones included."""
+
+InputKind = Literal["tars", "manifests", "folder", "audio", "manifest"]
+"""A tar or a pattern of tars, another pattern, a folder, an audio file, or any other file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputOptions:
+    """Settings that apply to all inputs of one corpus."""
+
+    format: InputFormat | None = None
+    """Format of every input; None to detect it."""
+
+    channel: Channel = 0
+    """Channel of recordings whose manifest names none."""
+
+    allow_commands: bool = False
+    """Whether to run commands that a manifest gives instead of files."""
+
+    tars: tuple[str, ...] = ()
+    """Patterns of the tars of NeMo manifests: none to find them beside the manifests, one for all inputs, or one for
+    each input."""
+
+    write_to: Path = Path()
+    """The corpus directory, for copies of embedded audio and for temporary files."""
+
+    stored_in: Path = Path()
+    """Path of the same directory once the corpus is in place."""
+
+
+Opened = tuple[str, Callable[[str], Source]]
+"""Absolute path or URL of the folder of the audio or, if the format does not name one, of the manifest; and a function
+that returns the source, given the folder that ids are relative to: the deepest one that holds those of all inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of inputs."""
+
+    name: InputFormat
+    detect: Callable[["GivenInput"], bool]
+    """Returns whether an input is of this format; only asked if the caller does not know it."""
+
+    open: Callable[["GivenInput"], Opened]
+    """Opens an input of this format; raises ManifestError if it cannot be of this format."""
+
+
+@dataclass(frozen=True)
+class GivenInput:
+    """One input, and what its detection reads of it, each at most once."""
+
+    path: Path | str
+    options: InputOptions
+    number: int = 0
+    """Index of the input, which names its files in the corpus directory."""
+
+    tars: str | None = None
+    """Pattern of the tars of a NeMo data set."""
+
+    @property
+    def format(self) -> InputFormat | None:
+        """The format that the caller knows; None to detect it."""
+        return self.options.format
+
+    @cached_property
+    def location(self) -> str:
+        """Absolute path, or URL without a slash at its end."""
+        return self.path.rstrip("/") if isinstance(self.path, str) else os.path.abspath(self.path)
+
+    def folders(self, name: str) -> tuple[str, str]:
+        """Returns a folder in the corpus directory for files of the input: now, and once the corpus is in place."""
+        below = f"{name}/{self.number}"
+        return str(self.options.write_to / below), str(self.options.stored_in / below)
+
+    @property
+    def folder(self) -> Path | str:
+        """The path of a folder as the caller gave it; a URL without a slash at its end."""
+        return self.location if isinstance(self.path, str) else self.path
+
+    @property
+    def parent(self) -> str:
+        """Absolute path or URL of the folder that holds the input."""
+        return parent(self.path) if isinstance(self.path, str) else os.path.abspath(self.path.parent)
+
+    @cached_property
+    def is_pattern(self) -> bool:
+        """Whether the path stands for several files."""
+        return is_pattern(str(self.path)) and (isinstance(self.path, str) or not os.path.exists(self.path))
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Absolute paths or URLs that a pattern stands for; the location itself for any other input."""
+        return expand(self.location) if self.is_pattern else [self.location]
+
+    @property
+    def is_tars(self) -> bool:
+        """Whether the path names a tar or a pattern of tars."""
+        is_named = self.is_pattern or isinstance(self.path, str) or os.path.isfile(self.path)
+        return is_named and TAR.fullmatch(self.names[0]) is not None
+
+    @cached_property
+    def kind(self) -> InputKind:
+        """What the input is by its path, or by a look at a store."""
+        if self.is_tars:
+            return "tars"
+        if self.is_pattern:
+            return "manifests"
+        if self.path.is_dir() if isinstance(self.path, Path) else self.path.endswith("/") or not _is_object(self.path):
+            return "folder"
+        return "audio" if str(self.path).lower().endswith(AUDIO_SUFFIXES) else "manifest"
+
+    @cached_property
+    def children(self) -> list[str]:
+        """Absolute paths or URLs of the files and folders in a folder.
+
+        Raises:
+            ManifestError: It is not a folder, or cannot be listed.
+            StorageError: The store cannot be listed.
+        """
+        if isinstance(self.path, str):
+            found = {info.location[len(self.location) + 1 :].partition("/")[0] for info in objects_below(self.location)}
+            return [join(self.location, name) for name in sorted(found)]
+        if not self.path.is_dir():
+            raise ManifestError(self._why_no_folder(self.path))
+        return names_in(self.path)
+
+    def check_folder(self) -> None:
+        """Raises the errors of `children`."""
+        _ = self.children
+
+    def has_file(self, name: str) -> bool:
+        """Returns whether there is a file of this name in a folder."""
+        path = join(self.location, name)
+        return path in self.children and (is_url(path) or os.path.isfile(path))
+
+    @property
+    def first_line(self) -> bytes:
+        """The first line of a manifest."""
+        return self._lines[0]
+
+    @cached_property
+    def line(self) -> bytes:
+        """The first line of a manifest that is not blank; empty if there is none and the format is known.
+
+        Raises:
+            ManifestError: The format is not known, and the manifest is empty or not in UTF-8.
+        """
+        line = self._lines[1]
+        if self.format is None and not line:
+            raise ManifestError(f"{self.path}: the manifest is empty. Check the command that wrote it.")
+        if self.format is None and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise ManifestError(
+                f"{self.path}: text in UTF-16. Save it as UTF-8, for instance with `iconv -f UTF-16 -t UTF-8`."
+            )
+        return line
+
+    @property
+    def line_number(self) -> int:
+        """Number of `line`, counted from 1."""
+        return self._lines[2]
+
+    @cached_property
+    def row(self) -> dict[str, Any]:
+        """The JSON object in `line`.
+
+        Raises:
+            ManifestError: It is not one.
+        """
+        try:
+            return parse_object(self.line, self.path, self.line_number) or {}
+        except ManifestError as error:
+            raise ManifestError(
+                f"{error} Other kinds of input: an audio file, a folder of audio, a CSV with a column audio_filepath, "
+                "a list of paths, a fairseq manifest, a Kaldi directory, a Hugging Face data set; see docs/formats.md."
+            ) from error
+
+    @cached_property
+    def _lines(self) -> tuple[bytes, bytes, int]:
+        with open_lines(self.path) as file:
+            first = line = file.readline()
+            number = 1
+            while line and not line.strip():
+                line, number = file.readline(), number + 1
+        return first, line, number
+
+    def _why_no_folder(self, path: Path) -> str:
+        if not path.is_file():
+            return f"{path}: no such folder. {where_paths_start(path)}"
+        if self.format == "kaldi":
+            return f"{path}: a file, but --format kaldi reads a Kaldi directory. Give the folder that holds wav.scp."
+        return f"{path}: a file, but --format {self.format} reads a folder. Give the folder, or leave out --format."
+
+
+def _is_object(url: str) -> bool:
+    """Returns whether there is an object of this name; a bucket is not one."""
+    if parent(url) == url:
+        return False
+    try:
+        storage().info(url)
+    except StorageError as error:
+        if error.kind != "missing":
+            raise
+        return False
+    return True
