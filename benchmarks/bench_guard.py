@@ -90,9 +90,8 @@ def main() -> int:
     meter = Meter()
     for name in HOOKS:
         setattr(StallGuard, name, meter.wrap(getattr(StallGuard, name)))
-    for kind in (nestguard.Heartbeat, nestguard.NoHeartbeat):
-        for name in BEATS:
-            setattr(kind, name, meter.wrap(getattr(kind, name)))
+    for name in BEATS:
+        setattr(nestguard.Heartbeat, name, meter.wrap(getattr(nestguard.Heartbeat, name)))
     print("# The stall guard\n")
     print(
         f"Made by `benchmarks/bench_guard.py`, {rounds} pairs of runs of {steps} steps, one rank of one thread, ",

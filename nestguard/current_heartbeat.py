@@ -11,7 +11,7 @@ from nestguard.record import Phase
 
 _log = logging.getLogger(__name__)
 _NONE = NoHeartbeat()
-_current: Heartbeat | NoHeartbeat = _NONE
+_current: Heartbeat = _NONE
 _parent: HeartbeatSlot | None = None
 """In a forked process, the slot of the process that it was forked from."""
 
@@ -19,16 +19,16 @@ _handles_fork = False
 """Whether `_reset_after_fork` is registered; a registration cannot be removed."""
 
 
-def current() -> Heartbeat | NoHeartbeat:
+def current() -> Heartbeat:
     """Returns the heartbeat of this process; a `NoHeartbeat` while no stall guard is active."""
     return _current
 
 
-def set_current(heartbeat: Heartbeat | NoHeartbeat) -> None:
+def set_current(heartbeat: Heartbeat) -> None:
     """Sets the heartbeat of this process. A forked child has none until it calls `start_worker`."""
     global _current, _handles_fork
     _current = heartbeat
-    if not _handles_fork and isinstance(heartbeat, Heartbeat):
+    if not _handles_fork and heartbeat.slot is not None:
         os.register_at_fork(after_in_child=_reset_after_fork)
         _handles_fork = True
 

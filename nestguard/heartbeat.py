@@ -75,47 +75,6 @@ class HeartbeatSlot(NamedTuple):
     identity: Identity
 
 
-class NoHeartbeat:
-    """Replaces `Heartbeat` while no stall guard is active: every method does nothing."""
-
-    slot: HeartbeatSlot | None = None
-
-    def beat(
-        self, phase: Phase, step: int | None = None, microbatch: int | None = None, cut_ids: Iterable[str] = ()
-    ) -> None:
-        """Does nothing."""
-
-    def beat_collective(self, step: int | None = None) -> None:
-        """Does nothing."""
-
-    def note_cuts(self, cut_ids: Iterable[str]) -> None:
-        """Does nothing."""
-
-    def note_cut(self, cut_id: str) -> None:
-        """Does nothing."""
-
-    def note_wait(self, cut_id: str, location: str) -> None:
-        """Does nothing."""
-
-    def refresh(self) -> None:
-        """Does nothing."""
-
-    def watch_device(self, new_event: Callable[[], DeviceEvent], read_trace: TraceReader | None = None) -> None:
-        """Does nothing."""
-
-    def mark_device(self, phase: Phase) -> None:
-        """Does nothing."""
-
-    def finish(self, phase: Phase, detail: str = "", traceback: str = "") -> None:
-        """Does nothing."""
-
-    def arm(self) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
 class Heartbeat:
     """Heartbeat of this process, written to a file that the monitor of its node reads.
 
@@ -131,18 +90,19 @@ class Heartbeat:
         GuardError: The file cannot be written, the directory is not safe, or the system is not Linux.
     """
 
+    slot: HeartbeatSlot | None = None
+    """Where it is written; None for a `NoHeartbeat`."""
+
+    _lock: DirectoryLock | None = None
+    _stacks: StackWriter | None = None
+    _crash: FileIO | None = None
+    _device: DeviceWatch | None = None
+    _device_sequence = 0
+
     def __init__(self, directory: Path, identity: Identity) -> None:
         self._directory = Path(os.path.abspath(directory))
-        self.slot: HeartbeatSlot | None = HeartbeatSlot(self._directory, identity)
-        self._lock: DirectoryLock | None = None
-        self._record = [0] * len(_FIELDS)
-        self._record[_PHASE] = Phase.STARTING
-        for field in (_END, _STEP, _MICROBATCH, _FIRST_STEP):
-            self._record[field] = UNSET
-        self._stacks: StackWriter | None = None
-        self._crash: FileIO | None = None
-        self._device: DeviceWatch | None = None
-        self._device_sequence = 0
+        self.slot = HeartbeatSlot(self._directory, identity)
+        self._record = _first_record(UNSET)
         try:
             if identity.worker is None:
                 self._lock = lock_directory(self._directory)
@@ -277,6 +237,8 @@ class Heartbeat:
         Installs handlers for the signals 43 and 44, which are never removed. Unless faulthandler is in use already, the
         stacks are also written if the process crashes or is aborted.
         """
+        if self._record[_END] != UNSET:
+            return
         self._stacks = StackWriter(self._directory, self._name)
         libc = ctypes.CDLL(None)
         libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
@@ -369,6 +331,21 @@ class Heartbeat:
             UNSET if microbatch is None else microbatch,
             sequence,
         )
+
+
+class NoHeartbeat(Heartbeat):
+    """The heartbeat of a process that nobody watches. It ended before it began, so every method returns at once."""
+
+    def __init__(self) -> None:
+        self._record = _first_record(Phase.LEAVING)
+
+
+def _first_record(end: int) -> list[int]:
+    record = [0] * len(_FIELDS)
+    record[_PHASE], record[_END] = Phase.STARTING, end
+    for field in (_STEP, _MICROBATCH, _FIRST_STEP):
+        record[field] = UNSET
+    return record
 
 
 def _joined(cut_ids: Iterable[str]) -> str:

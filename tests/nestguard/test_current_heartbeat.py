@@ -1,4 +1,6 @@
 import multiprocessing
+import signal
+import threading
 from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -8,6 +10,8 @@ import pytest
 import nestguard
 from nestguard import Heartbeat, Identity, NoHeartbeat, Phase, current, read_heartbeat, set_current
 from nestguard.current_heartbeat import start_worker
+from nestguard.process import STACK_SIGNAL
+from tests.nestguard.devices import StandIn
 
 ME = Identity(rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")
 
@@ -31,9 +35,17 @@ def test_without_a_stall_guard_every_heartbeat_method_does_nothing() -> None:
     heartbeat.beat_collective(1)
     heartbeat.note_cut("a")
     heartbeat.note_cuts(["a"])
+    heartbeat.note_wait("a", "s3://speech/a.tar")
     heartbeat.refresh()
+    device = StandIn()
+    handler, num_threads = signal.getsignal(STACK_SIGNAL), threading.active_count()
     heartbeat.arm()
-    heartbeat.finish(Phase.DONE)
+    heartbeat.watch_device(device.new_event)
+    heartbeat.mark_device(Phase.COLLECTIVE)
+    assert (signal.getsignal(STACK_SIGNAL), threading.active_count()) == (handler, num_threads)
+    heartbeat.finish(Phase.FAILED, "detail", "traceback")
+    heartbeat.close()
+    assert heartbeat.slot is None
     start_worker(0, 1)
     assert current() is heartbeat
 

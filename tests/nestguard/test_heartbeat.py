@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import nestguard
-from nestguard import GuardError, Heartbeat, Identity, NoHeartbeat, Phase, read_heartbeat
+from nestguard import GuardError, Heartbeat, Identity, Phase, read_heartbeat
 from nestguard.record import RECORD, RECORDS_AT
 from tests.nestdata.full_disk import files_up_to
 
@@ -167,11 +167,6 @@ def test_a_heartbeat_contains_the_path_of_the_torchrun_error_file_if_it_fits(
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/" + "x" * 9000)
     Heartbeat(tmp_path, ME)
     assert reading_of(tmp_path).error_file is None
-
-
-def test_no_heartbeat_has_every_method_of_heartbeat() -> None:
-    public = {name for name in vars(Heartbeat) if not name.startswith("_")}
-    assert public <= set(vars(NoHeartbeat))
 
 
 @pytest.mark.multiprocess
