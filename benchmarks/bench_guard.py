@@ -101,8 +101,8 @@ def main() -> int:
     print(
         measured_line(
             "benchmarks/bench_guard.py",
-            "nestguard/heartbeat.py",
-            "nestguard/record.py",
+            "nestguard/observe/heartbeat.py",
+            "nestguard/observe/record.py",
             "nestmodel/training/callbacks/stall_guard.py",
         )
         + "\n"

@@ -11,6 +11,7 @@ monitor sends what it observes once a second. Then one rank stops while it compu
 import argparse
 import contextlib
 import gc
+import importlib
 import itertools
 import json
 import math
@@ -26,18 +27,16 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import nestguard.follower
+import nestguard
 from nestguard import Heartbeat, Identity, PeerConfig, Phase, Reading, StallLimits, start_monitor
-from nestguard.follower import Follower
-from nestguard.process import ProcessState
-from nestguard.view import ProcessView
-from nestguard.wire import view_to_json
 
-SENDS_EVERYTHING = not (Path(nestguard.__file__).parent / "updates.py").exists()
+FOLDER = Path(nestguard.__file__).parent
+IS_FLAT = not (FOLDER / "connect").exists()
+SENDS_EVERYTHING = IS_FLAT and not (FOLDER / "updates.py").exists()
 """Whether this is the earlier `nestguard`. The simulation runs with the package that it measures."""
 
-if not SENDS_EVERYTHING:
-    from nestguard.authentication import SharedToken
+follower = importlib.import_module("nestguard.follower" if IS_FLAT else "nestguard.connect.follower")
+view = importlib.import_module("nestguard.view" if IS_FLAT else "nestguard.observe.view")
 
 REPOSITORY = Path(__file__).parents[1]
 NUM_RANKS, NUM_WORKERS = 8, 64
@@ -229,7 +228,7 @@ def simulate_nodes(part: Part) -> None:
     """Plays the monitors of some nodes: each sends what its ranks and loader workers do once a second."""
     if part.end_node < part.num_nodes:
         # Hundreds of reports of thousands of ranks would fill the memory of this one machine.
-        nestguard.follower.StopDecision = _NoReport  # type: ignore[assignment, misc]
+        follower.StopDecision = _NoReport  # type: ignore[attr-defined]
         gc.disable()
     time.sleep(max(0.0, part.begins_at - time.monotonic()))
     nodes = [_Node(part, node) for node in range(part.first_node, part.end_node)]
@@ -275,16 +274,16 @@ class _Node:
         self.part, self.node = part, node
         own = _identity(part, node, 0, None)
         if SENDS_EVERYTHING:
-            self.follower = Follower(_peers(part), own, CONNECT_S)
+            self.follower = follower.Follower(_peers(part), own, CONNECT_S)
         else:
-            token = SharedToken(os.environ["NESTGUARD_TOKEN"])
-            self.follower = Follower(_peers(part), own, CONNECT_S, token)
+            token = follower.SharedToken(os.environ["NESTGUARD_TOKEN"])
+            self.follower = follower.Follower(_peers(part), own, CONNECT_S, token)
         self._template = ""
 
     def send(self, now: float) -> None:
         """Sends what the processes of the node do now."""
         views = [
-            ProcessView(reading=reading, state=ProcessState.SLEEPING, age_s=now - reading.beat_ns / 1e9)
+            view.ProcessView(reading=reading, state=view.ProcessState.SLEEPING, age_s=now - reading.beat_ns / 1e9)
             for reading in _readings(self.part, self.node, now, num_workers=0)
         ]
         if not SENDS_EVERYTHING:
@@ -294,11 +293,12 @@ class _Node:
         connection = operator.attrgetter("_connection")(self.follower)
         if connection is None or not connection.is_open:
             return
+        to_json = importlib.import_module("nestguard.wire").view_to_json
         if not self._template:
             workers = _readings(self.part, self.node, now)[NUM_RANKS:]
-            views = [ProcessView(reading=one, state=ProcessState.SLEEPING, age_s=0.5) for one in workers]
-            self._template = ", ".join(json.dumps(view_to_json(view)) for view in views)
-        ranks = ", ".join(json.dumps(view_to_json(view)) for view in views[:NUM_RANKS])
+            views = [view.ProcessView(reading=one, state=view.ProcessState.SLEEPING, age_s=0.5) for one in workers]
+            self._template = ", ".join(json.dumps(to_json(one)) for one in views)
+        ranks = ", ".join(json.dumps(to_json(one)) for one in views[:NUM_RANKS])
         data = f'{{"type": "views", "views": [{ranks}, {self._template}]}}\n'.encode()
         try:
             operator.attrgetter("_socket")(connection).sendall(data)

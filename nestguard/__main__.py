@@ -18,13 +18,13 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from nestguard.authentication import TOKEN_VARIABLE, SharedToken
-from nestguard.directory import DirectoryLock
+from nestguard.connect.authentication import TOKEN_VARIABLE, SharedToken
+from nestguard.connect.peers import PeerConfig
+from nestguard.diagnose.limits import StallLimits
 from nestguard.launch import IGNORED_SIGNALS
-from nestguard.limits import StallLimits
 from nestguard.monitor import Monitor, MonitorConfig
-from nestguard.peers import PeerConfig
-from nestguard.record import Identity
+from nestguard.observe.directory import DirectoryLock
+from nestguard.observe.record import Identity
 
 
 def main(argv: Sequence[str] | None = None) -> int:

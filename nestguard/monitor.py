@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nestguard.authentication import SharedToken
-from nestguard.collectives import describe, read_summaries
-from nestguard.directory import DirectoryLock
-from nestguard.limits import StallLimits
-from nestguard.peers import LocalOnly, PeerConfig, StopDecision
-from nestguard.process import EXIT_STALLED, ProcessState
-from nestguard.record import Identity, Phase
-from nestguard.rendezvous import connect_peers
+from nestguard.connect.authentication import SharedToken
+from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
+from nestguard.connect.rendezvous import connect_peers
+from nestguard.diagnose.limits import StallLimits
+from nestguard.diagnose.run_diagnosis import RunDiagnosis, diagnose, quick_limits, view_may_stop_run
+from nestguard.observe.collectives import describe, read_summaries
+from nestguard.observe.directory import DirectoryLock
+from nestguard.observe.process import EXIT_STALLED, ProcessState
+from nestguard.observe.record import Identity, Phase
+from nestguard.observe.view import ProcessView, missing_ranks
+from nestguard.observe.watch import NodeWatch
 from nestguard.report import Report, main_thread_stack, torchrun_error
-from nestguard.run_diagnosis import RunDiagnosis, diagnose, quick_limits, view_may_stop_run
 from nestguard.termination import read_dumps, request_dumps, terminate
-from nestguard.view import ProcessView, missing_ranks
-from nestguard.watch import NodeWatch
 
 _log = logging.getLogger(__name__)
 _DECISION_TIMEOUT_S = 5.0

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from nestguard.diagnosis import Diagnosis
-from nestguard.limits import StallLimits
-from nestguard.process import CRASH_SUFFIX, EXIT_STALLED
-from nestguard.record import DevicePosition, Phase
-from nestguard.run_diagnosis import RunDiagnosis
-from nestguard.view import ProcessView
+from nestguard.diagnose.diagnosis import Diagnosis
+from nestguard.diagnose.limits import StallLimits
+from nestguard.diagnose.run_diagnosis import RunDiagnosis
+from nestguard.observe.process import CRASH_SUFFIX, EXIT_STALLED
+from nestguard.observe.record import DevicePosition, Phase
+from nestguard.observe.view import ProcessView
 
 _TABLE_WIDTH = 120
 _MIN_DIAGNOSIS_WIDTH = 40

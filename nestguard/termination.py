@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nestguard.collectives import REQUEST, SUFFIX
-from nestguard.files import create_file, open_file
-from nestguard.process import CRASH_SUFFIX, END_SIGNAL, ProcessState, process_state, send_signal
-from nestguard.stacks import STACK_SUFFIX, ask_for_stacks, interrupt_for_stacks
-from nestguard.view import ProcessView
+from nestguard.observe.collectives import REQUEST, SUFFIX
+from nestguard.observe.files import create_file, open_file
+from nestguard.observe.process import CRASH_SUFFIX, END_SIGNAL, ProcessState, process_state, send_signal
+from nestguard.observe.stacks import STACK_SUFFIX, ask_for_stacks, interrupt_for_stacks
+from nestguard.observe.view import ProcessView
 
 _ASK_S = 1.0
 _DUMP_S = 2.0

@@ -3,8 +3,8 @@
 from typing import Any
 
 from nestguard import Identity, Phase, Reading
-from nestguard.process import ProcessState
-from nestguard.view import ProcessView
+from nestguard.observe.process import ProcessState
+from nestguard.observe.view import ProcessView
 
 
 def view(

@@ -12,10 +12,10 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch.distributed.constants import default_pg_timeout
 
 import nestguard
-import nestguard.device
+import nestguard.observe.device
 import nestmodel.training.callbacks.stall_guard
 from nestguard import Phase, StallLimits
-from nestguard.record import DevicePosition
+from nestguard.observe.record import DevicePosition
 from nestmodel import ConfigError, StallGuard
 from nestmodel.training.lightning_private import process_group_timeout_s
 from tests.conftest import MessyCorpora
@@ -168,7 +168,7 @@ def test_the_device_of_a_rank_is_observed_until_training_ends(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accelerator: str
 ) -> None:
     seen = []
-    monkeypatch.setattr(nestguard.device, "POLL_S", 0.01)
+    monkeypatch.setattr(nestguard.observe.device, "POLL_S", 0.01)
     if accelerator == "cpu":
         device = StandIn()
         monkeypatch.setattr(nestmodel.training.callbacks.stall_guard, "new_event_of", lambda _: device.new_event)
