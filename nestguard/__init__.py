@@ -4,12 +4,12 @@ from nestguard.connect.authentication import new_token
 from nestguard.connect.peers import PeerConfig
 from nestguard.diagnose.limits import StallLimits
 from nestguard.launch import MonitorHandle, start_monitor
-from nestguard.observe.current_heartbeat import current, set_current, start_worker
 from nestguard.observe.directory import run_directory
 from nestguard.observe.errors import GuardError
-from nestguard.observe.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat
+from nestguard.observe.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat, current, set_current, start_worker
 from nestguard.observe.process import EXIT_STALLED
-from nestguard.observe.record import Identity, Phase, Reading, read_heartbeat
+from nestguard.observe.record import read_heartbeat
+from nestguard.observe.view import Identity, Phase, Reading
 
 __all__ = [
     "EXIT_STALLED",

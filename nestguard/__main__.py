@@ -24,7 +24,7 @@ from nestguard.diagnose.limits import StallLimits
 from nestguard.launch import IGNORED_SIGNALS
 from nestguard.monitor import Monitor, MonitorConfig
 from nestguard.observe.directory import DirectoryLock
-from nestguard.observe.record import Identity
+from nestguard.observe.view import Identity
 
 
 def main(argv: Sequence[str] | None = None) -> int:

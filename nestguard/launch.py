@@ -13,7 +13,7 @@ from nestguard.connect.peers import PeerConfig
 from nestguard.diagnose.limits import StallLimits
 from nestguard.observe.directory import lock_directory
 from nestguard.observe.errors import GuardError
-from nestguard.observe.record import Identity
+from nestguard.observe.view import Identity
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a launcher may send to all processes of a job. The monitor has to watch the ranks until they exit."""

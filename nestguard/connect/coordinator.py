@@ -12,15 +12,11 @@ from typing import Any
 from nestguard.connect.authentication import AuthenticationError, Handshake, SharedToken, Side, new_nonce
 from nestguard.connect.frames import InvalidFrameError, Message, pack
 from nestguard.connect.listening import listen
+from nestguard.connect.messages import INVALID_MESSAGE_ERRORS, NodeRanks, aged, view_from_json
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.connect.server import Peer, Server
-from nestguard.connect.updates import NodeRanks, aged
-from nestguard.connect.wire import INVALID_MESSAGE_ERRORS, view_from_json
-from nestguard.diagnose.limits import StallLimits
-from nestguard.diagnose.run_diagnosis import quick_limits
-from nestguard.observe.process import ProcessState
-from nestguard.observe.record import Identity
-from nestguard.observe.view import NodeSilence, ProcessView
+from nestguard.diagnose.limits import StallLimits, quick_limits
+from nestguard.observe.view import Identity, NodeSilence, ProcessState, ProcessView
 
 _log = logging.getLogger(__name__)
 _MAX_LOGGED_STRANGERS = 100

@@ -1,25 +1,93 @@
 """Role of the monitor of every node but node 0: it sends what it observes and follows the decisions made there."""
 
+import contextlib
 import logging
 import socket
+import struct
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
-from nestguard.connect.authentication import Handshake, SharedToken, Side, new_nonce
-from nestguard.connect.frames import Message
+from nestguard.connect.authentication import AuthenticationError, Handshake, Seal, SharedToken, Side, new_nonce
+from nestguard.connect.frames import SIZE, Codec, InvalidFrameError, Message, pack
+from nestguard.connect.messages import INVALID_MESSAGE_ERRORS, UpdateEncoder, encode_details
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
-from nestguard.connect.updates import UpdateEncoder, encode_details
-from nestguard.connect.wire import INVALID_MESSAGE_ERRORS, Connection
-from nestguard.observe.record import Identity
-from nestguard.observe.view import NodeSilence, ProcessView
+from nestguard.observe.view import Identity, NodeSilence, ProcessView
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _CONNECT_TIMEOUT_S = 5.0
+_SEND_TIMEOUT_S = 2
 _MAX_SEND_SILENCE_S = 5.0
 """Views are not sent to a coordinator that has been silent for longer: unread messages would fill the send buffer."""
+
+
+class Connection:
+    """A follower's connection to the coordinator.
+
+    One thread receives; any thread may send. Until `authenticate` is called, waiting for a message is limited by the
+    timeout of the socket. Times are seconds of `time.monotonic()`.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        # A frozen peer stops reading, and sending to it must not block this monitor.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._codec = Codec()
+        self._socket = connection
+        self._file: BinaryIO = connection.makefile("rb")
+        self._sending = threading.Lock()
+        self.received_at = time.monotonic()
+        """When the last message arrived."""
+
+        self.closed_at = 0.0
+        self.is_open = True
+        self.received_goodbye = False
+        """Whether the peer announced that it would close the connection."""
+
+    def authenticate(self, sending: Seal, receiving: Seal) -> None:
+        """Requires that every further message is authentic. From now on, `receive` waits without a limit."""
+        self._codec.authenticate(sending, receiving)
+        self._socket.settimeout(None)
+
+    def send(self, message: Message) -> None:
+        """Sends a message; closes the connection if that fails or takes longer than two seconds."""
+        if not self.is_open:
+            return
+        try:
+            with self._sending:
+                self._socket.sendall(self._codec.frame(pack(message)))
+        except OSError:
+            self.close()
+
+    def receive(self) -> Message | None:
+        """Waits for the next message; returns None once the connection is closed or the peer sends no valid message."""
+        try:
+            message = self._receive()
+        except (OSError, InvalidFrameError, AuthenticationError):
+            message = None
+        if message is None:
+            self.close()
+            return None
+        self.received_at = time.monotonic()
+        if message.get("type") == "goodbye":
+            self.received_goodbye = True
+        return message
+
+    def _receive(self) -> Message | None:
+        size = self._codec.frame_size(self._file.read(SIZE.size))
+        frame = b"" if size is None else self._file.read(size)
+        return None if size is None or len(frame) < size else self._codec.message(frame)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self.is_open:
+            self.closed_at = time.monotonic()
+        self.is_open = False
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
 
 
 class _Link(NamedTuple):

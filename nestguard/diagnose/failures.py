@@ -3,12 +3,21 @@
 import signal
 from collections.abc import Mapping, Sequence
 
-from nestguard.diagnose.diagnosis import Diagnoses, Diagnosis, culprit, own_diagnosis, waiting, waits_for_ranks
+from nestguard.diagnose.diagnosis import (
+    WATCHDOG,
+    Diagnoses,
+    Diagnosis,
+    contact_reason,
+    culprit,
+    end_reason,
+    own_diagnosis,
+    progress_text,
+    waiting,
+    waits_for_ranks,
+)
 from nestguard.diagnose.limits import StallLimits
 from nestguard.diagnose.progress import progress_key, skipped_collectives
-from nestguard.diagnose.reasons import WATCHDOG, contact_reason, end_reason, progress_text, ranks_text
-from nestguard.observe.record import Phase
-from nestguard.observe.view import ProcessView
+from nestguard.observe.view import Phase, ProcessView, ranks_text
 
 DEAD_GRACE_S = 0.5
 """Delay after a death, in which other ranks can report what they know about it."""

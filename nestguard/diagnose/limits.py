@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from nestguard.observe.errors import GuardError
-from nestguard.observe.record import Phase, Reading
+from nestguard.observe.view import NodeSilence, Phase, ProcessState, ProcessView, Reading
 
 _PHASE_LIMITS = {
     Phase.STARTING: "first_step_s",
@@ -83,3 +84,43 @@ class StallLimits:
             return math.inf
         limit: float = getattr(self, _PHASE_LIMITS[phase])
         return limit if has_stepped else max(limit, self.first_step_s)
+
+
+def may_stop_run(phase: Phase, state: ProcessState, age_s: float, *, has_stepped: bool, limits: StallLimits) -> bool:
+    """Returns whether a rank may be a reason to stop the run. `diagnose` does not stop a run without such a rank.
+
+    Args:
+        phase: Current phase of the rank.
+        state: State of its process.
+        age_s: Seconds since its last heartbeat.
+        has_stepped: Whether it has finished a step since its start.
+        limits: Result of `quick_limits`.
+    """
+    if phase is Phase.FAILED:
+        return True
+    if phase.is_final or state is ProcessState.UNSEEN:
+        return False
+    return state.has_ended or age_s > limits.limit_in(phase, has_stepped=has_stepped)
+
+
+def view_may_stop_run(view: ProcessView, limits: StallLimits) -> bool:
+    """Returns `may_stop_run` of a view; False for a loader worker."""
+    reading = view.reading
+    return view.is_rank and may_stop_run(
+        reading.phase, view.state, view.age_s, has_stepped=reading.has_stepped, limits=limits
+    )
+
+
+def quick_limits(limits: StallLimits, silences: Mapping[int, NodeSilence]) -> StallLimits:
+    """Returns the limits for `may_stop_run`: lower ones if a node is silent."""
+    return limits_beside_silence(limits) if too_long(silences, limits) else limits
+
+
+def limits_beside_silence(limits: StallLimits) -> StallLimits:
+    """Returns the limits that decide whether silent nodes hold up the others."""
+    return replace(limits, step_s=min(limits.step_s, limits.node_silence_s))
+
+
+def too_long(silences: Mapping[int, NodeSilence], limits: StallLimits) -> dict[int, NodeSilence]:
+    """Returns the nodes that have been silent for longer than the limit."""
+    return {node: silence for node, silence in silences.items() if silence.seconds > limits.node_silence_s}

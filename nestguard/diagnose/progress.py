@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from nestguard.observe.process import ProcessState
-from nestguard.observe.record import Phase
-from nestguard.observe.view import ProcessView
+from nestguard.observe.view import Phase, ProcessState, ProcessView
 
 _MICROBATCH_PHASES = (Phase.LOADING, Phase.FORWARD, Phase.BACKWARD)
 ProgressKey = tuple[int, int, int, int]

@@ -3,21 +3,23 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from nestguard.diagnose.diagnosis import Diagnoses, Diagnosis, DiagnosisKind, culprit, waiting, waits_for_ranks
-from nestguard.diagnose.limits import StallLimits
-from nestguard.diagnose.progress import ProgressKey, progress_key, skipped_collectives
-from nestguard.diagnose.reasons import (
+from nestguard.diagnose.diagnosis import (
+    Diagnoses,
+    Diagnosis,
+    DiagnosisKind,
     absent_ranks_suffix,
     behind_reason,
     contact_reason,
-    ranks_text,
+    culprit,
     same_collective_reason,
     silence_reason,
     stopped_reason,
+    waiting,
+    waits_for_ranks,
 )
-from nestguard.observe.process import ProcessState
-from nestguard.observe.record import Phase
-from nestguard.observe.view import NodeSilence, ProcessView
+from nestguard.diagnose.limits import StallLimits, limits_beside_silence
+from nestguard.diagnose.progress import ProgressKey, progress_key, skipped_collectives
+from nestguard.observe.view import NodeSilence, Phase, ProcessState, ProcessView, ranks_text
 
 
 def diagnose_silent_nodes(
@@ -44,11 +46,6 @@ def diagnose_silent_nodes(
         elif view.is_live:
             diagnoses[view.name] = waiting(nodes)
     return diagnoses
-
-
-def limits_beside_silence(limits: StallLimits) -> StallLimits:
-    """Returns the limits that decide whether silent nodes hold up the others."""
-    return replace(limits, step_s=min(limits.step_s, limits.node_silence_s))
 
 
 def diagnose_stall(ranks: Sequence[ProcessView], limits: StallLimits, silences: Mapping[int, NodeSilence]) -> Diagnoses:

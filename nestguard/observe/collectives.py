@@ -12,16 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nestguard.diagnose.reasons import ranks_text
-from nestguard.observe.files import create_file
+from nestguard.observe.directory import COLLECTIVES_REQUEST, COLLECTIVES_SUFFIX, PARTIAL_SUFFIX, create_file
+from nestguard.observe.view import ranks_text
 
 TraceReader = Callable[[], str]
 """Returns the trace of the flight recorder in torch's JSON format; an empty text without a recorder."""
 
-REQUEST = "collectives.wanted"
-"""Name of the file that asks the ranks of a node for their summaries."""
 
-SUFFIX = ".collectives.json"
 _INVALID = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -51,8 +48,8 @@ class Trace:
     """
 
     def __init__(self, directory: Path, name: str, read: TraceReader) -> None:
-        self._request = directory / REQUEST
-        self._answer = directory / (name + SUFFIX)
+        self._request = directory / COLLECTIVES_REQUEST
+        self._answer = directory / (name + COLLECTIVES_SUFFIX)
         self._read: TraceReader | None = read
 
     def serve(self) -> None:
@@ -64,7 +61,7 @@ class Trace:
             groups = parse_trace(read())
         except (RuntimeError, *_INVALID):
             groups = []
-        partial = self._answer.with_name(f".{self._answer.name}.partial")
+        partial = self._answer.with_name(f".{self._answer.name}{PARTIAL_SUFFIX}")
         with contextlib.suppress(OSError):
             with create_file(partial) as file:
                 file.write(json.dumps([asdict(group) for group in groups]).encode())
@@ -121,9 +118,9 @@ def read_summaries(dumps: Mapping[str, str]) -> dict[int, list[GroupProgress]]:
     """
     found = {}
     for name, text in dumps.items():
-        if name.endswith(SUFFIX):
+        if name.endswith(COLLECTIVES_SUFFIX):
             with contextlib.suppress(*_INVALID):
-                rank = int(name.removeprefix("rank-").removesuffix(SUFFIX))
+                rank = int(name.removeprefix("rank-").removesuffix(COLLECTIVES_SUFFIX))
                 found[rank] = [_checked(group) for group in json.loads(text)]
     return dict(sorted(found.items()))
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from nestguard.observe.record import DevicePosition, Phase
+from nestguard.observe.view import DevicePosition, Phase
 
 POLL_S = 0.25
 """Interval at which the events are polled, in seconds."""

@@ -1,5 +1,7 @@
 """The directory in which the processes of one node write their heartbeats: who may use it, and who removes it.
 
+It also names its files, and opens them so that another user who can write to a directory cannot redirect them.
+
 /dev/shm is shared by all users of a node. So the directories of a user are inside one that nobody else may enter, and
 that is checked before anything is written there.
 
@@ -19,10 +21,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 from nestguard.observe.errors import GuardError
-from nestguard.observe.record import Identity
+from nestguard.observe.view import Identity
 
 _log = logging.getLogger(__name__)
 _SHARED_MEMORY = Path("/dev/shm")
@@ -31,9 +34,26 @@ _LOCK_S = 5.0
 
 _RETRY_S = 0.01
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+BEAT_SUFFIX = ".beat"
+STACK_REQUEST_SUFFIX = ".stack.wanted"
+STACK_SUFFIX = ".stack.txt"
+CRASH_SUFFIX = ".crash.txt"
+TRACEBACK_SUFFIX = ".traceback.txt"
+COLLECTIVES_REQUEST = "collectives.wanted"
+"""Name of the file that asks the ranks of a node for their summaries of collectives."""
+
+COLLECTIVES_SUFFIX = ".collectives.json"
+PARTIAL_SUFFIX = ".partial"
+"""End of the name of a file that is renamed when it is complete."""
+
+_SUFFIXES = (
+    *(BEAT_SUFFIX, STACK_REQUEST_SUFFIX, STACK_SUFFIX, CRASH_SUFFIX, TRACEBACK_SUFFIX, COLLECTIVES_SUFFIX),
+    *(PARTIAL_SUFFIX, COLLECTIVES_SUFFIX + PARTIAL_SUFFIX),
+)
 _OWN_FILE = re.compile(
-    r"collectives\.wanted|\.?rank-\d+(\.worker-\d+)?(\.\d+)*"
-    r"\.(beat|stack\.(txt|wanted)|crash\.txt|traceback\.txt|collectives\.json|(collectives\.json\.)?partial)"
+    rf"{re.escape(COLLECTIVES_REQUEST)}|"
+    rf"\.?rank-\d+(\.worker-\d+)?(\.\d+)*({'|'.join(re.escape(suffix) for suffix in _SUFFIXES)})"
 )
 """Names of the files of the stall guard. A program may keep other files beside them."""
 
@@ -226,3 +246,27 @@ def _remove_files(fd: int) -> None:
         if _OWN_FILE.fullmatch(name):
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=fd)
+
+
+def create_file(path: Path) -> FileIO:
+    """Opens a new file for reading and writing. What has the path already is replaced; links are not followed."""
+    path.unlink(missing_ok=True)
+    return FileIO(path, "x+")  # O_CREAT | O_EXCL
+
+
+def open_file(path: Path) -> FileIO:
+    """Opens a file for reading. Links are not followed, and no writer of a pipe is waited for.
+
+    Raises:
+        OSError: The file cannot be opened, or it is not a regular file of this user.
+    """
+    file = FileIO(path, opener=_open)
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        file.close()
+        raise PermissionError(f"{path} is not a regular file of this user")
+    return file
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

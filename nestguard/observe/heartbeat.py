@@ -1,26 +1,34 @@
 """Heartbeats: each process records what it is doing in a memory-mapped file that the monitor of its node reads.
 
-This module owns the writing side and the arming of a process: an armed process writes its stacks and exits when the
-monitor sends the signals for it, even while a thread holds the GIL.
+This module owns the writing side. `current` returns the heartbeat of this process, so that any code can note what it
+does; a loader worker starts its own.
 """
 
-import ctypes
-import faulthandler
 import itertools
+import logging
 import mmap
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
 from nestguard.observe.collectives import Trace, TraceReader
 from nestguard.observe.device import DeviceEvent, DeviceWatch
-from nestguard.observe.directory import DirectoryLock, check_private, lock_directory
+from nestguard.observe.directory import (
+    BEAT_SUFFIX,
+    PARTIAL_SUFFIX,
+    TRACEBACK_SUFFIX,
+    DirectoryLock,
+    check_private,
+    create_file,
+    lock_directory,
+)
 from nestguard.observe.errors import GuardError
-from nestguard.observe.files import create_file
-from nestguard.observe.process import CRASH_SUFFIX, END_SIGNAL, process_state, start_ticks
+from nestguard.observe.process import process_state, start_ticks
 from nestguard.observe.record import (
     ARMED,
     ARMED_AT,
@@ -34,16 +42,15 @@ from nestguard.observe.record import (
     TEXT_SIZE,
     UNSET,
     WAIT_MARK,
-    DevicePosition,
-    Identity,
-    Phase,
     Record,
     header,
     read_heartbeat,
     truncated_utf8,
 )
-from nestguard.observe.stacks import StackWriter
+from nestguard.observe.stacks import StackWriter, dump_crashes, end_on_signal, stop_dumping_crashes
+from nestguard.observe.view import DevicePosition, Identity, Phase
 
+_log = logging.getLogger(__name__)
 _pack = RECORD.pack_into
 _now = time.monotonic_ns
 _FAILED_OR_LEAVING = (Phase.FAILED, Phase.LEAVING)
@@ -62,10 +69,6 @@ _FIELDS = range(len(Record._fields))
     _DETAIL_SIZE,
     _SEQUENCE_AGAIN,
 ) = _FIELDS
-
-
-_dumps_crashes = False
-"""Whether a heartbeat of this process, or of the process that it was forked from, has enabled faulthandler."""
 
 
 class HeartbeatSlot(NamedTuple):
@@ -221,7 +224,7 @@ class Heartbeat:
         if self._record[_END] in _FAILED_OR_LEAVING:
             return
         if traceback:
-            with create_file(self._directory / f"{self._name}.traceback.txt") as file:
+            with create_file(self._directory / f"{self._name}{TRACEBACK_SUFFIX}") as file:
                 file.write(traceback.encode("utf-8", errors="replace"))
         data = truncated_utf8(detail)
         self._map[DETAIL_AT : DETAIL_AT + len(data)] = data
@@ -240,12 +243,8 @@ class Heartbeat:
         if self._record[_END] != UNSET:
             return
         self._stacks = StackWriter(self._directory, self._name)
-        libc = ctypes.CDLL(None)
-        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-        libc.signal.restype = ctypes.c_void_p
-        # A handler written in Python would wait for the GIL, which a stuck thread may hold. `_exit` does not need it.
-        libc.signal(END_SIGNAL, ctypes.cast(libc._exit, ctypes.c_void_p))
-        self._dump_crashes()
+        end_on_signal()
+        self._crash = dump_crashes(self._directory, self._name)
         ARMED.pack_into(self._map, ARMED_AT, 1)
 
     def close(self) -> None:
@@ -254,7 +253,6 @@ class Heartbeat:
         To be called after `finish` in a process that continues without a stall guard. The last of the ranks and the
         monitor to leave the directory removes the files.
         """
-        global _dumps_crashes
         if self._device is not None:
             self._device.close()
             self._device = None
@@ -262,23 +260,14 @@ class Heartbeat:
             self._stacks.close()
             self._stacks = None
         if self._crash is not None:
-            faulthandler.disable()
-            self._crash.close()
-            self._crash, _dumps_crashes = None, False
+            stop_dumping_crashes(self._crash)
+            self._crash = None
         self._leave_directory()
 
     def _leave_directory(self) -> None:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-    def _dump_crashes(self) -> None:
-        """Makes fatal signals write the stacks to a file before they end the process."""
-        global _dumps_crashes
-        if _dumps_crashes or not faulthandler.is_enabled():
-            self._crash = create_file(self._directory / f"{self._name}{CRASH_SUFFIX}")
-            faulthandler.enable(self._crash, all_threads=True)
-            _dumps_crashes = True
 
     def _create(self, identity: Identity) -> mmap.mmap:
         pid = os.getpid()
@@ -289,14 +278,14 @@ class Heartbeat:
         data = header(identity, self._name, pid, started, error_file)
         if len(data) > RECORDS_AT[0]:
             data = header(identity, self._name, pid, started, None)
-        partial = self._directory / f".{self._name}.{pid}.partial"
+        partial = self._directory / f".{self._name}.{pid}{PARTIAL_SUFFIX}"
         # The whole file is allocated now: a memory-mapped page that finds the disk full later would kill the process.
         with create_file(partial) as file:
             os.posix_fallocate(file.fileno(), 0, FILE_SIZE)
             file.write(data)
             self._map = mmap.mmap(file.fileno(), FILE_SIZE)
         self._write()
-        partial.rename(self._directory / f"{self._name}.beat")
+        partial.rename(self._directory / f"{self._name}{BEAT_SUFFIX}")
         return self._map
 
     def _put_cuts(self, text: str) -> None:
@@ -348,6 +337,64 @@ def _first_record(end: int) -> list[int]:
     return record
 
 
+_current: Heartbeat = NoHeartbeat()
+_parent: HeartbeatSlot | None = None
+"""In a forked process, the slot of the process that it was forked from."""
+
+_handles_fork = False
+"""Whether `_reset_after_fork` is registered; a registration cannot be removed."""
+
+
+def current() -> Heartbeat:
+    """Returns the heartbeat of this process; a `NoHeartbeat` while no stall guard is active."""
+    return _current
+
+
+def set_current(heartbeat: Heartbeat) -> None:
+    """Sets the heartbeat of this process. A forked child has none until it calls `start_worker`."""
+    global _current, _handles_fork
+    _current = heartbeat
+    if not _handles_fork and heartbeat.slot is not None:
+        os.register_at_fork(after_in_child=_reset_after_fork)
+        _handles_fork = True
+
+
+def start_worker(worker_id: int, num_workers: int, slot: HeartbeatSlot | None = None) -> None:
+    """Starts the heartbeat of a loader worker; to be called when the worker starts.
+
+    Does nothing while no stall guard is active. If the heartbeat cannot be written, a warning is logged and the worker
+    runs without one.
+
+    Args:
+        worker_id: Id of the worker, from 0.
+        num_workers: Number of workers of the loader.
+        slot: `current().slot` of the worker's rank. Required if the worker is not forked from the rank.
+    """
+    slot = slot or _parent or _current.slot
+    if slot is None:
+        return
+    assert 0 <= worker_id < num_workers
+    try:
+        heartbeat = Heartbeat(slot.directory, replace(slot.identity, worker=worker_id))
+        heartbeat.arm()
+    except (GuardError, OSError) as error:
+        _log.warning("loader worker %d runs without a heartbeat and is not watched: %s", worker_id, error)
+        return
+    heartbeat.beat(Phase.LOADING)
+    set_current(heartbeat)
+    if "multiprocessing" in sys.modules:
+        from multiprocessing.util import Finalize
+
+        # Processes started by multiprocessing exit without running atexit handlers.
+        Finalize(None, heartbeat.finish, args=(Phase.DONE,), exitpriority=0)
+
+
+def _reset_after_fork() -> None:
+    global _current, _parent
+    _parent = _current.slot or _parent
+    _current = NoHeartbeat()
+
+
 def _joined(cut_ids: Iterable[str]) -> str:
     """Joins ids with newlines; stops once they exceed the space in the file."""
     taken, size = [], 0
@@ -363,7 +410,7 @@ def _free_name(directory: Path, identity: Identity) -> str:
     """Returns the base name of a process's files. A loader worker avoids the name of another worker that still runs."""
     name = identity.name
     for number in itertools.count(2):
-        other = None if identity.worker is None else read_heartbeat(directory / f"{name}.beat")
+        other = None if identity.worker is None else read_heartbeat(directory / f"{name}{BEAT_SUFFIX}")
         if other is None or process_state(other.pid, other.start_ticks).has_ended:
             break
         name = f"{identity.name}.{number}"

@@ -4,8 +4,9 @@ import contextlib
 import os
 import signal
 import time
-from enum import StrEnum
 from pathlib import Path
+
+from nestguard.observe.view import ProcessState
 
 EXIT_STALLED = 44
 """Exit code of every rank that the stall guard terminates."""
@@ -16,39 +17,11 @@ END_SIGNAL = 44
 STACK_SIGNAL = 43
 """Makes an armed process write the Python stacks of all its threads."""
 
-CRASH_SUFFIX = ".crash.txt"
-"""End of the name of the file to which an armed process writes its stacks when it crashes."""
-
 # `_exit` itself is installed as the C handler of END_SIGNAL. A handler receives the number of its signal as its
 # argument, so that number becomes the exit code.
 assert END_SIGNAL == EXIT_STALLED
 if hasattr(signal, "SIGRTMIN"):
     assert signal.SIGRTMIN < STACK_SIGNAL < END_SIGNAL < signal.SIGRTMAX
-
-
-class ProcessState(StrEnum):
-    """State of a process: what the operating system reports, or why nothing is known about it."""
-
-    RUNNING = "running"
-    SLEEPING = "sleeping"
-    BLOCKED = "blocked"
-    """In an uninterruptible system call, which no signal interrupts: nearly always a disk or a network file system."""
-
-    STOPPED = "stopped"
-    """Stopped by SIGSTOP, by the terminal, or by a debugger."""
-
-    ZOMBIE = "zombie"
-    GONE = "gone"
-    NOT_STARTED = "not started"
-    """The process is expected, but it has not written a heartbeat."""
-
-    UNSEEN = "unseen"
-    """There is no contact with the node of the process, so its state is unknown."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process no longer runs."""
-        return self in (ProcessState.ZOMBIE, ProcessState.GONE)
 
 
 _STATES = {
@@ -60,17 +33,6 @@ _STATES = {
     "X": ProcessState.GONE,
     "x": ProcessState.GONE,
 }
-
-
-_FATAL = {
-    "Aborted": int(signal.SIGABRT),
-    "Bus error": int(signal.SIGBUS),
-    "Floating-point exception": int(signal.SIGFPE),
-    "Floating point exception": int(signal.SIGFPE),
-    "Illegal instruction": int(signal.SIGILL),
-    "Segmentation fault": int(signal.SIGSEGV),
-}
-"""First lines of the crash dumps that faulthandler writes, as it spells them in different versions of Python."""
 
 
 def start_ticks(pid: int) -> int | None:
@@ -88,12 +50,6 @@ def process_state(pid: int, started: int) -> ProcessState:
     if stat is None or int(stat[19]) != started:
         return ProcessState.GONE
     return _STATES.get(stat[0], ProcessState.SLEEPING)
-
-
-def crash_signal(line: str) -> int | None:
-    """Returns the signal whose name begins a crash dump of Python's faulthandler; None for any other line."""
-    text = line.strip().removeprefix("Fatal Python error: ")
-    return next((number for name, number in _FATAL.items() if text == name), None)
 
 
 def exit_signal(pid: int, started: int) -> int | None:

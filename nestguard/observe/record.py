@@ -16,12 +16,12 @@ number; it is complete if both agree.
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from enum import IntEnum
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from nestguard.observe.files import open_file
+from nestguard.observe.directory import open_file
+from nestguard.observe.view import DevicePosition, Identity, Phase, Reading
 
 MAGIC = b"NESTBEAT"
 VERSION = 3
@@ -42,115 +42,6 @@ WAIT_MARK = "\x1f"
 """Begins the line after a cut's id that holds the location of the bytes that the process waits for."""
 
 _MAX_TRIES = 8
-
-
-class Phase(IntEnum):
-    """What a process is doing, in the order of a training step; the last three phases are final."""
-
-    STARTING = 0
-    LOADING = 1
-    FORWARD = 2
-    BACKWARD = 3
-    COLLECTIVE = 4
-    OPTIMIZER = 5
-    VALIDATION = 6
-    CHECKPOINT = 7
-    FINISHING = 8
-    DONE = 9
-    FAILED = 10
-    LEAVING = 11
-    """The process was asked to stop, for example by SIGTERM, and may exit at any time."""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the process writes no more heartbeats after this phase."""
-        return self >= Phase.DONE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """Identifies one process of a run: a rank or one of its loader workers."""
-
-    rank: int
-    local_rank: int
-    node_rank: int
-    world_size: int
-    local_world_size: int
-    host: str
-    worker: int | None = None
-    """Id of the loader worker; None for the rank itself."""
-
-    @property
-    def name(self) -> str:
-        """Base name of the process's files, for example `rank-3` or `rank-3.worker-0`."""
-        return f"rank-{self.rank}" + ("" if self.worker is None else f".worker-{self.worker}")
-
-
-class DevicePosition(NamedTuple):
-    """What the device of a process executes: the phase that it has begun last, behind all earlier work."""
-
-    phase: Phase
-    step: int | None
-    microbatch: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """Content of a process's heartbeat file at one moment."""
-
-    identity: Identity
-    name: str
-    """Base name of the process's files; has a suffix if two loaders have a worker with the same id."""
-
-    pid: int
-    start_ticks: int
-    is_armed: bool
-    """Whether the process handles the signals that dump its stacks and that end it."""
-
-    error_file: str | None
-    """File from which torchrun reads the reason of a failure; None without torchrun."""
-
-    beat_ns: int
-    """Time of the last heartbeat, in ns of this machine's CLOCK_MONOTONIC."""
-
-    phase: Phase
-    """Current phase; the final one after the process has reported its end."""
-
-    last_phase: Phase
-    """Current phase, or the last one before the final phase."""
-
-    step: int | None
-    microbatch: int | None
-    collectives: int
-    """Number of collectives entered since the start of the process."""
-
-    first_step: int | None
-    """Step that the process began with; greater than 0 if the run was resumed."""
-
-    cuts: tuple[str, ...]
-    """Ids of the cuts being loaded; empty for an idle loader worker."""
-
-    detail: str
-    """How the process ended, in one line; empty while it runs."""
-
-    waits_for: str | None = None
-    """Location of the bytes of the cut that the process waits for; None while it does not wait for bytes."""
-
-    device: DevicePosition | None = None
-    """Position of the device; None without one."""
-
-    device_ns: int = 0
-    """When the device was last observed, in ns of this machine's CLOCK_MONOTONIC; 0 without a device."""
-
-    @property
-    def actual_phase(self) -> Phase:
-        """What is executed now: the phase of the device, which may be behind the process, or else of the process."""
-        return self.phase if self.device is None else self.device.phase
-
-    @property
-    def has_stepped(self) -> bool:
-        """Whether the process has finished a step since its start."""
-        return self.first_step is not None and self.step is not None and self.step > self.first_step
 
 
 class Record(NamedTuple):

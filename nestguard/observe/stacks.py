@@ -1,9 +1,9 @@
-"""Writes the Python stacks of a process to a file when the monitor asks for them.
+"""Arms a process: it writes its Python stacks when the monitor asks for them or when it crashes, and ends on a signal.
 
-A thread is asked first. It holds the GIL while it writes, so no other thread runs Python code meanwhile. If it cannot
-have the GIL, because a call in C does not return it, the main thread is interrupted by a signal and writes without the
-GIL. The frames of the other threads then stand still as well: they wait for the GIL. Asking by the signal alone would
-read frames that change meanwhile, and the process could crash.
+A thread is asked for the stacks first. It holds the GIL while it writes, so no other thread runs Python code meanwhile.
+If it cannot have the GIL, because a call in C does not return it, the main thread is interrupted by a signal and writes
+without the GIL. The frames of the other threads then stand still as well: they wait for the GIL. Asking by the signal
+alone would read frames that change meanwhile, and the process could crash.
 """
 
 import contextlib
@@ -12,17 +12,16 @@ import faulthandler
 import os
 import signal
 import threading
+from io import FileIO
 from pathlib import Path
 
-from nestguard.observe.files import create_file
-from nestguard.observe.process import STACK_SIGNAL, process_state, send_signal
+from nestguard.observe.directory import CRASH_SUFFIX, STACK_REQUEST_SUFFIX, STACK_SUFFIX, create_file
+from nestguard.observe.process import END_SIGNAL, STACK_SIGNAL, process_state, send_signal
 
-STACK_SUFFIX = ".stack.txt"
-"""End of the name of the file to which an armed process writes its stacks."""
-
-_REQUEST_SUFFIX = ".stack.wanted"
 _ASK, _END = b"?", b"."
 _JOIN_S = 1.0
+_dumps_crashes = False
+"""Whether this process, or the process that it was forked from, has enabled faulthandler for the stall guard."""
 
 
 class StackWriter:
@@ -38,7 +37,7 @@ class StackWriter:
 
     def __init__(self, directory: Path, name: str) -> None:
         self._file = create_file(directory / (name + STACK_SUFFIX))  # must stay open for the lifetime of the process
-        request = directory / (name + _REQUEST_SUFFIX)
+        request = directory / (name + STACK_REQUEST_SUFFIX)
         request.unlink(missing_ok=True)
         os.mkfifo(request, 0o600)
         self._requests = os.open(request, os.O_RDWR)  # opened for writing as well, the pipe never ends
@@ -63,6 +62,42 @@ class StackWriter:
             faulthandler.dump_traceback(self._file, all_threads=True)
 
 
+def end_on_signal() -> None:
+    """Makes `END_SIGNAL` end this process with exit code 44, even while a thread holds the GIL."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal.restype = ctypes.c_void_p
+    # A handler written in Python would wait for the GIL, which a stuck thread may hold. `_exit` does not need it.
+    libc.signal(END_SIGNAL, ctypes.cast(libc._exit, ctypes.c_void_p))
+
+
+def dump_crashes(directory: Path, name: str) -> FileIO | None:
+    """Makes fatal signals write the stacks to a file before they end the process.
+
+    Args:
+        directory: Where the processes of this node write their heartbeats.
+        name: Base name of the files of this process.
+
+    Returns:
+        The file, for `stop_dumping_crashes`; None if somebody else uses faulthandler.
+    """
+    global _dumps_crashes
+    if faulthandler.is_enabled() and not _dumps_crashes:
+        return None
+    crash = create_file(directory / (name + CRASH_SUFFIX))
+    faulthandler.enable(crash, all_threads=True)
+    _dumps_crashes = True
+    return crash
+
+
+def stop_dumping_crashes(crash: FileIO) -> None:
+    """Undoes `dump_crashes`."""
+    global _dumps_crashes
+    faulthandler.disable()
+    crash.close()
+    _dumps_crashes = False
+
+
 def ask_for_stacks(directory: Path, name: str) -> None:
     """Makes an armed process write the stacks of all threads, once it has the GIL; does nothing if it has ended.
 
@@ -71,7 +106,7 @@ def ask_for_stacks(directory: Path, name: str) -> None:
         name: Base name of the files of the process.
     """
     with contextlib.suppress(OSError):
-        request = os.open(directory / (name + _REQUEST_SUFFIX), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        request = os.open(directory / (name + STACK_REQUEST_SUFFIX), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:
             os.write(request, _ASK)
         finally:

@@ -1,11 +1,146 @@
-"""What is known about the processes of a run, and about nodes that have stopped sending messages."""
+"""What is known about the processes of a run, and about nodes that have stopped sending messages.
 
-from collections.abc import Iterable
+These are the words in which processes are observed, runs are diagnosed and monitors talk to each other.
+"""
+
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from nestguard.observe.process import ProcessState
-from nestguard.observe.record import Identity, Phase, Reading
+
+class Phase(IntEnum):
+    """What a process is doing, in the order of a training step; the last three phases are final."""
+
+    STARTING = 0
+    LOADING = 1
+    FORWARD = 2
+    BACKWARD = 3
+    COLLECTIVE = 4
+    OPTIMIZER = 5
+    VALIDATION = 6
+    CHECKPOINT = 7
+    FINISHING = 8
+    DONE = 9
+    FAILED = 10
+    LEAVING = 11
+    """The process was asked to stop, for example by SIGTERM, and may exit at any time."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the process writes no more heartbeats after this phase."""
+        return self >= Phase.DONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Identifies one process of a run: a rank or one of its loader workers."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    world_size: int
+    local_world_size: int
+    host: str
+    worker: int | None = None
+    """Id of the loader worker; None for the rank itself."""
+
+    @property
+    def name(self) -> str:
+        """Base name of the process's files, for example `rank-3` or `rank-3.worker-0`."""
+        return f"rank-{self.rank}" + ("" if self.worker is None else f".worker-{self.worker}")
+
+
+class DevicePosition(NamedTuple):
+    """What the device of a process executes: the phase that it has begun last, behind all earlier work."""
+
+    phase: Phase
+    step: int | None
+    microbatch: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Content of a process's heartbeat file at one moment."""
+
+    identity: Identity
+    name: str
+    """Base name of the process's files; has a suffix if two loaders have a worker with the same id."""
+
+    pid: int
+    start_ticks: int
+    is_armed: bool
+    """Whether the process handles the signals that dump its stacks and that end it."""
+
+    error_file: str | None
+    """File from which torchrun reads the reason of a failure; None without torchrun."""
+
+    beat_ns: int
+    """Time of the last heartbeat, in ns of this machine's CLOCK_MONOTONIC."""
+
+    phase: Phase
+    """Current phase; the final one after the process has reported its end."""
+
+    last_phase: Phase
+    """Current phase, or the last one before the final phase."""
+
+    step: int | None
+    microbatch: int | None
+    collectives: int
+    """Number of collectives entered since the start of the process."""
+
+    first_step: int | None
+    """Step that the process began with; greater than 0 if the run was resumed."""
+
+    cuts: tuple[str, ...]
+    """Ids of the cuts being loaded; empty for an idle loader worker."""
+
+    detail: str
+    """How the process ended, in one line; empty while it runs."""
+
+    waits_for: str | None = None
+    """Location of the bytes of the cut that the process waits for; None while it does not wait for bytes."""
+
+    device: DevicePosition | None = None
+    """Position of the device; None without one."""
+
+    device_ns: int = 0
+    """When the device was last observed, in ns of this machine's CLOCK_MONOTONIC; 0 without a device."""
+
+    @property
+    def actual_phase(self) -> Phase:
+        """What is executed now: the phase of the device, which may be behind the process, or else of the process."""
+        return self.phase if self.device is None else self.device.phase
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether the process has finished a step since its start."""
+        return self.first_step is not None and self.step is not None and self.step > self.first_step
+
+
+class ProcessState(StrEnum):
+    """State of a process: what the operating system reports, or why nothing is known about it."""
+
+    RUNNING = "running"
+    SLEEPING = "sleeping"
+    BLOCKED = "blocked"
+    """In an uninterruptible system call, which no signal interrupts: nearly always a disk or a network file system."""
+
+    STOPPED = "stopped"
+    """Stopped by SIGSTOP, by the terminal, or by a debugger."""
+
+    ZOMBIE = "zombie"
+    GONE = "gone"
+    NOT_STARTED = "not started"
+    """The process is expected, but it has not written a heartbeat."""
+
+    UNSEEN = "unseen"
+    """There is no contact with the node of the process, so its state is unknown."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process no longer runs."""
+        return self in (ProcessState.ZOMBIE, ProcessState.GONE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +240,15 @@ def missing_ranks(views: Iterable[ProcessView], identity: Identity, disconnected
         )
         for rank in sorted(missing)
     ]
+
+
+def ranks_text(ranks: Collection[int]) -> str:
+    """Returns ranks in short form: `rank 3`, `ranks 1, 3`, `ranks 0-5, 7`."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    return ("rank " if len(set(ranks)) == 1 else "ranks ") + text

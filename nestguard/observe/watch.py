@@ -3,14 +3,15 @@
 import contextlib
 import os
 import select
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from nestguard.observe.files import open_file
-from nestguard.observe.process import CRASH_SUFFIX, ProcessState, crash_signal, exit_signal, process_state, started_ns
-from nestguard.observe.record import Identity, Reading, read_heartbeat
-from nestguard.observe.view import ProcessView, never_seen
+from nestguard.observe.directory import CRASH_SUFFIX, open_file
+from nestguard.observe.process import exit_signal, process_state, started_ns
+from nestguard.observe.record import read_heartbeat
+from nestguard.observe.view import Identity, ProcessState, ProcessView, Reading, never_seen
 
 _SECOND_NS = 1_000_000_000
 _SUSPENDED_NS = 5 * _SECOND_NS
@@ -22,6 +23,17 @@ This happens if a call holds the GIL, or if the driver blocks the thread that ob
 
 _MAX_CRASH_LINE = 200
 _Process = tuple[int, int]
+
+
+_FATAL = {
+    "Aborted": int(signal.SIGABRT),
+    "Bus error": int(signal.SIGBUS),
+    "Floating-point exception": int(signal.SIGFPE),
+    "Floating point exception": int(signal.SIGFPE),
+    "Illegal instruction": int(signal.SIGILL),
+    "Segmentation fault": int(signal.SIGSEGV),
+}
+"""First lines of the crash dumps that faulthandler writes, as it spells them in different versions of Python."""
 
 
 class NodeWatch:
@@ -134,3 +146,9 @@ class NodeWatch:
         identity = replace(own, rank=own.rank - own.local_rank + local_rank, local_rank=local_rank, worker=None)
         age_ns = now - max(self._started_ns, self._not_before_ns)
         return never_seen(identity, ProcessState.NOT_STARTED, age_s=age_ns / _SECOND_NS)
+
+
+def crash_signal(line: str) -> int | None:
+    """Returns the signal whose name begins a crash dump of Python's faulthandler; None for any other line."""
+    text = line.strip().removeprefix("Fatal Python error: ")
+    return next((number for name, number in _FATAL.items() if text == name), None)

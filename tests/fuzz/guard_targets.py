@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from nestguard import Heartbeat, Identity, Phase, read_heartbeat
 from nestguard.connect.authentication import AuthenticationError, Handshake, Seal, Side
 from nestguard.connect.frames import SIZE, Codec, InvalidFrameError, pack
-from nestguard.connect.updates import NodeRanks, UpdateEncoder, encode_details
-from nestguard.connect.wire import INVALID_MESSAGE_ERRORS, view_from_json
+from nestguard.connect.messages import INVALID_MESSAGE_ERRORS, NodeRanks, UpdateEncoder, encode_details, view_from_json
 from nestguard.observe.collectives import parse_trace
 from tests.fuzz.inputs import VALUES, altered, mutated
 from tests.fuzz.target import Target

@@ -1,7 +1,7 @@
 import json
 
 from nestguard import Phase, StallLimits
-from nestguard.diagnose.run_diagnosis import diagnose
+from nestguard.diagnose.run import diagnose
 from nestguard.observe.view import ProcessView
 from nestguard.report import Report, main_thread_stack, torchrun_error
 from tests.nestguard.views import view

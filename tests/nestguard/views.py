@@ -3,8 +3,7 @@
 from typing import Any
 
 from nestguard import Identity, Phase, Reading
-from nestguard.observe.process import ProcessState
-from nestguard.observe.view import ProcessView
+from nestguard.observe.view import ProcessState, ProcessView
 
 
 def view(

@@ -5,7 +5,7 @@ from typing import Any
 
 from nestguard import PeerConfig
 from nestguard.connect.authentication import Handshake, Side
-from nestguard.connect.wire import Connection
+from nestguard.connect.follower import Connection
 from tests.nestguard.runs import TOKEN
 
 NONCE = "a nonce"

@@ -12,8 +12,7 @@ import nestguard.connect.server
 from nestguard import PeerConfig, new_token
 from nestguard.connect.authentication import AuthenticationError, Handshake, Seal, SharedToken, Side
 from nestguard.connect.coordinator import Coordinator
-from nestguard.connect.follower import Follower
-from nestguard.connect.wire import Connection
+from nestguard.connect.follower import Connection, Follower
 from tests.nestguard.connect.raw_peers import accept, authenticate, connect, hello, join
 from tests.nestguard.connect.test_peers import closing, coordinator_of, follower_of, soon
 from tests.nestguard.runs import PATIENCE_S, TOKEN

@@ -10,15 +10,15 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-import nestguard.connect.rendezvous
+import nestguard.monitor
 from nestguard import GuardError, PeerConfig, Phase
 from nestguard.connect.authentication import SharedToken
 from nestguard.connect.coordinator import Coordinator
-from nestguard.connect.follower import Follower
+from nestguard.connect.follower import Connection, Follower
+from nestguard.connect.messages import view_from_json, view_to_json
 from nestguard.connect.peers import LocalOnly, StopDecision
-from nestguard.connect.rendezvous import connect_peers
-from nestguard.connect.wire import Connection, view_from_json, view_to_json
-from nestguard.observe.process import ProcessState
+from nestguard.monitor import connect_peers
+from nestguard.observe.view import ProcessState
 from tests.nestguard.connect.raw_peers import accept, join
 from tests.nestguard.runs import PATIENCE_S, TOKEN
 from tests.nestguard.views import view
@@ -269,7 +269,7 @@ def test_followers_get_a_report_of_all_ranks_and_of_those_workers_that_are_culpr
 def test_a_port_that_is_taken_leaves_node_0_without_followers(
     config: PeerConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nestguard.connect.rendezvous, "_BIND_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(nestguard.monitor, "_BIND_TIMEOUT_S", 0.5)
     with socket.create_server(("", config.port)):
         peers = connect_peers(config, view(0).reading.identity, 1.0, SharedToken(TOKEN))
     assert type(peers) is LocalOnly

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from nestguard import Phase, StallLimits
 from nestguard.diagnose.diagnosis import Diagnosis
-from nestguard.diagnose.run_diagnosis import diagnose
-from nestguard.observe.process import ProcessState
-from nestguard.observe.view import ProcessView
+from nestguard.diagnose.run import diagnose
+from nestguard.observe.view import ProcessState, ProcessView
 from tests.nestguard.views import view
 
 LIMITS = StallLimits(step_s=300, first_step_s=900, validation_s=900, checkpoint_s=900, finishing_s=300)

@@ -4,10 +4,8 @@ import pytest
 
 from nestguard import Phase
 from nestguard.diagnose.diagnosis import Diagnosis, DiagnosisKind
-from nestguard.diagnose.run_diagnosis import diagnose
-from nestguard.observe.process import ProcessState
-from nestguard.observe.record import DevicePosition
-from nestguard.observe.view import ProcessView
+from nestguard.diagnose.run import diagnose
+from nestguard.observe.view import DevicePosition, ProcessState, ProcessView
 from tests.nestguard.diagnose.diagnoses import LIMITS, continuing, culprits, diagnoses_of, kinds, unseen
 from tests.nestguard.views import view
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from nestguard.observe.collectives import REQUEST, GroupProgress, Trace, describe, parse_trace, read_summaries
+from nestguard.observe.collectives import GroupProgress, Trace, describe, parse_trace, read_summaries
+from nestguard.observe.directory import COLLECTIVES_REQUEST
 
 TRACES = Path(__file__).parents[1] / "traces"
 HUNG, WAITING = ((TRACES / f"{name}.json").read_text() for name in ("nccl_hung_kernel", "nccl_waiting"))
@@ -87,18 +88,18 @@ def test_the_summary_is_written_once_when_it_is_wanted(tmp_path: Path) -> None:
     trace = Trace(tmp_path, "rank-1", lambda: read.append(HUNG) or HUNG)  # type: ignore[func-returns-value]
     trace.serve()
     assert not read
-    (tmp_path / REQUEST).touch()
+    (tmp_path / COLLECTIVES_REQUEST).touch()
     trace.serve()
     trace.serve()
     assert read == [HUNG]
     name = "rank-1.collectives.json"
     assert read_summaries({name: (tmp_path / name).read_text(), "rank-1.stack.txt": "..."}) == {1: parse_trace(HUNG)}
-    assert {path.name for path in tmp_path.iterdir()} == {REQUEST, name}
+    assert {path.name for path in tmp_path.iterdir()} == {COLLECTIVES_REQUEST, name}
 
 
 @pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"pg_status": {"0": {}}}', '{"pg_status": 1}'])
 def test_an_invalid_trace_yields_an_empty_summary(tmp_path: Path, text: str) -> None:
-    (tmp_path / REQUEST).touch()
+    (tmp_path / COLLECTIVES_REQUEST).touch()
     Trace(tmp_path, "rank-1", lambda: text).serve()
     assert (tmp_path / "rank-1.collectives.json").read_text() == "[]"
 

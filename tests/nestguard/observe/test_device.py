@@ -6,7 +6,7 @@ import pytest
 import nestguard.observe.device
 from nestguard import Heartbeat, Identity, Phase, read_heartbeat
 from nestguard.observe.directory import lock_directory
-from nestguard.observe.record import DevicePosition
+from nestguard.observe.view import DevicePosition
 from nestguard.observe.watch import NodeWatch
 from tests.nestguard.devices import StandIn
 from tests.nestguard.runs import wait_until

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from nestguard.observe.directory import STACK_SUFFIX
 from nestguard.observe.process import start_ticks
-from nestguard.observe.stacks import STACK_SUFFIX, StackWriter, ask_for_stacks, interrupt_for_stacks
+from nestguard.observe.stacks import StackWriter, ask_for_stacks, interrupt_for_stacks
 from tests.nestguard.runs import PATIENCE_S
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]

@@ -11,9 +11,10 @@ import pytest
 
 from nestguard import Heartbeat, Identity, Phase, StallLimits
 from nestguard.diagnose.failures import DEAD_GRACE_S
-from nestguard.diagnose.run_diagnosis import diagnose
-from nestguard.observe.process import ProcessState, crash_signal, exit_signal, process_state, start_ticks, started_ns
-from nestguard.observe.watch import NodeWatch
+from nestguard.diagnose.run import diagnose
+from nestguard.observe.process import exit_signal, process_state, start_ticks, started_ns
+from nestguard.observe.view import ProcessState
+from nestguard.observe.watch import NodeWatch, crash_signal
 from tests.nestguard.runs import PATIENCE_S
 
 ME = Identity(rank=2, local_rank=0, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")

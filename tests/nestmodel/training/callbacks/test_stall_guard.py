@@ -15,7 +15,7 @@ import nestguard
 import nestguard.observe.device
 import nestmodel.training.callbacks.stall_guard
 from nestguard import Phase, StallLimits
-from nestguard.observe.record import DevicePosition
+from nestguard.observe.view import DevicePosition
 from nestmodel import ConfigError, StallGuard
 from nestmodel.training.lightning_private import process_group_timeout_s
 from tests.conftest import MessyCorpora

@@ -10,15 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from nestguard.diagnose.diagnosis import Diagnosis, DiagnosisKind, own_diagnosis
+from nestguard.diagnose.diagnosis import Diagnoses, Diagnosis, DiagnosisKind, cuts_suffix, own_diagnosis
 from nestguard.diagnose.failures import diagnose_failures
-from nestguard.diagnose.limits import StallLimits
-from nestguard.diagnose.loader_workers import add_worker_culprits
-from nestguard.diagnose.reasons import ranks_text
-from nestguard.diagnose.stalls import diagnose_silent_nodes, diagnose_stall, limits_beside_silence
-from nestguard.observe.process import ProcessState
-from nestguard.observe.record import Phase
-from nestguard.observe.view import NodeSilence, ProcessView
+from nestguard.diagnose.limits import StallLimits, too_long
+from nestguard.diagnose.stalls import diagnose_silent_nodes, diagnose_stall
+from nestguard.observe.view import NodeSilence, Phase, ProcessState, ProcessView, ranks_text
 
 
 class RunDiagnosis(NamedTuple):
@@ -54,44 +50,9 @@ def diagnose(
         causal_silences = silences if found else {}
         found = found or diagnose_stall(ranks, limits, silences)
         must_stop = bool(found)
-    add_worker_culprits(found, views, limits)
+    _add_worker_culprits(found, views, limits)
     diagnoses = tuple(found.get(view.name, own_diagnosis(view)) for view in views)
     return RunDiagnosis(must_stop, _cause(views, diagnoses, causal_silences) if must_stop else "", diagnoses)
-
-
-def may_stop_run(phase: Phase, state: ProcessState, age_s: float, *, has_stepped: bool, limits: StallLimits) -> bool:
-    """Returns whether a rank may be a reason to stop the run. `diagnose` does not stop a run without such a rank.
-
-    Args:
-        phase: Current phase of the rank.
-        state: State of its process.
-        age_s: Seconds since its last heartbeat.
-        has_stepped: Whether it has finished a step since its start.
-        limits: Result of `quick_limits`.
-    """
-    if phase is Phase.FAILED:
-        return True
-    if phase.is_final or state is ProcessState.UNSEEN:
-        return False
-    return state.has_ended or age_s > limits.limit_in(phase, has_stepped=has_stepped)
-
-
-def view_may_stop_run(view: ProcessView, limits: StallLimits) -> bool:
-    """Returns `may_stop_run` of a view; False for a loader worker."""
-    reading = view.reading
-    return view.is_rank and may_stop_run(
-        reading.phase, view.state, view.age_s, has_stepped=reading.has_stepped, limits=limits
-    )
-
-
-def quick_limits(limits: StallLimits, silences: Mapping[int, NodeSilence]) -> StallLimits:
-    """Returns the limits for `may_stop_run`: lower ones if a node is silent."""
-    return limits_beside_silence(limits) if too_long(silences, limits) else limits
-
-
-def too_long(silences: Mapping[int, NodeSilence], limits: StallLimits) -> dict[int, NodeSilence]:
-    """Returns the nodes that have been silent for longer than the limit."""
-    return {node: silence for node, silence in silences.items() if silence.seconds > limits.node_silence_s}
 
 
 def _unseen_after_first_step(views: Sequence[ProcessView]) -> list[ProcessView]:
@@ -144,3 +105,40 @@ def _culprits_text(kind: DiagnosisKind, views: Sequence[ProcessView]) -> str:
 
 def _step_text(step: int | None) -> str:
     return "" if step is None else f", step {step}"
+
+
+def _add_worker_culprits(diagnoses: Diagnoses, views: Sequence[ProcessView], limits: StallLimits) -> None:
+    """Adds loader workers that are culprits to `diagnoses`, in place, and names them in the reason of their rank."""
+    stuck_ranks = {
+        view.rank: view
+        for view in views
+        if view.is_rank and view.reading.actual_phase is Phase.LOADING and _is_stuck(diagnoses.get(view.name))
+    }
+    for view in views:
+        if view.is_rank or view.rank not in stuck_ranks:
+            continue
+        rank = stuck_ranks[view.rank]
+        diagnosis = _diagnose_worker(view, rank, limits)
+        if diagnosis is not None:
+            diagnoses[view.name] = diagnosis
+            suffix = f"; worker {view.reading.identity.worker} is {diagnosis.kind}{cuts_suffix(view)}"
+            diagnoses[rank.name] = diagnoses[rank.name]._replace(reason=diagnoses[rank.name].reason + suffix)
+
+
+def _is_stuck(diagnosis: Diagnosis | None) -> bool:
+    return diagnosis is not None and diagnosis.kind is DiagnosisKind.STUCK
+
+
+def _diagnose_worker(view: ProcessView, rank: ProcessView, limits: StallLimits) -> Diagnosis | None:
+    """Returns the diagnosis of a worker that is a culprit; None for any other worker."""
+    silent = f"silent for {view.age_s:.0f} s{cuts_suffix(view)}"
+    if view.is_dead:
+        # A worker that died long before the rank got stuck belonged to an earlier epoch.
+        is_recent = view.ended_s < rank.age_s + limits.step_s
+        reason = f"ended without reporting an error{cuts_suffix(view)}"
+        return Diagnosis(DiagnosisKind.DEAD, reason, True) if is_recent else None
+    if view.state is ProcessState.STOPPED:
+        return Diagnosis(DiagnosisKind.STOPPED, silent, True)
+    is_late = view.age_s > limits.limit_of(rank.reading) / 2
+    # A worker without cuts is idle: it waits for its rank to request a batch.
+    return Diagnosis(DiagnosisKind.STUCK, silent, True) if view.is_live and view.reading.cuts and is_late else None

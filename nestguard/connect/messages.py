@@ -10,20 +10,22 @@ arrived. A heartbeat without progress changes this time and is sent; silence is 
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from nestguard.connect.frames import Message
-from nestguard.connect.wire import checked_position, view_from_json, view_to_json
-from nestguard.diagnose.limits import StallLimits
-from nestguard.diagnose.run_diagnosis import may_stop_run
-from nestguard.observe.process import ProcessState
-from nestguard.observe.record import Phase
-from nestguard.observe.view import ProcessView
+from nestguard.diagnose.limits import StallLimits, may_stop_run
+from nestguard.observe.view import DevicePosition, Identity, Phase, ProcessState, ProcessView, Reading
 
 _STATES = tuple(ProcessState)
 _OPTIONAL = (int, type(None))
+
+
+_TYPES: Mapping[type, Mapping[str, Any]] = {kind: get_type_hints(kind) for kind in (Identity, Reading)}
+
+INVALID_MESSAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading a message with missing keys or values of the wrong type can raise."""
 
 
 class Row(NamedTuple):
@@ -136,7 +138,7 @@ class NodeRanks:
             )
 
     def may_stop_run(self, limits: StallLimits, now: float, *, is_lost: bool) -> bool:
-        """Returns whether one of the ranks may be a reason to stop the run; see `run_diagnosis.may_stop_run`.
+        """Returns whether one of the ranks may be a reason to stop the run; see `limits.may_stop_run`.
 
         Args:
             limits: Result of `quick_limits`.
@@ -216,3 +218,63 @@ def _checked_row(values: Sequence[Any]) -> Row:
     if row.device is not None:
         checked_position(row.device)
     return row
+
+
+def view_to_json(view: ProcessView) -> dict[str, Any]:
+    """Returns the JSON form of a view. It holds ages, not times, because the clocks of nodes are not synchronised."""
+    reading = asdict(view.reading)
+    return {
+        "reading": {**reading, "beat_ns": 0, "device_ns": 0, "phase": view.reading.phase.name},
+        "state": view.state.value,
+        "age_s": view.age_s,
+        "ended_s": view.ended_s,
+        "exit_signal": view.exit_signal,
+    }
+
+
+def view_from_json(data: Mapping[str, Any]) -> ProcessView:
+    """Returns the view that `view_to_json` converted, with `beat_ns` and `device_ns` 0.
+
+    Raises one of `INVALID_MESSAGE_ERRORS` if a key is missing or a value has the wrong type.
+    """
+    fields = data["reading"]
+    identity = Identity(**fields["identity"])
+    reading = Reading(
+        **{
+            **fields,
+            "identity": identity,
+            "phase": Phase[fields["phase"]],
+            "last_phase": Phase(fields["last_phase"]),
+            "cuts": tuple(fields["cuts"]),
+            "device": None if fields["device"] is None else checked_position(fields["device"]),
+        }
+    )
+    _check_types(identity)
+    _check_types(reading)
+    return ProcessView(
+        reading=reading,
+        state=ProcessState(data["state"]),
+        age_s=float(data["age_s"]),
+        ended_s=float(data["ended_s"]),
+        exit_signal=None if data["exit_signal"] is None else int(data["exit_signal"]),
+    )
+
+
+def checked_position(values: Sequence[Any]) -> DevicePosition:
+    """Returns the position of a device; raises one of `INVALID_MESSAGE_ERRORS` if the values are not one."""
+    phase, step, microbatch = values
+    if not all(value is None or type(value) is int for value in (step, microbatch)):
+        raise TypeError(f"the position of a device is {values!r}")
+    return DevicePosition(Phase(phase), step, microbatch)
+
+
+def _check_types(record: Identity | Reading) -> None:
+    """Raises TypeError unless every field of a dataclass has its annotated type."""
+    for name, hint in _TYPES[type(record)].items():
+        value = getattr(record, name)
+        if get_origin(hint) is tuple:
+            is_valid = all(isinstance(item, get_args(hint)[0]) for item in value)
+        else:
+            is_valid = isinstance(value, hint)
+        if not is_valid:
+            raise TypeError(f"{name} is {value!r}")

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from nestguard import Phase, StallLimits
 from nestguard.connect.frames import pack
-from nestguard.connect.updates import NodeRanks, UpdateEncoder, aged
-from nestguard.connect.wire import view_from_json, view_to_json
-from nestguard.diagnose.run_diagnosis import diagnose, quick_limits, view_may_stop_run
-from nestguard.observe.process import ProcessState
-from nestguard.observe.record import DevicePosition
-from nestguard.observe.view import NodeSilence, ProcessView, missing_ranks
+from nestguard.connect.messages import NodeRanks, UpdateEncoder, aged, view_from_json, view_to_json
+from nestguard.diagnose.limits import quick_limits, view_may_stop_run
+from nestguard.diagnose.run import diagnose
+from nestguard.observe.view import DevicePosition, NodeSilence, ProcessState, ProcessView, missing_ranks
 from tests.nestguard.views import view
 
 LIMITS = StallLimits(step_s=30, first_step_s=90, validation_s=60, checkpoint_s=60, finishing_s=30, node_silence_s=10)
