@@ -23,7 +23,7 @@ from nestguard.observe.process import EXIT_STALLED
 from nestguard.observe.view import Identity, Phase, ProcessState, ProcessView, missing_ranks
 from nestguard.observe.watch import NodeWatch
 from nestguard.report import Report, write_report, write_torchrun_error
-from nestguard.termination import read_dumps, request_dumps, terminate
+from nestguard.termination import collect_dumps, terminate
 
 _log = logging.getLogger(__name__)
 _DECISION_TIMEOUT_S = 5.0
@@ -152,38 +152,32 @@ class Monitor:
         report = Report(views=known, diagnosis=diagnosis, limits=self._config.limits)
         decision = StopDecision(report.to_json(), report.table())
         self._peers.send_stop(decision)
-        request_dumps(self._config.directory, own)
-        dumps = read_dumps(self._config.directory, own) | self._peers.receive_dumps(_DUMPS_TIMEOUT_S)
-        directory = self._write_report(decision, dumps)
+        dumps = collect_dumps(self._config.directory, own) | self._peers.receive_dumps(_DUMPS_TIMEOUT_S)
         lines = [*report.culprit_dumps(dumps), *describe(read_summaries(dumps))]
-        _print("\n".join([decision.table, *lines, self._closing_line(directory)]))
-        self._terminate(own, decision, dumps)
+        self._end_ranks(own, decision, dumps, lines)
 
     def _follow(self, decision: StopDecision, own: Sequence[ProcessView]) -> None:
         """Carries out the coordinator's decision on this node."""
-        request_dumps(self._config.directory, own)
-        dumps = read_dumps(self._config.directory, own)
+        dumps = collect_dumps(self._config.directory, own)
         self._peers.send_dumps(dumps)
-        directory = self._write_report(decision, dumps)
-        _print("\n".join([decision.table, self._closing_line(directory)]))
-        self._terminate(own, decision, dumps)
+        self._end_ranks(own, decision, dumps)
 
-    def _write_report(self, decision: StopDecision, dumps: Mapping[str, str]) -> Path | None:
-        """Writes the report directory; returns None, after a message, if it cannot be written."""
-        config = self._config
+    def _end_ranks(
+        self,
+        own: Sequence[ProcessView],
+        decision: StopDecision,
+        dumps: Mapping[str, str],
+        lines: Sequence[str] = (),
+    ) -> None:
+        """Writes the report, prints its table with some lines below, and ends the processes here, culprits first."""
+        identity = self._config.identity
+        closing = f"stall guard: ending all ranks of {identity.host} with exit code {EXIT_STALLED}"
         try:
-            return write_report(config.report_dir, config.identity.node_rank, decision, dumps)
+            directory = write_report(self._config.report_dir, identity.node_rank, decision, dumps)
+            closing += f"; report and stacks: {directory}"
         except OSError as error:
             _print(f"stall guard: cannot write the report: {error}")
-            return None
-
-    def _closing_line(self, directory: Path | None) -> str:
-        """Returns the line that ends the printed report."""
-        report = f"; report and stacks: {directory}" if directory is not None else ""
-        return f"stall guard: ending all ranks of {self._config.identity.host} with exit code {EXIT_STALLED}{report}"
-
-    def _terminate(self, own: Sequence[ProcessView], decision: StopDecision, dumps: Mapping[str, str]) -> None:
-        """Ends the processes of this node, culprits first."""
+        _print("\n".join([decision.table, *lines, closing]))
         names = decision.culprits()
         culprits = [view for view in own if view.name in names]
         for view in culprits:

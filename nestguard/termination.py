@@ -29,7 +29,13 @@ DUMP_SUFFIXES = (STACK_SUFFIX, CRASH_SUFFIX, TRACEBACK_SUFFIX, COLLECTIVES_SUFFI
 """Ends of the names of the files that a process writes before it ends."""
 
 
-def request_dumps(directory: Path, views: Sequence[ProcessView]) -> None:
+def collect_dumps(directory: Path, views: Sequence[ProcessView]) -> dict[str, str]:
+    """Makes processes write their stacks; returns these, tracebacks and summaries of collectives, by file name."""
+    _request_dumps(directory, views)
+    return _read_dumps(directory, views)
+
+
+def _request_dumps(directory: Path, views: Sequence[ProcessView]) -> None:
     """Makes every armed process write its stacks, and every rank with a device a summary of its collectives.
 
     A stopped process is continued so that it can. A process that writes nothing within a second is interrupted. Waits
@@ -52,8 +58,7 @@ def request_dumps(directory: Path, views: Sequence[ProcessView]) -> None:
         _are_written(stacks, answers, _DUMP_S - _ASK_S)
 
 
-def read_dumps(directory: Path, views: Sequence[ProcessView]) -> dict[str, str]:
-    """Returns the stacks, tracebacks and summaries that processes have written, by file name."""
+def _read_dumps(directory: Path, views: Sequence[ProcessView]) -> dict[str, str]:
     dumps = {}
     for view in views:
         for suffix in DUMP_SUFFIXES:

@@ -44,13 +44,13 @@ class Trace:
     Args:
         directory: Where the processes of this node write their heartbeats.
         name: Base name of the files of this process.
-        read: Returns the trace.
+        read: Returns the trace; None if there is none, so that the request is not answered.
     """
 
-    def __init__(self, directory: Path, name: str, read: TraceReader) -> None:
+    def __init__(self, directory: Path, name: str, read: TraceReader | None) -> None:
         self._request = directory / COLLECTIVES_REQUEST
         self._answer = directory / (name + COLLECTIVES_SUFFIX)
-        self._read: TraceReader | None = read
+        self._read = read
 
     def serve(self) -> None:
         """Writes the summary if it is wanted, once."""

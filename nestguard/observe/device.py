@@ -49,7 +49,7 @@ class DeviceWatch:
         self,
         new_event: Callable[[], DeviceEvent],
         write: Callable[[DevicePosition | None], None],
-        on_poll: Callable[[], None] = lambda: None,
+        on_poll: Callable[[], None],
     ) -> None:
         self._new_event = new_event
         self._write = write

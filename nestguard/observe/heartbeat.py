@@ -195,8 +195,8 @@ class Heartbeat:
                 before it ends the run.
         """
         if self._device is None and self._record[_END] == UNSET:
-            trace = None if read_trace is None else Trace(self._directory, self._name, read_trace)
-            self._device = DeviceWatch(new_event, self._write_device, (lambda: None) if trace is None else trace.serve)
+            trace = Trace(self._directory, self._name, read_trace)
+            self._device = DeviceWatch(new_event, self._write_device, trace.serve)
 
     def mark_device(self, phase: Phase) -> None:
         """Marks where a phase begins in the work of the device, without a heartbeat; does nothing without a device.
