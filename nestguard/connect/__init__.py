@@ -1,1 +1,1 @@
-"""The monitors of several nodes: what they send each other, and how they prove that they belong to the run."""
+"""Connects the monitors of several nodes, and authenticates their messages."""

@@ -1,1 +1,1 @@
-"""Which process holds up the others: pure functions of what the monitors see."""
+"""Names the processes that hold up the others: pure functions of what the monitors know."""

@@ -1,1 +1,1 @@
-"""What a process does, as it writes it down, and as the monitor of its node sees it."""
+"""Writes and reads heartbeats, and watches the processes of one node."""

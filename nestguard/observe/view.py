@@ -1,6 +1,6 @@
 """What is known about the processes of a run, and about nodes that have stopped sending messages.
 
-These are the words in which processes are observed, runs are diagnosed and monitors talk to each other.
+Observation, diagnosis and connections share these types. Nothing here reads a file or asks the operating system.
 """
 
 from collections.abc import Collection, Iterable
