@@ -1,15 +1,15 @@
 """Watches the processes of a training run and reports which one is responsible when the run stalls."""
 
-from nestguard.authentication import new_token
-from nestguard.current_heartbeat import current, set_current, start_worker
-from nestguard.directory import run_directory
-from nestguard.errors import GuardError
-from nestguard.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat
+from nestguard.connect.authentication import new_token
+from nestguard.connect.peers import PeerConfig
+from nestguard.diagnose.limits import StallLimits
 from nestguard.launch import MonitorHandle, start_monitor
-from nestguard.limits import StallLimits
-from nestguard.peers import PeerConfig
-from nestguard.process import EXIT_STALLED
-from nestguard.record import Identity, Phase, Reading, read_heartbeat
+from nestguard.observe.directory import run_directory
+from nestguard.observe.errors import GuardError
+from nestguard.observe.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat, current, set_current, start_worker
+from nestguard.observe.process import EXIT_STALLED
+from nestguard.observe.record import read_heartbeat
+from nestguard.observe.view import Identity, Phase, Reading
 
 __all__ = [
     "EXIT_STALLED",

@@ -1,10 +1,10 @@
 """Entry point of the monitor process, which `start_monitor` launches. It is not meant to be called by hand.
 
-python -m nestguard DIRECTORY --lock FD --report-dir DIRECTORY --limits JSON --identity JSON [--peers JSON]
+python -m nestguard OPTIONS
 
-FD is an open file, the locked directory.
-With `--peers`, the run token is that of the environment variable NESTGUARD_TOKEN, until a line with another one
-arrives on standard input.
+OPTIONS is a JSON object: the arguments of `start_monitor`, and `lock`, an open file, the locked directory. With several
+nodes, the run token is that of the environment variable NESTGUARD_TOKEN, until a line with another one arrives
+on standard input.
 """
 
 import argparse
@@ -18,43 +18,37 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from nestguard.authentication import TOKEN_VARIABLE, SharedToken
-from nestguard.directory import DirectoryLock
+from nestguard.connect.authentication import TOKEN_VARIABLE, SharedToken
+from nestguard.connect.peers import PeerConfig
+from nestguard.diagnose.limits import StallLimits
 from nestguard.launch import IGNORED_SIGNALS
-from nestguard.limits import StallLimits
 from nestguard.monitor import Monitor, MonitorConfig
-from nestguard.peers import PeerConfig
-from nestguard.record import Identity
+from nestguard.observe.directory import DirectoryLock
+from nestguard.observe.view import Identity
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the monitor until the ranks of the node have ended."""
     parser = argparse.ArgumentParser(prog="python -m nestguard")
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--lock", type=int, required=True)
-    parser.add_argument("--report-dir", type=Path, required=True)
-    parser.add_argument("--limits", type=json.loads, required=True)
-    parser.add_argument("--identity", type=json.loads, required=True)
-    parser.add_argument("--peers", type=json.loads)
-    args = parser.parse_args(argv)
+    parser.add_argument("options", type=json.loads)
+    options = parser.parse_args(argv).options
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
     logging.basicConfig(format="stall guard: %(message)s", level=logging.WARNING)
     token = SharedToken(os.environ.get(TOKEN_VARIABLE, ""))
-    if args.peers is not None:
+    peers = None if options["peers"] is None else PeerConfig(**options["peers"])
+    if peers is not None:
         threading.Thread(target=_read_token, args=(token,), daemon=True).start()
-    Monitor(
-        MonitorConfig(
-            directory=args.directory,
-            report_dir=args.report_dir,
-            identity=Identity(**args.identity),
-            limits=StallLimits(**args.limits),
-            peers=None if args.peers is None else PeerConfig(**args.peers),
-        ),
-        token,
-        DirectoryLock(args.directory, args.lock),
-    ).run()
+    directory = Path(options["directory"])
+    config = MonitorConfig(
+        directory=directory,
+        report_dir=Path(options["report_dir"]),
+        identity=Identity(**options["identity"]),
+        limits=StallLimits(**options["limits"]),
+        peers=peers,
+    )
+    Monitor(config, token, DirectoryLock(directory, options["lock"])).run()
     return 0
 
 

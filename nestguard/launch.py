@@ -9,11 +9,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from nestguard.directory import lock_directory
-from nestguard.errors import GuardError
-from nestguard.limits import StallLimits
-from nestguard.peers import PeerConfig
-from nestguard.record import Identity
+from nestguard.connect.peers import PeerConfig
+from nestguard.diagnose.limits import StallLimits
+from nestguard.observe.directory import lock_directory
+from nestguard.observe.errors import GuardError
+from nestguard.observe.view import Identity
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a launcher may send to all processes of a job. The monitor has to watch the ranks until they exit."""
@@ -89,11 +89,15 @@ def start_monitor(
         lock = lock_directory(directory)  # the monitor inherits it, so it is never without one
     except OSError as error:
         raise GuardError(f"{directory} cannot be watched: {error}.") from error
-    command = [sys.executable, "-P", "-m", "nestguard", str(lock.path), "--lock", str(lock.fd)]
-    command += ["--report-dir", str(Path(report_dir).resolve())]
-    command += ["--limits", json.dumps(asdict(limits)), "--identity", json.dumps(asdict(identity))]
-    if peers is not None:
-        command += ["--peers", json.dumps(asdict(peers))]
+    options = {
+        "directory": str(lock.path),
+        "lock": lock.fd,
+        "report_dir": str(Path(report_dir).resolve()),
+        "limits": asdict(limits),
+        "identity": asdict(identity),
+        "peers": None if peers is None else asdict(peers),
+    }
+    command = [sys.executable, "-P", "-m", "nestguard", json.dumps(options)]
     # The rank may have found this package in the folder of its script, which is not on the monitor's sys.path.
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}

@@ -4,7 +4,6 @@ The first local rank of the node starts it. It does not import torch and uses no
 training continues unwatched.
 """
 
-import json
 import logging
 import sys
 import time
@@ -12,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nestguard.authentication import SharedToken
-from nestguard.collectives import describe, read_summaries
-from nestguard.directory import DirectoryLock
-from nestguard.limits import StallLimits
-from nestguard.peers import LocalOnly, PeerConfig, StopDecision
-from nestguard.process import EXIT_STALLED, ProcessState
-from nestguard.record import Identity, Phase
-from nestguard.rendezvous import connect_peers
-from nestguard.report import Report, main_thread_stack, torchrun_error
-from nestguard.run_diagnosis import RunDiagnosis, diagnose, quick_limits, view_may_stop_run
-from nestguard.termination import read_dumps, request_dumps, terminate
-from nestguard.view import ProcessView, missing_ranks
-from nestguard.watch import NodeWatch
+from nestguard.connect.authentication import SharedToken
+from nestguard.connect.coordinator import Coordinator
+from nestguard.connect.follower import Follower
+from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
+from nestguard.diagnose.limits import StallLimits, quick_limits, view_may_stop_run
+from nestguard.diagnose.run import RunDiagnosis, diagnose
+from nestguard.observe.collectives import describe, read_summaries
+from nestguard.observe.directory import DirectoryLock
+from nestguard.observe.process import EXIT_STALLED
+from nestguard.observe.view import Identity, Phase, ProcessState, ProcessView, missing_ranks
+from nestguard.observe.watch import NodeWatch
+from nestguard.report import Report, write_report, write_torchrun_error
+from nestguard.termination import collect_dumps, terminate
 
 _log = logging.getLogger(__name__)
 _DECISION_TIMEOUT_S = 5.0
@@ -36,7 +35,10 @@ _DUMPS_TIMEOUT_S = 3.0
 _DETAILS_TIMEOUT_S = 2.0
 """How long the coordinator waits for the loader workers of the nodes with culprits."""
 
-_MAX_REPORTS_PER_SECOND = 100
+_BIND_TIMEOUT_S = 10.0
+"""How long node 0 waits for its port, which the monitor of an earlier attempt may still hold."""
+
+_BIND_RETRY_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,69 +152,38 @@ class Monitor:
         report = Report(views=known, diagnosis=diagnosis, limits=self._config.limits)
         decision = StopDecision(report.to_json(), report.table())
         self._peers.send_stop(decision)
-        request_dumps(self._config.directory, own)
-        dumps = read_dumps(self._config.directory, own) | self._peers.receive_dumps(_DUMPS_TIMEOUT_S)
-        directory = self._write_report(decision, dumps)
+        dumps = collect_dumps(self._config.directory, own) | self._peers.receive_dumps(_DUMPS_TIMEOUT_S)
         lines = [*report.culprit_dumps(dumps), *describe(read_summaries(dumps))]
-        _print("\n".join([decision.table, *lines, self._closing_line(directory)]))
-        self._terminate(own, decision, dumps)
+        self._end_ranks(own, decision, dumps, lines)
 
     def _follow(self, decision: StopDecision, own: Sequence[ProcessView]) -> None:
         """Carries out the coordinator's decision on this node."""
-        request_dumps(self._config.directory, own)
-        dumps = read_dumps(self._config.directory, own)
+        dumps = collect_dumps(self._config.directory, own)
         self._peers.send_dumps(dumps)
-        directory = self._write_report(decision, dumps)
-        _print("\n".join([decision.table, self._closing_line(directory)]))
-        self._terminate(own, decision, dumps)
+        self._end_ranks(own, decision, dumps)
 
-    def _closing_line(self, directory: Path | None) -> str:
-        """Returns the line that ends the printed report."""
-        report = f"; report and stacks: {directory}" if directory is not None else ""
-        return f"stall guard: ending all ranks of {self._config.identity.host} with exit code {EXIT_STALLED}{report}"
-
-    def _terminate(self, own: Sequence[ProcessView], decision: StopDecision, dumps: Mapping[str, str]) -> None:
-        """Ends the processes of this node, culprits first."""
+    def _end_ranks(
+        self,
+        own: Sequence[ProcessView],
+        decision: StopDecision,
+        dumps: Mapping[str, str],
+        lines: Sequence[str] = (),
+    ) -> None:
+        """Writes the report, prints its table with some lines below, and ends the processes here, culprits first."""
+        identity = self._config.identity
+        closing = f"stall guard: ending all ranks of {identity.host} with exit code {EXIT_STALLED}"
+        try:
+            directory = write_report(self._config.report_dir, identity.node_rank, decision, dumps)
+            closing += f"; report and stacks: {directory}"
+        except OSError as error:
+            _print(f"stall guard: cannot write the report: {error}")
+        _print("\n".join([decision.table, *lines, closing]))
         names = decision.culprits()
         culprits = [view for view in own if view.name in names]
         for view in culprits:
-            self._write_torchrun_error(view, decision, dumps)
+            write_torchrun_error(view, decision, dumps)
         for view in terminate(culprits + [view for view in own if view not in culprits]):
             _print(f"stall guard: {view.name} (pid {view.reading.pid}) survived SIGKILL: it is blocked in the kernel")
-
-    def _write_report(self, decision: StopDecision, dumps: Mapping[str, str]) -> Path | None:
-        """Writes the report directory; returns None, after a message, if it cannot be written."""
-        node = self._config.identity.node_rank
-        name = f"stall-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}" + (f"-node-{node}" if node else "")
-        try:
-            directory = _new_directory(self._config.report_dir, name)
-            summaries = read_summaries(dumps)
-            collectives = {"collectives": describe(summaries)} if summaries else {}
-            text = json.dumps({**decision.report, **collectives}, indent=1)
-            (directory / "stall.json").write_text(text, encoding="utf-8")
-            (directory / "table.txt").write_text(decision.table + "\n", encoding="utf-8")
-            for file, text in dumps.items():
-                # A dump may come from another node: only the last part of its name is used as a path.
-                (directory / Path(file).name).write_text(text, encoding="utf-8")
-        except OSError as error:
-            _print(f"stall guard: cannot write the report: {error}")
-            return None
-        return directory
-
-    def _write_torchrun_error(self, view: ProcessView, decision: StopDecision, dumps: Mapping[str, str]) -> None:
-        """Writes the reason to the file from which torchrun reads the error of a rank, unless the file exists."""
-        path = view.reading.error_file
-        if path is None or not view.is_rank or Path(path).exists():
-            return
-        reason = f"stall guard: {decision.reason_for(view.name)}"
-        stack = dumps.get(f"{view.name}.traceback.txt") or main_thread_stack(dumps.get(f"{view.name}.stack.txt", ""))
-        # torchrun takes the error with the earliest time for the root cause. It prints the stack, not the message, so
-        # the stack begins with the reason.
-        error_json = torchrun_error(reason, f"{reason}\n{stack}", time.time() - view.age_s)
-        try:
-            Path(path).write_text(json.dumps(error_json), encoding="utf-8")
-        except OSError as error:
-            _log.warning("%s: cannot write the error file for torchrun: %s", path, error)
 
 
 def _have_ended(views: Sequence[ProcessView]) -> bool:
@@ -224,18 +195,6 @@ def _have_ended(views: Sequence[ProcessView]) -> bool:
     return bool(ranks) and all(view.reading.phase in (Phase.DONE, Phase.LEAVING) for view in ranks)
 
 
-def _new_directory(parent: Path, name: str) -> Path:
-    """Creates a directory; adds a number to its name if the name is taken."""
-    for attempt in range(_MAX_REPORTS_PER_SECOND):
-        directory = parent / (name if not attempt else f"{name}-{attempt}")
-        try:
-            directory.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return directory
-    raise FileExistsError(f"{parent / name} and {_MAX_REPORTS_PER_SECOND - 1} numbered copies of it exist already")
-
-
 def _print(text: str) -> None:
     """Writes to standard error, which the ranks share, in one piece, so that their output does not interrupt it."""
     try:
@@ -244,3 +203,38 @@ def _print(text: str) -> None:
     except (OSError, ValueError):
         # Standard error is closed. The report directory contains everything.
         return
+
+
+def connect_peers(
+    config: PeerConfig | None, identity: Identity, connect_timeout_s: float, token: SharedToken
+) -> LocalOnly:
+    """Returns the role of this node's monitor.
+
+    Args:
+        config: Where the monitors connect to each other; None for a single node.
+        identity: Identity of the rank that started this monitor.
+        connect_timeout_s: For how long a follower tries to reach the coordinator.
+        token: The run token; the monitors connect once it is known.
+
+    Returns:
+        `Coordinator` on node 0 and `Follower` on the others. `LocalOnly` without `config`, and, with a warning, on a
+        node 0 that cannot listen on its port.
+    """
+    if config is None:
+        return LocalOnly()
+    if identity.node_rank > 0:
+        return Follower(config, identity, connect_timeout_s, token)
+    deadline = time.monotonic() + _BIND_TIMEOUT_S
+    while True:
+        try:
+            return Coordinator(config, identity, token)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                _log.warning(
+                    "cannot listen at %s, port %d; each node decides for itself and prints its own table: %s",
+                    config.host,
+                    config.port,
+                    error,
+                )
+                return LocalOnly()
+        time.sleep(_BIND_RETRY_S)

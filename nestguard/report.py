@@ -1,18 +1,25 @@
-"""The report on a run that is stopped: a plain-text table, and all details as JSON."""
+"""The report on a run that is stopped: a plain-text table, all details as JSON, and the files that contain them."""
 
+import json
+import logging
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from nestguard.diagnosis import Diagnosis
-from nestguard.limits import StallLimits
-from nestguard.process import CRASH_SUFFIX, EXIT_STALLED
-from nestguard.record import DevicePosition, Phase
-from nestguard.run_diagnosis import RunDiagnosis
-from nestguard.view import ProcessView
+from nestguard.connect.peers import StopDecision
+from nestguard.diagnose.diagnosis import Diagnosis
+from nestguard.diagnose.limits import StallLimits
+from nestguard.diagnose.run import RunDiagnosis
+from nestguard.observe.collectives import describe, read_summaries
+from nestguard.observe.directory import CRASH_SUFFIX, STACK_SUFFIX, TRACEBACK_SUFFIX
+from nestguard.observe.process import EXIT_STALLED
+from nestguard.observe.view import DevicePosition, Phase, ProcessView
 
+_log = logging.getLogger(__name__)
+_MAX_REPORTS_PER_SECOND = 100
 _TABLE_WIDTH = 120
 _MIN_DIAGNOSIS_WIDTH = 40
 _MAX_ROWS = 40
@@ -70,9 +77,9 @@ class Report:
             dumps: Stacks and tracebacks by file name.
         """
         tracebacks = [
-            f"{view.name}:\n{dumps[f'{view.name}.traceback.txt'].rstrip()}"
+            f"{view.name}:\n{dumps[f'{view.name}{TRACEBACK_SUFFIX}'].rstrip()}"
             for view in self.culprits()
-            if view.reading.phase is Phase.FAILED and f"{view.name}.traceback.txt" in dumps
+            if view.reading.phase is Phase.FAILED and f"{view.name}{TRACEBACK_SUFFIX}" in dumps
         ]
         if tracebacks:
             return tracebacks
@@ -80,39 +87,13 @@ class Report:
         for view in sorted(self.culprits(), key=lambda view: view.is_rank):
             if crash := _without_modules(dumps.get(f"{view.name}{CRASH_SUFFIX}", "")):
                 return [f"{view.name}, main thread when it crashed, innermost call first:\n{main_thread_stack(crash)}"]
-            stacks = dumps.get(f"{view.name}.stack.txt")
+            stacks = dumps.get(f"{view.name}{STACK_SUFFIX}")
             if stacks is not None:
                 return [f"{view.name}, main thread, innermost call first:\n{main_thread_stack(stacks)}"]
         return []
 
     def _rows(self) -> list[tuple[ProcessView, Diagnosis]]:
         return list(zip(self.views, self.diagnosis.diagnoses, strict=True))
-
-
-def main_thread_stack(stacks: str) -> str:
-    """Returns the innermost frames of the main thread, whose stack faulthandler writes last."""
-    blocks = [block for block in stacks.strip().split("\n\n") if block]
-    lines = blocks[-1].splitlines() if blocks else []
-    more = [f"  ... {len(lines) - _MAX_STACK_LINES} more"] if len(lines) > _MAX_STACK_LINES else []
-    return "\n".join(lines[:_MAX_STACK_LINES] + more)
-
-
-def _without_modules(crash: str) -> str:
-    """Returns a crash dump of faulthandler without its last paragraph, a list of extension modules."""
-    return crash.partition("\n\nExtension modules:")[0]
-
-
-def torchrun_error(message: str, stack: str, unix_s: float) -> Mapping[str, Any]:
-    """Returns the content of a rank's error file in the form that torchrun reads.
-
-    Args:
-        message: Reason of the failure.
-        stack: Stack or traceback, which torchrun prints.
-        unix_s: Time of the failure in seconds since the epoch.
-    """
-    return {
-        "message": {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": str(int(unix_s))}},
-    }
 
 
 class _Cells(NamedTuple):
@@ -216,3 +197,83 @@ def _process_json(view: ProcessView, diagnosis: Diagnosis, limits: StallLimits) 
 
 def _device_json(device: DevicePosition) -> dict[str, Any]:
     return {"phase": device.phase.name, "step": device.step, "microbatch": device.microbatch}
+
+
+def main_thread_stack(stacks: str) -> str:
+    """Returns the innermost frames of the main thread, whose stack faulthandler writes last."""
+    blocks = [block for block in stacks.strip().split("\n\n") if block]
+    lines = blocks[-1].splitlines() if blocks else []
+    more = [f"  ... {len(lines) - _MAX_STACK_LINES} more"] if len(lines) > _MAX_STACK_LINES else []
+    return "\n".join(lines[:_MAX_STACK_LINES] + more)
+
+
+def _without_modules(crash: str) -> str:
+    """Returns a crash dump of faulthandler without its last paragraph, a list of extension modules."""
+    return crash.partition("\n\nExtension modules:")[0]
+
+
+def torchrun_error(message: str, stack: str, unix_s: float) -> Mapping[str, Any]:
+    """Returns the content of a rank's error file in the form that torchrun reads.
+
+    Args:
+        message: Reason of the failure.
+        stack: Stack or traceback, which torchrun prints.
+        unix_s: Time of the failure in seconds since the epoch.
+    """
+    return {
+        "message": {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": str(int(unix_s))}},
+    }
+
+
+def write_report(parent: Path, node_rank: int, decision: StopDecision, dumps: Mapping[str, str]) -> Path:
+    """Writes the report of a node to a new directory, `stall-TIME`, and returns the directory.
+
+    Args:
+        parent: Where the directory is created.
+        node_rank: Part of its name, except on node 0.
+        decision: The decision to end the run.
+        dumps: Stacks, tracebacks and summaries of collectives, by file name.
+
+    Raises:
+        OSError: The report cannot be written.
+    """
+    suffix = f"-node-{node_rank}" if node_rank else ""
+    directory = _new_directory(parent, f"stall-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}{suffix}")
+    summaries = read_summaries(dumps)
+    collectives = {"collectives": describe(summaries)} if summaries else {}
+    text = json.dumps({**decision.report, **collectives}, indent=1)
+    (directory / "stall.json").write_text(text, encoding="utf-8")
+    (directory / "table.txt").write_text(decision.table + "\n", encoding="utf-8")
+    for file, text in dumps.items():
+        # A dump may come from another node: only the last part of its name is used as a path.
+        (directory / Path(file).name).write_text(text, encoding="utf-8")
+    return directory
+
+
+def write_torchrun_error(view: ProcessView, decision: StopDecision, dumps: Mapping[str, str]) -> None:
+    """Writes the reason to the file from which torchrun reads the error of a rank, unless the file exists."""
+    path = view.reading.error_file
+    if path is None or not view.is_rank or Path(path).exists():
+        return
+    reason = f"stall guard: {decision.reason_for(view.name)}"
+    stacks = dumps.get(f"{view.name}{STACK_SUFFIX}", "")
+    stack = dumps.get(f"{view.name}{TRACEBACK_SUFFIX}") or main_thread_stack(stacks)
+    # torchrun takes the error with the earliest time for the root cause. It prints the stack, not the message, so
+    # the stack begins with the reason.
+    error_json = torchrun_error(reason, f"{reason}\n{stack}", time.time() - view.age_s)
+    try:
+        Path(path).write_text(json.dumps(error_json), encoding="utf-8")
+    except OSError as error:
+        _log.warning("%s: cannot write the error file for torchrun: %s", path, error)
+
+
+def _new_directory(parent: Path, name: str) -> Path:
+    """Creates a directory; adds a number to its name if the name is taken."""
+    for attempt in range(_MAX_REPORTS_PER_SECOND):
+        directory = parent / (name if not attempt else f"{name}-{attempt}")
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return directory
+    raise FileExistsError(f"{parent / name} and {_MAX_REPORTS_PER_SECOND - 1} numbered copies of it exist already")

@@ -6,11 +6,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nestguard.collectives import REQUEST, SUFFIX
-from nestguard.files import create_file, open_file
-from nestguard.process import CRASH_SUFFIX, END_SIGNAL, ProcessState, process_state, send_signal
-from nestguard.stacks import STACK_SUFFIX, ask_for_stacks, interrupt_for_stacks
-from nestguard.view import ProcessView
+from nestguard.observe.directory import (
+    COLLECTIVES_REQUEST,
+    COLLECTIVES_SUFFIX,
+    CRASH_SUFFIX,
+    STACK_SUFFIX,
+    TRACEBACK_SUFFIX,
+    create_file,
+    open_file,
+)
+from nestguard.observe.process import END_SIGNAL, process_state, send_signal
+from nestguard.observe.stacks import ask_for_stacks, interrupt_for_stacks
+from nestguard.observe.view import ProcessState, ProcessView
 
 _ASK_S = 1.0
 _DUMP_S = 2.0
@@ -18,19 +25,27 @@ _EXIT_S = 3.0
 _KILL_S = 1.0
 _POLL_S = 0.05
 _MAX_DUMP_BYTES = 1 << 20
-DUMP_SUFFIXES = (STACK_SUFFIX, CRASH_SUFFIX, ".traceback.txt", SUFFIX)
+DUMP_SUFFIXES = (STACK_SUFFIX, CRASH_SUFFIX, TRACEBACK_SUFFIX, COLLECTIVES_SUFFIX)
 """Ends of the names of the files that a process writes before it ends."""
 
 
-def request_dumps(directory: Path, views: Sequence[ProcessView]) -> None:
+def collect_dumps(directory: Path, views: Sequence[ProcessView]) -> dict[str, str]:
+    """Makes processes write their stacks; returns these, tracebacks and summaries of collectives, by file name."""
+    _request_dumps(directory, views)
+    return _read_dumps(directory, views)
+
+
+def _request_dumps(directory: Path, views: Sequence[ProcessView]) -> None:
     """Makes every armed process write its stacks, and every rank with a device a summary of its collectives.
 
     A stopped process is continued so that it can. A process that writes nothing within a second is interrupted. Waits
     until the stack files no longer grow and the summaries exist, for at most two seconds.
     """
     with contextlib.suppress(OSError):
-        create_file(directory / REQUEST).close()
-    answers = [directory / f"{view.name}{SUFFIX}" for view in views if view.reading.device and not _has_ended(view)]
+        create_file(directory / COLLECTIVES_REQUEST).close()
+    answers = [
+        directory / f"{view.name}{COLLECTIVES_SUFFIX}" for view in views if view.reading.device and not _has_ended(view)
+    ]
     armed = [view for view in views if view.reading.is_armed and not _has_ended(view)]
     for view in armed:
         ask_for_stacks(directory, view.name)
@@ -43,8 +58,7 @@ def request_dumps(directory: Path, views: Sequence[ProcessView]) -> None:
         _are_written(stacks, answers, _DUMP_S - _ASK_S)
 
 
-def read_dumps(directory: Path, views: Sequence[ProcessView]) -> dict[str, str]:
-    """Returns the stacks, tracebacks and summaries that processes have written, by file name."""
+def _read_dumps(directory: Path, views: Sequence[ProcessView]) -> dict[str, str]:
     dumps = {}
     for view in views:
         for suffix in DUMP_SUFFIXES:

@@ -90,15 +90,18 @@ def main() -> int:
     meter = Meter()
     for name in HOOKS:
         setattr(StallGuard, name, meter.wrap(getattr(StallGuard, name)))
-    for kind in (nestguard.Heartbeat, nestguard.NoHeartbeat):
-        for name in BEATS:
-            setattr(kind, name, meter.wrap(getattr(kind, name)))
+    for name in BEATS:
+        setattr(nestguard.Heartbeat, name, meter.wrap(getattr(nestguard.Heartbeat, name)))
     report = Report(
         "The stall guard",
         __file__,
         f"{arguments.rounds} pairs of runs of {arguments.steps} steps, one rank of one thread, {machine()}, "
         f"{versions('torch')}.",
-        measured=["nestguard/heartbeat.py", "nestguard/record.py", "nestmodel/training/callbacks/stall_guard.py"],
+        measured=[
+            "nestguard/observe/heartbeat.py",
+            "nestguard/observe/record.py",
+            "nestmodel/training/callbacks/stall_guard.py",
+        ],
         results=arguments.results,
     )
     columns = ("loader processes", "step, median", "in the guard's own calls, on minus off", "share of a step")

@@ -26,17 +26,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import nestguard.follower
+import nestguard.connect.follower
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import own_command
 from benchmarks.harness.report import Report, machine
 from benchmarks.harness.rounds import run_rounds
 from benchmarks.measured import REPOSITORY
 from nestguard import Heartbeat, Identity, PeerConfig, Phase, Reading, StallLimits, start_monitor
-from nestguard.authentication import SharedToken
-from nestguard.follower import Follower
-from nestguard.process import ProcessState
-from nestguard.view import ProcessView
+from nestguard.connect.authentication import SharedToken
+from nestguard.connect.follower import Follower
+from nestguard.observe.view import ProcessState, ProcessView
 
 QUICK = ["--quick"]
 NUM_RANKS, NUM_WORKERS = 8, 64
@@ -212,7 +211,7 @@ def simulate_nodes(part: Part) -> None:
     """Plays the monitors of some nodes: each sends what its ranks and loader workers do once a second."""
     if part.end_node < part.num_nodes:
         # Hundreds of reports of thousands of ranks would fill the memory of this one machine.
-        nestguard.follower.StopDecision = _NoReport  # type: ignore[assignment, misc]
+        nestguard.connect.follower.StopDecision = _NoReport  # type: ignore[assignment, misc]
         gc.disable()
     time.sleep(max(0.0, part.begins_at - time.monotonic()))
     nodes = [_Node(part, node) for node in range(part.first_node, part.end_node)]

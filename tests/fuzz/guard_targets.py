@@ -10,11 +10,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from nestguard import Heartbeat, Identity, Phase, read_heartbeat
-from nestguard.authentication import AuthenticationError, Handshake, Seal, Side
-from nestguard.collectives import parse_trace
-from nestguard.frames import SIZE, Codec, InvalidFrameError, pack
-from nestguard.updates import NodeRanks, UpdateEncoder, encode_details
-from nestguard.wire import INVALID_MESSAGE_ERRORS, view_from_json
+from nestguard.connect.authentication import AuthenticationError, Handshake, Seal, Side
+from nestguard.connect.frames import SIZE, Codec, InvalidFrameError, pack
+from nestguard.connect.messages import INVALID_MESSAGE_ERRORS, NodeRanks, UpdateEncoder, encode_details, view_from_json
+from nestguard.observe.collectives import parse_trace
 from tests.fuzz.inputs import VALUES, altered, mutated
 from tests.fuzz.target import Target
 from tests.nestguard.views import view

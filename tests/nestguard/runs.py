@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nestguard.process import process_state, start_ticks
+from nestguard.observe.process import process_state, start_ticks
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 45.0

@@ -1,9 +1,9 @@
 import json
 
 from nestguard import Phase, StallLimits
+from nestguard.diagnose.run import diagnose
+from nestguard.observe.view import ProcessView
 from nestguard.report import Report, main_thread_stack, torchrun_error
-from nestguard.run_diagnosis import diagnose
-from nestguard.view import ProcessView
 from tests.nestguard.views import view
 
 LIMITS = StallLimits()

@@ -3,8 +3,7 @@
 from typing import Any
 
 from nestguard import Identity, Phase, Reading
-from nestguard.process import ProcessState
-from nestguard.view import ProcessView
+from nestguard.observe.view import ProcessState, ProcessView
 
 
 def view(

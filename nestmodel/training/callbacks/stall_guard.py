@@ -74,7 +74,7 @@ class StallGuard(pl.Callback):
         self.limits = limits
         self.report_dir = report_dir
         self.port = port
-        self._heartbeat: nestguard.Heartbeat | nestguard.NoHeartbeat = nestguard.NoHeartbeat()
+        self._heartbeat: nestguard.Heartbeat = nestguard.NoHeartbeat()
         self._monitor: nestguard.MonitorHandle | None = None
         self._next_check_s = 0.0
         self._is_only_rank = True

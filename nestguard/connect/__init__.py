@@ -1,0 +1,1 @@
+"""Connects the monitors of several nodes, and authenticates their messages."""

@@ -1,0 +1,126 @@
+"""How long a process may go without a heartbeat before the run counts as stalled."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from nestguard.observe.errors import GuardError
+from nestguard.observe.view import NodeSilence, Phase, ProcessState, ProcessView, Reading
+
+_PHASE_LIMITS = {
+    Phase.STARTING: "first_step_s",
+    Phase.LOADING: "step_s",
+    Phase.FORWARD: "step_s",
+    Phase.BACKWARD: "step_s",
+    Phase.COLLECTIVE: "step_s",
+    Phase.OPTIMIZER: "step_s",
+    Phase.VALIDATION: "validation_s",
+    Phase.CHECKPOINT: "checkpoint_s",
+    Phase.FINISHING: "finishing_s",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StallLimits:
+    """Time without a heartbeat, in seconds of CLOCK_MONOTONIC, after which a run counts as stalled."""
+
+    step_s: float = 300.0
+    """Limit in each phase of a step: loading, forward, backward, collective, optimizer."""
+
+    first_step_s: float = 870.0
+    """Minimum of every limit until a rank has finished its first step, which compiles kernels and fills caches."""
+
+    validation_s: float = 870.0
+    """Limit during validation."""
+
+    checkpoint_s: float = 870.0
+    """Limit while a state is copied for a checkpoint, or while training waits until one is written."""
+
+    finishing_s: float = 300.0
+    """Limit after the last step."""
+
+    node_silence_s: float = 60.0
+    """Limit for messages from the monitor of another node."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not 0.0 < value < math.inf:
+                raise GuardError(f"limits.{field.name} is {value}: expected a positive number of seconds.")
+
+    @property
+    def shortest_s(self) -> float:
+        """The smallest of all limits."""
+        shortest: float = min(dataclasses.astuple(self))
+        return shortest
+
+    @property
+    def longest_wait_s(self) -> float:
+        """The longest time that a rank can wait in a collective before a stall is reported.
+
+        The rank that it waits for may use up the largest limit, after a validation or a checkpoint within its limit.
+        """
+        largest = max(self.step_s, self.first_step_s, self.validation_s, self.checkpoint_s, self.finishing_s)
+        return largest + self.exempt_s
+
+    @property
+    def exempt_s(self) -> float:
+        """Time by which a rank may be late because others wait for its validation or checkpoint."""
+        return max(self.validation_s, self.checkpoint_s)
+
+    def limit_of(self, reading: Reading) -> float:
+        """Returns the limit, in seconds, that applies in a process's current phase; infinity once it has ended."""
+        return self.limit_in(reading.phase, has_stepped=reading.has_stepped)
+
+    def limit_in(self, phase: Phase, *, has_stepped: bool) -> float:
+        """Returns the limit, in seconds, of a phase; infinity if the phase is final.
+
+        Args:
+            phase: What the process does.
+            has_stepped: Whether the process has finished a step since its start.
+        """
+        if phase.is_final:
+            return math.inf
+        limit: float = getattr(self, _PHASE_LIMITS[phase])
+        return limit if has_stepped else max(limit, self.first_step_s)
+
+
+def may_stop_run(phase: Phase, state: ProcessState, age_s: float, *, has_stepped: bool, limits: StallLimits) -> bool:
+    """Returns whether a rank may be a reason to stop the run. `diagnose` does not stop a run without such a rank.
+
+    Args:
+        phase: Current phase of the rank.
+        state: State of its process.
+        age_s: Seconds since its last heartbeat.
+        has_stepped: Whether it has finished a step since its start.
+        limits: Result of `quick_limits`.
+    """
+    if phase is Phase.FAILED:
+        return True
+    if phase.is_final or state is ProcessState.UNSEEN:
+        return False
+    return state.has_ended or age_s > limits.limit_in(phase, has_stepped=has_stepped)
+
+
+def view_may_stop_run(view: ProcessView, limits: StallLimits) -> bool:
+    """Returns `may_stop_run` of a view; False for a loader worker."""
+    reading = view.reading
+    return view.is_rank and may_stop_run(
+        reading.phase, view.state, view.age_s, has_stepped=reading.has_stepped, limits=limits
+    )
+
+
+def quick_limits(limits: StallLimits, silences: Mapping[int, NodeSilence]) -> StallLimits:
+    """Returns the limits for `may_stop_run`: lower ones if a node is silent."""
+    return limits_beside_silence(limits) if too_long(silences, limits) else limits
+
+
+def limits_beside_silence(limits: StallLimits) -> StallLimits:
+    """Returns the limits that decide whether silent nodes hold up the others."""
+    return replace(limits, step_s=min(limits.step_s, limits.node_silence_s))
+
+
+def too_long(silences: Mapping[int, NodeSilence], limits: StallLimits) -> dict[int, NodeSilence]:
+    """Returns the nodes that have been silent for longer than the limit."""
+    return {node: silence for node, silence in silences.items() if silence.seconds > limits.node_silence_s}

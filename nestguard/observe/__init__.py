@@ -1,0 +1,1 @@
+"""Writes and reads heartbeats, and watches the processes of one node."""

@@ -1,0 +1,292 @@
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pytest
+
+import nestguard.monitor
+from nestguard import GuardError, PeerConfig, Phase
+from nestguard.connect.authentication import SharedToken
+from nestguard.connect.coordinator import Coordinator
+from nestguard.connect.follower import Connection, Follower
+from nestguard.connect.messages import view_from_json, view_to_json
+from nestguard.connect.peers import LocalOnly, StopDecision
+from nestguard.monitor import connect_peers
+from nestguard.observe.view import ProcessState
+from tests.nestguard.connect.raw_peers import accept, join
+from tests.nestguard.runs import PATIENCE_S, TOKEN
+from tests.nestguard.views import view
+from tests.ports import free_port
+
+STOP = StopDecision({"cause": "rank 1 is stuck", "processes": [{"name": "rank-1", "is_culprit": True}]}, "a table")
+
+
+@pytest.fixture
+def config() -> PeerConfig:
+    return PeerConfig(host="127.0.0.1", port=free_port(), run_id="this run")
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Closable)
+
+
+@contextlib.contextmanager
+def closing(peers: T) -> Iterator[T]:
+    try:
+        yield peers
+    finally:
+        peers.close()
+
+
+def soon(condition: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def coordinator_of(config: PeerConfig, token: str = TOKEN) -> Coordinator:
+    return Coordinator(config, view(0, world_size=4).reading.identity, SharedToken(token))
+
+
+def follower_of(config: PeerConfig, token: str = TOKEN) -> Follower:
+    return Follower(config, view(2, node_rank=1).reading.identity, 5.0, SharedToken(token))
+
+
+def test_a_view_survives_the_round_trip_through_json() -> None:
+    sent = view(3, Phase.LOADING, 7, 12.5, worker=1, cuts=("a", "b"), state=ProcessState.STOPPED, first_step=None)
+    assert view_from_json(json.loads(json.dumps(view_to_json(sent)))) == sent
+
+
+def test_views_of_a_follower_age_until_the_coordinator_uses_them(config: PeerConfig) -> None:
+    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
+        assert soon(follower.has_coordinator)
+        follower.send_views([view(2, age_s=100, node_rank=1)])
+        assert soon(coordinator.views)
+        (first,) = coordinator.views()
+        time.sleep(0.05)
+        (later,) = coordinator.views()
+        assert 100 <= first.age_s < later.age_s < 160
+        assert first.reading.identity.host == "host-1"
+
+
+def test_the_coordinator_decides_for_all_nodes_and_receives_their_stacks(config: PeerConfig) -> None:
+    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
+        assert soon(coordinator.silences)
+        coordinator.send_stop(STOP)
+        assert soon(follower.decision)
+        assert follower.decision() == STOP
+        assert STOP.culprits() == {"rank-1"}
+        follower.send_dumps({"rank-2.stack.txt": "here"})
+        assert coordinator.receive_dumps(PATIENCE_S) == {"rank-2.stack.txt": "here"}
+
+
+def test_silence_counts_from_the_last_message_on_both_sides(config: PeerConfig) -> None:
+    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
+        assert soon(coordinator.silences)
+        assert soon(follower.silences)
+        time.sleep(1)
+        assert coordinator.silences()[1].host == "host-1"
+        assert coordinator.silences()[1].seconds > 0.9
+        assert follower.silences()[0].seconds > 0.9
+
+        def silence_ends() -> bool:
+            coordinator.send_views([])
+            follower.send_views([])
+            return coordinator.silences()[1].seconds < 0.9 and follower.silences()[0].seconds < 0.9
+
+        assert soon(silence_ends)
+
+
+def test_a_follower_that_says_goodbye_is_not_silent_and_keeps_its_last_views(
+    config: PeerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
+        assert soon(follower.has_coordinator)
+        follower.send_views([view(2, Phase.DONE, node_rank=1)])
+        assert soon(coordinator.views)
+        follower.close()
+        assert soon(lambda: not coordinator.silences())
+        # The table of the coordinator still shows that the rank is done.
+        assert coordinator.views()[0].reading.phase is Phase.DONE
+        assert caplog.text == ""
+
+
+def test_ranks_behind_a_lost_connection_are_unseen_and_a_warning_is_logged(
+    config: PeerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
+        assert soon(follower.has_coordinator)
+        follower.send_views([view(2, node_rank=1)])
+        assert soon(coordinator.views)
+        assert follower._link is not None
+        follower._link.connection.close()
+        assert soon(lambda: [rank.is_unseen and rank.ended_s > 0 for rank in coordinator.views()] == [True])
+        assert not coordinator.silences()
+        assert follower.disconnected_s() > 0
+        assert soon(lambda: "node 1 (host host-1): lost the connection to its monitor" in caplog.text)
+
+
+def test_a_follower_waits_until_the_coordinator_of_its_own_run_listens(config: PeerConfig) -> None:
+    earlier = coordinator_of(replace(config, run_id="earlier attempt"))
+    with closing(follower_of(config)) as follower:
+        time.sleep(0.3)
+        assert not follower.has_coordinator()
+        earlier.close()
+        with closing(coordinator_of(config)) as coordinator:
+            assert soon(follower.has_coordinator)
+            assert soon(coordinator.silences)
+
+
+ROW = [2, 0, 0, 1, 2, 2, 5, 5, 0, 0]
+FULL = view_to_json(view(2, node_rank=1))
+
+
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        {"type": "update"},
+        {"type": "update", "at_ms": 0, "rows": [ROW]},
+        {"type": "update", "at_ms": 0, "full": [FULL]},
+        {"type": "update", "at_ms": 0, "full": [{}], "rows": [ROW]},
+        {"type": "update", "at_ms": 0, "full": [{**FULL, "age_s": "long"}], "rows": [ROW]},
+        {"type": "update", "at_ms": 0, "full": [{**FULL, "reading": {**FULL["reading"], "cuts": [1]}}], "rows": [ROW]},
+        {"type": "update", "at_ms": 0, "full": [FULL], "rows": [ROW[:-1]]},
+        {"type": "update", "at_ms": 0, "full": [FULL], "rows": [[*ROW[:-1], "5"]]},
+        {"type": "update", "at_ms": 0, "full": [FULL], "rows": [[*ROW[:4], 99, *ROW[5:]]]},
+        {"type": "update", "at_ms": "now", "full": [FULL], "rows": [ROW]},
+        {"type": "details", "views": [{**FULL, "reading": {**FULL["reading"], "step": "5"}}]},
+        {"type": "dumps", "dumps": ["rank-2.stack.txt"]},
+        {"views": [FULL]},
+    ],
+)
+def test_a_follower_that_sends_an_invalid_message_is_disconnected(
+    config: PeerConfig, caplog: pytest.LogCaptureFixture, invalid: dict[str, Any]
+) -> None:
+    with closing(coordinator_of(config)) as coordinator, closing(join(config, PATIENCE_S)) as other:
+        other.send(invalid)
+        assert soon(lambda: "its monitor sent an invalid message and was disconnected" in caplog.text)
+        assert soon(lambda: not coordinator.silences())
+        assert coordinator.views() == []
+        assert coordinator.receive_dumps(0.0) == {}
+        assert "lost the connection" not in caplog.text
+
+
+@pytest.mark.parametrize("invalid", [{"type": "stop"}, {"type": "stop", "report": {}, "table": ""}, {}])
+def test_a_coordinator_that_sends_an_invalid_message_is_disconnected(
+    config: PeerConfig, caplog: pytest.LogCaptureFixture, invalid: dict[str, Any]
+) -> None:
+    with socket.create_server(("", config.port)) as listener, closing(follower_of(config)) as follower:
+        accepted, _ = listener.accept()
+        with closing(Connection(accepted)) as other:
+            accept(other)
+            other.send(invalid)
+            assert soon(lambda: "its monitor sent an invalid message and was disconnected" in caplog.text)
+            assert not follower.has_coordinator()
+            assert follower.decision() is None
+
+
+def test_details_contain_the_cuts_and_the_loader_workers_of_the_nodes_that_are_asked(config: PeerConfig) -> None:
+    views = [
+        view(2, Phase.LOADING, age_s=100, node_rank=1, cuts=("a",)),
+        view(2, Phase.LOADING, age_s=90, node_rank=1, worker=0, cuts=("b",)),
+    ]
+    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
+        assert soon(follower.has_coordinator)
+        follower.send_views(views)
+        assert soon(coordinator.views)
+        assert [(rank.name, rank.reading.cuts) for rank in coordinator.views()] == [("rank-2", ())]
+        assert coordinator.detailed_views([0], PATIENCE_S)[0].reading.cuts == ()
+        rank, worker = coordinator.detailed_views([1], PATIENCE_S)
+        assert rank.reading == views[0].reading
+        assert worker.reading == views[1].reading
+        assert 90 <= worker.age_s < 100 <= rank.age_s < 110 + PATIENCE_S
+
+
+def test_a_node_that_does_not_answer_keeps_the_others_waiting_for_the_timeout_only(config: PeerConfig) -> None:
+    with closing(coordinator_of(config)) as coordinator, closing(join(config, PATIENCE_S)) as other:
+        other.send({"type": "update", "at_ms": 0, "full": [FULL], "rows": [ROW]})
+        assert soon(coordinator.views)
+        assert [rank.name for rank in coordinator.detailed_views([1], 0.2)] == ["rank-2"]
+
+
+def test_a_second_connection_of_a_node_replaces_the_first_one_without_a_warning(
+    config: PeerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as first:
+        assert soon(first.has_coordinator)
+        first.send_views([view(2, step=5, node_rank=1)])
+        assert soon(coordinator.views)
+        with closing(follower_of(config)) as second:
+            assert soon(second.has_coordinator)
+            assert soon(lambda: not first.has_coordinator())
+            second.send_views([view(2, step=6, node_rank=1)])
+            assert soon(lambda: [rank.reading.step for rank in coordinator.views()] == [6])
+            assert "its ranks continue" not in caplog.text
+
+
+def test_a_follower_that_reads_slowly_does_not_delay_the_others(config: PeerConfig) -> None:
+    table = os.urandom(4_000_000).hex()  # cannot be compressed to the size of a socket's buffers
+    with closing(coordinator_of(config)) as coordinator, closing(join(config, PATIENCE_S)) as slow:
+        with closing(Follower(config, view(3, node_rank=2).reading.identity, 5.0, SharedToken(TOKEN))) as follower:
+            assert soon(lambda: len(coordinator.silences()) == 2)
+            started = time.monotonic()
+            coordinator.send_stop(StopDecision({"cause": "", "processes": []}, table))
+            coordinator.send_views([])
+            assert time.monotonic() - started < PATIENCE_S / 3
+            assert soon(follower.decision)
+        received: dict[str, Any] | None = {"type": "keepalive"}
+        while received is not None and received["type"] == "keepalive":
+            received = slow.receive()
+        assert received == {"type": "stop", "report": {"cause": "", "processes": []}, "table": table}
+
+
+def test_followers_get_a_report_of_all_ranks_and_of_those_workers_that_are_culprits(config: PeerConfig) -> None:
+    processes = [
+        {"name": "rank-1", "worker": None, "is_culprit": False},
+        {"name": "rank-1.worker-0", "worker": 0, "is_culprit": True},
+        {"name": "rank-1.worker-1", "worker": 1, "is_culprit": False},
+    ]
+    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
+        assert soon(coordinator.silences)
+        coordinator.send_stop(StopDecision({"cause": "", "processes": processes}, "x" * 1_000_000))
+        assert soon(follower.decision)
+        decision = follower.decision()
+        assert decision is not None
+        assert decision.report["processes"] == processes[:2]
+        assert decision.table == "x" * 1_000_000
+
+
+def test_a_port_that_is_taken_leaves_node_0_without_followers(
+    config: PeerConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nestguard.monitor, "_BIND_TIMEOUT_S", 0.5)
+    with socket.create_server(("", config.port)):
+        peers = connect_peers(config, view(0).reading.identity, 1.0, SharedToken(TOKEN))
+    assert type(peers) is LocalOnly
+    assert "each node decides for itself and prints its own table" in caplog.text
+
+
+def test_a_coordinator_that_cannot_be_reached_leaves_a_follower_on_its_own(
+    config: PeerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(connect_peers(config, view(2, node_rank=1).reading.identity, 0.0, SharedToken(TOKEN))) as peers:
+        assert soon(lambda: "cannot connect to the monitor of node 0" in caplog.text)
+        assert not peers.has_coordinator()
+        peers.send_views([])
+        assert peers.silences() == {}
+
+
+def test_a_single_node_needs_no_port(tmp_path: Path) -> None:
+    assert type(connect_peers(None, view(0).reading.identity, 1.0, SharedToken(TOKEN))) is LocalOnly
+    with pytest.raises(GuardError, match=r"peers\.port is 0: expected a port"):
+        PeerConfig(host=str(tmp_path), port=0)

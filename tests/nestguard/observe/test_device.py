@@ -1,0 +1,195 @@
+import threading
+from pathlib import Path
+
+import pytest
+
+import nestguard.observe.device
+from nestguard import Heartbeat, Identity, Phase, read_heartbeat
+from nestguard.observe.directory import lock_directory
+from nestguard.observe.view import DevicePosition
+from nestguard.observe.watch import NodeWatch
+from tests.nestguard.devices import StandIn
+from tests.nestguard.runs import wait_until
+
+ME = Identity(rank=0, local_rank=0, node_rank=0, world_size=1, local_world_size=1, host="gpu-a")
+
+
+@pytest.fixture(autouse=True)
+def _short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nestguard.observe.device, "POLL_S", 0.01)
+
+
+class Event:
+    """An event that a test sets."""
+
+    def __init__(self) -> None:
+        self.num_recorded = 0
+        self.done = False
+        self.error = ""
+
+    def record(self) -> None:
+        self.num_recorded += 1
+        self.done = False
+
+    def is_done(self) -> bool:
+        if self.error:
+            raise RuntimeError(self.error)
+        return self.done
+
+
+class Events(list[Event]):
+    """Creates events, and keeps them."""
+
+    def __call__(self) -> Event:
+        self.append(Event())
+        return self[-1]
+
+
+def position(directory: Path) -> DevicePosition | None:
+    reading = read_heartbeat(directory / "rank-0.beat")
+    assert reading is not None
+    return reading.device
+
+
+def observers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "nestguard-device"]
+
+
+def wait_for(directory: Path, expected: DevicePosition | None) -> None:
+    wait_until(lambda: position(directory) == expected, 20)
+
+
+def test_the_device_is_in_the_newest_phase_whose_event_is_done(tmp_path: Path) -> None:
+    heartbeat, events = Heartbeat(tmp_path, ME), Events()
+    heartbeat.watch_device(events)
+    heartbeat.beat(Phase.FORWARD, 7, 1)
+    heartbeat.beat(Phase.BACKWARD)
+    heartbeat.beat_collective()
+    assert len(events) == 3
+    assert position(tmp_path) is None
+    events[0].done = True
+    wait_for(tmp_path, DevicePosition(Phase.FORWARD, 7, 1))
+    events[2].done = True  # out of order, which no stream does: the first phase that is not over counts
+    events[1].done = True
+    wait_for(tmp_path, DevicePosition(Phase.COLLECTIVE, 7, 1))
+    reading = read_heartbeat(tmp_path / "rank-0.beat")
+    assert reading is not None
+    assert (reading.phase, reading.actual_phase) == (Phase.COLLECTIVE, Phase.COLLECTIVE)
+    heartbeat.close()
+
+
+def test_a_phase_of_the_device_can_end_without_a_heartbeat(tmp_path: Path) -> None:
+    heartbeat, events = Heartbeat(tmp_path, ME), Events()
+    heartbeat.watch_device(events)
+    heartbeat.beat(Phase.BACKWARD, 7, 1)
+    heartbeat.mark_device(Phase.COLLECTIVE)
+    for event in events:
+        event.done = True
+    wait_for(tmp_path, DevicePosition(Phase.COLLECTIVE, 7, 1))
+    reading = read_heartbeat(tmp_path / "rank-0.beat")
+    assert reading is not None
+    assert reading.phase is Phase.BACKWARD
+    heartbeat.close()
+
+
+def test_events_are_reused_and_a_repeated_position_needs_none(tmp_path: Path) -> None:
+    heartbeat, events = Heartbeat(tmp_path, ME), Events()
+    heartbeat.watch_device(events)
+    for step in range(5):
+        heartbeat.beat(Phase.FORWARD, step, 0)
+        heartbeat.beat(Phase.FORWARD)
+        heartbeat.note_cut("a")
+        heartbeat.refresh()
+        events[0].done = True
+        wait_for(tmp_path, DevicePosition(Phase.FORWARD, step, 0))
+    assert [event.num_recorded for event in events] == [5]
+    heartbeat.close()
+
+
+def test_a_device_that_hangs_does_not_take_up_events_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nestguard.observe.device, "_MAX_PENDING", 3)
+    heartbeat, events = Heartbeat(tmp_path, ME), Events()
+    heartbeat.watch_device(events)
+    for step in range(10):
+        heartbeat.beat(Phase.FORWARD, step)
+    assert len(events) == 3
+    for event in events:
+        event.done = True
+    wait_for(tmp_path, DevicePosition(Phase.FORWARD, 2, None))
+    heartbeat.beat(Phase.BACKWARD, 10)
+    events[0].done = events[1].done = events[2].done = True
+    wait_for(tmp_path, DevicePosition(Phase.BACKWARD, 10, None))
+    assert len(events) == 3
+    heartbeat.close()
+
+
+def test_without_a_device_there_is_no_thread_and_no_position(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.beat(Phase.FORWARD, 1, 0)
+    heartbeat.mark_device(Phase.COLLECTIVE)
+    assert observers() == []
+    assert position(tmp_path) is None
+    heartbeat.close()
+
+
+def test_the_thread_ends_with_the_run(tmp_path: Path) -> None:
+    heartbeat, events = Heartbeat(tmp_path, ME), Events()
+    heartbeat.watch_device(events)
+    heartbeat.watch_device(events)
+    heartbeat.beat(Phase.FORWARD, 1, 0)
+    assert len(observers()) == 1
+    heartbeat.finish(Phase.DONE)
+    heartbeat.beat(Phase.BACKWARD)
+    heartbeat.mark_device(Phase.COLLECTIVE)
+    heartbeat.close()
+    assert observers() == []
+    assert len(events) == 1
+    heartbeat.watch_device(events)
+    assert observers() == []
+
+
+def test_a_device_that_fails_is_no_longer_observed(tmp_path: Path) -> None:
+    heartbeat, events = Heartbeat(tmp_path, ME), Events()
+    heartbeat.watch_device(events)
+    heartbeat.beat(Phase.FORWARD, 1, 0)
+    events[0].error = "an illegal memory access"
+    wait_until(lambda: not observers(), 20)
+    heartbeat.beat(Phase.BACKWARD)
+    heartbeat.close()
+
+
+def test_a_position_that_is_no_longer_observed_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat, events = Heartbeat(tmp_path, ME), Events()
+    heartbeat.watch_device(events)
+    heartbeat.beat(Phase.FORWARD, 1, 0)
+    events[0].done = True
+    wait_for(tmp_path, DevicePosition(Phase.FORWARD, 1, 0))
+    lock = lock_directory(tmp_path)  # as a monitor has one, so that the files are kept
+    heartbeat.close()
+    watch = NodeWatch(tmp_path, ME)
+    (view,) = watch.scan()
+    assert view.reading.device == DevicePosition(Phase.FORWARD, 1, 0)
+    monkeypatch.setattr("nestguard.observe.watch._UNOBSERVED_NS", 0)
+    (view,) = watch.scan()
+    assert view.reading.device is None
+    assert view.reading.actual_phase is Phase.FORWARD
+    lock.release()
+
+
+def test_the_stand_in_runs_kernels_in_order_beside_the_process(tmp_path: Path) -> None:
+    device, heartbeat = StandIn(), Heartbeat(tmp_path, ME)
+    heartbeat.watch_device(device.new_event)
+    going_on = threading.Event()
+    heartbeat.beat(Phase.FORWARD, 3, 0)
+    device.launch_collective(going_on.wait)  # type: ignore[arg-type]
+    heartbeat.beat(Phase.BACKWARD)
+    device.launch()
+    heartbeat.beat_collective()
+    wait_for(tmp_path, DevicePosition(Phase.FORWARD, 3, 0))
+    going_on.set()
+    device.wait()
+    wait_for(tmp_path, DevicePosition(Phase.COLLECTIVE, 3, 0))
+    assert device.num_events == 3
+    heartbeat.close()

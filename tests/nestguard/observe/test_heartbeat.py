@@ -1,0 +1,188 @@
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import nestguard
+from nestguard import GuardError, Heartbeat, Identity, Phase, read_heartbeat
+from nestguard.observe.record import RECORD, RECORDS_AT
+from tests.nestdata.full_disk import files_up_to
+
+ME = Identity(rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")
+
+
+def reading_of(directory: Path, name: str = "rank-3") -> nestguard.Reading:
+    reading = read_heartbeat(directory / f"{name}.beat")
+    assert reading is not None
+    return reading
+
+
+def test_reading_returns_what_the_heartbeat_wrote(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    reading = reading_of(tmp_path)
+    assert reading.identity == ME
+    assert (reading.pid, reading.phase, reading.step, reading.microbatch) == (os.getpid(), Phase.STARTING, None, None)
+    before = time.monotonic_ns()
+    heartbeat.beat(Phase.FORWARD, 7, 2)
+    reading = reading_of(tmp_path)
+    assert (reading.phase, reading.step, reading.microbatch, reading.first_step) == (Phase.FORWARD, 7, 2, 7)
+    assert before <= reading.beat_ns <= time.monotonic_ns()
+    assert not reading.has_stepped
+    heartbeat.beat(Phase.LOADING, 8, 0)
+    assert reading_of(tmp_path).has_stepped
+
+
+def test_beat_keeps_step_and_microbatch_that_are_not_given(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.beat(Phase.FORWARD, 7, 2)
+    heartbeat.beat(Phase.BACKWARD)
+    reading = reading_of(tmp_path)
+    assert (reading.phase, reading.step, reading.microbatch) == (Phase.BACKWARD, 7, 2)
+
+
+def test_beat_collective_counts_collectives(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.beat_collective(4)
+    heartbeat.beat_collective()
+    reading = reading_of(tmp_path)
+    assert (reading.phase, reading.step, reading.collectives) == (Phase.COLLECTIVE, 4, 2)
+
+
+def test_noted_cuts_are_a_list_or_one_cut_or_none(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.note_cuts(f"cut-{number}" for number in range(3))
+    assert reading_of(tmp_path).cuts == ("cut-0", "cut-1", "cut-2")
+    heartbeat.note_cut("a\nb")
+    assert reading_of(tmp_path).cuts == ("a b",)
+    heartbeat.note_wait("a\nb", "s3://speech/audio 3.tar\n")
+    reading = reading_of(tmp_path)
+    assert (reading.cuts, reading.waits_for) == (("a b",), "s3://speech/audio 3.tar ")
+    heartbeat.note_cut("c")
+    assert (reading_of(tmp_path).cuts, reading_of(tmp_path).waits_for) == (("c",), None)
+    heartbeat.note_cuts([])
+    assert reading_of(tmp_path).cuts == ()
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "語"])
+def test_cut_ids_that_exceed_the_space_end_in_an_ellipsis(tmp_path: Path, letter: str) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.note_cuts(letter * 30 for _ in range(1000))
+    cuts = reading_of(tmp_path).cuts
+    assert cuts[0] == letter * 30
+    assert cuts[-1].endswith("…")
+    assert len("\n".join(cuts).encode()) <= 4096
+    heartbeat.note_cut(letter * 5000)
+    (cut,) = reading_of(tmp_path).cuts
+    assert cut.endswith(f"{letter}…")
+
+
+def test_noting_cuts_and_refreshing_update_the_time_of_the_heartbeat(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    times = [reading_of(tmp_path).beat_ns]
+    for update in (lambda: heartbeat.note_cut("a"), heartbeat.refresh, lambda: heartbeat.note_cuts(["b"])):
+        update()
+        times.append(reading_of(tmp_path).beat_ns)
+    assert times == sorted(set(times))
+
+
+def test_a_failure_is_permanent_and_its_traceback_is_written(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.finish(Phase.DONE)
+    heartbeat.finish(Phase.FAILED, "ValueError: no", "Traceback:\nValueError: no\n")
+    heartbeat.finish(Phase.DONE)
+    heartbeat.beat(Phase.FORWARD, 9)
+    heartbeat.beat_collective(9)
+    heartbeat.note_cut("a")
+    reading = reading_of(tmp_path)
+    assert (reading.phase, reading.step, reading.detail, reading.cuts) == (Phase.FAILED, None, "ValueError: no", ())
+    assert (tmp_path / "rank-3.traceback.txt").read_text() == "Traceback:\nValueError: no\n"
+
+
+def test_finish_rejects_a_phase_that_is_not_final(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="FORWARD is not a final phase"):
+        Heartbeat(tmp_path, ME).finish(Phase.FORWARD)
+
+
+def test_an_incomplete_record_leaves_the_previous_one_readable(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.beat(Phase.FORWARD, 1)
+    heartbeat.beat(Phase.BACKWARD, 1)
+    newest = max(RECORDS_AT, key=lambda at: RECORD.unpack_from(heartbeat._map, at)[0])
+    RECORD.pack_into(heartbeat._map, newest, 99, *[0] * 11)  # sequence numbers at its begin and end differ
+    assert reading_of(tmp_path).phase is Phase.FORWARD
+
+
+def test_readings_are_consistent_while_another_thread_writes(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    is_over = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            heartbeat.beat(Phase.FORWARD, number, number)
+            heartbeat.note_cuts([str(number)] * 3)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(300):
+            reading = read_heartbeat(tmp_path / "rank-3.beat")
+            if reading is not None:
+                assert reading.step == reading.microbatch
+                assert len(set(reading.cuts)) <= 1
+    finally:
+        is_over.set()
+        writer.join()
+
+
+def test_a_file_that_is_not_a_heartbeat_is_not_read(tmp_path: Path) -> None:
+    assert read_heartbeat(tmp_path / "rank-0.beat") is None
+    for data in (b"", b"x" * 24576, b"\0" * 24576):
+        (tmp_path / "rank-0.beat").write_bytes(data)
+        assert read_heartbeat(tmp_path / "rank-0.beat") is None
+
+
+def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(GuardError, match="the heartbeat of rank-3 cannot be written"):
+        Heartbeat(tmp_path / "file" / "beats", ME)
+
+
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+    with files_up_to(5000), pytest.raises(GuardError, match="the heartbeat of rank-3 cannot be written"):
+        Heartbeat(tmp_path, ME)
+
+
+def test_a_heartbeat_contains_the_path_of_the_torchrun_error_file_if_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/somewhere/error.json")
+    Heartbeat(tmp_path, ME)
+    assert reading_of(tmp_path).error_file == "/somewhere/error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/" + "x" * 9000)
+    Heartbeat(tmp_path, ME)
+    assert reading_of(tmp_path).error_file is None
+
+
+@pytest.mark.multiprocess
+def test_an_armed_process_exits_with_44_even_while_it_holds_the_gil(tmp_path: Path) -> None:
+    program = f"""
+import ctypes
+from pathlib import Path
+from nestguard import Heartbeat, Identity
+Heartbeat(Path({str(tmp_path)!r}), Identity(
+    rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")).arm()
+print("armed", flush=True)
+ctypes.PyDLL(None).sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"armed\n"
+        process.send_signal(nestguard.EXIT_STALLED)
+        assert process.wait(10) == nestguard.EXIT_STALLED
+    assert reading_of(tmp_path).is_armed
