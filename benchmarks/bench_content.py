@@ -182,7 +182,7 @@ def _report(arguments: argparse.Namespace, output: Path, tables: str, digest: st
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "jiwer"))
     config = read_probe(next(output.glob(f"{arguments.data[0][0]}-A*")))["config"]
     head = "linear heads" if config["hidden"] is None else f"heads with a hidden layer of {config['hidden']}"
-    parts = [f"nestmodel/evaluate/{name}.py" for name in ("ctc_head", "ctc_probe")]
+    parts = [f"nestmodel/evaluate/probe/{name}.py" for name in ("ctc", "ctc_head", "training")]
     measured = measured_line("benchmarks/bench_content.py", *parts, "nestmodel/nn")
     return f"""# Content of encoders
 

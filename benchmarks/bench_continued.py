@@ -144,7 +144,8 @@ def report(arguments: argparse.Namespace, numbers: dict[Run, int]) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     table = "\n".join(lines)
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "jiwer"))
-    measured = measured_line("benchmarks/bench_continued.py", "nestmodel/nn", "nestmodel/evaluate/ctc_head.py")
+    heads = [f"nestmodel/evaluate/probe/{name}.py" for name in ("ctc_head", "training")]
+    measured = measured_line("benchmarks/bench_continued.py", "nestmodel/nn", *heads)
     return f"""# Continued pretraining
 
 {measured}

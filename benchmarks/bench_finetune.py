@@ -36,7 +36,7 @@ from transcribed import read_lines
 from nestdata import Corpus
 from nestmodel import ErrorCounts, count_errors, error_rate, error_reduction
 from nestmodel.evaluate.error_rates import ErrorUnit, percent
-from nestmodel.evaluate.inputs import cut_labels
+from nestmodel.evaluate.features.inputs import cut_labels
 
 FINETUNE = Path(__file__).parents[1] / "examples" / "finetune_ctc" / "finetune.py"
 UNITS: tuple[ErrorUnit, ...] = ("characters", "words")

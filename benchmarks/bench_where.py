@@ -447,11 +447,8 @@ def _head(
     """Returns what stands before the tables."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "jiwer", "scikit-learn"))
     quick = " --quick" if arguments.quick else ""
-    evaluate = "nestmodel/evaluate"
-    measured = measured_line(
-        *("benchmarks/bench_where.py", "benchmarks/phones.py", f"{evaluate}/ctc_head.py", f"{evaluate}/ctc_probe.py"),
-        *(f"{evaluate}/probe.py", "nestmodel/nn"),
-    )
+    parts = [f"nestmodel/evaluate/probe/{name}.py" for name in ("ctc", "ctc_head", "labels", "training")]
+    measured = measured_line("benchmarks/bench_where.py", "benchmarks/phones.py", *parts, "nestmodel/nn")
     return [
         "# Where the content is, and for whom",
         "",

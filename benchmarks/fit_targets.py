@@ -26,7 +26,8 @@ from torch import Tensor
 from nestcli.nestmodel import main as nestmodel
 from nestdata import Corpus
 from nestmodel import NestConfig, NestModel, load_network
-from nestmodel.evaluate.encode import iterate_features, iterate_stacked_mels
+from nestmodel.evaluate.features.batch import stacked_mel_function
+from nestmodel.evaluate.features.encode import iterate_corpus, iterate_features
 from nestmodel.nn.network import NestNetwork, NestOutput
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
@@ -42,7 +43,8 @@ def fit_quantizer(corpus: Corpus, config: NestConfig, path: Path) -> None:
     """Writes weights of a quantizer whose rows are principal components, and whose codes are centres of k-means."""
     model = NestModel(config)
     rows = spread_rows(corpus)
-    stacks = np.concatenate([one.values[0] for one in iterate_stacked_mels(model, corpus, device="cpu", rows=rows)])
+    found = iterate_corpus(model, corpus, stacked_mel_function(model), device="cpu", rows=rows)
+    stacks = np.concatenate([one.values[0] for one in found])
     directions = np.linalg.eigh(np.cov(stacks, rowvar=False).astype(np.float64))[1]
     components = directions[:, : -config.quantizer.code_dim - 1 : -1].T.astype(np.float32)
     points = F.normalize(torch.from_numpy(stacks @ components.T), dim=-1).numpy()

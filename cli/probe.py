@@ -4,7 +4,7 @@ The tasks share one command; an option of another task is refused. Defaults that
 configurations, so their options are None here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -179,25 +179,25 @@ def _run(
         run_probe,
     )
 
-    test = settings.pop("test", None)
-    report: Any
+    tasks: dict[ProbeTask, tuple[type[Any], Callable[..., Any], Callable[[Any, Path | None], None]]] = {
+        "labels": (ProbeConfig, run_probe, print_label_summary),
+        "ctc": (CtcProbeConfig, run_ctc_probe, print_ctc_summary),
+        "frames": (FrameProbeConfig, run_frame_probe, print_frame_summary),
+    }
+    config, run, print_summary = tasks[task]
+    sides = [inputs, settings.pop("test")] if "test" in settings else [inputs]
     network = load_network(model, chosen_context(context))
     with progress("probing") as on_progress:
-        common: dict[str, Any] = {"overwrite": overwrite, "model_name": str(model), "on_progress": on_progress}
-        if task == "labels":
-            report = run_probe(network, inputs, ProbeConfig(**settings), output, **common)
-        elif task == "ctc":
-            report = run_ctc_probe(network, inputs, test, CtcProbeConfig(**settings), output, **common)
-        else:
-            report = run_frame_probe(network, inputs, test, FrameProbeConfig(**settings), output, **common)
+        report = run(
+            *(network, *sides, config(**settings), output),
+            overwrite=overwrite,
+            model_name=str(model),
+            on_progress=on_progress,
+        )
     if as_json:
         print_json(report.to_dict())
-    elif task == "labels":
-        print_label_summary(report, output)
-    elif task == "ctc":
-        print_ctc_summary(report, output)
     else:
-        print_frame_summary(report, output)
+        print_summary(report, output)
 
 
 def _options_of(task: ProbeTask, given: Mapping[str, Any]) -> dict[str, Any]:

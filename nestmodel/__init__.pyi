@@ -43,30 +43,6 @@ from .errors import (
 from .errors import (
     WeightsError as WeightsError,
 )
-from .evaluate.ctc_probe import (
-    run_ctc_probe as run_ctc_probe,
-)
-from .evaluate.ctc_report import (
-    CtcProbeConfig as CtcProbeConfig,
-)
-from .evaluate.ctc_report import (
-    CtcProbeReport as CtcProbeReport,
-)
-from .evaluate.encode import (
-    Utterance as Utterance,
-)
-from .evaluate.encode import (
-    iterate_features as iterate_features,
-)
-from .evaluate.encode import (
-    parse_layers as parse_layers,
-)
-from .evaluate.encode_audio import (
-    AudioFeatures as AudioFeatures,
-)
-from .evaluate.encode_audio import (
-    encode as encode,
-)
 from .evaluate.error_rates import (
     ErrorCounts as ErrorCounts,
 )
@@ -88,39 +64,63 @@ from .evaluate.error_rates import (
 from .evaluate.error_rates import (
     error_reduction as error_reduction,
 )
-from .evaluate.extract import (
-    ExtractConfig as ExtractConfig,
-)
-from .evaluate.extract import (
-    ExtractReport as ExtractReport,
-)
-from .evaluate.extract import (
-    extract_features as extract_features,
-)
 from .evaluate.feature_scores import (
     FeatureScoreConfig as FeatureScoreConfig,
 )
 from .evaluate.feature_scores import (
     score_features as score_features,
 )
-from .evaluate.frame_probe import (
-    run_frame_probe as run_frame_probe,
+from .evaluate.features.batch import (
+    parse_layers as parse_layers,
 )
-from .evaluate.frame_report import (
+from .evaluate.features.encode import (
+    Utterance as Utterance,
+)
+from .evaluate.features.encode import (
+    iterate_features as iterate_features,
+)
+from .evaluate.features.encode_audio import (
+    AudioFeatures as AudioFeatures,
+)
+from .evaluate.features.encode_audio import (
+    encode as encode,
+)
+from .evaluate.features.extract import (
+    ExtractConfig as ExtractConfig,
+)
+from .evaluate.features.extract import (
+    ExtractReport as ExtractReport,
+)
+from .evaluate.features.extract import (
+    extract_features as extract_features,
+)
+from .evaluate.features.rejects import RejectedUtterance as RejectedUtterance
+from .evaluate.probe.ctc import (
+    run_ctc_probe as run_ctc_probe,
+)
+from .evaluate.probe.ctc_report import (
+    CtcProbeConfig as CtcProbeConfig,
+)
+from .evaluate.probe.ctc_report import (
+    CtcProbeReport as CtcProbeReport,
+)
+from .evaluate.probe.frame_report import (
     FrameProbeConfig as FrameProbeConfig,
 )
-from .evaluate.frame_report import (
+from .evaluate.probe.frame_report import (
     FrameProbeReport as FrameProbeReport,
 )
-from .evaluate.linear_probe import ProbeScore as ProbeScore
-from .evaluate.probe import run_probe as run_probe
-from .evaluate.rejects import RejectedUtterance as RejectedUtterance
-from .evaluate.report import (
+from .evaluate.probe.frames import (
+    run_frame_probe as run_frame_probe,
+)
+from .evaluate.probe.label_report import (
     ProbeConfig as ProbeConfig,
 )
-from .evaluate.report import (
+from .evaluate.probe.label_report import (
     ProbeReport as ProbeReport,
 )
+from .evaluate.probe.label_report import ProbeScore as ProbeScore
+from .evaluate.probe.labels import run_probe as run_probe
 from .evaluate.text import (
     Alphabet as Alphabet,
 )

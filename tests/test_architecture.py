@@ -171,7 +171,7 @@ def imported_modules(path: Path, root: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("folder", ["nestmodel/training", "nestguard"])
+@pytest.mark.parametrize("folder", ["nestmodel/training", "nestmodel/evaluate", "nestguard"])
 def test_modules_of_a_folder_import_each_other_in_one_direction(folder: str) -> None:
     root = folder.replace("/", ".")
     graph = {}

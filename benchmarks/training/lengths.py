@@ -58,7 +58,7 @@ from nestmodel import (
     loss_stats,
     newest_checkpoint,
 )
-from nestmodel.evaluate.linear_probe import fit_and_score
+from nestmodel.evaluate.probe.labels import fit_and_score
 from nestmodel.training.callbacks.curves import read_metrics
 
 QUICK = None

@@ -1,1 +1,1 @@
-"""Encoder features, and probes of labels, content and single frames."""
+"""Encoder features and what measures them: probes, error rates, acoustic units, scores without labels."""

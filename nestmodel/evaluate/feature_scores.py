@@ -19,9 +19,16 @@ from nestdata.field_docs import with_field_docs
 from nestdata.stateless_rng import StatelessRng
 from nestmodel.attention_context import Context, context_name
 from nestmodel.errors import ConfigError, ProbeError
-from nestmodel.evaluate.encode import FeatureProblem, compute_batch, iterate_log_mels, layer_function, resolve_layers
+from nestmodel.evaluate.features.batch import (
+    FeatureProblem,
+    compute_batch,
+    layer_function,
+    log_mel_function,
+    resolve_layers,
+)
+from nestmodel.evaluate.features.encode import iterate_corpus
+from nestmodel.evaluate.features.inputs import check_rate
 from nestmodel.evaluate.frame_units import Numbers, cluster_score, mfcc_units, unit_clusters
-from nestmodel.evaluate.inputs import check_rate
 from nestmodel.nn.network import NestNetwork
 
 MAX_RANK_FRAMES = 4096
@@ -125,7 +132,10 @@ def score_features(
             f"{corpus.path}: the drawn audio has too few frames for {config.num_units} units. Raise "
             "FeatureScores.config.seconds, lower num_units, or take a longer validation corpus."
         )
-    fit_mels, mels = (iterate_log_mels(model, corpus, device="cpu", rows=[one.row for one in side]) for side in sides)
+    compute = log_mel_function(model)
+    fit_mels, mels = (
+        iterate_corpus(model, corpus, compute, device="cpu", rows=[one.row for one in side]) for side in sides
+    )
     _, by_row = mfcc_units(fit_mels, mels, config.num_units, factor, _SEED)
     units = np.concatenate([by_row[one.row] for one in sides[1]])
     found: list[float] = []

@@ -5,6 +5,7 @@ the MFCCs are computed from the model's own log-mel energies; the unit of an enc
 its 10 ms frames. scikit-learn belongs to the extra `probe`.
 """
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nestdata import derive_key
-from nestmodel.evaluate.encode import Utterance
+from nestmodel.errors import ConfigError
+from nestmodel.evaluate.features.encode import Utterance
 
 NUM_MFCCS = 13
 MAX_FITTED_FRAMES = 300_000
@@ -101,3 +103,9 @@ def cluster_score(units: NDArray[np.int64], clusters: Numbers) -> ClusterScore:
     information = float((joint[joint > 0] * np.log(joint[joint > 0] / independent)).sum())
     entropy = -float((of_units[of_units > 0] * np.log(of_units[of_units > 0])).sum())
     return ClusterScore(information / entropy if entropy else 1.0, float(joint.max(axis=0).sum()))
+
+
+def check_sklearn(what: str = "a probe") -> None:
+    """Raises ConfigError if scikit-learn is not installed."""
+    if importlib.util.find_spec("sklearn") is None:
+        raise ConfigError(f"{what} needs scikit-learn: pip install 'nest-pretrain[probe]'.")

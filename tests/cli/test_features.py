@@ -10,7 +10,7 @@ from nestcli.nestmodel import main
 from nestmodel import NestModel
 from tests.cli.commands import run
 from tests.extras import needs
-from tests.nestmodel.evaluate.spoken_tones import write_manifest
+from tests.nestmodel.evaluate.probe.spoken_tones import write_manifest
 from tests.synthesis import hiss, tone, write_audio, write_jsonl
 from tests.training import tiny_config
 

@@ -15,9 +15,9 @@ import nestguard
 from nestdata import last_error_line
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, TrainingError
-from nestmodel.evaluate.encode import resolve_layers
 from nestmodel.evaluate.feature_scores import FeatureScoreConfig, score_names
-from nestmodel.evaluate.linear_probe import check_sklearn
+from nestmodel.evaluate.features.batch import resolve_layers
+from nestmodel.evaluate.frame_units import check_sklearn
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.checkpoint_files import checkpoint_name

@@ -1,10 +1,13 @@
-"""Features of many utterances in one file, which probes read again and again.
+"""The features that probes compare, those of the trained encoder and of two baselines, and their cache.
 
-The file is memory-mapped: it stays in memory if there is enough of it, and is read from disk otherwise.
+A cache has the features of many utterances in one file, which probes read again and again. The file is memory-mapped:
+it stays in memory if there is enough of it, and is read from disk otherwise.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -12,9 +15,40 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nestmodel.evaluate.encode import Utterance
+from nestmodel.evaluate.features.batch import BatchFunction, layer_function, stacked_mel_function
+from nestmodel.evaluate.features.encode import Utterance
+from nestmodel.nn.network import NestNetwork
+
+Contestant = Literal["trained", "untrained", "log_mel"]
+"""`trained`: all layers of the encoder. `untrained`: the same of an encoder with initial random weights, which reads
+the same input, so the difference was learned. `log_mel`: log-mel frames without an encoder."""
+
+CONTESTANTS: tuple[Contestant, ...] = get_args(Contestant)
+
+BASELINES: tuple[Contestant, ...] = ("untrained", "log_mel")
 
 _LARGEST = float(np.finfo(np.float16).max)
+
+
+def frame_features(name: Contestant, model: NestNetwork, seed: int) -> tuple[NestNetwork, BatchFunction]:
+    """Returns the network of a contestant, and the function that computes its features of encoder frames.
+
+    The log-mels are those that both encoders read: normalised, and stacked to encoder frames.
+
+    Args:
+        name: The contestant.
+        model: The trained network.
+        seed: Determines the weights of the untrained encoder.
+    """
+    if name == "log_mel":
+        return model, stacked_mel_function(model)
+    network = NestNetwork(replace(model.config, seed=seed)) if name == "untrained" else model
+    return network, layer_function(network, "all")
+
+
+def contestant_name(name: Contestant) -> str:
+    """Returns the name of a contestant in tables."""
+    return name.replace("_", "-")
 
 
 class FeatureCache:
@@ -55,10 +89,9 @@ class FeatureCache:
             return cls(np.empty((0, *shape), np.float16), spans)
         return cls(np.memmap(path, np.float16, "r", shape=(num_frames, *shape)), spans)
 
-    @property
-    def rows(self) -> set[int]:
-        """Indices of the utterances that have features."""
-        return set(self._spans)
+    def __contains__(self, row: object) -> bool:
+        """Returns whether the utterance with an index has features."""
+        return row in self._spans
 
     def num_frames(self, row: int) -> int:
         """Returns the number of frames of an utterance."""
@@ -82,3 +115,10 @@ class FeatureCache:
         mean = total / num_frames
         variance = (squares / num_frames - mean.square()).clamp(min=0)
         return mean.float(), variance.sqrt().float()
+
+
+class Caches(NamedTuple):
+    """Features of one contestant."""
+
+    training: FeatureCache
+    test: FeatureCache

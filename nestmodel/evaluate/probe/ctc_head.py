@@ -2,18 +2,18 @@
 
 A hidden layer may stand before the linear map.
 
-All feature sets are trained by the same rule: Adam with a learning rate that falls linearly to 0, epochs in a keyed
-order, and an early end when the character error rate of the held-out utterances has not improved for some epochs. The
-weights of the best epoch are kept.
+Heads are trained by the rule of `training`, with epochs in a keyed order; the held-out error is the character error
+rate.
 
 An encoder's frames may be 80 ms long, longer than a character of fast speech, and CTC writes at most one character per
 frame. The head therefore predicts several labels from each frame, in the order of time (`labels_per_frame`).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from nestdata import derive_key
 from nestdata.stateless_rng import StatelessRng
 from nestmodel.evaluate.error_rates import count_errors
-from nestmodel.evaluate.feature_cache import FeatureCache
+from nestmodel.evaluate.probe.contestants import FeatureCache
+from nestmodel.evaluate.probe.training import StoppingRule, Training, train
+from nestmodel.evaluate.probe.utterances import ProbeUtterance, SplitRows, split_training
 from nestmodel.evaluate.text import BLANK, Alphabet
 
 UTTERANCES_PER_STEP = 16
@@ -38,35 +40,47 @@ MIN_LABEL_RATE_HZ = 25.0
 _STD_OFFSET = 1e-5  # added to standard deviations, which are divisors and zero for a constant dimension
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoppingRule:
-    """When the training of a head ends."""
-
-    max_epochs: int
-    """Maximum number of passes over the training utterances, at the end of which the learning rate is 0."""
-
-    patience: int
-    """Training ends when the held-out error rate has not improved for this number of epochs."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainedHead:
+class TrainedHead(NamedTuple):
     """A head with the weights of its best epoch, and how it was trained."""
 
     head: "CtcHead"
-    learning_rate: float
+    training: Training
+    """The held-out error is the character error rate of the held-out utterances."""
 
-    error_rate: float
-    """Character error rate of the held-out utterances after the best epoch."""
 
-    best_epoch: int
-    """Number of the best epoch, from 1."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadTask:
+    """The texts that heads learn to write, the same for all features."""
 
-    num_epochs: int
-    """Number of epochs until the training ended."""
+    texts: dict[int, str]
+    """Normalised text of each utterance, by its index."""
 
-    num_steps: int
-    """Number of optimizer steps until the training ended."""
+    alphabet: Alphabet
+    """The characters of all texts."""
+
+    rows: SplitRows
+    """Utterances to train on, and those whose error rate ends the training and selects the epoch."""
+
+    labels_per_frame: int
+
+    @classmethod
+    def of(
+        cls, utterances: Sequence[ProbeUtterance], *, labels_per_frame: int, held_out: float, seed: int
+    ) -> "HeadTask":
+        """Splits training utterances, each of which has enough frames for its text.
+
+        Args:
+            utterances: Utterances with text.
+            labels_per_frame: Number of labels that heads predict from each frame.
+            held_out: Share of the utterances that ends the training of heads.
+            seed: Determines the split.
+        """
+        return cls(
+            texts={one.row: one.target for one in utterances},
+            alphabet=Alphabet.of_texts(one.target for one in utterances),
+            rows=split_training(utterances, held_out, seed),
+            labels_per_frame=labels_per_frame,
+        )
 
 
 class CtcHead(nn.Module):
@@ -120,12 +134,8 @@ class CtcHead(nn.Module):
 
 def fit_head(
     cache: FeatureCache,
-    texts: Mapping[int, str],
-    alphabet: Alphabet,
-    training: Sequence[int],
-    held_out: Sequence[int],
+    task: HeadTask,
     *,
-    labels_per_frame: int,
     learning_rate: float,
     rule: StoppingRule,
     seed: int,
@@ -135,47 +145,34 @@ def fit_head(
 
     Args:
         cache: Features of the utterances.
-        texts: Normalised text of each utterance.
-        alphabet: Contains the characters of all texts.
-        training: Utterances to train on; each has enough frames for its text.
-        held_out: Utterances whose error rate ends the training and selects the epoch.
-        labels_per_frame: Number of labels that are predicted from each frame.
+        task: The utterances and their texts.
         learning_rate: Of Adam, at the first step.
         rule: When the training ends.
         seed: Determines the initial weights and the order of the utterances.
         hidden: Width of the hidden layer of the head; None has none.
     """
-    head = CtcHead(*cache.statistics(training), len(alphabet), labels_per_frame, seed, hidden)
-    optimizer = torch.optim.Adam(head.parameters(), lr=learning_rate)
-    total_steps = rule.max_epochs * math.ceil(len(training) / UTTERANCES_PER_STEP)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_steps)
-    references = [texts[row] for row in held_out]
-    best = _Best(float("inf"), 0, {})
-    num_steps = epoch = 0
-    while epoch < rule.max_epochs and epoch - best.epoch < rule.patience:
-        epoch += 1
+    training, held_out = task.rows
+    head = CtcHead(*cache.statistics(training), len(task.alphabet), task.labels_per_frame, seed, hidden)
+    references = [task.texts[row] for row in held_out]
+
+    def losses(epoch: int) -> Iterator[Tensor]:
         for batch in _shuffled_batches(cache, training, seed, epoch):
-            loss, length = _ctc_loss(head, cache, [alphabet.encode(texts[row]) for row in batch], batch)
-            optimizer.zero_grad()
-            (loss / length).backward()
-            nn.utils.clip_grad_norm_(head.parameters(), MAX_GRADIENT_NORM)
-            optimizer.step()
-            schedule.step()
-            num_steps += 1
-        counts = count_errors(references, transcribe(head, cache, alphabet, held_out), "characters")
-        rate = float(counts.errors.sum() / counts.num_reference.sum())
-        if rate < best.error_rate:
-            state = {name: values.clone() for name, values in head.state_dict().items()}
-            best = _Best(rate, epoch, state)
-    head.load_state_dict(best.state)
-    return TrainedHead(
-        head=head.eval(),
+            yield _ctc_loss(head, cache, [task.alphabet.encode(task.texts[row]) for row in batch], batch)
+
+    def held_out_error() -> float:
+        counts = count_errors(references, transcribe(head, cache, task.alphabet, held_out), "characters")
+        return float(counts.errors.sum() / counts.num_reference.sum())
+
+    found = train(
+        head,
+        losses,
+        held_out_error,
+        steps_per_epoch=math.ceil(len(training) / UTTERANCES_PER_STEP),
         learning_rate=learning_rate,
-        error_rate=best.error_rate,
-        best_epoch=best.epoch,
-        num_epochs=epoch,
-        num_steps=num_steps,
+        rule=rule,
+        max_gradient_norm=MAX_GRADIENT_NORM,
     )
+    return TrainedHead(head.eval(), found)
 
 
 @torch.no_grad()
@@ -194,17 +191,13 @@ def fits(text: str, num_label_frames: int) -> bool:
     return len(text) + sum(one == other for one, other in pairwise(text)) <= num_label_frames
 
 
-@dataclass(frozen=True, slots=True)
-class _Best:
-    error_rate: float
-    epoch: int
-    state: dict[str, Tensor]
+def writable(utterances: Iterable[ProbeUtterance], cache: FeatureCache, labels_per_frame: int) -> list[ProbeUtterance]:
+    """Returns the utterances whose text CTC can write with the frames of a cache."""
+    return [one for one in utterances if fits(one.target, cache.num_frames(one.row) * labels_per_frame)]
 
 
-def _ctc_loss(
-    head: CtcHead, cache: FeatureCache, targets: Sequence[list[int]], batch: Sequence[int]
-) -> tuple[Tensor, int]:
-    """Returns the sum of the losses of the utterances of a batch, in nats, and the number of their characters."""
+def _ctc_loss(head: CtcHead, cache: FeatureCache, targets: Sequence[list[int]], batch: Sequence[int]) -> Tensor:
+    """Returns the loss of the utterances of a batch, in nats per character."""
     log_probs = head(torch.cat([cache.read(row) for row in batch]))
     input_lens: Int[Tensor, " batch"] = torch.tensor([cache.num_frames(row) for row in batch]) * head.labels_per_frame
     target_lens = torch.tensor([len(labels) for labels in targets])
@@ -216,7 +209,7 @@ def _ctc_loss(
         blank=BLANK,
         reduction="sum",
     )
-    return loss, int(target_lens.sum())
+    return loss / int(target_lens.sum())
 
 
 def _shuffled_batches(cache: FeatureCache, rows: Sequence[int], seed: int, epoch: int) -> Iterator[Sequence[int]]:

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from nestmodel import ConfigError, FrameProbeConfig, FrameProbeReport, NestNetwork, ProbeError, run_frame_probe
-from nestmodel.evaluate import frame_probe
-from nestmodel.evaluate.ctc_head import StoppingRule
-from nestmodel.evaluate.frame_alignment import align
-from nestmodel.evaluate.frame_classifier import LabelledFrames, fit_frames
 from nestmodel.evaluate.frame_units import cluster_score, majority, mfccs
+from nestmodel.evaluate.probe import frames
+from nestmodel.evaluate.probe.frame_alignment import align
+from nestmodel.evaluate.probe.frame_classifier import LabelledFrames, fit_frames
+from nestmodel.evaluate.probe.training import StoppingRule
 from tests.extras import needs
-from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
+from tests.nestmodel.evaluate.probe.spoken_tones import changed, write_manifest
 from tests.training import tiny_config
 
 pytestmark = needs("probe", "jiwer", "sklearn")
@@ -98,9 +98,9 @@ def test_characters_are_predicted_after_forced_alignment(
         rows = write_manifest(folder, name, seeds)
         changed(folder, rows, {0: {"text": "abcd" * 30}} if name == "spoken" else {1: {"text": "xyz"}}, name)
     labels = []
-    aligned = frame_probe.aligned_units
+    aligned = frames.aligned_units
     monkeypatch.setattr(
-        frame_probe,
+        frames,
         "aligned_units",
         lambda *caches, **settings: labels.append(settings["labels_per_frame"]) or aligned(*caches, **settings),
     )
@@ -162,8 +162,9 @@ def test_a_classifier_learns_separable_frames_and_stops_when_it_no_longer_improv
     rule = StoppingRule(max_epochs=10, patience=2)
     fitted = fit_frames(frames, frames, 4, rule, seed=0)
     assert (fitted.predict(values) == units).all()
-    assert fitted.num_epochs == fitted.best_epoch + 2
-    assert fitted.num_steps == fitted.num_epochs * 4
+    assert fitted.training.num_epochs == fitted.training.best_epoch + 2
+    assert fitted.training.num_steps == fitted.training.num_epochs * 4
+    assert fitted.training.held_out_error == 0.0
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from nestmodel import (
     ProbeScore,
     run_probe,
 )
-from nestmodel.evaluate.report import draw_probe
+from nestmodel.evaluate.probe.label_report import draw_probe
 from tests.extras import needs
 from tests.synthesis import Samples, hiss, tone, write_audio, write_jsonl
 from tests.training import tiny_config

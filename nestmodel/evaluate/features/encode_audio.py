@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nestdata import load_audio
 from nestmodel.errors import ExtractError
-from nestmodel.evaluate.encode import (
+from nestmodel.evaluate.features.batch import (
     FeatureProblem,
     Layers,
     compute_batch,

@@ -1,10 +1,10 @@
-"""A linear classifier of single frames: softmax regression on one layer, trained by one rule for every layer.
+"""A linear classifier of single frames: softmax regression on one layer, trained by the rule of `training`.
 
-Features are standardised. Adam's learning rate falls linearly to 0 over the epochs; training ends early when the
-accuracy on held-out frames has not improved for some epochs, and the weights of the best epoch are kept.
+Features are standardised. The held-out error is the share of the held-out frames whose unit is not predicted.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nestdata import derive_key
-from nestmodel.evaluate.ctc_head import StoppingRule
+from nestmodel.evaluate.probe.training import StoppingRule, Training, train
 
 LEARNING_RATE = 0.01
 FRAMES_PER_STEP = 512
@@ -36,9 +36,7 @@ class FrameClassifier:
     mean: Float[Tensor, " dim"]
     scale: Float[Tensor, " dim"]
     linear: nn.Linear
-    best_epoch: int
-    num_epochs: int
-    num_steps: int
+    training: Training
 
     @torch.no_grad()
     def predict(self, values: Float[Tensor, "frames dim"]) -> Int[Tensor, " frames"]:
@@ -57,31 +55,21 @@ def fit_frames(
     linear = nn.Linear(values.shape[1], num_units)
     nn.init.normal_(linear.weight, std=0.01, generator=generator)
     nn.init.zeros_(linear.bias)
-    optimizer = torch.optim.Adam(linear.parameters(), lr=LEARNING_RATE)
-    steps_per_epoch = math.ceil(len(values) / FRAMES_PER_STEP)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, rule.max_epochs * steps_per_epoch)
-    best_accuracy, best_epoch, epoch = -1.0, 0, 0
-    best = (linear.weight.detach().clone(), linear.bias.detach().clone())
-    while epoch < rule.max_epochs and epoch - best_epoch < rule.patience:
-        epoch += 1
+
+    def losses(_epoch: int) -> Iterator[Tensor]:
         for rows in torch.randperm(len(values), generator=generator).split(FRAMES_PER_STEP):
-            optimizer.zero_grad()
-            F.cross_entropy(linear(values[rows]), training.units[rows]).backward()
-            optimizer.step()
-            schedule.step()
-        with torch.no_grad():
-            accuracy = float((linear(held_out_values).argmax(dim=1) == held_out.units).double().mean())
-        if accuracy > best_accuracy:
-            best_accuracy, best_epoch = accuracy, epoch
-            best = (linear.weight.detach().clone(), linear.bias.detach().clone())
-    with torch.no_grad():
-        linear.weight.copy_(best[0])
-        linear.bias.copy_(best[1])
-    return FrameClassifier(
-        mean=mean,
-        scale=scale,
-        linear=linear,
-        best_epoch=best_epoch,
-        num_epochs=epoch,
-        num_steps=epoch * steps_per_epoch,
+            yield F.cross_entropy(linear(values[rows]), training.units[rows])
+
+    @torch.no_grad()
+    def held_out_error() -> float:
+        return float((linear(held_out_values).argmax(dim=1) != held_out.units).double().mean())
+
+    found = train(
+        linear,
+        losses,
+        held_out_error,
+        steps_per_epoch=math.ceil(len(values) / FRAMES_PER_STEP),
+        learning_rate=LEARNING_RATE,
+        rule=rule,
     )
+    return FrameClassifier(mean=mean, scale=scale, linear=linear, training=found)

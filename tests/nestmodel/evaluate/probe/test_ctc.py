@@ -8,10 +8,10 @@ import torch
 
 from nestdata import OutputError
 from nestmodel import ConfigError, CtcProbeConfig, CtcProbeReport, NestNetwork, ProbeError, run_ctc_probe
-from nestmodel.evaluate.ctc_head import CtcHead, default_labels_per_frame, fits
-from nestmodel.evaluate.ctc_report import markdown
+from nestmodel.evaluate.probe.ctc_head import CtcHead, default_labels_per_frame, fits
+from nestmodel.evaluate.probe.ctc_markdown import markdown
 from tests.extras import needs
-from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
+from tests.nestmodel.evaluate.probe.spoken_tones import changed, write_manifest
 from tests.training import tiny_config
 
 pytestmark = needs("probe", "jiwer")

@@ -8,7 +8,7 @@ from typing import Any
 
 from nestdata import AudioInputs, Corpus, PrepareConfig, PrepareProgress, prepare_corpus
 from nestmodel.errors import ConfigError
-from nestmodel.evaluate.rejects import RejectLog
+from nestmodel.evaluate.features.rejects import RejectLog
 
 OnProgress = Callable[[int, int | None], None]
 """Called with the number of finished items and their total; the total is None while it is unknown."""

@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nestmodel.evaluate.split import LabelledUtterance, limit_per_class, split_held_out
+from nestmodel.evaluate.probe.utterances import ProbeUtterance, limit_per_class, split_held_out
 
 
 @given(
@@ -16,7 +16,7 @@ def test_the_split_is_stratified_and_independent_of_the_order(
     sizes: list[int], held_out: float, seed: int, data: st.DataObject
 ) -> None:
     names = [(f"{label}/{i}", str(label)) for label, size in enumerate(sizes) for i in range(size)]
-    utterances = [LabelledUtterance(row, name, label, name) for row, (name, label) in enumerate(names)]
+    utterances = [ProbeUtterance(row, name, label, name) for row, (name, label) in enumerate(names)]
     held_out_ids = split_held_out(utterances, held_out, seed)
     assert split_held_out(data.draw(st.permutations(utterances)), held_out, seed) == held_out_ids
     for label, size in enumerate(sizes):
@@ -32,7 +32,7 @@ def test_the_split_is_stratified_and_independent_of_the_order(
 )
 def test_a_group_is_never_on_both_sides(groups: list[tuple[int, int]], seed: int) -> None:
     utterances = [
-        LabelledUtterance(0, f"{number}/{i}", str(label), f"speaker {number}")
+        ProbeUtterance(0, f"{number}/{i}", str(label), f"speaker {number}")
         for number, (label, size) in enumerate(groups)
         for i in range(size)
     ]
@@ -50,7 +50,7 @@ def test_a_group_is_never_on_both_sides(groups: list[tuple[int, int]], seed: int
 
 
 def test_another_seed_gives_another_split() -> None:
-    utterances = [LabelledUtterance(i, str(i), "a", str(i)) for i in range(40)]
+    utterances = [ProbeUtterance(i, str(i), "a", str(i)) for i in range(40)]
     assert len({frozenset(split_held_out(utterances, 0.25, seed)) for seed in range(5)}) == 5
 
 
@@ -58,7 +58,7 @@ def test_another_seed_gives_another_split() -> None:
 def test_a_limit_per_class_ignores_the_order_and_selects_a_subset_of_a_higher_limit(
     limit: int, data: st.DataObject
 ) -> None:
-    utterances = [LabelledUtterance(i, str(i), "abb"[i % 3], str(i)) for i in range(12)]
+    utterances = [ProbeUtterance(i, str(i), "abb"[i % 3], str(i)) for i in range(12)]
     selected = limit_per_class(utterances, limit, 0)
     assert Counter(utterance.label for utterance in selected) == {"a": min(4, limit), "b": min(8, limit)}
     assert set(limit_per_class(data.draw(st.permutations(utterances)), limit, 0)) == set(selected)

@@ -1,21 +1,21 @@
 """Settings and result of a probe: the configuration, the report, and its plot. matplotlib is imported for the plot."""
 
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError
-from nestmodel.evaluate.encode import check_batch_seconds
-from nestmodel.evaluate.linear_probe import ProbeScore
-from nestmodel.figures import BLUE, GREY, ORANGE, finish_axes, new_figure
+from nestmodel.evaluate.features.batch import check_batch_seconds
+from nestmodel.evaluate.probe.contestants import Contestant
+from nestmodel.evaluate.probe.report import COLOURS, draw_layers, plain
+from nestmodel.figures import GREY, finish_axes, new_figure
 
 MIN_TRAIN_PER_CLASS = 2
 """Minimum number of training utterances of a class; smaller classes are excluded."""
 
-_SINGLE_SCORES = ("trained_together", "untrained_together", "log_mel", "chance")
+_NORMAL_QUANTILE = 1.959964  # for an interval of 95 %
 
 
 @with_field_docs
@@ -68,6 +68,28 @@ class ProbeConfig:
         check_batch_seconds(self.max_batch_seconds)
 
 
+class ProbeScore(NamedTuple):
+    """Accuracy on the held-out utterances, with its confidence interval."""
+
+    accuracy: float
+    """Share of the held-out utterances whose label is predicted."""
+
+    low: float
+    """Lower bound of the 95 % Wilson interval, which treats the utterances as independent."""
+
+    high: float
+    """Upper bound of that interval."""
+
+    @classmethod
+    def from_counts(cls, num_correct: int, num_scored: int) -> "ProbeScore":
+        """Returns the score for `num_correct` correct predictions out of `num_scored`."""
+        share, z2 = num_correct / num_scored, _NORMAL_QUANTILE**2 / num_scored
+        centre = (share + z2 / 2) / (1 + z2)
+        half = math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
+        # The interval contains the share; by rounding, its bound could be 1e-16 beyond a share of 0 or 1.
+        return cls(share, min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half)))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeReport:
     """Scores of a probe, and the data behind them."""
@@ -118,44 +140,28 @@ class ProbeReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of `probe.json`."""
-        scores = {name: [score._asdict() for score in getattr(self, name)] for name in ("trained", "untrained")}
-        return {
-            "kind": "probe",
-            **asdict(self),
-            **scores,
-            **{name: getattr(self, name)._asdict() for name in _SINGLE_SCORES},
-            "num_train": self.num_train,
-            "num_held_out": self.num_held_out,
-        }
+        return {"kind": "probe", **plain(self), "num_train": self.num_train, "num_held_out": self.num_held_out}
 
 
 def draw_probe(report: ProbeReport, picture: Path) -> None:
     """Plots accuracy over layers, trained and untrained, with 95 % intervals, log-mel statistics and chance level."""
-    from matplotlib.ticker import MaxNLocator
-
     figure = new_figure(8.0, 4.8)
     axis = figure.subplots()
-    layers = np.arange(len(report.trained))
-    for name, scores, colour, style in (
-        ("trained", report.trained, BLUE, "-"),
-        ("untrained", report.untrained, ORANGE, "--"),
-    ):
-        accuracy, low, high = 100 * np.array(scores).T
-        axis.plot(layers, accuracy, style, color=colour, marker="o", markersize=3, label=name)
-        axis.fill_between(layers, low, high, color=colour, alpha=0.15, linewidth=0)
-    for name, score, colour in (
-        ("trained, all layers together", report.trained_together, BLUE),
-        ("untrained, all layers together", report.untrained_together, ORANGE),
-    ):
-        x = len(layers) - 1 + 0.4
+    draw_layers(axis, "trained", report.trained, scale=100.0)
+    draw_layers(axis, "untrained", report.untrained, scale=100.0)
+    together: dict[Contestant, ProbeScore] = {
+        "trained": report.trained_together,
+        "untrained": report.untrained_together,
+    }
+    for name, score in together.items():
+        x = len(report.trained) - 1 + 0.4
         bars = [[100 * (score.accuracy - score.low)], [100 * (score.high - score.accuracy)]]
-        axis.errorbar([x], [100 * score.accuracy], bars, fmt="D", markersize=5, color=colour, capsize=3, label=name)
+        label, colour = f"{name}, all layers together", COLOURS[name]
+        axis.errorbar([x], [100 * score.accuracy], bars, fmt="D", markersize=5, color=colour, capsize=3, label=label)
     axis.axhline(100 * report.log_mel.accuracy, color=GREY, linestyle="-.", label="log-mel statistics")
     axis.axhline(100 * report.chance.accuracy, color=GREY, linestyle=":", label="chance: the most frequent class")
     label = report.config.label.replace("$", r"\$")  # an unescaped $ starts a formula
     title = f"{label}: {len(report.classes)} classes, {report.num_train} training utterances"
-    axis.set_xlabel("layer (0 is the input of the first block)")
     axis.set_ylabel("accuracy on held-out utterances, %")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     finish_axes(axis, f"{title}, {report.num_held_out} held out", has_legend=True)
     figure.savefig(picture, dpi=110)

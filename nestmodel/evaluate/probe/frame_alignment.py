@@ -15,25 +15,27 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nestmodel.evaluate.contestants import CONTESTANTS, Contestant
-from nestmodel.evaluate.ctc_head import CtcHead, StoppingRule, fit_head, fits
-from nestmodel.evaluate.feature_cache import FeatureCache
+from nestmodel.evaluate.features.rejects import RejectedUtterance
 from nestmodel.evaluate.frame_units import majority
-from nestmodel.evaluate.rejects import RejectedUtterance
-from nestmodel.evaluate.sides import Caches, Side
+from nestmodel.evaluate.probe.contestants import CONTESTANTS, Caches, Contestant, FeatureCache
+from nestmodel.evaluate.probe.ctc_head import CtcHead, HeadTask, fit_head, writable
+from nestmodel.evaluate.probe.run import Side
+from nestmodel.evaluate.probe.training import StoppingRule
+from nestmodel.evaluate.probe.utterances import in_all
 from nestmodel.evaluate.text import BLANK, Alphabet
-from nestmodel.evaluate.transcripts import SpeechUtterance, split_training
 
 LEARNING_RATE = 0.02
 RULE = StoppingRule(max_epochs=30, patience=30)
 
 
-class AlignedUnits(NamedTuple):
-    """Numbers of characters by encoder frame, for each utterance by its index; 0 is the first of the alphabet."""
+class Units(NamedTuple):
+    """Numbers of units by encoder frame, for each utterance by its index."""
 
-    alphabet: Alphabet
     training: dict[int, NDArray[np.int64]]
     test: dict[int, NDArray[np.int64]]
+    num_units: int
+    alphabet: str | None = None
+    """The characters, if they are the units; 0 is the first of them."""
 
 
 def aligned_units(
@@ -44,7 +46,7 @@ def aligned_units(
     labels_per_frame: int,
     held_out: float,
     seed: int,
-) -> AlignedUnits:
+) -> Units:
     """Trains a head for each contestant, and aligns the texts of both sides with the average of their probabilities.
 
     Utterances that cannot be aligned are added to the rejects of their side: those with more characters than label
@@ -58,29 +60,22 @@ def aligned_units(
         held_out: Share of the training utterances that ends the training of the heads.
         seed: Determines the split and the heads.
     """
-    all_training = set.intersection(*(one.training.rows for one in caches.values()))
-    usable = [one for one in training.utterances if one.row in all_training]
-    writable = [one for one in usable if _fits(one, caches["trained"].training, labels_per_frame)]
-    alphabet = Alphabet.of_texts(one.text for one in writable)
-    rows = split_training(writable, held_out, seed)
-    texts = {one.row: one.text for one in writable}
+    usable = in_all(training.utterances, [each.training for each in caches.values()])
+    task = HeadTask.of(
+        writable(usable, caches["trained"].training, labels_per_frame),
+        labels_per_frame=labels_per_frame,
+        held_out=held_out,
+        seed=seed,
+    )
     heads = {
-        name: fit_head(
-            caches[name].training,
-            texts,
-            alphabet,
-            *rows,
-            labels_per_frame=labels_per_frame,
-            learning_rate=LEARNING_RATE,
-            rule=RULE,
-            seed=seed,
-        ).head
+        name: fit_head(caches[name].training, task, learning_rate=LEARNING_RATE, rule=RULE, seed=seed).head
         for name in CONTESTANTS
     }
-    return AlignedUnits(
-        alphabet,
-        _align_side(heads, {name: caches[name].training for name in CONTESTANTS}, training, alphabet),
-        _align_side(heads, {name: caches[name].test for name in CONTESTANTS}, test, alphabet),
+    return Units(
+        training=_align_side(heads, {name: caches[name].training for name in CONTESTANTS}, training, task.alphabet),
+        test=_align_side(heads, {name: caches[name].test for name in CONTESTANTS}, test, task.alphabet),
+        num_units=len(task.alphabet.characters),
+        alphabet=task.alphabet.characters,
     )
 
 
@@ -100,19 +95,13 @@ def align(log_probs: Float[Tensor, "label_frames labels"], labels: Sequence[int]
 def _align_side(
     heads: Mapping[Contestant, CtcHead], caches: Mapping[Contestant, FeatureCache], side: Side, alphabet: Alphabet
 ) -> dict[int, NDArray[np.int64]]:
-    found = {}
-    for one in side.utterances:
-        if not all(one.row in cache.rows for cache in caches.values()):
-            continue
-        if alphabet.count_unknown([one.text]) or not _fits(one, caches["trained"], heads["trained"].labels_per_frame):
-            detail = f"{one.text!r} has too many characters for its frames, or characters outside the alphabet"
+    found, labels_per_frame = {}, heads["trained"].labels_per_frame
+    for one in in_all(side.utterances, list(caches.values())):
+        if alphabet.count_unknown([one.target]) or not writable([one], caches["trained"], labels_per_frame):
+            detail = f"{one.target!r} has too many characters for its frames, or characters outside the alphabet"
             side.rejects.add(RejectedUtterance("", one.cut_id, "not_aligned", detail))
             continue
         log_probs = torch.stack([heads[name](caches[name].read(one.row)) for name in CONTESTANTS])
         average = log_probs.logsumexp(dim=0) - math.log(len(CONTESTANTS))
-        found[one.row] = majority(align(average, alphabet.encode(one.text)), heads["trained"].labels_per_frame)
+        found[one.row] = majority(align(average, alphabet.encode(one.target)), labels_per_frame)
     return found
-
-
-def _fits(utterance: SpeechUtterance, cache: FeatureCache, labels_per_frame: int) -> bool:
-    return fits(utterance.text, cache.num_frames(utterance.row) * labels_per_frame)

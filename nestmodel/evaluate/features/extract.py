@@ -24,17 +24,10 @@ from nestdata import AudioInputs, Corpus, output_directory
 from nestdata.field_docs import with_field_docs
 from nestdata.output import has_json_kind
 from nestmodel.errors import ConfigError, ExtractError
-from nestmodel.evaluate.encode import (
-    Layers,
-    Utterance,
-    check_batch_seconds,
-    frame_rate_hz,
-    iterate_features,
-    resolve_device,
-    resolve_layers,
-)
-from nestmodel.evaluate.inputs import OnProgress, audio_path, cut_labels, open_inputs
-from nestmodel.evaluate.rejects import RejectedUtterance, RejectLog
+from nestmodel.evaluate.features.batch import Layers, check_batch_seconds, frame_rate_hz, resolve_device, resolve_layers
+from nestmodel.evaluate.features.encode import Utterance, iterate_features
+from nestmodel.evaluate.features.inputs import OnProgress, audio_path, cut_labels, open_inputs
+from nestmodel.evaluate.features.rejects import RejectedUtterance, RejectLog
 from nestmodel.nn.network import NestNetwork
 from nestmodel.options import FeatureType, FileFormat
 

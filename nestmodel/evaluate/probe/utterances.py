@@ -1,18 +1,20 @@
-"""The utterances of a training and a test corpus that a probe uses: their normalised texts, their groups, their split.
+"""The utterances that a probe uses: what is predicted from each, their groups, and their split.
 
-Utterances that cannot be used are listed with the reason. No audio is read here.
+Utterances that cannot be used are listed with the reason. The split depends on ids, targets, groups and seed, not on
+the order of the utterances. No audio is read here.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from nestdata import Corpus
+from nestdata import Corpus, derive_key
 from nestmodel.errors import ProbeError
-from nestmodel.evaluate.inputs import audio_path, cut_labels
-from nestmodel.evaluate.rejects import RejectedUtterance, RejectLog
-from nestmodel.evaluate.split import LabelledUtterance, split_held_out
+from nestmodel.evaluate.features.inputs import audio_path, cut_labels
+from nestmodel.evaluate.features.rejects import RejectedUtterance, RejectLog
 from nestmodel.evaluate.text import normalise_text
+
+SideName = Literal["training", "test"]
 
 MIN_UTTERANCES = 10
 """Minimum number of utterances for training, and of test utterances: with fewer, intervals mean little."""
@@ -20,19 +22,19 @@ MIN_UTTERANCES = 10
 _MAX_NAMES = 3
 
 
-class SpeechUtterance(NamedTuple):
+class ProbeUtterance(NamedTuple):
     """An utterance that a probe uses."""
 
     row: int
     """Index of the utterance in its corpus."""
 
     cut_id: str
-    text: str
-    """Normalised text; empty if the probe needs none."""
+    target: str
+    """What is predicted: a label, or normalised text; empty if the probe needs none of an utterance."""
 
     group: str
-    """Utterances of a group are on the same side of the split into training and held-out utterances. Intervals of test
-    results are drawn from whole groups."""
+    """All utterances of a group are on the same side of the split. Intervals of results on a test corpus are drawn from
+    whole groups."""
 
 
 class SplitRows(NamedTuple):
@@ -43,8 +45,8 @@ class SplitRows(NamedTuple):
 
 
 def speech_utterances(
-    corpus: Corpus, side: Literal["training", "test"], rejects: RejectLog, *, needs_text: bool, group_by: str | None
-) -> list[SpeechUtterance]:
+    corpus: Corpus, side: SideName, rejects: RejectLog, *, needs_text: bool, group_by: str | None
+) -> list[ProbeUtterance]:
     """Returns the utterances of a corpus that can be used, by index; adds the others to `rejects`.
 
     Args:
@@ -71,7 +73,7 @@ def speech_utterances(
             rejects.add(RejectedUtterance(audio_path(cut) or "", cut["id"], reason, detail))
             continue
         name = f"recording {cut['recording']['id']}" if group is None else f"group {group}"
-        found.append(SpeechUtterance(row, cut["id"], text if needs_text else "", name))
+        found.append(ProbeUtterance(row, cut["id"], text if needs_text else "", name))
     if group_by is not None and not num_grouped and side == "training":
         raise ProbeError(f"group_by is {group_by!r}, and no training utterance has that field.")
     if not found:
@@ -79,14 +81,42 @@ def speech_utterances(
     return found
 
 
-def split_training(utterances: Sequence[SpeechUtterance], held_out: float, seed: int) -> SplitRows:
+def split_held_out(utterances: Iterable[ProbeUtterance], held_out: float, seed: int) -> set[str]:
+    """Returns the ids of the held-out utterances: about a share `held_out` of each class, in whole groups.
+
+    A group counts for the class that most of its utterances have. If a class has two groups or more, each side gets at
+    least one of them. The order of the utterances has no effect.
+    """
+    groups: dict[str, list[ProbeUtterance]] = defaultdict(list)
+    for utterance in utterances:
+        groups[utterance.group].append(utterance)
+    by_class: dict[str, list[str]] = defaultdict(list)
+    for name, members in groups.items():
+        counts = Counter(utterance.target for utterance in members)
+        by_class[min(counts, key=lambda target: (-counts[target], target))].append(name)
+    held_out_ids: set[str] = set()
+    for names in by_class.values():
+        selected = _select_groups({name: len(groups[name]) for name in names}, held_out, seed)
+        held_out_ids.update(utterance.cut_id for name in selected for utterance in groups[name])
+    return held_out_ids
+
+
+def limit_per_class(utterances: Iterable[ProbeUtterance], limit: int, seed: int) -> list[ProbeUtterance]:
+    """Returns at most `limit` utterances of each class. The order of the utterances does not affect the selection."""
+    by_class: dict[str, list[ProbeUtterance]] = defaultdict(list)
+    for utterance in sorted(utterances, key=lambda one: (derive_key(seed, f"probe few/{one.cut_id}"), one.cut_id)):
+        if len(by_class[utterance.target]) < limit:
+            by_class[utterance.target].append(utterance)
+    return [utterance for members in by_class.values() for utterance in members]
+
+
+def split_training(utterances: Sequence[ProbeUtterance], held_out: float, seed: int) -> SplitRows:
     """Splits training utterances into those for fitting and a held-out share, in whole groups.
 
     Raises:
         ProbeError: There is only one group.
     """
-    labelled = [LabelledUtterance(one.row, one.cut_id, "", one.group) for one in utterances]
-    held_out_ids = split_held_out(labelled, held_out, seed)
+    held_out_ids = split_held_out([one._replace(target="") for one in utterances], held_out, seed)
     rows = SplitRows(
         training=[one.row for one in utterances if one.cut_id not in held_out_ids],
         held_out=[one.row for one in utterances if one.cut_id in held_out_ids],
@@ -141,6 +171,24 @@ def check_disjoint(training: Corpus, test: Corpus) -> None:
             f"{len(shared)} of {len(test)} test utterances are audio of the training utterances ({names}). Give other "
             "recordings to --test."
         )
+
+
+def in_all(utterances: Iterable[ProbeUtterance], features: Collection[Container[int]]) -> list[ProbeUtterance]:
+    """Returns the utterances whose index is in all features: those of a broken utterance are missing in some."""
+    return [one for one in utterances if all(one.row in each for each in features)]
+
+
+def _select_groups(sizes: dict[str, int], share: float, seed: int) -> list[str]:
+    """Selects groups that hold about a share of all utterances, in the order of a hash of their names."""
+    order = sorted(sizes, key=lambda name: (derive_key(seed, f"probe split/{name}"), name))
+    target, num_selected, selected = share * sum(sizes.values()), 0, []
+    for name in order:
+        if num_selected + sizes[name] / 2 <= target:
+            selected.append(name)
+            num_selected += sizes[name]
+    if len(order) > 1 and not selected:
+        return [min(order, key=sizes.__getitem__)]
+    return selected[:-1] if len(selected) == len(order) else selected
 
 
 def _source(cut: dict[str, Any]) -> str:

@@ -1,21 +1,20 @@
 """Settings and result of the frame probe: configuration, scores by layer, the report in Markdown, its plot."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from nestdata.config_checks import require
 from nestdata.field_docs import with_field_docs
-from nestmodel.evaluate.contestants import Contestant, contestant_name
-from nestmodel.evaluate.encode import check_batch_seconds
 from nestmodel.evaluate.error_rates import Estimate, percent
-from nestmodel.evaluate.frame_classifier import FRAMES_PER_STEP, LEARNING_RATE
+from nestmodel.evaluate.features.batch import check_batch_seconds
 from nestmodel.evaluate.frame_units import ClusterScore
-from nestmodel.evaluate.transcripts import split_name
-from nestmodel.figures import BLUE, GREY, ORANGE, finish_axes, new_figure
+from nestmodel.evaluate.probe.contestants import Contestant, contestant_name
+from nestmodel.evaluate.probe.frame_classifier import FRAMES_PER_STEP, LEARNING_RATE
+from nestmodel.evaluate.probe.report import draw_layers, plain, table, unusable_lines
+from nestmodel.evaluate.probe.utterances import split_name
+from nestmodel.figures import GREY, finish_axes, new_figure
 
 FrameUnits = Literal["mfcc", "characters"]
 
@@ -132,13 +131,7 @@ class FrameProbeReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of `probe.json`."""
-        found = asdict(self)
-        found["chance"] = self.chance._asdict()
-        for written, score in zip(found["layers"], self.layers, strict=True):
-            written["accuracy"], written["clusters"] = score.accuracy._asdict(), score.clusters._asdict()
-        for written, difference in zip(found["differences"], self.differences, strict=True):
-            written["accuracy"] = difference.accuracy._asdict()
-        return {"kind": "probe", "task": "frames", **found}
+        return {"kind": "probe", "task": "frames", **plain(self)}
 
 
 def frame_markdown(report: FrameProbeReport) -> str:
@@ -148,27 +141,18 @@ def frame_markdown(report: FrameProbeReport) -> str:
 
 def draw_frame_probe(report: FrameProbeReport, picture: Path) -> None:
     """Plots accuracy over layers with 95 % intervals, and the agreement of clusters."""
-    from matplotlib.ticker import MaxNLocator
-
     figure = new_figure(9.0, 4.2)
     left, right = figure.subplots(1, 2)
-    lines: tuple[tuple[Contestant, str, str], ...] = (("trained", BLUE, "-"), ("untrained", ORANGE, "--"))
-    for name, colour, style in lines:
-        scores = report.scores(name)
-        layers = [one.layer for one in scores]
-        accuracy, low, high = 100 * np.array([one.accuracy for one in scores]).T
-        left.plot(layers, accuracy, style, color=colour, marker="o", markersize=3, label=contestant_name(name))
-        left.fill_between(layers, low, high, color=colour, alpha=0.15, linewidth=0)
-        information = [one.clusters.normalised_information for one in scores]
-        right.plot(layers, information, style, color=colour, marker="o", markersize=3, label=contestant_name(name))
+    encoders: tuple[Contestant, ...] = ("trained", "untrained")
+    for name in encoders:
+        draw_layers(left, name, [one.accuracy for one in report.scores(name)], scale=100.0)
+        draw_layers(right, name, [(one.clusters.normalised_information,) for one in report.scores(name)])
     (log_mel,) = report.scores("log_mel")
     left.axhline(100 * log_mel.accuracy.value, color=GREY, linestyle="-.", label="log-mel")
     left.axhline(100 * report.chance.value, color=GREY, linestyle=":", label="most frequent unit")
     right.axhline(log_mel.clusters.normalised_information, color=GREY, linestyle="-.", label="log-mel")
-    for axis, label in ((left, "accuracy on test frames, %"), (right, "normalised mutual information")):
-        axis.set_xlabel("layer (0 is the input of the first block)")
-        axis.set_ylabel(label)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left.set_ylabel("accuracy on test frames, %")
+    right.set_ylabel("normalised mutual information")
     finish_axes(left, f"linear classifier, {_units_name(report)}", has_legend=True)
     finish_axes(right, "clusters of the layer and units", has_legend=False)
     figure.savefig(picture, dpi=110)
@@ -191,23 +175,21 @@ def _results(report: FrameProbeReport) -> Iterator[str]:
         "with the units."
     )
     yield ""
-    yield "| features | layer | accuracy | PNMI | purity | best epoch | epochs | steps |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for one in report.layers:
-        yield (
-            f"| {contestant_name(one.contestant)} | {one.layer} | {percent(one.accuracy)} | "
-            f"{one.clusters.normalised_information:.3f} | {one.clusters.purity:.3f} | {one.best_epoch} | "
-            f"{one.num_epochs} | {one.num_steps} |"
-        )
-    yield ""
+    yield from table(
+        "features | layer | accuracy | PNMI | purity | best epoch | epochs | steps", map(_layer_row, report.layers)
+    )
     yield "Trained minus baseline, in percentage points (paired bootstrap):"
     yield ""
-    yield "| layer | baseline | accuracy |"
-    yield "|---|---|---|"
-    for difference in report.differences:
-        baseline = contestant_name(difference.baseline)
-        yield f"| {difference.layer} | {baseline} | {percent(difference.accuracy)} |"
-    yield ""
+    yield from table(
+        "layer | baseline | accuracy",
+        (f"{one.layer} | {contestant_name(one.baseline)} | {percent(one.accuracy)}" for one in report.differences),
+    )
+
+
+def _layer_row(one: LayerScore) -> str:
+    clusters = f"{one.clusters.normalised_information:.3f} | {one.clusters.purity:.3f}"
+    training = f"{one.best_epoch} | {one.num_epochs} | {one.num_steps}"
+    return f"{contestant_name(one.contestant)} | {one.layer} | {percent(one.accuracy)} | {clusters} | {training}"
 
 
 def _training(report: FrameProbeReport) -> Iterator[str]:
@@ -226,6 +208,4 @@ def _training(report: FrameProbeReport) -> Iterator[str]:
         yield "The characters are those of a forced alignment by CTC heads of all features, whose probabilities are"
         yield "averaged. Frames with a blank get the nearest character, frames with two characters the first. Alphabet:"
         yield f"`{report.alphabet}`."
-    for side, reasons in report.left_out.items():
-        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        yield f"Unusable utterances, {side}: {counts or 'none'}."
+    yield from unusable_lines(report.left_out)

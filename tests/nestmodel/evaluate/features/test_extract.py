@@ -23,16 +23,17 @@ from nestmodel import (
     extract_features,
     iterate_features,
 )
-from nestmodel.evaluate.encode import (
+from nestmodel.evaluate.features.batch import (
     frame_rate_hz,
-    iterate_stacked_mels,
-    log_mels,
+    log_mel_function,
     parse_layers,
     resolve_device,
     resolve_layers,
+    stacked_mel_function,
 )
-from nestmodel.evaluate.extract import file_stem
-from nestmodel.evaluate.inputs import cut_labels
+from nestmodel.evaluate.features.encode import iterate_corpus
+from nestmodel.evaluate.features.extract import file_stem
+from nestmodel.evaluate.features.inputs import cut_labels
 from tests.synthesis import chirp, corpus_of_commands, hiss, read_audio, write_audio, write_jsonl
 from tests.training import tiny_config
 
@@ -123,7 +124,8 @@ def test_a_causal_encoder_has_as_many_frames_as_others(corpus: Corpus) -> None:
         [utterance.values.shape for utterance in iterate_features(model, corpus, "last", device="cpu")]
         for model in (causal, usual)
     ]
-    stacked = [utterance.values.shape[1] for utterance in iterate_stacked_mels(causal, corpus, device="cpu")]
+    mels = iterate_corpus(causal, corpus, stacked_mel_function(causal), device="cpu")
+    stacked = [utterance.values.shape[1] for utterance in mels]
     assert lengths[0] == lengths[1]
     assert stacked == [length for _, length, _ in lengths[0]]
 
@@ -312,7 +314,7 @@ extract_features(NestModel(tiny_config()), Corpus.open({str(corpus.path)!r}), {s
     ExtractConfig(device="cpu", max_batch_seconds=0.1),
     on_progress=lambda done, _: os.kill(os.getpid(), signal.SIGKILL) if done == 3 else None)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[3], timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[4], timeout=300)
     assert done.returncode == -9
     assert not (tmp_path / "f").exists()
     extract_features(model, corpus, tmp_path / "f", ExtractConfig(device="cpu"))
@@ -397,7 +399,8 @@ def test_log_mels_are_the_features_before_normalisation(model: NestModel) -> Non
     audio = torch.from_numpy(np.stack([hiss(4000, 1), hiss(4000, 2)]))
     lens = torch.tensor([4000, 3000])
     model.eval()
-    mels, feat_lens = log_mels(model, audio, lens)
+    (mels,), feat_lens = log_mel_function(model)(audio, lens)
+    mels = mels.transpose(1, 2)
     feats, expected_lens = model.features(audio, lens)
     model.train()
     assert torch.equal(feat_lens, expected_lens)

@@ -5,7 +5,7 @@ import pytest
 
 from nestdata import Corpus
 from nestmodel import RejectedUtterance
-from nestmodel.evaluate.rejects import RejectLog
+from nestmodel.evaluate.features.rejects import RejectLog
 from tests.synthesis import folder_corpus, hiss
 
 

@@ -1,0 +1,212 @@
+"""Settings and result of the content probe: configuration, scores, their plot."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nestdata.config_checks import require
+from nestdata.field_docs import with_field_docs
+from nestmodel.evaluate.error_rates import ErrorRate, Estimate
+from nestmodel.evaluate.features.batch import check_batch_seconds
+from nestmodel.evaluate.probe.contestants import BASELINES, Contestant, contestant_name
+from nestmodel.evaluate.probe.report import COLOURS, plain
+from nestmodel.evaluate.text import NORMALISATION
+from nestmodel.figures import finish_axes, new_figure
+
+NUM_EXAMPLES = 5
+"""Number of test utterances whose transcripts are shown."""
+
+
+@with_field_docs
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CtcProbeConfig:
+    """How the heads of a content probe are trained. All settings hold for every contestant."""
+
+    held_out: float = 0.1
+    """Share of the training utterances that selects learning rate and epoch, in (0, 1)."""
+
+    group_by: str | None = None
+    """A field, such as `speaker`: utterances with the same value are on the same side of that split. None keeps the
+    utterances of a recording together."""
+
+    hidden: int | None = None
+    """Width of a hidden layer of the heads, with ReLU, before their linear map. None has no hidden layer."""
+
+    each_layer: bool = False
+    """Whether each layer of the encoders is scored by heads of its own, beside the learned weighting of all layers."""
+
+    labels_per_frame: int | None = None
+    """Number of labels that are predicted from each encoder frame, in the order of time. None takes the smallest number
+    that gives 25 labels per second."""
+
+    baselines: tuple[Contestant, ...] = BASELINES
+    """What the encoder is compared with; may be empty."""
+
+    learning_rates: tuple[float, ...] = (0.005, 0.02, 0.08)
+    """Learning rates of Adam to choose from; each contestant gets the one with its lowest held-out error rate, the mean
+    over the seeds."""
+
+    max_epochs: int = 30
+    """Maximum number of passes over the training utterances. The learning rate falls linearly to 0 over them."""
+
+    patience: int = 30
+    """Training ends when the held-out error rate has not improved for this number of epochs. By default, it does not
+    end early: the error rate often falls only when the learning rate is low."""
+
+    probe_seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of the heads: initial weights and order of the utterances."""
+
+    seed: int = 0
+    """Determines the split, the weights of the untrained encoder, the bootstrap draws and the examples."""
+
+    max_batch_seconds: float = 120.0
+    """Seconds of audio in a batch of the encoder, padding included."""
+
+    device: str = "auto"
+    """Device of the encoder, such as `cpu`; `auto` is a GPU if there is one. Heads are trained on the CPU."""
+
+    allow_commands: bool = False
+    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
+    an input was opened with a choice of its own."""
+
+    def __post_init__(self) -> None:
+        def check(is_valid: bool, name: str, expected: str) -> None:
+            require(is_valid, name, getattr(self, name), expected)
+
+        rates, seeds = self.learning_rates, self.probe_seeds
+        check(0.0 < self.held_out < 1.0, "held_out", "a share between 0 and 1")
+        check(self.hidden is None or self.hidden >= 1, "hidden", "1 or more")
+        check(self.labels_per_frame is None or self.labels_per_frame >= 1, "labels_per_frame", "1 or more")
+        check(len(rates) == len(set(rates)) > 0 and min(rates) > 0, "learning_rates", "different positive numbers")
+        is_valid = len(set(self.baselines)) == len(self.baselines) and set(self.baselines) <= set(BASELINES)
+        check(is_valid, "baselines", f"each at most once of {', '.join(BASELINES)}")
+        check(self.max_epochs >= 1, "max_epochs", "1 or more")
+        check(self.patience >= 1, "patience", "1 or more")
+        check(len(seeds) == len(set(seeds)) > 0, "probe_seeds", "different seeds")
+        check_batch_seconds(self.max_batch_seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeedScore:
+    """Result of one head: how it was trained, and its errors on the test utterances."""
+
+    seed: int
+    held_out_error_rate: float
+    """Character error rate of the held-out utterances after the best epoch."""
+
+    best_epoch: int
+    num_epochs: int
+    num_steps: int
+    layer_weights: list[float]
+    """Learned weights of the layers, which add up to 1; layer 0 is the input of the first block."""
+
+    characters: ErrorRate
+    words: ErrorRate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContestantScore:
+    """Result of one feature set."""
+
+    name: Contestant
+    layer: int | None
+    """The single layer that the heads read; None if they read all layers with learned weights."""
+
+    num_parameters: int
+    """Number of parameters of a head."""
+
+    learning_rate: float
+    held_out_error_rates: dict[float, float]
+    """Held-out character error rate by learning rate, the mean over the seeds."""
+
+    seeds: list[SeedScore]
+    characters: ErrorRate
+    """Error rate over the test utterances, with the errors of all seeds added up."""
+
+    words: ErrorRate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Error rate of the trained encoder minus that of a baseline, on the same utterances; below 0 it is better."""
+
+    baseline: Contestant
+    layer: int | None
+    """The single layer of the trained encoder, which is compared with the same layer of an untrained one; None if all
+    layers are compared. Log-mels have one layer."""
+
+    characters: Estimate
+    words: Estimate
+    characters_by_seed: list[Estimate]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """A test utterance with its transcripts by the heads of the first seed."""
+
+    cut_id: str
+    reference: str
+    hypotheses: dict[Contestant, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CtcProbeReport:
+    """Scores of a content probe, and what they were computed from."""
+
+    config: CtcProbeConfig
+    model: str
+    alphabet: str
+    """Characters of the training texts."""
+
+    unknown_characters: dict[str, int]
+    """Characters of the test texts that are not in the alphabet; each occurrence is an error."""
+
+    frame_rate_hz: float
+    num_training: int
+    num_held_out: int
+    num_test: int
+    intervals_over: str
+    """What the bootstrap draws, such as "10 groups of `scene`"."""
+
+    num_too_fast: dict[str, int]
+    """Utterances with more characters than label frames: of the training corpus, which are left out; of the test
+    corpus, which are scored."""
+
+    num_known_texts: int
+    """Number of test utterances whose text is also the text of a training utterance."""
+
+    contestants: list[ContestantScore]
+    differences: list[Difference]
+    layers: list[ContestantScore]
+    """Results of single layers, if they were asked for."""
+
+    layer_differences: list[Difference]
+    """Differences of single layers."""
+
+    examples: list[Example]
+    left_out: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Number of unusable utterances by reason, of the training and of the test corpus."""
+
+    def score(self, name: Contestant) -> ContestantScore:
+        """Returns the score of a contestant."""
+        return next(one for one in self.contestants if one.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the content of `probe.json`."""
+        return {"kind": "probe", "task": "ctc", "normalisation": list(NORMALISATION), **plain(self)}
+
+
+def draw_ctc_probe(report: CtcProbeReport, picture: Path) -> None:
+    """Plots the character error rates with their intervals, and the rates of single seeds."""
+    figure = new_figure(6.0, 4.2)
+    axis = figure.subplots()
+    for position, score in enumerate(report.contestants):
+        rate, low, high = (100 * value for value in score.characters[:3])
+        axis.bar([position], [rate], 0.6, color=COLOURS[score.name], alpha=0.6)
+        axis.errorbar([position], [rate], [[rate - low], [high - rate]], fmt="none", ecolor="black", capsize=4)
+        singles = [100 * one.characters.rate for one in score.seeds]
+        axis.plot([position + 0.2] * len(singles), singles, "o", color="black", markersize=3)
+    axis.set_xticks(range(len(report.contestants)), [contestant_name(score.name) for score in report.contestants])
+    axis.set_ylabel("character error rate, %")
+    finish_axes(axis, f"{report.num_test} test utterances; 95 % intervals; points: seeds", has_legend=False)
+    figure.savefig(picture, dpi=110)
