@@ -13,10 +13,6 @@ class Config:
     bounds: tuple[float, float] = (0.0, 1.0)
 
 
-class OtherError(Exception):
-    pass
-
-
 def test_require_names_the_field_its_value_and_what_was_expected() -> None:
     require(True, "mix.count", 3, "an even number")
     with pytest.raises(ConfigError, match=r"^mix\.count is 3: expected an even number\.$"):
@@ -50,17 +46,6 @@ def test_require_bounds_requires_the_lower_bound_first() -> None:
     require_bounds("mix", Config(bounds=(1.0, 1.0)), "bounds")
     with pytest.raises(ConfigError, match=r"^mix\.bounds is \(2\.0, 1\.0\): expected the lower bound first\.$"):
         require_bounds("mix", Config(bounds=(2.0, 1.0)), "bounds")
-
-
-def test_checks_raise_the_error_class_of_the_caller() -> None:
-    with pytest.raises(OtherError):
-        require(False, "count", 1, "2", error=OtherError)
-    with pytest.raises(OtherError):
-        require_at_least(4, "", Config(), "count", error=OtherError)
-    with pytest.raises(OtherError):
-        require_share("", Config(share=2.0), "share", error=OtherError)
-    with pytest.raises(OtherError):
-        require_bounds("", Config(bounds=(2.0, 1.0)), "bounds", error=OtherError)
 
 
 def test_field_without_a_section_is_named_alone() -> None:

@@ -35,7 +35,8 @@ def test_every_public_name_can_be_imported(package: object) -> None:
 def test_every_public_name_has_a_docstring(package: object) -> None:
     for name in set(package.__all__) - TYPE_ALIASES:  # type: ignore[attr-defined]
         value = getattr(package, name)
-        assert value.__module__.startswith(f"{package.__name__}.")  # type: ignore[attr-defined]
+        # nestmodel gives the ConfigError of nestdata.
+        assert value.__module__.startswith((f"{package.__name__}.", "nestdata.errors"))  # type: ignore[attr-defined]
         assert value.__doc__
         assert not value.__doc__.startswith(f"{name}("), f"{name} has the docstring that dataclass generates"
 

@@ -21,7 +21,7 @@ def test_the_split_is_stratified_and_independent_of_the_order(
     assert split_held_out(data.draw(st.permutations(utterances)), held_out, seed) == held_out_ids
     for label, size in enumerate(sizes):
         num_held_out = sum(
-            utterance.cut_id in held_out_ids for utterance in utterances if utterance.label == str(label)
+            utterance.cut_id in held_out_ids for utterance in utterances if utterance.target == str(label)
         )
         assert abs(num_held_out - held_out * size) <= 1
         assert size == 1 or 0 < num_held_out < size
@@ -44,7 +44,7 @@ def test_a_group_is_never_on_both_sides(groups: list[tuple[int, int]], seed: int
         held_out_groups = {
             utterance.group
             for utterance in utterances
-            if utterance.label == str(label) and utterance.cut_id in held_out_ids
+            if utterance.target == str(label) and utterance.cut_id in held_out_ids
         }
         assert number == 1 or 0 < len(held_out_groups) < number
 
@@ -60,6 +60,6 @@ def test_a_limit_per_class_ignores_the_order_and_selects_a_subset_of_a_higher_li
 ) -> None:
     utterances = [ProbeUtterance(i, str(i), "abb"[i % 3], str(i)) for i in range(12)]
     selected = limit_per_class(utterances, limit, 0)
-    assert Counter(utterance.label for utterance in selected) == {"a": min(4, limit), "b": min(8, limit)}
+    assert Counter(utterance.target for utterance in selected) == {"a": min(4, limit), "b": min(8, limit)}
     assert set(limit_per_class(data.draw(st.permutations(utterances)), limit, 0)) == set(selected)
     assert set(selected) <= set(limit_per_class(utterances, limit + 1, 0))

@@ -148,7 +148,7 @@ IN_A_MODULE = """
 import torch
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.first_stages import _first_stages, _gradients
-from tests.nestmodel.nn.test_first_stages import DTYPES, SMALL, check_training
+from tests.nestmodel.nn.gpu.test_first_stages import DTYPES, SMALL, check_training
 
 devices.is_on_gpu = lambda _: True
 with _first_stages.set_kernel_enabled("cpu", False), _gradients.set_kernel_enabled("cpu", False):
