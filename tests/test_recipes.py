@@ -195,7 +195,7 @@ def test_the_commands_of_continued_pretraining_start_from_the_weights_and_replay
     content = torch.load(checkpoint, weights_only=True)
     assert content["nest_training"]["started_from"] == "start.nemo"
     assert [corpus["name"] for corpus in content["nest_training"]["corpora"]] == ["new.corpus", "old.corpus"]
-    assert content["nest_settings"]["data.plan.weights"] == "(0.75, 0.25)"
+    assert content["nest_settings"]["data.plan.weights"] == "(0.5, 0.5)"
     assert content["global_step"] == 2
     for name, value in start.state_dict().items():
         if "running" not in name and value.is_floating_point():
