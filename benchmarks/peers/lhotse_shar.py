@@ -1,4 +1,4 @@
-"""Lhotse Shar on the speech of bench_remote.py: writing, speed, resume and order; bench_remote.py runs it.
+"""Lhotse Shar on the speech of the benchmark `remote`, which runs it: writing, speed, resume and order.
 
 Runs in this project's environment, which has Lhotse. Prints JSON.
 """

@@ -1,4 +1,4 @@
-"""Shared by both sides of bench_step.py: arguments, input batch, timing and memory. Needs only torch."""
+"""Shared by both sides of benchmarks/model/step.py: arguments, input batch, timing and memory. Needs only torch."""
 
 import argparse
 import hashlib

@@ -1,4 +1,4 @@
-"""MosaicML Streaming on the speech of bench_remote.py: writing, speed, resume and order; bench_remote.py runs it.
+"""MosaicML Streaming on the speech of the benchmark `remote`, which runs it: writing, speed, resume and order.
 
 Runs in an environment with `mosaicml-streaming`, `soundfile` and torch. Prints JSON.
 """

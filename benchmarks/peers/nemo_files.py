@@ -1,6 +1,6 @@
 """Opens `.nemo` files in NeMo, or builds models from configurations; writes their outputs and saves them again.
 
-check_nemo_files.py runs it. Needs nemo_toolkit[asr] 3.0.0, but not this package.
+benchmarks/model/nemo_files.py runs it. Needs nemo_toolkit[asr] 3.0.0, but not this package.
 """
 
 import argparse

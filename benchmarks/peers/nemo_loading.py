@@ -1,4 +1,4 @@
-"""Measures how much noisy audio NeMo's loaders deliver in a second of one core; bench_feeding.py runs it.
+"""Measures how much noisy audio NeMo's loaders deliver in a second of one core; benchmarks/batches/feeding.py runs it.
 
 Needs nemo_toolkit[asr] 3.0.0, but not this package.
 """

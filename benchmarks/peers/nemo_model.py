@@ -1,7 +1,7 @@
 """NeMo's NEST models for the benchmarks: their `model` configuration section, and their outputs and gradients.
 
-As a script, which check_parity.py runs, it builds a model from a section, runs it on given audio and masks, and writes
-its weights, outputs and gradients. Needs nemo_toolkit[asr] 3.0.0, but not this package.
+As a script, which the benchmark `parity` runs, it builds a model from a section, runs it on given audio and masks, and
+writes its weights, outputs and gradients. Needs nemo_toolkit[asr] 3.0.0, but not this package.
 """
 
 import argparse

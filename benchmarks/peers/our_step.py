@@ -1,4 +1,4 @@
-"""Measures a training step of our NEST model, or of its quantizer alone; bench_step.py runs it."""
+"""Measures a training step of our NEST model, or of its quantizer alone; benchmarks/model/step.py runs it."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Speed of a loader while as much is read ahead as is used; shared by all contestants of bench_remote.py."""
+"""Speed of a loader while as much is read ahead as is used; shared by all contestants of `remote`."""
 
 import time
 from collections.abc import Iterable

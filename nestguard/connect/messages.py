@@ -25,7 +25,7 @@ _OPTIONAL = (int, type(None))
 _TYPES: Mapping[type, Mapping[str, Any]] = {kind: get_type_hints(kind) for kind in (Identity, Reading)}
 
 INVALID_MESSAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What reading a message with missing keys or values of the wrong type can raise."""
+"""Errors that reading a message with missing keys or values of the wrong type can raise."""
 
 
 class Row(NamedTuple):
@@ -261,7 +261,10 @@ def view_from_json(data: Mapping[str, Any]) -> ProcessView:
 
 
 def checked_position(values: Sequence[Any]) -> DevicePosition:
-    """Returns the position of a device; raises one of `INVALID_MESSAGE_ERRORS` if the values are not one."""
+    """Returns the position of a device: phase, step and microbatch of a message.
+
+    Raises one of `INVALID_MESSAGE_ERRORS` if the number or the types of the values are wrong.
+    """
     phase, step, microbatch = values
     if not all(value is None or type(value) is int for value in (step, microbatch)):
         raise TypeError(f"the position of a device is {values!r}")

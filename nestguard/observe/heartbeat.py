@@ -339,7 +339,7 @@ def _first_record(end: int) -> list[int]:
 
 _current: Heartbeat = NoHeartbeat()
 _parent: HeartbeatSlot | None = None
-"""In a forked process, the slot of the process that it was forked from."""
+"""In a forked process, the heartbeat slot of the process that it was forked from."""
 
 _handles_fork = False
 """Whether `_reset_after_fork` is registered; a registration cannot be removed."""
@@ -368,7 +368,7 @@ def start_worker(worker_id: int, num_workers: int, slot: HeartbeatSlot | None = 
     Args:
         worker_id: Id of the worker, from 0.
         num_workers: Number of workers of the loader.
-        slot: `current().slot` of the worker's rank. Required if the worker is not forked from the rank.
+        slot: Heartbeat slot of the worker's rank, `current().slot`. Required if the worker is not forked from the rank.
     """
     slot = slot or _parent or _current.slot
     if slot is None:
