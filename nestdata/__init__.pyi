@@ -3,6 +3,7 @@
 Lists the public names and the modules that they are imported from at first use.
 """
 
+from .audio.channels import Channel as Channel
 from .batch.augment import AugmentConfig as AugmentConfig
 from .batch.bad_audio import BadAudioConfig as BadAudioConfig
 from .batch.bad_audio import BadCut as BadCut
@@ -31,7 +32,6 @@ from .batch.remote import RemoteStats as RemoteStats
 from .batch.rows import ShortAudio as ShortAudio
 from .corpus.addresses import Address as Address
 from .corpus.addresses import Shard as Shard
-from .corpus.channels import Channel as Channel
 from .corpus.corpora import Corpora as Corpora
 from .corpus.corpora import CorpusInput as CorpusInput
 from .corpus.corpus import Corpus as Corpus

@@ -31,7 +31,7 @@ NUMERICS = (
     "tests/distributed/test_fit.py",
     "tests/distributed/test_world_sizes.py",
     "tests/nestdata/batch/",
-    "tests/nestdata/corpus/test_audio.py",
+    "tests/nestdata/audio/test_decode.py",
     "tests/nestdata/corpus/test_bank.py",
     "tests/nestdata/plan/",
     "tests/nestdata/test_stateless_rng.py",

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.report import Report, machine, versions
-from nestdata.corpus.audio import load_pcm16, load_samples
+from nestdata.audio.decode import load_pcm16, load_samples
 
 QUICK = None
 RATE = 16000
@@ -65,7 +65,7 @@ def main() -> int:
         __file__,
         f"medians of {arguments.rounds} rounds, {machine()}, soundfile {soundfile.__version__} "
         f"({soundfile.__libsndfile_version__}), {installed}.",
-        measured=["nestdata/corpus/audio.py"],
+        measured=["nestdata/audio/decode.py"],
         results=arguments.results,
     )
     report.text("""Ratio: CPU time of `soundfile.read` divided by that of the library. An asterisk marks samples that

@@ -65,7 +65,7 @@ NUM_BUCKETS = 30
 SNR_DB = (-5, 20)
 NOISE_SHARE = 0.25
 GPU = "H100/H200"
-MEASURED = ("nestdata/batch", "nestdata/corpus", "nestdata/plan")
+MEASURED = ("nestdata/audio", "nestdata/batch", "nestdata/corpus", "nestdata/plan")
 QUICK = ["{speech}", "{noise}", "--quick"]
 
 

@@ -43,7 +43,7 @@ def main() -> int:
         __file__,
         f"{versions('numpy')}, {arguments.files} files of {SECONDS[0]:g} to {SECONDS[1]:g} s, {arguments.rounds} "
         f"rounds, one process, {machine()}.",
-        measured=["nestdata/corpus"],
+        measured=["nestdata/audio", "nestdata/corpus"],
         results=arguments.results,
     )
     columns = ("format", "page cache", "files, CPU µs a cut")

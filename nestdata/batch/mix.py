@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.audio.decode import energy
 from nestdata.batch.bad_audio import BadCut
 from nestdata.batch.noise import NoiseSpan
 from nestdata.config_checks import require, require_bounds, require_share
-from nestdata.corpus.audio import energy
 from nestdata.corpus.bank import FULL_SCALE
 from nestdata.field_docs import with_field_docs
 from nestdata.stateless_rng import StatelessRng

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.audio.decode import SILENCE_DB, energy
 from nestdata.batch.bad_audio import BadCut
 from nestdata.config_checks import require_at_least, require_bounds
-from nestdata.corpus.audio import SILENCE_DB, energy
 from nestdata.corpus.corpora import CorpusInput, open_corpus
 from nestdata.corpus.corpus import Corpus
 from nestdata.errors import AudioError

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.audio.decode import empty_samples, load_pcm16, load_samples, samples_in
 from nestdata.corpus.addresses import NO_SHARD, Address, AddressTable, Shard
-from nestdata.corpus.audio import empty_samples, load_pcm16, load_samples, samples_in
 from nestdata.corpus.bank import SampleBank
 from nestdata.corpus.file_version import FileVersions, check_version
 from nestdata.corpus.members import fetch, load_member, point_to

@@ -6,8 +6,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.audio.decode import load_samples
 from nestdata.corpus.addresses import Address
-from nestdata.corpus.audio import load_samples
 from nestdata.errors import AudioError, StorageError
 from nestdata.storage import ObjectInfo, Storage, is_url, storage
 

@@ -310,8 +310,8 @@ def _read_again(address: "Address") -> bytes:
 
 def _check_files(corpus: "Corpus", indices: list[int], decode: bool, accept_changed: bool) -> Checked:
     """Checks cuts that are read by the path in their line."""
-    from nestdata.corpus.audio import load_samples
-    from nestdata.corpus.file_kind import special_file_kind
+    from nestdata.audio.decode import load_samples
+    from nestdata.audio.file_kind import special_file_kind
     from nestdata.errors import AudioError
     from nestdata.pack.accept import accepted_version
 

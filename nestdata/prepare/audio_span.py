@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nestdata.corpus.channels import Channel, is_mixed
+from nestdata.audio.channels import Channel, is_mixed
 from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member
 
 if TYPE_CHECKING:

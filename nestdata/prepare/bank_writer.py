@@ -10,8 +10,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nestdata.audio.decode import empty_samples, load_samples
 from nestdata.corpus.addresses import Address, AddressTable
-from nestdata.corpus.audio import empty_samples, load_samples
 from nestdata.corpus.bank import FULL_SCALE, RECORD
 from nestdata.corpus.members import load_member
 from nestdata.errors import AudioError

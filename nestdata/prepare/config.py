@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from nestdata.audio.channels import Channel
 from nestdata.config_checks import require, require_at_least, require_share
-from nestdata.corpus.channels import Channel
 from nestdata.errors import ConfigError
 from nestdata.field_docs import with_field_docs
 from nestdata.input_format import InputFormat

@@ -6,8 +6,8 @@ Building Lhotse's objects for every line of a large manifest would take longer t
 import math
 from typing import Any
 
+from nestdata.audio.decode import samples_in
 from nestdata.corpus import members
-from nestdata.corpus.audio import samples_in
 from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs.audio import Command, File, Member
 from nestdata.prepare.inputs.entry import LABELS, Entry

@@ -1,7 +1,7 @@
 """Reads the headers of audio files: sampling rate, length and channels, or why the audio cannot be used.
 
 The headers of plain FLAC and WAV files are parsed here, in a twentieth of libsndfile's time. Everything else is left to
-libsndfile, which decides whether it can be used, and to the decoders of `nestdata.corpus.lhotse_audio`.
+libsndfile, which decides whether it can be used, and to the decoders of `nestdata.audio.lhotse_audio`.
 """
 
 import os
@@ -9,11 +9,11 @@ import re
 from io import BytesIO
 from typing import TYPE_CHECKING, NamedTuple
 
-from nestdata.corpus import flac, wav
-from nestdata.corpus.encoded import EncodedAudio, open_descriptor, open_stream
-from nestdata.corpus.file_kind import check_regular_file, special_file_kind
-from nestdata.corpus.lhotse_audio import header_of_other_format
-from nestdata.corpus.sources import output_of
+from nestdata.audio import flac, wav
+from nestdata.audio.encoded import EncodedAudio, open_descriptor, open_stream
+from nestdata.audio.file_kind import check_regular_file, special_file_kind
+from nestdata.audio.lhotse_audio import header_of_other_format
+from nestdata.audio.sources import output_of
 from nestdata.prepare.inputs.audio import Command, File, Member, Unusable
 from nestdata.prepare.inputs.content import HEAD_BYTES, GuardedStream
 from nestdata.storage import FileVersion

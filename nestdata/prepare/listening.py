@@ -20,8 +20,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nestdata.audio.decode import load_samples, samples_in
 from nestdata.corpus.addresses import AddressTable
-from nestdata.corpus.audio import load_samples, samples_in
 from nestdata.errors import AudioError, StorageError, in_one_line, shortened
 from nestdata.output import is_full_disk
 from nestdata.prepare.audio_span import AudioSpan, span_at_address

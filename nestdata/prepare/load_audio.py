@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.corpus.audio import load_samples
+from nestdata.audio.decode import load_samples
 from nestdata.errors import AudioError, ConfigError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.cut_rows import cut_row

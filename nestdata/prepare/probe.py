@@ -5,8 +5,8 @@ import sys
 from functools import cache
 from typing import Any, NamedTuple
 
-from nestdata.corpus.audio import SILENCE_DB, energy, load_samples, samples_in
-from nestdata.corpus.channels import MIX_FIELD, is_mixed
+from nestdata.audio.channels import MIX_FIELD, is_mixed
+from nestdata.audio.decode import SILENCE_DB, energy, load_samples, samples_in
 from nestdata.errors import AudioError, StorageError
 from nestdata.prepare.audio_span import AudioSpan, span_of_cut
 from nestdata.prepare.config import PrepareConfig

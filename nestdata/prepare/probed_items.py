@@ -12,8 +12,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nestdata.audio.channels import is_mixed
 from nestdata.corpus.addresses import NO_SHARD
-from nestdata.corpus.channels import is_mixed
 from nestdata.corpus.file_version import row_of
 from nestdata.errors import shortened
 from nestdata.prepare.audio_span import AudioSpan

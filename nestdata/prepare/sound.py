@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.corpus.encoded import open_audio, open_stream
-from nestdata.corpus.file_kind import special_file_kind
+from nestdata.audio.encoded import open_audio, open_stream
+from nestdata.audio.file_kind import special_file_kind
 from nestdata.errors import AudioError, StorageError
 from nestdata.prepare.audio_span import AudioSpan
 from nestdata.prepare.inputs.content import GuardedStream, StoredContent

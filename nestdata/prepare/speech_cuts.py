@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from nestdata.corpus.sources import content_of
+from nestdata.audio.sources import content_of
 from nestdata.errors import AudioError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.cut_rows import window_of, windows

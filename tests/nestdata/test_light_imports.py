@@ -26,7 +26,7 @@ def run_without_large_libraries(program: str, *arguments: str) -> str:
     "module",
     [
         "nestdata.config_checks",
-        "nestdata.corpus.audio",
+        "nestdata.audio.decode",
         "nestdata.corpus.bank",
         "nestdata.corpus.corpora",
         "nestdata.corpus.corpus",

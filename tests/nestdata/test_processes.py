@@ -22,7 +22,7 @@ from nestdata import (
     prepare_corpus,
     verify_corpus,
 )
-from nestdata.corpus.encoded import EncodedAudio
+from nestdata.audio.encoded import EncodedAudio
 from tests.nestdata.prepare.inputs.reading import lhotse_cut, lhotse_recording
 from tests.synthesis import folder_corpus, hiss, read_audio, write_audio, write_jsonl
 
@@ -251,5 +251,5 @@ def test_only_one_module_runs_commands_with_a_shell_and_none_loads_audio_by_lhot
                         continue  # our function of this name; that of Lhotse is a method
                     if name in ("load_audio", "open_best", "read_sph", "getstatusoutput", "getoutput", "popen"):
                         loads.append((path.name, name))
-    assert shells == ["nestdata/corpus/sources.py"]
+    assert shells == ["nestdata/audio/sources.py"]
     assert loads == []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import quote
 
-from nestdata.corpus.file_kind import special_file_kind
+from nestdata.audio.file_kind import special_file_kind
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.audio import Audio
 from nestdata.prepare.inputs.line_reader import LineReader, expanded

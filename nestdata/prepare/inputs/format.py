@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from nestdata.corpus.channels import Channel
+from nestdata.audio.channels import Channel
 from nestdata.errors import ManifestError, StorageError
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Source, open_lines, where_paths_start

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-from nestdata.corpus.channels import MIX_FIELD, Channel
+from nestdata.audio.channels import MIX_FIELD, Channel
 from nestdata.errors import ManifestError, in_one_line
 from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
 from nestdata.prepare.inputs.entry import Entry, check_command, check_manifest, resolve
@@ -185,7 +185,7 @@ def _check_cut(row: dict[str, Any], where: str) -> None:
 
 def _check_recording(cut: dict[str, Any], where: str) -> None:
     """Checks the values that Lhotse does not validate."""
-    from nestdata.corpus.lhotse_audio import check_transforms  # imports numpy
+    from nestdata.audio.lhotse_audio import check_transforms  # imports numpy
 
     recording = cut["recording"]
     numbers = {key: recording.get(key) for key in ("sampling_rate", "num_samples")} | {"channel": cut.get("channel")}

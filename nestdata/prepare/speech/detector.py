@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.corpus.resampling import one_torch_thread
+from nestdata.audio.resampling import one_torch_thread
 from nestdata.errors import ConfigError
 
 if TYPE_CHECKING:

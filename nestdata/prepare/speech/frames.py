@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.corpus.audio import load_samples, samples_in
+from nestdata.audio.decode import load_samples, samples_in
 from nestdata.errors import AudioError
 from nestdata.prepare.speech.detector import FRAME_SAMPLES, RATE, speech_probabilities, start_state
 

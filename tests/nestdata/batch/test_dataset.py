@@ -30,8 +30,8 @@ from nestdata import (
     SpeakerNoiseMixer,
     microbatches,
 )
+from nestdata.audio.decode import load_samples
 from nestdata.batch.loader import _StartWorker
-from nestdata.corpus.audio import load_samples
 from tests.batches import STEPS_WITH_ALL_SHAPES, digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, hiss, read_audio, tone

@@ -24,8 +24,8 @@ from nestdata import (
     prepare_corpus,
     time_decoding,
 )
-from nestdata.corpus.audio import load_pcm16, load_samples
-from nestdata.corpus.encoded import _suffix_of
+from nestdata.audio.decode import load_pcm16, load_samples
+from nestdata.audio.encoded import _suffix_of
 from nestdata.errors import StorageError
 from nestdata.prepare import listening
 from nestdata.prepare.inputs.audio import File, Member

@@ -11,7 +11,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nestdata.corpus.encoded import open_stream
+from nestdata.audio.encoded import open_stream
 from nestdata.prepare import header
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import File, Member, Unusable

@@ -15,7 +15,7 @@ from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
 import nestdata.prepare.probe
 from nestdata import PrepareConfig
-from nestdata.corpus.audio import load_samples
+from nestdata.audio.decode import load_samples
 from nestdata.errors import AudioError
 from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs import Entry

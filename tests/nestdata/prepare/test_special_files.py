@@ -23,8 +23,8 @@ from nestdata import (
     ProbeMode,
     prepare_corpus,
 )
-from nestdata.corpus.audio import load_samples
-from nestdata.corpus.file_kind import special_file_kind
+from nestdata.audio.decode import load_samples
+from nestdata.audio.file_kind import special_file_kind
 from tests.nestdata.prepare.inputs.reading import prepared
 from tests.synthesis import folder_corpus, hiss, write_audio, write_jsonl
 

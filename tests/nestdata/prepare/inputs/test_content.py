@@ -8,7 +8,7 @@ import pytest
 import soundfile
 
 from nestdata import StorageError
-from nestdata.corpus.encoded import open_stream
+from nestdata.audio.encoded import open_stream
 from nestdata.prepare.inputs.content import GuardedStream, StoredContent
 from nestdata.storage import Storage
 from tests.synthesis import hiss

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nestdata import ConfigError
-from nestdata.corpus import audio
+from nestdata.audio import decode
 from nestdata.prepare.speech import detector, frames
 from nestdata.prepare.speech.detector import FRAME_SAMPLES, detector_name, speech_probabilities, start_state
 from tests.nestdata.prepare.speech.recordings import joined, needs_vad, utterance
@@ -80,7 +80,7 @@ def test_blocks_of_a_long_recording_give_the_frames_of_one_block(
     }
     whole = frames.speech_frames(row)
     assert len(whole.powers) == -(-len(recording) // FRAME_SAMPLES)
-    loaded = audio.load_samples(row)
+    loaded = decode.load_samples(row)
     np.testing.assert_allclose(whole.powers[3], np.square(loaded[3 * 512 : 4 * 512]).mean(), rtol=1e-6)
     monkeypatch.setattr(frames, "_BLOCK_FRAMES", 20)
     blocks = frames.speech_frames(row)

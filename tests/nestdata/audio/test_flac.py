@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nestdata import AudioError
-from nestdata.corpus import audio, flac
-from nestdata.corpus.audio import load_pcm16, load_samples
-from nestdata.corpus.encoded import open_audio
-from nestdata.corpus.flac import FlacFile, read_flac
+from nestdata.audio import decode, flac
+from nestdata.audio.decode import load_pcm16, load_samples
+from nestdata.audio.encoded import open_audio
+from nestdata.audio.flac import FlacFile, read_flac
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import Samples, chirp, hiss, tone, write_audio
 
@@ -286,8 +286,8 @@ def test_audio_is_the_same_without_dr_flac(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.flac", hiss(24000, 1))
     program = (
         "import sys; sys.modules['miniaudio'] = None\n"
-        "from nestdata.corpus import audio, flac\n"
-        f"samples = audio.load_samples({cut_of(path)!r})\n"
+        "from nestdata.audio import decode, flac\n"
+        f"samples = decode.load_samples({cut_of(path)!r})\n"
         "assert flac._dr_flac() is None\n"
         "sys.stdout.buffer.write(samples.tobytes())"
     )
@@ -317,4 +317,4 @@ def test_floats_do_not_lose_small_numbers_when_dr_flac_is_loaded(intact: Path) -
     samples: Samples = np.array([1e-40], np.float32)
     assert decoded(intact) is not None
     assert (samples * np.float32(1.0)).item() > 0.0
-    assert audio.energy(np.array([1e-20], np.float32)) > 0.0
+    assert decode.energy(np.array([1e-20], np.float32)) > 0.0

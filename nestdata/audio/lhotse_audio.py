@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.corpus.resampling import has_small_kernel, one_torch_thread, resample
+from nestdata.audio.resampling import has_small_kernel, one_torch_thread, resample
 
 # Lhotse 1.31 and torchaudio 2.9 or later each lack one of them, and both need packages that are not dependencies.
 _DECODERS = ("TorchcodecBackend", "TorchaudioFFMPEGBackend")

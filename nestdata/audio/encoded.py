@@ -12,9 +12,9 @@ from functools import cache
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from nestdata.corpus import flac
-from nestdata.corpus.file_kind import check_regular_file, special_file_kind
-from nestdata.corpus.wav import open_wav, parse_wav
+from nestdata.audio import flac
+from nestdata.audio.file_kind import check_regular_file, special_file_kind
+from nestdata.audio.wav import open_wav, parse_wav
 from nestdata.errors import AudioReason, StorageError
 
 # First bytes of formats that decoders tell by the suffix of a file.

@@ -21,7 +21,7 @@ from lhotse.utils import compute_num_samples
 from numpy.typing import NDArray
 
 from nestdata import AudioError, Corpus, PrepareConfig, prepare_corpus
-from nestdata.corpus.audio import energy, load_pcm16, load_samples, samples_in
+from nestdata.audio.decode import energy, load_pcm16, load_samples, samples_in
 from tests.addressed import WebServer
 from tests.extras import needs
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio, write_jsonl
@@ -446,7 +446,7 @@ def test_format_that_libsndfile_does_not_know_is_read_by_decoders_in_this_proces
     path = tmp_path / "audio" / "a.m4a"
     path.parent.mkdir()
     path.write_bytes(bytes(255 - byte for byte in plain.read_bytes()))
-    monkeypatch.setattr("nestdata.corpus.lhotse_audio._available_decoders", lambda: [InvertedWav()])
+    monkeypatch.setattr("nestdata.audio.lhotse_audio._available_decoders", lambda: [InvertedWav()])
     corpora = []
     for folder in (plain.parent, path.parent):
         prepare_corpus([folder], tmp_path / f"{folder.name}.corpus", PrepareConfig(channel=1, probe="decode"))
@@ -479,7 +479,7 @@ import sys
 import time
 from pathlib import Path
 import numpy as np
-from nestdata.corpus.audio import energy, load_samples
+from nestdata.audio.decode import energy, load_samples
 
 def ticks():
     stats = [task.joinpath("stat").read_text().rpartition(")")[2].split() for task in Path("/proc/self/task").iterdir()]

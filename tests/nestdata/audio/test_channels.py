@@ -9,7 +9,7 @@ import torchaudio
 from lhotse import AudioSource, CutSet, Recording
 
 from nestdata import ConfigError, Corpus, PrepareConfig, prepare_corpus
-from nestdata.corpus.audio import load_pcm16, load_samples
+from nestdata.audio.decode import load_pcm16, load_samples
 from tests.shards import tar_corpus
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, write_audio, write_jsonl
 

@@ -8,8 +8,8 @@ import torch
 import torchaudio
 
 from nestdata import Corpus, PrepareConfig, prepare_corpus
-from nestdata.corpus import resampling
-from nestdata.corpus.resampling import one_torch_thread, resample
+from nestdata.audio import resampling
+from nestdata.audio.resampling import one_torch_thread, resample
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, tone, write_audio
 
 AUDIO_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 37800, 44100, 48000, 88200, 96000, 176400, 192000)

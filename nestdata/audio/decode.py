@@ -1,8 +1,8 @@
 """Decoding of the samples of a cut, with resampling and checks.
 
 Files that libsndfile reads, which is nearly all audio, are decoded directly into the output array. If a cut is most of
-a FLAC file that has nothing unusual, `nestdata.corpus.flac` decodes it faster, to the same samples. Other formats, and
-transforms other than one resampling, are left to Lhotse (`nestdata.corpus.lhotse_audio`). Lhotse's own `load_audio`
+a FLAC file that has nothing unusual, `nestdata.audio.flac` decodes it faster, to the same samples. Other formats, and
+transforms other than one resampling, are left to Lhotse (`nestdata.audio.lhotse_audio`). Lhotse's own `load_audio`
 runs commands, and fills up to half a second of missing audio by reflection without a warning; here, a file that is
 shorter than its cut is an error. Decoding gives the same bits in every process, and bytes in memory are decoded to the
 same samples as a file that holds them.
@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.corpus.channels import is_mixed
-from nestdata.corpus.encoded import EncodedAudio
-from nestdata.corpus.lhotse_audio import decode_other_format, parsed_transforms, transformed
-from nestdata.corpus.resampling import resample
-from nestdata.corpus.sources import content_of
+from nestdata.audio.channels import is_mixed
+from nestdata.audio.encoded import EncodedAudio
+from nestdata.audio.lhotse_audio import decode_other_format, parsed_transforms, transformed
+from nestdata.audio.resampling import resample
+from nestdata.audio.sources import content_of
 from nestdata.errors import AudioError, ConfigError, StorageError
 
 SILENCE_DB = -90.0

@@ -10,8 +10,8 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nestdata.corpus.encoded import EncodedAudio, open_stream
-from nestdata.corpus.wav import PlainWav, open_wav, parse_wav
+from nestdata.audio.encoded import EncodedAudio, open_stream
+from nestdata.audio.wav import PlainWav, open_wav, parse_wav
 from tests.synthesis import hiss
 
 

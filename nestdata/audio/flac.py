@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.corpus.file_kind import special_file_kind
+from nestdata.audio.file_kind import special_file_kind
 
 # Bits per sample that libsndfile reads, too.
 _BITS = frozenset({8, 16, 24})
