@@ -6,7 +6,7 @@
 A `--data` is a language: NeMo lines with `text`, of which heads learn, and others, which are scored. Names such as
 `a/0` and `a/1` are one variant with two seeds, whose errors are added up. The untrained encoder and log-mels are scored
 once for each architecture and context. With `--each-context`, encoders with several attention contexts are scored in
-each.
+each. `--loss-on` adds the pretraining loss on a corpus, of which encoders have heard nothing, mixed with noise.
 
 Models have letters, and jobs a drawn order, until the figures are written to figures.md, whose SHA-256 is printed. An
 interrupted run goes on where it ended. `--quick` checks that everything runs.
@@ -19,20 +19,23 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 from bench_learning import environment
 from blind import add_models, check_models, digests_of, draw_once, first_alike, hide_names, named_models
+from held_out import held_out_metrics, open_held_out
 from kept_settings import keep_settings
 from measured import measured_line
 from peer import run_peer
 from transcribed import PURPOSES, add_languages, read_errors, read_manifest, read_probe, variant_table, write_lines
 
-from nestmodel import error_rate, read_config
-from nestmodel.attention_context import format_context
+from nestmodel import error_rate, load_network, read_config
+from nestmodel.attention_context import format_context, parse_context
 from nestmodel.evaluate.error_rates import percent
 
 QUICK_HEADS = "--max-epochs 2 --learning-rates 0.01 --probe-seeds 0"
@@ -68,7 +71,7 @@ def main() -> int:
     models = named_models(arguments.model)
     kept = {
         name: str(getattr(arguments, name))
-        for name in ("group_by", "probe_options", "purpose", "each_context", "quick")
+        for name in ("group_by", "probe_options", "purpose", "each_context", "loss_on", "quick")
     }
     keep_settings(output, {**kept, "data": json.dumps(arguments.data), "models": digests_of(models)})
     for language, *paths in arguments.data:
@@ -88,6 +91,8 @@ def main() -> int:
 
     with ThreadPoolExecutor(arguments.at_once) as pool:
         list(pool.map(score, order))
+    if arguments.loss_on:
+        _measure_losses(output, arguments.loss_on, scored_models)
     figures = _tables(output, arguments, {(_shown(one.letter, one), "0"): one for one in sorted(scored_models)}, alike)
     (output / "figures.md").write_text(figures, encoding="utf-8")
     digest = hashlib.sha256(figures.encode()).hexdigest()
@@ -114,6 +119,7 @@ def _arguments() -> argparse.Namespace:
     add_models(parser)
     parser.add_argument("--probe-options", default="", help="further flags of `nestmodel probe --task ctc`")
     parser.add_argument("--each-context", action="store_true", help="score each attention context of an encoder")
+    parser.add_argument("--loss-on", type=Path, nargs=2, metavar=("SPEECH", "NOISE"), help="prepared corpora")
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="models that are scored at the same time")
     parser.add_argument("--results", type=Path, default=Path("content.md"))
     parser.add_argument("--quick", action="store_true", help="few utterances and steps, to check the script")
@@ -153,6 +159,34 @@ def _score(output: Path, job: Job, arguments: argparse.Namespace, *, has_baselin
     run_peer(shlex.split(command), cwd=output, env=environment())
 
 
+def _measure_losses(output: Path, corpora: Sequence[Path], models: Sequence[Model]) -> None:
+    """Writes the metrics of all models on held-out speech to `losses.json`, unless an earlier call did."""
+    if (output / "losses.json").exists():
+        return
+    batches = open_held_out(*corpora)
+    found = {}
+    for model in models:
+        context = parse_context(model.context) if model.context else None
+        network = load_network(output / f"{model.letter}.ckpt", context).eval()
+        found[_shown(model.letter, model)] = held_out_metrics(network, batches)
+    (output / "losses.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def _loss_table(output: Path, variants: dict[tuple[str, str], Model]) -> str:
+    """Returns the losses by variant, each the mean of its seeds, and those of the seeds."""
+    found = json.loads((output / "losses.json").read_text(encoding="utf-8"))
+    entropies = {round(one["token_entropy"], 3) for one in found.values()}
+    by_variant: dict[str, dict[str, float]] = {}
+    for (variant, seed), model in variants.items():
+        by_variant.setdefault(variant, {})[seed] = found[_shown(model.letter, model)]["loss"]
+    lines = ["| variant | loss, nats | by seed |", "|---|---|---|"]
+    for variant, losses in by_variant.items():
+        by_seed = ", ".join(f"{seed}: {loss:.3f}" for seed, loss in losses.items())
+        lines.append(f"| {variant} | {mean(losses.values()):.3f} | {by_seed} |")
+    entropy = ", ".join(map(str, sorted(entropies)))
+    return "\n".join(["## Loss", "", f"Entropy of the tokens: {entropy}.", "", *lines, ""])
+
+
 def _tables(
     output: Path,
     arguments: argparse.Namespace,
@@ -160,7 +194,7 @@ def _tables(
     alike: dict[str, str],
 ) -> str:
     """Returns the tables of all languages. `variants` are models by the name of a variant and its seed."""
-    parts = []
+    parts = [_loss_table(output, variants)] if arguments.loss_on else []
     for language, *_ in arguments.data:
         folder = {model: output / Job(language, model).slug for model in variants.values()}
         first = {key: folder[Model(alike[letter], context)] for key, (letter, context) in variants.items()}
@@ -183,7 +217,7 @@ def _report(arguments: argparse.Namespace, output: Path, tables: str, digest: st
     config = read_probe(next(output.glob(f"{arguments.data[0][0]}-A*")))["config"]
     head = "linear heads" if config["hidden"] is None else f"heads with a hidden layer of {config['hidden']}"
     parts = [f"nestmodel/evaluate/probe/{name}.py" for name in ("ctc", "ctc_head", "training")]
-    measured = measured_line("benchmarks/bench_content.py", *parts, "nestmodel/nn")
+    measured = measured_line("benchmarks/bench_content.py", "benchmarks/held_out.py", *parts, "nestmodel/nn")
     return f"""# Content of encoders
 
 {measured}

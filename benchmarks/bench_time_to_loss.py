@@ -29,6 +29,7 @@ import numpy as np
 import soundfile
 import torch
 from bench_learning import BIN, HELD_OUT
+from held_out import held_out_batches, held_out_metrics
 from kept_settings import keep_settings
 from numpy.typing import NDArray
 from peer import run_peer
@@ -46,8 +47,8 @@ from time_to_loss_report import (
     sides_of,
 )
 
-from nestdata import AudioNoiseBatch, AudioNoiseDataset, BatchPlan, Corpus, NoiseSampler, PlanConfig, SpeakerNoiseMixer
-from nestmodel import LossStats, NestConfig, NestNetwork, loss_stats
+from nestdata import AudioNoiseBatch, Corpus
+from nestmodel import NestConfig, NestNetwork
 from nestmodel.formats.nemo_config import config_to_nemo
 
 PEERS = Path(__file__).parent / "peers"
@@ -304,9 +305,7 @@ def write_batches(output: Path, arguments: argparse.Namespace, num_batches: int 
     The lengths of NeMo's noisy audio are not used: all of an utterance is scored.
     """
     held_out, noise = (Corpus.open(output / f"{name}.corpus") for name in ("held_out", "noise"))
-    plan = BatchPlan.of(held_out, PlanConfig(max_batch_seconds=32.0, microbatches_per_step=1))
-    dataset = AudioNoiseDataset(held_out, plan, NoiseSampler(noise), SpeakerNoiseMixer())
-    ours = [dataset[step, 0] for step in range(plan.steps_per_epoch)[:num_batches]]
+    ours = held_out_batches(held_out, noise, num_batches)
     torch.save([(batch.audio, batch.audio_len) for batch in ours], output / "clean.pt")
     paths = [str(output / name) for name in ("clean.pt", "noise.json", "nemo_noise.pt")]
     command = [arguments.nemo_python, str(PEERS / "nemo_noise.py"), *paths[:2], json.dumps(AUGMENTATION), paths[2]]
@@ -356,15 +355,10 @@ def score(output: Path, run: Path, seed: int) -> dict[str, Any]:
     for line in saved(run):
         state = torch.load(run / "weights" / f"step_{line['step']}.pt")
         network.load_state_dict(state)
-        losses = {}
-        for name, batches in sets.items():
-            with torch.no_grad():
-                values = sum(loss_stats(network(batch, mask_purpose="validation mask")).flatten() for batch in batches)
-            stats = LossStats.unflatten(values, network.config.quantizer.num_codebooks)
-            metrics = stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts]))
-            losses[name] = float(metrics["loss"])
+        metrics = {name: held_out_metrics(network, batches) for name, batches in sets.items()}
+        losses = {name: found["loss"] for name, found in metrics.items()}
         # Tokens are those of the clean audio, and masks are equal, so the entropy is that of all sets.
-        points.append(line | {"losses": losses, "token_entropy": float(metrics["token_entropy"])})
+        points.append(line | {"losses": losses, "token_entropy": metrics[SETS[-1]]["token_entropy"]})
         print(f"{run.name}: step {line['step']}, {losses}", file=sys.stderr, flush=True)
     targets = b"".join(value.numpy().tobytes() for value in network.quantizer.state_dict().values())
     return {"points": points, "quantizer": hashlib.sha256(targets).hexdigest()}

@@ -121,7 +121,7 @@ def report(
     ]
     calibration = "\n".join(f"| {name} | {speed:.1f} |" for name, speed in speeds.items())
     measured = measured_line(
-        *(f"benchmarks/{name}.py" for name in ("bench_time_to_loss", "time_to_loss_report")),
+        *(f"benchmarks/{name}.py" for name in ("bench_time_to_loss", "held_out", "time_to_loss_report")),
         *(f"benchmarks/peers/{name}.py" for name in ("nemo_fit", "nemo_mixing", "nemo_noise", "timed_weights")),
         "nestdata/batch/mix.py",
         "nestdata/batch/noise.py",
