@@ -3,7 +3,8 @@
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Section
 from nestmodel import NestModel
-from nestmodel.preflight.feeding import check_feeding, own_cores
+from nestmodel.preflight.feeding import check_feeding
+from nestmodel.preflight.measure.loader_speed import own_cores
 
 _LONGEST_S = 12.0
 """More than the longest cut of the demo corpus lasts."""

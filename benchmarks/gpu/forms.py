@@ -18,7 +18,7 @@ from nestdata import PackedBatch
 from nestmodel import NestConfig, NestNetwork
 from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.out_of_memory import is_out_of_memory
-from nestmodel.preflight.trial_step import Shape, TrialStep, noise_batch
+from nestmodel.preflight.measure.trial_step import Shape, TrialStep, noise_batch
 
 _NUM_WARM_UP = 2
 _WORTH = 1.02

@@ -21,7 +21,7 @@ from benchmarks.gpu.report import Section
 from nestdata import AudioNoiseBatch
 from nestmodel import Checkpoints, Health, NestModel, Throughput
 from nestmodel.nn.gpu.kernel_choice import default_kernels
-from nestmodel.preflight.trial_step import noise_batch
+from nestmodel.preflight.measure.trial_step import noise_batch
 from nestmodel.training.starting.determinism import REQUIRED
 
 _SYNC_WARNING = "synchronizing CUDA operation"

@@ -21,8 +21,8 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.forms import FORMS, Case, Trial, best_form, case_of, fitting
 from benchmarks.gpu.measuring import median, spread
 from benchmarks.gpu.report import Row, Section
-from nestmodel.preflight.memory import PeakMemory
-from nestmodel.preflight.trial_step import noise_batch
+from nestmodel.preflight.measure.memory import PeakMemory
+from nestmodel.preflight.measure.trial_step import noise_batch
 
 _ANSWER_S = 300.0
 """Seconds after which NeMo's process is ended if it has not answered."""

@@ -12,8 +12,8 @@ from benchmarks.gpu.forms import BASE, FORMS, Case, StepSample, Trial, best_form
 from benchmarks.gpu.measuring import Profile, count_tflop, median, profile_call
 from benchmarks.gpu.report import Row, Section
 from nestdata import PackedBatch
-from nestmodel.preflight.memory import PeakMemory
-from nestmodel.preflight.trial_step import noise_batch
+from nestmodel.preflight.measure.memory import PeakMemory
+from nestmodel.preflight.measure.trial_step import noise_batch
 
 _NUM_NAMED = 25
 """Kernels of a model that get a row each; the others share one."""

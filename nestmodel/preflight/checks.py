@@ -12,7 +12,8 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import BadCut, microbatches
-from nestmodel.preflight.memory import available_bytes, gigabytes
+from nestmodel.preflight.measure.loader_speed import on_gpu
+from nestmodel.preflight.measure.memory import available_bytes, gigabytes
 from nestmodel.preflight.report import CheckResult
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
@@ -132,8 +133,3 @@ def check_reading(data: NestDataModule, trainer: pl.Trainer, num_batches: int) -
 def local_world_size(trainer: pl.Trainer) -> int:
     """Returns the number of ranks on each node."""
     return max(1, trainer.world_size // trainer.num_nodes)
-
-
-def on_gpu(trainer: pl.Trainer) -> bool:
-    """Returns whether this rank trains on an NVIDIA GPU, for which batches are in page-locked memory."""
-    return bool(trainer.strategy.root_device.type == "cuda")

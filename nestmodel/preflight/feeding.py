@@ -1,50 +1,49 @@
-"""The check whether the loader feeds the training step: measures both, with the data and the settings of the run."""
+"""The check whether the loader feeds the step: how many workers would feed it, and whether `--pcm` pays."""
 
-import os
-import platform
-import time
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import count
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 
-from nestdata import BatchIndex, BatchLoader, time_decoding
-from nestmodel.preflight.checks import on_gpu
-from nestmodel.preflight.feeding_advice import MARGIN, FeedingAdvice, FeedingMeasurement, advise
-from nestmodel.preflight.hardware import clean_up, make_trial_step
+from nestmodel.preflight.measure.loader_speed import MARGIN, FeedingMeasurement, measure_feeding
+from nestmodel.preflight.measure.memory import gigabytes
 from nestmodel.preflight.report import CheckResult, Status
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 
-_NUM_STEP_BATCHES = 2
-_MIN_ROUNDS = 2
-"""Smallest number of batches per worker that are measured: batches arrive in bursts of one per worker."""
+_FED_SHARE = 0.95
+"""Share of the speed of the step alone at which loading without workers is good enough."""
+
+_GAIN = 1.05
+"""Factor by which `--pcm` must make a run faster to be worth its space."""
 
 
-def own_cores() -> tuple[str, list[int]]:
-    """Returns the name of this machine and the cores that this process may use."""
-    try:
-        cores = sorted(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        cores = list(range(os.cpu_count() or 1))
-    return platform.node(), cores
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedingAdvice:
+    """Advice for one rank."""
 
+    wait_share: float
+    """Share of the time in which the step waits for the loader, with the configured workers."""
 
-def cores_of_rank(cores_of_ranks: Sequence[Any], rank: int) -> int:
-    """Returns the number of cores that a rank has when ranks share the cores that several of them may use.
+    is_fed: bool
+    """Whether the configured workers feed the step."""
 
-    Args:
-        cores_of_ranks: The result of `own_cores` on each rank; None for a rank that did not answer.
-        rank: Number of a rank that answered.
-    """
-    node, own = cores_of_ranks[rank]
-    on_node = [set(each[1]) for each in cores_of_ranks if each is not None and each[0] == node]
-    # Exact fractions: six times a third is slightly less than 2 in floating point.
-    return max(1, int(sum(Fraction(1, sum(core in cores for cores in on_node)) for core in own)))
+    workers_needed: int
+    """Workers that feed the step; an extrapolation if it is more than were measured."""
+
+    pcm_delivered: float
+    """Estimated rate of the configured workers if all speech were prepared with `--pcm`."""
+
+    pcm_workers_needed: int
+    """Estimated number of workers that would feed the step with `--pcm`."""
+
+    pcm_pays: bool
+    """Whether `--pcm` would make the run faster, or feed it with fewer workers."""
+
+    notes: tuple[str, ...]
+    """The advice as lines of text."""
 
 
 def check_feeding(
@@ -59,11 +58,8 @@ def check_feeding(
         num_cores: Cores of this rank.
         measure_s: How long each number of workers is measured, in seconds.
     """
-    device = trainer.strategy.root_device
-    with clean_up(device):
-        step_rate = _measure_step_rate(model, data, trainer)
-    delivered = _measure_loader(data, trainer, step_rate, num_cores, measure_s)
-    measured = _measurement(data, delivered, step_rate, num_cores, measure_s)
+    measured = measure_feeding(model, data, trainer, num_cores, measure_s)
+    delivered, step_rate = measured.delivered, measured.step_rate
     advice = advise(measured)
     value = (
         f"{delivered[data.num_workers]:,.0f} audio-s/s with {data.num_workers} workers, steps take {step_rate:,.0f}; "
@@ -97,96 +93,98 @@ def _remedy(measured: FeedingMeasurement, advice: FeedingAdvice) -> str:
     return f"{', or '.join(parts)}: the loader delivers too little for the step, see the lines of feeding below."
 
 
-def _measurement(
-    data: NestDataModule, delivered: dict[int, float], step_rate: float, num_cores: int, measure_s: float
-) -> FeedingMeasurement:
-    dataset = data.train_dataset
-    indices = [int(index) for step in range(2) for index in dataset.plan.indices(step, 0)]
-    decoding = time_decoding(dataset.corpus, indices, measure_s)
-    return FeedingMeasurement(
-        delivered=delivered,
-        step_rate=step_rate,
-        num_workers=data.num_workers,
-        num_cores=num_cores,
-        decode_s=decoding.load_s / decoding.audio_s,
-        bank_s=decoding.bank_s / decoding.audio_s,
-        stored_bytes=decoding.stored_bytes / decoding.audio_s,
-        bank_bytes=decoding.bank_bytes / decoding.audio_s,
-        hours_without_bank=sum((corpus.hours for corpus in dataset.corpus.corpora if not corpus.has_bank), 0.0),
+def advise(measured: FeedingMeasurement) -> FeedingAdvice:
+    """Returns the advice that follows from a measurement."""
+    with_pcm = {number: _with_pcm(measured, number) for number in measured.delivered}
+    run_rate = _run_rate(measured.num_workers, measured.delivered[measured.num_workers], measured.step_rate)
+    pcm_rate = _run_rate(measured.num_workers, with_pcm[measured.num_workers], measured.step_rate)
+    is_fed = _feeds(measured.num_workers, measured.delivered[measured.num_workers], measured.step_rate)
+    needed, pcm_needed = (_workers_needed(rates, measured.step_rate) for rates in (measured.delivered, with_pcm))
+    pays = not is_fed and measured.hours_without_bank > 0 and (pcm_rate >= _GAIN * run_rate or pcm_needed < needed)
+    figures: dict[str, Any] = {
+        "wait_share": 1 - run_rate / measured.step_rate,
+        "is_fed": is_fed,
+        "workers_needed": needed,
+        "pcm_delivered": with_pcm[measured.num_workers],
+        "pcm_workers_needed": pcm_needed,
+        "pcm_pays": pays,
+    }
+    notes = (
+        _rates_note(measured),
+        _verdict_note(measured, figures),
+        _pcm_note(measured, figures),
+        _disk_note(measured),
     )
+    return FeedingAdvice(**figures, notes=notes)
 
 
-def _measure_step_rate(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> float:
-    """Returns the audio-seconds a second that steps of this rank take, from batches that are ready."""
-    dataset = data.train_dataset
-    own = dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
-    is_packed = on_gpu(trainer) and dataset.is_packable
-    load = dataset.load_packed if is_packed else dataset.load
-    batches = [load((step, own[0])) for step in range(_NUM_STEP_BATCHES)]
-    step = make_trial_step(model, data, trainer)
-    for batch in batches:
-        step(batch)
-    seconds = sum(step(batch).seconds_per_microbatch(len(own)) for batch in batches)
-    return sum(batch.audio.numel() for batch in batches) / data.sampling_rate / seconds
+def _run_rate(num_workers: int, delivered: float, step_rate: float) -> float:
+    """Returns the rate of a run, in which loading without workers and steps take turns."""
+    return min(delivered, step_rate) if num_workers else 1 / (1 / delivered + 1 / step_rate)
 
 
-def _measure_loader(
-    data: NestDataModule, trainer: pl.Trainer, step_rate: float, num_cores: int, measure_s: float
-) -> dict[int, float]:
-    """Returns the audio-seconds a second that the loader delivers, by number of workers.
-
-    More workers are tried until the step is fed. Each number reads batches that the ones before did not read, so that
-    the page cache helps none of them more than others, unless the corpus is small.
-    """
-    indices = _Indices(data, trainer)
-    delivered = {}
-    doubled = [number for number in (0, 1, *(1 << i for i in range(1, 10))) if number < num_cores]
-    for number in dict.fromkeys([*doubled, num_cores]):
-        delivered[number] = _delivered(data, trainer, indices, number, measure_s)
-        if number and delivered[number] >= MARGIN * step_rate:
-            break
-    if data.num_workers not in delivered:
-        delivered[data.num_workers] = _delivered(data, trainer, indices, data.num_workers, measure_s)
-    return delivered
+def _feeds(num_workers: int, delivered: float, step_rate: float) -> bool:
+    if num_workers:
+        return delivered >= MARGIN * step_rate
+    return _run_rate(0, delivered, step_rate) >= _FED_SHARE * step_rate
 
 
-class _Indices:
-    """The batch indices of this rank from step 0 on, without an end. Each is returned once."""
-
-    def __init__(self, data: NestDataModule, trainer: pl.Trainer) -> None:
-        self._own = data.train_dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
-        self._indices = (BatchIndex(step, microbatch) for step in count() for microbatch in self._own)
-
-    def until(self, deadline: "_Deadline") -> Iterator[BatchIndex]:
-        """Yields indices until the deadline has passed, so that a loader ends in the usual way."""
-        while not deadline.has_passed:
-            yield next(self._indices)
+def _workers_needed(delivered: Mapping[int, float], step_rate: float) -> int:
+    """Returns the smallest measured number of workers that feeds a step, or an extrapolation from the largest."""
+    for number in sorted(delivered):
+        if _feeds(number, delivered[number], step_rate):
+            return number
+    largest = max(delivered)
+    per_worker = delivered[largest] / max(1, largest)
+    return max(largest + 1, math.ceil(MARGIN * step_rate / per_worker))
 
 
-@dataclass
-class _Deadline:
-    has_passed: bool = False
-
-
-def _delivered(
-    data: NestDataModule, trainer: pl.Trainer, indices: _Indices, num_workers: int, measure_s: float
-) -> float:
-    """Returns the audio-seconds a second that arrive from a loader after the start of its workers."""
-    deadline = _Deadline()
-    loader: BatchLoader[Any] = data.loader_of(
-        data.train_dataset, indices.until(deadline), on_gpu=on_gpu(trainer), num_workers=num_workers
-    )
+def _with_pcm(measured: FeedingMeasurement, num_workers: int) -> float:
+    """Estimates the rate of a number of workers if speech is read from 16-bit samples instead of decoded."""
     processes = max(1, num_workers)
-    num_warm_up, num_samples, started, ended = 2 * processes, 0, 0.0, 0.0
-    with torch.random.fork_rng(devices=[]):  # torch's loader draws a seed from the global generator
-        for number, batch in enumerate(loader, start=1):
-            if deadline.has_passed:
-                continue  # batches that were already being prepared
-            if number > num_warm_up:
-                num_samples += batch.audio.numel()
-                ended = time.perf_counter()
-                enough = number >= num_warm_up + _MIN_ROUNDS * processes
-                deadline.has_passed = enough and ended - started >= measure_s
-            else:
-                started = time.perf_counter()
-    return num_samples / data.sampling_rate / (ended - started)
+    cost_s = processes / measured.delivered[num_workers]
+    return processes / max(cost_s - measured.decode_s + measured.bank_s, measured.bank_s)
+
+
+def _rates_note(measured: FeedingMeasurement) -> str:
+    rates = ", ".join(
+        f"{rate:,.0f} with {number} worker{'' if number == 1 else 's'}"
+        for number, rate in sorted(measured.delivered.items())
+    )
+    return (
+        f"steps take {measured.step_rate:,.0f} audio-s/s; the loader delivers {rates} "
+        f"({measured.num_cores} core{'' if measured.num_cores == 1 else 's'} for this rank)"
+    )
+
+
+def _verdict_note(measured: FeedingMeasurement, figures: Mapping[str, Any]) -> str:
+    configured, needed = measured.num_workers, figures["workers_needed"]
+    if figures["is_fed"]:
+        advice = f"; {needed} would do" if needed < configured else ""
+        return f"the loader is not the bottleneck: data.num_workers {configured} feeds the step{advice}"
+    wait = f"with data.num_workers {configured} steps wait {100 * figures['wait_share']:.0f} % of the time"
+    if not figures["wait_share"]:
+        wait = f"data.num_workers {configured} delivers less than {MARGIN:g} times what steps take"
+    enough = "" if needed <= measured.num_cores else f", more than the {measured.num_cores} cores of this rank"
+    return f"the loader is the bottleneck: {wait}; about {needed} workers would feed them{enough}"
+
+
+def _pcm_note(measured: FeedingMeasurement, figures: Mapping[str, Any]) -> str:
+    if not measured.hours_without_bank:
+        return "the speech was prepared with --pcm already"
+    space = gigabytes(3600 * measured.hours_without_bank * measured.bank_bytes)
+    needed = figures["pcm_workers_needed"]
+    effect = (
+        f"data.num_workers {measured.num_workers} would deliver about {figures['pcm_delivered']:,.0f} audio-s/s, "
+        f"{needed} worker{'' if needed == 1 else 's'} would feed the steps, and the speech would take {space} more"
+    )
+    verdict = "is not needed" if figures["is_fed"] else "would pay" if figures["pcm_pays"] else "would not pay"
+    return f"preparing the speech with --pcm {verdict}: {effect}"
+
+
+def _disk_note(measured: FeedingMeasurement) -> str:
+    stored, bank = (measured.step_rate * each for each in (measured.stored_bytes, measured.bank_bytes))
+    return (
+        f"steps take {gigabytes(stored)}/s of speech from the disk as it is stored, {gigabytes(bank)}/s with --pcm; "
+        "files that were read before may have come from the page cache"
+    )

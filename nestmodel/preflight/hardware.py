@@ -1,30 +1,23 @@
 """The checks of the hardware: time and memory of a training step of the largest shapes, and time of collectives."""
 
-import gc
-import statistics
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytorch_lightning as pl
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from nestdata import BatchPlan
-from nestmodel.errors import TrainingError
 from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.preflight.checks import local_world_size
-from nestmodel.preflight.memory import PeakMemory, available_bytes, gigabytes, resident_bytes, usable_bytes
+from nestmodel.preflight.measure.collectives import time_sums
+from nestmodel.preflight.measure.memory import PeakMemory, available_bytes, gigabytes, resident_bytes, usable_bytes
+from nestmodel.preflight.measure.trial_step import Shape, clean_up, make_trial_step, noise_batch
 from nestmodel.preflight.report import CheckResult
-from nestmodel.preflight.trial_step import Shape, TrialStep, noise_batch
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 
 _HIGH_SHARE = 0.9  # of the memory; a run needs some memory besides that of the step
-_POLL_S = 5e-5
-_NUM_SMALL_SUMS, _NUM_LARGE_SUMS = 20, 5
 
 
 def largest_shapes(plan: BatchPlan) -> list[Shape]:
@@ -70,12 +63,6 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
     return CheckResult(status="warning", value=value, advice=advice, figures=figures)
 
 
-def allocate_buffers(model: NestModel, device: torch.device) -> list[Tensor]:
-    """Returns the buffers of `check_collectives`: one of a single value, and one of the size of all gradients."""
-    num_gradients = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return [torch.zeros(size, device=device) for size in (1, num_gradients)]
-
-
 def check_collectives(buffers: list[Tensor], timeout_s: float, compute_s: float | None) -> CheckResult:
     """Measures the time of summing a single value, and of summing all gradients, over all ranks.
 
@@ -89,11 +76,7 @@ def check_collectives(buffers: list[Tensor], timeout_s: float, compute_s: float 
     Raises:
         TrainingError: A sum was not complete in time.
     """
-    medians = []
-    for buffer, number in zip(buffers, (_NUM_SMALL_SUMS, _NUM_LARGE_SUMS), strict=True):
-        seconds = [_time_all_reduce(buffer, timeout_s) for _ in range(number + 1)]
-        medians.append(statistics.median(seconds[1:]))  # the first one sets up connections
-    small_s, large_s = medians
+    small_s, large_s = time_sums(buffers, timeout_s)
     value = f"one value {1000 * small_s:.2f} ms, {buffers[1].numel() / 1e6:.1f} M gradients {1000 * large_s:.1f} ms"
     figures = {"gradients_seconds": large_s, "latency_seconds": small_s}
     if compute_s is None or large_s <= compute_s:
@@ -104,12 +87,6 @@ def check_collectives(buffers: list[Tensor], timeout_s: float, compute_s: float 
         "data.plan.microbatches_per_step, so that each rank computes more between two sums."
     )
     return CheckResult(status="warning", value=value, advice=advice, figures=figures)
-
-
-def make_trial_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> TrialStep:
-    """Returns a function that runs optimizer steps of a second model with the settings of a run."""
-    num_shapes = data.train_dataset.plan.config.num_shapes
-    return TrialStep(model.config, trainer, kernels=model.kernels, num_shapes=num_shapes)
 
 
 def _measure_steps(model: NestModel, data: NestDataModule, trainer: pl.Trainer, shapes: list[Shape]) -> float | str:
@@ -156,16 +133,6 @@ def _out_of_memory_result(
     return CheckResult(status="failed", value=value, advice=advice)
 
 
-@contextmanager
-def clean_up(device: torch.device) -> Iterator[None]:
-    """Restores torch's random state at the end, and frees unused memory."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 class _MemoryMeter(PeakMemory):
     """Measures the peak memory of a step: of the GPU, or of this process if the device is a CPU.
 
@@ -182,20 +149,3 @@ class _MemoryMeter(PeakMemory):
         else:
             self.name = "this machine"
             self.total_bytes = resident_bytes() + available_bytes() // local_world_size(trainer)
-
-
-def _time_all_reduce(buffer: Tensor, timeout_s: float) -> float:
-    if buffer.is_cuda:
-        torch.cuda.synchronize(buffer.device)
-    before = time.perf_counter()
-    work = dist.all_reduce(buffer, async_op=True)
-    assert work is not None
-    while not work.is_completed():
-        if time.perf_counter() - before > timeout_s:
-            raise TrainingError(
-                f"a sum over ranks was not complete after {timeout_s:g} s. Check the network between the nodes; "
-                "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME selects the network interface."
-            )
-        time.sleep(_POLL_S)
-    work.wait()
-    return time.perf_counter() - before

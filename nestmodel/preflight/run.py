@@ -28,8 +28,10 @@ from nestmodel.preflight.checks import (
     describe_look_ahead,
 )
 from nestmodel.preflight.exchange import StoreExchange
-from nestmodel.preflight.feeding import check_feeding, cores_of_rank, own_cores
-from nestmodel.preflight.hardware import allocate_buffers, check_collectives, check_step
+from nestmodel.preflight.feeding import check_feeding
+from nestmodel.preflight.hardware import check_collectives, check_step
+from nestmodel.preflight.measure.collectives import allocate_buffers
+from nestmodel.preflight.measure.loader_speed import cores_of_rank, own_cores
 from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
 from nestmodel.preflight.settings import compare_settings, rank_settings_or_error
 from nestmodel.preflight.shards import check_shards

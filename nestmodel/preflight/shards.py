@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 
 from nestdata import Corpus, ObjectInfo, Storage, StorageConfig, StorageError, is_url, redacted
 from nestmodel.preflight.checks import local_world_size
-from nestmodel.preflight.memory import gigabytes
+from nestmodel.preflight.measure.memory import gigabytes
 from nestmodel.preflight.report import CheckResult
 from nestmodel.training.data import NestDataModule
 

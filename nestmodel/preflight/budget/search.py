@@ -24,9 +24,9 @@ from nestmodel.preflight.budget.shapes import (
     shapes_of,
     typical_shapes,
 )
-from nestmodel.preflight.budget.trial import TrialResult, TrialSettings, run_trial
-from nestmodel.preflight.memory import available_bytes, gigabytes, parse_bytes
-from nestmodel.preflight.trial_step import Shape
+from nestmodel.preflight.measure.child_trial import TrialResult, TrialSettings, run_trial
+from nestmodel.preflight.measure.memory import available_bytes, gigabytes, parse_bytes
+from nestmodel.preflight.measure.trial_step import Shape
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 

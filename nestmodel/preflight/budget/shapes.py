@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from nestdata import BatchPlan
-from nestmodel.preflight.trial_step import Shape
+from nestmodel.preflight.measure.trial_step import Shape
 
 _MAX_GROWTH = 4
 """A trial is at most this many times as large as the largest one that fits."""

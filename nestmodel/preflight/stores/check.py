@@ -6,11 +6,11 @@ import pytorch_lightning as pl
 
 from nestdata import Storage, StorageConfig
 from nestmodel.errors import ConfigError
-from nestmodel.preflight.feeding_advice import MARGIN
-from nestmodel.preflight.memory import gigabytes
+from nestmodel.preflight.measure.loader_speed import MARGIN
+from nestmodel.preflight.measure.memory import gigabytes
+from nestmodel.preflight.measure.store_speed import AT_ONCE, RequestRate, measure_requests, remote_members
 from nestmodel.preflight.report import CheckResult, Status
 from nestmodel.preflight.stores.costs import Prices, StoreUse, noise_use, rounded, speech_use
-from nestmodel.preflight.stores.speed import AT_ONCE, RequestRate, measure_requests, remote_members
 from nestmodel.training.callbacks.stall_guard import StallGuard
 from nestmodel.training.data import NestDataModule
 

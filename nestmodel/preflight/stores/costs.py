@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from nestdata import BatchPlan, Corpora, Corpus, MixConfig
-from nestmodel.preflight.memory import gigabytes
-from nestmodel.preflight.stores.speed import remote_member
+from nestmodel.preflight.measure.memory import gigabytes
+from nestmodel.preflight.measure.store_speed import remote_member
 
 _SAMPLE = 2000
 """Cuts of a corpus whose sizes are looked up."""

@@ -20,7 +20,7 @@ from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestM
 from nestmodel.nn.gpu import devices, step_graph
 from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs, pad_rows, row_capacity
-from nestmodel.preflight.trial_step import TrialStep, noise_batch
+from nestmodel.preflight.measure.trial_step import TrialStep, noise_batch
 from tests.conftest import MessyCorpora
 from tests.tape import Tape, TapeCapture
 from tests.training import ProportionalSteps, tiny_config, trainer

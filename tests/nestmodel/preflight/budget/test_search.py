@@ -29,9 +29,9 @@ from nestmodel.preflight.budget.shapes import (
     shapes_of,
     typical_shapes,
 )
-from nestmodel.preflight.budget.trial import TrialResult, TrialSettings, run_trial
-from nestmodel.preflight.memory import parse_bytes
-from nestmodel.preflight.trial_step import Shape, StepTime
+from nestmodel.preflight.measure.child_trial import TrialResult, TrialSettings, run_trial
+from nestmodel.preflight.measure.memory import parse_bytes
+from nestmodel.preflight.measure.trial_step import Shape, StepTime
 from tests.conftest import MessyCorpora
 from tests.training import tiny_config, trainer
 

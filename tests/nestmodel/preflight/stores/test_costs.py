@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from nestdata import Address, BatchPlan, Corpora, Corpus, MixConfig, PlanConfig
+from nestmodel.preflight.measure.store_speed import remote_member, remote_members
 from nestmodel.preflight.stores.check import check_object_store
 from nestmodel.preflight.stores.costs import Prices, StoreUse, noise_use, rounded, speech_use
-from nestmodel.preflight.stores.speed import remote_member, remote_members
 from tests.addressed import addressed_copy
 from tests.conftest import MessyCorpora
 from tests.training import messy_data, trainer
@@ -60,7 +60,7 @@ def test_local_audio_and_sample_banks_take_none(other: type[RemoteCorpus]) -> No
 def test_few_cuts_in_a_store_among_many_local_ones_are_looked_up(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nestmodel.preflight.stores.speed._MOST_TRIES", 0)  # no random cut was one in a store
+    monkeypatch.setattr("nestmodel.preflight.measure.store_speed._MOST_TRIES", 0)  # no random cut was one in a store
     folder = messy_corpora.speech.parent
     copy = addressed_copy(messy_corpora.speech, tmp_path / "copy", folder=folder, root="s3://bucket/speech")
     corpora = Corpora([LocalCorpus([2, 4]), Corpus.open(copy)])

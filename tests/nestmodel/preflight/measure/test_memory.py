@@ -5,8 +5,8 @@ from collections import namedtuple
 import pytest
 import torch
 
-from nestmodel.preflight import memory
-from nestmodel.preflight.memory import PeakMemory, usable_bytes
+from nestmodel.preflight.measure import memory
+from nestmodel.preflight.measure.memory import PeakMemory, usable_bytes
 
 Usage = namedtuple("Usage", "ru_maxrss")
 

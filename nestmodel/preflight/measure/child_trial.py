@@ -32,8 +32,8 @@ from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.out_of_memory import is_out_of_memory
-from nestmodel.preflight.memory import PeakMemory, resident_bytes
-from nestmodel.preflight.trial_step import Shape, StepTime, TrialStep, noise_batch
+from nestmodel.preflight.measure.memory import PeakMemory, resident_bytes
+from nestmodel.preflight.measure.trial_step import Shape, StepTime, TrialStep, noise_batch
 
 _POLL_S = 0.01
 """Interval at which the resident memory of a child is read."""
@@ -96,7 +96,7 @@ def run_trial(settings: TrialSettings, shapes: list[Shape]) -> TrialResult:
     Raises:
         TrainingError: The child failed for a reason other than memory, or made no progress in time.
     """
-    command = [sys.executable, "-m", "nestmodel.preflight.budget.trial"]
+    command = [sys.executable, "-m", "nestmodel.preflight.measure.child_trial"]
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as child,

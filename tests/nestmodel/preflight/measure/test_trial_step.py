@@ -4,7 +4,7 @@ import torch
 
 from nestdata.corpus.bank import FULL_SCALE
 from nestmodel import NestModel
-from nestmodel.preflight.trial_step import TrialStep, noise_batch
+from nestmodel.preflight.measure.trial_step import TrialStep, noise_batch
 from tests.training import tiny_config, trainer
 
 

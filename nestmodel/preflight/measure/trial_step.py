@@ -1,6 +1,9 @@
 """Optimizer steps of a second model, to measure their time and memory without changing the model of the run."""
 
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,6 +15,7 @@ from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
 from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.nn.gpu.step_graph import Capture
+from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 
 Shape = tuple[int, int]
@@ -127,3 +131,19 @@ def noise_batch(shape: Shape) -> PackedBatch:
         bad_cuts=[],
         key=MicrobatchKey(0, 0, 0),
     )
+
+
+def make_trial_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> TrialStep:
+    """Returns a function that runs optimizer steps of a second model with the settings of a run."""
+    num_shapes = data.train_dataset.plan.config.num_shapes
+    return TrialStep(model.config, trainer, kernels=model.kernels, num_shapes=num_shapes)
+
+
+@contextmanager
+def clean_up(device: torch.device) -> Iterator[None]:
+    """Restores torch's random state at the end, and frees unused memory."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

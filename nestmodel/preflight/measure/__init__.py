@@ -1,0 +1,1 @@
+"""Measures devices, loaders, stores and sums over ranks; gives no advice."""
