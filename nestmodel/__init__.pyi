@@ -191,17 +191,17 @@ from .options import (
 from .options import (
     WeightParts as WeightParts,
 )
-from .preflight.budget.search import (
+from .preflight.budget.find import (
     BudgetConfig as BudgetConfig,
 )
-from .preflight.budget.search import (
+from .preflight.budget.find import (
     BudgetReport as BudgetReport,
+)
+from .preflight.budget.find import (
+    find_budget as find_budget,
 )
 from .preflight.budget.search import (
     BudgetTrial as BudgetTrial,
-)
-from .preflight.budget.search import (
-    find_budget as find_budget,
 )
 from .preflight.report import (
     CheckReport as CheckReport,

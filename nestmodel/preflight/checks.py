@@ -1,4 +1,4 @@
-"""The checks that each rank performs independently: look-ahead, restarts, disk, shared memory, reading of audio."""
+"""Small checks: look-ahead, restarts, disk, shared memory, reading of audio, collectives."""
 
 import os
 import shutil
@@ -10,8 +10,10 @@ from typing import cast
 
 import pytorch_lightning as pl
 import torch
+from torch import Tensor
 
 from nestdata import BadCut, microbatches
+from nestmodel.preflight.measure.collectives import time_sums
 from nestmodel.preflight.measure.loader_speed import on_gpu
 from nestmodel.preflight.measure.memory import available_bytes, gigabytes
 from nestmodel.preflight.report import CheckResult
@@ -128,6 +130,32 @@ def check_reading(data: NestDataModule, trainer: pl.Trainer, num_batches: int) -
     more = f"; and {len(bad) - _MAX_SHOWN} more" if len(bad) > _MAX_SHOWN else ""
     advice = f"unusable audio: {listed}{more}. Prepare the corpus again with --probe decode."
     return CheckResult(status="warning", value=f"{value}, {len(bad)} bad cuts", advice=advice, figures=figures)
+
+
+def check_collectives(buffers: list[Tensor], timeout_s: float, compute_s: float | None) -> CheckResult:
+    """Measures the time of summing a single value, and of summing all gradients, over all ranks.
+
+    All ranks must call it together.
+
+    Args:
+        buffers: The buffers of `allocate_buffers`.
+        timeout_s: How long a rank waits for one sum, in seconds.
+        compute_s: Seconds that this rank computes for one optimizer step; None if unknown.
+
+    Raises:
+        TrainingError: A sum was not complete in time.
+    """
+    small_s, large_s = time_sums(buffers, timeout_s)
+    value = f"one value {1000 * small_s:.2f} ms, {buffers[1].numel() / 1e6:.1f} M gradients {1000 * large_s:.1f} ms"
+    figures = {"gradients_seconds": large_s, "latency_seconds": small_s}
+    if compute_s is None or large_s <= compute_s:
+        return CheckResult(status="ok", value=value, figures=figures)
+    advice = (
+        f"summing the gradients over ranks takes longer than computing them ({compute_s:.2f} s a step). Check the "
+        "network (on GPUs, NCCL_DEBUG=INFO shows the transport), or raise data.plan.max_batch_seconds or "
+        "data.plan.microbatches_per_step, so that each rank computes more between two sums."
+    )
+    return CheckResult(status="warning", value=value, advice=advice, figures=figures)
 
 
 def local_world_size(trainer: pl.Trainer) -> int:

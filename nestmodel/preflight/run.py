@@ -20,7 +20,9 @@ import torch
 from nestdata import last_error_line
 from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError, TrainingError
+from nestmodel.preflight.budget.check import check_step
 from nestmodel.preflight.checks import (
+    check_collectives,
     check_disk,
     check_reading,
     check_restarts,
@@ -29,7 +31,6 @@ from nestmodel.preflight.checks import (
 )
 from nestmodel.preflight.exchange import StoreExchange
 from nestmodel.preflight.feeding import check_feeding
-from nestmodel.preflight.hardware import check_collectives, check_step
 from nestmodel.preflight.measure.collectives import allocate_buffers
 from nestmodel.preflight.measure.loader_speed import cores_of_rank, own_cores
 from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
@@ -137,129 +138,120 @@ def _run(
     on_report: Callable[[PreflightReport], None] | None,
 ) -> PreflightReport:
     with _process_group(trainer, config.timeout_s):
-        exchange = StoreExchange(trainer.global_rank, trainer.world_size, config.timeout_s)
-        missing = CheckResult(
-            status="failed",
-            value="no answer",
-            advice=f"did not answer within {config.timeout_s:g} s. Look at its output, and at its machine.",
-        )
-        checks = []
-        for name, results in _results_of_checks(model, data, trainer, config, exchange):
-            checks.append(CheckReport(name=name, ranks=tuple(result or missing for result in results)))
-            if None in results:
-                break
-        device = str(trainer.strategy.root_device.type)
-        report = PreflightReport(world_size=trainer.world_size, device=device, checks=tuple(checks))
+        preflight = _Preflight(model, data, trainer, config)
+        report = preflight.report()
         if trainer.is_global_zero and on_report is not None:
             on_report(report)
-        _finish(trainer, exchange)
+        _finish(trainer, preflight.exchange)
     return report
 
 
-def _results_of_checks(
-    model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: PreflightConfig, exchange: StoreExchange
-) -> Iterator[tuple[str, RankResults]]:
-    """Yields the name and the results of each check, equal on all ranks."""
-    yield "settings", _check_settings(exchange, rank_settings_or_error(model, data, trainer))
-    # Gathered in any case, because ranks may differ in the settings that decide whether it is shown.
-    described = _check_on_all_ranks(exchange, "look-ahead", lambda: describe_look_ahead(model))
-    if any(result is None or result.status != "skipped" for result in described):
-        yield "look-ahead", described
-    figures: dict[str, float] = {}  # of this rank
-    for name, check in rank_checks(model, data, trainer, config):
-        # A loader would wait for a store that does not answer, for longer than the others wait for this rank.
-        is_blocked = name == "reading" and bool(figures.get("unreachable_shards"))
-        results = _check_on_all_ranks(exchange, name, _blocked if is_blocked else check)
-        figures |= _own_figures(results, trainer)
-        yield name, results
-    can_run = {"step_seconds", "seconds_per_batch"} <= figures.keys()
-    yield "feeding", (results := _check_feeding(model, data, trainer, config, exchange, can_run=can_run))
-    figures |= _own_figures(results, trainer)
-    prices = Prices(per_1000_requests=config.price_per_1000_requests, per_gb=config.price_per_gb)
-    measure_s = 0.0 if figures.get("unreachable_shards") else config.store_seconds
-    check = lambda: check_object_store(data, trainer, prices, measure_s, figures.get("step_audio_s_per_s"))  # noqa: E731
-    yield "store", _check_on_all_ranks(exchange, "store", check)
-    yield "collectives", _check_collectives(model, data, trainer, config, exchange, figures.get("step_seconds"))
+class _Preflight:
+    """Runs the checks of this rank, and exchanges their results with the other ranks.
 
+    The process group must have been formed.
+    """
 
-def _own_figures(results: RankResults, trainer: pl.Trainer) -> dict[str, float]:
-    own = results[trainer.global_rank]
-    return own.figures if own is not None else {}
+    def __init__(self, model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: PreflightConfig) -> None:
+        self._model = model
+        self._data = data
+        self._trainer = trainer
+        self._config = config
+        self._figures: dict[str, float] = {}  # of this rank
+        self.exchange = StoreExchange(trainer.global_rank, trainer.world_size, config.timeout_s)
+
+    def report(self) -> PreflightReport:
+        """Runs all checks, up to the first one for which a rank does not answer."""
+        missing = CheckResult(
+            status="failed",
+            value="no answer",
+            advice=f"did not answer within {self._config.timeout_s:g} s. Look at its output, and at its machine.",
+        )
+        checks = []
+        for name, results in self._results_of_checks():
+            checks.append(CheckReport(name=name, ranks=tuple(result or missing for result in results)))
+            if None in results:
+                break
+        device = str(self._trainer.strategy.root_device.type)
+        return PreflightReport(world_size=self._trainer.world_size, device=device, checks=tuple(checks))
+
+    def _results_of_checks(self) -> Iterator[tuple[str, RankResults]]:
+        """Yields the name and the results of each check, equal on all ranks."""
+        model, data, trainer, config, figures = self._model, self._data, self._trainer, self._config, self._figures
+        yield "settings", self._check_settings()
+        # Gathered in any case, because ranks may differ in the settings that decide whether it is shown.
+        described = self._check_on_all_ranks("look-ahead", lambda: describe_look_ahead(model))
+        if any(result is None or result.status != "skipped" for result in described):
+            yield "look-ahead", described
+        for name, check in rank_checks(model, data, trainer, config):
+            # A loader would wait for a store that does not answer, for longer than the others wait for this rank.
+            is_blocked = name == "reading" and bool(figures.get("unreachable_shards"))
+            yield name, self._check_on_all_ranks(name, _blocked if is_blocked else check)
+        yield "feeding", self._check_feeding()
+        prices = Prices(per_1000_requests=config.price_per_1000_requests, per_gb=config.price_per_gb)
+        measure_s = 0.0 if figures.get("unreachable_shards") else config.store_seconds
+        step_rate = figures.get("step_audio_s_per_s")
+        check = lambda: check_object_store(data, trainer, prices, measure_s, step_rate)  # noqa: E731
+        yield "store", self._check_on_all_ranks("store", check)
+        yield "collectives", self._check_collectives()
+
+    def _check_on_all_ranks(self, topic: str, check: Callable[[], CheckResult]) -> RankResults:
+        """Runs a check on this rank and returns the results of all ranks; an error of the check is a failed result."""
+        try:
+            result = check()
+        except Exception as error:
+            result = CheckResult(status="failed", value=type(error).__name__, advice=last_error_line(error))
+        results = [
+            None if fields is None else CheckResult(**{**fields, "notes": tuple(fields["notes"])})
+            for fields in self.exchange.all_gather(topic, asdict(result))
+        ]
+        own = results[self._trainer.global_rank]
+        self._figures |= own.figures if own is not None else {}
+        return results
+
+    def _check_settings(self) -> RankResults:
+        settings = rank_settings_or_error(self._model, self._data, self._trainer)
+        gathered = self.exchange.all_gather("settings", settings)
+        results = iter(compare_settings([answer for answer in gathered if answer is not None]))
+        return [None if answer is None else next(results) for answer in gathered]
+
+    def _check_feeding(self) -> RankResults:
+        """Measures loader and step on all ranks at the same time, as they compete for the cores of their node."""
+        cores = self.exchange.all_gather("cores", own_cores())
+
+        def check() -> CheckResult:
+            if not self._config.feeding_seconds:
+                return CheckResult(status="skipped", value="not asked for")
+            if not {"step_seconds", "seconds_per_batch"} <= self._figures.keys():
+                return CheckResult(status="skipped", value="batches or steps could not be measured")
+            num_cores = cores_of_rank(cores, self._trainer.global_rank)
+            return check_feeding(self._model, self._data, self._trainer, num_cores, self._config.feeding_seconds)
+
+        return self._check_on_all_ranks("feeding", check)
+
+    def _check_collectives(self) -> RankResults:
+        """Times collectives, unless a rank cannot allocate their buffers: the others would wait until the timeout."""
+        if self._trainer.world_size == 1:
+            return [CheckResult(status="skipped", value="one rank")]
+        buffers: list[torch.Tensor] = []
+
+        def allocate() -> CheckResult:
+            buffers.extend(allocate_buffers(self._model, self._trainer.strategy.root_device))
+            return CheckResult(status="ok", value="allocated")
+
+        allocated = self._check_on_all_ranks("buffers", allocate)
+        if any(result is None or result.status == "failed" for result in allocated):
+            return allocated
+        microbatches_per_step = self._data.train_dataset.plan.config.microbatches_per_step
+        step_s = self._figures.get("step_seconds")  # of one microbatch
+        compute_s = None if step_s is None else step_s * max(1, microbatches_per_step // self._trainer.world_size)
+        # NCCL aborts the process at the full timeout, before it could report a result.
+        timeout_s = self._config.timeout_s / 2
+        return self._check_on_all_ranks("collectives", lambda: check_collectives(buffers, timeout_s, compute_s))
 
 
 def _blocked() -> CheckResult:
     return CheckResult(status="skipped", value="shards cannot be reached")
-
-
-def _check_on_all_ranks(exchange: StoreExchange, topic: str, check: Callable[[], CheckResult]) -> RankResults:
-    """Runs a check on this rank and returns the results of all ranks; an error of the check is a failed result."""
-    try:
-        result = check()
-    except Exception as error:
-        result = CheckResult(status="failed", value=type(error).__name__, advice=last_error_line(error))
-    gathered = exchange.all_gather(topic, asdict(result))
-    return [
-        None if fields is None else CheckResult(**{**fields, "notes": tuple(fields["notes"])}) for fields in gathered
-    ]
-
-
-def _check_settings(exchange: StoreExchange, settings: dict[str, str]) -> RankResults:
-    gathered = exchange.all_gather("settings", settings)
-    results = iter(compare_settings([answer for answer in gathered if answer is not None]))
-    return [None if answer is None else next(results) for answer in gathered]
-
-
-def _check_feeding(
-    model: NestModel,
-    data: NestDataModule,
-    trainer: pl.Trainer,
-    config: PreflightConfig,
-    exchange: StoreExchange,
-    *,
-    can_run: bool,
-) -> RankResults:
-    """Measures loader and step on all ranks at the same time, as they compete for the cores of their node in a run."""
-    cores = exchange.all_gather("cores", own_cores())
-
-    def check() -> CheckResult:
-        if not config.feeding_seconds:
-            return CheckResult(status="skipped", value="not asked for")
-        if not can_run:
-            return CheckResult(status="skipped", value="batches or steps could not be measured")
-        num_cores = cores_of_rank(cores, trainer.global_rank)
-        return check_feeding(model, data, trainer, num_cores, config.feeding_seconds)
-
-    return _check_on_all_ranks(exchange, "feeding", check)
-
-
-def _check_collectives(
-    model: NestModel,
-    data: NestDataModule,
-    trainer: pl.Trainer,
-    config: PreflightConfig,
-    exchange: StoreExchange,
-    step_s: float | None,
-) -> RankResults:
-    """Times collectives, unless a rank cannot allocate their buffers: the others would wait for it until the timeout.
-
-    `step_s` is the measured time of an optimizer step of one microbatch on this rank, in seconds; None if unknown.
-    """
-    if trainer.world_size == 1:
-        return [CheckResult(status="skipped", value="one rank")]
-    buffers: list[torch.Tensor] = []
-
-    def allocate() -> CheckResult:
-        buffers.extend(allocate_buffers(model, trainer.strategy.root_device))
-        return CheckResult(status="ok", value="allocated")
-
-    allocated = _check_on_all_ranks(exchange, "buffers", allocate)
-    if any(result is None or result.status == "failed" for result in allocated):
-        return allocated
-    microbatches = max(1, data.train_dataset.plan.config.microbatches_per_step // trainer.world_size)
-    compute_s = None if step_s is None else step_s * microbatches
-    # NCCL aborts the process at the full timeout, before it could report a result.
-    timeout_s = config.timeout_s / 2
-    return _check_on_all_ranks(exchange, "collectives", lambda: check_collectives(buffers, timeout_s, compute_s))
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Finds the largest batch budget that fits into the memory of a rank, by trials in processes of their own."""
+"""Whether the steps of a run fit into memory: their check, and the largest batch budget that fits."""

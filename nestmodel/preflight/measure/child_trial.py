@@ -1,4 +1,4 @@
-"""One trial of a batch budget: optimizer steps of given shapes in a child process, within a memory limit.
+"""A trial in a child process, within a memory limit.
 
 Each trial has a process of its own, because an out-of-memory error may leave a GPU or an allocator in a state in which
 later trials fail or need more memory. On a CPU, this process watches the resident memory of the child and ends it above
@@ -8,9 +8,7 @@ GPU, torch's allocator enforces the limit.
 The child ends itself if this process ends, and is the first process that Linux ends if memory runs out.
 """
 
-import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -19,7 +17,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,11 +29,11 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
 from nestdata import last_error_line
 from nestmodel.config import NestConfig
-from nestmodel.errors import ConfigError, TrainingError
+from nestmodel.errors import TrainingError
 from nestmodel.nn.gpu.kernel_choice import Kernels
-from nestmodel.out_of_memory import is_out_of_memory
-from nestmodel.preflight.measure.memory import PeakMemory, resident_bytes
-from nestmodel.preflight.measure.trial_step import Shape, StepTime, TrialStep, noise_batch
+from nestmodel.preflight.measure.memory import resident_bytes
+from nestmodel.preflight.measure.trial import TrialResult, run_shapes
+from nestmodel.preflight.measure.trial_step import Shape, TrialStep
 
 _POLL_S = 0.01
 """Interval at which the resident memory of a child is read."""
@@ -64,190 +64,100 @@ class TrialSettings:
     timeout_s: float
     """Longest time for the start of a trial, and for one step, in seconds."""
 
-    def __post_init__(self) -> None:
-        if self.device == "cpu" and self.limit_bytes is None:
-            raise ConfigError("a trial on a CPU needs a memory limit: give limit_bytes.")
-        if not 0.0 <= self.margin < 1.0:
-            raise ConfigError(f"the memory margin is {self.margin:g}: expected a share in [0, 1).")
-        if self.timeout_s <= 0:
-            raise ConfigError(f"the timeout of a trial is {self.timeout_s:g}: give a positive number of seconds.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialResult:
-    """The outcome of a trial."""
-
-    too_large: Shape | None
-    """The shape whose step does not fit into memory; None if all steps fit."""
-
-    peak_bytes: int
-    """Peak memory; 0 if the trial does not fit."""
-
-    allowed_bytes: int
-    """Memory that the steps were allowed to use: the limit without the margin."""
-
-    times: tuple[StepTime, ...]
-    """Times of the steps, in the order of the shapes; fewer if one did not fit."""
+    @property
+    def limit_of_cpu(self) -> int:
+        """What a trial on a CPU may use."""
+        assert self.limit_bytes is not None
+        return round(self.limit_bytes * (1 - self.margin))
 
 
 def run_trial(settings: TrialSettings, shapes: list[Shape]) -> TrialResult:
-    """Runs one optimizer step of each shape in a child process, in order, and returns whether all of them fit.
+    """Runs optimizer steps of each shape in a child process, as `run_shapes`, and returns whether all of them fit.
 
     Raises:
         TrainingError: The child failed for a reason other than memory, or made no progress in time.
     """
-    command = [sys.executable, "-m", "nestmodel.preflight.measure.child_trial"]
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as errors,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
-    ):
-        assert child.stdin is not None
-        try:
-            with suppress(BrokenPipeError):  # the exit code of the child is reported below
-                child.stdin.write(json.dumps({**asdict(settings), "shapes": shapes}) + "\n")
-                child.stdin.flush()
-            return _Watch(child, settings, shapes, errors).result()
-        finally:
-            child.kill()
-            with suppress(BrokenPipeError):  # what the child has not read is written again when stdin is closed
-                child.stdin.close()
+    here, there = Pipe()
+    command = [sys.executable, "-c", f"from {__name__} import main; main({there.fileno()})"]
+    with here, tempfile.TemporaryFile("w+", errors="replace") as output:
+        with there:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[there.fileno()]
+            )
+        with child:
+            try:
+                return _watch(child, here, settings, shapes)
+            except (EOFError, OSError) as error:  # the child has ended
+                detail = f"a trial ended with exit code {child.wait()}: {_last_line(output)}"
+                raise TrainingError(detail) from error
+            finally:
+                child.kill()
 
 
-class _Watch:
-    """Reads the messages of a child and ends it when its resident memory exceeds what is allowed."""
-
-    def __init__(
-        self, child: "subprocess.Popen[str]", settings: TrialSettings, shapes: list[Shape], errors: IO[str]
-    ) -> None:
-        self._child = child
-        self._settings = settings
-        self._shapes = shapes
-        self._errors = errors
-        self._allowed = round((settings.limit_bytes or 0) * (1 - settings.margin))
-        self._times: list[StepTime] = []
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read_lines, daemon=True).start()
-
-    def result(self) -> TrialResult:
-        """Returns the result as soon as the child has finished or was ended."""
-        while True:
-            message = self._next_message()
-            if message is None:
-                return self._out_of_memory()
-            match message["kind"]:
-                case "start":
-                    self._allowed = message["allowed_bytes"]
-                case "step":
-                    self._times.append(StepTime(**message["time"]))
-                case "out_of_memory":
-                    return self._out_of_memory()
-                case "end":
-                    # The peak may have been between two readings of this process.
-                    if message["peak_bytes"] > self._allowed:
-                        return self._out_of_memory()
-                    return TrialResult(
-                        too_large=None,
-                        peak_bytes=message["peak_bytes"],
-                        allowed_bytes=self._allowed,
-                        times=tuple(self._times),
-                    )
-                case _:
-                    raise TrainingError(f"a trial step failed: {message['detail']}")
-
-    def _next_message(self) -> dict[str, Any] | None:
-        """Returns the next message; None if the child exceeded its memory."""
-        deadline = time.monotonic() + self._settings.timeout_s
-        is_on_cpu = self._settings.device == "cpu"
-        while (line := self._next_line()) is None:
-            if is_on_cpu and resident_bytes(self._child.pid) > self._allowed:
-                return None
-            if time.monotonic() > deadline:
+def _watch(
+    child: "subprocess.Popen[bytes]", connection: Connection, settings: TrialSettings, shapes: list[Shape]
+) -> TrialResult:
+    """Returns the result of a child. On a CPU, a child that needs too much memory is not waited for."""
+    is_on_cpu, num_messages, deadline = settings.device == "cpu", 0, time.monotonic() + settings.timeout_s
+    try:
+        connection.send((settings, shapes))
+        while not (is_on_cpu and resident_bytes(child.pid) > settings.limit_of_cpu):
+            if connection.poll(_POLL_S):
+                match connection.recv():
+                    case TrialResult() as result:
+                        return result
+                    case str() as error:
+                        raise TrainingError(f"a trial step failed: {error}")
+                num_messages, deadline = num_messages + 1, time.monotonic() + settings.timeout_s
+            elif time.monotonic() > deadline:
                 raise TrainingError(
-                    f"a trial made no progress for {self._settings.timeout_s:g} s. Raise --timeout_s if a step, or "
-                    "the compilation of the blocks, takes longer."
+                    f"a trial made no progress for {settings.timeout_s:g} s. Raise --timeout_s if a step, or the "
+                    "compilation of the blocks, takes longer."
                 )
-        if line:
-            message: dict[str, Any] = json.loads(line)
-            return message
-        code = self._child.wait()
-        if code == -signal.SIGKILL and is_on_cpu:
-            return None  # killed by the kernel, which ran out of memory
-        raise TrainingError(f"a trial ended with exit code {code}: {self._last_error()}")
-
-    def _read_lines(self) -> None:
-        assert self._child.stdout is not None
-        while line := self._child.stdout.readline():
-            self._lines.put(line)
-        self._lines.put("")
-
-    def _next_line(self) -> str | None:
-        """Returns the next line; an empty one at the end of the output, and None if there is none yet."""
-        try:
-            return self._lines.get(timeout=_POLL_S)
-        except queue.Empty:
-            return None
-
-    def _out_of_memory(self) -> TrialResult:
-        # Without a finished step, the first shape is reported, even if the model itself does not fit.
-        shape = self._shapes[min(len(self._times), len(self._shapes) - 1)]
-        return TrialResult(too_large=shape, peak_bytes=0, allowed_bytes=self._allowed, times=tuple(self._times))
-
-    def _last_error(self) -> str:
-        self._errors.seek(0)
-        lines = [line.strip() for line in self._errors if line.strip()]
-        return lines[-1][:_MAX_DETAIL] if lines else "no message on standard error"
+    except (EOFError, OSError):
+        if not (is_on_cpu and child.wait() == -signal.SIGKILL):  # by the kernel, which ran out of memory
+            raise
+    # Without a finished step, the first shape is reported, even if the model itself does not fit.
+    num_steps = max(0, num_messages - 1)
+    shape = shapes[min(num_steps // 2, len(shapes) - 1)]
+    return TrialResult(too_large=shape, peak_bytes=0, allowed_bytes=settings.limit_of_cpu, times=())
 
 
-def main() -> int:
-    """Runs the trial that stdin describes, and writes one line of JSON to stdout for each event."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # libraries that print do not disturb the messages
+def _last_line(output: IO[str]) -> str:
+    output.seek(0)
+    lines = [line.strip() for line in output if line.strip()]
+    return lines[-1][:_MAX_DETAIL] if lines else "no message on standard error"
 
-    def send(kind: str, **fields: Any) -> None:
-        out.write(json.dumps({"kind": kind, **fields}) + "\n")
 
-    request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+def main(descriptor: int) -> None:
+    """Runs the trial that a connection describes; sends None at the start and after each step, then the result."""
+    connection = Connection(descriptor)
+    settings, shapes = connection.recv()
+    connection.send(None)
+    threading.Thread(target=_exit_with_parent, args=[connection], daemon=True).start()
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    shapes = [(cuts, samples) for cuts, samples in request.pop("shapes")]
-    parts = {"model": NestConfig.from_dict(request["model"]), "kernels": Kernels(**request["kernels"])}
-    settings = TrialSettings(**{**request, **parts})
     try:
-        _run(settings, shapes, send)
+        connection.send(_run(settings, shapes, lambda: connection.send(None)))
     except Exception as error:
-        if is_out_of_memory(error):
-            send("out_of_memory")
-        else:
-            send("error", detail=last_error_line(error))
-    return 0
+        connection.send(last_error_line(error))
 
 
-def _run(settings: TrialSettings, shapes: list[Shape], send: Callable[..., None]) -> None:
+def _run(settings: TrialSettings, shapes: list[Shape], on_step: Callable[[], None]) -> TrialResult:
     device = torch.device(settings.device)
     torch.set_num_threads(settings.num_threads)
-    allowed = _allowed_bytes(settings, device)
-    send("start", allowed_bytes=allowed)
-    step = TrialStep(
-        settings.model,
-        _trainer(settings, device),
-        kernels=settings.kernels,
-        num_shapes=settings.num_shapes,
-    )
-    # DDP keeps its own copy of the gradients, so that a budget holds for any number of ranks.
-    copy = torch.ones(step.num_trained, device=device)
-    memory = PeakMemory(device)
-    for shape in shapes:
-        send("step", time=asdict(step(noise_batch(shape))))
-    send("end", peak_bytes=memory.peak_bytes())
-    del copy
+    allowed = _limit_gpu(settings, device) if device.type == "cuda" else settings.limit_of_cpu
+
+    def make_step() -> TrialStep:
+        trainer = _trainer(settings, device)
+        return TrialStep(settings.model, trainer, kernels=settings.kernels, num_shapes=settings.num_shapes)
+
+    # With DDP's copy of the gradients, so that a budget holds for any number of ranks.
+    return run_shapes(make_step, shapes, device=device, allowed_bytes=allowed, with_ddp=True, on_step=on_step)
 
 
-def _allowed_bytes(settings: TrialSettings, device: torch.device) -> int:
-    """Returns the memory that the steps may use, and makes torch enforce it on a GPU."""
-    if device.type != "cuda":
-        assert settings.limit_bytes is not None
-        return round(settings.limit_bytes * (1 - settings.margin))
+def _limit_gpu(settings: TrialSettings, device: torch.device) -> int:
+    """Makes torch enforce the limit of the memory, and returns it."""
     torch.cuda.set_device(device)
     free, total = torch.cuda.mem_get_info(device)
     allowed = round(min(free, settings.limit_bytes or free) * (1 - settings.margin))
@@ -269,12 +179,8 @@ def _trainer(settings: TrialSettings, device: torch.device) -> pl.Trainer:
     )
 
 
-def _exit_with_parent() -> None:
-    """Ends this process when its parent, which holds the other end of stdin, has ended."""
-    while os.read(0, 1):  # not through sys.stdin, whose lock the interpreter needs at exit
-        pass
+def _exit_with_parent(connection: Connection) -> None:
+    """Ends this process when its parent, which sends nothing more, has ended."""
+    with suppress(EOFError, OSError):
+        connection.recv()
     os._exit(1)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,6 +11,9 @@ import torch
 from nestmodel.errors import ConfigError
 from nestmodel.training.run_state import max_rss_bytes
 
+MEMORY_MARGIN = 0.1
+"""Share of the memory that steps leave free: a run needs some memory besides that of its steps."""
+
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -83,10 +86,13 @@ class PeakMemory:
         return 1024 * read_kib("/proc/self/status", "VmHWM") or max_rss_bytes()
 
 
-def usable_bytes(device: torch.device) -> int:
-    """Returns the memory of a GPU that torch may reserve in this process, including what it has reserved already.
+def usable_bytes(device: torch.device, num_ranks: int = 1) -> int:
+    """Returns the memory that a step may use in this process, including what the process uses already; 0 if unknown.
 
-    The CUDA context and the memory of other processes are not part of it.
+    On a GPU, it is what torch may reserve; the CUDA context and the memory of other processes are not part of it. On a
+    CPU, the ranks of this machine share what is available.
     """
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device)
+    return resident_bytes() + available_bytes() // num_ranks

@@ -21,16 +21,12 @@ from nestmodel import (
     TrainingError,
     find_budget,
 )
-from nestmodel.preflight.budget import search as search_module
-from nestmodel.preflight.budget.shapes import (
-    best_budget,
-    critical_shapes,
-    largest_fitting,
-    shapes_of,
-    typical_shapes,
-)
-from nestmodel.preflight.measure.child_trial import TrialResult, TrialSettings, run_trial
+from nestmodel.preflight.budget import find
+from nestmodel.preflight.budget.search import best_budget, largest_fitting
+from nestmodel.preflight.budget.shapes import critical_shapes, shapes_of, typical_shapes
+from nestmodel.preflight.measure.child_trial import TrialSettings, run_trial
 from nestmodel.preflight.measure.memory import parse_bytes
+from nestmodel.preflight.measure.trial import TrialResult
 from nestmodel.preflight.measure.trial_step import Shape, StepTime
 from tests.conftest import MessyCorpora
 from tests.training import tiny_config, trainer
@@ -129,8 +125,6 @@ def test_invalid_settings_are_refused() -> None:
         BudgetConfig(memory_margin=1.0)
     with pytest.raises(ConfigError, match="timeout_s is 0"):
         BudgetConfig(timeout_s=0.0)
-    with pytest.raises(ConfigError, match="needs a memory limit"):
-        replace(settings(1), limit_bytes=None)
 
 
 def test_a_cpu_needs_a_limit_that_is_available_and_one_process(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -149,7 +143,7 @@ def test_a_trial_measures_steps_and_their_peak_and_is_ended_at_the_limit() -> No
     shapes: list[Shape] = [(2, RATE), (1, 3 * RATE)]
     fitting = run_trial(settings(6 * 10**9, margin=0.5), shapes)
     assert fitting.too_large is None
-    assert len(fitting.times) == 2
+    assert len(fitting.times) == 2  # one for each shape
     assert all(time.microbatch_s > 0 and time.optimizer_s > 0 for time in fitting.times)
     assert fitting.allowed_bytes == 3 * 10**9
     assert 10**8 < fitting.peak_bytes < 3 * 10**9
@@ -157,7 +151,6 @@ def test_a_trial_measures_steps_and_their_peak_and_is_ended_at_the_limit() -> No
     shapes.append((60, 60 * RATE))
     ended = run_trial(settings(fitting.peak_bytes + 200 * 10**6), shapes)
     assert ended.too_large == (60, 60 * RATE)
-    assert len(ended.times) == 2
 
 
 @pytest.mark.slow
@@ -183,14 +176,14 @@ def test_a_child_that_ends_before_it_is_given_its_task_is_an_error_with_its_exit
 
 
 class FakeTrials:
-    """Stands in for child processes: memory is 1 MB for each second of audio, and more for the length squared."""
+    """Stands in for trials: memory is 1 MB for each second of audio, and more for the length squared."""
 
     def __init__(self, allowed_mb: int, *, per_square_mb: float = 0.0, overhead_s: float = 0.0) -> None:
         self.allowed_mb, self.per_square_mb, self.overhead_s = allowed_mb, per_square_mb, overhead_s
-        self.num_trials = 0
+        self.tried: list[list[Shape]] = []
 
-    def __call__(self, _settings: TrialSettings, shapes: list[Shape]) -> TrialResult:
-        self.num_trials += 1
+    def __call__(self, _: object, shapes: list[Shape], **_options: object) -> TrialResult:
+        self.tried.append(shapes)
         times, peak = [], 0
         for cuts, samples in shapes:
             seconds = samples / RATE
@@ -203,7 +196,11 @@ class FakeTrials:
 
     def _result(self, too_large: Shape | None, peak: int, times: list[StepTime]) -> TrialResult:
         return TrialResult(
-            too_large=too_large, peak_bytes=peak, allowed_bytes=10**6 * self.allowed_mb, times=tuple(times)
+            too_large=too_large,
+            peak_bytes=peak,
+            allowed_bytes=10**6 * self.allowed_mb,
+            times=tuple(times),
+            error="no memory" if too_large else "",
         )
 
 
@@ -211,7 +208,7 @@ def search(
     fake: FakeTrials, data: NestDataModule, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[BudgetReport, list[str]]:
     lines: list[str] = []
-    monkeypatch.setattr(search_module, "run_trial", fake)
+    monkeypatch.setattr(find, "run_trial", fake)
     model = NestModel(tiny_config())
     report = find_budget(model, data, trainer(directory), BudgetConfig(memory_limit="1GB"), lines.append)
     return report, lines
