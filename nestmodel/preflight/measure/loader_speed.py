@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import count
+from itertools import count, takewhile
+from threading import Event
 from typing import Any
 
 import pytorch_lightning as pl
@@ -140,7 +141,7 @@ def _measure_loader(
     More workers are tried until the step is fed. Each number reads batches that the ones before did not read, so that
     the page cache helps none of them more than others, unless the corpus is small.
     """
-    indices = _Indices(data, trainer)
+    indices = _own_indices(data, trainer)
     delivered = {}
     doubled = [number for number in (0, 1, *(1 << i for i in range(1, 10))) if number < num_cores]
     for number in dict.fromkeys([*doubled, num_cores]):
@@ -152,43 +153,33 @@ def _measure_loader(
     return delivered
 
 
-class _Indices:
-    """The batch indices of this rank from step 0 on, without an end. Each is returned once."""
-
-    def __init__(self, data: NestDataModule, trainer: pl.Trainer) -> None:
-        self._own = data.train_dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
-        self._indices = (BatchIndex(step, microbatch) for step in count() for microbatch in self._own)
-
-    def until(self, deadline: "_Deadline") -> Iterator[BatchIndex]:
-        """Yields indices until the deadline has passed, so that a loader ends in the usual way."""
-        while not deadline.has_passed:
-            yield next(self._indices)
-
-
-@dataclass
-class _Deadline:
-    has_passed: bool = False
+def _own_indices(data: NestDataModule, trainer: pl.Trainer) -> Iterator[BatchIndex]:
+    """Yields the batch indices of this rank from step 0 on, without an end."""
+    own = data.train_dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
+    return (BatchIndex(step, microbatch) for step in count() for microbatch in own)
 
 
 def _delivered(
-    data: NestDataModule, trainer: pl.Trainer, indices: _Indices, num_workers: int, measure_s: float
+    data: NestDataModule, trainer: pl.Trainer, indices: Iterator[BatchIndex], num_workers: int, measure_s: float
 ) -> float:
     """Returns the audio-seconds a second that arrive from a loader after the start of its workers."""
-    deadline = _Deadline()
+    is_over = Event()
+    until_over = takewhile(lambda _: not is_over.is_set(), indices)  # so that the loader ends in the usual way
     loader: BatchLoader[Any] = data.loader_of(
-        data.train_dataset, indices.until(deadline), on_gpu=on_gpu(trainer), num_workers=num_workers
+        data.train_dataset, until_over, on_gpu=on_gpu(trainer), num_workers=num_workers
     )
     processes = max(1, num_workers)
     num_warm_up, num_samples, started, ended = 2 * processes, 0, 0.0, 0.0
     with torch.random.fork_rng(devices=[]):  # torch's loader draws a seed from the global generator
         for number, batch in enumerate(loader, start=1):
-            if deadline.has_passed:
+            if is_over.is_set():
                 continue  # batches that were already being prepared
             if number > num_warm_up:
                 num_samples += batch.audio.numel()
                 ended = time.perf_counter()
                 enough = number >= num_warm_up + _MIN_ROUNDS * processes
-                deadline.has_passed = enough and ended - started >= measure_s
+                if enough and ended - started >= measure_s:
+                    is_over.set()
             else:
                 started = time.perf_counter()
     return num_samples / data.sampling_rate / (ended - started)

@@ -28,20 +28,12 @@ class StoreUse:
 
     requests: float
     num_bytes: float
-    audio_s: float
-    """Duration of the cuts that these requests are for, in seconds."""
 
     def __add__(self, other: "StoreUse") -> "StoreUse":
-        return StoreUse(
-            requests=self.requests + other.requests,
-            num_bytes=self.num_bytes + other.num_bytes,
-            audio_s=self.audio_s + other.audio_s,
-        )
+        return StoreUse(requests=self.requests + other.requests, num_bytes=self.num_bytes + other.num_bytes)
 
     def __mul__(self, factor: float) -> "StoreUse":
-        return StoreUse(
-            requests=factor * self.requests, num_bytes=factor * self.num_bytes, audio_s=factor * self.audio_s
-        )
+        return StoreUse(requests=factor * self.requests, num_bytes=factor * self.num_bytes)
 
     def text(self, prices: Prices) -> str:
         """Returns requests, bytes and, if prices are given, their cost."""
@@ -74,14 +66,14 @@ def speech_use(corpora: Corpora, plan: BatchPlan) -> StoreUse:
             _use_of(corpus) * (repeats * len(corpus))
             for corpus, repeats in zip(corpora.corpora, plan.repeats_per_epoch, strict=True)
         ),
-        StoreUse(requests=0.0, num_bytes=0.0, audio_s=0.0),
+        StoreUse(requests=0.0, num_bytes=0.0),
     )
 
 
 def noise_use(noise: Corpus | None, mix: MixConfig, plan: BatchPlan, corpora: Corpora) -> StoreUse:
     """Returns what the noise of an epoch takes, on average: one request for each cut that receives noise."""
     if noise is None or not len(noise):
-        return StoreUse(requests=0.0, num_bytes=0.0, audio_s=0.0)
+        return StoreUse(requests=0.0, num_bytes=0.0)
     num_cuts = sum(
         repeats * len(corpus) for corpus, repeats in zip(corpora.corpora, plan.repeats_per_epoch, strict=True)
     )
@@ -91,7 +83,7 @@ def noise_use(noise: Corpus | None, mix: MixConfig, plan: BatchPlan, corpora: Co
 def _use_of(corpus: Corpus) -> StoreUse:
     """Returns what a cut takes on average."""
     if corpus.has_bank or not corpus.is_remote:
-        return StoreUse(requests=0.0, num_bytes=0.0, audio_s=0.0)
+        return StoreUse(requests=0.0, num_bytes=0.0)
     indices: Sequence[int] = range(len(corpus))
     if len(corpus) > _SAMPLE:
         indices = random.Random(0).sample(indices, _SAMPLE)
@@ -100,5 +92,4 @@ def _use_of(corpus: Corpus) -> StoreUse:
     return StoreUse(
         requests=len(members) / len(indices),
         num_bytes=sum(member.address.length for member in members) / len(indices),
-        audio_s=sum(member.audio_s for member in members) / len(indices),
     )

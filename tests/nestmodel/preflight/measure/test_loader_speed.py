@@ -26,6 +26,6 @@ def test_the_loader_is_measured_as_training_uses_it_on_a_gpu(
 
     monkeypatch.setattr(data, "loader_of", without_gpu)
     monkeypatch.setattr(loader_speed, "on_gpu", lambda _: True)
-    rate = loader_speed._delivered(data, on_cpu, loader_speed._Indices(data, on_cpu), num_workers=0, measure_s=0.01)
+    rate = loader_speed._delivered(data, on_cpu, loader_speed._own_indices(data, on_cpu), num_workers=0, measure_s=0.01)
     assert rate > 0.0
     assert options == [{"on_gpu": True, "num_workers": 0}]
