@@ -130,7 +130,8 @@ class UnnamedContext(ForkServerContext):
         for process in self._processes:
             code = process.exitcode
             if code:
-                how = f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+                name = signal.Signals(-code).name if -code in set(signal.Signals) else -code  # a real-time signal
+                how = f"was killed by signal {name}" if code < 0 else f"exited with code {code}"
                 meaning = _MEANINGS.get(-code, "What it printed on stderr says why.")
                 raise RuntimeError(f"worker {process.name} (pid {process.pid}) {how}. {meaning}")
 

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +123,13 @@ def test_a_collection_in_a_worker_leaves_out_what_the_fork_server_has_imported()
 def test_full_shared_memory_is_an_error_with_its_size() -> None:
     with files_up_to(0), pytest.raises(StorageError, match=r"^/dev/shm: no semaphore .*; \d+ of \d+ KiB are free"):
         UnnamedContext().Lock()
+
+
+def test_a_worker_that_a_real_time_signal_killed_is_named_with_its_number() -> None:
+    context = UnnamedContext()
+    context._processes.append(SimpleNamespace(name="loader-1", pid=7, exitcode=-44))
+    with pytest.raises(RuntimeError, match=r"worker loader-1 \(pid 7\) was killed by signal 44\. What it printed"):
+        context.check_processes()
 
 
 @pytest.mark.multiprocess
