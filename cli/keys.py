@@ -26,6 +26,12 @@ def key_groups() -> tuple[str, ...]:
     return tuple(line.removesuffix(".") for line in _lines() if line.endswith("."))
 
 
+def section_keys(section: str) -> list[str]:
+    """Returns the keys and groups directly below a section, such as `corpus` and `plan` of `data`."""
+    names = [name.removeprefix(f"{section}.") for name in (*keys(), *key_groups()) if name.startswith(f"{section}.")]
+    return sorted(name for name in names if "." not in name)
+
+
 def is_unknown(key: str) -> bool:
     """Returns whether jsonargparse would certainly reject a dotted key."""
     path = key.removesuffix("+").split(".")

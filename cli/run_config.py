@@ -16,16 +16,11 @@ import yaml
 
 from nestmodel import preset_path
 
+from .keys import section_keys
 from .program import UsageError
 
 if TYPE_CHECKING:
     from nestdata import AudioNoiseDataset, PlanConfig
-
-DATA_KEYS = (
-    *("corpus", "noise", "val_corpus", "plan", "mix", "noise_sampler", "short_audio", "augment", "bad_audio"),
-    *("num_workers", "start_method", "remote", "allow_commands"),
-)
-"""Keys of the section, which are the arguments of `nestmodel.NestDataModule`."""
 
 _SECTIONS = ("data", "seed_everything")
 
@@ -53,7 +48,7 @@ class RunData:
         contents = [_read_sections(config_path(name)) for name in names or ()]
         content: dict[str, Any] = functools.reduce(_merged, contents, {})
         section = content.get("data", {})
-        _check_keys(section, DATA_KEYS, "data")
+        _check_keys(section, section_keys("data"), "data")
         seed = content.get("seed_everything", 0)
         if not isinstance(seed, int):
             raise UsageError(f"seed_everything is {seed!r}: give a whole number.")
@@ -83,65 +78,29 @@ class RunData:
         plan: PlanConfig = self.get("plan", PlanConfig, seed=self.seed if seed is None else seed, **overrides)
         return plan
 
-    def training_dataset(
-        self,
-        corpora: Sequence[Path],
-        noise: Path | None,
-        plan_config: "PlanConfig",
-        mix_prob: float | None,
-        *,
-        allow_commands: bool,
-    ) -> "AudioNoiseDataset":
-        """Opens the dataset that the run trains on, as `nestmodel.NestDataModule` does.
+    def training_dataset(self, **given: Any) -> "AudioNoiseDataset":
+        """Opens the data set that the run trains on.
 
         Args:
-            corpora: Speech corpora.
-            noise: Noise corpus; None takes `data.noise`.
-            plan_config: Settings of the plan.
-            mix_prob: Share of cuts that receive interference; None takes `data.mix.prob`.
-            allow_commands: Whether to run commands of the corpora even if `data.allow_commands` is not set.
+            **given: Fields of `DataConfig` that replace those of the files; None keeps the value of the files.
 
         Raises:
             NestError: A corpus cannot be opened, or a setting is out of range.
             UsageError: A field is unknown, or a value has the wrong type.
         """
-        from nestdata import (
-            AudioNoiseDataset,
-            AugmentConfig,
-            BadAudioConfig,
-            BatchPlan,
-            Corpora,
-            Corpus,
-            MixConfig,
-            NoiseConfig,
-            NoiseSampler,
-            RemoteConfig,
-            ShortAudio,
-            SpeakerNoiseMixer,
-        )
+        from nestmodel.training.open_data import DataConfig, open_training_data
 
-        noise = noise or self.get("noise", Path | None)
-        allow_commands = allow_commands or bool(self.get("allow_commands", bool))
-        opened = Corpora.open(corpora, allow_commands=allow_commands)
-        return AudioNoiseDataset(
-            opened,
-            BatchPlan.of(opened, plan_config),
-            NoiseSampler(
-                Corpus.open(noise, allow_commands=allow_commands) if noise else None,
-                self.get("noise_sampler", NoiseConfig),
-            ),
-            SpeakerNoiseMixer(self.get("mix", MixConfig, prob=mix_prob)),
-            short_audio=self.get("short_audio", ShortAudio) or "repeat",
-            augment=self.get("augment", AugmentConfig),
-            bad_audio=self.get("bad_audio", BadAudioConfig),
-            remote=self.get("remote", RemoteConfig),
-        )
+        values = {name: value for name, value in given.items() if value is not None}
+        for name, hint in get_type_hints(DataConfig).items():
+            if name in self._section and name not in values:
+                values[name] = self.get(name, hint)
+        return open_training_data(DataConfig(**values))
 
     def get(self, key: str, hint: Any, **overrides: Any) -> Any:
         """Returns the value of a key, converted to a type.
 
         Args:
-            key: One of `DATA_KEYS`.
+            key: A key of the section.
             hint: The type; a dataclass takes its defaults for missing fields.
             **overrides: Fields that replace those of a dataclass; None keeps the value of the files.
 

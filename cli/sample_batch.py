@@ -53,17 +53,19 @@ def preview(
 
     With --json, print the cut ids and the SHA-256 digest of every tensor.
     """
-    from nestdata import batch_digest, preview_rows, write_preview
+    from nestdata import MixConfig, batch_digest, preview_rows, write_preview
 
     from .run_config import RunData
 
     run = RunData.read(config)
     dataset = run.training_dataset(
-        run.corpus_paths(corpora),
-        noise,
-        run.plan_config(microbatches_per_step=microbatches_per_step, max_batch_seconds=max_batch_seconds, seed=seed),
-        mix_prob,
-        allow_commands=allow_commands,
+        corpus=run.corpus_paths(corpora),
+        noise=noise,
+        plan=run.plan_config(
+            microbatches_per_step=microbatches_per_step, max_batch_seconds=max_batch_seconds, seed=seed
+        ),
+        mix=run.get("mix", MixConfig, prob=mix_prob),
+        allow_commands=allow_commands or None,
     )
     plan, sampling_rate = dataset.plan, dataset.corpus.sampling_rate
     batch = dataset[step, plan.microbatches_of(rank, world_size)[0]]

@@ -59,7 +59,9 @@ def check_shards(data: NestDataModule, trainer: pl.Trainer, timeout_s: float) ->
     }
     if not found.num_bad:
         return CheckResult(status="ok", value=value, figures=figures)
-    is_tolerated = not figures["unreachable_shards"] and found.num_bad <= data.bad_audio.max_share * found.num_asked
+    is_tolerated = (
+        not figures["unreachable_shards"] and found.num_bad <= data.config.bad_audio.max_share * found.num_asked
+    )
     return CheckResult(
         status="warning" if is_tolerated else "failed", value=value, advice=_advice(found), figures=figures
     )

@@ -21,22 +21,20 @@ from nestdata import (
     BadAudioConfig,
     BatchLoader,
     BatchPlan,
-    Corpora,
     Corpus,
     MixConfig,
     NoiseConfig,
-    NoiseSampler,
     PackedBatch,
     PlanConfig,
     RemoteConfig,
     ShortAudio,
-    SpeakerNoiseMixer,
     StartMethod,
     start_fork_server,
 )
 from nestmodel.errors import ConfigError
 from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
+from nestmodel.training.open_data import DataConfig, open_training_data, open_validation_data
 from nestmodel.training.saving.resume import STAGE_PREFIX, Settings, flatten_settings
 from nestmodel.training.starting.run_checks import check_accumulation
 from nestmodel.training.step_limits import convert_training_limits, convert_validation_limit
@@ -87,29 +85,24 @@ class NestDataModule(pl.LightningDataModule):
         super().__init__()
         if num_workers < 0:
             raise ConfigError(f"data.num_workers is {num_workers}: give 0 or more.")
-        self.mixer = SpeakerNoiseMixer(mix)
-        self.short_audio = short_audio
-        self.bad_audio = bad_audio
-        self.remote = remote
-        self.allow_commands = allow_commands
+        self.config = DataConfig(
+            corpus=corpus,
+            noise=noise,
+            plan=plan,
+            mix=mix,
+            noise_sampler=noise_sampler,
+            short_audio=short_audio,
+            augment=augment,
+            bad_audio=bad_audio,
+            remote=remote,
+            allow_commands=allow_commands,
+        )
         self.num_workers = num_workers
         self.start_method: StartMethod | None = start_method
         # Opening a corpus is cheap. Opened here, a wrong path ends the run before it has written any file.
-        self.noise = NoiseSampler(Corpus.open(noise, allow_commands=allow_commands) if noise else None, noise_sampler)
-        self.train_dataset = self._open(corpus if isinstance(corpus, list) else [corpus], plan, augment)
-        self.val_dataset = None
-        if val_corpus:
-            unweighted = replace(
-                plan,
-                weights=None,
-                temperature=1.0,
-                languages=None,
-                language_temperature=1.0,
-                stages=(),
-                mixed_lengths=False,
-            )
-            self.val_dataset = self._open([val_corpus], unweighted, AugmentConfig())
-            self.val_dataset.warn_if_trained_on(self.train_dataset.corpus)
+        self.train_dataset = open_training_data(self.config)
+        self.noise = self.train_dataset.noise
+        self.val_dataset = open_validation_data(self.config, val_corpus, self.train_dataset) if val_corpus else None
 
     def setup(self, stage: str) -> None:
         """Sets gradient accumulation, and converts the trainer's limits from optimizer steps to microbatches.
@@ -140,7 +133,7 @@ class NestDataModule(pl.LightningDataModule):
         """Seconds for which loading may wait for an object store; None if no audio is in one."""
         datasets = (self.train_dataset, self.val_dataset)
         is_remote = any(dataset is not None and dataset.remote is not None for dataset in datasets)
-        return self.remote.patience_s if is_remote else None
+        return self.config.remote.patience_s if is_remote else None
 
     @property
     def settings(self) -> Settings:
@@ -153,10 +146,10 @@ class NestDataModule(pl.LightningDataModule):
             "data.plan.fingerprint": plan.first_fingerprint,
             "data.corpus": repr([corpus.fingerprint for corpus in self.train_dataset.corpus.corpora]),
             "data.noise": repr(noise.fingerprint if noise else None),
-            "data.short_audio": repr(self.short_audio),
+            "data.short_audio": repr(self.config.short_audio),
             **plan_settings,
             **{f"{STAGE_PREFIX}{from_step}": repr(repeats) for from_step, repeats in plan.stage_repeats.items()},
-            **flatten_settings(self.mixer.config, "data.mix"),
+            **flatten_settings(self.config.mix, "data.mix"),
             **flatten_settings(self.noise.config, "data.noise_sampler"),
             **flatten_settings(self.train_dataset.augment, "data.augment"),
         }
@@ -234,19 +227,6 @@ class NestDataModule(pl.LightningDataModule):
         trainer = self._require_trainer()
         sampler = _EpochSampler(dataset.plan, self._microbatches(dataset, trainer), next_step)
         return self.loader_of(dataset, sampler, on_gpu=trainer.strategy.root_device.type == "cuda")
-
-    def _open(self, paths: list[Path], plan: PlanConfig, augment: AugmentConfig) -> AudioNoiseDataset:
-        corpora = Corpora.open(paths, allow_commands=self.allow_commands)
-        return AudioNoiseDataset(
-            corpora,
-            BatchPlan.of(corpora, plan),
-            self.noise,
-            self.mixer,
-            short_audio=self.short_audio,
-            augment=augment,
-            bad_audio=self.bad_audio,
-            remote=self.remote,
-        )
 
     @staticmethod
     def _microbatches(dataset: AudioNoiseDataset, trainer: pl.Trainer) -> range:

@@ -1,5 +1,6 @@
 import json
-from inspect import signature
+from dataclasses import fields
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import yaml
 from pytorch_lightning import Trainer
 
 from nestcli import nestdata, nestmodel
-from nestcli.run_config import DATA_KEYS, RunData
+from nestcli.run_config import RunData
 from nestdata import (
     AudioNoiseBatch,
     AugmentConfig,
@@ -21,6 +22,7 @@ from nestdata import (
     batch_digest,
 )
 from nestmodel import NestDataModule
+from nestmodel.training.open_data import DataConfig
 from tests.conftest import MessyCorpora
 from tests.synthesis import corpus_of_commands, folder_corpus, hiss
 
@@ -96,8 +98,10 @@ def preview(tmp_path: Path, capsys: pytest.CaptureFixture[str], *arguments: obje
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_keys_are_the_arguments_of_the_data_module() -> None:
-    assert sorted(signature(NestDataModule).parameters) == sorted(DATA_KEYS)
+def test_the_data_module_takes_the_settings_of_its_data_with_the_same_defaults() -> None:
+    parameters = signature(NestDataModule).parameters
+    expected = {field.name: parameters[field.name].default for field in fields(DataConfig)}
+    assert expected == {field.name: field.default for field in fields(DataConfig)} | {"corpus": Parameter.empty}
 
 
 @pytest.mark.parametrize(("step", "rank", "world_size"), [(0, 0, 1), (3, 1, 2)])
@@ -194,7 +198,11 @@ def test_plan_reads_the_same_file(
 @pytest.mark.parametrize(
     ("content", "code", "message"),
     [
-        ("data: {nois: a}", 2, "the key 'data.nois' is unknown; the nearest is 'noise'. Known keys are corpus, noise,"),
+        (
+            "data: {nois: a}",
+            2,
+            "the key 'data.nois' is unknown; the nearest is 'noise'. Known keys are allow_commands, augment,",
+        ),
         ("data: {mix: {pro: 1}}", 2, "the key 'data.mix.pro' is unknown; the nearest is 'prob'."),
         ("data: {mix: {prob: lots}}", 2, "data.mix.prob is 'lots': expected float."),
         ("data: {mix: {prob: 2}}", 2, "mix.prob is 2.0"),

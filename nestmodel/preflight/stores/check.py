@@ -41,7 +41,7 @@ def check_object_store(
     """
     dataset = data.train_dataset
     speech = speech_use(dataset.corpus, dataset.plan)
-    noise = noise_use(data.noise.corpus, data.mixer.config, dataset.plan, dataset.corpus)
+    noise = noise_use(data.noise.corpus, data.config.mix, dataset.plan, dataset.corpus)
     if not speech.requests and not noise.requests:
         if prices != Prices():
             raise ConfigError("prices of an object store are given, but all audio is local. Leave them out.")
@@ -144,10 +144,11 @@ def _noise_warning(noise: StoreUse) -> list[str]:
 def _patience_warning(data: NestDataModule, trainer: pl.Trainer) -> list[str]:
     callbacks = cast(list[pl.Callback], getattr(trainer, "callbacks", []))
     guard = next((callback for callback in callbacks if isinstance(callback, StallGuard) and callback.enabled), None)
-    if guard is None or data.remote.patience_s + _LAST_TRY_S <= guard.limits.step_s:
+    patience_s = data.config.remote.patience_s
+    if guard is None or patience_s + _LAST_TRY_S <= guard.limits.step_s:
         return []
     return [
-        f"data.remote.patience_s ({data.remote.patience_s:g}) is not {_LAST_TRY_S:g} s below guard.limits.step_s "
+        f"data.remote.patience_s ({patience_s:g}) is not {_LAST_TRY_S:g} s below guard.limits.step_s "
         f"({guard.limits.step_s:g}): the stall guard would end the run while the loader still waits for the store. "
         "Lower the former or raise the latter."
     ]

@@ -131,7 +131,7 @@ def test_the_run_ends_at_its_first_limit_and_its_noise_counts(
     result = check_object_store(data, trainer(tmp_path, **limits), Prices(per_1000_requests=1.0), 0.0, None)
     plan, corpus = data.train_dataset.plan, data.train_dataset.corpus
     speech = speech_use(corpus, plan)
-    noise = noise_use(data.noise.corpus, data.mixer.config, plan, corpus)
+    noise = noise_use(data.noise.corpus, data.config.mix, plan, corpus)
     assert noise.num_bytes > 0
     assert result.figures["requests_per_epoch"] == speech.requests + noise.requests
     assert result.figures["bytes_per_epoch"] == speech.num_bytes + noise.num_bytes
