@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nestdata import PackCodec
+from nestdata import PackConfig
 
+from .field_options import with_field_options
 from .options import AllowCommands, AsJson
 from .output import console, print_json
 from .progress import progress
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from nestdata import PackReport
 
 
+@with_field_options(PackConfig)
 def pack_command(
     corpora: Annotated[list[Path], typer.Argument(metavar="CORPUS", help="Corpora from `nestdata prepare`.")],
     output: Annotated[
@@ -24,15 +26,7 @@ def pack_command(
             "--output", "-o", metavar="DIR|URL", help="Folder to write to: a path, or a URL such as s3://bucket/packed."
         ),
     ],
-    codec: Annotated[
-        PackCodec,
-        typer.Option(help="`flac` compresses without loss; `pcm` is WAV, larger and cheaper to decode."),
-    ] = "flac",
-    bits: Annotated[
-        int, typer.Option(help="Bits per sample, 16 or 24, of audio that does not fit into 16 bits, such as resampled.")
-    ] = 16,
-    shard_bytes: Annotated[int, typer.Option(help="Approximate size of each tar file in bytes.")] = 1_000_000_000,
-    seed: Annotated[int, typer.Option(help="Seed of the order of the cuts.")] = 0,
+    config: PackConfig,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Number of processes, each of which writes a shard.")] = 1,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete an existing packed set, complete or not, before writing.")
@@ -45,9 +39,8 @@ def pack_command(
     Each cut becomes a file of its own, at the sampling rate of the corpus. After an interruption, run the same command
     again: complete shards are kept.
     """
-    from nestdata import PackConfig, pack_corpora
+    from nestdata import pack_corpora
 
-    config = PackConfig(codec=codec, bits=bits, shard_bytes=shard_bytes, seed=seed)
     with progress("packing shards") as on_progress:
         report = pack_corpora(
             corpora,

@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from nestdata import ConfigError, InputFormat, ProbeMode, SegmentConfig
+from nestdata import ConfigError, PrepareConfig, SegmentConfig
 
-from .options import AllowCommands, AsJson, Overwrite
+from .field_options import with_field_options
+from .options import AsJson, Overwrite, setting_option
 from .output import console, print_json, rejected_text
 from .progress import progress
 
@@ -30,6 +31,15 @@ def _channel(value: object) -> "Channel":
     return int(str(value))
 
 
+@with_field_options(
+    PrepareConfig,
+    channel=typer.Option(parser=_channel, metavar="NUMBER|mix"),
+    max_seconds=typer.Option(show_default="no limit"),
+    segment=None,
+    format=typer.Option(show_default="detected"),
+    tars=typer.Option(metavar="PATTERN", show_default="those beside the manifest"),
+    allow_commands=setting_option("allow-commands"),
+)
 def prepare_command(
     inputs: Annotated[
         list[str],
@@ -49,28 +59,8 @@ def prepare_command(
             "[default: NAME.corpus for an input NAME.json or NAME_{0..7}.tar]",
         ),
     ] = None,
-    form: Annotated[
-        InputFormat | None, typer.Option("--format", help="Format of every input. [default: detected]")
-    ] = None,
-    tars: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="Tars of NeMo tarred manifests, such as 's3://bucket/audio_{0..511}.tar'; once, or once for each "
-            "input. [default: those beside the manifest]",
-        ),
-    ] = None,
-    probe: Annotated[
-        ProbeMode,
-        typer.Option(
-            help="How to check audio: `missing` reads headers only where the manifest has no duration, `all` reads "
-            "every header, `decode` decodes every file."
-        ),
-    ] = "all",
-    strict: Annotated[bool, typer.Option("--strict", help="Fail if any input would be rejected.")] = False,
-    window_seconds: Annotated[
-        float | None, typer.Option(help="Split longer recordings into windows of at most this many seconds.")
-    ] = None,
+    *,
+    config: PrepareConfig,
     segment: Annotated[
         Literal["vad"] | None,
         typer.Option(help="Cut recordings at pauses, and leave out what is not speech (needs the extra `vad`)."),
@@ -90,38 +80,6 @@ def prepare_command(
         float | None,
         typer.Option(help=f"With --segment: longest pause inside a cut, in seconds. [default: {_SEGMENT.max_pause:g}]"),
     ] = None,
-    min_speech_share: Annotated[
-        float | None,
-        typer.Option(help="Reject cuts with a lower share of speech, from 0 to 1 (needs the extra `vad`)."),
-    ] = None,
-    min_snr_db: Annotated[
-        float | None,
-        typer.Option(help="Reject cuts with a lower signal-to-noise ratio in dB (needs the extra `vad`)."),
-    ] = None,
-    sampling_rate: Annotated[int, typer.Option(help="Sampling rate in Hz at which cuts are loaded.")] = 16000,
-    min_rate: Annotated[int, typer.Option(help="Reject files with a lower sampling rate in Hz.")] = 4000,
-    channel: Annotated[
-        Any,  # `Channel`, but typer accepts no unions
-        typer.Option(
-            parser=_channel,
-            metavar="NUMBER|mix",
-            help="Channel to read from multi-channel files, counted from 0, or `mix` for the average of all.",
-        ),
-    ] = 0,
-    min_seconds: Annotated[float, typer.Option(help="Reject cuts shorter than this many seconds.")] = 0.1,
-    max_seconds: Annotated[
-        float | None, typer.Option(help="Reject cuts longer than this many seconds. [default: no limit]")
-    ] = None,
-    pcm: Annotated[
-        bool, typer.Option("--pcm", help="Also decode all audio into one 16-bit file, which suits noise corpora.")
-    ] = False,
-    allow_commands: AllowCommands = False,
-    report_samples: Annotated[
-        int,
-        typer.Option(
-            help="Cuts of each kind, and rejects of each reason, that can be listened to in the report; 0 for none."
-        ),
-    ] = 3,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Number of processes that check audio.")] = 1,
     dask: Annotated[
         str | None,
@@ -131,30 +89,13 @@ def prepare_command(
     as_json: AsJson = False,
 ) -> None:
     """Prepare one corpus from one or more inputs."""
-    from nestdata import PrepareConfig, default_output, prepare_corpus
+    from nestdata import default_output, prepare_corpus
 
     if output is None:
         if len(inputs) > 1:
             raise ConfigError("several inputs need a name for the corpus: give one with --output NAME.corpus.")
         output = str(default_output(inputs[0]))
-    config = PrepareConfig(
-        sampling_rate=sampling_rate,
-        channel=channel,
-        min_seconds=min_seconds,
-        max_seconds=max_seconds,
-        window_seconds=window_seconds,
-        segment=_segment(segment, min_segment_seconds, max_segment_seconds, max_pause),
-        min_speech_share=min_speech_share,
-        min_snr_db=min_snr_db,
-        min_rate=min_rate,
-        probe=probe,
-        format=form,
-        tars=tuple(tars or ()),
-        allow_commands=allow_commands,
-        strict=strict,
-        pcm=pcm,
-        report_samples=report_samples,
-    )
+    config = replace(config, segment=_segment(segment, min_segment_seconds, max_segment_seconds, max_pause))
     describe = _describer()
     with progress("checking audio", repeats=True) as show:
         report = prepare_corpus(

@@ -1,4 +1,4 @@
-"""Descriptions of the fields of configurations in their docstrings, for `help()`.
+"""Descriptions of the fields of configurations in their docstrings, for `help()`, and for options of commands.
 
 A field is described by the string below it, which Python does not keep. It is read from the source when somebody asks
 for the docstring of the class, so that importing the class takes no time.
@@ -31,22 +31,43 @@ def with_field_docs(cls: Class) -> Class:
 
 
 @cache
+def field_summaries(cls: type) -> dict[str, str]:
+    """Returns the first paragraph of the description of each field, by name; an empty text without sources.
+
+    Commands show it as the help of the field's option.
+    """
+    found = {name: " ".join(text.partition("\n\n")[0].split()) for name, (_, text) in _described(cls).items()}
+    return {name: found.get(name, "") for name in cls.__annotations__}
+
+
+@cache
 def _fields_of(cls: type) -> str:
     """Returns the fields as text; nothing without sources."""
+    described = _described(cls)
+    lines = ["Fields:"] if described else []
+    for declaration, text in described.values():
+        lines.append(f"    {declaration}")
+        paragraph = " ".join(text.split())
+        lines += textwrap.wrap(paragraph, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return "\n".join(lines)
+
+
+def _described(cls: type) -> dict[str, tuple[str, str]]:
+    """Returns declaration and description of each field, by name; nothing without sources."""
     try:
         node = _classes_in(cls.__module__)[cls.__qualname__]
     except (OSError, TypeError, KeyError):
-        return ""
-    lines = ["Fields:"]
+        return {}
+    found = {}
     for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
-        if not isinstance(statement, ast.AnnAssign):
-            continue
-        lines.append(f"    {ast.unparse(statement)}")
-        match following:
-            case ast.Expr(value=ast.Constant(value=str(description))):
-                paragraph = " ".join(description.split())
-                lines += textwrap.wrap(paragraph, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    return "\n".join(lines)
+        if isinstance(statement, ast.AnnAssign):
+            match following:
+                case ast.Expr(value=ast.Constant(value=str(description))):
+                    text = inspect.cleandoc(description)
+                case _:
+                    text = ""
+            found[ast.unparse(statement.target)] = (ast.unparse(statement), text)
+    return found
 
 
 @cache

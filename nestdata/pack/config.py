@@ -16,11 +16,12 @@ class PackConfig:
     """Form, order and portions in which a corpus is packed."""
 
     codec: PackCodec = "flac"
-    """Form of every member. `flac`: compressed without loss. `pcm`: WAV, larger, and cheaper to decode."""
+    """`flac` compresses without loss; `pcm` is WAV, larger and cheaper to decode."""
 
     bits: int = 16
-    """Bits per sample, 16 or 24, of audio that does not fit into 16 bits exactly, such as resampled audio. Audio of 16
-    bits keeps its samples, and its 16 bits."""
+    """Bits per sample, 16 or 24, of audio that does not fit into 16 bits, such as resampled.
+
+    Audio of 16 bits keeps its samples, and its 16 bits."""
 
     shard_bytes: int = 1_000_000_000
     """Approximate size of each tar file in bytes."""

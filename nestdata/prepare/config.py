@@ -20,62 +20,79 @@ class PrepareConfig:
     """Which audio is accepted into a corpus, and the sampling rate at which it is loaded."""
 
     sampling_rate: int = 16000
-    """Rate in Hz at which cuts are loaded; files of another rate are resampled when they are read."""
+    """Sampling rate in Hz at which cuts are loaded.
+
+    Files of another rate are resampled when they are read."""
 
     channel: Channel = 0
-    """Channel to read, counted from 0, or "mix" for the average of all channels of a file. Lhotse cuts name their
-    own."""
+    """Channel to read from multi-channel files, counted from 0, or `mix` for the average of all.
+
+    Lhotse cuts name their own."""
 
     min_seconds: float = 0.1
-    """Shortest duration of a cut, in seconds; shorter cuts are rejected."""
+    """Reject cuts shorter than this many seconds."""
 
     max_seconds: float | None = None
-    """Longest duration of a cut, in seconds; longer cuts are rejected. None sets no limit."""
+    """Reject cuts longer than this many seconds.
+
+    None sets no limit."""
 
     window_seconds: float | None = None
-    """Longer recordings are cut into windows of at most this many seconds: as few as possible, all of the same length.
-    None keeps recordings whole. With windows, `min_seconds` and `max_seconds` apply to each window."""
+    """Split longer recordings into windows of at most this many seconds.
+
+    The windows are as few as possible, and all of the same length. None keeps recordings whole. With windows,
+    `min_seconds` and `max_seconds` apply to each window."""
 
     segment: SegmentConfig | None = None
     """How recordings are cut at pauses, by voice activity detection; None keeps them whole, or in windows. Text is
     kept only by recordings that are not cut. `min_seconds` applies to each cut."""
 
     min_speech_share: float | None = None
-    """Lowest share of speech in a cut, from 0 to 1; cuts below it are rejected. None sets no limit."""
+    """Reject cuts with a lower share of speech, from 0 to 1 (needs the extra `vad`).
+
+    None sets no limit."""
 
     min_snr_db: float | None = None
-    """Lowest signal-to-noise ratio of a cut, in dB, as `nestdata.prepare.speech.measures` estimates it; cuts below it
-    are rejected. Cuts for which it is unknown are kept. None sets no limit."""
+    """Reject cuts with a lower signal-to-noise ratio in dB (needs the extra `vad`).
+
+    `nestdata.prepare.speech.measures` estimates it. Cuts for which it is unknown are kept. None sets no limit."""
 
     min_rate: int = 4000
-    """Lowest sampling rate of a file, in Hz; files below it are rejected. Speech needs 4 kHz to be understood, and a
-    small file of a much lower rate would be hours of audio."""
+    """Reject files with a lower sampling rate in Hz.
+
+    Speech needs 4 kHz to be understood, and a small file of a much lower rate would be hours of audio."""
 
     probe: ProbeMode = "all"
-    """How audio is checked. `missing`: only files without a duration in the manifest are opened; other durations are
-    trusted, and their files are assumed to have the sampling rate of the corpus. `all`: the header of every file is
-    read. `decode`: every sample is decoded."""
+    """How to check audio: `missing` reads headers only where the manifest has no duration, `all` reads every header,
+    `decode` decodes every file.
+
+    With `missing`, other durations are trusted, and their files are assumed to have the sampling rate of the corpus."""
 
     format: InputFormat | None = None
-    """Format of every input; None detects it."""
+    """Format of every input.
+
+    None detects it."""
 
     tars: tuple[str, ...] = ()
-    """Paths or URLs of the tars of NeMo manifests, as patterns such as `s3://bucket/audio_{0..511}.tar`: one for all
-    inputs, or one for each. Without any, tars are looked for beside the manifests."""
+    """Tars of NeMo tarred manifests, such as 's3://bucket/audio_{0..511}.tar'; once, or once for each input.
+
+    These are patterns of paths or URLs. Without any, tars are looked for beside the manifests."""
 
     allow_commands: bool = False
     """Whether to run commands that a Kaldi wav.scp or a Lhotse manifest gives instead of files."""
 
     strict: bool = False
-    """Whether a rejected entry is an error."""
+    """Fail if any input would be rejected."""
 
     pcm: bool = False
-    """Whether all audio is also decoded into one file of 16-bit samples at the rate of the corpus. Useful for noise,
-    which is read many times."""
+    """Also decode all audio into one 16-bit file, which suits noise corpora.
+
+    The file has the rate of the corpus. Noise is read many times."""
 
     report_samples: int = 3
-    """Number of cuts of each kind, and of rejects of each reason, that can be listened to in the report: at most 20.
-    0 copies no audio and decodes none for the report."""
+    """Cuts of each kind, and rejects of each reason, that can be listened to in the report; 0 for none.
+
+    At most 20. 0 copies no audio and decodes none for the report."""
 
     def __post_init__(self) -> None:
         require(self.sampling_rate >= 1, "sampling_rate", self.sampling_rate, "a rate in Hz, such as 16000")
