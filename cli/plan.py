@@ -1,24 +1,19 @@
 """`nestdata plan`: summarises an epoch without reading audio."""
 
+import inspect
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from nestdata import ConfigError
+from nestdata import ConfigError, PlanConfig
 
-from .options import (
-    AsJson,
-    ConfigFiles,
-    CorpusArguments,
-    MicrobatchesPerStep,
-    MicrobatchSeconds,
-    PlanSeed,
-    WorldSize,
-    setting_option,
-)
+from .field_options import option_parameter, replacing
+from .options import AsJson, ConfigFiles, CorpusArguments, PlanSeed, WorldSize, setting_option
 from .output import console, print_json
+from .settings import SETTINGS
 
 if TYPE_CHECKING:
     from nestdata import PlanSummary
@@ -26,20 +21,30 @@ if TYPE_CHECKING:
 _PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(number) for number in text.strip("[]").split(","))
+    except ValueError:
+        raise ConfigError(f"--weights is {text!r}: give one number per corpus, separated by commas.") from None
+
+
+def _plan_options() -> Iterator[inspect.Parameter]:
+    """Yields the options of the plan that the table of settings has."""
+    hints = get_type_hints(PlanConfig)
+    for row in SETTINGS:
+        name = row.key.removeprefix("data.plan.")
+        if name != row.key:
+            parser = _numbers if row.kind == "numbers" else None
+            yield option_parameter(name, hints[name] | None, setting_option(row.option, parser=parser))
+
+
+@replacing("plan", _plan_options(), dict)
 def plan_command(
     corpora: CorpusArguments = None,
     config: ConfigFiles = None,
     world_size: WorldSize = 1,
-    microbatches_per_step: MicrobatchesPerStep = None,
-    max_batch_seconds: MicrobatchSeconds = None,
-    min_audio_seconds: Annotated[float | None, setting_option("min-audio-seconds")] = None,
-    quadratic_seconds: Annotated[float | None, setting_option("quadratic-seconds")] = None,
-    max_cuts: Annotated[int | None, setting_option("max-cuts")] = None,
-    bucket_width: Annotated[float | None, setting_option("bucket-width")] = None,
-    num_shapes: Annotated[int | None, setting_option("num-shapes")] = None,
-    weights: Annotated[str | None, setting_option("weights")] = None,
-    temperature: Annotated[float | None, setting_option("temperature")] = None,
-    mixed_lengths: Annotated[bool | None, setting_option("mixed-lengths")] = None,
+    *,
+    plan: dict[str, Any],
     seed: PlanSeed = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw the plan to this PNG, SVG or PDF file.")] = None,
     as_json: AsJson = False,
@@ -52,19 +57,7 @@ def plan_command(
     if picture and picture.suffix not in _PICTURE_SUFFIXES:
         raise ConfigError(f"--picture is {str(picture)!r}: expected a name that ends in .png, .svg or .pdf.")
     run = RunData.read(config)
-    plan_config = run.plan_config(
-        microbatches_per_step=microbatches_per_step,
-        max_batch_seconds=max_batch_seconds,
-        min_audio_seconds=min_audio_seconds,
-        quadratic_seconds=quadratic_seconds,
-        max_cuts=max_cuts,
-        bucket_width=bucket_width,
-        num_shapes=num_shapes,
-        weights=_numbers(weights),
-        temperature=temperature,
-        mixed_lengths=mixed_lengths,
-        seed=seed,
-    )
+    plan_config = run.plan_config(seed=seed, **plan)
     paths = run.corpus_paths(corpora)
     opened = Corpora.open(paths)
     summary = summarise_plan(BatchPlan.of(opened, plan_config), opened.num_samples, world_size)
@@ -74,13 +67,6 @@ def plan_command(
         print_json(asdict(summary))
     else:
         _print_summary(summary, paths)
-
-
-def _numbers(text: str | None) -> tuple[float, ...] | None:
-    try:
-        return tuple(float(number) for number in text.strip("[]").split(",")) if text is not None else None
-    except ValueError:
-        raise ConfigError(f"--weights is {text!r}: give one number per corpus, separated by commas.") from None
 
 
 def _print_summary(summary: "PlanSummary", paths: list[Path]) -> None:

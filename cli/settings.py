@@ -2,11 +2,13 @@
 
 The help of `fit`, `validate` and `preflight`, their short options, the options of `nestdata plan` and `preview`,
 suggestions for mistyped names, completion, and the table in `docs/command-line.md` all come from here. An option is
-the last part of its key, with dashes. This module imports only the standard library.
+the last part of its key, with dashes. What a field of our configurations declares is not repeated here.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from nestdata.field_docs import field_summaries
 
 CHECKS = "Checks"
 """Group of the settings that only preflight has."""
@@ -23,10 +25,10 @@ _PREFLIGHT = ("preflight",)
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting that has an option of its own."""
+    """One setting that has an option of its own.
 
-    option: str
-    """Name of the option, without dashes in front; `CORPUS` is positional."""
+    If a configuration of ours declares it, its field has the help and the default. Other settings have them here.
+    """
 
     key: str
     """Key of the configuration."""
@@ -34,11 +36,14 @@ class Setting:
     group: str
     """One of `GROUPS`."""
 
-    help: str
+    own_help: str = ""
     """One line, which fits beside the option within 80 columns."""
 
-    default: object = None
+    own_default: object = None
     """Value if neither a file nor an option sets it; None is not shown."""
+
+    name: str = ""
+    """Name of the option, if it is not the last part of the key; `CORPUS` is positional."""
 
     metavar: str = "N"
     """Placeholder of the value."""
@@ -49,6 +54,9 @@ class Setting:
     kind: Literal["value", "switch", "numbers", "list"] = "value"
     """A switch takes no value; numbers are separated by commas; a list has one value for each use of the option."""
 
+    value: str = ""
+    """Value that a switch stands for, if it is not `true`."""
+
     in_presets: bool = False
     """Whether presets set it."""
 
@@ -58,8 +66,10 @@ class Setting:
     commands: tuple[str, ...] = LIGHTNING_COMMANDS
     """The commands of `LIGHTNING_COMMANDS` whose help shows it; see `accepted_by`."""
 
-    value: str = ""
-    """Value that a switch stands for, if it is not `true`."""
+    @property
+    def option(self) -> str:
+        """Name of the option, without dashes in front."""
+        return self.name or self.field_name.replace("_", "-")
 
     @property
     def flag(self) -> str:
@@ -67,149 +77,85 @@ class Setting:
         return self.option if self.option.isupper() else f"--{self.option}"
 
     @property
+    def field_name(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition(".")[2]
+
+    @property
+    def help(self) -> str:
+        """What the setting does."""
+        owner = self._owner
+        return self.own_help if owner is None else field_summaries(owner)[self.field_name]
+
+    @property
+    def default(self) -> object:
+        """Value if neither a file nor an option sets it; None is not shown."""
+        owner = self._owner
+        return self.own_default if owner is None else owner.__dataclass_fields__[self.field_name].default
+
+    @property
     def default_text(self) -> str:
         """The default as help shows it, or an empty string."""
-        if self.default is None or self.default is False:
-            return "off" if self.default is False else ""
-        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        default = self.default
+        if default is None or default is False:
+            return "off" if default is False else ""
+        return f"{default:g}" if isinstance(default, float) else str(default)
+
+    @property
+    def _owner(self) -> Any:
+        """The class whose field declares the setting, imported for the help alone."""
+        section = self.key.rpartition(".")[0]
+        if section == "data.plan":
+            from nestdata import PlanConfig
+
+            return PlanConfig
+        if section == "model.config.optimizer":
+            from nestmodel.config import OptimizerConfig
+
+            return OptimizerConfig
+        return None
 
 
 SETTINGS = (
-    Setting("CORPUS", "data.corpus", "Data", "Speech corpora from `nestdata prepare`.", kind="list"),
-    Setting("noise", "data.noise", "Data", "Noise corpus; without one, speech is mixed in.", metavar="DIR"),
-    Setting("val-corpus", "data.val_corpus", "Data", "Speech corpus to validate on.", metavar="DIR"),
-    Setting("mix-prob", "data.mix.prob", "Data", "Share of cuts that receive interference.", 0.5),
+    Setting("data.corpus", "Data", "Speech corpora from `nestdata prepare`.", name="CORPUS", kind="list"),
+    Setting("data.noise", "Data", "Noise corpus; without one, speech is mixed in.", metavar="DIR"),
+    Setting("data.val_corpus", "Data", "Speech corpus to validate on.", metavar="DIR"),
+    Setting("data.mix.prob", "Data", "Share of cuts that receive interference.", 0.5, name="mix-prob"),
     Setting(
-        "allow-commands",
         "data.allow_commands",
         "Data",
         "Run shell commands that a manifest or corpus contains instead of files.",
         kind="switch",
         is_rare=True,
     ),
+    Setting("data.plan.max_batch_seconds", "Batches", in_presets=True),
+    Setting("data.plan.microbatches_per_step", "Batches", in_presets=True),
+    Setting("data.plan.num_shapes", "Batches"),
+    Setting("data.plan.min_audio_seconds", "Batches", is_rare=True),
+    Setting("data.plan.quadratic_seconds", "Batches", is_rare=True),
+    Setting("data.plan.max_cuts", "Batches", is_rare=True),
+    Setting("data.plan.bucket_width", "Batches", is_rare=True),
+    Setting("data.plan.weights", "Batches", metavar="NUMBERS", kind="numbers", is_rare=True),
+    Setting("data.plan.temperature", "Batches", is_rare=True),
+    Setting("data.plan.mixed_lengths", "Batches", kind="switch", is_rare=True),
     Setting(
-        "max-batch-seconds",
-        "data.plan.max_batch_seconds",
-        "Batches",
-        "Seconds per microbatch, padding included.",
-        240.0,
-        in_presets=True,
+        "config", "Model and optimizer", "Preset, such as small, or YAML file; repeatable.", metavar="NAME", letter="c"
     ),
+    Setting("model.config.optimizer.lr", "Model and optimizer", in_presets=True, commands=_TRAINING),
+    Setting("model.config.optimizer.warmup_steps", "Model and optimizer", in_presets=True, commands=_TRAINING),
     Setting(
-        "microbatches-per-step",
-        "data.plan.microbatches_per_step",
-        "Batches",
-        "Microbatches per step over all ranks.",
-        8,
-        in_presets=True,
-    ),
-    Setting("num-shapes", "data.plan.num_shapes", "Batches", "Number of padded lengths, for compiled kernels."),
-    Setting(
-        "min-audio-seconds",
-        "data.plan.min_audio_seconds",
-        "Batches",
-        "Lengthen shorter cuts to this many seconds.",
-        1.0,
-        is_rare=True,
-    ),
-    Setting(
-        "quadratic-seconds",
-        "data.plan.quadratic_seconds",
-        "Batches",
-        "Value of q, where a cut of d seconds counts as d + d²/q against the maximum.",
-        is_rare=True,
-    ),
-    Setting("max-cuts", "data.plan.max_cuts", "Batches", "Maximum number of cuts per microbatch.", is_rare=True),
-    Setting(
-        "bucket-width",
-        "data.plan.bucket_width",
-        "Batches",
-        "Largest difference of lengths in a bucket.",
-        1 / 32,
-        is_rare=True,
-    ),
-    Setting(
-        "weights",
-        "data.plan.weights",
-        "Batches",
-        "Share of each corpus in the hours of an epoch, such as 0.7,0.3.",
-        metavar="NUMBERS",
-        kind="numbers",
-        is_rare=True,
-    ),
-    Setting(
-        "temperature",
-        "data.plan.temperature",
-        "Batches",
-        "Above 1, small corpora are repeated more often.",
-        1.0,
-        is_rare=True,
-    ),
-    Setting(
-        "mixed-lengths",
-        "data.plan.mixed_lengths",
-        "Batches",
-        "Take the microbatches of a step from different buckets.",
-        False,
-        kind="switch",
-        is_rare=True,
-    ),
-    Setting(
-        "config",
-        "config",
-        "Model and optimizer",
-        "Preset, such as small, or YAML file; repeatable.",
-        metavar="NAME",
-        letter="c",
-    ),
-    Setting(
-        "lr",
-        "model.config.optimizer.lr",
-        "Model and optimizer",
-        "Factor of the Noam schedule, not a rate.",
-        5.0,
-        in_presets=True,
-        commands=_TRAINING,
-    ),
-    Setting(
-        "warmup-steps",
-        "model.config.optimizer.warmup_steps",
-        "Model and optimizer",
-        "Steps in which the rate rises.",
-        25000,
-        in_presets=True,
-        commands=_TRAINING,
-    ),
-    Setting(
-        "init-from",
         "model.init_from",
         "Model and optimizer",
         "Checkpoint or .nemo file to take weights from.",
         metavar="FILE",
         commands=_TRAINING,
     ),
-    Setting("max-steps", "trainer.max_steps", "Run", "Optimizer steps of the run.", -1, in_presets=True, commands=_FIT),
-    Setting("max-time", "trainer.max_time", "Run", "Longest time, as DD:HH:MM:SS.", metavar="TIME", commands=_FIT),
+    Setting("trainer.max_steps", "Run", "Optimizer steps of the run.", -1, in_presets=True, commands=_FIT),
+    Setting("trainer.max_time", "Run", "Longest time, as DD:HH:MM:SS.", metavar="TIME", commands=_FIT),
+    Setting("trainer.val_check_interval", "Run", "Steps between validations.", in_presets=True, commands=_FIT),
+    Setting("trainer.log_every_n_steps", "Run", "Steps between log entries.", 50, in_presets=True, commands=_FIT),
+    Setting("seed_everything", "Run", "Seed of weights, batches and masks.", 0, name="seed", in_presets=True),
     Setting(
-        "val-check-interval",
-        "trainer.val_check_interval",
-        "Run",
-        "Steps between validations.",
-        in_presets=True,
-        commands=_FIT,
-    ),
-    Setting(
-        "log-every-n-steps",
-        "trainer.log_every_n_steps",
-        "Run",
-        "Steps between log entries.",
-        50,
-        in_presets=True,
-        commands=_FIT,
-    ),
-    Setting("seed", "seed_everything", "Run", "Seed of weights, batches and masks.", 0, in_presets=True),
-    Setting(
-        "ckpt-path",
         "ckpt_path",
         "Run",
         "Checkpoint to load; `last`: the newest, if any.",
@@ -217,83 +163,47 @@ SETTINGS = (
         commands=("fit", "validate"),
     ),
     Setting(
-        "resume",
         "ckpt_path",
         "Run",
         "Continue from the newest checkpoint of --output.",
+        name="resume",
         kind="switch",
         value="last!",
         commands=_FIT,
     ),
-    Setting("devices", "trainer.devices", "Hardware", "GPUs or processes of a node.", "auto"),
-    Setting("num-nodes", "trainer.num_nodes", "Hardware", "Machines of the run.", 1),
-    Setting("accelerator", "trainer.accelerator", "Hardware", "Kind of device: gpu or cpu.", "auto", metavar="NAME"),
+    Setting("trainer.devices", "Hardware", "GPUs or processes of a node.", "auto"),
+    Setting("trainer.num_nodes", "Hardware", "Machines of the run.", 1),
+    Setting("trainer.accelerator", "Hardware", "Kind of device: gpu or cpu.", "auto", metavar="NAME"),
     Setting(
-        "precision",
-        "trainer.precision",
-        "Hardware",
-        "Such as bf16-mixed or 32-true.",
-        "32-true",
-        in_presets=True,
-        metavar="NAME",
+        "trainer.precision", "Hardware", "Such as bf16-mixed or 32-true.", "32-true", metavar="NAME", in_presets=True
     ),
-    Setting("num-workers", "data.num_workers", "Hardware", "Loader processes per rank.", 2, in_presets=True),
+    Setting("data.num_workers", "Hardware", "Loader processes per rank.", 2, in_presets=True),
     Setting(
-        "output",
         "trainer.default_root_dir",
         "Output",
         "Folder of logs and checkpoints.",
-        in_presets=True,
+        name="output",
         metavar="DIR",
         letter="o",
+        in_presets=True,
     ),
-    Setting("log", "log", "Output", "csv, tensorboard, wandb or mlflow; repeatable.", metavar="NAME", kind="list"),
-    Setting("quiet", "quiet", "Output", "Show no summary and no progress.", kind="switch"),
+    Setting("log", "Output", "csv, tensorboard, wandb or mlflow; repeatable.", metavar="NAME", kind="list"),
+    Setting("quiet", "Output", "Show no summary and no progress.", kind="switch"),
     Setting(
-        "find-budget",
-        "find_budget",
-        CHECKS,
-        "Instead, find the largest --max-batch-seconds.",
-        kind="switch",
-        commands=_PREFLIGHT,
+        "find_budget", CHECKS, "Instead, find the largest --max-batch-seconds.", kind="switch", commands=_PREFLIGHT
     ),
     Setting(
-        "memory-limit",
-        "memory_limit",
-        CHECKS,
-        "With --find-budget: memory of a rank, as 8GiB.",
-        metavar="SIZE",
-        commands=_PREFLIGHT,
+        "memory_limit", CHECKS, "With --find-budget: memory of a rank, as 8GiB.", metavar="SIZE", commands=_PREFLIGHT
     ),
-    Setting("memory-margin", "memory_margin", CHECKS, "With --find-budget: share left free.", 0.1, commands=_PREFLIGHT),
-    Setting("tune", "tune", CHECKS, "Instead, race the kernels for fit.", kind="switch", commands=_PREFLIGHT),
-    Setting("num-batches", "num_batches", CHECKS, "Batches that each rank reads.", 3, commands=_PREFLIGHT),
-    Setting("timeout-s", "timeout_s", CHECKS, "Seconds that ranks wait in a check.", 300.0, commands=_PREFLIGHT),
-    Setting(
-        "feeding-seconds",
-        "feeding_seconds",
-        CHECKS,
-        "Seconds per number of workers; 0 skips it.",
-        2.0,
-        commands=_PREFLIGHT,
-    ),
-    Setting(
-        "store-seconds",
-        "store_seconds",
-        CHECKS,
-        "Seconds to measure the object store.",
-        2.0,
-        commands=_PREFLIGHT,
-    ),
-    Setting(
-        "price-per-1000-requests",
-        "price_per_1000_requests",
-        CHECKS,
-        "Price of 1,000 requests to the store.",
-        commands=_PREFLIGHT,
-    ),
-    Setting("price-per-gb", "price_per_gb", CHECKS, "Price of 1 GB that leaves the store.", commands=_PREFLIGHT),
-    Setting("json", "json", CHECKS, "Print the result as JSON.", kind="switch", commands=_PREFLIGHT),
+    Setting("memory_margin", CHECKS, "With --find-budget: share left free.", 0.1, commands=_PREFLIGHT),
+    Setting("tune", CHECKS, "Instead, race the kernels for fit.", kind="switch", commands=_PREFLIGHT),
+    Setting("num_batches", CHECKS, "Batches that each rank reads.", 3, commands=_PREFLIGHT),
+    Setting("timeout_s", CHECKS, "Seconds that ranks wait in a check.", 300.0, commands=_PREFLIGHT),
+    Setting("feeding_seconds", CHECKS, "Seconds per number of workers; 0 skips it.", 2.0, commands=_PREFLIGHT),
+    Setting("store_seconds", CHECKS, "Seconds to measure the object store.", 2.0, commands=_PREFLIGHT),
+    Setting("price_per_1000_requests", CHECKS, "Price of 1,000 requests to the store.", commands=_PREFLIGHT),
+    Setting("price_per_gb", CHECKS, "Price of 1 GB that leaves the store.", commands=_PREFLIGHT),
+    Setting("json", CHECKS, "Print the result as JSON.", kind="switch", commands=_PREFLIGHT),
 )
 
 

@@ -57,8 +57,8 @@ from .pack.verify import VerifyProblem as VerifyProblem
 from .pack.verify import VerifyReport as VerifyReport
 from .pack.verify import verify_corpus as verify_corpus
 from .plan.batch_plan import BatchPlan as BatchPlan
-from .plan.batch_plan import PlanConfig as PlanConfig
-from .plan.mixture import MixtureStage as MixtureStage
+from .plan.config import MixtureStage as MixtureStage
+from .plan.config import PlanConfig as PlanConfig
 from .plan.summary import BucketSummary as BucketSummary
 from .plan.summary import CorpusSummary as CorpusSummary
 from .plan.summary import PlanSummary as PlanSummary

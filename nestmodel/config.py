@@ -301,7 +301,9 @@ class OptimizerConfig:
     """AdamW with the Noam schedule."""
 
     lr: float = 5.0
-    """Factor of the Noam schedule, which is not a learning rate: see `nestmodel.training.schedule.noam_lr`."""
+    """Factor of the Noam schedule, not a rate.
+
+    See `nestmodel.training.schedule.noam_lr`."""
 
     betas: tuple[float, float] = (0.9, 0.98)
     """Decay rates of AdamW's two moments, each in [0, 1)."""
@@ -310,7 +312,7 @@ class OptimizerConfig:
     """Decoupled weight decay, 0 or more."""
 
     warmup_steps: int = 25000
-    """Number of optimizer steps during which the learning rate rises."""
+    """Steps in which the rate rises."""
 
     min_lr: float = 1e-6
     """Lower bound of the learning rate after the warm-up."""

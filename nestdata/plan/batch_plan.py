@@ -9,112 +9,23 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.config_checks import require, require_at_least
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError, PlanError
-from nestdata.field_docs import with_field_docs
 from nestdata.notebook import html_table
+from nestdata.plan.config import PlanConfig
 from nestdata.plan.layout import Bucket, Budget, CutRange, Positions, lay_out
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths, check_ascending
-from nestdata.plan.mixture import REPEATS_UNIT, MixtureStage, check_mixture, check_stages, repeats_per_epoch
+from nestdata.plan.mixture import REPEATS_UNIT, repeats_per_epoch
 from nestdata.plan.stages import Stages
 from nestdata.stateless_rng import Permutation, StatelessRng, derive_key
 
 ALGORITHM_VERSION = 2
 """Part of the fingerprint: increase it with every change to which cuts a step holds."""
-
-# Options that the first plans did not have.
-_NEWER = ("bucket_width", "mixed_lengths", "languages", "language_temperature", "stages")
-
-
-@with_field_docs
-@dataclass(frozen=True, kw_only=True)
-class PlanConfig:
-    """How cuts are grouped into microbatches and optimizer steps."""
-
-    max_batch_seconds: float = 240.0
-    """Largest duration of a microbatch in seconds, padding included."""
-
-    microbatches_per_step: int = 8
-    """Microbatches of one optimizer step over all ranks. Every world size that divides it gives the same optimizer
-    steps."""
-
-    min_audio_seconds: float = 1.0
-    """Shorter cuts are extended to this length, in seconds, before augmentation and mixing."""
-
-    quadratic_seconds: float | None = None
-    """With q seconds, a cut of d seconds uses d + d²/q seconds of the budget, because the cost of attention grows
-    faster than the length; with None, it uses d seconds."""
-
-    max_cuts: int | None = None
-    """Largest number of cuts in one microbatch; None sets no limit besides the budget."""
-
-    bucket_width: float = 1 / 32
-    """Largest difference of the lengths in a bucket, as a share of its longest cut. Narrower buckets have less padding
-    and fewer cuts; they are widened up to 1/8 where fewer than four steps would share a bucket. Without effect if
-    `num_shapes` is set."""
-
-    num_shapes: int | None = None
-    """Number of different lengths to which cuts are padded, chosen to minimise padding, so that a compiled model
-    sees few shapes; None pads to the longest cut of each bucket. The last step of an epoch is then filled up with
-    repeated cuts."""
-
-    weights: tuple[float, ...] | None = None
-    """Relative share of an epoch's hours for each of several corpora; None takes the hours of each corpus as its
-    share."""
-
-    temperature: float = 1.0
-    """Every share is raised to the power 1/temperature: above 1, small corpora are seen more often than large ones.
-    With `languages`, this holds for the corpora within each language."""
-
-    languages: tuple[str, ...] | None = None
-    """Language of each of several corpora, in order. A language's share is the sum of the shares of its corpora, to the
-    power 1/language_temperature."""
-
-    language_temperature: float = 1.0
-    """Above 1, small languages are seen more often than large ones."""
-
-    stages: tuple[MixtureStage, ...] = ()
-    """Mixtures that replace `weights` and both temperatures from a step on, in order. Stages may be added when a run
-    is resumed."""
-
-    mixed_lengths: bool = False
-    """Whether the microbatches of a step come from different buckets. They then have the same budget but not the same
-    shape, so that ranks wait for the slowest one (benchmarks/results/lengths_2cores_2026-11.md)."""
-
-    seed: int = 0
-    """Seed of the order of cuts, and of every random number that is keyed by this plan."""
-
-    def __post_init__(self) -> None:
-        positive = "a positive number of seconds"
-        require(self.max_batch_seconds > 0, "plan.max_batch_seconds", self.max_batch_seconds, positive)
-        require_at_least(1, "plan", self, "microbatches_per_step", "max_cuts", "num_shapes")
-        require(
-            0 < self.min_audio_seconds <= self.max_batch_seconds,
-            "plan.min_audio_seconds",
-            self.min_audio_seconds,
-            f"more than 0 and at most max_batch_seconds ({self.max_batch_seconds})",
-        )
-        require(0 < self.bucket_width <= 1 / 8, "plan.bucket_width", self.bucket_width, "more than 0 and at most 1/8")
-        is_positive = self.quadratic_seconds is None or self.quadratic_seconds > 0
-        require(is_positive, "plan.quadratic_seconds", self.quadratic_seconds, f"{positive}, or none")
-        check_mixture(self, self.languages, "plan")
-        check_stages(self.stages, self.languages)
-
-    def recorded(self) -> dict[str, Any]:
-        """Returns the settings by name, as fingerprints and checkpoints hold them.
-
-        Newer options are left out if they have their defaults: fingerprints and checkpoints from before stay valid.
-        """
-        is_changed = {field.name: getattr(self, field.name) != field.default for field in fields(self)}
-        return {name: getattr(self, name) for name in is_changed if is_changed[name] or name not in _NEWER}
 
 
 class BatchPlan:

@@ -19,7 +19,8 @@ import numpy as np
 from nestdata.errors import PlanError, in_one_line, shortened
 from nestdata.output import is_full_disk
 from nestdata.pages import write_page
-from nestdata.plan.batch_plan import BatchPlan, PlanConfig
+from nestdata.plan.batch_plan import BatchPlan
+from nestdata.plan.config import PlanConfig
 from nestdata.plan.lengths import Lengths
 from nestdata.plan.summary import summarise_plan
 from nestdata.prepare.advice import ADVICE
