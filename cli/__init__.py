@@ -1,1 +1,1 @@
-"""The commands; installed under the import name `nestcli`. No logic lives here."""
+"""The programs `nestdata` and `nestmodel`, and what their commands print. In the repository, the folder is `cli/`."""

@@ -22,8 +22,9 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from .completion import COMPLETION_OPTIONS, TYPER_TAKES_SHELL, LightningCommand, completed_command
-from .settings import short_option
+from nestcli.arguments.completion import COMPLETION_OPTIONS, TYPER_TAKES_SHELL, LightningCommand, completed_command
+from nestcli.arguments.errors import UsageError
+from nestcli.arguments.settings import short_option
 
 DISTRIBUTION = "nest-pretrain"
 
@@ -38,16 +39,12 @@ _WAIT_FOR_RANK_0_S = 10.0
 _TyperUsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
-class UsageError(Exception):
-    """The command line or a configuration file is invalid."""
-
-
 @dataclass(frozen=True)
 class Command:
     """One command, as the program's help shows it and before its module is imported."""
 
     target: str
-    """`module:name` within this package: a function for Typer, a `typer.Typer` with subcommands, or, if Lightning
+    """`module:name` in `nestcli.commands`: a function for Typer, a `typer.Typer` with subcommands, or, if Lightning
     parses the arguments, a function that takes them and returns the exit code."""
 
     help: str
@@ -67,7 +64,7 @@ class Command:
     def load(self) -> Any:
         """Imports the target."""
         module, name = self.target.split(":")
-        return getattr(importlib.import_module(f".{module}", __package__), name)
+        return getattr(importlib.import_module(f"{__package__}.commands.{module}"), name)
 
 
 @dataclass(frozen=True)
@@ -179,10 +176,10 @@ def _run_lightning(command: Command, arguments: list[str]) -> int:
     Until the ranks connect to each other, every rank finds the same mistakes of usage and configuration: rank 0 alone
     prints them.
     """
-    from .dialect import HELP, translate
+    from nestcli.arguments.dialect import HELP, translate
 
     if not {*HELP}.isdisjoint(arguments):
-        from .short_help import short_help
+        from nestcli.arguments.short_help import short_help
 
         print(short_help(arguments[0], command.help, command.examples, arguments[1:]))
         return 0

@@ -30,7 +30,6 @@ def with_field_docs(cls: Class) -> Class:
     return cls
 
 
-@cache
 def field_summaries(cls: type) -> dict[str, str]:
     """Returns the first paragraph of the description of each field, by name; an empty text without sources.
 
@@ -52,6 +51,7 @@ def _fields_of(cls: type) -> str:
     return "\n".join(lines)
 
 
+@cache
 def _described(cls: type) -> dict[str, tuple[str, str]]:
     """Returns declaration and description of each field, by name; nothing without sources."""
     try:

@@ -17,9 +17,9 @@ import torch
 import yaml
 
 from benchmarks.librispeech_layout import OTHERS, TRAIN, read_groups, write_layout
+from nestcli.arguments.run_config import RunData
 from nestcli.nestdata import main as nestdata
 from nestcli.nestmodel import main as nestmodel
-from nestcli.run_config import RunData
 from nestmodel import NestConfig, NestModel
 from nestmodel.formats.nemo_archive import write_nemo
 from tests.extras import needs

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
-from nestcli import fit
-from nestcli.keys import SEEDS
-from nestcli.settings import LIGHTNING_COMMANDS
+from nestcli.arguments.keys import SEEDS
+from nestcli.arguments.settings import LIGHTNING_COMMANDS
+from nestcli.commands import fit
 
 
 class _Built(Exception):

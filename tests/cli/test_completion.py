@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nestcli.completion import complete, complete_presets
-from nestcli.settings import LIGHTNING_COMMANDS, settings_of
+from nestcli.arguments.completion import complete, complete_presets
+from nestcli.arguments.settings import LIGHTNING_COMMANDS, settings_of
 from nestmodel import preset_names
 
 BASH = shutil.which("bash")

@@ -6,12 +6,12 @@ import pytest
 import yaml
 
 from nestcli import nestmodel
-from nestcli.dialect import translate
-from nestcli.keys import is_unknown, key_groups, keys
-from nestcli.preflight import PreflightTrainer
-from nestcli.program import UsageError
-from nestcli.settings import GROUPS, LIGHTNING_COMMANDS, SETTINGS
-from nestcli.suggestions import OTHER_NAMES, option_hint
+from nestcli.arguments.dialect import translate
+from nestcli.arguments.errors import UsageError
+from nestcli.arguments.keys import is_unknown, key_groups, keys
+from nestcli.arguments.settings import GROUPS, LIGHTNING_COMMANDS, SETTINGS
+from nestcli.arguments.suggestions import OTHER_NAMES, option_hint
+from nestcli.commands.preflight import PreflightTrainer
 from nestmodel import preset_names, preset_path
 from tests.cli.parsers import key_lines, lightning_parsers
 from tests.conftest import MessyCorpora

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 import pytest
 import typer
 
-from nestcli.field_options import with_field_options
+from nestcli.arguments.field_options import with_field_options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

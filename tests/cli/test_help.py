@@ -16,10 +16,10 @@ from typer.main import get_command
 
 from nestcli import nestdata as nestdata_program
 from nestcli import nestmodel as nestmodel_program
-from nestcli.dialect import translate
-from nestcli.presets import FIGURES
+from nestcli.arguments.dialect import translate
+from nestcli.arguments.settings import GROUPS, LIGHTNING_COMMANDS, SETTINGS, Setting, settings_of
+from nestcli.commands.presets import FIGURES
 from nestcli.program import Program
-from nestcli.settings import GROUPS, LIGHTNING_COMMANDS, SETTINGS, Setting, settings_of
 from nestmodel import NestConfig, NestNetwork, preset_names, preset_path
 from nestmodel.config import LIVE_PRESETS
 from tests.cli.parsers import lightning_parsers

@@ -13,10 +13,10 @@ from typer.main import get_command
 
 from nestcli import nestdata as nestdata_program
 from nestcli import nestmodel as nestmodel_program
-from nestcli.preflight import PreflightTrainer
-from nestcli.probe import OPTIONS, ProbeTask
+from nestcli.arguments.settings import SETTINGS
+from nestcli.commands.preflight import PreflightTrainer
+from nestcli.commands.probe import OPTIONS, ProbeTask
 from nestcli.program import Command, Program
-from nestcli.settings import SETTINGS
 from nestdata import ConfigError, MixConfig, PlanConfig
 from nestguard import GuardError
 from nestmodel import CtcProbeConfig, ExtractConfig, FrameProbeConfig, ProbeConfig, WeightsError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nestcli import progress as shown
-from nestcli.prepare import _describer
+from nestcli.commands.prepare import _describer
 from nestcli.progress import clock_time, describer, progress
 from nestdata import PrepareProgress
 from tests.synthesis import hiss, write_audio

@@ -9,7 +9,7 @@ import yaml
 from pytorch_lightning import Trainer
 
 from nestcli import nestdata, nestmodel
-from nestcli.run_config import RunData
+from nestcli.arguments.run_config import RunData
 from nestdata import (
     AudioNoiseBatch,
     AugmentConfig,

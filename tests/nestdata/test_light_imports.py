@@ -62,7 +62,7 @@ def test_plan_command_runs_without_large_libraries(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000 + i, i) for i in range(8)})
     program = """
 import typer
-from nestcli.plan import plan_command
+from nestcli.commands.plan import plan_command
 typer.run(plan_command)
 """
     printed = run_without_large_libraries(program, str(corpus.path), "--world-size", "2", "--json")

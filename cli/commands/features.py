@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nestmodel import FeatureType, FileFormat
-
-from .options import (
+from nestcli.arguments.options import (
     AllowCommands,
     AsJson,
     AttentionContext,
@@ -19,8 +17,9 @@ from .options import (
     Overwrite,
     chosen_context,
 )
-from .output import console, print_json, rejected_text
-from .progress import progress
+from nestcli.output import console, print_json, rejected_text
+from nestcli.progress import progress
+from nestmodel import FeatureType, FileFormat
 
 if TYPE_CHECKING:
     from nestmodel import ExtractReport

@@ -40,4 +40,4 @@ def is_unknown(key: str) -> bool:
 
 
 def _lines() -> list[str]:
-    return (Path(__file__).parent / "keys.txt").read_text(encoding="utf-8").split()
+    return (Path(__file__).parents[1] / "keys.txt").read_text(encoding="utf-8").split()

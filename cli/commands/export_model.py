@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
+from nestcli.arguments.options import AttentionContext, ModelArgument, Overwrite, chosen_context
 from nestmodel import ExportFormat, WeightParts
-
-from .options import AttentionContext, ModelArgument, Overwrite, chosen_context
 
 
 def export_command(

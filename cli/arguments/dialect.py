@@ -16,8 +16,8 @@ import yaml
 from nestmodel import preset_names, preset_path
 from nestmodel.config import LIVE_PRESETS
 
+from .errors import UsageError
 from .keys import SEEDS, is_unknown, key_groups, keys
-from .program import UsageError
 from .run_config import config_path, read_merged
 from .settings import CHECKS, SETTINGS, Setting, accepted_by
 from .suggestions import option_hint

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .options import (
+from nestcli.arguments.errors import UsageError
+from nestcli.arguments.options import (
     AllowCommands,
     AsJson,
     AttentionContext,
@@ -21,10 +22,10 @@ from .options import (
     Overwrite,
     chosen_context,
 )
-from .output import print_json
+from nestcli.output import print_json
+from nestcli.progress import progress
+
 from .probe_summary import print_ctc_summary, print_frame_summary, print_label_summary
-from .program import UsageError
-from .progress import progress
 
 ProbeTask = Literal["labels", "ctc", "frames"]
 FrameUnits = Literal["mfcc", "characters"]

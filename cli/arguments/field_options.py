@@ -14,10 +14,9 @@ import typer
 from nestdata.field_docs import field_summaries
 
 Result = TypeVar("Result")
-Decorator = Callable[[Callable[..., Result]], Callable[..., Result]]
 
 
-def with_field_options(kind: type[Any], **given: Any) -> Decorator[Result]:
+def with_field_options(kind: type[Any], **given: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Returns a decorator of commands that have a parameter `config`, which options of its fields replace.
 
     Args:
@@ -58,7 +57,7 @@ def option_parameter(name: str, hint: Any, option: Any, default: Any = None) -> 
 
 def replacing(
     name: str, parameters: Iterable[inspect.Parameter], build: Callable[[dict[str, Any]], Any]
-) -> Decorator[Result]:
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Returns a decorator that gives a command options in the place of one parameter.
 
     Args:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from nestcli.arguments.field_options import option_parameter, replacing
+from nestcli.arguments.options import AsJson, ConfigFiles, CorpusArguments, PlanSeed, WorldSize, setting_option
+from nestcli.arguments.settings import SETTINGS
+from nestcli.output import console, print_json
 from nestdata import ConfigError, PlanConfig
-
-from .field_options import option_parameter, replacing
-from .options import AsJson, ConfigFiles, CorpusArguments, PlanSeed, WorldSize, setting_option
-from .output import console, print_json
-from .settings import SETTINGS
 
 if TYPE_CHECKING:
     from nestdata import PlanSummary
@@ -50,9 +49,8 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Show the steps, padding and buckets of an epoch without reading audio."""
+    from nestcli.arguments.run_config import RunData
     from nestdata import BatchPlan, Corpora, draw_plan, summarise_plan
-
-    from .run_config import RunData
 
     if picture and picture.suffix not in _PICTURE_SUFFIXES:
         raise ConfigError(f"--picture is {str(picture)!r}: expected a name that ends in .png, .svg or .pdf.")

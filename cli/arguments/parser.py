@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 from jsonargparse import set_parsing_settings
 from pytorch_lightning.cli import LightningArgumentParser
 
+from .errors import UsageError
 from .keys import SEEDS
-from .program import UsageError
 from .suggestions import nearest_key
 
 _WRONG_TYPE = re.compile(r"""^Parser key "([\w.]+)": Expected an? <class '(\w+)'>\. Got value: (.*?)\.?$""")

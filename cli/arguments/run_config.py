@@ -16,8 +16,8 @@ import yaml
 
 from nestmodel import preset_path
 
+from .errors import UsageError
 from .keys import section_keys
-from .program import UsageError
 
 if TYPE_CHECKING:
     from nestdata import AudioNoiseDataset, PlanConfig

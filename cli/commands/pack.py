@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nestcli.arguments.field_options import with_field_options
+from nestcli.arguments.options import AllowCommands, AsJson
+from nestcli.output import console, print_json
+from nestcli.progress import progress
 from nestdata import PackConfig
-
-from .field_options import with_field_options
-from .options import AllowCommands, AsJson
-from .output import console, print_json
-from .progress import progress
 
 if TYPE_CHECKING:
     from nestdata import PackReport

@@ -9,6 +9,11 @@ from typing import Any, cast
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
+from nestcli.arguments.errors import UsageError
+from nestcli.arguments.keys import SEEDS
+from nestcli.arguments.parser import Parser, read_field_docstrings
+from nestcli.display import print_results, print_summary, progress_callback, silence_lightning
+from nestcli.trackers import LOG_HELP, TrackerName, check_trackers, open_loggers, start_trackers
 from nestmodel import (
     ConfigError,
     Curves,
@@ -29,12 +34,7 @@ from nestmodel.training.starting.launcher import check_main_address
 from nestmodel.training.starting.run_summary import summarise_run
 from nestmodel.training.starting.startup import is_first_rank, watch_ranks
 
-from .arguments import Parser, read_field_docstrings
-from .display import print_results, print_summary, progress_callback, silence_lightning
-from .keys import SEEDS
 from .preflight import PreflightTrainer
-from .program import UsageError
-from .trackers import LOG_HELP, TrackerName, check_trackers, open_loggers, start_trackers
 
 _ONLY_WARNS = (
     "trainer.deterministic is 'warn': the backward pass of attention stays non-deterministic on a GPU. Set it to true "
@@ -169,7 +169,7 @@ class _Cli(LightningCLI):
 
 
 def run(arguments: list[str]) -> int:
-    """Parses the command line, as `cli.dialect` translated it, and runs it; returns the exit code."""
+    """Parses the command line, as `nestcli.arguments.dialect` translated it, and runs it; returns the exit code."""
     Parser.command = arguments[0]
     if "--help" in arguments:
         read_field_docstrings()

@@ -1,0 +1,1 @@
+"""What a command line may say: settings and their options, keys, configuration files, help and completion."""
