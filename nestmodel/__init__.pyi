@@ -70,7 +70,10 @@ from .evaluate.feature_scores import (
 from .evaluate.feature_scores import (
     score_features as score_features,
 )
-from .evaluate.features.batch import (
+from .evaluate.features.config import (
+    ExtractConfig as ExtractConfig,
+)
+from .evaluate.features.config import (
     parse_layers as parse_layers,
 )
 from .evaluate.features.encode import (
@@ -86,9 +89,6 @@ from .evaluate.features.encode_audio import (
     encode as encode,
 )
 from .evaluate.features.extract import (
-    ExtractConfig as ExtractConfig,
-)
-from .evaluate.features.extract import (
     ExtractReport as ExtractReport,
 )
 from .evaluate.features.extract import (
@@ -99,13 +99,7 @@ from .evaluate.probe.ctc import (
     run_ctc_probe as run_ctc_probe,
 )
 from .evaluate.probe.ctc_report import (
-    CtcProbeConfig as CtcProbeConfig,
-)
-from .evaluate.probe.ctc_report import (
     CtcProbeReport as CtcProbeReport,
-)
-from .evaluate.probe.frame_report import (
-    FrameProbeConfig as FrameProbeConfig,
 )
 from .evaluate.probe.frame_report import (
     FrameProbeReport as FrameProbeReport,
@@ -114,13 +108,19 @@ from .evaluate.probe.frames import (
     run_frame_probe as run_frame_probe,
 )
 from .evaluate.probe.label_report import (
-    ProbeConfig as ProbeConfig,
-)
-from .evaluate.probe.label_report import (
     ProbeReport as ProbeReport,
 )
 from .evaluate.probe.label_report import ProbeScore as ProbeScore
 from .evaluate.probe.labels import run_probe as run_probe
+from .evaluate.probe_config import (
+    CtcProbeConfig as CtcProbeConfig,
+)
+from .evaluate.probe_config import (
+    FrameProbeConfig as FrameProbeConfig,
+)
+from .evaluate.probe_config import (
+    ProbeConfig as ProbeConfig,
+)
 from .evaluate.text import (
     Alphabet as Alphabet,
 )

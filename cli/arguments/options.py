@@ -48,7 +48,6 @@ CorpusArguments = Annotated[
 AllowCommands = Annotated[bool, setting_option("allow-commands")]
 AsJson = Annotated[bool, setting_option("json")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output, once the new one is complete.")]
-Device = Annotated[str, typer.Option(help="Device such as cpu or cuda:1; auto takes a GPU if there is one.")]
 AttentionContext = Annotated[
     str | None,
     typer.Option(
@@ -57,8 +56,6 @@ AttentionContext = Annotated[
         help="Attention context in encoder frames, of an encoder that was trained with several. [default: the first]",
     ),
 ]
-BatchSeconds = Annotated[float, typer.Option(help="Maximum audio per batch in seconds, padding included.")]
-
 ConfigFiles = Annotated[list[str] | None, setting_option("config", autocompletion=complete_presets)]
 WorldSize = Annotated[int, typer.Option(min=1, help="Number of ranks that share an optimizer step.")]
 PlanSeed = Annotated[int | None, setting_option("seed", "seed_everything, else 0")]

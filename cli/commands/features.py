@@ -6,55 +6,41 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nestcli.arguments.field_options import with_field_options
 from nestcli.arguments.options import (
-    AllowCommands,
     AsJson,
     AttentionContext,
-    BatchSeconds,
-    Device,
     InputArguments,
     ModelArgument,
     Overwrite,
     chosen_context,
+    setting_option,
 )
 from nestcli.output import console, print_json, rejected_text
 from nestcli.progress import progress
-from nestmodel import FeatureType, FileFormat
+from nestmodel import ExtractConfig, parse_layers
 
 if TYPE_CHECKING:
     from nestmodel import ExtractReport
 
 
+@with_field_options(
+    ExtractConfig,
+    layers=typer.Option(parser=parse_layers, metavar="<str>"),
+    allow_commands=setting_option("allow-commands"),
+)
 def features_command(
     model: ModelArgument,
     inputs: InputArguments,
     output: Annotated[Path, typer.Option("--output", "-o", help="Feature directory to write.")],
-    layers: Annotated[
-        str,
-        typer.Option(
-            help="Layers to keep: all, last, or numbers such as 0,4,16, where 0 is the input of the first block."
-        ),
-    ] = "last",
-    form: Annotated[FileFormat, typer.Option("--format", help="Format of the feature files.")] = "npy",
-    dtype: Annotated[FeatureType, typer.Option(help="Precision of the feature files.")] = "float32",
+    config: ExtractConfig,
     context: AttentionContext = None,
-    max_batch_seconds: BatchSeconds = 120.0,
-    device: Device = "auto",
     overwrite: Overwrite = False,
-    allow_commands: AllowCommands = False,
     as_json: AsJson = False,
 ) -> None:
     """Extract encoder features, one file per utterance."""
-    from nestmodel import ExtractConfig, extract_features, load_network, parse_layers
+    from nestmodel import extract_features, load_network
 
-    config = ExtractConfig(
-        layers=parse_layers(layers),
-        format=form,
-        dtype=dtype,
-        max_batch_seconds=max_batch_seconds,
-        device=device,
-        allow_commands=allow_commands,
-    )
     with progress("utterances") as on_progress:
         report = extract_features(
             load_network(model, chosen_context(context)),

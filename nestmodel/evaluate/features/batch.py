@@ -4,9 +4,9 @@ A `BatchFunction` computes one kind of features: layers of the encoder, log-mels
 `encode` applies it to the utterances of a corpus, and `encode_audio` to single files and arrays.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nestmodel.errors import ConfigError, ExtractError
+from nestmodel.evaluate.features.config import Layers
 from nestmodel.nn.network import NestNetwork
 from nestmodel.out_of_memory import is_out_of_memory
-
-Layers = Literal["all", "last"] | Sequence[int]
-"""Outputs of an encoder by number: 0 is the input of the first block, i the output of the i-th block."""
 
 BatchFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps padded audio, shape (batch, samples), and its valid lengths to features, shape (layers, batch, frames, dim), and
@@ -82,22 +80,6 @@ def stacked_mel_function(model: NestNetwork) -> BatchFunction:
     return compute
 
 
-def parse_layers(text: str) -> Layers:
-    """Parses `all`, `last`, or layer numbers separated by commas.
-
-    Raises:
-        ConfigError: The text is none of these.
-    """
-    if text == "all":
-        return "all"
-    if text == "last":
-        return "last"
-    try:
-        return tuple(int(number) for number in text.split(","))
-    except ValueError:
-        raise ConfigError(f"layers is {text!r}: give all, last, or numbers such as 0,4,16.") from None
-
-
 def resolve_layers(layers: Layers, num_layers: int) -> list[int]:
     """Returns the numbers of the selected outputs of an encoder with `num_layers` blocks.
 
@@ -137,12 +119,6 @@ def frame_rate_hz(model: NestNetwork) -> float:
     """Returns the number of encoder frames per second of audio."""
     features = model.config.features
     return features.sampling_rate / (features.hop_length * model.config.encoder.subsampling_factor)
-
-
-def check_batch_seconds(max_batch_seconds: float) -> None:
-    """Raises ConfigError unless the limit is positive."""
-    if not max_batch_seconds > 0:
-        raise ConfigError(f"max_batch_seconds is {max_batch_seconds:g}: give a positive number of seconds.")
 
 
 @contextmanager

@@ -18,13 +18,12 @@ from nestmodel.errors import ConfigError, ExtractError
 from nestmodel.evaluate.features.batch import (
     BatchFunction,
     FeatureProblem,
-    Layers,
-    check_batch_seconds,
     compute_batch,
     in_eval_mode,
     layer_function,
     resolve_device,
 )
+from nestmodel.evaluate.features.config import Layers, check_batch_seconds
 from nestmodel.evaluate.features.inputs import audio_path, check_rate, open_inputs
 from nestmodel.evaluate.features.rejects import RejectedUtterance, RejectLog
 from nestmodel.nn.network import NestNetwork

@@ -13,12 +13,12 @@ from nestdata import load_audio
 from nestmodel.errors import ExtractError
 from nestmodel.evaluate.features.batch import (
     FeatureProblem,
-    Layers,
     compute_batch,
     frame_rate_hz,
     in_eval_mode,
     layer_function,
 )
+from nestmodel.evaluate.features.config import Layers
 from nestmodel.nn.network import NestNetwork
 
 Audio = str | Path | NDArray[Any] | Tensor

@@ -21,46 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestdata import AudioInputs, Corpus, output_directory
-from nestdata.field_docs import with_field_docs
 from nestdata.output import has_json_kind
 from nestmodel.errors import ConfigError, ExtractError
-from nestmodel.evaluate.features.batch import Layers, check_batch_seconds, frame_rate_hz, resolve_device, resolve_layers
+from nestmodel.evaluate.features.batch import frame_rate_hz, resolve_device, resolve_layers
+from nestmodel.evaluate.features.config import ExtractConfig
 from nestmodel.evaluate.features.encode import Utterance, iterate_features
 from nestmodel.evaluate.features.inputs import OnProgress, audio_path, cut_labels, open_inputs
 from nestmodel.evaluate.features.rejects import RejectedUtterance, RejectLog
 from nestmodel.nn.network import NestNetwork
-from nestmodel.options import FeatureType, FileFormat
+from nestmodel.options import FileFormat
 
 FORMAT_VERSION = 1
 _MAX_READABLE_CHARACTERS = 80
-
-
-@with_field_docs
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExtractConfig:
-    """Which encoder outputs are written, and how they are stored."""
-
-    layers: Layers = "last"
-    """Outputs of the encoder: `all`, `last`, or numbers from 0 (the input of the first block)."""
-
-    format: FileFormat = "npy"
-    """Format of the feature files."""
-
-    dtype: FeatureType = "float32"
-    """Number type of the feature files; the encoder computes in float32."""
-
-    max_batch_seconds: float = 120.0
-    """Seconds of audio in a batch, padding included. A longer utterance is a batch by itself."""
-
-    device: str = "auto"
-    """Device of the encoder, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one, the CPU otherwise."""
-
-    allow_commands: bool = False
-    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
-    an input was opened with a choice of its own."""
-
-    def __post_init__(self) -> None:
-        check_batch_seconds(self.max_batch_seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ it stays in memory if there is enough of it, and is read from disk otherwise.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -17,15 +17,10 @@ from torch import Tensor
 
 from nestmodel.evaluate.features.batch import BatchFunction, layer_function, stacked_mel_function
 from nestmodel.evaluate.features.encode import Utterance
+from nestmodel.evaluate.probe_config import Contestant
 from nestmodel.nn.network import NestNetwork
 
-Contestant = Literal["trained", "untrained", "log_mel"]
-"""`trained`: all layers of the encoder. `untrained`: the same of an encoder with initial random weights, which reads
-the same input, so the difference was learned. `log_mel`: log-mel frames without an encoder."""
-
 CONTESTANTS: tuple[Contestant, ...] = get_args(Contestant)
-
-BASELINES: tuple[Contestant, ...] = ("untrained", "log_mel")
 
 _LARGEST = float(np.finfo(np.float16).max)
 

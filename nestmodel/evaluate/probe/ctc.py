@@ -25,7 +25,7 @@ from nestmodel.evaluate.error_rates import ErrorCounts, check_jiwer, count_error
 from nestmodel.evaluate.features.batch import frame_rate_hz
 from nestmodel.evaluate.features.inputs import OnProgress
 from nestmodel.evaluate.features.rejects import RejectLog
-from nestmodel.evaluate.probe.contestants import Caches, Contestant
+from nestmodel.evaluate.probe.contestants import Caches
 from nestmodel.evaluate.probe.ctc_head import (
     HeadTask,
     TrainedHead,
@@ -38,7 +38,6 @@ from nestmodel.evaluate.probe.ctc_markdown import markdown
 from nestmodel.evaluate.probe.ctc_report import (
     NUM_EXAMPLES,
     ContestantScore,
-    CtcProbeConfig,
     CtcProbeReport,
     Difference,
     Example,
@@ -55,6 +54,7 @@ from nestmodel.evaluate.probe.utterances import (
     interval_name,
     speech_utterances,
 )
+from nestmodel.evaluate.probe_config import Contestant, CtcProbeConfig
 from nestmodel.nn.network import NestNetwork
 
 

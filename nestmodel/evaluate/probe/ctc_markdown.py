@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from nestmodel.evaluate.error_rates import percent
 from nestmodel.evaluate.probe.contestants import contestant_name
 from nestmodel.evaluate.probe.ctc_head import MAX_GRADIENT_NORM, UTTERANCES_PER_STEP
-from nestmodel.evaluate.probe.ctc_report import ContestantScore, CtcProbeConfig, CtcProbeReport, Difference, SeedScore
+from nestmodel.evaluate.probe.ctc_report import ContestantScore, CtcProbeReport, Difference, SeedScore
 from nestmodel.evaluate.probe.report import table, unusable_lines
 from nestmodel.evaluate.probe.utterances import split_name
+from nestmodel.evaluate.probe_config import CtcProbeConfig
 from nestmodel.evaluate.text import NORMALISATION
 
 

@@ -4,86 +4,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nestdata.config_checks import require
-from nestdata.field_docs import with_field_docs
 from nestmodel.evaluate.error_rates import ErrorRate, Estimate
-from nestmodel.evaluate.features.batch import check_batch_seconds
-from nestmodel.evaluate.probe.contestants import BASELINES, Contestant, contestant_name
+from nestmodel.evaluate.probe.contestants import contestant_name
 from nestmodel.evaluate.probe.report import COLOURS, plain
+from nestmodel.evaluate.probe_config import Contestant, CtcProbeConfig
 from nestmodel.evaluate.text import NORMALISATION
 from nestmodel.figures import finish_axes, new_figure
 
 NUM_EXAMPLES = 5
 """Number of test utterances whose transcripts are shown."""
-
-
-@with_field_docs
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CtcProbeConfig:
-    """How the heads of a content probe are trained. All settings hold for every contestant."""
-
-    held_out: float = 0.1
-    """Share of the training utterances that selects learning rate and epoch, in (0, 1)."""
-
-    group_by: str | None = None
-    """A field, such as `speaker`: utterances with the same value are on the same side of that split. None keeps the
-    utterances of a recording together."""
-
-    hidden: int | None = None
-    """Width of a hidden layer of the heads, with ReLU, before their linear map. None has no hidden layer."""
-
-    each_layer: bool = False
-    """Whether each layer of the encoders is scored by heads of its own, beside the learned weighting of all layers."""
-
-    labels_per_frame: int | None = None
-    """Number of labels that are predicted from each encoder frame, in the order of time. None takes the smallest number
-    that gives 25 labels per second."""
-
-    baselines: tuple[Contestant, ...] = BASELINES
-    """What the encoder is compared with; may be empty."""
-
-    learning_rates: tuple[float, ...] = (0.005, 0.02, 0.08)
-    """Learning rates of Adam to choose from; each contestant gets the one with its lowest held-out error rate, the mean
-    over the seeds."""
-
-    max_epochs: int = 30
-    """Maximum number of passes over the training utterances. The learning rate falls linearly to 0 over them."""
-
-    patience: int = 30
-    """Training ends when the held-out error rate has not improved for this number of epochs. By default, it does not
-    end early: the error rate often falls only when the learning rate is low."""
-
-    probe_seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of the heads: initial weights and order of the utterances."""
-
-    seed: int = 0
-    """Determines the split, the weights of the untrained encoder, the bootstrap draws and the examples."""
-
-    max_batch_seconds: float = 120.0
-    """Seconds of audio in a batch of the encoder, padding included."""
-
-    device: str = "auto"
-    """Device of the encoder, such as `cpu`; `auto` is a GPU if there is one. Heads are trained on the CPU."""
-
-    allow_commands: bool = False
-    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
-    an input was opened with a choice of its own."""
-
-    def __post_init__(self) -> None:
-        def check(is_valid: bool, name: str, expected: str) -> None:
-            require(is_valid, name, getattr(self, name), expected)
-
-        rates, seeds = self.learning_rates, self.probe_seeds
-        check(0.0 < self.held_out < 1.0, "held_out", "a share between 0 and 1")
-        check(self.hidden is None or self.hidden >= 1, "hidden", "1 or more")
-        check(self.labels_per_frame is None or self.labels_per_frame >= 1, "labels_per_frame", "1 or more")
-        check(len(rates) == len(set(rates)) > 0 and min(rates) > 0, "learning_rates", "different positive numbers")
-        is_valid = len(set(self.baselines)) == len(self.baselines) and set(self.baselines) <= set(BASELINES)
-        check(is_valid, "baselines", f"each at most once of {', '.join(BASELINES)}")
-        check(self.max_epochs >= 1, "max_epochs", "1 or more")
-        check(self.patience >= 1, "patience", "1 or more")
-        check(len(seeds) == len(set(seeds)) > 0, "probe_seeds", "different seeds")
-        check_batch_seconds(self.max_batch_seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

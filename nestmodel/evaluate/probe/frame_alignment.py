@@ -17,11 +17,12 @@ from torch import Tensor
 
 from nestmodel.evaluate.features.rejects import RejectedUtterance
 from nestmodel.evaluate.frame_units import majority
-from nestmodel.evaluate.probe.contestants import CONTESTANTS, Caches, Contestant, FeatureCache
+from nestmodel.evaluate.probe.contestants import CONTESTANTS, Caches, FeatureCache
 from nestmodel.evaluate.probe.ctc_head import CtcHead, HeadTask, fit_head, writable
 from nestmodel.evaluate.probe.run import Side
 from nestmodel.evaluate.probe.training import StoppingRule
 from nestmodel.evaluate.probe.utterances import in_all
+from nestmodel.evaluate.probe_config import Contestant
 from nestmodel.evaluate.text import BLANK, Alphabet
 
 LEARNING_RATE = 0.02

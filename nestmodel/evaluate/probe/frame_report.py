@@ -3,64 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from nestdata.config_checks import require
-from nestdata.field_docs import with_field_docs
 from nestmodel.evaluate.error_rates import Estimate, percent
-from nestmodel.evaluate.features.batch import check_batch_seconds
 from nestmodel.evaluate.frame_units import ClusterScore
-from nestmodel.evaluate.probe.contestants import Contestant, contestant_name
+from nestmodel.evaluate.probe.contestants import contestant_name
 from nestmodel.evaluate.probe.frame_classifier import FRAMES_PER_STEP, LEARNING_RATE
 from nestmodel.evaluate.probe.report import draw_layers, plain, table, unusable_lines
 from nestmodel.evaluate.probe.utterances import split_name
+from nestmodel.evaluate.probe_config import Contestant, FrameProbeConfig
 from nestmodel.figures import GREY, finish_axes, new_figure
-
-FrameUnits = Literal["mfcc", "characters"]
-
-
-@with_field_docs
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FrameProbeConfig:
-    """The units of a frame probe, and how its classifiers are trained: the same for every layer and contestant."""
-
-    units: FrameUnits = "mfcc"
-    """What is predicted: `mfcc`, k-means clusters of MFCCs, or `characters`, by forced alignment of the transcripts."""
-
-    num_units: int = 100
-    """Number of k-means clusters: of MFCCs, and of the features of each layer, which are compared with the units."""
-
-    held_out: float = 0.1
-    """Share of the training utterances that ends the training of a classifier, in (0, 1)."""
-
-    group_by: str | None = None
-    """A field, such as `speaker`: utterances with the same value are on the same side of that split. None keeps the
-    utterances of a recording together."""
-
-    max_epochs: int = 10
-    """Maximum number of passes over the training frames. The learning rate falls linearly to 0 over them."""
-
-    patience: int = 3
-    """Training ends when the held-out accuracy has not improved for this number of epochs."""
-
-    seed: int = 0
-    """Determines the split, the units, the classifiers, and the weights of the untrained encoder."""
-
-    max_batch_seconds: float = 120.0
-    """Seconds of audio in a batch of the encoder, padding included."""
-
-    device: str = "auto"
-    """Device of the encoder, such as `cpu`; `auto` is a GPU if there is one. Classifiers are trained on the CPU."""
-
-    allow_commands: bool = False
-    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
-    an input was opened with a choice of its own."""
-
-    def __post_init__(self) -> None:
-        require(0.0 < self.held_out < 1.0, "held_out", self.held_out, "a share between 0 and 1")
-        for name, least in (("num_units", 2), ("max_epochs", 1), ("patience", 1)):
-            require(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more")
-        check_batch_seconds(self.max_batch_seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

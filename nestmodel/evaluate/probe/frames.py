@@ -21,12 +21,11 @@ from nestmodel.evaluate.features.batch import frame_rate_hz, log_mel_function
 from nestmodel.evaluate.features.inputs import OnProgress
 from nestmodel.evaluate.features.rejects import RejectLog
 from nestmodel.evaluate.frame_units import check_sklearn, cluster_score, mfcc_units, unit_clusters
-from nestmodel.evaluate.probe.contestants import CONTESTANTS, Caches, Contestant, FeatureCache
+from nestmodel.evaluate.probe.contestants import CONTESTANTS, Caches, FeatureCache
 from nestmodel.evaluate.probe.ctc_head import default_labels_per_frame
 from nestmodel.evaluate.probe.frame_alignment import Units, aligned_units
 from nestmodel.evaluate.probe.frame_classifier import LabelledFrames, fit_frames
 from nestmodel.evaluate.probe.frame_report import (
-    FrameProbeConfig,
     FrameProbeReport,
     LayerDifference,
     LayerScore,
@@ -45,6 +44,7 @@ from nestmodel.evaluate.probe.utterances import (
     speech_utterances,
     split_training,
 )
+from nestmodel.evaluate.probe_config import Contestant, FrameProbeConfig
 from nestmodel.nn.network import NestNetwork
 
 MAX_TRAINING_HOURS = 4.0

@@ -5,67 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nestdata.field_docs import with_field_docs
-from nestmodel.errors import ConfigError
-from nestmodel.evaluate.features.batch import check_batch_seconds
-from nestmodel.evaluate.probe.contestants import Contestant
 from nestmodel.evaluate.probe.report import COLOURS, draw_layers, plain
+from nestmodel.evaluate.probe_config import Contestant, ProbeConfig
 from nestmodel.figures import GREY, finish_axes, new_figure
 
-MIN_TRAIN_PER_CLASS = 2
-"""Minimum number of training utterances of a class; smaller classes are excluded."""
-
 _NORMAL_QUANTILE = 1.959964  # for an interval of 95 %
-
-
-@with_field_docs
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProbeConfig:
-    """The label that is predicted, and the split into training and held-out utterances."""
-
-    label: str
-    """Name of the label: `language`, `speaker`, `text`, or any other field of the manifest."""
-
-    held_out: float = 0.25
-    """Share of the utterances of each class that is held out and scored, in (0, 1); the others are for training."""
-
-    held_out_where: str | None = None
-    """A field and its value, such as `split=test`: the utterances with it are held out, instead of a share."""
-
-    group_by: str | None = None
-    """A field, such as `speaker`: utterances with the same value are on the same side of the split. None splits
-    single utterances."""
-
-    train_per_class: int | None = None
-    """Maximum number of training utterances per class; None uses all. With many utterances, an easy label can be
-    predicted from any features, so that all encoders have the same score."""
-
-    seed: int = 0
-    """Determines the split and the weights of the untrained encoder."""
-
-    max_batch_seconds: float = 120.0
-    """Seconds of audio in a batch, padding included."""
-
-    device: str = "auto"
-    """Device of the encoder, such as `cpu`; `auto` is a GPU if there is one, the CPU otherwise."""
-
-    allow_commands: bool = False
-    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
-    an input was opened with a choice of its own."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.held_out < 1.0:
-            raise ConfigError(f"held_out is {self.held_out:g}: expected a share between 0 and 1.")
-        if self.train_per_class is not None and self.train_per_class < MIN_TRAIN_PER_CLASS:
-            raise ConfigError(f"train_per_class is {self.train_per_class}: give {MIN_TRAIN_PER_CLASS} or more.")
-        if self.held_out_where is not None:
-            if not all(self.held_out_where.partition("=")):
-                raise ConfigError(
-                    f"held_out_where is {self.held_out_where!r}: give a field and a value, such as split=test."
-                )
-            if self.group_by is not None:
-                raise ConfigError("held_out_where and group_by both determine the split: drop group_by.")
-        check_batch_seconds(self.max_batch_seconds)
 
 
 class ProbeScore(NamedTuple):

@@ -31,10 +31,11 @@ from nestmodel.evaluate.features.encode import Utterance
 from nestmodel.evaluate.features.inputs import OnProgress, cut_labels
 from nestmodel.evaluate.features.rejects import RejectLog
 from nestmodel.evaluate.frame_units import check_sklearn
-from nestmodel.evaluate.probe.contestants import CONTESTANTS, Contestant, frame_features
-from nestmodel.evaluate.probe.label_report import MIN_TRAIN_PER_CLASS, ProbeConfig, ProbeReport, ProbeScore, draw_probe
+from nestmodel.evaluate.probe.contestants import CONTESTANTS, frame_features
+from nestmodel.evaluate.probe.label_report import ProbeReport, ProbeScore, draw_probe
 from nestmodel.evaluate.probe.run import ProbeRun, run_task
 from nestmodel.evaluate.probe.utterances import ProbeUtterance, SideName, in_all, limit_per_class, split_held_out
+from nestmodel.evaluate.probe_config import MIN_TRAIN_PER_CLASS, Contestant, ProbeConfig
 from nestmodel.nn.network import NestNetwork
 
 PooledFeatures = dict[int, NDArray[np.float32]]

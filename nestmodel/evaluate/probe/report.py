@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nestmodel.evaluate.probe.contestants import Contestant
+from nestmodel.evaluate.probe_config import Contestant
 from nestmodel.figures import BLUE, GREY, ORANGE
 
 COLOURS: dict[Contestant, str] = {"trained": BLUE, "untrained": ORANGE, "log_mel": GREY}

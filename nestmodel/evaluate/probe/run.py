@@ -18,11 +18,9 @@ from nestmodel.evaluate.features.batch import BatchFunction, resolve_device
 from nestmodel.evaluate.features.encode import Utterance, iterate_corpus
 from nestmodel.evaluate.features.inputs import OnProgress, open_inputs
 from nestmodel.evaluate.features.rejects import RejectLog
-from nestmodel.evaluate.probe.contestants import CONTESTANTS, Caches, Contestant, FeatureCache, frame_features
-from nestmodel.evaluate.probe.ctc_report import CtcProbeConfig
-from nestmodel.evaluate.probe.frame_report import FrameProbeConfig
-from nestmodel.evaluate.probe.label_report import ProbeConfig
+from nestmodel.evaluate.probe.contestants import CONTESTANTS, Caches, FeatureCache, frame_features
 from nestmodel.evaluate.probe.utterances import ProbeUtterance, SideName, check_disjoint, check_enough
+from nestmodel.evaluate.probe_config import Contestant, CtcProbeConfig, FrameProbeConfig, ProbeConfig
 from nestmodel.nn.network import NestNetwork
 
 Report = TypeVar("Report")

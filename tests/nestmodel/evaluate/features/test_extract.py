@@ -26,11 +26,11 @@ from nestmodel import (
 from nestmodel.evaluate.features.batch import (
     frame_rate_hz,
     log_mel_function,
-    parse_layers,
     resolve_device,
     resolve_layers,
     stacked_mel_function,
 )
+from nestmodel.evaluate.features.config import parse_layers
 from nestmodel.evaluate.features.encode import iterate_corpus
 from nestmodel.evaluate.features.extract import file_stem
 from nestmodel.evaluate.features.inputs import cut_labels
