@@ -4,7 +4,6 @@
 at a time: a command imports only the types of the keys that it needs.
 """
 
-import difflib
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import yaml
 
+from nestdata.config_checks import nearest_name_hint
 from nestmodel import preset_path
 
 from .errors import UsageError
@@ -161,17 +161,11 @@ def read_config(path: Path) -> dict[str, Any]:
     return content
 
 
-def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """Returns the text to append to a message about an unknown name; empty when no known name is similar."""
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"; the nearest is '{near[0]}'" if near else ""
-
-
 def _read_sections(path: Path) -> dict[str, Any]:
     content = read_config(path)
     for key in content:
         # Other sections belong to other parts of a run, but a misspelt one of ours would silently be ignored.
-        if key not in _SECTIONS and (hint := nearest_hint(str(key), _SECTIONS)):
+        if key not in _SECTIONS and (hint := nearest_name_hint(str(key), _SECTIONS, min_similarity=0.6)):
             raise UsageError(f"{path}: the section '{key}' is unknown{hint}.")
     return content
 
@@ -181,7 +175,7 @@ def _check_keys(section: Any, known: Sequence[str], where: str) -> None:
         raise UsageError(f"{where} is {section!r}: expected a mapping with the keys {', '.join(known)}.")
     for key in section:
         if key not in known:
-            hint = nearest_hint(str(key), known)
+            hint = nearest_name_hint(str(key), known, min_similarity=0.6)
             raise UsageError(f"the key '{where}.{key}' is unknown{hint}. Known keys are {', '.join(known)}.")
 
 
