@@ -22,9 +22,9 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from nestcli.arguments.completion import COMPLETION_OPTIONS, TYPER_TAKES_SHELL, LightningCommand, completed_command
-from nestcli.arguments.errors import UsageError
-from nestcli.arguments.settings import short_option
+from .arguments.completion import COMPLETION_OPTIONS, TYPER_TAKES_SHELL, LightningCommand, completed_command
+from .arguments.errors import UsageError
+from .arguments.settings import short_option
 
 DISTRIBUTION = "nest-pretrain"
 
@@ -176,10 +176,10 @@ def _run_lightning(command: Command, arguments: list[str]) -> int:
     Until the ranks connect to each other, every rank finds the same mistakes of usage and configuration: rank 0 alone
     prints them.
     """
-    from nestcli.arguments.dialect import HELP, translate
+    from .arguments.dialect import HELP, translate
 
     if not {*HELP}.isdisjoint(arguments):
-        from nestcli.arguments.short_help import short_help
+        from .arguments.short_help import short_help
 
         print(short_help(arguments[0], command.help, command.examples, arguments[1:]))
         return 0

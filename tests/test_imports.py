@@ -31,8 +31,8 @@ def imports_of(path: Path) -> Iterator[tuple[str, str | None]]:
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            # Relative imports stay within their package, which is flat.
-            assert node.level <= 1, f"{path}: a relative import that leaves its package"
+            is_inside = node.level == 0 or (path.parents[node.level - 1] / "__init__.py").exists()
+            assert is_inside, f"{path}: a relative import that leaves its package"
             if node.level == 0:
                 yield from ((node.module or "", alias.name) for alias in node.names)
 

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from nestcli.arguments.options import AttentionContext, ModelArgument, Overwrite, chosen_context
 from nestmodel import ExportFormat, WeightParts
+
+from ..arguments.options import AttentionContext, ModelArgument, Overwrite, chosen_context
 
 
 def export_command(

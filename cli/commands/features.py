@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nestcli.arguments.field_options import with_field_options
-from nestcli.arguments.options import (
+from nestmodel import ExtractConfig, parse_layers
+
+from ..arguments.field_options import with_field_options
+from ..arguments.options import (
     AsJson,
     AttentionContext,
     InputArguments,
@@ -16,9 +18,8 @@ from nestcli.arguments.options import (
     chosen_context,
     setting_option,
 )
-from nestcli.output import console, print_json, rejected_text
-from nestcli.progress import progress
-from nestmodel import ExtractConfig, parse_layers
+from ..output import console, print_json, rejected_text
+from ..progress import progress
 
 if TYPE_CHECKING:
     from nestmodel import ExtractReport

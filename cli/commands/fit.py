@@ -9,11 +9,6 @@ from typing import Any, cast
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
-from nestcli.arguments.errors import UsageError
-from nestcli.arguments.keys import SEEDS
-from nestcli.arguments.parser import Parser, read_field_docstrings
-from nestcli.display import print_results, print_summary, progress_callback, silence_lightning
-from nestcli.trackers import LOG_HELP, TrackerName, check_trackers, open_loggers, start_trackers
 from nestmodel import (
     ConfigError,
     Curves,
@@ -34,6 +29,11 @@ from nestmodel.training.starting.launcher import check_main_address
 from nestmodel.training.starting.run_summary import summarise_run
 from nestmodel.training.starting.startup import is_first_rank, watch_ranks
 
+from ..arguments.errors import UsageError
+from ..arguments.keys import SEEDS
+from ..arguments.parser import Parser, read_field_docstrings
+from ..display import print_results, print_summary, progress_callback, silence_lightning
+from ..trackers import LOG_HELP, TrackerName, check_trackers, open_loggers, start_trackers
 from .preflight import PreflightTrainer
 
 _ONLY_WARNS = (

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from nestcli.arguments.options import Overwrite
+from ..arguments.options import Overwrite
 
 
 def import_command(

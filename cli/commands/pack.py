@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nestcli.arguments.field_options import with_field_options
-from nestcli.arguments.options import AllowCommands, AsJson
-from nestcli.output import console, print_json
-from nestcli.progress import progress
 from nestdata import PackConfig
+
+from ..arguments.field_options import with_field_options
+from ..arguments.options import AllowCommands, AsJson
+from ..output import console, print_json
+from ..progress import progress
 
 if TYPE_CHECKING:
     from nestdata import PackReport

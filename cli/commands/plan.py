@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from nestcli.arguments.field_options import option_parameter, replacing
-from nestcli.arguments.options import AsJson, ConfigFiles, CorpusArguments, PlanSeed, WorldSize, setting_option
-from nestcli.arguments.settings import SETTINGS
-from nestcli.output import console, print_json
 from nestdata import ConfigError, PlanConfig
+
+from ..arguments.field_options import option_parameter, replacing
+from ..arguments.options import AsJson, ConfigFiles, CorpusArguments, PlanSeed, WorldSize, setting_option
+from ..arguments.settings import SETTINGS
+from ..output import console, print_json
 
 if TYPE_CHECKING:
     from nestdata import PlanSummary
@@ -49,8 +50,9 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Show the steps, padding and buckets of an epoch without reading audio."""
-    from nestcli.arguments.run_config import RunData
     from nestdata import BatchPlan, Corpora, draw_plan, summarise_plan
+
+    from ..arguments.run_config import RunData
 
     if picture and picture.suffix not in _PICTURE_SUFFIXES:
         raise ConfigError(f"--picture is {str(picture)!r}: expected a name that ends in .png, .svg or .pdf.")

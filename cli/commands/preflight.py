@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nestcli.output import print_json
 from nestmodel import (
     BudgetConfig,
     BudgetReport,
@@ -23,6 +22,8 @@ from nestmodel import (
 )
 from nestmodel.training.starting import kernel_race
 from nestmodel.tuning.table import format_table
+
+from ..output import print_json
 
 _STYLES = {"ok": "green", "skipped": "dim", "warning": "yellow", "failed": "bold red"}
 _MIN_WIDTH = 100

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from nestcli.arguments.field_options import with_field_options
-from nestcli.arguments.options import AsJson, Overwrite, setting_option
-from nestcli.output import console, print_json, rejected_text
-from nestcli.progress import progress
 from nestdata import ConfigError, PrepareConfig, SegmentConfig
+
+from ..arguments.field_options import with_field_options
+from ..arguments.options import AsJson, Overwrite, setting_option
+from ..output import console, print_json, rejected_text
+from ..progress import progress
 
 if TYPE_CHECKING:
     from nestdata import Channel, PrepareProgress, PrepareReport

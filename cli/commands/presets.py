@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 import yaml
 
-from nestcli.arguments.completion import complete_presets
-from nestcli.output import console
 from nestmodel import EncoderConfig, NestConfig
 from nestmodel.attention_context import Context, format_context
 from nestmodel.config import LIVE_PRESETS
+
+from ..arguments.completion import complete_presets
+from ..output import console
 
 if TYPE_CHECKING:
     from rich.table import Table

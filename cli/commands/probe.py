@@ -11,9 +11,12 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from nestcli.arguments.errors import UsageError
-from nestcli.arguments.field_options import option_parameter, replacing
-from nestcli.arguments.options import (
+from nestdata.field_docs import field_summaries
+from nestmodel import CtcProbeConfig, FrameProbeConfig, ProbeConfig
+
+from ..arguments.errors import UsageError
+from ..arguments.field_options import option_parameter, replacing
+from ..arguments.options import (
     AsJson,
     AttentionContext,
     InputArguments,
@@ -22,11 +25,8 @@ from nestcli.arguments.options import (
     chosen_context,
     setting_option,
 )
-from nestcli.output import print_json
-from nestcli.progress import progress
-from nestdata.field_docs import field_summaries
-from nestmodel import CtcProbeConfig, FrameProbeConfig, ProbeConfig
-
+from ..output import print_json
+from ..progress import progress
 from .probe_summary import print_ctc_summary, print_frame_summary, print_label_summary
 
 ProbeTask = Literal["labels", "ctc", "frames"]

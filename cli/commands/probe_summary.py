@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nestcli.output import console, rejected_text
+from ..output import console, rejected_text
 
 if TYPE_CHECKING:
     from nestmodel import CtcProbeReport, ErrorRate, Estimate, FrameProbeReport, ProbeReport, ProbeScore

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nestcli.arguments.options import (
+from ..arguments.options import (
     AllowCommands,
     AsJson,
     ConfigFiles,
@@ -16,7 +16,7 @@ from nestcli.arguments.options import (
     WorldSize,
     setting_option,
 )
-from nestcli.output import console, print_json
+from ..output import console, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,8 +53,9 @@ def preview(
 
     With --json, print the cut ids and the SHA-256 digest of every tensor.
     """
-    from nestcli.arguments.run_config import RunData
     from nestdata import MixConfig, batch_digest, preview_rows, write_preview
+
+    from ..arguments.run_config import RunData
 
     run = RunData.read(config)
     dataset = run.training_dataset(

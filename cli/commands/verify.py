@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from nestcli.arguments.options import AllowCommands, AsJson
-from nestcli.output import console, print_json
-from nestcli.progress import progress
+from ..arguments.options import AllowCommands, AsJson
+from ..output import console, print_json
+from ..progress import progress
 
 
 def verify_command(
