@@ -31,7 +31,7 @@ def imports_of(path: Path) -> Iterator[tuple[str, str | None]]:
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            is_inside = node.level == 0 or (path.parents[node.level - 1] / "__init__.py").exists()
+            is_inside = node.level == 0 or REPOSITORY in path.parents[node.level - 1].parents
             assert is_inside, f"{path}: a relative import that leaves its package"
             if node.level == 0:
                 yield from ((node.module or "", alias.name) for alias in node.names)
