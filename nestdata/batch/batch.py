@@ -64,6 +64,10 @@ class Microbatch:
     remote: RemoteStats | None = None
     """What reading from object stores has cost; None for corpora without remote audio."""
 
+    def metadata(self) -> dict[str, Any]:
+        """Returns what is known about the cuts, by field name: the fields that every form of a microbatch has."""
+        return {field.name: getattr(self, field.name) for field in fields(Microbatch)}
+
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors by field name, in the order of the fields."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,8 +1,10 @@
 """`AudioNoiseDataset`: loads the microbatch of any batch index as a pure function of its key."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import repeat
 from typing import Any, Literal, SupportsIndex, overload
 
 import numpy as np
@@ -11,14 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-import nestguard
 from nestdata.batch.augment import AugmentConfig, Chain
 from nestdata.batch.bad_audio import BadAudioConfig
 from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, MicrobatchKey
 from nestdata.batch.corpus_roles import warn_of_noise, warn_of_validation
 from nestdata.batch.loader import BatchLoader, StartMethod
 from nestdata.batch.memory import BatchMemory, aligned
-from nestdata.batch.mix import Mix, SpeakerNoiseMixer, Speech, as_float32
+from nestdata.batch.mix import Mix, SpeakerNoiseMixer, as_float32
 from nestdata.batch.noise import NoiseSampler, NoiseSpan
 from nestdata.batch.packed import PackedBatch
 from nestdata.batch.remote import CutsOf, RemoteConfig, RemoteReader
@@ -114,41 +115,29 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             memory: Memory for the arrays of the batch; new arrays by default.
             upcoming: Indices of the next batches of this process, in order, of which remote audio is fetched already.
         """
-        memory = memory or BatchMemory()
-        heartbeat = nestguard.current()
-        rows = self._rows(index, upcoming, memory, heartbeat.note_cut, pcm16=False)
+        rows = self._rows(index, memory, upcoming, pcm16=False)
         shape = rows.samples.shape
-        noise, noisy = memory.zeros(shape, np.float32), memory.empty(shape, np.float32)
-        speech = []
+        noise, noisy = rows.memory.zeros(shape, np.float32), rows.memory.empty(shape, np.float32)
         for i in range(len(rows)):
-            cut = rows.load(i)
+            rows.load(i)
             # Copied while the samples are still in the processor's cache.
             noisy[i] = rows.samples[i]
-            speech.append(self._augmented(cut, rows.key, i, rows.samples[i], noisy[i]) if self._speech_chain else cut)
+            if self._speech_chain:
+                self._augment(rows, i, noisy[i])
         mixes = []
-        for i in range(len(rows)):
-            mix = self._mix(rows.key, i, speech, noise[i], heartbeat.note_cut)
+        for i, mix in enumerate(self._mixes(rows, noise)):
             for start, number in mix.segments:
                 noisy[i, start : start + number] += noise[i, start : start + number]
             if self._mixture_chain:
-                number = len(speech[i].samples)
+                number = len(rows.speech[i].samples)
                 noisy[i, :number] = self._mixture_chain(noisy[i, :number], *self._seed_and_counters(rows.key, i))
             mixes.append(mix)
-        heartbeat.note_cuts(())  # no cut is being loaded
-        lengths, noise_lengths = _lengths(speech, mixes, memory)
+        shared = self._shared_fields(rows, mixes)
         return AudioNoiseBatch(
-            audio=torch.from_numpy(rows.samples),
-            audio_len=lengths,
             noise=torch.from_numpy(noise),
-            noise_len=noise_lengths,
             noisy_audio=torch.from_numpy(noisy),
-            noisy_audio_len=_tensor(lengths.numpy(), memory),
-            sample_id=[cut.cut_id for cut in speech],
-            mixes=mixes,
-            bad_cuts=rows.bad_cuts,
-            key=rows.key,
-            sampling_rate=self.corpus.sampling_rate,
-            remote=None if self.remote is None else self.remote.new_stats(),
+            noisy_audio_len=_tensor(shared["audio_len"].numpy(), rows.memory),
+            **shared,
         )
 
     def load_packed(
@@ -169,35 +158,25 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             ConfigError: Transforms change the noisy audio, so that it is not the sum of audio and noise.
         """
         self._check_packable()
-        memory = memory or BatchMemory()
-        heartbeat = nestguard.current()
-        rows = self._rows(index, upcoming, memory, heartbeat.note_cut, pcm16=True)
-        speech = rows.load_all()
+        rows = self._rows(index, memory, upcoming, pcm16=True)
+        for i in range(len(rows)):
+            rows.load(i)
         num_samples = rows.samples.shape[1]
-        packed = memory.empty(self._most_mixed_samples(sum(len(cut.samples) for cut in speech), len(rows)), np.float32)
+        packed = rows.memory.empty(
+            self._most_mixed_samples(sum(len(cut.samples) for cut in rows.speech), len(rows)), np.float32
+        )
         noise, used = np.empty(num_samples, np.float32), 0
         mixes, segments = [], []
-        for i in range(len(rows)):
-            mix = self._mix(rows.key, i, speech, noise, heartbeat.note_cut)
+        for i, mix in enumerate(self._mixes(rows, repeat(noise))):
             for start, number in mix.segments:
                 packed[used : used + number] = noise[start : start + number]
                 segments.append((i * num_samples + start, number))
                 used += number
             mixes.append(mix)
-        heartbeat.note_cuts(())
-        lengths, noise_lengths = _lengths(speech, mixes, memory)
         return PackedBatch(
-            audio=torch.from_numpy(rows.samples),
-            audio_len=lengths,
             noise=torch.from_numpy(packed[:used]),
-            noise_len=noise_lengths,
-            segments=_tensor(np.array(segments, np.int64).reshape(-1, 2).T, memory),
-            sample_id=[cut.cut_id for cut in speech],
-            mixes=mixes,
-            bad_cuts=rows.bad_cuts,
-            key=rows.key,
-            sampling_rate=self.corpus.sampling_rate,
-            remote=None if self.remote is None else self.remote.new_stats(),
+            **self._shared_fields(rows, mixes),
+            segments=_tensor(np.array(segments, np.int64).reshape(-1, 2).T, rows.memory),
         )
 
     @property
@@ -317,9 +296,8 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
     def _rows(
         self,
         index: BatchIndex | tuple[int, int] | SupportsIndex,
+        memory: BatchMemory | None,
         upcoming: Sequence[tuple[int, int]],
-        memory: BatchMemory,
-        on_cut: Callable[[str], None],
         *,
         pcm16: bool,
     ) -> SpeechRows:
@@ -331,9 +309,8 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             self.plan,
             self._key(step, microbatch),
             short_audio=self.short_audio,
-            memory=memory,
+            memory=memory or BatchMemory(),
             pcm16=pcm16,
-            on_cut=on_cut,
             remote=self.remote,
         )
 
@@ -351,47 +328,52 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
                     noise.append(self.noise.first_index(StatelessRng(seed, "noise", *counters)))
         return CutsOf(speech, [each for each in noise if each is not None])
 
-    def _augmented(
-        self,
-        cut: Speech,
-        key: MicrobatchKey,
-        position: int,
-        audio: NDArray[np.float32],
-        noisy: NDArray[np.float32],
-    ) -> Speech:
-        """Applies the transforms of speech to the noisy or to both signals, and returns the cut used for mixing."""
-        changed = self._speech_chain(as_float32(cut.samples), *self._seed_and_counters(key, position))
+    def _augment(self, rows: SpeechRows, position: int, noisy: NDArray[np.float32]) -> None:
+        """Applies the transforms of speech to the noisy or to both signals of a cut, and to its use in mixing."""
+        cut = rows.speech[position]
+        changed = self._speech_chain(as_float32(cut.samples), *self._seed_and_counters(rows.key, position))
         noisy[: len(changed)] = changed
         if self.augment.speech_on == "both":
-            audio[: len(changed)] = changed
-        return cut._replace(samples=changed)
+            rows.samples[position, : len(changed)] = changed
+        rows.speech[position] = cut._replace(samples=changed)
 
-    def _mix(
-        self,
-        key: MicrobatchKey,
-        position: int,
-        speech: list[Speech],
-        noise: NDArray[np.float32],
-        on_cut: Callable[[str], None],
-    ) -> Mix:
-        """Writes the interference of one cut to `noise`, and returns its record."""
-        seed, *counters = self._seed_and_counters(key, position)
+    def _mixes(self, rows: SpeechRows, noise: Iterable[NDArray[np.float32]]) -> Iterator[Mix]:
+        """Writes the interference of each cut to the next array of `noise`, and then yields its record."""
+        for position, out in zip(range(len(rows)), noise, strict=False):
+            if self.mixer is None:
+                yield Mix(mode="none")
+                continue
+            seed, *counters = self._seed_and_counters(rows.key, position)
+            draw_noise = partial(self._draw_noise, rows, position)
+            yield self.mixer(position, rows.speech, StatelessRng(seed, "mix", *counters), draw_noise, out)
+        rows.heartbeat.note_cuts(())  # no cut is being loaded
 
-        def draw_noise(num_samples: int) -> NoiseSpan:
-            span = self.noise.draw(
-                num_samples,
-                StatelessRng(seed, "noise", *counters),
-                on_cut=on_cut,
-                content_of=None if self.remote is None else self.remote.noise,
-                store=None if self.remote is None else self.remote.storage,
-            )
-            if not self._noise_chain:
-                return span
-            return replace(span, samples=self._noise_chain(span.samples, seed, *counters))
+    def _draw_noise(self, rows: SpeechRows, position: int, num_samples: int) -> NoiseSpan:
+        seed, *counters = self._seed_and_counters(rows.key, position)
+        span = self.noise.draw(
+            num_samples,
+            StatelessRng(seed, "noise", *counters),
+            on_cut=rows.heartbeat.note_cut,
+            content_of=None if self.remote is None else self.remote.noise,
+            store=None if self.remote is None else self.remote.storage,
+        )
+        return replace(span, samples=self._noise_chain(span.samples, seed, *counters)) if self._noise_chain else span
 
-        if self.mixer is None:
-            return Mix(mode="none")
-        return self.mixer(position, speech, StatelessRng(seed, "mix", *counters), draw_noise, noise)
+    def _shared_fields(self, rows: SpeechRows, mixes: list[Mix]) -> dict[str, Any]:
+        """Returns the fields that both forms of a batch have, without the noise."""
+        lengths = np.array([len(cut.samples) for cut in rows.speech])
+        is_mixed = np.array([mix.mode != "none" for mix in mixes])
+        return {
+            "audio": torch.from_numpy(rows.samples),
+            "audio_len": _tensor(lengths, rows.memory),
+            "noise_len": _tensor(lengths * is_mixed, rows.memory),
+            "sample_id": [cut.cut_id for cut in rows.speech],
+            "mixes": mixes,
+            "bad_cuts": rows.bad_cuts,
+            "key": rows.key,
+            "sampling_rate": self.corpus.sampling_rate,
+            "remote": None if self.remote is None else self.remote.new_stats(),
+        }
 
     def _seed_and_counters(self, key: MicrobatchKey, position: int) -> tuple[int, int, int, int]:
         """Returns what the random numbers of a cut depend on."""
@@ -410,21 +392,10 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         for bucket in self.plan.buckets:
             num_cuts = bucket.cuts_per_microbatch
             num_samples = num_cuts * bucket.padded_samples
+            signals = [num_samples, self._most_mixed_samples(num_samples, num_cuts)] if packed else [num_samples] * 3
             integers = 3 * aligned(8 * num_cuts) + aligned(16 * num_cuts * most_segments)
-            if packed:
-                sizes.append(
-                    aligned(4 * num_samples) + aligned(4 * self._most_mixed_samples(num_samples, num_cuts)) + integers
-                )
-            else:
-                sizes.append(3 * aligned(4 * num_samples) + integers)
+            sizes.append(sum(aligned(4 * number) for number in signals) + integers)
         return max(sizes)
-
-
-def _lengths(speech: Sequence[Speech], mixes: Sequence[Mix], memory: BatchMemory) -> tuple[Tensor, Tensor]:
-    """Returns `audio_len` and `noise_len`."""
-    lengths = np.array([len(cut.samples) for cut in speech])
-    is_mixed = np.array([mix.mode != "none" for mix in mixes])
-    return _tensor(lengths, memory), _tensor(lengths * is_mixed, memory)
 
 
 def _tensor(values: NDArray[np.int64], memory: BatchMemory) -> Tensor:

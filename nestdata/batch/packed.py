@@ -45,11 +45,7 @@ class PackedBatch(Microbatch):
             noise_len=self.noise_len,
             noisy_audio=noisy,
             noisy_audio_len=self.audio_len.clone(),
-            sample_id=self.sample_id,
-            mixes=self.mixes,
-            bad_cuts=self.bad_cuts,
-            key=self.key,
-            sampling_rate=self.sampling_rate,
+            **self.metadata(),
         )
 
     def signals(self) -> tuple[Float[Tensor, "batch samples"], Float[Tensor, "batch samples"]]:

@@ -1,10 +1,10 @@
 """Loads the speech of a microbatch into the rows of one array, with substitutes for cuts that cannot be used."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 
+import nestguard
 from nestdata.batch.bad_audio import BadCut
 from nestdata.batch.batch import MicrobatchKey
 from nestdata.batch.memory import BatchMemory
@@ -30,12 +30,14 @@ class SpeechRows:
         short_audio: How cuts shorter than the plan's `min_audio_seconds` are extended.
         memory: Memory for the array, of which nothing may be in use yet.
         pcm16: Whether rows are 16-bit integers for as long as all cuts allow it; otherwise float32.
-        on_cut: Called with the id of each cut before it is decoded.
         remote: Returns the bytes of remote cuts; by default, all audio is read where it is decoded.
     """
 
     samples: Samples
     """Shape (cuts, samples), zero after the end of each cut."""
+
+    speech: list[Speech]
+    """The cuts of the rows that are loaded."""
 
     bad_cuts: list[BadCut]
     """Cuts that could not be used."""
@@ -49,16 +51,16 @@ class SpeechRows:
         short_audio: ShortAudio,
         memory: BatchMemory,
         pcm16: bool,
-        on_cut: Callable[[str], None],
         remote: RemoteReader | None = None,
     ) -> None:
         self.key = key
+        self.speech = []
         self.bad_cuts = []
+        self.memory = memory
+        self.heartbeat = nestguard.current()
         self._corpus = corpus
         self._plan = plan
         self._short_audio = short_audio
-        self._memory = memory
-        self._on_cut = on_cut
         self._remote = remote
         self._corpus_indices = plan.indices(key.step, key.microbatch).tolist()
         self.samples = memory.empty(
@@ -68,14 +70,8 @@ class SpeechRows:
     def __len__(self) -> int:
         return len(self._corpus_indices)
 
-    def load_all(self) -> list[Speech]:
-        """Loads all rows."""
-        speech = [self.load(row) for row in range(len(self))]
-        # The rows have moved if one of the cuts was not 16-bit audio.
-        return [cut._replace(samples=self.samples[row, : len(cut.samples)]) for row, cut in enumerate(speech)]
-
-    def load(self, row: int) -> Speech:
-        """Loads the cut of one row, or a substitute from the same bucket if it cannot be used.
+    def load(self, row: int) -> None:
+        """Loads the cut of the next row, or a substitute from the same bucket if it cannot be used.
 
         Raises:
             AudioError: None of the substitutes can be used either.
@@ -91,7 +87,8 @@ class SpeechRows:
                 self.bad_cuts.append(BadCut.of(self._corpus.line(corpus_index)["id"], error))
                 corpus_index = self._plan.substitute(self.key.step, self.key.microbatch, row, attempt)
                 continue
-            return Speech(corpus_index, cut_id, self._extend(self.samples[row], num_samples))
+            self.speech.append(Speech(corpus_index, cut_id, self._extend(self.samples[row], num_samples)))
+            return
         tried = ", ".join(cut.cut_id for cut in self.bad_cuts[-_MAX_SUBSTITUTES - 1 :])
         raise AudioError(
             f"step {self.key.step}, microbatch {self.key.microbatch}: none of {_MAX_SUBSTITUTES + 1} cuts of similar "
@@ -100,7 +97,7 @@ class SpeechRows:
 
     def _decode(self, corpus_index: int, row: int, num_samples: int) -> str:
         """Decodes a cut to the start of a row and returns its id."""
-        options: dict[str, Any] = {"on_cut": self._on_cut}
+        options: dict[str, Any] = {"on_cut": self.heartbeat.note_cut}
         if self._remote is not None:
             content = self._remote.speech(corpus_index)
             options |= {"content": content, "is_checked": True, "store": self._remote.storage}
@@ -120,9 +117,11 @@ class SpeechRows:
     def _widen(self) -> None:
         """Replaces 16-bit rows by float32 rows."""
         narrow = self.samples.copy()
-        self._memory.reuse()
-        self.samples = self._memory.empty(narrow.shape, np.float32)
+        self.memory.reuse()
+        self.samples = self.memory.empty(narrow.shape, np.float32)
         self.samples[:] = as_float32(narrow)
+        loaded = zip(self.speech, self.samples, strict=False)
+        self.speech = [cut._replace(samples=samples[: len(cut.samples)]) for cut, samples in loaded]
 
     def _extend(self, samples: Samples, num_samples: int) -> Samples:
         """Extends a cut that is too short, writes zeros after its end, and returns its samples."""

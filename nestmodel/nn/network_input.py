@@ -109,10 +109,6 @@ class MaskedBatch:
             num_samples=self.num_samples,
             dropout_keys=self.dropout_keys,
             att_context=self.att_context,
-            sample_id=batch.sample_id,
-            mixes=batch.mixes,
-            bad_cuts=batch.bad_cuts,
-            key=batch.key,
-            remote=batch.remote,
+            **batch.metadata(),
         )
         return inputs.to(device, non_blocking=non_blocking)
