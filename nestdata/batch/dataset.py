@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
-from typing import Any, Literal, SupportsIndex, overload
+from typing import Any, Literal, SupportsIndex, Unpack, overload
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from nestdata.batch.augment import AugmentConfig, Chain
 from nestdata.batch.bad_audio import BadAudioConfig
 from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, MicrobatchKey
 from nestdata.batch.corpus_roles import warn_of_noise, warn_of_validation
-from nestdata.batch.loader import BatchLoader, StartMethod
+from nestdata.batch.loader import BatchIndices, BatchLoader, LoaderOptions, StartMethod
 from nestdata.batch.memory import BatchMemory, aligned
 from nestdata.batch.mix import Mix, SpeakerNoiseMixer, as_float32
 from nestdata.batch.noise import NoiseSampler, NoiseSpan
@@ -216,31 +216,22 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
 
     @overload
     def loader(
-        self,
-        batch_indices: Iterable[BatchIndex | tuple[int, int]],
-        *,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        packed: Literal[False] = False,
-        start_method: StartMethod | None = None,
-        num_slots: int | None = None,
+        self, batch_indices: BatchIndices, *, packed: Literal[False] = False, **options: Unpack[LoaderOptions]
     ) -> BatchLoader[AudioNoiseBatch]: ...
 
     @overload
     def loader(
-        self,
-        batch_indices: Iterable[BatchIndex | tuple[int, int]],
-        *,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        packed: Literal[True],
-        start_method: StartMethod | None = None,
-        num_slots: int | None = None,
+        self, batch_indices: BatchIndices, *, packed: Literal[True], **options: Unpack[LoaderOptions]
     ) -> BatchLoader[PackedBatch]: ...
+
+    @overload
+    def loader(
+        self, batch_indices: BatchIndices, *, packed: bool, **options: Unpack[LoaderOptions]
+    ) -> BatchLoader[Any]: ...
 
     def loader(
         self,
-        batch_indices: Iterable[BatchIndex | tuple[int, int]],
+        batch_indices: BatchIndices,
         *,
         num_workers: int = 0,
         pin_memory: bool = False,

@@ -2,18 +2,19 @@
 
 import atexit
 import logging
+import math
 import multiprocessing
 import os
 import pickle
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Generic, Literal
+from typing import Any, Generic, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -32,8 +33,19 @@ from nestdata.plan.batch_plan import BatchPlan
 from nestdata.storage import StoreEnvironment
 
 StartMethod = Literal["fork", "forkserver", "spawn"]
-Load = Callable[..., Batch]
+BatchIndices = Iterable[BatchIndex | tuple[int, int]]
+Load = Callable[[tuple[int, int], BatchMemory | None, Sequence[tuple[int, int]]], Batch]
 """Takes (step, microbatch), memory for the batch or None and, for remote audio, the next indices of the process."""
+
+
+class LoaderOptions(TypedDict, total=False):
+    """Options of `AudioNoiseDataset.loader`, which explains them."""
+
+    num_workers: int
+    pin_memory: bool
+    start_method: StartMethod | None
+    num_slots: int | None
+
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +63,7 @@ _NEEDED_BY_WORKERS = ("nestdata.batch.dataset", "torchaudio", "soundfile", "mini
 
 
 class BatchLoader(DataLoader[Batch], Generic[Batch]):
-    """Yields the batches at given indices, in their order.
+    """Yields the batches at given indices, in their order; `AudioNoiseDataset.loader` explains the other options.
 
     Counts unusable audio as batches arrive, that is in one process and in the order of training.
 
@@ -61,19 +73,15 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
         load: Returns the batch of an index, with its arrays in given memory; a method of the dataset.
         slot_bytes: Memory that the arrays of the largest batch take.
         limits: Tolerance for unusable audio.
-        num_workers: Number of loader processes.
-        pin_memory: Whether batches are in page-locked memory.
-        start_method: How workers are started; by default, as Python does.
-        num_slots: Number of batches that the shared memory holds; by default, two for each worker and four more.
         remote: The reader of remote audio that `load` uses; None if there is no remote audio.
     """
 
     def __init__(
         self,
         dataset: Dataset[Any],
-        batch_indices: Iterable[BatchIndex | tuple[int, int]],
+        batch_indices: BatchIndices,
         *,
-        load: "Load[Batch]",
+        load: Load[Batch],
         slot_bytes: int,
         limits: BadAudioConfig,
         num_workers: int = 0,
@@ -120,7 +128,6 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
                 _BatchSource(self._load, None),
                 batch_size=None,
                 sampler=_SlotSampler(self.sampler, None, num_ahead=self._num_ahead),
-                collate_fn=_unchanged,
                 pin_memory=self.pin_memory,
             )
         )
@@ -136,7 +143,6 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
             sampler=sampler,
             num_workers=self.num_workers,
             prefetch_factor=_PREFETCH_FACTOR,
-            collate_fn=_unchanged,
             worker_init_fn=_StartWorker(self.num_workers, nestguard.current().slot),
             multiprocessing_context=context,
         )
@@ -259,17 +265,16 @@ class _SlotSampler(Sampler[tuple[int, int, int | None, _Upcoming]]):
 class _BatchSource(Dataset[Any]):
     """Loads batches in the process that needs them or in a worker."""
 
-    def __init__(self, load: "Load[Any]", ring: SlotRing | None) -> None:
+    def __init__(self, load: Load[Any], ring: SlotRing | None) -> None:
         self._load = load
         self._ring = ring
 
     def __getitem__(self, index: tuple[int, int, int | None, _Upcoming]) -> Any:
         step, microbatch, slot, upcoming = index
-        ahead = (upcoming,) if upcoming else ()
         if self._ring is None or slot is None:
-            return self._load((step, microbatch), None, *ahead)
+            return self._load((step, microbatch), None, upcoming)
         memory = self._ring.bytes_of(slot)
-        return _FilledSlot.of(self._load((step, microbatch), BatchMemory(memory), *ahead), slot, memory)
+        return _FilledSlot.of(self._load((step, microbatch), BatchMemory(memory), upcoming), slot, memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received_source, (bytes(ForkingPickler.dumps(self._load)), self._ring)
@@ -294,6 +299,11 @@ class _View:
     first_byte: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    def open(self, memory: Tensor) -> Tensor:
+        """Returns the tensor on the memory of its slot."""
+        num_bytes = self.dtype.itemsize * math.prod(self.shape)
+        return memory[self.first_byte : self.first_byte + num_bytes].view(self.dtype).view(self.shape)
 
 
 @dataclass(frozen=True)
@@ -320,14 +330,8 @@ class _FilledSlot:
     def open(self, ring: SlotRing) -> Any:
         """Returns the batch with tensors on the memory of its slot."""
         memory = ring.tensor(self.slot)
-        return self.kind(**{name: _opened(value, memory) for name, value in self.fields.items()})
-
-
-def _opened(value: Any, memory: Tensor) -> Any:
-    if not isinstance(value, _View):
-        return value
-    num_bytes = value.dtype.itemsize * int(np.prod(value.shape))
-    return memory[value.first_byte : value.first_byte + num_bytes].view(value.dtype).view(value.shape)
+        opened = {name: value.open(memory) for name, value in self.fields.items() if isinstance(value, _View)}
+        return self.kind(**{**self.fields, **opened})
 
 
 class _StartWorker:
@@ -391,7 +395,3 @@ def _end(workers: Iterable[BaseProcess]) -> None:
     for worker in workers:
         if worker.is_alive() and worker.pid is not None:
             os.kill(worker.pid, _END_SIGNAL)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

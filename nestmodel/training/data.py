@@ -203,13 +203,13 @@ class NestDataModule(pl.LightningDataModule):
             on_gpu: Whether the model is on a GPU, which gets packed batches in page-locked memory.
             num_workers: Number of loader processes; by default, that of the data module.
         """
-        num_workers = self.num_workers if num_workers is None else num_workers
-        method = self.start_method
-        if on_gpu and dataset.is_packable:
-            return dataset.loader(
-                batch_indices, num_workers=num_workers, pin_memory=True, packed=True, start_method=method
-            )
-        return dataset.loader(batch_indices, num_workers=num_workers, pin_memory=on_gpu, start_method=method)
+        return dataset.loader(
+            batch_indices,
+            num_workers=self.num_workers if num_workers is None else num_workers,
+            pin_memory=on_gpu,
+            packed=on_gpu and dataset.is_packable,
+            start_method=self.start_method,
+        )
 
     def use_fork_server(self) -> None:
         """Selects a fork server for loader workers and starts it, unless another `start_method` was given.
