@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torchaudio.functional import melscale_fbanks
 
 from nestmodel.config import FeatureConfig
+from nestmodel.nn.precision import exact_matmul
 
 LOG_OFFSET = 2.0**-24
 """Added to the mel energies, so that the logarithm of silence is finite."""
@@ -40,14 +41,6 @@ class AudioCache(NamedTuple):
 
     num_samples: int = 0
     num_frames: int = 0
-
-
-def exact_matmul(left: Float[Tensor, "*left"], right: Float[Tensor, "*right"]) -> Float[Tensor, "*product"]:
-    """Multiplies float32 matrices in full precision, even if the run allows TF32."""
-    if not left.is_cuda:
-        return left @ right
-    # TF32 keeps 10 bits of a float32 factor, which can change tokens. Double precision is never reduced to TF32.
-    return (left.double() @ right.double()).to(left.dtype)
 
 
 class LogMelFeatures(nn.Module):

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nestmodel.config import QuantizerConfig
-from nestmodel.nn.features import exact_matmul
+from nestmodel.nn.precision import exact_dtype, exact_matmul
 
 MAX_SCORES = 2**25
 """Maximum number of scores held at once, so that memory does not grow with the batch (256 MiB in double precision)."""
@@ -63,8 +63,7 @@ class RandomProjectionQuantizer(nn.Module):
 
     def _nearest(self, points: Float[Tensor, "points codebooks code_dim"]) -> Int[Tensor, "points codebooks"]:
         """Returns the nearest code: the largest x·c for cosine, the largest x·c - |c|²/2 for Euclidean distance."""
-        # Double precision on a GPU, where float32 products may be reduced to TF32 (10 bits), which can change tokens.
-        codes = self.codebooks.to(torch.float64 if points.is_cuda else torch.float32)
+        codes = self.codebooks.to(exact_dtype(points))
         # The norms of the codes are 1 except for rounding. They decide between codes where x is 0, in the padding.
         offsets = codes.square().sum(-1).unsqueeze(1) / -2 if self.distance == "l2" else codes.new_zeros(1, 1, 1)
         codes = codes.transpose(1, 2).contiguous()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nestmodel.config import FeatureConfig
-from nestmodel.nn.features import Preprocessor, exact_matmul, normalise
+from nestmodel.nn.features import Preprocessor, normalise
 
 
 @pytest.fixture(autouse=True)
@@ -219,21 +219,3 @@ def test_compiled_features_equal_the_plain_ones_except_for_rounding(num_shapes: 
     command = [sys.executable, "-c", COMPILED, num_shapes]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert run.returncode == 0, run.stderr
-
-
-def test_exact_matmul_is_a_matrix_product() -> None:
-    left, right = torch.arange(6.0).view(2, 3), torch.arange(3.0).view(3, 1)
-    assert exact_matmul(left, right).tolist() == [[5.0], [14.0]]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_exact_matmul_ignores_tf32_on_a_gpu() -> None:
-    left, right = torch.randn(64, 640), torch.randn(640, 16)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        product = exact_matmul(left.cuda(), right.cuda()).cpu()
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert torch.allclose(product.double(), left.double() @ right.double(), atol=1e-5)
