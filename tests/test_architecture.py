@@ -182,3 +182,8 @@ def test_modules_of_a_folder_import_each_other_in_one_direction(folder: str) -> 
         free = [module for module, imports in graph.items() if not imports & graph.keys()]
         assert free, f"circular imports among {sorted(graph)}"
         graph = {module: imports for module, imports in graph.items() if module not in free}
+
+
+def test_of_the_network_only_encoder_and_network_import_code_for_gpus() -> None:
+    paths = sorted((REPOSITORY / "nestmodel" / "nn").glob("*.py"))
+    assert {path.stem for path in paths if imported_modules(path, "nestmodel.nn.gpu")} == {"encoder", "network"}

@@ -391,20 +391,20 @@ def compile_features(preset: str) -> "tuple[Generated, Generated]":
 def compile_block(preset: str, form: str = "compiled") -> "tuple[int, tuple[Generated, Generated]]":
     """Returns the number of blocks of a preset, and the code for the forward and the backward pass of one."""
     from benchmarks.counts.fake_compile import generate
-    from nestmodel.nn.block import COMBINED, ConformerBlock
-    from nestmodel.nn.frames import describe_frames
+    from nestmodel.nn.gpu.block import COMBINED, AcceleratedConformerBlock
+    from nestmodel.nn.gpu.frames import GpuFrames, describe_gpu_frames
 
     config = _config(preset)
     encoder = config.encoder
     num_frames = _num_frames(config) // encoder.subsampling_factor
     with fake_gpu(torch.bfloat16):
         with built():
-            block = ConformerBlock(encoder).train()
+            block = AcceleratedConformerBlock(encoder).train()
         _start_collecting(block)
         x = torch.empty(_num_cuts(preset), num_frames, encoder.d_model, requires_grad=True)
         context = encoder.att_context_size[-1] if encoder.is_limited else None
         lens = torch.empty(_num_cuts(preset), dtype=torch.int64)
-        frames = describe_frames(x.detach(), lens, context, encoder.att_context_style)
+        frames = describe_gpu_frames(x.detach(), lens, context, encoder.att_context_style)
         norms = _norms(block)
 
         def run(
@@ -412,22 +412,18 @@ def compile_block(preset: str, form: str = "compiled") -> "tuple[int, tuple[Gene
             weights: Any,
             x: Tensor,
             collected: Sequence[Tensor],
-            positions: Tensor,
-            is_padding: Tensor,
-            gpu: Any,
+            frames: Sequence[Tensor],
             keys: Tensor,
         ) -> Tensor:
             for norm, sums in zip(norms, collected, strict=True):
                 norm._collected = sums
-            given = frames._replace(positions=positions, is_padding=is_padding, gpu=type(frames.gpu)(*gpu))
             with patch.object(block, "weights", lambda _: weights):
-                found: Tensor = torch.func.functional_call(block, parameters, (x, given, keys))
+                found: Tensor = torch.func.functional_call(block, parameters, (x, GpuFrames(*frames), keys))
             return found
 
         weights = tree_map_only(Tensor, lambda weight: weight.detach().requires_grad_(), block.weights(x))
         collected = [norm._collected for norm in norms]
-        of_frames = (frames.positions, frames.is_padding, tuple(frames.gpu))
-        inputs = (dict(block.named_parameters()), weights, x, collected, *of_frames, empty_keys(0)[0])
+        inputs = (dict(block.named_parameters()), weights, x, collected, tuple(frames), empty_keys(0)[0])
         return encoder.num_layers, generate(run, inputs, x.fake_mode, COMBINED if form == "combined" else {})
 
 

@@ -14,10 +14,13 @@ from benchmarks.gpu.report import Section
 from nestmodel import NestConfig, NestNetwork
 from nestmodel.nn.attention import RelPositionAttention
 from nestmodel.nn.features import Preprocessor
-from nestmodel.nn.frames import describe_frames
+from nestmodel.nn.gpu.cast_weights import cast_weights
+from nestmodel.nn.gpu.frames import describe_gpu_frames
+from nestmodel.nn.gpu.fused_attention import attend, attention_parameters
 from nestmodel.nn.gpu.kernel_choice import TORCH
+from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.network import num_padded_frames
-from nestmodel.nn.subsampling import ConvSubsampling
+from nestmodel.nn.precision import product_dtype
 from nestmodel.training.schedule import build_optimizer
 
 Run = Callable[[], object]
@@ -94,7 +97,7 @@ def parts_of(context: Context, model: str) -> Iterator[Part]:
 
 def _subsampling(context: Context, config: NestConfig, num_cuts: int, num_frames: int, implementation: str) -> Run:
     encoder = config.encoder
-    module = ConvSubsampling(
+    module = AcceleratedConvSubsampling(
         num_mels=config.features.num_mels,
         channels=encoder.subsampling_channels,
         factor=encoder.subsampling_factor,
@@ -150,7 +153,8 @@ def _attention(context: Context, config: NestConfig, num_cuts: int, num_frames: 
 
     def run() -> None:
         with _autocast(context):
-            mixed = module(x, describe_frames(x, lens))
+            (weights,) = cast_weights([attention_parameters(module)], product_dtype(x))
+            mixed = attend(module, x, describe_gpu_frames(x, lens), weights)
         _backward(mixed)
 
     return run

@@ -11,10 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from nestmodel.nn.dropout import Dropout, Key
-from nestmodel.nn.frames import MASKED_SCORE, Frames, GpuMasks
-from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters
-from nestmodel.nn.gpu.fused_attention import fused_attention, shift_to_distances
+from nestmodel.nn.frames import MASKED_SCORE, Frames
 
 
 class RelPositionAttention(nn.Module):
@@ -39,7 +36,6 @@ class RelPositionAttention(nn.Module):
         self,
         x: Float[Tensor, "batch enc_frames dim"],
         frames: Frames,
-        weights: Weights | None = None,
         key: Key | None = None,
     ) -> Float[Tensor, "batch enc_frames dim"]:
         """Applies attention over the valid frames of each utterance.
@@ -47,50 +43,11 @@ class RelPositionAttention(nn.Module):
         Args:
             x: Encoder frames.
             frames: Their positions and masks. Padded frames neither attend nor are attended to.
-            weights: On a GPU, replaces the parameters of `fused_parameters`.
-            key: On a CPU, determines which attention weights are dropped. On a GPU, torch's fused kernel always draws
-                from the generator of the GPU.
+            key: Determines which attention weights are dropped.
 
         Returns:
             The attended frames; padded ones equal the bias of the output projection.
         """
-        if devices.is_on_gpu(x):
-            assert frames.gpu is not None
-            if weights is None:
-                (weights,) = cast_weights([self.fused_parameters()], devices.product_dtype(x))
-            return self._forward_on_gpu(x, frames.positions, frames.gpu, weights)
-        return self._forward_on_cpu(x, frames, key)
-
-    def fused_parameters(self) -> list[FusedParameters]:
-        """Returns the parameters that the code for GPUs reads: three projections and the position biases are joined."""
-        return [
-            fused_parameters(self.linear_q, self.linear_k, self.linear_v),
-            fused_parameters(self.linear_pos),
-            ((self.pos_bias_u, self.pos_bias_v), ()),
-            fused_parameters(self.linear_out),
-        ]
-
-    def _forward_on_gpu(
-        self,
-        x: Float[Tensor, "batch enc_frames dim"],
-        positions: Float[Tensor, "positions dim"],
-        masks: GpuMasks,
-        weights: Weights,
-    ) -> Float[Tensor, "batch enc_frames dim"]:
-        (in_weight, in_bias), (pos_weight, _), (biases, _), (out_weight, out_bias) = weights
-        x = x.to(devices.product_dtype(x))
-        mixed = fused_attention(
-            F.linear(x, in_weight, in_bias).unflatten(2, (3, self.num_heads, -1)),
-            F.linear(positions, pos_weight).unflatten(1, (self.num_heads, -1)),
-            biases.unflatten(0, (2, -1)),
-            masks,
-            dropout_p=self.dropout.prob if self.training else 0.0,
-        )
-        return F.linear(mixed.flatten(2), out_weight, out_bias)
-
-    def _forward_on_cpu(
-        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames, key: Key | None
-    ) -> Float[Tensor, "batch enc_frames dim"]:
         # (batch, enc_frames, dim) -> (batch, heads, enc_frames, head_dim)
         q, k, v = (self._split_heads(linear(x)) for linear in (self.linear_q, self.linear_k, self.linear_v))
         mixed = self._mix(q, k, v, frames.positions, frames.is_masked_key, key)
@@ -152,3 +109,23 @@ class RelPositionAttention(nn.Module):
 
     def _split_heads(self, x: Float[Tensor, "*batch rows dim"]) -> Float[Tensor, "*batch heads rows head_dim"]:
         return x.reshape(*x.shape[:-1], self.num_heads, -1).transpose(-3, -2)
+
+
+def shift_to_distances(
+    scores: Float[Tensor, "*batch enc_frames positions"], num_keys: int
+) -> Float[Tensor, "*batch enc_frames keys"]:
+    """Converts scores by distance (T - 1 and below) to scores by key: out[i, j] = scores[i, T - 1 - i + j].
+
+    The wanted part of row i starts i columns to the left of that of row 0. Viewing the flattened matrix from column
+    T - 1 of row 0 onwards, with rows that are one value shorter, aligns these parts without copying any value.
+
+    Args:
+        scores: At least T - 1 + `num_keys` columns.
+        num_keys: Number of keys, T or more.
+    """
+    num_frames, num_positions = scores.shape[-2:]
+    if num_positions == 1:
+        return scores
+    width = num_positions - 1
+    aligned = scores.flatten(-2).narrow(-1, num_frames - 1, num_frames * width)
+    return aligned.view(*scores.shape[:-1], width)[..., :num_keys]

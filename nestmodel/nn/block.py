@@ -1,11 +1,7 @@
-"""One block of the encoder: feed-forward, attention, convolution, feed-forward.
+"""One block of the encoder: feed-forward, attention, convolution, feed-forward."""
 
-A block can be compiled: `transform` is all of it but the conversion of its weights.
-"""
-
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +13,6 @@ from nestmodel.nn.attention import RelPositionAttention
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.dropout import Dropout, Key
 from nestmodel.nn.frames import Frames
-from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters, uncast_weights
 
 KEYS_PER_BLOCK = 7
 """Keys of a block's dropout: within and after each feed-forward, of attention weights, after attention, convolution."""
@@ -47,22 +41,12 @@ class FeedForward(nn.Module):
         self.linear2 = nn.Linear(hidden, config.d_model, bias=config.use_bias)
         self.dropout = Dropout(config.dropout, counts_from=counts_from)
 
-    def fused_parameters(self) -> list[FusedParameters]:
-        """Returns the layers, none of which are joined."""
-        return [fused_parameters(self.linear1), fused_parameters(self.linear2)]
-
     def forward(
-        self, x: Float[Tensor, "batch enc_frames dim"], weights: Weights | None = None, key: Key | None = None
+        self, x: Float[Tensor, "batch enc_frames dim"], key: Key | None = None
     ) -> Float[Tensor, "batch enc_frames dim"]:
-        """Transforms each frame independently.
-
-        Args:
-            x: Encoder frames.
-            weights: Replaces the parameters of `fused_parameters`.
-            key: Of the dropout; see `Dropout`.
-        """
-        (weight1, bias1), (weight2, bias2) = weights or uncast_weights(self.fused_parameters())
-        return F.linear(self.dropout(F.silu(F.linear(x, weight1, bias1)), key), weight2, bias2)
+        """Transforms each frame independently; `key` is that of the dropout, see `Dropout`."""
+        out: Tensor = self.linear2(self.dropout(F.silu(self.linear1(x)), key))
+        return out
 
 
 class ConformerBlock(nn.Module):
@@ -86,7 +70,6 @@ class ConformerBlock(nn.Module):
         self.feed_forward2 = FeedForward(config, counts_from=1)
         self.norm_out = nn.LayerNorm(dim)
         self.dropout = Dropout(config.dropout)
-        self._compiled: _CompilerSettings | None = None
 
     def forward(
         self,
@@ -101,35 +84,12 @@ class ConformerBlock(nn.Module):
             frames: Their positions and padding, from `describe_frames`.
             keys: Those of the block, of `ConformerEncoder.draw_keys`.
         """
-        transform = ConformerBlock.transform if self._compiled is None else _compiled_transform(self._compiled)
-        return transform(self, x, frames, self.weights(x), keys)
-
-    def compile_transform(self, *, dynamic: bool | None, combined: bool) -> None:
-        """Compiles the block with torch at its first use, but not the conversion of its weights.
-
-        The compiler would convert each weight and each of its gradients by a kernel of its own.
-
-        Args:
-            dynamic: Whether the compiled code takes any shape; None decides that at the second shape.
-            combined: Whether kernels that do not depend on each other are launched as one.
-        """
-        self._compiled = _CompilerSettings(dynamic, combined)
-
-    def transform(
-        self,
-        x: Float[Tensor, "batch enc_frames dim"],
-        frames: Frames,
-        weights: Sequence[Weights | None],
-        keys: BlockKeys | None,
-    ) -> Float[Tensor, "batch enc_frames dim"]:
-        """Applies the block with the weights of `weights`; this is the part that may be compiled."""
-        feed_forward1, self_attn, conv, feed_forward2 = weights
         within1, after1, within_att, after_att, after_conv, within2, after2 = split_keys(keys, KEYS_PER_BLOCK)
-        half = self.feed_forward1(self.norm_feed_forward1(x), feed_forward1, within1)
+        half = self.feed_forward1(self.norm_feed_forward1(x), within1)
         x = torch.add(x, self.dropout(half, after1), alpha=0.5)
-        x = x + self.dropout(self.self_attn(self.norm_self_att(x), frames, self_attn, within_att), after_att)
-        x = x + self.dropout(self.conv(self.norm_conv(x), frames, conv), after_conv)
-        half = self.feed_forward2(self.norm_feed_forward2(x), feed_forward2, within2)
+        x = x + self.dropout(self.self_attn(self.norm_self_att(x), frames, within_att), after_att)
+        x = x + self.dropout(self.conv(self.norm_conv(x), frames), after_conv)
+        half = self.feed_forward2(self.norm_feed_forward2(x), within2)
         x = torch.add(x, self.dropout(half, after2), alpha=0.5)
         out: Tensor = self.norm_out(x)
         return out
@@ -159,34 +119,6 @@ class ConformerBlock(nn.Module):
         x = x + convolved
         x = torch.add(x, self.feed_forward2(self.norm_feed_forward2(x)), alpha=0.5)
         return self.norm_out(x), BlockCache(attention, convolution)
-
-    def weights(self, x: Float[Tensor, "batch enc_frames dim"]) -> Sequence[Weights | None]:
-        """Returns the weights of the modules for a GPU; None on a CPU, where modules read their parameters."""
-        if not devices.is_on_gpu(x):
-            return [None] * 4
-        modules = (self.feed_forward1, self.self_attn, self.conv, self.feed_forward2)
-        return cast_weights([module.fused_parameters() for module in modules], devices.product_dtype(x))
-
-
-class _CompilerSettings(NamedTuple):
-    """See `ConformerBlock.compile_transform`."""
-
-    dynamic: bool | None
-    combined: bool
-
-
-COMBINED: dict[str, str | int | bool | Callable[..., Any]] = {
-    "combo_kernels": True,
-    "combo_kernel_allow_mixed_sizes": 2,
-}
-"""Options of torch's compiler that join kernels of any sizes, such as the second steps of sums over frames."""
-
-
-@cache
-def _compiled_transform(settings: _CompilerSettings) -> Callable[..., Tensor]:
-    """Returns the compiled `ConformerBlock.transform`. Blocks do not hold it, so that they can be copied."""
-    options = COMBINED if settings.combined else None
-    return torch.compile(ConformerBlock.transform, dynamic=settings.dynamic, options=options)
 
 
 def split_keys(keys: Int32[Tensor, "keys *rest 2"] | None, number: int) -> Sequence[Int32[Tensor, "*rest 2"] | None]:

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from nestmodel.config import EncoderConfig
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.frames import Frames
-from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, fused_parameters, uncast_weights
 
 
 class ConvModule(nn.Module):
@@ -27,26 +25,18 @@ class ConvModule(nn.Module):
         self.batch_norm = StepBatchNorm(dim) if config.conv_norm == "batch_norm" else nn.LayerNorm(dim)
         self.pointwise_conv2 = nn.Conv1d(dim, dim, 1, bias=use_bias)
 
-    def fused_parameters(self) -> list[FusedParameters]:
-        """Returns the convolutions, none of which are joined."""
-        return [fused_parameters(conv) for conv in (self.pointwise_conv1, self.depthwise_conv, self.pointwise_conv2)]
-
     def forward(
-        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames, weights: Weights | None = None
+        self, x: Float[Tensor, "batch enc_frames dim"], frames: Frames
     ) -> Float[Tensor, "batch enc_frames dim"]:
         """Convolves over time; padded frames are zero in the depthwise convolution.
 
         Args:
             x: Encoder frames.
             frames: Their padding.
-            weights: Replaces the parameters of `fused_parameters`.
         """
-        (weight1, bias1), depthwise, (weight2, bias2) = weights or uncast_weights(self.fused_parameters())
-        x = F.glu(F.linear(x, weight1.squeeze(2), bias1), dim=2)
-        x = x.masked_fill(frames.is_padding.unsqueeze(2), 0.0) if frames.gpu is None else x * frames.gpu.is_valid
-        x = self._mix_frames(x, *depthwise, self.context)
-        x = self.batch_norm(x.flatten(0, 1)).view_as(x)
-        return F.linear(F.silu(x), weight2.squeeze(2), bias2)
+        x = F.glu(_pointwise(self.pointwise_conv1, x), dim=2)
+        x = x.masked_fill(frames.is_padding.unsqueeze(2), 0.0)
+        return self._finish(self._mix_frames(x, self.context))
 
     def extend(
         self, x: Float[Tensor, "batch new_frames dim"], cache: Float[Tensor, "batch cached_frames dim"]
@@ -60,25 +50,17 @@ class ConvModule(nn.Module):
         Returns:
             The convolved new frames, and the cache for the next ones.
         """
-        (weight1, bias1), depthwise, (weight2, bias2) = uncast_weights(self.fused_parameters())
-        extended = torch.cat([cache, F.glu(F.linear(x, weight1.squeeze(2), bias1), dim=2)], dim=1)
-        x = self._mix_frames(extended, *depthwise, (0, 0))
-        x = self.batch_norm(x.flatten(0, 1)).view_as(x)
+        extended = torch.cat([cache, F.glu(_pointwise(self.pointwise_conv1, x), dim=2)], dim=1)
         kept = extended[:, extended.shape[1] - cache.shape[1] :].clone()
-        return F.linear(F.silu(x), weight2.squeeze(2), bias2), kept
+        return self._finish(self._mix_frames(extended, (0, 0))), kept
 
     def _mix_frames(
-        self,
-        x: Float[Tensor, "batch enc_frames dim"],
-        weight: Tensor,
-        bias: Tensor | None,
-        padding: tuple[int, int],
+        self, x: Float[Tensor, "batch enc_frames dim"], padding: tuple[int, int]
     ) -> Float[Tensor, "batch convolved_frames dim"]:
-        groups, (pad, right) = weight.shape[0], padding
+        weight, bias, (pad, right) = self.depthwise_conv.weight, self.depthwise_conv.bias, padding
+        groups = len(weight)
         if pad != right:
             x, pad = F.pad(x, (0, 0, pad, right)), 0
-        if devices.is_on_gpu(x):
-            return F.conv1d(x.transpose(1, 2), weight, bias, padding=pad, groups=groups).transpose(1, 2).contiguous()
         # A 2-d convolution of one row with channels last, which is already the memory layout, takes a quarter of the
         # time on a CPU.
         image = x.transpose(1, 2).unsqueeze(2)  # (batch, dim, 1, enc_frames)
@@ -87,6 +69,14 @@ class ConvModule(nn.Module):
         image = F.conv2d(image, weight.flatten(1).view(groups, 1, 1, -1), bias, padding=(0, pad), groups=groups)
         return image.squeeze(2).transpose(1, 2)
 
+    def _finish(self, x: Float[Tensor, "batch enc_frames dim"]) -> Float[Tensor, "batch enc_frames dim"]:
+        x = self.batch_norm(x.flatten(0, 1)).view_as(x)
+        return _pointwise(self.pointwise_conv2, F.silu(x))
+
     def frozen_statistics(self) -> AbstractContextManager[None]:
         """Leaves the batch norm statistics unchanged while a forward pass is recomputed."""
         return self.batch_norm.frozen_statistics() if isinstance(self.batch_norm, StepBatchNorm) else nullcontext()
+
+
+def _pointwise(layer: nn.Conv1d, x: Float[Tensor, "batch enc_frames dim"]) -> Float[Tensor, "batch enc_frames out_dim"]:
+    return F.linear(x, layer.weight.squeeze(2), layer.bias)

@@ -1,24 +1,18 @@
 """Dropout whose decisions are a function of a key and of the position of a value.
 
 Whether a value is dropped depends on 16 bits: those of value i are half of a hash of i // 2 and of a key of two 32-bit
-numbers, the lower half if i is even. So the decisions are the same on every device and in compiled code. On a GPU, the
-backward pass computes them again instead of reading a mask. Numbers wrap around at 32 bits everywhere.
+numbers, the lower half if i is even. So the decisions are the same on every device and in compiled code. Numbers wrap
+around at 32 bits everywhere.
 """
 
-from functools import cache
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int16, Int32
 from torch import Tensor, nn
-
-from nestmodel.nn.gpu import devices
 
 Key = Int32[Tensor, "2"]
 """Determines the decisions of one place in the network, in one microbatch; see `draw_keys`."""
 
-_LEVELS = 2**16
+LEVELS = 2**16
 """A value is dropped according to 16 random bits, so the probability is a multiple of 1 / 65536."""
 
 FACTORS = (0x9E3779B1 - 2**32, 0x7FEB352D, 0x846CA68B - 2**32)
@@ -48,38 +42,30 @@ class Dropout(nn.Module):
             counts_from: See `drop`.
         """
         super().__init__()
-        self.num_dropped = round(prob * _LEVELS)
+        self.num_dropped = round(prob * LEVELS)
         self._counts_from = counts_from
 
     @property
     def prob(self) -> float:
         """The probability in effect, rounded to a multiple of 1 / 65536."""
-        return self.num_dropped / _LEVELS
+        return self.num_dropped / LEVELS
 
     def forward(self, x: Float[Tensor, "*shape"], key: Key | None = None) -> Float[Tensor, "*shape"]:
         """Drops values in training mode.
 
         Args:
             x: Fewer than 2^31 values.
-            key: Determines which values are dropped; None draws from torch's global generator of the device.
+            key: Determines which values are dropped; None draws from torch's global generator.
         """
         if not self.training or self.num_dropped == 0:
             return x
         if key is not None and torch.compiler.is_compiling():
             # The compiler joins this with what surrounds it.
             return drop(x, key, self.num_dropped, counts_from=self._counts_from)
-        if not devices.is_on_gpu(x):
-            return self._drop_on_cpu(x, key)
-        if key is None:
-            return F.dropout(x, self.prob)
-        out: Tensor = _drop_on_gpu(x, key, self.num_dropped)
-        return out
-
-    def _drop_on_cpu(self, x: Float[Tensor, "*shape"], key: Key | None) -> Float[Tensor, "*shape"]:
         # torch's dropout draws one value after the other and keeps a mask of four bytes per value. This mask has one.
         bits = _draw_bits(x.numel()) if key is None else _hash_bits(x.numel(), key)
-        is_kept = bits.view(x.shape) >= _threshold(self.num_dropped)
-        return (x * is_kept).mul_(_scale(self.num_dropped))
+        is_kept = bits.view(x.shape).to(x.device) >= _threshold(self.num_dropped)
+        return (x * is_kept).mul_(keep_scale(self.num_dropped))
 
 
 def drop(x: Float[Tensor, "*shape"], key: Key, num_dropped: int, *, counts_from: int = 0) -> Float[Tensor, "*shape"]:
@@ -98,7 +84,7 @@ def drop(x: Float[Tensor, "*shape"], key: Key, num_dropped: int, *, counts_from:
     key1, key2 = key.unbind()
     # The half that decides becomes the upper one.
     half = mix(FACTORS[0] * (position >> 1) + key1, key2) << (16 - 16 * (position & 1))
-    return torch.where(half >= _threshold(num_dropped) * _LEVELS, x * _scale(num_dropped), 0.0)
+    return torch.where(half >= _threshold(num_dropped) * LEVELS, x * keep_scale(num_dropped), 0.0)
 
 
 def mix(x: Int32[Tensor, "*shape"], key2: Int32[Tensor, ""]) -> Int32[Tensor, "*shape"]:
@@ -116,11 +102,12 @@ def _shifted(x: Int32[Tensor, "*shape"], bits: int) -> Int32[Tensor, "*shape"]:
 
 def _threshold(num_dropped: int) -> int:
     """Returns the smallest signed 16-bit number that keeps a value."""
-    return num_dropped - _LEVELS // 2
+    return num_dropped - LEVELS // 2
 
 
-def _scale(num_dropped: int) -> float:
-    return _LEVELS / (_LEVELS - num_dropped)
+def keep_scale(num_dropped: int) -> float:
+    """Returns the factor of the values that are kept."""
+    return LEVELS / (LEVELS - num_dropped)
 
 
 def _draw_bits(number: int) -> Int16[Tensor, " number"]:
@@ -152,41 +139,3 @@ def _xor_shifted(x: Tensor, bits: int, shifted: Tensor) -> Tensor:
 def _wrapped(number: int) -> int:
     """Returns the signed 32-bit number that equals a number modulo 2^32."""
     return (number + 2**31) % 2**32 - 2**31
-
-
-@torch.library.custom_op("nestmodel::drop", mutates_args=())
-def _drop_on_gpu(x: Tensor, key: Tensor, num_dropped: int) -> Tensor:
-    if not _has_kernel(x.device):
-        return drop(x, key, num_dropped)
-    from nestmodel.nn.gpu.dropout_kernel import launch_drop
-
-    return launch_drop(x, key, num_dropped, _scale(num_dropped))
-
-
-@cache
-def _has_kernel(device: torch.device) -> bool:
-    """Returns whether the kernel compiles on a device and computes the definition there; warns if it does not."""
-    return devices.has_kernel(lambda: _check_kernel(device), "Dropout runs as fifteen kernels instead of one")
-
-
-def _check_kernel(device: torch.device) -> bool:
-    from nestmodel.nn.gpu.dropout_kernel import launch_drop
-
-    x = torch.ones(5001, device="cpu")
-    key = torch.tensor([123456789, -987654321], dtype=torch.int32, device="cpu")
-    found = launch_drop(x.to(device), key.to(device), _LEVELS // 10, 1.0)
-    return torch.equal(found.cpu() > 0, drop(x, key, _LEVELS // 10) > 0)
-
-
-def _keep_key(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:  # noqa: ARG001 - torch's names
-    _, key, ctx.num_dropped = inputs
-    ctx.save_for_backward(key)
-
-
-def _drop_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    return _drop_on_gpu(grad, *ctx.saved_tensors, ctx.num_dropped), None, None
-
-
-_drop_on_gpu.register_kernel("cpu", drop)
-_drop_on_gpu.register_fake(lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format))
-_drop_on_gpu.register_autograd(_drop_gradient, setup_context=_keep_key)

@@ -22,10 +22,14 @@ from nestmodel.config import EncoderConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockCache, ConformerBlock, split_keys
 from nestmodel.nn.convolution import ConvModule
-from nestmodel.nn.dropout import Dropout, draw_keys
+from nestmodel.nn.dropout import draw_keys
 from nestmodel.nn.frames import Frames, describe_frames, relative_positions, visible_keys
 from nestmodel.nn.gpu import devices
-from nestmodel.nn.subsampling import ConvSubsampling
+from nestmodel.nn.gpu.block import AcceleratedConformerBlock
+from nestmodel.nn.gpu.dropout import AcceleratedDropout
+from nestmodel.nn.gpu.frames import GpuFrames, describe_gpu_frames
+from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
+from nestmodel.nn.precision import is_autocast
 from nestmodel.representation import shapes
 
 DropoutKeys = Int32[Tensor, "blocks_and_input 7 2"]
@@ -66,16 +70,16 @@ class ConformerEncoder(nn.Module):
         self.config = config
         self.checkpoint_activations = config.checkpoint_activations
         self.input_scale = math.sqrt(config.d_model) if config.xscaling else 1.0
-        self.pre_encode = ConvSubsampling(
+        self.pre_encode = AcceleratedConvSubsampling(
             num_mels=num_mels,
             channels=config.subsampling_channels,
             factor=config.subsampling_factor,
             dim=config.d_model,
             is_causal=config.causal_downsampling,
         )
-        self.dropout_pre_encoder = Dropout(config.dropout_pre_encoder)
-        self.dropout_emb = Dropout(config.dropout_emb)
-        self.layers = nn.ModuleList(ConformerBlock(config) for _ in range(config.num_layers))
+        self.dropout_pre_encoder = AcceleratedDropout(config.dropout_pre_encoder)
+        self.dropout_emb = AcceleratedDropout(config.dropout_emb)
+        self.layers = nn.ModuleList(AcceleratedConformerBlock(config) for _ in range(config.num_layers))
 
     def draw_keys(self, seed: int) -> DropoutKeys:
         """Returns keys on the CPU, which determine what dropout drops in one forward pass."""
@@ -88,13 +92,13 @@ class ConformerEncoder(nn.Module):
 
     def describe(
         self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"], context: Context | None = None
-    ) -> Frames:
+    ) -> Frames | GpuFrames:
         """Returns positions and masks of encoder frames for all blocks; `context` is as in `forward`."""
+        describe: Callable[..., Frames | GpuFrames] = describe_gpu_frames if devices.is_on_gpu(x) else describe_frames
         if not self.config.is_limited:
-            return describe_frames(x, enc_lens)
+            return describe(x, enc_lens)
         # If one of several contexts has no limits, its mask has the shape of the others, for compiled blocks.
-        context = context or self.config.att_context_size[0]
-        return describe_frames(x, enc_lens, context, self.config.att_context_style)
+        return describe(x, enc_lens, context or self.config.att_context_size[0], self.config.att_context_style)
 
     def forward(
         self,
@@ -209,8 +213,8 @@ class ConformerEncoder(nn.Module):
             dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, num_graphs)
             dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, num_graphs)
         for layer in self.layers:
-            assert isinstance(layer, ConformerBlock)
-            layer.compile_transform(dynamic=None if num_shapes is None else False, combined=combined)
+            assert isinstance(layer, AcceleratedConformerBlock)
+            layer.use_compiled(dynamic=None if num_shapes is None else False, combined=combined)
 
     def _outputs(
         self,
@@ -222,7 +226,7 @@ class ConformerEncoder(nn.Module):
         before_blocks, *of_blocks = split_keys(keys, len(self.layers) + 1)
         key_input, key_positions, *_ = split_keys(before_blocks, KEYS_PER_BLOCK)
         x = self.dropout_pre_encoder(x * self.input_scale, key_input)
-        if devices.is_autocast(x):
+        if is_autocast(x):
             x = x.float()  # so that the sums of the residual paths are float32 in the first block as in the others
         yield x
         frames = self.describe(x, enc_lens, context)

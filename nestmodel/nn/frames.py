@@ -8,43 +8,23 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nestmodel.attention_context import UNLIMITED, Context, Style
-from nestmodel.nn.gpu import devices
+from nestmodel.nn.precision import product_dtype
 
 MASKED_SCORE = -10000.0
 """Score of a masked key. Its exponential is 0 in every floating-point format."""
 
-KERNEL_MULTIPLE = 8
-"""Fused attention and matrix products on a GPU want sizes that are multiples of this, in 16-bit types."""
-
-
-class GpuMasks(NamedTuple):
-    """Masks in the form that takes one kernel to apply on a GPU, in the type of the matrix products."""
-
-    is_valid: Float[Tensor, "batch enc_frames 1"]
-    """1 for valid frames and 0 for padded ones."""
-
-    key_scores: Float[Tensor, "batch 1 queries keys"]
-    """Added to the scores of the keys: 0 for keys that are attended to and `MASKED_SCORE` for others. With unlimited
-    attention, there is one row for all queries."""
-
 
 class Frames(NamedTuple):
-    """Positions and padding of the frames of a batch.
-
-    On a GPU, the scores of attention have a multiple of 8 columns (`keys`); those past the frames are not read.
-    """
+    """Positions and padding of the frames of a batch."""
 
     positions: Float[Tensor, "positions dim"]
-    """`relative_positions` of the frames; on a GPU twice as many as there are keys."""
+    """`relative_positions` of the frames."""
 
     is_padding: Bool[Tensor, "batch enc_frames"]
     """True past the valid frames."""
 
     is_masked_key: Bool[Tensor, "batch 1 queries keys"]
     """True for keys that are not attended to. With unlimited attention, there is one row for all queries."""
-
-    gpu: GpuMasks | None
-    """The masks of a GPU; None on a CPU."""
 
 
 def describe_frames(
@@ -53,7 +33,7 @@ def describe_frames(
     context: Context | None = None,
     style: Style = "regular",
 ) -> Frames:
-    """Returns positions and masks for the device and the precision of a batch.
+    """Returns positions and masks for the precision of a batch.
 
     With limited attention, the mask has batch * enc_frames * keys values. All blocks share it, and each of them has as
     many scores for every head.
@@ -64,24 +44,29 @@ def describe_frames(
         context: Limits attention, as `visible_keys` does; None does not, with a smaller mask.
         style: How the context is counted.
     """
-    (num_frames, dim), dtype = x.shape[1:], devices.product_dtype(x)
-    if not devices.is_on_gpu(x):
-        is_padding = torch.arange(num_frames, device=x.device) >= enc_lens.unsqueeze(1)
-        is_masked_key = is_padding[:, None, None, :]
-        if context is not None:
-            is_masked_key = is_masked_key | ~visible_keys(num_frames, num_frames, context, style, x.device)
-        return Frames(relative_positions(num_frames, dim, x.device).to(dtype), is_padding, is_masked_key, None)
-    num_keys = round_up(num_frames)
-    is_padded_key = torch.arange(num_keys, device=x.device) >= enc_lens.unsqueeze(1)
-    is_masked_key = is_padded_key[:, None, None, :]
+    num_frames, dim = x.shape[1:]
+    is_padding, is_masked_key = mask_keys(num_frames, num_frames, enc_lens, context, style)
+    positions = relative_positions(num_frames, dim, x.device).to(product_dtype(x))
+    return Frames(positions, is_padding, is_masked_key)
+
+
+def mask_keys(
+    num_queries: int, num_keys: int, enc_lens: Int[Tensor, " batch"], context: Context | None, style: Style
+) -> tuple[Bool[Tensor, "batch keys"], Bool[Tensor, "batch 1 queries keys"]]:
+    """Returns which keys are padded, and which are not attended to, as `Frames.is_masked_key`.
+
+    Args:
+        num_queries: Number of encoder frames that attend.
+        num_keys: Number of encoder frames that are attended to.
+        enc_lens: Number of valid frames of each utterance.
+        context: As for `describe_frames`.
+        style: How the context is counted.
+    """
+    is_padded = torch.arange(num_keys, device=enc_lens.device) >= enc_lens.unsqueeze(1)
+    is_masked = is_padded[:, None, None, :]
     if context is not None:
-        is_masked_key = is_masked_key | ~visible_keys(num_frames, num_keys, context, style, x.device)
-    key_scores = is_masked_key.to(dtype) * MASKED_SCORE
-    is_padding = is_padded_key[:, :num_frames]
-    masks = GpuMasks((~is_padding).to(dtype).unsqueeze(2), key_scores)
-    # More distances than needed, so that products with the encodings have a multiple of 8 columns.
-    positions = relative_positions(num_frames, dim, x.device, num_distances=2 * num_keys)
-    return Frames(positions.to(dtype), is_padding, is_masked_key, masks)
+        is_masked = is_masked | ~visible_keys(num_queries, num_keys, context, style, enc_lens.device)
+    return is_padded, is_masked
 
 
 def visible_keys(
@@ -114,11 +99,6 @@ def visible_keys(
     if right != UNLIMITED:
         is_visible &= distance >= -right
     return is_visible
-
-
-def round_up(size: int) -> int:
-    """Returns the smallest multiple of 8 that is not below `size`."""
-    return -(-size // KERNEL_MULTIPLE) * KERNEL_MULTIPLE
 
 
 def relative_positions(

@@ -1,8 +1,18 @@
-"""The type in which matrix products have full precision."""
+"""The types in which matrix products are computed: that of autocast, and one that TF32 does not reduce."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+
+def is_autocast(x: Tensor) -> bool:
+    """Returns True if autocast converts `x`; it does not convert float64."""
+    return torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Returns the type of matrix products of `x`: that of autocast where it is on, otherwise that of `x`."""
+    return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype
 
 
 def exact_dtype(x: Tensor) -> torch.dtype:

@@ -4,26 +4,18 @@ This module holds the strided convolutions in front of the encoder. No value pas
 valid encoder frames.
 """
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
-from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.first_stages import Convolutions, first_stages, has_kernels
-
-MAX_VALUES = 2**27
-"""Maximum number of values of the largest intermediate tensor. Larger batches are processed in several chunks."""
-
-MAX_VALUES_ON_CPU = 2**23
-"""The same limit on a CPU, whose allocator reuses freed memory for tensors below 32 MiB."""
-
+MAX_VALUES = 2**23
+"""Maximum number of values of the largest intermediate tensor. Larger batches are processed in several chunks. The
+allocator of a CPU reuses freed memory for tensors below 32 MiB."""
 
 Size = TypeVar("Size", int, Tensor)
 
@@ -77,8 +69,6 @@ class ConvSubsampling(nn.Module):
             layers += [nn.Conv2d(channels, channels, 1), nn.ReLU()]
         self.conv = nn.Sequential(*layers)
         self.out = nn.Linear(channels * num_subsampled(num_mels, factor, is_causal=is_causal), dim)
-        self.has_joined_stages = True
-        """Whether the first two stages are one operation on a GPU, where its kernels work."""
 
     def forward(
         self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
@@ -94,9 +84,7 @@ class ConvSubsampling(nn.Module):
         """
         # The convolutions produce by far the largest tensors of the model and are cheap. So they process some
         # utterances at a time, and are recomputed in the backward pass instead of keeping their outputs.
-        max_values = MAX_VALUES if feats.is_cuda else MAX_VALUES_ON_CPU
-        factor = 4 if self._joins_first_stages(feats) else 2  # of the first stage whose values are stored
-        size = max(1, max_values // max(1, self.channels * feats.shape[1] * feats.shape[2] // factor**2))
+        size = self.num_at_once(feats)
         chunks = [
             checkpoint(self.convolve, *chunk, use_reentrant=False, preserve_rng_state=False)
             if torch.is_grad_enabled()
@@ -110,33 +98,21 @@ class ConvSubsampling(nn.Module):
         self, feats: Float[Tensor, "batch mels frames"], lens: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch enc_frames values"]:
         """Applies the convolutions to a whole batch at once, without the projection."""
-        layers: Iterable[nn.Module] = self.conv.children()
-        if self._joins_first_stages(feats):
-            convolutions = Convolutions(*self.conv[0].parameters(), *self.conv[2].parameters())
-            x = first_stages(feats, lens, convolutions, self._num_in_front)
-            x, lens, layers = x.permute(0, 3, 1, 2), halve(lens, is_causal=self.is_causal), list(self.conv)[3:]
-            if torch.are_deterministic_algorithms_enabled():
-                x = x.contiguous()  # for depthwise convolutions of torch, which are deterministic, instead of cuDNN
-        else:
-            # (batch, mels, frames) -> (batch, channels, frames, mels). On a CPU, channels-last convolutions take half
-            # the time.
-            x = feats.transpose(1, 2).unsqueeze(1)
-            if not x.is_cuda:
-                x = x.contiguous(memory_format=torch.channels_last)
-            x = x * _is_valid(x, lens).to(x.dtype)
-        for layer in layers:
+        # (batch, mels, frames) -> (batch, channels, frames, mels). Channels-last convolutions take half the time.
+        x = feats.transpose(1, 2).unsqueeze(1).contiguous(memory_format=torch.channels_last)
+        x = x * is_valid_frame(x, lens).to(x.dtype)
+        for layer in self.conv:
             if isinstance(layer, nn.ReLU):
-                # In place: the convolutions do not need their outputs to compute gradients.
                 lens = halve(lens, is_causal=self.is_causal)
-                is_valid = _is_valid(x, lens)
-                if torch.is_grad_enabled():
-                    x = _MaskedRelu.apply(x, is_valid)  # type: ignore[no-untyped-call]  # torch has no annotations for it
-                else:
-                    x = _masked_relu_(x, is_valid)
+                x = masked_relu_(x, lens, lambda x, is_valid: x.mul_(is_valid).relu_())
             else:
                 assert isinstance(layer, nn.Conv2d)
                 x = _convolve(layer, x)
         return x.transpose(1, 2).flatten(2)
+
+    def num_at_once(self, feats: Float[Tensor, "batch mels frames"]) -> int:
+        """Returns the number of utterances that are processed at once, so that no tensor has too many values."""
+        return max(1, MAX_VALUES // max(1, self.channels * feats.shape[1] * feats.shape[2] // 4))
 
     def extend(
         self, feats: Float[Tensor, "batch mels frames"], cache: SubsamplingCache | None, *, is_last: bool = False
@@ -151,7 +127,7 @@ class ConvSubsampling(nn.Module):
         Returns:
             The encoder frames, and the cache for the next feature frames.
         """
-        in_front = self._num_in_front
+        in_front = self.num_in_front
         kept: list[Tensor] = []
         x = feats.transpose(1, 2).unsqueeze(1)  # (batch, channels, frames, mels)
         for layer in self.conv:
@@ -185,12 +161,12 @@ class ConvSubsampling(nn.Module):
             cache: Of the frames before them, two for each stage.
         """
         x = feats.transpose(1, 2).unsqueeze(1)
-        x = x * _is_valid(x, feat_lens)
+        x = x * is_valid_frame(x, feat_lens)
         kept: list[Tensor] = []
         for layer in self.conv:
             if isinstance(layer, nn.ReLU):
                 feat_lens = halve(feat_lens, is_causal=True)
-                x = x.relu() * _is_valid(x, feat_lens)
+                x = x.relu() * is_valid_frame(x, feat_lens)
                 continue
             assert isinstance(layer, nn.Conv2d)
             if layer.stride == (2, 2):
@@ -201,20 +177,9 @@ class ConvSubsampling(nn.Module):
         return self.out(x.transpose(1, 2).flatten(2)), tuple(kept)
 
     @property
-    def _num_in_front(self) -> int:
+    def num_in_front(self) -> int:
         """Zeros in front of frames and bins."""
         return 2 if self.is_causal else 1
-
-    def _joins_first_stages(self, feats: Float[Tensor, "batch mels frames"]) -> bool:
-        """Returns whether the first two stages are one operation: on a GPU, from features that need no gradient."""
-        if not self.has_joined_stages or not devices.is_on_gpu(feats) or self.factor == 2 or feats.requires_grad:
-            return False
-        if feats.dtype != torch.float32 or self.conv[0].weight.dtype != torch.float32:
-            return False
-        # Kernels cannot be checked with tensors without values, with which benchmarks count operations.
-        return isinstance(feats, FakeTensor) or has_kernels(
-            feats.device, devices.product_dtype(feats), self._num_in_front
-        )
 
     def out_lens(self, feat_lens: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         """Returns the numbers of valid encoder frames for numbers of valid frames, by `num_subsampled`."""
@@ -226,43 +191,54 @@ class ConvSubsampling(nn.Module):
 
 
 class _MaskedRelu(torch.autograd.Function):
-    """Zeroes padded frames and applies ReLU, both in place.
-
-    The gradient is passed where the output is positive, so the mask does not have to be kept for the backward pass.
-    """
+    """The gradient is passed where the output is positive, so the mask need not be kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, is_valid: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, is_valid: Tensor, compute_: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         ctx.mark_dirty(x)
-        _masked_relu_(x, is_valid)
+        compute_(x, is_valid)
         ctx.save_for_backward(x)
         return x
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (output,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward(grads[0], output, 0), None
+        return torch.ops.aten.threshold_backward(grads[0], output, 0), None, None
 
 
-def _masked_relu_(x: Tensor, is_valid: Tensor) -> Tensor:
-    if not devices.is_on_gpu(x):
-        return x.mul_(is_valid).relu_()
-    # The largest tensors of a step are read and written once, not twice. A CPU takes longer for this.
-    zero = torch.zeros((), dtype=x.dtype, device=x.device)
-    return x.clamp_(zero, torch.where(is_valid, math.inf, zero))
+def masked_relu_(
+    x: Float[Tensor, "batch channels frames mels"],
+    lens: Int[Tensor, " batch"],
+    compute_: Callable[[Tensor, Tensor], Tensor],
+) -> Float[Tensor, "batch channels frames mels"]:
+    """Zeroes padded frames and applies a ReLU, in place: convolutions need no outputs to compute gradients.
+
+    Args:
+        x: Output of a convolution.
+        lens: Its numbers of valid frames.
+        compute_: Does this in place, given `x` and `is_valid_frame`.
+    """
+    is_valid = is_valid_frame(x, lens)
+    if not torch.is_grad_enabled():
+        return compute_(x, is_valid)
+    out: Tensor = _MaskedRelu.apply(x, is_valid, compute_)  # type: ignore[no-untyped-call]  # torch has no annotations for it
+    return out
 
 
 def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """Applies a convolution whose weight gets a gradient with its own strides on a CPU, as in `ConvModule`."""
+    """Applies a convolution whose weight gets a gradient with its own strides, as in `ConvModule`."""
     weight = layer.weight
-    if layer.stride == (2, 2) and layer.padding == (0, 0):
-        x = F.pad(x, (2, 1, 2, 1))  # causal: in front of and behind mel bins, then frames
-    if torch.is_grad_enabled() and not x.is_cuda:
+    if torch.is_grad_enabled():
         weight = weight.flatten(1).view_as(weight)
-    return F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, groups=layer.groups)
+    return F.conv2d(pad_if_causal(layer, x), weight, layer.bias, layer.stride, layer.padding, groups=layer.groups)
 
 
-def _is_valid(x: Float[Tensor, "batch channels frames mels"], lens: Int[Tensor, " batch"]) -> Tensor:
+def pad_if_causal(layer: nn.Conv2d, x: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
+    """Pads the input of a causal convolution with zeros, in front of and behind mel bins, then frames."""
+    return F.pad(x, (2, 1, 2, 1)) if layer.stride == (2, 2) and layer.padding == (0, 0) else x
+
+
+def is_valid_frame(x: Float[Tensor, "batch channels frames mels"], lens: Int[Tensor, " batch"]) -> Tensor:
     """Returns True on valid frames, in a shape to multiply `x` by."""
     positions = torch.arange(x.shape[2], device=x.device)
     return (positions < lens.unsqueeze(1))[:, None, :, None]

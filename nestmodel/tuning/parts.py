@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from nestmodel.config import EncoderConfig, NestConfig
 from nestmodel.nn.batch_norm import StepBatchNorm
-from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.kernel_choice import PARTS, TORCH, Kernels, kernels_of
 from nestmodel.nn.network import NestNetwork, num_padded_frames
+from nestmodel.nn.precision import product_dtype
 from nestmodel.nn.subsampling import num_subsampled
 from nestmodel.tuning.race import Part, Run
 
@@ -82,7 +82,7 @@ def _part(name: str, forms: Sequence[str], setting: Setting, precision: Precisio
     build = partial(_build, name, setting, precision)
     with precision.context():
         network = precision.convert(nn.Linear(1, 1)).to(precision.device)
-        dtype = devices.product_dtype(next(network.parameters()))
+        dtype = product_dtype(next(network.parameters()))
     is_full = dtype in (torch.float32, torch.float64) or name == "features"
     return Part(
         name=name,

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
-from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.kernel_choice import TORCH, Kernels
 from nestmodel.nn.gpu.step_graph import CudaCapture, StepGraphs
 from nestmodel.nn.loss import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import MaskedBatch, NetworkInput
+from nestmodel.nn.precision import product_dtype
 from nestmodel.tuning.parts import FORMS, Precision, Setting, build_network, noise, shortened_lens
 from nestmodel.tuning.race import Part, Run
 
@@ -41,7 +41,7 @@ def step_part(setting: Setting, precision: Precision, kernels: Kernels) -> Part:
     """
     build = partial(_build, setting, precision, replace(kernels, step=TORCH))
     with precision.context():
-        ulp = torch.finfo(devices.product_dtype(torch.zeros(1, device=precision.device))).eps
+        ulp = torch.finfo(product_dtype(torch.zeros(1, device=precision.device))).eps
     forms = {form: partial(build, form) for form in FORMS["step"]}
     # Both forms call the same operations, so that even small gradients agree.
     return Part(name="step", reference=partial(build, TORCH), forms=forms, ulp=ulp, norm_floor=1e-3)

@@ -18,7 +18,7 @@ FusedParameters = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """Weights of one or several layers, and their biases if there are any: to be joined along their first dimension."""
 
 Weights = list[tuple[Tensor, Tensor | None]]
-"""Weight and bias of each entry of a module's `fused_parameters`, in their order."""
+"""Weight and bias of each `FusedParameters` of a module, in their order."""
 
 
 def cast_weights(modules: Sequence[Sequence[FusedParameters]], dtype: torch.dtype) -> list[Weights]:
@@ -43,11 +43,6 @@ def cast_weights(modules: Sequence[Sequence[FusedParameters]], dtype: torch.dtyp
 def fused_parameters(*layers: nn.Linear | nn.Conv1d) -> FusedParameters:
     """Returns the weights and the biases of layers that read the same input."""
     return tuple(layer.weight for layer in layers), tuple(layer.bias for layer in layers if layer.bias is not None)
-
-
-def uncast_weights(layers: Sequence[FusedParameters]) -> Weights:
-    """Returns the parameters themselves, if none are joined with others."""
-    return [(weights[0], biases[0] if biases else None) for weights, biases in layers]
 
 
 class _CastTogether(torch.autograd.Function):

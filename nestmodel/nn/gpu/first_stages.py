@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from nestmodel.nn.gpu import devices
+from nestmodel.nn.precision import product_dtype
 
 
 class Convolutions(NamedTuple):
@@ -40,7 +41,7 @@ def first_stages(
     Returns:
         The values in the type of matrix products. Each stage has (size + padding) // 2 frames and bins.
     """
-    found: Tensor = _first_stages(devices.product_dtype(feats), feats, lens, *convolutions, padding)
+    found: Tensor = _first_stages(product_dtype(feats), feats, lens, *convolutions, padding)
     return found
 
 

@@ -11,14 +11,50 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from nestmodel.nn.frames import KERNEL_MULTIPLE, GpuMasks
+from nestmodel.nn.attention import RelPositionAttention, shift_to_distances
+from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, fused_parameters
+from nestmodel.nn.gpu.frames import KERNEL_MULTIPLE, GpuFrames
+from nestmodel.nn.precision import product_dtype
+
+
+def attention_parameters(module: RelPositionAttention) -> list[FusedParameters]:
+    """Returns the parameters that `attend` reads: three projections and the position biases are joined."""
+    return [
+        fused_parameters(module.linear_q, module.linear_k, module.linear_v),
+        fused_parameters(module.linear_pos),
+        ((module.pos_bias_u, module.pos_bias_v), ()),
+        fused_parameters(module.linear_out),
+    ]
+
+
+def attend(
+    module: RelPositionAttention, x: Float[Tensor, "batch enc_frames dim"], frames: GpuFrames, weights: Weights
+) -> Float[Tensor, "batch enc_frames dim"]:
+    """Does what `module` does; torch's fused kernel draws from the generator of the GPU which weights are dropped.
+
+    Args:
+        module: The attention.
+        x: Encoder frames.
+        frames: Their positions and masks.
+        weights: Those of `attention_parameters`.
+    """
+    (in_weight, in_bias), (pos_weight, _), (biases, _), (out_weight, out_bias) = weights
+    x = x.to(product_dtype(x))
+    mixed = fused_attention(
+        F.linear(x, in_weight, in_bias).unflatten(2, (3, module.num_heads, -1)),
+        F.linear(frames.positions, pos_weight).unflatten(1, (module.num_heads, -1)),
+        biases.unflatten(0, (2, -1)),
+        frames,
+        dropout_p=module.dropout.prob if module.training else 0.0,
+    )
+    return F.linear(mixed.flatten(2), out_weight, out_bias)
 
 
 def fused_attention(
     qkv: Float[Tensor, "batch enc_frames 3 heads head_dim"],
     positions: Float[Tensor, "positions heads head_dim"],
     biases: Float[Tensor, "2 heads head_dim"],
-    masks: GpuMasks,
+    frames: GpuFrames,
     *,
     dropout_p: float,
 ) -> Float[Tensor, "batch enc_frames heads head_dim"]:
@@ -28,7 +64,7 @@ def fused_attention(
         qkv: Queries, keys and values.
         positions: Projected encodings of the distances enc_frames - 1 and below, twice as many as there are keys.
         biases: Biases of the queries for the scores by content and for the scores by position.
-        masks: Valid frames and scores of the keys.
+        frames: Their masks: valid frames and scores of the keys.
         dropout_p: Probability with which attention weights are dropped.
     """
     num_frames, head_dim = qkv.shape[1], qkv.shape[-1]
@@ -40,12 +76,12 @@ def fused_attention(
         qkv, positions, biases = (F.pad(heads, padding) for heads in (qkv, positions, biases))
     q, k, v = qkv.unbind(2)
     content_q, position_q = (q + bias for bias in biases)
-    scores = _shifted_scores(position_q, positions, scale) + masks.key_scores
+    scores = _shifted_scores(position_q, positions, scale) + frames.key_scores
     scores = _FirstColumns.apply(scores, num_frames)  # type: ignore[no-untyped-call]  # torch has no annotations for it
     # (batch, enc_frames, heads, head_dim) -> (batch, heads, enc_frames, head_dim)
     content_q, k, v = (rows.transpose(1, 2) for rows in (content_q, k, v))
     mixed = F.scaled_dot_product_attention(content_q, k, v, scores, dropout_p=dropout_p, scale=scale)
-    return mixed.transpose(1, 2)[..., :head_dim] * masks.is_valid.unsqueeze(3)
+    return mixed.transpose(1, 2)[..., :head_dim] * frames.is_valid.unsqueeze(3)
 
 
 def _shifted_scores(
@@ -84,23 +120,3 @@ class _FirstColumns(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return F.pad(grads[0], (0, ctx.num_left_out)), None
-
-
-def shift_to_distances(
-    scores: Float[Tensor, "*batch enc_frames positions"], num_keys: int
-) -> Float[Tensor, "*batch enc_frames keys"]:
-    """Converts scores by distance (T - 1 and below) to scores by key: out[i, j] = scores[i, T - 1 - i + j].
-
-    The wanted part of row i starts i columns to the left of that of row 0. Viewing the flattened matrix from column
-    T - 1 of row 0 onwards, with rows that are one value shorter, aligns these parts without copying any value.
-
-    Args:
-        scores: At least T - 1 + `num_keys` columns.
-        num_keys: Number of keys, T or more.
-    """
-    num_frames, num_positions = scores.shape[-2:]
-    if num_positions == 1:
-        return scores
-    width = num_positions - 1
-    aligned = scores.flatten(-2).narrow(-1, num_frames - 1, num_frames * width)
-    return aligned.view(*scores.shape[:-1], width)[..., :num_keys]

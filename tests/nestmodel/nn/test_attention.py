@@ -1,15 +1,17 @@
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nestmodel.nn.attention import RelPositionAttention
+from nestmodel.nn.attention import RelPositionAttention, shift_to_distances
 from nestmodel.nn.frames import Frames, describe_frames, relative_positions
-from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.fused_attention import shift_to_distances
+from nestmodel.nn.gpu.cast_weights import cast_weights
+from nestmodel.nn.gpu.frames import describe_gpu_frames
+from nestmodel.nn.gpu.fused_attention import attend, attention_parameters
+from nestmodel.nn.precision import product_dtype
 
 CPU = torch.device("cpu")
 
@@ -30,6 +32,17 @@ def build(*, dim: int = 8, num_heads: int = 2, dropout: float = 0.0, use_bias: b
 
 def frames(x: Tensor, *lens: int) -> Frames:
     return describe_frames(x, torch.tensor(lens or [x.shape[1]] * len(x), device=x.device))
+
+
+def reference(module: RelPositionAttention, x: Tensor, *lens: int) -> Tensor:
+    out: Tensor = module(x, frames(x, *lens))
+    return out
+
+
+def on_gpu(module: RelPositionAttention, x: Tensor, *lens: int) -> Tensor:
+    described = describe_gpu_frames(x, torch.tensor(lens or [x.shape[1]] * len(x), device=x.device))
+    (weights,) = cast_weights([attention_parameters(module)], product_dtype(x))
+    return attend(module, x, described, weights)
 
 
 def by_definition(module: RelPositionAttention, x: Tensor, num_valid: int) -> Tensor:
@@ -89,11 +102,11 @@ def test_attention_equals_its_definition(num_valid: int, with_gradients: bool) -
     assert torch.allclose(actual, by_definition(module, x[0], num_valid), atol=1e-6)
 
 
-def run(module: RelPositionAttention, x: Tensor, *lens: int) -> list[Tensor]:
+def run(compute: Callable[..., Tensor], module: RelPositionAttention, x: Tensor, *lens: int) -> list[Tensor]:
     """Returns output and gradients; no gradient is constant over frames or dimensions."""
     module.zero_grad()
     inputs = x.clone().requires_grad_()
-    out = module(inputs, frames(inputs, *lens))
+    out = compute(module, inputs, *lens)
     (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).sin()).sum().backward()
     assert inputs.grad is not None
     return [out.detach(), inputs.grad, *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
@@ -107,10 +120,9 @@ def test_the_code_for_gpus_gives_the_same_output_and_gradients(
     # It pads keys of the scores and dimensions of heads (4, 8, 22 and 5) to multiples of 8.
     module, x = build(dim=dim).double(), torch.randn(2, num_frames, dim, dtype=torch.float64)
     lens = (num_frames, (num_frames + 1) // 2)
-    expected = run(module, x, *lens)
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    expected = run(reference, module, x, *lens)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
-    for ours, theirs in zip(run(module, x, *lens), expected, strict=True):
+    for ours, theirs in zip(run(on_gpu, module, x, *lens), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)  # float64 has 16 digits
 
 
@@ -124,11 +136,9 @@ def test_the_code_for_gpus_passes_what_fused_kernels_take(is_compiling: bool, mo
         seen.append(args)
         return fused(*args, **settings)
 
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
-    module, x = build(dim=88), torch.randn(3, 13, 88)
-    module(x, frames(x))
+    on_gpu(build(dim=88), torch.randn(3, 13, 88))
     ((*heads, mask),) = seen
     assert [part.shape for part in heads] == [(3, 2, 13, 48)] * 3
     for tensor in (*heads, mask):
@@ -136,22 +146,14 @@ def test_the_code_for_gpus_passes_what_fused_kernels_take(is_compiling: bool, mo
         assert all(stride % 8 == 0 for stride in tensor.stride()[:-1])
 
 
-def test_the_code_for_gpus_drops_attention_weights_in_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
-    module, x = build(dropout=0.5), torch.randn(1, 6, 8)
-    assert not torch.equal(module(x, frames(x)), module(x, frames(x)))
-    module.eval()
-    assert torch.equal(module(x, frames(x)), module(x, frames(x)))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_output_and_gradients_on_a_gpu_equal_those_on_a_cpu() -> None:
     module, x = build(dim=64), torch.randn(2, 37, 64)
     seen = []
-    for device in ("cpu", "cuda"):
+    for device, compute in (("cpu", reference), ("cuda", on_gpu)):
         module.to(device).zero_grad()
-        out = module(x.to(device), frames(x.to(device), 37, 20))
+        out = compute(module, x.to(device), 37, 20)
         out.square().sum().backward()
         grads = [p.grad for p in module.parameters() if p.grad is not None]
         # Copies: the gradients move to the GPU with the module.
@@ -169,7 +171,7 @@ def test_memory_efficient_attention_takes_heads_of_any_size_on_a_gpu(dim: int) -
     module, x = build(dim=dim).cuda(), torch.randn(2, 37, dim, device="cuda")
     # Torch raises an error if the only kernel that it may select does not take the arguments.
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION), torch.autocast("cuda", torch.bfloat16):
-        module(x, frames(x)).float().sum().backward()
+        on_gpu(module, x).float().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
@@ -201,11 +203,12 @@ def test_use_bias_false_removes_all_projection_biases() -> None:
     assert "linear_pos.bias" not in dict(build().named_parameters())
 
 
-def test_attention_weights_are_dropped_in_training_only() -> None:
+@pytest.mark.parametrize("compute", [reference, on_gpu])
+def test_attention_weights_are_dropped_in_training_only(compute: Callable[..., Tensor]) -> None:
     module, x = build(dropout=0.5), torch.randn(1, 6, 8)
-    assert not torch.equal(module(x, frames(x)), module(x, frames(x)))
+    assert not torch.equal(compute(module, x), compute(module, x))
     module.eval()
-    assert torch.equal(module(x, frames(x)), module(x, frames(x)))
+    assert torch.equal(compute(module, x), compute(module, x))
 
 
 def test_padded_keys_have_zero_weight_under_autocast() -> None:

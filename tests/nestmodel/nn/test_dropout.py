@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nestmodel.nn import dropout
 from nestmodel.nn.dropout import Dropout, draw_keys, drop
-from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu import devices, dropout
+from nestmodel.nn.gpu.dropout import AcceleratedDropout
 from tests.kernels import run_kernels
 
 KEY = torch.tensor([123456789, -987654321], dtype=torch.int32)
@@ -28,7 +28,7 @@ def is_kept(index: int, key: Sequence[int], num_dropped: int) -> bool:
 
 
 def drop_in_training(prob: float, x: Tensor, key: Tensor | None) -> Tensor:
-    dropped: Tensor = Dropout(prob).train()(x, key)
+    dropped: Tensor = AcceleratedDropout(prob).train()(x, key)
     return dropped
 
 
@@ -170,8 +170,7 @@ for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.f
 IN_A_MODULE = """
 import warnings
 import torch
-from nestmodel.nn import dropout
-from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu import devices, dropout
 from tests.nestmodel.nn.test_dropout import DTYPES, check_dropout
 
 warnings.simplefilter("ignore")  # numpy warns where numbers wrap around
@@ -248,5 +247,5 @@ def test_a_gpu_drops_what_a_cpu_drops(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_values_are_dropped_with_the_given_probability_on_a_gpu() -> None:
-    dropped = Dropout(0.25).train()(torch.ones(1_000_000, device="cuda"))
+    dropped = AcceleratedDropout(0.25).train()(torch.ones(1_000_000, device="cuda"))
     assert (dropped == 0).float().mean().item() == pytest.approx(0.25, abs=0.003)

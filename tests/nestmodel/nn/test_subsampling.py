@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.subsampling import ConvSubsampling
 
 
@@ -23,7 +24,7 @@ def _is_on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def build(factor: int = 8, num_mels: int = 10) -> ConvSubsampling:
-    return ConvSubsampling(num_mels=num_mels, channels=6, factor=factor, dim=5)
+    return AcceleratedConvSubsampling(num_mels=num_mels, channels=6, factor=factor, dim=5)
 
 
 def plain(module: ConvSubsampling, feats: Tensor) -> Tensor:

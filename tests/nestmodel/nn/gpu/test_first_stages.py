@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.counts.fake_gpu import OperationLog, fake_gpu
-from nestmodel.nn import subsampling
-from nestmodel.nn.gpu import devices
+from nestmodel.nn import subsampling as reference
+from nestmodel.nn.gpu import devices, subsampling
 from nestmodel.nn.gpu.first_stages import Convolutions, first_stages, has_kernels
-from nestmodel.nn.subsampling import ConvSubsampling, num_subsampled
+from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
+from nestmodel.nn.subsampling import num_subsampled
 from tests.fakes import needs_fake_gpu
 from tests.kernels import run_kernels
 
@@ -73,7 +74,7 @@ def test_a_module_for_a_gpu_gives_what_one_for_a_cpu_gives(
     monkeypatch: pytest.MonkeyPatch, frames: int, is_causal: bool
 ) -> None:
     torch.manual_seed(0)
-    module = ConvSubsampling(num_mels=10, channels=6, factor=8, dim=5, is_causal=is_causal)
+    module = AcceleratedConvSubsampling(num_mels=10, channels=6, factor=8, dim=5, is_causal=is_causal)
     feats, lens = torch.randn(3, 10, frames), torch.tensor([frames, 0, frames // 2])
     found = []
     for is_gpu in (False, True):
@@ -87,7 +88,7 @@ def test_a_module_for_a_gpu_gives_what_one_for_a_cpu_gives(
 def test_features_that_need_a_gradient_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
     feats = torch.randn(1, 10, 16, requires_grad=True)
-    ConvSubsampling(num_mels=10, channels=6, factor=8, dim=5)(feats, torch.tensor([16]))[0].sum().backward()
+    AcceleratedConvSubsampling(num_mels=10, channels=6, factor=8, dim=5)(feats, torch.tensor([16]))[0].sum().backward()
     assert feats.grad is not None
     assert feats.grad.abs().sum() > 0
 
@@ -203,7 +204,7 @@ def test_tensors_without_values_get_the_kernels_without_a_check(
 ) -> None:
     monkeypatch.setattr(subsampling, "has_kernels", lambda *_: False)
     with fake_gpu(torch.bfloat16), OperationLog() as log:
-        layer = ConvSubsampling(num_mels=80, channels=16, factor=8, dim=32, is_causal=is_causal)
+        layer = AcceleratedConvSubsampling(num_mels=80, channels=16, factor=8, dim=32, is_causal=is_causal)
         layer(torch.empty(2, 80, 160), torch.empty(2, dtype=torch.int64))
     assert log.counts["first_stages"] == 1
 
@@ -223,7 +224,7 @@ def train(
     """Returns valid outputs of a module for a GPU, and its gradients, in products of a type; on the CPU in float64."""
     mels, channels, frames = sizes
     torch.manual_seed(0)
-    module = ConvSubsampling(num_mels=mels, channels=channels, factor=8, dim=5, is_causal=is_causal)
+    module = AcceleratedConvSubsampling(num_mels=mels, channels=channels, factor=8, dim=5, is_causal=is_causal)
     feats, lens = torch.randn(3, mels, frames), torch.tensor([frames, 0, frames // 2])
     weights = torch.randn(3, num_subsampled(frames, 8, is_causal=is_causal), 5)
     if dtype == torch.float64:
@@ -280,8 +281,8 @@ def test_chunks_give_what_a_whole_batch_gives(
 ) -> None:
     monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
     whole = train(device, torch.float32, sizes)
-    for name in ("MAX_VALUES", "MAX_VALUES_ON_CPU"):
-        monkeypatch.setattr(subsampling, name, 1)
+    for module in (subsampling, reference):
+        monkeypatch.setattr(module, "MAX_VALUES", 1)
     for one, other in zip(train(device, torch.float32, sizes), whole, strict=True):
         assert (one - other).norm() <= 1e-5 * other.norm()  # 80 roundings; a lost chunk changes the first digit
 

@@ -1,7 +1,7 @@
 import pytest
 
 from nestmodel import ConfigError, Kernels, NestNetwork
-from nestmodel.nn.block import ConformerBlock
+from nestmodel.nn.gpu.block import AcceleratedConformerBlock
 from nestmodel.nn.gpu.kernel_choice import default_kernels
 from tests.training import tiny_config
 
@@ -24,7 +24,7 @@ def test_without_a_measurement_only_a_gpu_joins_stages_of_the_subsampling() -> N
 def test_a_network_uses_the_forms_that_it_is_given() -> None:
     network = NestNetwork(tiny_config())
     subsampling, block = network.encoder.pre_encode, network.encoder.layers[0]
-    assert isinstance(block, ConformerBlock)
+    assert isinstance(block, AcceleratedConformerBlock)
     network.use_kernels(Kernels(), num_shapes=None)
     assert subsampling.has_joined_stages
     assert block._compiled is None

@@ -1,0 +1,132 @@
+"""A block of the encoder on a GPU: weights that are converted together, fused attention, and compiled code.
+
+It reads the parameters of `ConformerBlock`, which says what a block computes.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from nestmodel.config import EncoderConfig
+from nestmodel.nn.block import KEYS_PER_BLOCK, BlockKeys, ConformerBlock, FeedForward, split_keys
+from nestmodel.nn.convolution import ConvModule
+from nestmodel.nn.dropout import Key
+from nestmodel.nn.frames import Frames
+from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters
+from nestmodel.nn.gpu.dropout import drop_on_gpu
+from nestmodel.nn.gpu.frames import GpuFrames
+from nestmodel.nn.gpu.fused_attention import attend, attention_parameters
+from nestmodel.nn.precision import product_dtype
+
+COMBINED: dict[str, str | int | bool | Callable[..., Any]] = {
+    "combo_kernels": True,
+    "combo_kernel_allow_mixed_sizes": 2,
+}
+"""Options of torch's compiler that join kernels of any sizes, such as the second steps of sums over frames."""
+
+
+class _CompilerSettings(NamedTuple):
+    """See `AcceleratedConformerBlock.use_compiled`."""
+
+    dynamic: bool | None
+    combined: bool
+
+
+class AcceleratedConformerBlock(ConformerBlock):
+    """`ConformerBlock` that calls `transform` if its frames are described for a GPU; either can be compiled."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self._compiled: _CompilerSettings | None = None
+
+    def use_compiled(self, *, dynamic: bool | None, combined: bool) -> None:
+        """Compiles the block with torch at its first use, but not the conversion of its weights.
+
+        The compiler would convert each weight and each of its gradients by a kernel of its own.
+
+        Args:
+            dynamic: Whether the compiled code takes any shape; None decides that at the second shape.
+            combined: Whether kernels that do not depend on each other are launched as one.
+        """
+        self._compiled = _CompilerSettings(dynamic, combined)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch enc_frames dim"],
+        frames: Frames | GpuFrames,
+        keys: BlockKeys | None = None,
+    ) -> Float[Tensor, "batch enc_frames dim"]:
+        """Applies the block; see `ConformerBlock.forward`."""
+        if isinstance(frames, Frames):
+            return self._in_form(ConformerBlock.forward)(self, x, frames, keys)
+        return self._in_form(transform)(self, x, frames, self.weights(x), keys)
+
+    def weights(self, x: Float[Tensor, "batch enc_frames dim"]) -> Sequence[Weights]:
+        """Returns the weights of the four modules in the type of matrix products."""
+        conv = self.conv
+        parameters = [
+            _feed_forward_parameters(self.feed_forward1),
+            attention_parameters(self.self_attn),
+            [fused_parameters(layer) for layer in (conv.pointwise_conv1, conv.depthwise_conv, conv.pointwise_conv2)],
+            _feed_forward_parameters(self.feed_forward2),
+        ]
+        return cast_weights(parameters, product_dtype(x))
+
+    def _in_form(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return function if self._compiled is None else _compile(function, self._compiled)
+
+
+@cache
+def _compile(function: Callable[..., Tensor], settings: _CompilerSettings) -> Callable[..., Tensor]:
+    """Returns a compiled function. Blocks do not hold it, so that they can be copied."""
+    return torch.compile(function, dynamic=settings.dynamic, options=COMBINED if settings.combined else None)
+
+
+def transform(
+    block: ConformerBlock,
+    x: Float[Tensor, "batch enc_frames dim"],
+    frames: GpuFrames,
+    weights: Sequence[Weights],
+    keys: BlockKeys | None,
+) -> Float[Tensor, "batch enc_frames dim"]:
+    """Does what `block` does with the weights of `weights`; this is the part that may be compiled."""
+    of_feed_forward1, of_attention, of_conv, of_feed_forward2 = weights
+    within1, after1, _, after_att, after_conv, within2, after2 = split_keys(keys, KEYS_PER_BLOCK)
+    half = _feed_forward(block.feed_forward1, block.norm_feed_forward1(x), of_feed_forward1, within1)
+    x = torch.add(x, drop_on_gpu(block.dropout, half, after1), alpha=0.5)
+    attended = attend(block.self_attn, block.norm_self_att(x), frames, of_attention)
+    x = x + drop_on_gpu(block.dropout, attended, after_att)
+    x = x + drop_on_gpu(block.dropout, _convolve(block.conv, block.norm_conv(x), frames, of_conv), after_conv)
+    half = _feed_forward(block.feed_forward2, block.norm_feed_forward2(x), of_feed_forward2, within2)
+    x = torch.add(x, drop_on_gpu(block.dropout, half, after2), alpha=0.5)
+    out: Tensor = block.norm_out(x)
+    return out
+
+
+def _feed_forward_parameters(module: FeedForward) -> list[FusedParameters]:
+    return [fused_parameters(module.linear1), fused_parameters(module.linear2)]
+
+
+def _feed_forward(
+    module: FeedForward, x: Float[Tensor, "batch enc_frames dim"], weights: Weights, key: Key | None
+) -> Float[Tensor, "batch enc_frames dim"]:
+    (weight1, bias1), (weight2, bias2) = weights
+    return F.linear(drop_on_gpu(module.dropout, F.silu(F.linear(x, weight1, bias1)), key), weight2, bias2)
+
+
+def _convolve(
+    module: ConvModule, x: Float[Tensor, "batch enc_frames dim"], frames: GpuFrames, weights: Weights
+) -> Float[Tensor, "batch enc_frames dim"]:
+    (weight1, bias1), (weight, bias), (weight2, bias2) = weights
+    x = F.glu(F.linear(x, weight1.squeeze(2), bias1), dim=2) * frames.is_valid
+    pad, right = module.context
+    if pad != right:
+        x, pad = F.pad(x, (0, 0, pad, right)), 0
+    x = F.conv1d(x.transpose(1, 2), weight, bias, padding=pad, groups=len(weight)).transpose(1, 2).contiguous()
+    x = module.batch_norm(x.flatten(0, 1)).view_as(x)
+    return F.linear(F.silu(x), weight2.squeeze(2), bias2)
