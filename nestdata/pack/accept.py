@@ -6,7 +6,7 @@ from nestdata.corpus.file_version import path_of
 from nestdata.errors import AudioError
 from nestdata.prepare.header import read_header
 from nestdata.prepare.inputs.audio import File, Unusable
-from nestdata.prepare.probe import source_rate
+from nestdata.prepare.read import source_rate
 from nestdata.storage import FileVersion
 
 # Tolerance for the length of a file, as in loading.

@@ -21,10 +21,9 @@ import orjson
 from numpy.typing import NDArray
 
 from nestdata.errors import shortened
-from nestdata.prepare.audio_span import span_of_cut
 from nestdata.prepare.draw import KeyedDraw, key_of
+from nestdata.prepare.found import Reject, span_of_cut
 from nestdata.prepare.inputs.packed import PackedShar
-from nestdata.prepare.probe import Reject
 from nestdata.prepare.probed_items import ProbedItems
 from nestdata.prepare.records import LengthOrder, Records, fingerprint, repeated_values
 from nestdata.prepare.shard_writer import ShardStats, ShardWriter

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from nestdata.audio.decode import load_samples
 from nestdata.errors import AudioError, ConfigError
 from nestdata.prepare.config import PrepareConfig
-from nestdata.prepare.cut_rows import cut_row
-from nestdata.prepare.header import AudioInfo
-from nestdata.prepare.inputs.audio import File
+from nestdata.prepare.found import Cut, Reject
+from nestdata.prepare.inputs.audio import File, Member
+from nestdata.prepare.inputs.content import LoadedContent
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.remote import with_members
-from nestdata.prepare.probe import Cut, Reject, WholeEntry, finish, probe
-from nestdata.storage import is_url
+from nestdata.prepare.probe import probe
+from nestdata.storage import ObjectInfo, is_url
 
 _SUBTYPES = {"float32": "FLOAT", "float64": "FLOAT", "int16": "PCM_16"}
 """Encodings that keep the samples of an array; double precision is rounded to single precision."""
@@ -61,11 +61,7 @@ def load_audio(
 def _load_file(location: str, config: PrepareConfig) -> NDArray[np.float32]:
     path = location if is_url(location) else os.path.abspath(location)
     ((_, entry),) = with_members([(1, Entry(path, path, File(path)))], lambda _: True)
-    (found,) = probe(entry, config)
-    if isinstance(found, Reject):
-        detail = found.detail if location in found.detail else f"{location}: {found.reason}, {found.detail}"
-        raise AudioError(f"{detail}. Give an audio file, such as WAV or FLAC.")
-    return load_samples(found.row, content=entry.audio.read())
+    return _load(entry, location, config)
 
 
 def _load_array(samples: NDArray[Any], rate: int, config: PrepareConfig) -> NDArray[np.float32]:
@@ -73,13 +69,18 @@ def _load_array(samples: NDArray[Any], rate: int, config: PrepareConfig) -> NDAr
 
     file = BytesIO()
     soundfile.write(file, samples, rate, format="WAV", subtype=_SUBTYPES[samples.dtype.name])
-    name = "the array"
-    info, audio = AudioInfo(rate, len(samples), 1), File(name)
-    entry = Entry(name, name, audio)
-    row = cut_row(entry, audio, info, len(samples) / rate, 0)
-    cut = finish(WholeEntry(entry, audio, row, None), row, config)
-    assert isinstance(cut, Cut)
-    return load_samples(cut.row, content=file.getvalue())
+    content, name = LoadedContent(file.getvalue()), "the array"
+    size = len(content.content)
+    return _load(Entry(name, name, Member(ObjectInfo(name, size, None), 0, size, content)), name, config)
+
+
+def _load(entry: Entry, name: str, config: PrepareConfig) -> NDArray[np.float32]:
+    (found,) = probe(entry, config)
+    if isinstance(found, Reject):
+        detail = found.detail if name in found.detail else f"{name}: {found.reason}, {found.detail}"
+        raise AudioError(f"{detail}. Give an audio file, such as WAV or FLAC.")
+    assert isinstance(found, Cut)  # speech is not looked for
+    return load_samples(found.row, content=entry.audio.read())
 
 
 def _check_array(samples: Any) -> None:

@@ -16,10 +16,8 @@ from nestdata.audio.channels import is_mixed
 from nestdata.corpus.addresses import NO_SHARD
 from nestdata.corpus.file_version import row_of
 from nestdata.errors import shortened
-from nestdata.prepare.audio_span import AudioSpan
 from nestdata.prepare.draw import MAX_DRAWN, KeyedDraw, key_of
-from nestdata.prepare.inputs.audio import Member
-from nestdata.prepare.probe import Cut, Reject
+from nestdata.prepare.found import AudioSpan, Cut, Reject
 from nestdata.prepare.records import RECORD
 from nestdata.prepare.speech.config import FRAME_SECONDS
 from nestdata.prepare.speech.measures import SpeechTotals
@@ -112,6 +110,15 @@ class ProbedItems:
         )
 
 
+class _MemberAddress(NamedTuple):
+    """Where the audio of a cut is in a shard. A `Member` itself would keep its bytes in memory."""
+
+    shard: ObjectInfo
+    offset: int
+    length: int
+    crc32: int | None
+
+
 class _Columns(NamedTuple):
     """The cuts that were added, one value per cut in each column."""
 
@@ -130,7 +137,7 @@ class _Columns(NamedTuple):
     speaker: Sequence[str | None] = ()
     """None or empty for a cut without one."""
 
-    member: Sequence[Member | None] = ()
+    member: Sequence[_MemberAddress | None] = ()
     version: Sequence[FileVersion | None] = ()
 
 
@@ -146,7 +153,7 @@ class ItemCollector:
     """
 
     def __init__(self) -> None:
-        self.num_entries = 0
+        self._num_entries = 0
         # Plain lists and tuples, because this takes a fifth of the time of a line whose duration is trusted.
         self._rows: list[tuple[Any, ...]] = []
         self._rejects: list[tuple[int, Reject]] = []
@@ -154,18 +161,33 @@ class ItemCollector:
         # Of each entry with a number of its own, how many rows, rejects and totals there were before it.
         self._begun: dict[int, tuple[int, int, int]] = {}
 
-    def begin(self, number: int | None) -> None:
-        """Begins an entry. One with a number of its own replaces an earlier one with this number."""
-        if number is None:
-            self.num_entries += 1
-            return
-        self.num_entries += number not in self._begun
-        self._begun[number] = len(self._rows), len(self._rejects), len(self._speech)
+    def add(self, found: Iterable[Cut | Reject | SpeechTotals], number: int, where: str, *, replaces: bool) -> None:
+        """Adds the cuts, rejects and speech of an entry.
 
-    def add(self, cut: Cut, number: int, where: str) -> None:
-        """Adds a cut; `number` is that of its entry or item, counted from 1, and `where` its position in the input.
+        Args:
+            found: The cuts, rejects and speech.
+            number: The number of the entry or of its item, counted from 1.
+            where: Its position in the input.
+            replaces: Whether the number is that of the entry, which then replaces an earlier one with this number.
+        """
+        if replaces:
+            self._num_entries += number not in self._begun
+            self._begun[number] = len(self._rows), len(self._rejects), len(self._speech)
+        else:
+            self._num_entries += 1
+        for one in found:
+            match one:
+                case Cut():
+                    self._add_cut(one, number, where)
+                case Reject():
+                    self._add_reject(one, number)
+                case SpeechTotals():
+                    self._speech.append((number, one))
 
-        A cut that cannot be written as JSON becomes a reject: its file name is not Unicode, a label is nested deeper
+    def _add_cut(self, cut: Cut, number: int, where: str) -> None:
+        """Adds a cut.
+
+        One that cannot be written as JSON becomes a reject: its file name is not Unicode, a label is nested deeper
         than 254 levels, or an integer in a label has more than 64 bits.
         """
         row, num_samples, member, version = cut
@@ -173,36 +195,28 @@ class ItemCollector:
             line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
         except TypeError as error:
             detail = f"its name or a label is not Unicode, nested too deep or too large a number: {error}"
-            self.reject(Reject(where, row["id"], "unreadable", detail), number)
+            self._add_reject(Reject(where, row["id"], "unreadable", detail), number)
             return
         language = speaker = None
         for label in row["supervisions"][:1]:
             language, speaker = label.get("language"), label.get("speaker")
+        address = member and _MemberAddress(member.shard, member.offset, member.length, member.crc32)
         # One value for each field of `_Columns`.
         self._rows.append(
             (
                 line, row["id"], num_samples, round(row["start"] * 1e6),
                 MIXED_CHANNEL if "custom" in row and is_mixed(row) else row["channel"],
-                number, "transforms" in row["recording"], language, speaker, member, version,
+                number, "transforms" in row["recording"], language, speaker, address, version,
             )
         )  # fmt: skip
 
-    def reject(self, reject: Reject, number: int) -> None:
-        """Adds a reject, without its secrets and with long names shortened.
-
-        Args:
-            reject: The reject.
-            number: That of its entry or item, counted from 1.
-        """
+    def _add_reject(self, reject: Reject, number: int) -> None:
+        """Adds a reject, without its secrets and with long names shortened."""
         reject = reject.without_secrets()
         cut_id, detail = shortened(reject.cut_id, _MAX_TEXT), shortened(reject.detail, _MAX_TEXT)
         if cut_id is not reject.cut_id or detail is not reject.detail:
             reject = reject._replace(cut_id=cut_id, detail=detail)
         self._rejects.append((number, reject))
-
-    def add_totals(self, totals: SpeechTotals, number: int) -> None:
-        """Adds the speech of a recording; `number` is that of its entry or item, counted from 1."""
-        self._speech.append((number, totals))
 
     def collected(self) -> ProbedItems:
         """Returns all cuts and rejects that were added."""
@@ -212,7 +226,7 @@ class ItemCollector:
         shards = {member.shard: None for member in columns.member if member}
         records = _records_of(columns, {shard: number for number, shard in enumerate(shards)})
         return ProbedItems(
-            num_entries=self.num_entries,
+            num_entries=self._num_entries,
             lines=b"".join(columns.line),
             records=records,
             rejects=[reject._replace(audio=None) for _, reject in self._rejects],
@@ -262,7 +276,7 @@ def _records_of(columns: _Columns, shards: dict[ObjectInfo, int]) -> NDArray[Any
 
 
 def _address(
-    member: Member | None, version: FileVersion | None, shards: dict[ObjectInfo, int]
+    member: _MemberAddress | None, version: FileVersion | None, shards: dict[ObjectInfo, int]
 ) -> tuple[int, int, int, int]:
     """Returns begin, extent, crc32 and has_crc32 of the record of a cut."""
     if member is None:

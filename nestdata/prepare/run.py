@@ -276,7 +276,7 @@ def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
     """
     modules = ["nestdata.prepare.corpus_writer", "nestdata.prepare.probe", "nestdata.prepare.tasks"]
     if config.finds_speech:
-        modules += ["nestdata.prepare.speech_cuts", "torch"]
+        modules.append("torch")
     if config.probe != "missing" or config.pcm:
         return [*modules, "nestdata.prepare.bank_writer", "soundfile", "lhotse", "torchaudio"]
     return (

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from nestdata.audio.encoded import open_audio, open_stream
 from nestdata.audio.file_kind import special_file_kind
 from nestdata.errors import AudioError, StorageError
-from nestdata.prepare.audio_span import AudioSpan
+from nestdata.prepare.found import AudioSpan
 from nestdata.prepare.inputs.content import GuardedStream, StoredContent
 from nestdata.storage import is_url
 

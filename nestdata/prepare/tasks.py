@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 
 from nestdata.corpus.corpus import FORMAT_VERSION
 from nestdata.errors import StorageError
-from nestdata.prepare.audio_span import span_of_entry
 from nestdata.prepare.config import PrepareConfig
+from nestdata.prepare.found import Cut, Reject
 from nestdata.prepare.inputs import Source
-from nestdata.prepare.inputs.audio import Unusable
+from nestdata.prepare.inputs.audio import Member, Unusable
 from nestdata.prepare.inputs.entry import Entry, ReadsFiles
 from nestdata.prepare.inputs.remote import in_parallel, with_members
-from nestdata.prepare.probe import Cut, Reject, probe, reads_audio
+from nestdata.prepare.probe import probe
 from nestdata.prepare.probed_items import ItemCollector, ProbedItems
-from nestdata.prepare.speech.measures import SpeechTotals
+from nestdata.prepare.read import reads_audio
 from nestdata.storage import ObjectInfo, is_url, storage
 
 # Another version of the package may find something else in the same audio.
@@ -116,31 +116,25 @@ def run_task(task: Task) -> TaskResult:
 def _probe_items(task: Task, collector: ItemCollector) -> _Found:
     in_epoch, needed, can_be_kept = 0, 0.0, True
     rejected, files = dict[str, ObjectInfo | None](), dict[str, ObjectInfo | None]()
-    probe_entry = _probe_of(task.config)
-    entries = with_members(_numbered_entries(task), lambda entry: reads_audio(entry, task.config))
-    for number, entry in entries:
-        collector.begin(entry.number)
-        for found in probe_entry(entry, task.config):
-            if isinstance(found, SpeechTotals):
-                collector.add_totals(found, number)
-                continue
-            if isinstance(found, Reject):
-                audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
-                span = found.audio or span_of_entry(entry, audio, task.config.channel)
-                collector.reject(found._replace(audio=span), number)
-                if audio and audio.location:
-                    rejected[audio.location] = audio.member.shard if audio.member else None
-                else:  # the files that an item depends on are known anyway, if the source names them
-                    can_be_kept &= isinstance(task.source, ReadsFiles)
-                continue
-            collector.add(found, number, entry.where)
-            if found.member:
-                in_epoch += found.member.length
-                needed += found.member.length * _share_of_recording(found)
-            elif found.version and task.config.finds_speech:
-                files[entry.audio.location] = None
-            else:
-                can_be_kept = False
+    for number, entry in with_members(_numbered_entries(task), lambda entry: reads_audio(entry, task.config)):
+        found = probe(entry, task.config)
+        collector.add(found, number, entry.where, replaces=entry.number is not None)
+        for one in found:
+            match one:
+                case Cut(member=Member() as member):
+                    in_epoch += member.length
+                    needed += member.length * _share_of_recording(one)
+                case Cut():
+                    if one.version and task.config.finds_speech:
+                        files[entry.audio.location] = None
+                    else:
+                        can_be_kept = False
+                case Reject():
+                    audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
+                    if audio and audio.location:
+                        rejected[audio.location] = audio.member.shard if audio.member else None
+                    else:  # the files that an item depends on are known anyway, if the source names them
+                        can_be_kept &= isinstance(task.source, ReadsFiles)
     return _Found(in_epoch, needed, rejected, files, can_be_kept)
 
 
@@ -148,15 +142,6 @@ def _numbered_entries(task: Task) -> Iterator[tuple[int, Entry]]:
     for number, item in enumerate(task.items, start=task.first):
         for entry in task.source.entries(number, item):
             yield number if entry.number is None else entry.number, entry
-
-
-def _probe_of(config: PrepareConfig) -> Callable[[Entry, PrepareConfig], Sequence[Cut | Reject | SpeechTotals]]:
-    """Returns the function that probes an entry."""
-    if not config.finds_speech:
-        return probe
-    from nestdata.prepare.speech_cuts import probe_speech
-
-    return probe_speech
 
 
 def _share_of_recording(cut: Cut) -> float:

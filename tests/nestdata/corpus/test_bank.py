@@ -13,10 +13,11 @@ from nestdata import AudioError, Corpus, CorpusError, NoiseSampler, PrepareConfi
 from nestdata.corpus.bank import FULL_SCALE
 from nestdata.prepare.bank_writer import _scale_of, write_bank
 from nestdata.prepare.corpus_writer import CorpusWriter
+from nestdata.prepare.found import Cut
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.pool import Pool
-from nestdata.prepare.probe import Cut, probe
+from nestdata.prepare.probe import probe
 from nestdata.prepare.probed_items import ItemCollector
 from nestdata.stateless_rng import StatelessRng
 from tests.conftest import MessyCorpora
@@ -173,7 +174,7 @@ def test_stored_audio_is_read_from_the_partial_directory(tmp_path: Path) -> None
     (cut,) = probe(entry, PrepareConfig(min_seconds=0.0))
     assert isinstance(cut, Cut)
     collector = ItemCollector()
-    collector.add(cut, 1, entry.where)
+    collector.add([cut], 1, entry.where, replaces=False)
     with closing(CorpusWriter(partial)) as writer:
         writer.add(collector.collected(), 0)
         writer.finish([], 16000)

@@ -20,9 +20,9 @@ from nestdata import Address, ManifestError
 from nestdata.corpus.addresses import AddressTable
 from nestdata.prepare import corpus_writer, records, shard_writer
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
+from nestdata.prepare.found import Cut, Reject
 from nestdata.prepare.inputs.audio import Member
 from nestdata.prepare.inputs.content import LoadedContent
-from nestdata.prepare.probe import Cut, Reject
 from nestdata.prepare.probed_items import ItemCollector, ProbedItems
 from nestdata.prepare.shard_writer import ShardStats
 from nestdata.storage import ObjectInfo
@@ -66,8 +66,8 @@ def row_of(item: Item) -> dict[str, Any]:
 def collect(items: Sequence[Item], first: int = 1) -> ProbedItems:
     collector = ItemCollector()
     for number, item in enumerate(items, start=first):
-        collector.num_entries += 1
-        collector.add(Cut(row_of(item), item.num_samples, member_of(item)), number, f"m:{number}")
+        cut = Cut(row_of(item), item.num_samples, member_of(item))
+        collector.add([cut], number, f"m:{number}", replaces=False)
     return collector.collected()
 
 
@@ -269,11 +269,25 @@ def test_hours_are_not_counted_if_there_are_too_many_names(tmp_path: Path, monke
 @pytest.mark.parametrize("value", ["half of a \ud83d", 2**80])
 def test_labels_that_cannot_be_written_are_rejected(value: Any) -> None:
     collector = ItemCollector()
-    collector.add(Cut({**row_of(Item("a")), "custom": {"label": value}}, 16000), 5, "m:5")
+    collector.add([Cut({**row_of(Item("a")), "custom": {"label": value}}, 16000)], 5, "m:5", replaces=False)
     probed = collector.collected()
     assert (probed.lines, len(probed.records)) == (b"", 0)
     ((where, cut_id, reason, *_),) = probed.rejects
     assert (where, cut_id, reason) == ("m:5", "a", "unreadable")
+
+
+def test_the_bytes_of_members_are_not_held_until_a_task_ends() -> None:
+    collector = ItemCollector()
+    tracemalloc.start()
+    try:
+        for number in range(1, 9):
+            member = Member(ObjectInfo("s.tar", 1 << 30, None), 0, 1 << 20, LoadedContent(bytes(1 << 20)))
+            collector.add([Cut(row_of(Item("a")), 16000, member)], number, "m", replaces=False)
+            del member
+        assert tracemalloc.get_traced_memory()[0] < 2 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(collector.collected().records) == 8
 
 
 LOCATED = st.builds(
@@ -361,7 +375,8 @@ def test_checksums_are_written_only_if_all_are_known(tmp_path: Path) -> None:
         item = Item(str(number), shard="/data/1.tar")
         member = member_of(item)
         assert member is not None
-        collector.add(Cut(row_of(item), 16000, replace(member, crc32=checksum)), number, "m")
+        cut = Cut(row_of(item), 16000, replace(member, crc32=checksum))
+        collector.add([cut], number, "m", replaces=False)
     with closing(CorpusWriter(tmp_path)) as writer:
         writer.add(collector.collected(), 0)
         written = writer.finish([NamedSource("m")], 16000)

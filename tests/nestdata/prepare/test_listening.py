@@ -12,7 +12,7 @@ import soundfile
 from nestdata import ConfigError, Corpus, PrepareConfig, prepare_corpus
 from nestdata.prepare import listening
 from nestdata.prepare import report as report_module
-from nestdata.prepare.audio_span import AudioSpan
+from nestdata.prepare.found import AudioSpan
 from nestdata.prepare.listening import ListeningConfig, Sample
 from nestdata.prepare.sound import Sound, read_sound
 from tests.nestdata.prepare.report_tables import Row, rows_of

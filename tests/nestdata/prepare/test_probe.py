@@ -13,14 +13,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
-import nestdata.prepare.probe
+import nestdata.prepare.judge
+import nestdata.prepare.read
 from nestdata import PrepareConfig
 from nestdata.audio.decode import load_samples
 from nestdata.errors import AudioError
+from nestdata.prepare.found import Cut, Reject
 from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import Command, File, LhotseCut
-from nestdata.prepare.probe import Cut, Reject, probe
+from nestdata.prepare.probe import probe
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import hiss, read_audio, tone, write_audio
 
@@ -320,7 +322,7 @@ def test_a_span_as_long_as_a_limit_is_accepted_at_any_offset(
     entry = entry_of(Path("/gone.wav"), offset=offset_ms / 1000, duration=length_ms / 1000)
     header = AudioInfo(rate, math.ceil((offset_ms + length_ms) * rate / 1000), 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nestdata.prepare.probe, "read_header", lambda _: header)
+        patch.setattr(nestdata.prepare.read, "read_header", lambda _: header)
         assert cut_of(entry, limits).num_samples == 16 * length_ms
         longer = replace(limits, min_seconds=length_ms / 1000 + 1e-4, max_seconds=None)
         assert reject_of(entry, longer)[0] == "too_short"
@@ -506,14 +508,14 @@ def test_only_unusable_windows_are_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "rate"), [("a.flac", 16000), ("a.wav", 44100), ("a.mp3", 16000)])
 def test_a_long_cut_is_decoded_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rate: int) -> None:
-    monkeypatch.setattr(nestdata.prepare.probe, "_MAX_DECODED", 30_000)
+    monkeypatch.setattr(nestdata.prepare.judge, "_MAX_DECODED", 30_000)
     lengths = []
 
     def noting(*arguments: Any, **options: Any) -> Any:
         lengths.append(options["num_samples"])
         return load_samples(*arguments, **options)
 
-    monkeypatch.setattr(nestdata.prepare.probe, "load_samples", noting)
+    monkeypatch.setattr(nestdata.prepare.judge, "load_samples", noting)
     stereo = np.stack([hiss(3 * rate, 1), hiss(3 * rate, 2)], axis=1)
     cut_of(entry_of(write_audio(tmp_path / name, stereo, rate)), DECODING)
     assert sum(lengths) == 48000

@@ -8,7 +8,7 @@ import pytest
 import soundfile
 
 from nestdata import AudioError
-from nestdata.prepare.audio_span import AudioSpan, Extent
+from nestdata.prepare.found import AudioSpan, Extent
 from nestdata.prepare.sound import MAX_SECONDS, Sound, measure, read_sound, write_sound
 from tests.synthesis import chirp, read_audio, tone, write_audio
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, PrepareProgress, SegmentConfig, prepare_corpus
-from nestdata.prepare import speech_cuts
+from nestdata.prepare import divide
 from nestdata.prepare.speech import frames
 from tests.nestdata.prepare import report_tables
 from tests.nestdata.prepare.speech.recordings import RATE, Recording, joined, needs_vad, utterance
@@ -53,7 +53,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(Path(row["id"]).name)
         return frames.speech_frames(row, content)
 
-    monkeypatch.setattr(speech_cuts, "speech_frames", search)
+    monkeypatch.setattr(divide, "speech_frames", search)
     return names
 
 

@@ -1,10 +1,12 @@
-"""Where a span of audio is, with all that is needed to decode it natively for the report."""
+"""What is found in an entry: cuts, and rejects with the location of their audio, so that it can be listened to."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nestdata.audio.channels import Channel, is_mixed
-from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member
+from nestdata.prepare.inputs.audio import File, LhotseCut, Member, RejectReason, Unusable
+from nestdata.redaction import redacted
+from nestdata.storage import FileVersion
 
 if TYPE_CHECKING:
     from nestdata.corpus.addresses import Address
@@ -21,7 +23,7 @@ class Extent(NamedTuple):
 
 
 class AudioSpan(NamedTuple):
-    """A span of one channel of an audio file."""
+    """A span of one channel of an audio file, with all that is needed to decode it natively."""
 
     location: str
     """Path or URL of the file, or of the shard that holds it."""
@@ -45,19 +47,64 @@ class AudioSpan(NamedTuple):
         return cls(location, extent and Extent(*extent), *rest)
 
 
-def span_of_entry(entry: "Entry", audio: Audio | None, channel: Channel) -> AudioSpan | None:
-    """Returns the span of an entry in its audio, or None if it cannot be opened: commands are not run again."""
+class Reject(NamedTuple):
+    """An entry or window that is not taken into the corpus."""
+
+    where: str
+    """Position in the input, such as `speech.json:12`."""
+
+    cut_id: str
+    reason: RejectReason
+    detail: str
+    """An explanation that gives the values found."""
+
+    audio: AudioSpan | None = None
+    """The audio, if it may be worth listening to."""
+
+    def without_secrets(self) -> "Reject":
+        """Returns the reject as it may be written and shown."""
+        where, cut_id, detail = redacted(self.where), redacted(self.cut_id), redacted(self.detail)
+        return Reject(where, cut_id, self.reason, detail, self.audio)
+
+
+class Cut(NamedTuple):
+    """A cut as it is written to the corpus."""
+
+    row: dict[str, Any]
+    """The dict that Lhotse's `MonoCut.to_dict` would return."""
+
+    num_samples: int
+    """Length in samples at the rate of the corpus."""
+
+    member: Member | None = None
+    """Where its audio is, if that is not the file that the row names."""
+
+    version: FileVersion | None = None
+    """The version of the file that the row names, if it was opened."""
+
+
+def rejected_entry(entry: "Entry", reason: RejectReason, detail: str, channel: Channel) -> Reject:
+    """Returns why an entry is not taken as a whole, with its audio if it can be opened.
+
+    Args:
+        entry: The entry.
+        reason: The reason.
+        detail: An explanation that gives the values found.
+        channel: Channel of audio whose manifest names none.
+    """
+    audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
+    span = None
     match audio:
         case LhotseCut(row, member):
-            return span_of_cut(row, member)
+            span = span_of_cut(row, member)
         case File() | Member():
             index = None if channel == "mix" else channel
-            return AudioSpan(audio.location, _extent(audio.member), entry.offset, entry.duration, index)
-    return None
+            span = AudioSpan(audio.location, _extent(audio.member), entry.offset, entry.duration, index)
+    return Reject(entry.where, entry.cut_id, reason, detail, span)
 
 
 def span_of_cut(row: Mapping[str, Any], member: Member | None = None) -> AudioSpan | None:
-    """Returns the audio of a Lhotse cut; None if it is neither a file nor a member.
+    """Returns the audio of a Lhotse cut; None if it is neither a file nor a member: commands are not run again.
 
     Args:
         row: The cut as a dict.

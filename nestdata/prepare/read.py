@@ -1,0 +1,210 @@
+"""Reads an entry as far as the configuration asks: its cut as a dict, or the reason why it is rejected.
+
+The dict has the form that Lhotse writes. Building Lhotse's objects for every line of a large manifest would take longer
+than everything else together.
+"""
+
+import os
+from typing import Any, NamedTuple
+
+from nestdata.audio.channels import MIX_FIELD, is_mixed
+from nestdata.audio.decode import samples_in
+from nestdata.corpus import members
+from nestdata.errors import StorageError
+from nestdata.prepare.config import PrepareConfig
+from nestdata.prepare.found import Reject, rejected_entry, span_of_cut
+from nestdata.prepare.header import AudioInfo, read_header
+from nestdata.prepare.inputs.audio import Audio, Command, File, LhotseCut, Member, RejectReason, Unusable, at_member
+from nestdata.prepare.inputs.entry import LABELS, Entry
+from nestdata.storage import FileVersion
+
+# Tolerance for durations that manifests have rounded up.
+_ROUNDING_S = 0.05
+
+
+class WholeEntry(NamedTuple):
+    """The audio of an entry that was read as far as the configuration asks, before it is divided and resampled."""
+
+    entry: Entry
+    audio: Audio
+    """The audio of the entry, with its bytes if they are needed."""
+
+    row: dict[str, Any]
+    """The cut as a dict."""
+
+    version: FileVersion | None
+    """The version of its local file, if it was opened."""
+
+    def reject(self, row: dict[str, Any], reason: RejectReason, detail: str) -> Reject:
+        """Returns why a part of the entry is not taken, with its audio."""
+        return Reject(self.entry.where, row["id"], reason, detail, span_of_cut(row, self.audio.member))
+
+
+def read_entry(entry: Entry, config: PrepareConfig) -> WholeEntry | Reject:
+    """Reads what is needed of the audio of an entry.
+
+    Raises:
+        StorageError: Bytes cannot be read for a reason that says nothing about the audio.
+    """
+    try:
+        audio = entry.audio
+        if audio.member and not isinstance(audio, Unusable):
+            member = audio.member.loaded(is_decoded=config.probe == "decode" or config.finds_speech)
+            audio = member if isinstance(member, Unusable) else at_member(audio, member)
+        match audio:
+            case Unusable():
+                found: WholeEntry | Unusable = audio
+            case LhotseCut():
+                found = _cut_from_lhotse(entry, audio, config)
+            case _:
+                found = _cut_from_file(entry, audio, config)
+    except StorageError as error:
+        if error.kind not in ("missing", "changed"):
+            raise
+        found = Unusable(error.kind, str(error))
+    if isinstance(found, Unusable):
+        return rejected_entry(entry, found.reason, found.detail, config.channel)
+    return found
+
+
+def reads_audio(entry: Entry, config: PrepareConfig) -> bool:
+    """Returns whether the header or the samples of an entry are read."""
+    cut = entry.audio if isinstance(entry.audio, LhotseCut) else None
+    if config.finds_speech:
+        return True
+    if config.probe == "missing":
+        return cut is None and entry.duration is None and entry.num_frames is None
+    return config.probe == "decode" or cut is None or not cut.is_measured
+
+
+def source_rate(recording: dict[str, Any]) -> int:
+    """Returns the rate in Hz of the file of a Lhotse recording, as given by the recording itself."""
+    resampled = [t["kwargs"] for t in recording.get("transforms") or () if t["name"] == "Resample"]
+    rate: int = resampled[0]["source_sampling_rate"] if resampled else recording["sampling_rate"]
+    return rate
+
+
+def _cut_from_file(entry: Entry, audio: File | Command | Member, config: PrepareConfig) -> WholeEntry | Unusable:
+    """Returns the cut of a span of a file or of the output of a command."""
+    rate, channel = config.sampling_rate, 0 if config.channel == "mix" else config.channel
+    duration = entry.duration if entry.num_frames is None else entry.num_frames / rate
+    if config.probe == "missing" and duration is not None:
+        info = AudioInfo(rate, samples_in(entry.offset + duration, rate), channel + 1)
+    else:
+        found = read_header(audio)
+        if isinstance(found, Unusable):
+            return found
+        info = found
+        duration = entry.duration if entry.num_frames is None else entry.num_frames / info.rate
+        if problem := _problem_of_span(info, entry.offset, duration):
+            return problem
+    left = info.num_frames / info.rate - entry.offset
+    row = _cut_row(entry, audio, info, left if duration is None else min(duration, left), channel)
+    if config.channel == "mix":
+        row["custom"] = row.get("custom", {}) | {MIX_FIELD: "mix"}
+    problem = _problem_of_layout(info.rate, channel, info.num_channels, config)
+    return problem or WholeEntry(entry, audio, row, info.version)
+
+
+def _cut_row(
+    entry: Entry, audio: File | Command | Member, info: AudioInfo, duration: float, channel: int
+) -> dict[str, Any]:
+    """Returns the cut of an entry that is not a Lhotse cut."""
+    cut_id, channels = entry.cut_id, list(range(info.num_channels))
+    kind, source = _source_at(audio)
+    row: dict[str, Any] = {
+        "id": cut_id,
+        "start": entry.offset,
+        "duration": duration,
+        "channel": channel,
+        "supervisions": [],
+        "recording": {
+            "id": cut_id,
+            "sources": [{"type": kind, "channels": channels, "source": source}],
+            "sampling_rate": info.rate,
+            "num_samples": info.num_frames,
+            "duration": info.num_frames / info.rate,
+            "channel_ids": channels,
+        },
+        "type": "MonoCut",
+    }
+    labels, custom = {}, {}
+    for key, value in (entry.labels or {}).items():
+        if key not in LABELS:
+            custom[key] = value
+        elif value is not None:
+            labels[LABELS[key]] = value if isinstance(value, str) else str(value)
+    if labels:
+        span = {"id": cut_id, "recording_id": cut_id, "start": 0.0, "duration": duration, "channel": channel}
+        row["supervisions"].append(span | labels)
+    if custom:
+        row["custom"] = custom
+    return row
+
+
+def _source_at(audio: File | Command | Member) -> tuple[str, str]:
+    """Returns type and source of a Lhotse `AudioSource`."""
+    if isinstance(audio, File):
+        return "file", audio.location
+    if isinstance(audio, Command):
+        return "command", audio.command
+    found = members.source_at(audio.shard, audio.offset, audio.length)
+    return found["type"], found["source"]
+
+
+def _problem_of_span(info: AudioInfo, start: float, duration: float | None) -> Unusable | None:
+    length, end = info.num_frames / info.rate, start + (duration or 0.0)
+    if info.ends_early and (duration is None or end > length):
+        return Unusable("truncated", f"the file ends after {length:.3f} s, before the length in its header")
+    if start >= length:
+        detail = f"the span in the manifest starts at {start:.3f} s, the audio lasts {length:.3f} s"
+        return Unusable("wrong_duration", detail)
+    if end > length + _ROUNDING_S:
+        detail = f"the span in the manifest ends at {end:.3f} s, the audio lasts {length:.3f} s"
+        return Unusable("wrong_duration", detail)
+    return None
+
+
+def _problem_of_layout(rate: int, channel: int, num_channels: int, config: PrepareConfig) -> Unusable | None:
+    if rate < config.min_rate:
+        return Unusable("rate_too_low", f"{rate} Hz, the minimum is {config.min_rate} Hz")
+    if channel >= num_channels:
+        detail = f"channel {channel} was requested, and the number of channels is {num_channels}"
+        return Unusable("no_such_channel", detail)
+    return None
+
+
+def _cut_from_lhotse(entry: Entry, audio: LhotseCut, config: PrepareConfig) -> WholeEntry | Unusable:
+    """Returns a Lhotse cut, checked against the header of its file; modifies `audio.row`."""
+    row, recording, version = audio.row, audio.row["recording"], None
+    channel, length, rate = row["channel"], recording["duration"], source_rate(recording)
+    for source in recording["sources"]:
+        if source["type"] == "file":
+            source["source"] = os.path.abspath(source["source"])
+    if is_mixed(row) and len(recording["sources"]) > 1:
+        detail = "the channels of the recording are in several files, and only those of one file can be averaged"
+        return Unusable("no_such_channel", detail)
+    with_channel = [source for source in recording["sources"] if channel in source["channels"]]
+    if not with_channel:
+        channels = sorted(channel for source in recording["sources"] for channel in source["channels"])
+        detail = f"channel {channel} was requested, and the recording has {channels}"
+        return Unusable("no_such_channel", detail)
+    source = with_channel[0]
+    if audio.member:
+        source["type"], source["source"] = _source_at(audio.member)
+    position, num_channels = source["channels"].index(channel), len(source["channels"])
+    in_manifest = AudioInfo(recording["sampling_rate"], recording["num_samples"], num_channels)
+    if problem := _problem_of_span(in_manifest, row["start"], row["duration"]):
+        return problem
+    if config.probe != "missing" and not audio.is_measured and (audio.member or source["type"] == "file"):
+        info = read_header(audio.member or File(source["source"]))
+        if isinstance(info, Unusable):
+            return info
+        rate, num_channels, version = info.rate, info.num_channels, info.version
+        if all(transform["name"] == "Resample" for transform in recording.get("transforms") or ()):
+            if problem := _problem_of_span(info, row["start"], row["duration"]):
+                return problem
+            length = min(length, info.num_frames / info.rate)
+    if row["duration"] > length - row["start"] + 0.5 / recording["sampling_rate"]:
+        row["duration"] = length - row["start"]
+    return _problem_of_layout(rate, position, num_channels, config) or WholeEntry(entry, audio, row, version)
