@@ -22,8 +22,7 @@ from nestdata.output import output_directory
 from nestdata.prepare.advice import ADVICE
 from nestdata.prepare.config import PrepareConfig, ProbeMode
 from nestdata.prepare.inputs import AudioInputs, InputOptions, Source, audio_inputs, open_sources
-from nestdata.prepare.inputs.given import LhotseObjects
-from nestdata.prepare.inputs.lhotse import CorpusCuts, LhotseManifest
+from nestdata.prepare.inputs.lhotse import CorpusCuts, LhotseManifest, LhotseObjects
 from nestdata.prepare.pool import Pool, open_pool
 from nestdata.prepare.progress import PrepareProgress
 from nestdata.prepare.speech.summary import SpeechSummary

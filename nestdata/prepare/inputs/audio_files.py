@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from nestdata.prepare.inputs.audio import File
-from nestdata.prepare.inputs.entry import Entry, check_manifest, cut_id_of
+from nestdata.prepare.inputs.entry import Entry, cut_id_of
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.lines import check_manifest
 
 
 @dataclass(frozen=True, slots=True)

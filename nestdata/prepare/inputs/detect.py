@@ -14,7 +14,7 @@ from nestdata.prepare.inputs import (
     huggingface,
     kaldi,
     lhotse,
-    nemo_tarred,
+    nemo,
     parquet,
     path_list,
     shar,
@@ -24,8 +24,7 @@ from nestdata.prepare.inputs import (
 from nestdata.prepare.inputs.audio_files import AudioFiles
 from nestdata.prepare.inputs.entry import Source
 from nestdata.prepare.inputs.format import Format, GivenInput, InputOptions
-from nestdata.prepare.inputs.given import open_objects
-from nestdata.prepare.inputs.lhotse import LhotseManifest
+from nestdata.prepare.inputs.lhotse import LhotseManifest, open_objects
 from nestdata.prepare.inputs.listing import forget_answers
 from nestdata.storage import common_folder
 
@@ -35,7 +34,7 @@ FORMATS: tuple[Format, ...] = (
     fairseq.FORMAT,
     table.FORMAT,
     path_list.FORMAT,
-    nemo_tarred.FORMAT,
+    nemo.FORMAT,
     lhotse.FORMAT,
     kaldi.FORMAT,
     huggingface.FORMAT,

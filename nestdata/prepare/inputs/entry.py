@@ -5,22 +5,16 @@ input in two steps, so that the work can be shared among processes: `items` runs
 input into lines, paths, row numbers or shards; `entries` parses one item, in whichever process receives it.
 """
 
-import codecs
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import quote
 
-from nestdata.audio.file_kind import special_file_kind
-from nestdata.errors import ManifestError, StorageError
-from nestdata.prepare.inputs.audio import Audio
-from nestdata.prepare.inputs.line_reader import LineReader, expanded
-from nestdata.storage import has_scheme, is_url, storage
+from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.audio import Audio, File
+from nestdata.storage import has_scheme, is_url
 
 # Offsets and durations of this many seconds, about four months, or more are treated as mistakes.
 MAX_SECONDS = 1e7
@@ -31,6 +25,9 @@ _MAX_LOOKUPS = 100
 AUDIO_SUFFIXES = (
     ".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".m4a", ".sph", ".w64", ".wma",
 )  # fmt: skip
+
+AUDIO_KEYS = ("audio_filepath", "audio_filename")
+"""Names of the audio file in NeMo's manifests, which others use as well."""
 
 # Label names in the inputs, and the supervision fields that they become. Other values are kept as custom fields.
 LABELS = {
@@ -116,54 +113,51 @@ class ReadsFiles(Protocol):
         """Returns the absolute paths or URLs of the files that the entries of an item depend on."""
 
 
-def check_manifest(path: Path | str) -> None:
-    """Checks that a manifest is a regular file or an object, without reading it.
-
-    Raises:
-        ManifestError: It does not exist, or is a directory, pipe, socket or device.
-        StorageError: The store cannot be asked.
-    """
-    if isinstance(path, Path):
-        if not path.is_file():
-            raise ManifestError(_why_no_manifest(path))
-        return
-    try:
-        storage().info(path)
-    except StorageError as error:
-        if error.kind != "missing":
-            raise
-        raise ManifestError(f"{path}: no such object. Check the URL; a folder needs a slash at its end.") from None
-
-
-@contextmanager
-def open_lines(path: Path | str) -> Iterator[LineReader]:
-    """Opens a manifest, gzip-compressed or not, for reading lines; skips a byte order mark.
+def entry_of_file(
+    where: str,
+    name: str,
+    directory: str,
+    root: str,
+    *,
+    span: tuple[float | None, float | None] = (None, None),
+    labels: dict[str, Any] | None = None,
+    number: int | None = None,
+) -> Entry:
+    """Returns the entry of a file that a manifest names.
 
     Args:
-        path: A local path, or a URL as a `str`.
+        where: Position in the input.
+        name: The name in the manifest: a path or a URL.
+        directory: Absolute path or URL of the folder that relative names start from.
+        root: The folder that ids are relative to.
+        span: Offset and duration in seconds; None where the manifest gives none.
+        labels: See `Entry`.
+        number: See `Entry`.
+    """
+    path = resolve(directory, name)
+    cut_id, (offset, duration) = id_of_name(path, name, root), span
+    if offset is not None:
+        cut_id += span_suffix(offset, duration)
+    return Entry(where, cut_id, File(path), offset or 0.0, duration, labels=labels, number=number)
+
+
+def seconds(row: dict[str, Any], key: str, where: str) -> float | None:
+    """Returns a value in seconds, or None if the key is missing or null.
 
     Raises:
-        ManifestError: It is not a regular file, or a read fails. Reads raise it, too, if a line is too long, or if
-            gzip expands without bound.
-        StorageError: The store cannot be read.
+        ManifestError: The value is not a number, is negative, or is too large.
     """
-    if isinstance(path, Path):
-        check_manifest(path)
-    try:
-        with _opened(path) as file:
-            if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
-                file.read(len(codecs.BOM_UTF8))
-            yield LineReader(str(path), file)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ManifestError(f"{path}: cannot be read ({error}). Check the file and copy it again.") from error
-
-
-def count_lines(path: Path | str) -> int | None:
-    """Returns the number of lines of a manifest, for progress bars; None at a URL, where counting takes a download."""
-    if isinstance(path, str):
+    value = row.get(key)
+    if value is None:
         return None
-    with open_lines(path) as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    if type(value) not in (int, float) or not 0 <= value < MAX_SECONDS:
+        raise ManifestError(f"{where}: {key} is {value!r}. Give seconds as a number from 0 to {MAX_SECONDS:g}.")
+    return float(value)
+
+
+def span_suffix(offset: float, duration: float | None) -> str:
+    """Returns the end of a cut id that distinguishes several spans of one file; both values are in seconds."""
+    return f"@{offset:.3f}" if duration is None else f"@{offset:.3f}+{duration:.3f}"
 
 
 def cut_id_of(file: str, root: str) -> str:
@@ -248,25 +242,9 @@ def where_paths_start(path: Path) -> str:
     return "Check the path." if path.is_absolute() else f"Check the path, which starts from {os.getcwd()}."
 
 
-def _opened(path: Path | str) -> BufferedReader:
-    stream = path.open("rb") if isinstance(path, Path) else storage().open_stream(path)
-    return expanded(str(path), stream) if str(path).endswith(".gz") else stream
-
-
 def _resolve_url(url: str) -> str:
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     key = os.path.normpath("/" + key).lstrip("/") if "/." in rest or "//" in rest else key
     # Names in manifests are plain, and the path of a web address is percent-encoded.
     return f"{scheme}://{bucket}/{quote(key, safe='/%') if scheme.startswith('http') else key}"
-
-
-def _why_no_manifest(path: Path) -> str:
-    if path.is_dir():
-        return f"{path}: a folder where a file was expected. Give a file in it, or leave out --format."
-    if kind := special_file_kind(path):
-        return (
-            f"{path}: {kind}, not a file. Manifests are opened more than once, so process substitution and devices "
-            "do not work. Write the manifest to a file, and give that."
-        )
-    return f"{path}: no such file or folder. {where_paths_start(path)}"

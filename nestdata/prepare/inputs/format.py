@@ -15,8 +15,8 @@ from typing import Any, Literal
 from nestdata.audio.channels import Channel
 from nestdata.errors import ManifestError, StorageError
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Source, open_lines, where_paths_start
-from nestdata.prepare.inputs.lines import parse_object
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Source, where_paths_start
+from nestdata.prepare.inputs.lines import open_lines, parse_object
 from nestdata.prepare.inputs.listing import names_in, objects_below
 from nestdata.prepare.inputs.patterns import expand, is_pattern
 from nestdata.storage import is_url, join, parent, storage

@@ -5,16 +5,11 @@ All functions and commands that read audio accept the same, by `audio_inputs`.
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import orjson
+from typing import TYPE_CHECKING, Any
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.entry import Entry
-from nestdata.prepare.inputs.lhotse import CorpusCuts, LhotseManifest
 from nestdata.redaction import redacted_url
 from nestdata.storage import has_scheme
 from nestdata.storage.location import parse_url
@@ -43,60 +38,14 @@ def audio_inputs(given: AudioInputs) -> list[Any]:
     return [_checked(one) for one in inputs]
 
 
-@dataclass(frozen=True, slots=True)
-class LhotseObjects:
-    """Cuts or recordings in memory, or lazily opened, as the lines that Lhotse would write."""
-
-    items_per_task: ClassVar[None] = None
-    path: str
-    """A name for messages."""
-
-    parser: LhotseManifest
-    cuts: Any = field(repr=False)
-    """Lhotse's objects; not pickled, because items hold their content."""
-
-    def items(self) -> Iterator[bytes]:
-        """Yields lines."""
-        for cut in self.cuts or ():
-            yield orjson.dumps(cut.to_dict(), default=str, option=orjson.OPT_SERIALIZE_NUMPY)
-
-    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
-        """Yields the entry of a line."""
-        yield from self.parser.entries(number, item)
-
-    def where(self, number: int) -> str:
-        """Returns the name and the number of the object, counted from 1."""
-        return self.parser.where(number)
-
-    def count(self) -> int | None:
-        """Returns the number of objects; None if they are read lazily."""
-        return None if self.cuts is None or self.cuts.is_lazy else len(self.cuts)
-
-    def __reduce__(self) -> tuple[type["LhotseObjects"], tuple[str, LhotseManifest, None]]:
-        return LhotseObjects, (self.path, self.parser, None)
-
-
-def open_objects(given: Any, parser: LhotseManifest) -> LhotseObjects | CorpusCuts | None:
-    """Returns the source of an input that is an object; None for a path or URL.
-
-    Args:
-        given: An input.
-        parser: Parses the lines of cuts; its path is replaced by that of the object.
-    """
-    if _is_corpus(given):
-        return CorpusCuts(given.path, given.root, replace(parser, path=given.path / "cuts.jsonl"))
-    if is_lhotse(given):
-        return LhotseObjects(type(given).__name__, replace(parser, path=type(given).__name__), given)
-    return None
-
-
 def is_lhotse(given: object) -> bool:
     """Returns whether an object is a set of cuts or recordings of Lhotse, without importing Lhotse."""
     lhotse = sys.modules.get("lhotse")
     return lhotse is not None and isinstance(given, (lhotse.CutSet, lhotse.RecordingSet))
 
 
-def _is_corpus(given: object) -> bool:
+def is_corpus(given: object) -> bool:
+    """Returns whether an object is a `Corpus`, without importing numpy."""
     module = sys.modules.get("nestdata.corpus.corpus")
     return module is not None and isinstance(given, module.Corpus)
 
@@ -106,7 +55,7 @@ def _is_list(given: Iterable[Any]) -> bool:
 
 
 def _is_one(given: object) -> bool:
-    return isinstance(given, (str, os.PathLike)) or is_lhotse(given) or _is_corpus(given)
+    return isinstance(given, (str, os.PathLike)) or is_lhotse(given) or is_corpus(given)
 
 
 def _checked(given: Any) -> "Path | str | Corpus | Any":

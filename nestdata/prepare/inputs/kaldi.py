@@ -18,11 +18,10 @@ from nestdata.prepare.inputs.entry import (
     Entry,
     base_directory,
     check_command,
-    count_lines,
-    open_lines,
     resolve,
 )
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.lines import count_lines, open_lines
 
 _LABEL_FILES = {"text": "text", "utt2spk": "speaker", "utt2lang": "language"}
 

@@ -1,8 +1,8 @@
-"""Lhotse's manifests of cuts and recordings, one JSON object per line; and corpora, whose cuts are such lines."""
+"""Lhotse's cuts and recordings: manifests of one JSON object per line, corpora, which have such lines, and objects."""
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,10 +11,10 @@ import orjson
 from nestdata.audio.channels import MIX_FIELD, Channel
 from nestdata.errors import ManifestError, in_one_line
 from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
-from nestdata.prepare.inputs.entry import Entry, check_command, check_manifest, resolve
+from nestdata.prepare.inputs.entry import Entry, check_command, resolve, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.lines import LineSource, parse_object
-from nestdata.prepare.inputs.nemo import seconds
+from nestdata.prepare.inputs.given import is_corpus, is_lhotse
+from nestdata.prepare.inputs.lines import LineSource, check_manifest, parse_object
 from nestdata.prepare.inputs.pointer import member_at
 from nestdata.storage import is_url
 
@@ -104,11 +104,25 @@ class LhotseManifest(LineSource):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusCuts:
-    """The cuts of a corpus that was prepared before, with the present location of their audio."""
+class _ParsedLines:
+    """The methods of `Source` for lines of cuts that are not those of an input file."""
 
     items_per_task: ClassVar[None] = None
+    parser: LhotseManifest
+
+    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
+        """Yields the entry of a line."""
+        yield from self.parser.entries(number, item)
+
+    def where(self, number: int) -> str:
+        """Returns the name of the manifest or object, and the number of the line or object, counted from 1."""
+        return self.parser.where(number)
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusCuts(_ParsedLines):
+    """The cuts of a corpus that was prepared before, with the present location of their audio."""
+
     path: Path
     """The corpus directory."""
 
@@ -116,6 +130,7 @@ class CorpusCuts:
     """Where the audio is now; None for the root that the corpus has itself."""
 
     parser: LhotseManifest
+    """That of its `cuts.jsonl`."""
 
     def items(self) -> Iterator[bytes]:
         """Yields lines in the order of `cuts.jsonl`.
@@ -132,20 +147,50 @@ class CorpusCuts:
         with (self.path / "cuts.jsonl").open("rb") as file:
             yield from file
 
-    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
-        """Yields the entry of a line."""
-        yield from self.parser.entries(number, item)
-
-    def where(self, number: int) -> str:
-        """Returns the path of `cuts.jsonl` and the line, counted from 1."""
-        return self.parser.where(number)
-
     def count(self) -> int | None:
         """Returns the number of lines."""
         return self.parser.count()
 
 
-def _is_corpus(given: GivenInput) -> bool:
+@dataclass(frozen=True, slots=True)
+class LhotseObjects(_ParsedLines):
+    """Cuts or recordings in memory, or lazily opened, as the lines that Lhotse would write."""
+
+    path: str
+    """A name for messages."""
+
+    parser: LhotseManifest
+    cuts: Any = field(repr=False)
+    """Lhotse's objects; not pickled, because items hold their content."""
+
+    def items(self) -> Iterator[bytes]:
+        """Yields lines."""
+        for cut in self.cuts or ():
+            yield orjson.dumps(cut.to_dict(), default=str, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    def count(self) -> int | None:
+        """Returns the number of objects; None if they are read lazily."""
+        return None if self.cuts is None or self.cuts.is_lazy else len(self.cuts)
+
+    def __reduce__(self) -> tuple[type["LhotseObjects"], tuple[str, LhotseManifest, None]]:
+        return LhotseObjects, (self.path, self.parser, None)
+
+
+def open_objects(given: Any, parser: LhotseManifest) -> LhotseObjects | CorpusCuts | None:
+    """Returns the source of an input that is an object; None for a path or URL.
+
+    Args:
+        given: An input.
+        parser: Parses the lines of cuts; its path is replaced by that of the object.
+    """
+    if is_corpus(given):
+        return CorpusCuts(given.path, given.root, replace(parser, path=given.path / "cuts.jsonl"))
+    if is_lhotse(given):
+        return LhotseObjects(type(given).__name__, replace(parser, path=type(given).__name__), given)
+    return None
+
+
+def _is_corpus_folder(given: GivenInput) -> bool:
     return (
         given.format is None
         and isinstance(given.path, Path)
@@ -156,14 +201,14 @@ def _is_corpus(given: GivenInput) -> bool:
 
 def _detect(given: GivenInput) -> bool:
     if given.kind != "manifest":
-        return _is_corpus(given)
+        return _is_corpus_folder(given)
     return str(given.row.get("type")).endswith("Cut") or "recording" in given.row or "sources" in given.row
 
 
 def _open(given: GivenInput) -> Opened:
     directory = given.parent if isinstance(given.path, str) else os.getcwd()
     parser = LhotseManifest(given.path, directory, given.options.channel, given.options.allow_commands)
-    if _is_corpus(given):
+    if _is_corpus_folder(given):
         path = Path(given.path)
         return given.location, lambda _: CorpusCuts(path, None, replace(parser, path=path / "cuts.jsonl"))
     check_manifest(given.path)

@@ -6,17 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.audio import File
-from nestdata.prepare.inputs.entry import (
-    AUDIO_SUFFIXES,
-    Entry,
-    base_directory,
-    id_of_name,
-    open_lines,
-    resolve,
-)
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, base_directory, entry_of_file
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.lines import LineSource
+from nestdata.prepare.inputs.lines import LineSource, open_lines
 from nestdata.storage import name_of
 
 _SUFFIXES = (".txt", ".lst", ".list", ".txt.gz", ".lst.gz", ".list.gz")
@@ -41,8 +33,7 @@ class PathList(LineSource):
                 f"{self.where(number)}: a NUL character in the path {name[:80]!r}. Write one path per line, as "
                 "`find -print` does."
             )
-        path = resolve(self.directory, name)
-        yield Entry(self.where(number), id_of_name(path, name, self.root), File(path))
+        yield entry_of_file(self.where(number), name, self.directory, self.root)
 
 
 def _detect(given: GivenInput) -> bool:

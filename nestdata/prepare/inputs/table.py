@@ -9,17 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.audio import File
-from nestdata.prepare.inputs.entry import (
-    Entry,
-    base_directory,
-    count_lines,
-    id_of_name,
-    open_lines,
-    resolve,
-)
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, Entry, base_directory, entry_of_file, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.nemo import AUDIO_KEYS, seconds, span_suffix
+from nestdata.prepare.inputs.lines import LineSource, open_lines
 from nestdata.storage import join
 
 # Names of the column with the audio file, the first of them that a table has: those of NeMo, Common Voice, Hugging
@@ -56,10 +48,11 @@ class Columns(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(LineSource):
     """Rows with a column for the audio file, and optionally `offset` or `start`, `duration` or `end`, and labels."""
 
-    items_per_task: ClassVar[None] = None
+    num_header_lines: ClassVar[int] = 1
+    has_line_numbers: ClassVar[bool] = True
     path: Path | str
     root: str
     directory: str
@@ -92,22 +85,9 @@ class Table:
             raise ManifestError(
                 f"{where}: {columns.names[columns.audio]} is {name[:80]!r}. Give the path of a file, or drop this line."
             )
-        offset, duration = _span(columns, row, where)
-        path = resolve(self.directory, name)
-        cut_id = id_of_name(path, name, self.root)
-        if offset is not None:
-            cut_id += span_suffix(offset, duration)
+        span = _span(columns, row, where)
         labels = {label: row[index] for index, label in columns.labels if row[index]}
-        yield Entry(where, cut_id, File(path), offset or 0.0, duration, labels=labels, number=line)
-
-    def where(self, number: int) -> str:
-        """Returns the path and the number of a line, counted from 1 with the header on line 1."""
-        return f"{self.path}:{number}"
-
-    def count(self) -> int | None:
-        """Returns the number of lines after the first."""
-        lines = count_lines(self.path)
-        return None if lines is None else lines - 1
+        yield entry_of_file(where, name, self.directory, self.root, span=span, labels=labels, number=line)
 
 
 def is_table(path: Path | str, first_line: bytes) -> bool:

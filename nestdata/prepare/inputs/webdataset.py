@@ -16,8 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, open_lines
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of
 from nestdata.prepare.inputs.format import TAR, Format, GivenInput, Opened
+from nestdata.prepare.inputs.lines import open_lines
 from nestdata.prepare.inputs.listing import objects_below
 from nestdata.prepare.inputs.patterns import check_shards, expand, folder_of
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe

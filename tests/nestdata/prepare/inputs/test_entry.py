@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs.entry import count_lines, cut_id_of, open_lines, resolve
+from nestdata.prepare.inputs.entry import cut_id_of, resolve
+from nestdata.prepare.inputs.lines import count_lines, open_lines
 
 _LINES = b"".join(b"line %d\n" % i for i in range(500))
 

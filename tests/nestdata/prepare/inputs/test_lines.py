@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from nestdata import ManifestError, PrepareConfig, prepare_corpus
-from nestdata.prepare.inputs import line_reader
-from nestdata.prepare.inputs.entry import count_lines, open_lines
-from nestdata.prepare.inputs.line_reader import MAX_LINE_BYTES, LineReader
+from nestdata.prepare.inputs import lines as lines_module
+from nestdata.prepare.inputs.lines import MAX_LINE_BYTES, LineReader, count_lines, open_lines
 from tests.nestdata.prepare.inputs.reading import some_audio
 
 LIMIT = 1000
@@ -16,7 +15,7 @@ LIMIT = 1000
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_reader, "MAX_LINE_BYTES", LIMIT)
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", LIMIT)
 
 
 @pytest.mark.usefixtures("short")
