@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from nestdata.errors import ConfigError, CorpusError, OutputError
 from nestdata.output import is_full_disk, locked_directory
 from nestdata.pack.config import PackConfig
-from nestdata.prepare.draw import key_of
 from nestdata.prepare.pool import open_pool
+from nestdata.prepare.writing.draw import key_of
 from nestdata.storage import has_scheme, is_url, join
 from nestdata.storage.location import parse_url
 

@@ -8,8 +8,8 @@ from nestdata.config_checks import require, require_at_least, require_share
 from nestdata.errors import ConfigError
 from nestdata.field_docs import with_field_docs
 from nestdata.input_format import InputFormat
-from nestdata.prepare.draw import MAX_DRAWN
 from nestdata.prepare.speech.config import SegmentConfig
+from nestdata.prepare.writing.draw import MAX_DRAWN
 
 ProbeMode = Literal["missing", "all", "decode"]
 

@@ -13,13 +13,13 @@ from nestdata.audio.decode import samples_in
 from nestdata.audio.sources import content_of
 from nestdata.errors import AudioError
 from nestdata.prepare.config import PrepareConfig
-from nestdata.prepare.found import Reject, rejected_entry
 from nestdata.prepare.inputs.audio import RejectReason
 from nestdata.prepare.read import WholeEntry
 from nestdata.prepare.speech.config import FRAME_SECONDS, SegmentConfig
 from nestdata.prepare.speech.cutting import FrameRules, Spans, plan_cuts, speech_runs
 from nestdata.prepare.speech.frames import SpeechFrames, speech_frames
 from nestdata.prepare.speech.measures import FramePowers, SpeechMeasures, SpeechTotals
+from nestdata.prepare.writing.found import Reject, rejected_entry
 
 # A few limits are compared with every cut.
 _limit_in = cache(samples_in)

@@ -7,10 +7,10 @@ from nestdata.audio.decode import SILENCE_DB, energy, load_samples, samples_in
 from nestdata.errors import AudioError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.divide import Divided, Part
-from nestdata.prepare.found import Cut, Reject
 from nestdata.prepare.inputs.audio import File, RejectReason
 from nestdata.prepare.read import WholeEntry, source_rate
 from nestdata.prepare.speech.measures import SpeechMeasures, SpeechTotals
+from nestdata.prepare.writing.found import Cut, Reject
 
 # Samples of all channels that are decoded at a time, in 256 MiB.
 _MAX_DECODED = 1 << 26

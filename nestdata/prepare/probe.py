@@ -5,11 +5,11 @@ Each of the three is a module of its own. The last step, which a whole task shar
 
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.divide import divide
-from nestdata.prepare.found import Cut, Reject
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.judge import judge
 from nestdata.prepare.read import read_entry
 from nestdata.prepare.speech.measures import SpeechTotals
+from nestdata.prepare.writing.found import Cut, Reject
 
 
 def probe(entry: Entry, config: PrepareConfig) -> list[Cut | Reject | SpeechTotals]:

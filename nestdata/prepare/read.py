@@ -12,10 +12,10 @@ from nestdata.audio.decode import samples_in
 from nestdata.corpus import members
 from nestdata.errors import StorageError
 from nestdata.prepare.config import PrepareConfig
-from nestdata.prepare.found import Reject, rejected_entry, span_of_cut
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import Audio, Command, File, LhotseCut, Member, RejectReason, Unusable, at_member
 from nestdata.prepare.inputs.entry import LABELS, Entry
+from nestdata.prepare.writing.found import Reject, rejected_entry, span_of_cut
 from nestdata.storage import FileVersion
 
 # Tolerance for durations that manifests have rounded up.

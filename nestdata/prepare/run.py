@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 from nestdata.errors import ManifestError, OutputError
 from nestdata.output import output_directory
-from nestdata.prepare.advice import ADVICE
 from nestdata.prepare.config import PrepareConfig, ProbeMode
-from nestdata.prepare.inputs import AudioInputs, InputOptions, Source, audio_inputs, open_sources
-from nestdata.prepare.inputs.lhotse import CorpusCuts, LhotseManifest, LhotseObjects
+from nestdata.prepare.inputs import AudioInputs, InputOptions, Source, audio_inputs
+from nestdata.prepare.inputs.formats.detect import open_sources
+from nestdata.prepare.inputs.formats.lhotse import CorpusCuts, LhotseManifest, LhotseObjects
 from nestdata.prepare.pool import Pool, open_pool
 from nestdata.prepare.progress import PrepareProgress
+from nestdata.prepare.reporting.advice import ADVICE
 from nestdata.prepare.speech.summary import SpeechSummary
 from nestdata.redaction import redacted_url
 from nestdata.storage import has_scheme, is_url
 
 if TYPE_CHECKING:
-    from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
     from nestdata.prepare.tasks import Task, Traffic
+    from nestdata.prepare.writing.corpus_writer import CorpusStats, CorpusWriter
 
 _log = logging.getLogger(__name__)
 # Subfolders of the corpus directory: the results of tasks, while it is being written, and tars of audio.
@@ -110,7 +111,7 @@ def prepare_corpus(
     If the call fails or is interrupted, nothing is left behind, except for finished results of shards and of audio at
     URLs: the next call with the same inputs, settings and target takes them from `OUTPUT.partial`.
     """
-    from nestdata.prepare.corpus_writer import CorpusWriter
+    from nestdata.prepare.writing.corpus_writer import CorpusWriter
 
     config = config or PrepareConfig()
     if config.finds_speech:
@@ -273,7 +274,7 @@ def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
     Files are opened with soundfile and, if libsndfile does not know their format, with Lhotse; decoding resamples with
     torchaudio. Lhotse also parses its own manifests.
     """
-    modules = ["nestdata.prepare.corpus_writer", "nestdata.prepare.probe", "nestdata.prepare.tasks"]
+    modules = ["nestdata.prepare.writing.corpus_writer", "nestdata.prepare.probe", "nestdata.prepare.tasks"]
     if config.finds_speech:
         modules.append("torch")
     if config.probe != "missing" or config.pcm:
@@ -327,8 +328,8 @@ def _write_rest(
 ) -> None:
     """Writes the sample bank, the HTML report with its audio, and `meta.json`."""
     from nestdata.corpus.corpus import meta_content, open_addresses
-    from nestdata.prepare.listening import ListeningConfig, collect_samples
-    from nestdata.prepare.report import write_report
+    from nestdata.prepare.reporting.listening import ListeningConfig, collect_samples
+    from nestdata.prepare.reporting.report import write_report
 
     addresses = open_addresses(partial, meta)
     if config.pcm:

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 from nestdata.corpus.corpus import FORMAT_VERSION
 from nestdata.errors import StorageError
 from nestdata.prepare.config import PrepareConfig
-from nestdata.prepare.found import Cut, Reject
 from nestdata.prepare.inputs import Source
 from nestdata.prepare.inputs.audio import Member, Unusable
 from nestdata.prepare.inputs.entry import Entry, ReadsFiles
 from nestdata.prepare.inputs.remote import in_parallel, with_members
 from nestdata.prepare.probe import probe
-from nestdata.prepare.probed_items import ItemCollector, ProbedItems
 from nestdata.prepare.read import reads_audio
+from nestdata.prepare.writing.found import Cut, Reject
+from nestdata.prepare.writing.probed_items import ItemCollector, ProbedItems
 from nestdata.storage import ObjectInfo, is_url, storage
 
 # Another version of the package may find something else in the same audio.

@@ -1,11 +1,11 @@
-"""Input formats: audio files, folders, lists and tables of them, and the manifests and data sets of other projects.
+"""Inputs: audio files, folders, lists and tables of them, and the manifests and data sets of other projects.
 
-`open_sources` detects the format of each input and opens it as a source of entries. A manifest that cannot be parsed is
-an error that stops the run; `nestdata.prepare.probe` decides whether the audio of an entry is usable.
+Here is what the formats share; `formats` has one file for each, and `formats.detect.open_sources`, which detects the
+format of each input and opens it as a source of entries. A manifest that cannot be parsed is an error that stops the
+run; `nestdata.prepare.probe` decides whether the audio of an entry is usable.
 """
 
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.detect import DetectedInput, common_root, detect_input, open_sources
 from nestdata.prepare.inputs.entry import LABELS, Entry, Source
 from nestdata.prepare.inputs.format import InputOptions
 from nestdata.prepare.inputs.given import AudioInput, AudioInputs, audio_inputs
@@ -14,13 +14,9 @@ __all__ = [
     "LABELS",
     "AudioInput",
     "AudioInputs",
-    "DetectedInput",
     "Entry",
     "InputFormat",
     "InputOptions",
     "Source",
     "audio_inputs",
-    "common_root",
-    "detect_input",
-    "open_sources",
 ]

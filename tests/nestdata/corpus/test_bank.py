@@ -12,13 +12,13 @@ from hypothesis.extra import numpy as hnp
 from nestdata import AudioError, Corpus, CorpusError, NoiseSampler, PrepareConfig, prepare_corpus
 from nestdata.corpus.bank import FULL_SCALE
 from nestdata.prepare.bank_writer import _scale_of, write_bank
-from nestdata.prepare.corpus_writer import CorpusWriter
-from nestdata.prepare.found import Cut
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.pool import Pool
 from nestdata.prepare.probe import probe
-from nestdata.prepare.probed_items import ItemCollector
+from nestdata.prepare.writing.corpus_writer import CorpusWriter
+from nestdata.prepare.writing.found import Cut
+from nestdata.prepare.writing.probed_items import ItemCollector
 from nestdata.stateless_rng import StatelessRng
 from tests.conftest import MessyCorpora
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio

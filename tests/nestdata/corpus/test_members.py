@@ -27,9 +27,9 @@ from nestdata import (
 from nestdata.audio.decode import load_pcm16, load_samples
 from nestdata.audio.encoded import _suffix_of
 from nestdata.errors import StorageError
-from nestdata.prepare import listening
 from nestdata.prepare.inputs.audio import File, Member
 from nestdata.prepare.inputs.content import LoadedContent
+from nestdata.prepare.reporting import listening
 from nestdata.storage import ObjectInfo, Storage
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.shards import corpus_of, entries_of, tar_corpus, write_tar

@@ -60,7 +60,7 @@ def test_the_tars_alone_give_the_same_cuts_in_packed_order(speech: Path, packed:
 def test_windows_keep_their_ids_and_samples(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nestdata.prepare.records.BLOCK", 3)  # records are sorted in several blocks
+    monkeypatch.setattr("nestdata.prepare.writing.records.BLOCK", 3)  # records are sorted in several blocks
     pack(messy_corpora.windows, tmp_path / "packed", bits=24)
     prepare_corpus([tmp_path / "packed"], tmp_path / "packed.corpus", PrepareConfig(probe="decode"))
     source, corpus = Corpus.open(messy_corpora.windows), Corpus.open(tmp_path / "packed.corpus")

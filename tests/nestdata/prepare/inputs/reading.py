@@ -10,9 +10,11 @@ import soundfile
 from numpy.typing import NDArray
 
 from nestdata import Corpus, InputFormat, PrepareConfig, prepare_corpus
-from nestdata.prepare.inputs import DetectedInput, Entry, InputOptions, Source, detect, open_sources
+from nestdata.prepare.inputs import Entry, InputOptions, Source
 from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.format import GivenInput
+from nestdata.prepare.inputs.formats import detect
+from nestdata.prepare.inputs.formats.detect import DetectedInput, open_sources
 from tests.synthesis import hiss, write_audio
 
 

@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 
 from nestdata import InputFormat, ManifestError, prepare_corpus
-from nestdata.prepare.inputs import Source, common_root
-from nestdata.prepare.inputs.detect import FORMATS
+from nestdata.prepare.inputs import Source
+from nestdata.prepare.inputs.formats.detect import FORMATS, common_root
 from tests.nestdata.prepare.inputs.reading import (
     detect_input,
     entries_of,
@@ -156,7 +156,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 from typing import get_args
-from nestdata.prepare.inputs import InputOptions, open_sources
+from nestdata.prepare.inputs import InputOptions
+from nestdata.prepare.inputs.formats.detect import open_sources
 
 opens = Counter()
 directory = sys.argv[1] + "/"

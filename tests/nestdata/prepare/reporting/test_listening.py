@@ -10,12 +10,12 @@ import pytest
 import soundfile
 
 from nestdata import ConfigError, Corpus, PrepareConfig, prepare_corpus
-from nestdata.prepare import listening
-from nestdata.prepare import report as report_module
-from nestdata.prepare.found import AudioSpan
-from nestdata.prepare.listening import ListeningConfig, Sample
-from nestdata.prepare.sound import Sound, read_sound
-from tests.nestdata.prepare.report_tables import Row, rows_of
+from nestdata.prepare.reporting import listening
+from nestdata.prepare.reporting import report as report_module
+from nestdata.prepare.reporting.listening import ListeningConfig, Sample
+from nestdata.prepare.reporting.sound import Sound, read_sound
+from nestdata.prepare.writing.found import AudioSpan
+from tests.nestdata.prepare.reporting.report_tables import Row, rows_of
 from tests.shards import tar_corpus
 from tests.synthesis import chirp, hiss, read_audio, tone, write_audio, write_jsonl
 

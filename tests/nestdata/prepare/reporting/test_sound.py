@@ -8,8 +8,8 @@ import pytest
 import soundfile
 
 from nestdata import AudioError
-from nestdata.prepare.found import AudioSpan, Extent
-from nestdata.prepare.sound import MAX_SECONDS, Sound, measure, read_sound, write_sound
+from nestdata.prepare.reporting.sound import MAX_SECONDS, Sound, measure, read_sound, write_sound
+from nestdata.prepare.writing.found import AudioSpan, Extent
 from tests.synthesis import chirp, read_audio, tone, write_audio
 
 

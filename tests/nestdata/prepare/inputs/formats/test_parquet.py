@@ -10,9 +10,9 @@ import pytest
 from pyarrow import parquet
 
 from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
-from nestdata.prepare.inputs import parquet as parquet_source
+from nestdata.prepare.inputs.formats import parquet as parquet_source
+from tests.nestdata.prepare.inputs.formats.test_huggingface import encoded
 from tests.nestdata.prepare.inputs.reading import detect_input, some_audio, source_of
-from tests.nestdata.prepare.inputs.test_huggingface import encoded
 from tests.synthesis import Samples, hiss, read_audio
 
 COLUMNS = ["bytes", "path"]

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from nestdata import Address, ManifestError
 from nestdata.corpus.addresses import AddressTable
-from nestdata.prepare import corpus_writer, records, shard_writer
-from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
-from nestdata.prepare.found import Cut, Reject
 from nestdata.prepare.inputs.audio import Member
 from nestdata.prepare.inputs.content import LoadedContent
-from nestdata.prepare.probed_items import ItemCollector, ProbedItems
-from nestdata.prepare.shard_writer import ShardStats
+from nestdata.prepare.writing import corpus_writer, records, shard_writer
+from nestdata.prepare.writing.corpus_writer import CorpusStats, CorpusWriter
+from nestdata.prepare.writing.found import Cut, Reject
+from nestdata.prepare.writing.probed_items import ItemCollector, ProbedItems
+from nestdata.prepare.writing.shard_writer import ShardStats
 from nestdata.storage import ObjectInfo
 from tests.nestdata.full_disk import files_up_to
 

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple, get_args
 
 from nestdata.errors import ConfigError, ManifestError
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs import (
+from nestdata.prepare.inputs.entry import Source
+from nestdata.prepare.inputs.format import Format, GivenInput, InputOptions
+from nestdata.prepare.inputs.formats import (
     audio_files,
     fairseq,
     folder,
@@ -21,10 +23,8 @@ from nestdata.prepare.inputs import (
     table,
     webdataset,
 )
-from nestdata.prepare.inputs.audio_files import AudioFiles
-from nestdata.prepare.inputs.entry import Source
-from nestdata.prepare.inputs.format import Format, GivenInput, InputOptions
-from nestdata.prepare.inputs.lhotse import LhotseManifest, open_objects
+from nestdata.prepare.inputs.formats.audio_files import AudioFiles
+from nestdata.prepare.inputs.formats.lhotse import LhotseManifest, open_objects
 from nestdata.prepare.inputs.listing import forget_answers
 from nestdata.storage import common_folder
 

@@ -16,11 +16,11 @@ from nestdata.audio.channels import is_mixed
 from nestdata.corpus.addresses import NO_SHARD
 from nestdata.corpus.file_version import row_of
 from nestdata.errors import shortened
-from nestdata.prepare.draw import MAX_DRAWN, KeyedDraw, key_of
-from nestdata.prepare.found import AudioSpan, Cut, Reject
-from nestdata.prepare.records import RECORD
 from nestdata.prepare.speech.config import FRAME_SECONDS
 from nestdata.prepare.speech.measures import SpeechTotals
+from nestdata.prepare.writing.draw import MAX_DRAWN, KeyedDraw, key_of
+from nestdata.prepare.writing.found import AudioSpan, Cut, Reject
+from nestdata.prepare.writing.records import RECORD
 from nestdata.storage import FileVersion, ObjectInfo
 
 _LAYOUT = str(RECORD.descr)

@@ -5,7 +5,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nestdata.prepare.draw import MAX_DRAWN, KeyedDraw, key_of
+from nestdata.prepare.writing.draw import MAX_DRAWN, KeyedDraw, key_of
 
 offers = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=80)
 

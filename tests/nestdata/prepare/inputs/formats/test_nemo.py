@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from nestdata import ConfigError, ManifestError
-from nestdata.prepare.inputs import Entry, InputOptions, open_sources
+from nestdata.prepare.inputs import Entry, InputOptions
+from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.grouping import grouped_lines
 from tests.nestdata.prepare.inputs.reading import content_or_reason, detail_of, entries_of, some_audio, source_of
 from tests.nestdata.prepare.inputs.shards import write_tar

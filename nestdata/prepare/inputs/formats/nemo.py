@@ -25,9 +25,9 @@ from nestdata.prepare.inputs.entry import (
     span_suffix,
 )
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.formats.nemo_shards import find_tars
 from nestdata.prepare.inputs.grouping import grouped_lines
 from nestdata.prepare.inputs.lines import LineSource, check_manifest, numbered_lines, parse_object
-from nestdata.prepare.inputs.nemo_shards import find_tars
 from nestdata.prepare.inputs.patterns import check_shards, names_shards
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
 from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix

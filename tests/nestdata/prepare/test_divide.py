@@ -12,7 +12,7 @@ import pytest
 from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, PrepareProgress, SegmentConfig, prepare_corpus
 from nestdata.prepare import divide
 from nestdata.prepare.speech import frames
-from tests.nestdata.prepare import report_tables
+from tests.nestdata.prepare.reporting import report_tables
 from tests.nestdata.prepare.speech.recordings import RATE, Recording, joined, needs_vad, utterance
 from tests.synthesis import hiss, read_audio, write_audio, write_jsonl
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from nestdata.audio.encoded import open_audio, open_stream
 from nestdata.audio.file_kind import special_file_kind
 from nestdata.errors import AudioError, StorageError
-from nestdata.prepare.found import AudioSpan
 from nestdata.prepare.inputs.content import GuardedStream, StoredContent
+from nestdata.prepare.writing.found import AudioSpan
 from nestdata.storage import is_url
 
 MAX_SECONDS = 10.0

@@ -10,8 +10,8 @@ from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.formats.table import is_table
 from nestdata.prepare.inputs.lines import LineSource
-from nestdata.prepare.inputs.table import is_table
 from nestdata.storage import has_scheme, is_url, parent
 
 # Numbers of samples with more digits are mistakes: such a file would last centuries.

@@ -24,10 +24,10 @@ from nestdata.audio.decode import load_samples, samples_in
 from nestdata.corpus.addresses import AddressTable
 from nestdata.errors import AudioError, StorageError, in_one_line, shortened
 from nestdata.output import is_full_disk
-from nestdata.prepare.draw import KeyedDraw
-from nestdata.prepare.found import AudioSpan, Reject, span_at_address
 from nestdata.prepare.inputs.remote import in_parallel, in_time
-from nestdata.prepare.sound import MAX_SECONDS, Levels, Sound, measure, read_sound, write_sound
+from nestdata.prepare.reporting.sound import MAX_SECONDS, Levels, Sound, measure, read_sound, write_sound
+from nestdata.prepare.writing.draw import KeyedDraw
+from nestdata.prepare.writing.found import AudioSpan, Reject, span_at_address
 from nestdata.stateless_rng import StatelessRng
 from nestdata.storage import is_url
 

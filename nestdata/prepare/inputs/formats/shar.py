@@ -16,7 +16,7 @@ from nestdata.errors import ManifestError, in_one_line
 from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.lhotse import LhotseManifest
+from nestdata.prepare.inputs.formats.lhotse import LhotseManifest
 from nestdata.prepare.inputs.lines import numbered_lines, parse_object
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
 from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
@@ -165,7 +165,7 @@ def _detect(given: GivenInput) -> bool:
 def _open(given: GivenInput) -> Opened:
     path = given.folder
     if _is_packed(given):
-        from nestdata.prepare.inputs.packed import PackedShar  # imports numpy, which `--help` can do without
+        from nestdata.prepare.inputs.formats.packed import PackedShar  # imports numpy, which `--help` can do without
 
         return given.location, lambda _: PackedShar(path, given.location)
     shards = _shards_in(given)

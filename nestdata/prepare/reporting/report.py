@@ -23,10 +23,10 @@ from nestdata.plan.batch_plan import BatchPlan
 from nestdata.plan.config import PlanConfig
 from nestdata.plan.lengths import Lengths
 from nestdata.plan.summary import summarise_plan
-from nestdata.prepare.advice import ADVICE
-from nestdata.prepare.listening import MAX_BYTES, MAX_TEXT, Listening
-from nestdata.prepare.sound import MAX_SECONDS
-from nestdata.prepare.speech_report import speech_charts
+from nestdata.prepare.reporting.advice import ADVICE
+from nestdata.prepare.reporting.listening import MAX_BYTES, MAX_TEXT, Listening
+from nestdata.prepare.reporting.sound import MAX_SECONDS
+from nestdata.prepare.reporting.speech_report import speech_charts
 
 _log = logging.getLogger(__name__)
 _NUM_BINS = 48

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nestdata import PrepareConfig, prepare_corpus
-from nestdata.prepare import report
+from nestdata.prepare.reporting import report
 from tests.synthesis import hiss, tone, write_audio, write_jsonl
 
 

@@ -2,7 +2,7 @@
 
 Cuts are added in order. Each one adds a line to `cuts.jsonl` and a record of fixed size to a temporary file. Once all
 cuts are there, `CorpusWriter.finish` removes those with a repeated id and sorts the rest by length.
-`nestdata.prepare.records` holds the records, and `nestdata.prepare.shard_writer` writes the shards of addresses.
+`records` beside this module holds the records, and `shard_writer` writes the shards of addresses.
 """
 
 import json
@@ -21,13 +21,13 @@ import orjson
 from numpy.typing import NDArray
 
 from nestdata.errors import shortened
-from nestdata.prepare.draw import KeyedDraw, key_of
-from nestdata.prepare.found import Reject, span_of_cut
-from nestdata.prepare.inputs.packed import PackedShar
-from nestdata.prepare.probed_items import ProbedItems
-from nestdata.prepare.records import LengthOrder, Records, fingerprint, repeated_values
-from nestdata.prepare.shard_writer import ShardStats, ShardWriter
+from nestdata.prepare.inputs.formats.packed import PackedShar
 from nestdata.prepare.speech.measures import SpeechTotals
+from nestdata.prepare.writing.draw import KeyedDraw, key_of
+from nestdata.prepare.writing.found import Reject, span_of_cut
+from nestdata.prepare.writing.probed_items import ProbedItems
+from nestdata.prepare.writing.records import LengthOrder, Records, fingerprint, repeated_values
+from nestdata.prepare.writing.shard_writer import ShardStats, ShardWriter
 
 # What is written of a reject.
 _REJECT_FIELDS = ("where", "cut_id", "reason", "detail")

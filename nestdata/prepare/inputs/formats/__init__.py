@@ -1,0 +1,1 @@
+"""Input formats, one file each, and the order in which they are detected."""

@@ -1,0 +1,1 @@
+"""The HTML report of a corpus, and the audio in it."""

@@ -1,0 +1,1 @@
+"""The files of a corpus: cuts, rejects, records, index, addresses."""
