@@ -83,11 +83,9 @@ class _Found(NamedTuple):
 
     in_epoch: int
     needed: float
-    rejected: dict[str, ObjectInfo | None]
-    """Locations of audio that was rejected, with size and ETag where they are known."""
-
-    files: dict[str, ObjectInfo | None]
-    """Local files that were searched for speech, in order. Other local files are probed again, which is fast."""
+    audio: dict[str, ObjectInfo | None]
+    """Locations of audio that was rejected or searched for speech, with size and ETag where they are known. Other local
+    files are probed again, which is fast."""
 
     can_be_kept: bool
     """Whether all that the result depends on is known: every cut has an address or a searched file, and every reject a
@@ -108,14 +106,13 @@ def run_task(task: Task) -> TaskResult:
         found = _probe_items(task, collector)
         result = collector.collected(), Traffic(_newly_read(), found.in_epoch, found.needed)
         if found.can_be_kept:
-            is_searched = bool(task.config.finds_speech and (found.files or found.rejected))
-            kept.save(*result, found.rejected | found.files, has_files=is_searched)
+            kept.save(*result, found.audio, has_files=bool(task.config.finds_speech and found.audio))
     return TaskResult(task.source_index, *result)
 
 
 def _probe_items(task: Task, collector: ItemCollector) -> _Found:
     in_epoch, needed, can_be_kept = 0, 0.0, True
-    rejected, files = dict[str, ObjectInfo | None](), dict[str, ObjectInfo | None]()
+    depends_on: dict[str, ObjectInfo | None] = {}
     for number, entry in with_members(_numbered_entries(task), lambda entry: reads_audio(entry, task.config)):
         found = probe(entry, task.config)
         collector.add(found, number, entry.where, replaces=entry.number is not None)
@@ -126,16 +123,16 @@ def _probe_items(task: Task, collector: ItemCollector) -> _Found:
                     needed += member.length * _share_of_recording(one)
                 case Cut():
                     if one.version and task.config.finds_speech:
-                        files[entry.audio.location] = None
+                        depends_on[entry.audio.location] = None
                     else:
                         can_be_kept = False
                 case Reject():
                     audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
                     if audio and audio.location:
-                        rejected[audio.location] = audio.member.shard if audio.member else None
+                        depends_on[audio.location] = audio.member.shard if audio.member else None
                     else:  # the files that an item depends on are known anyway, if the source names them
                         can_be_kept &= isinstance(task.source, ReadsFiles)
-    return _Found(in_epoch, needed, rejected, files, can_be_kept)
+    return _Found(in_epoch, needed, depends_on, can_be_kept)
 
 
 def _numbered_entries(task: Task) -> Iterator[tuple[int, Entry]]:

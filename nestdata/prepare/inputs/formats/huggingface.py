@@ -31,7 +31,7 @@ class HuggingFaceDataset:
     """Absolute path of the data set."""
 
     version: int
-    """Modification time of the data set; see `saved_version`."""
+    """Modification time of the data set; see `_saved_version`."""
 
     directory: str
     """The folder that relative paths start from: the current directory, as in the library."""
@@ -44,21 +44,6 @@ class HuggingFaceDataset:
 
     stored_in: str
     """Path of the same folder once the corpus is in place."""
-
-    @classmethod
-    def open(
-        cls, path: Path, version: int, directory: str, root: str, extract_to: str, stored_in: str
-    ) -> "HuggingFaceDataset":
-        """Opens a folder that `save_to_disk` wrote, with ids relative to the root.
-
-        Raises:
-            ManifestError: It cannot be read, or has no audio column.
-            ConfigError: The package `datasets` is not installed.
-        """
-        folder = os.path.abspath(path)
-        prefix = os.path.relpath(folder, root) if folder != root else os.path.basename(folder)
-        _open(folder, version)
-        return cls(path, folder, version, directory, prefix, extract_to, stored_in)
 
     def items(self) -> Iterator[int]:
         """Yields the numbers of the rows, from 0."""
@@ -141,8 +126,14 @@ def _open_saved(given: GivenInput) -> Opened:
     path, version = given.path, _saved_version(given.path)
     if version is None:
         raise ManifestError(f"{path}: not one split of a data set that `save_to_disk` wrote. Save it again.")
-    directory, folders = os.getcwd(), given.folders("audio")
-    return given.location, lambda root: HuggingFaceDataset.open(path, version, directory, root, *folders)
+    folder, directory, folders = given.location, os.getcwd(), given.folders("audio")
+
+    def opened(root: str) -> HuggingFaceDataset:
+        _open(folder, version)  # raises an error now if it cannot be read
+        prefix = os.path.relpath(folder, root) if folder != root else os.path.basename(folder)
+        return HuggingFaceDataset(path, folder, version, directory, prefix, *folders)
+
+    return folder, opened
 
 
 FORMAT = Format("huggingface", _detect, _open_saved)

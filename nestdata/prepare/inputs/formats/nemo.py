@@ -53,9 +53,7 @@ class NemoManifest(LineSource):
         if row is None:
             return
         where = self.where(number)
-        name = row.get("audio_filepath") or row.get("audio_filename")
-        if not name or not isinstance(name, str) or name.endswith("/") or "\0" in name:
-            raise ManifestError(_name_problem(row, where))
+        name = _name_in(row, where)
         if "shard_id" in row or (".." in name and names_shards(name)):
             raise ManifestError(
                 f"{where}: a line of a tarred data set ({_shard_in(row, name)}) in a manifest of files. Begin the "
@@ -186,9 +184,7 @@ class NemoTarred:
             return None
         number = entry_number(manifest, position)
         where = self.where(number)
-        name = row.get("audio_filepath") or row.get("audio_filename")
-        if not isinstance(name, str) or not posixpath.basename(name) or "\0" in name:
-            raise ManifestError(_name_problem(row, where))
+        name = _name_in(row, where)
         labels = {key: value for key, value in row.items() if key not in _NOT_LABELS}
         return _Line(
             number, where, plain_name(name), seconds(row, "offset", where), seconds(row, "duration", where), labels
@@ -306,9 +302,12 @@ def _shard_in(row: dict[str, Any], name: str) -> str:
     return f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
 
 
-def _name_problem(row: dict[str, Any], where: str) -> str:
-    """Returns the message for a line whose audio file has no usable name."""
+def _name_in(row: dict[str, Any], where: str) -> str:
+    """Returns the name of the audio file in a line; raises ManifestError if it cannot be that of a file."""
+    name = row.get("audio_filepath") or row.get("audio_filename")
+    if isinstance(name, str) and posixpath.basename(name) and "\0" not in name:
+        return name
     if not any(key in row for key in AUDIO_KEYS):
-        return f"{where}: the key audio_filepath is missing. Add it, or drop this line."
+        raise ManifestError(f"{where}: the key audio_filepath is missing. Add it, or drop this line.")
     name = next(row[key] for key in AUDIO_KEYS if key in row)
-    return f"{where}: audio_filepath is {name!r}. Give the path of one file as a string."
+    raise ManifestError(f"{where}: audio_filepath is {name!r}. Give the path of one file as a string.")
