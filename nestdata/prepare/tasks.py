@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,8 +23,8 @@ from nestdata.errors import StorageError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.inputs import Source
 from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import Entry, ReadsFiles
-from nestdata.prepare.inputs.remote import in_parallel, with_members
+from nestdata.prepare.inputs.entry import ReadsFiles
+from nestdata.prepare.inputs.remote import in_parallel, located_entries
 from nestdata.prepare.probe import probe
 from nestdata.prepare.read import reads_audio
 from nestdata.prepare.writing.found import Cut, Reject
@@ -106,14 +106,16 @@ def run_task(task: Task) -> TaskResult:
         found = _probe_items(task, collector)
         result = collector.collected(), Traffic(_newly_read(), found.in_epoch, found.needed)
         if found.can_be_kept:
-            kept.save(*result, found.audio, has_files=bool(task.config.finds_speech and found.audio))
+            kept.save(*result, found.audio, has_files=bool(found.audio and task.config.finds_speech))
     return TaskResult(task.source_index, *result)
 
 
 def _probe_items(task: Task, collector: ItemCollector) -> _Found:
     in_epoch, needed, can_be_kept = 0, 0.0, True
     depends_on: dict[str, ObjectInfo | None] = {}
-    for number, entry in with_members(_numbered_entries(task), lambda entry: reads_audio(entry, task.config)):
+    finds_speech = task.config.finds_speech
+    entries = located_entries(task.source, task.items, task.first, lambda entry: reads_audio(entry, task.config))
+    for number, entry in entries:
         found = probe(entry, task.config)
         collector.add(found, number, entry.where, replaces=entry.number is not None)
         for one in found:
@@ -122,7 +124,7 @@ def _probe_items(task: Task, collector: ItemCollector) -> _Found:
                     in_epoch += member.length
                     needed += member.length * _share_of_recording(one)
                 case Cut():
-                    if one.version and task.config.finds_speech:
+                    if one.version and finds_speech:
                         depends_on[entry.audio.location] = None
                     else:
                         can_be_kept = False
@@ -133,12 +135,6 @@ def _probe_items(task: Task, collector: ItemCollector) -> _Found:
                     else:  # the files that an item depends on are known anyway, if the source names them
                         can_be_kept &= isinstance(task.source, ReadsFiles)
     return _Found(in_epoch, needed, depends_on, can_be_kept)
-
-
-def _numbered_entries(task: Task) -> Iterator[tuple[int, Entry]]:
-    for number, item in enumerate(task.items, start=task.first):
-        for entry in task.source.entries(number, item):
-            yield number if entry.number is None else entry.number, entry
 
 
 def _share_of_recording(cut: Cut) -> float:
@@ -213,6 +209,8 @@ class _KeptResult:
 
     def _versions(self, locations: list[str], known: Iterable[ObjectInfo] = ()) -> list[list[Any]]:
         """Returns what distinguishes the content of each location from others; objects of a store are asked for it."""
+        if not locations:  # of most tasks
+            return []
         infos = self._infos | {info.location: info for info in known}
 
         def version(location: str) -> list[Any]:

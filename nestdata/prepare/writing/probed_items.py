@@ -236,9 +236,9 @@ class ItemCollector:
                 "speaker": _samples_by(columns.speaker, columns.num_samples),
             },
             shards=[*shards],
-            speech=SpeechTotals.sum(totals for _, totals in self._speech),
+            speech=SpeechTotals.sum([totals for _, totals in self._speech]),
             drawn_cuts=_draw_cuts(columns.language, records["id"]),
-            drawn_rejects=_draw_rejects(reject for _, reject in self._rejects),
+            drawn_rejects=_draw_rejects([reject for _, reject in self._rejects]),
         )
 
     def _drop_replaced(self) -> None:

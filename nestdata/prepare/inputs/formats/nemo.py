@@ -59,8 +59,8 @@ class NemoManifest(LineSource):
                 f"{where}: a line of a tarred data set ({_shard_in(row, name)}) in a manifest of files. Begin the "
                 "manifest with a line that has a shard_id, or give the archives with --tars PATTERN."
             )
-        span = seconds(row, "offset", where), seconds(row, "duration", where)
         labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}
+        span = seconds(row, "offset", where), seconds(row, "duration", where)
         yield entry_of_file(where, name, self.directory, self.root, span=span, labels=labels)
 
 

@@ -85,8 +85,8 @@ class Table(LineSource):
             raise ManifestError(
                 f"{where}: {columns.names[columns.audio]} is {name[:80]!r}. Give the path of a file, or drop this line."
             )
-        span = _span(columns, row, where)
         labels = {label: row[index] for index, label in columns.labels if row[index]}
+        span = _span(columns, row, where)
         yield entry_of_file(where, name, self.directory, self.root, span=span, labels=labels, number=line)
 
 
