@@ -76,6 +76,18 @@ def package_imports() -> dict[str, set[str]]:
     return found
 
 
+def test_tree_names_every_package_once() -> None:
+    text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+    tree = text.partition("```text\n")[2].partition("```")[0]
+    documented, above = [], [""]
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        above[depth:] = [line.split()[0]]
+        documented.append(".".join(above))
+    sources = [module for module, path in modules() if path.name == "__init__.py"]
+    assert sorted(documented) == sorted(sources)
+
+
 @pytest.mark.parametrize("package", sorted(table()))
 def test_documented_imports_match_the_sources(package: str) -> None:
     assert package_imports()[package] == table()[package]
