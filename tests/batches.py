@@ -60,7 +60,7 @@ def full_dataset(speech: Path, windows: Path, banked: Path) -> AudioNoiseDataset
 
 
 def digest(batch: AudioNoiseBatch) -> dict[str, str]:
-    """Returns a hash of the bytes of every tensor and all other fields as text; equal only for equal batches."""
+    """Returns a hash of the bytes of every tensor, and which cuts they are of, as text."""
     hashes = {
         name: f"{tensor.dtype}{tuple(tensor.shape)} {hashlib.sha256(tensor.numpy().tobytes()).hexdigest()}"
         for name, tensor in batch.tensors().items()

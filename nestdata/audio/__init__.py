@@ -1,1 +1,1 @@
-"""Decoding of audio: files and bytes in any format become samples at one rate, with every check on the way."""
+"""Decodes audio files and bytes to samples at one rate, and checks them."""

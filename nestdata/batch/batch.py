@@ -65,7 +65,7 @@ class Microbatch:
     """What reading from object stores has cost; None for corpora without remote audio."""
 
     def metadata(self) -> dict[str, Any]:
-        """Returns what is known about the cuts, by field name: the fields that every form of a microbatch has."""
+        """Returns the fields that every form of a microbatch has, by name: all but its tensors."""
         return {field.name: getattr(self, field.name) for field in fields(Microbatch)}
 
     def tensors(self) -> dict[str, Tensor]:

@@ -119,7 +119,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         shape = rows.samples.shape
         noise, noisy = rows.memory.zeros(shape, np.float32), rows.memory.empty(shape, np.float32)
         for i in range(len(rows)):
-            rows.load(i)
+            rows.load_next()
             # Copied while the samples are still in the processor's cache.
             noisy[i] = rows.samples[i]
             if self._speech_chain:
@@ -159,8 +159,8 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         """
         self._check_packable()
         rows = self._rows(index, memory, upcoming, pcm16=True)
-        for i in range(len(rows)):
-            rows.load(i)
+        for _ in range(len(rows)):
+            rows.load_next()
         num_samples = rows.samples.shape[1]
         packed = rows.memory.empty(
             self._most_mixed_samples(sum(len(cut.samples) for cut in rows.speech), len(rows)), np.float32
@@ -320,7 +320,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         return CutsOf(speech, [each for each in noise if each is not None])
 
     def _augment(self, rows: SpeechRows, position: int, noisy: NDArray[np.float32]) -> None:
-        """Applies the transforms of speech to the noisy or to both signals of a cut, and to its use in mixing."""
+        """Applies the transforms of speech to the noisy or both signals of a cut; what is mixed is changed as well."""
         cut = rows.speech[position]
         changed = self._speech_chain(as_float32(cut.samples), *self._seed_and_counters(rows.key, position))
         noisy[: len(changed)] = changed

@@ -35,7 +35,7 @@ from nestdata.storage import StoreEnvironment
 StartMethod = Literal["fork", "forkserver", "spawn"]
 BatchIndices = Iterable[BatchIndex | tuple[int, int]]
 Load = Callable[[tuple[int, int], BatchMemory | None, Sequence[tuple[int, int]]], Batch]
-"""Takes (step, microbatch), memory for the batch or None and, for remote audio, the next indices of the process."""
+"""Takes (step, microbatch), memory for the batch or None, and the next indices of the process if audio is remote."""
 
 
 class LoaderOptions(TypedDict, total=False):

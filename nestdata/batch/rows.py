@@ -70,12 +70,13 @@ class SpeechRows:
     def __len__(self) -> int:
         return len(self._corpus_indices)
 
-    def load(self, row: int) -> None:
+    def load_next(self) -> None:
         """Loads the cut of the next row, or a substitute from the same bucket if it cannot be used.
 
         Raises:
             AudioError: None of the substitutes can be used either.
         """
+        row = len(self.speech)
         corpus_index = self._corpus_indices[row]
         for attempt in range(_MAX_SUBSTITUTES + 1):
             num_samples = self._corpus.num_samples_of(corpus_index)

@@ -63,6 +63,7 @@ class Dropout(nn.Module):
             # The compiler joins this with what surrounds it.
             return drop(x, key, self.num_dropped, counts_from=self._counts_from)
         # torch's dropout draws one value after the other and keeps a mask of four bytes per value. This mask has one.
+        # A CPU decides, also for tensors elsewhere; the layers of `gpu` decide on the GPU.
         bits = _draw_bits(x.numel()) if key is None else _hash_bits(x.numel(), key)
         is_kept = bits.view(x.shape).to(x.device) >= _threshold(self.num_dropped)
         return (x * is_kept).mul_(keep_scale(self.num_dropped))

@@ -232,7 +232,7 @@ class ConformerEncoder(nn.Module):
         frames = self.describe(x, enc_lens, context)
         frames = frames._replace(positions=self.dropout_emb(frames.positions, key_positions))
         for layer, of_block in zip(self.layers, of_blocks, strict=True):
-            assert isinstance(layer, ConformerBlock)
+            assert isinstance(layer, AcceleratedConformerBlock)
             if self.checkpoint_activations and torch.is_grad_enabled():
                 contexts = _recompute_contexts(layer.conv)
                 x = checkpoint(layer, x, frames, of_block, use_reentrant=False, context_fn=contexts)

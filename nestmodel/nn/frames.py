@@ -33,7 +33,7 @@ def describe_frames(
     context: Context | None = None,
     style: Style = "regular",
 ) -> Frames:
-    """Returns positions and masks for the precision of a batch.
+    """Returns positions, in the type of matrix products, and masks.
 
     With limited attention, the mask has batch * enc_frames * keys values. All blocks share it, and each of them has as
     many scores for every head.

@@ -1,4 +1,4 @@
-"""The types in which matrix products are computed: that of autocast, and one that TF32 does not reduce."""
+"""Types of matrix products: that of autocast, and one that TF32 does not round."""
 
 import torch
 from jaxtyping import Float
@@ -16,9 +16,9 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def exact_dtype(x: Tensor) -> torch.dtype:
-    """Returns a type in which a product with `x`, float32 or float64, has the full precision of its type.
+    """Returns the type for products that TF32 must not round: float64 on a GPU, otherwise that of `x`.
 
-    On a GPU, products of float32 may be reduced to TF32, which keeps 10 bits of a factor; those of float64 are not.
+    TF32 keeps 10 bits of each factor of a product of float32.
     """
     return torch.float64 if x.is_cuda else x.dtype
 

@@ -62,7 +62,7 @@ class ConvSubsampling(nn.Module):
         self.factor = factor
         self.channels = channels
         self.is_causal = is_causal
-        padding = 0 if is_causal else 1  # `_convolve` pads for causal convolutions
+        padding = 0 if is_causal else 1  # `pad_if_causal` pads for causal convolutions
         layers: list[nn.Module] = [nn.Conv2d(1, channels, 3, stride=2, padding=padding), nn.ReLU()]
         for _ in range(factor.bit_length() - 2):
             layers.append(nn.Conv2d(channels, channels, 3, stride=2, padding=padding, groups=channels))
@@ -191,7 +191,10 @@ class ConvSubsampling(nn.Module):
 
 
 class _MaskedRelu(torch.autograd.Function):
-    """The gradient is passed where the output is positive, so the mask need not be kept for the backward pass."""
+    """Zeroes padded frames and applies a ReLU in place.
+
+    The gradient is passed where the output is positive, so the mask need not be kept for the backward pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, is_valid: Tensor, compute_: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -216,7 +219,7 @@ def masked_relu_(
     Args:
         x: Output of a convolution.
         lens: Its numbers of valid frames.
-        compute_: Does this in place, given `x` and `is_valid_frame`.
+        compute_: Takes `x` and the mask of its valid frames, and computes this in place.
     """
     is_valid = is_valid_frame(x, lens)
     if not torch.is_grad_enabled():

@@ -1,7 +1,8 @@
-"""What only a GPU needs: casts of all weights at once, fused attention, kernels in Triton, steps as CUDA graphs.
+"""Code for GPUs only: casts of all weights at once, fused attention, kernels in Triton, steps as CUDA graphs.
 
-The modules beside this room define what is computed, on any device. The encoder is built from layers of this room
-(`Accelerated...`): each has the parameters of the layer that it derives from, computes in a form for GPUs if its input
-is on one, and calls the method of that layer otherwise. Tests compare both forms, and each kernel with a form in
-PyTorch. `kernel_choice` names the forms that a run can choose from.
+The modules beside this package define what is computed, on any device. The encoder is built from layers of this package
+(`Accelerated...`), each with the parameters of the layer that it derives from. On a GPU they compute in a form of their
+own, otherwise as that layer does: subsampling and dropout by the device of their input, blocks by the type of the
+description of their frames. Tests compare both forms, and each kernel with a form in PyTorch. `kernel_choice` names the
+forms that a run can choose from.
 """

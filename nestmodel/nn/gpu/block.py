@@ -38,7 +38,11 @@ class _CompilerSettings(NamedTuple):
 
 
 class AcceleratedConformerBlock(ConformerBlock):
-    """`ConformerBlock` that calls `transform` if its frames are described for a GPU; either can be compiled."""
+    """`ConformerBlock` that calls `transform` if its frames are described for a GPU; both forms can be compiled.
+
+    `transform` calls the layer norms and the batch norm as modules, and only reads the parameters of the other parts,
+    so hooks on those do not run on a GPU.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
@@ -63,8 +67,8 @@ class AcceleratedConformerBlock(ConformerBlock):
     ) -> Float[Tensor, "batch enc_frames dim"]:
         """Applies the block; see `ConformerBlock.forward`."""
         if isinstance(frames, Frames):
-            return self._in_form(ConformerBlock.forward)(self, x, frames, keys)
-        return self._in_form(transform)(self, x, frames, self.weights(x), keys)
+            return self._compiled_if_set(ConformerBlock.forward)(self, x, frames, keys)
+        return self._compiled_if_set(transform)(self, x, frames, self.weights(x), keys)
 
     def weights(self, x: Float[Tensor, "batch enc_frames dim"]) -> Sequence[Weights]:
         """Returns the weights of the four modules in the type of matrix products."""
@@ -77,7 +81,7 @@ class AcceleratedConformerBlock(ConformerBlock):
         ]
         return cast_weights(parameters, product_dtype(x))
 
-    def _in_form(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def _compiled_if_set(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return function if self._compiled is None else _compile(function, self._compiled)
 
 
@@ -94,7 +98,7 @@ def transform(
     weights: Sequence[Weights],
     keys: BlockKeys | None,
 ) -> Float[Tensor, "batch enc_frames dim"]:
-    """Does what `block` does with the weights of `weights`; this is the part that may be compiled."""
+    """Applies `block` with weights that were converted before, by `AcceleratedConformerBlock.weights`."""
     of_feed_forward1, of_attention, of_conv, of_feed_forward2 = weights
     within1, after1, _, after_att, after_conv, within2, after2 = split_keys(keys, KEYS_PER_BLOCK)
     half = _feed_forward(block.feed_forward1, block.norm_feed_forward1(x), of_feed_forward1, within1)

@@ -16,23 +16,23 @@ class AcceleratedDropout(Dropout):
     """`Dropout` that calls `drop_on_gpu` if its input is on a GPU."""
 
     def forward(self, x: Float[Tensor, "*shape"], key: Key | None = None) -> Float[Tensor, "*shape"]:
-        """Drops values in training mode; see `Dropout.forward`."""
+        """Drops values in training mode; see `Dropout.forward` and `drop_on_gpu`."""
         return drop_on_gpu(self, x, key) if devices.is_on_gpu(x) else super().forward(x, key)
 
 
 def drop_on_gpu(module: Dropout, x: Float[Tensor, "*shape"], key: Key | None) -> Float[Tensor, "*shape"]:
-    """Does what `module` does."""
-    is_plain = not module.training or module.num_dropped == 0
-    if is_plain or (key is not None and torch.compiler.is_compiling()):
+    """Drops values as `module` does, with one kernel; without a key, the generator of the GPU draws."""
+    is_off = not module.training or module.num_dropped == 0
+    if is_off or (key is not None and torch.compiler.is_compiling()):
         return Dropout.forward(module, x, key)
     if key is None:
         return F.dropout(x, module.prob)
-    out: Tensor = _drop_on_gpu(x, key, module.num_dropped)
+    out: Tensor = _drop_op(x, key, module.num_dropped)
     return out
 
 
 @torch.library.custom_op("nestmodel::drop", mutates_args=())
-def _drop_on_gpu(x: Tensor, key: Tensor, num_dropped: int) -> Tensor:
+def _drop_op(x: Tensor, key: Tensor, num_dropped: int) -> Tensor:
     if not _has_kernel(x.device):
         return drop(x, key, num_dropped)
     from nestmodel.nn.gpu.dropout_kernel import launch_drop
@@ -61,9 +61,9 @@ def _keep_key(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> N
 
 
 def _drop_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    return _drop_on_gpu(grad, *ctx.saved_tensors, ctx.num_dropped), None, None
+    return _drop_op(grad, *ctx.saved_tensors, ctx.num_dropped), None, None
 
 
-_drop_on_gpu.register_kernel("cpu", drop)
-_drop_on_gpu.register_fake(lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format))
-_drop_on_gpu.register_autograd(_drop_gradient, setup_context=_keep_key)
+_drop_op.register_kernel("cpu", drop)
+_drop_op.register_fake(lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format))
+_drop_op.register_autograd(_drop_gradient, setup_context=_keep_key)

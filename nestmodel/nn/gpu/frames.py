@@ -36,7 +36,7 @@ def describe_gpu_frames(
     context: Context | None = None,
     style: Style = "regular",
 ) -> GpuFrames:
-    """Does what `describe_frames` does."""
+    """Returns what `describe_frames` returns, in the shapes and types that kernels of a GPU read."""
     (num_frames, dim), dtype = x.shape[1:], product_dtype(x)
     num_keys = round_up(num_frames)
     is_padded_key, is_masked_key = mask_keys(num_frames, num_keys, enc_lens, context, style)

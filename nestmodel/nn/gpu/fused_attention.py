@@ -30,13 +30,13 @@ def attention_parameters(module: RelPositionAttention) -> list[FusedParameters]:
 def attend(
     module: RelPositionAttention, x: Float[Tensor, "batch enc_frames dim"], frames: GpuFrames, weights: Weights
 ) -> Float[Tensor, "batch enc_frames dim"]:
-    """Does what `module` does; torch's fused kernel draws from the generator of the GPU which weights are dropped.
+    """Applies `module` with torch's fused attention, whose dropout draws from the generator of the GPU.
 
     Args:
         module: The attention.
         x: Encoder frames.
         frames: Their positions and masks.
-        weights: Those of `attention_parameters`.
+        weights: Of `attention_parameters`, converted by `cast_weights`.
     """
     (in_weight, in_bias), (pos_weight, _), (biases, _), (out_weight, out_bias) = weights
     x = x.to(product_dtype(x))

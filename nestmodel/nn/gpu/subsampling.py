@@ -13,8 +13,8 @@ from nestmodel.nn.gpu.first_stages import Convolutions, first_stages, has_kernel
 from nestmodel.nn.precision import product_dtype
 from nestmodel.nn.subsampling import ConvSubsampling, halve, is_valid_frame, masked_relu_, pad_if_causal
 
-MAX_VALUES = 2**27
-"""Maximum number of values of the largest intermediate tensor, as for `ConvSubsampling`."""
+MAX_VALUES_ON_GPU = 2**27
+"""Maximum number of values of the largest intermediate tensor, as `MAX_VALUES` is for `ConvSubsampling`."""
 
 
 class AcceleratedConvSubsampling(ConvSubsampling):
@@ -28,7 +28,7 @@ class AcceleratedConvSubsampling(ConvSubsampling):
         if not devices.is_on_gpu(feats):
             return super().num_at_once(feats)
         factor = 4 if self._joins_stages(feats) else 2  # of the first stage whose values are stored
-        return max(1, MAX_VALUES // max(1, self.channels * feats.shape[1] * feats.shape[2] // factor**2))
+        return max(1, MAX_VALUES_ON_GPU // max(1, self.channels * feats.shape[1] * feats.shape[2] // factor**2))
 
     def convolve(
         self, feats: Float[Tensor, "batch mels frames"], lens: Int[Tensor, " batch"]

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from nestdata import (
     verify_corpus,
 )
 from nestdata.batch.memory import BatchMemory
+from nestdata.batch.remote import RemoteStats
 from tests.batches import digest, messy_dataset
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss
@@ -88,6 +90,12 @@ def test_unpacked_batches_of_every_kind_of_audio_are_the_batches_of_the_dataset(
         kinds.add(packed.audio.dtype)
         assert digest(packed.unpack()) == digest(messy[index])
     assert torch.float32 in kinds  # some cuts are resampled
+
+
+def test_unpacking_keeps_all_fields_that_are_no_tensors() -> None:
+    packed = packed_batch(torch.zeros(2, 5), [(1, 2)], torch.ones(2))
+    packed = replace(packed, remote=RemoteStats(wait_s=1.5, retries=2), sampling_rate=8000)
+    assert packed.unpack().metadata() == packed.metadata()
 
 
 @pytest.fixture(scope="module")

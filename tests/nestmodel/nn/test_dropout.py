@@ -175,7 +175,7 @@ from tests.nestmodel.nn.test_dropout import DTYPES, check_dropout
 
 warnings.simplefilter("ignore")  # numpy warns where numbers wrap around
 devices.is_on_gpu = lambda _: True
-with dropout._drop_on_gpu.set_kernel_enabled("cpu", False):
+with dropout._drop_op.set_kernel_enabled("cpu", False):
     for dtype in DTYPES:
         check_dropout(torch.device("cpu"), dtype, (3, 101, 7))
 assert dropout._has_kernel(torch.device("cpu"))

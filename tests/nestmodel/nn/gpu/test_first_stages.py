@@ -275,14 +275,15 @@ def test_training_in_every_precision_gives_the_gradients_of_float64(
     check_training(device, dtype, sizes, is_causal)
 
 
+@pytest.mark.parametrize("is_on_gpu", [True, False])
 @pytest.mark.parametrize(("device", "sizes"), DEVICES)
 def test_chunks_give_what_a_whole_batch_gives(
-    device: torch.device, sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+    device: torch.device, sizes: tuple[int, int, int], is_on_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(devices, "is_on_gpu", lambda _: is_on_gpu)
     whole = train(device, torch.float32, sizes)
-    for module in (subsampling, reference):
-        monkeypatch.setattr(module, "MAX_VALUES", 1)
+    monkeypatch.setattr(subsampling, "MAX_VALUES_ON_GPU", 1)
+    monkeypatch.setattr(reference, "MAX_VALUES", 1)
     for one, other in zip(train(device, torch.float32, sizes), whole, strict=True):
         assert (one - other).norm() <= 1e-5 * other.norm()  # 80 roundings; a lost chunk changes the first digit
 
