@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from nestmodel.preflight.budget.search import RESOLUTION_S, BudgetSearch
 from nestmodel.preflight.budget.shapes import critical_shapes, describe_shapes
 from nestmodel.preflight.checks import local_world_size
-from nestmodel.preflight.measure.memory import MEMORY_MARGIN, gigabytes, usable_bytes
+from nestmodel.preflight.measure.memory import MEMORY_MARGIN, PeakMemory, gigabytes, usable_bytes
 from nestmodel.preflight.measure.trial import TrialResult, run_shapes
 from nestmodel.preflight.measure.trial_step import Shape, clean_up, make_trial_step
 from nestmodel.preflight.report import CheckResult
@@ -43,9 +43,10 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
     with clean_up(device):
         found = run(shapes, allowed_bytes=0)
         if found.too_large:
-            search = BudgetSearch(data, str(device), partial(run, allowed_bytes=allowed))
-            largest = search.largest_below(budget_s)
-            advice = f"{_remedy(model, data, largest)}. The error: {found.error.splitlines()[0]}"
+            # If the peak cannot be reset, it remains that of the failed step, and only failed allocations count.
+            limit = allowed if PeakMemory(device).reset() else 0
+            search = BudgetSearch(data, str(device), partial(run, allowed_bytes=limit))
+            advice = f"{_remedy(model, budget_s, search)}. The error: {found.error.splitlines()[0]}"
             return CheckResult(status="failed", value=f"out of memory, {gigabytes(total)} in total", advice=advice)
     peak, seconds = found.peak_bytes, max(time.total_s for time in found.times)
     listed = describe_shapes(shapes, data.sampling_rate)
@@ -61,15 +62,17 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
     return CheckResult(status="warning", value=value, advice=advice, figures=figures)
 
 
-def _remedy(model: NestModel, data: NestDataModule, largest: int | None) -> str:
-    """Says what to change if steps do not fit; `largest` is the largest budget that fits in units, None without one."""
-    plan = data.train_dataset.plan
-    now = f"data.plan.max_batch_seconds (now {plan.config.max_batch_seconds:g})"
-    if largest is None:
-        longest_s = max(bucket.padded_samples for bucket in plan.buckets) / plan.sampling_rate
-        remedy = f"No batch with a cut of {longest_s:.1f} s fits: prepare the corpus with a lower --max-seconds, and "
-        remedy += f"lower {now}"
+def _remedy(model: NestModel, budget_s: float, search: BudgetSearch) -> str:
+    """Searches a budget that fits, and says what to change if the steps of `budget_s` do not."""
+    largest, longest = search.largest_below(budget_s), search.longest
+    setting = f"data.plan.max_batch_seconds (now {budget_s:g})"
+    shorter = f"prepare {longest.source} with a lower --max-seconds"
+    if largest is not None:
+        remedy = f"Lower {setting} to about {largest * RESOLUTION_S}"
+    elif search.trials:
+        remedy = f"No batch with a cut of {longest.seconds:.1f} s fits: {shorter}, and lower {setting}"
     else:
-        remedy = f"Lower {now} to about {largest * RESOLUTION_S}"
+        needed = f"the longest cut of {longest.source} needs {longest.budget_seconds:.1f} s"
+        remedy = f"{setting} cannot be much lower, because {needed}: set data.plan.max_cuts, or {shorter}"
     has_checkpoints = model.config.encoder.checkpoint_activations
     return remedy if has_checkpoints else f"{remedy}; or set model.config.encoder.checkpoint_activations"

@@ -96,9 +96,7 @@ def find_budget(
     """
     _check(model, data, trainer, config)
     settings = _trial_settings(model, data, trainer, config)
-    search = BudgetSearch(
-        data, settings.device, lambda shapes: run_trial(settings, shapes), on_trial or (lambda _: None)
-    )
+    search = BudgetSearch(data, settings.device, lambda shapes: run_trial(settings, shapes), on_trial)
     units = search.largest()
     if units is None:
         raise _nothing_fits(search, model, data)
@@ -174,9 +172,9 @@ def _nothing_fits(search: BudgetSearch, model: NestModel, data: NestDataModule) 
     remedy = "" if has_checkpoints else ", or set model.config.encoder.checkpoint_activations"
     if fitting == highest:
         return TrainingError(
-            f"max_batch_seconds cannot be below {search.lowest * RESOLUTION_S} s, because the longest cut lasts "
-            f"{longest_s:.1f} s, and batches of that size do not fit into {allowed}. Set data.plan.max_cuts, or "
-            f"prepare the corpus with a lower --max-seconds{remedy}."
+            f"max_batch_seconds cannot be below {search.lowest * RESOLUTION_S} s, because the longest cut of "
+            f"{search.longest.source} lasts {search.longest.seconds:.1f} s, and batches of that size do not fit "
+            f"into {allowed}. Set data.plan.max_cuts, or prepare the corpus with a lower --max-seconds{remedy}."
         )
     return TrainingError(
         f"not even one cut of {longest_s:.1f} s fits into {allowed}; up to {fitting} s do. Prepare the corpus with "

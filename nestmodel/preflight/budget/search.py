@@ -47,6 +47,20 @@ class BudgetTrial:
     """The shape that does not fit, as text."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LongestCut:
+    """The longest cut of a data set, which sets the smallest budget."""
+
+    source: str
+    """Key of the corpus in the configuration."""
+
+    seconds: float
+    """Its length, which is at least `min_audio_seconds`."""
+
+    budget_seconds: float
+    """The budget that it needs, which is more than its length with `quadratic_seconds`."""
+
+
 class BudgetSearch:
     """Runs and records trials. Budgets are counted in units of 5 s.
 
@@ -71,7 +85,10 @@ class BudgetSearch:
         self._on_trial = on_trial or (lambda _: None)
         self.allowed_bytes = 0
         self.trials: dict[float, BudgetTrial] = {}
-        self.lowest = max(_lowest_units(each) for each in (data.train_dataset, data.val_dataset) if each is not None)
+        datasets = {"data.corpus": data.train_dataset, "data.val_corpus": data.val_dataset}
+        longest = [_longest_cut(name, dataset) for name, dataset in datasets.items() if dataset is not None]
+        self.longest = max(longest, key=lambda cut: cut.seconds)
+        self.lowest = math.ceil(self.longest.budget_seconds / RESOLUTION_S)
         self.highest = max(self.lowest, _highest_units(data.train_dataset))
 
     def largest(self) -> int | None:
@@ -85,7 +102,10 @@ class BudgetSearch:
         return found
 
     def largest_below(self, seconds: float) -> int | None:
-        """Returns the largest budget below `seconds` whose critical shapes fit; None if there is none."""
+        """Returns the largest budget below `seconds` whose critical shapes fit; None if there is none.
+
+        Nothing is tried if the longest cut fits into no smaller budget.
+        """
         highest = min(self.highest, math.ceil(seconds / RESOLUTION_S) - 1)
         return self._largest_of(self._peak_of_critical, highest // 2, highest)
 
@@ -242,11 +262,14 @@ def best_budget(rates: dict[float, float]) -> float:
     return min(budget for budget, rate in rates.items() if rate >= (1 - _RATE_TOLERANCE) * fastest)
 
 
-def _lowest_units(dataset: AudioNoiseDataset) -> int:
-    """Returns the smallest budget that the longest cut fits into."""
+def _longest_cut(source: str, dataset: AudioNoiseDataset) -> LongestCut:
     plan = dataset.plan
     longest = max(_longest_samples(dataset), plan.min_samples)
-    return math.ceil(plan.budget.cost(longest) / plan.sampling_rate / RESOLUTION_S)
+    return LongestCut(
+        source=source,
+        seconds=longest / plan.sampling_rate,
+        budget_seconds=plan.budget.cost(longest) / plan.sampling_rate,
+    )
 
 
 def _highest_units(dataset: AudioNoiseDataset) -> int:

@@ -1,19 +1,28 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nestdata import PlanConfig
 from nestmodel import BudgetConfig, CheckResult, NestDataModule, NestModel, find_budget
 from nestmodel.preflight.budget import check, find
 from nestmodel.preflight.budget.check import check_step
 from nestmodel.preflight.budget.shapes import critical_shapes, describe_shapes
+from nestmodel.preflight.measure.memory import PeakMemory
+from nestmodel.preflight.measure.trial import TrialResult
+from nestmodel.preflight.measure.trial_step import Shape
 from tests.conftest import MessyCorpora
 from tests.nestmodel.preflight.budget.test_search import FakeTrials, data_of
 from tests.training import tiny_config, trainer
 
 
 def checked(
-    fake: FakeTrials, data: NestDataModule, directory: Path, monkeypatch: pytest.MonkeyPatch, **encoder: Any
+    fake: Callable[..., TrialResult],
+    data: NestDataModule,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    **encoder: Any,
 ) -> CheckResult:
     monkeypatch.setattr(check, "run_shapes", fake)
     monkeypatch.setattr(check, "usable_bytes", lambda *_: 10**9)
@@ -52,3 +61,55 @@ def test_checkpoints_are_not_advised_to_a_run_that_has_them(
     data = data_of(messy_corpora, max_batch_seconds=80.0)
     advice = checked(FakeTrials(26), data, tmp_path, monkeypatch, checkpoint_activations=True).advice
     assert advice == "Lower data.plan.max_batch_seconds (now 80) to about 25. The error: no memory"
+
+
+def longest_of(data: NestDataModule) -> float:
+    return max(int(lengths[-1]) for lengths in data.train_dataset.corpus.num_samples) / data.sampling_rate
+
+
+def test_a_budget_that_the_longest_cut_fills_is_not_said_to_be_too_large_for_that_cut(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest_s = longest_of(data_of(messy_corpora))
+    fake, data = FakeTrials(1), data_of(messy_corpora, max_batch_seconds=longest_s + 0.1)
+    advice = checked(fake, data, tmp_path, monkeypatch, checkpoint_activations=True).advice
+    assert len(fake.tried) == 1  # the step itself: there is no smaller budget to try
+    assert advice == (
+        f"data.plan.max_batch_seconds (now {longest_s + 0.1:g}) cannot be much lower, because the longest cut of "
+        f"data.corpus needs {longest_s:.1f} s: set data.plan.max_cuts, or prepare data.corpus with a lower "
+        "--max-seconds. The error: no memory"
+    )
+
+
+def test_the_longest_cut_is_that_of_training_or_validation(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = PlanConfig(max_batch_seconds=80.0)
+    longest_s = longest_of(NestDataModule(messy_corpora.noise, plan=plan))
+    data = NestDataModule(messy_corpora.speech, val_corpus=messy_corpora.noise, plan=plan, num_workers=0)
+    assert longest_of(data) < longest_s
+    fake = FakeTrials(1)
+    advice = checked(fake, data, tmp_path, monkeypatch, checkpoint_activations=True).advice
+    assert len(fake.tried) > 1
+    assert advice == (
+        f"No batch with a cut of {longest_s:.1f} s fits: prepare data.val_corpus with a lower "
+        "--max-seconds, and lower data.plan.max_batch_seconds (now 80). The error: no memory"
+    )
+
+
+@pytest.mark.parametrize("can_be_reset", [True, False])
+def test_only_failed_allocations_count_if_the_peak_of_the_failed_step_remains(
+    can_be_reset: bool, messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+    fake = FakeTrials(26)
+
+    def run_shapes(make_step: object, shapes: list[Shape], *, allowed_bytes: int, **options: object) -> TrialResult:
+        limits.append(allowed_bytes)
+        return fake(make_step, shapes, **options)
+
+    monkeypatch.setattr(PeakMemory, "reset", lambda _: can_be_reset)
+    data = data_of(messy_corpora, max_batch_seconds=80.0)
+    assert "to about 25;" in checked(run_shapes, data, tmp_path, monkeypatch).advice
+    assert limits[0] == 0
+    assert set(limits[1:]) == {900_000_000 if can_be_reset else 0}

@@ -1,10 +1,6 @@
+import math
 import re
-import shutil
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +11,6 @@ from nestmodel import (
     BudgetConfig,
     BudgetReport,
     ConfigError,
-    Kernels,
     NestDataModule,
     NestModel,
     TrainingError,
@@ -24,7 +19,6 @@ from nestmodel import (
 from nestmodel.preflight.budget import find
 from nestmodel.preflight.budget.search import best_budget, largest_fitting
 from nestmodel.preflight.budget.shapes import critical_shapes, shapes_of, typical_shapes
-from nestmodel.preflight.measure.child_trial import TrialSettings, run_trial
 from nestmodel.preflight.measure.memory import parse_bytes
 from nestmodel.preflight.measure.trial import TrialResult
 from nestmodel.preflight.measure.trial_step import Shape, StepTime
@@ -33,20 +27,6 @@ from tests.training import tiny_config, trainer
 
 LIMIT = "6GB"
 RATE = 16000
-
-
-def settings(limit_bytes: int, *, margin: float = 0.0, timeout_s: float = 300.0) -> TrialSettings:
-    return TrialSettings(
-        model=tiny_config(),
-        kernels=Kernels(),
-        num_shapes=None,
-        precision="32-true",
-        device="cpu",
-        num_threads=1,
-        limit_bytes=limit_bytes,
-        margin=margin,
-        timeout_s=timeout_s,
-    )
 
 
 def data_of(corpora: MessyCorpora, **plan: object) -> NestDataModule:
@@ -138,43 +118,6 @@ def test_a_cpu_needs_a_limit_that_is_available_and_one_process(messy_corpora: Me
         find_budget(model, data, several, BudgetConfig(memory_limit=LIMIT))
 
 
-@pytest.mark.slow
-def test_a_trial_measures_steps_and_their_peak_and_is_ended_at_the_limit() -> None:
-    shapes: list[Shape] = [(2, RATE), (1, 3 * RATE)]
-    fitting = run_trial(settings(6 * 10**9, margin=0.5), shapes)
-    assert fitting.too_large is None
-    assert len(fitting.times) == 2  # one for each shape
-    assert all(time.microbatch_s > 0 and time.optimizer_s > 0 for time in fitting.times)
-    assert fitting.allowed_bytes == 3 * 10**9
-    assert 10**8 < fitting.peak_bytes < 3 * 10**9
-    # A batch of an hour needs gigabytes; the child is ended when it has 200 MB more than the small steps took.
-    shapes.append((60, 60 * RATE))
-    ended = run_trial(settings(fitting.peak_bytes + 200 * 10**6), shapes)
-    assert ended.too_large == (60, 60 * RATE)
-
-
-@pytest.mark.slow
-def test_a_trial_that_fails_or_hangs_is_an_error_and_not_a_lack_of_memory() -> None:
-    with pytest.raises(TrainingError, match="a trial step failed: "):
-        run_trial(replace(settings(6 * 10**9), precision="no such precision"), [(1, RATE)])
-    with pytest.raises(TrainingError, match=r"no progress for 0\.1 s"):
-        run_trial(settings(6 * 10**9, timeout_s=0.1), [(1, RATE)])
-
-
-def test_a_child_that_ends_before_it_is_given_its_task_is_an_error_with_its_exit_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class EndedChild(subprocess.Popen[str]):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            self.wait()
-
-    monkeypatch.setattr(subprocess, "Popen", EndedChild)
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with pytest.raises(TrainingError, match="a trial ended with exit code 1"):
-        run_trial(settings(6 * 10**9), [(1, RATE)])
-
-
 class FakeTrials:
     """Stands in for trials: memory is 1 MB for each second of audio, and more for the length squared."""
 
@@ -249,6 +192,18 @@ def test_cuts_that_are_too_long_are_an_error_with_the_length_that_fits(
         search(FakeTrials(2), data, tmp_path, monkeypatch)
     with pytest.raises(TrainingError, match="not even one cut of 1 s fits"):
         search(FakeTrials(0), data, tmp_path, monkeypatch)
+
+
+def test_the_longest_cut_may_be_one_of_validation(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = PlanConfig(max_batch_seconds=20.0)
+    data = NestDataModule(messy_corpora.speech, val_corpus=messy_corpora.noise, plan=plan, num_workers=0)
+    assert data.val_dataset is not None
+    longest_s = max(int(lengths[-1]) for lengths in data.val_dataset.corpus.num_samples) / RATE
+    allowed_mb = math.ceil(max(bucket.padded_samples for bucket in data.train_dataset.plan.buckets) / RATE)
+    with pytest.raises(TrainingError, match=rf"the longest cut of data\.val_corpus lasts {longest_s:.1f} s"):
+        search(FakeTrials(allowed_mb), data, tmp_path, monkeypatch)
 
 
 @pytest.mark.faults

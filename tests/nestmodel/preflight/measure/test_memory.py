@@ -1,6 +1,7 @@
 import resource
 import sys
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,3 +35,16 @@ def test_the_peak_of_a_gpu_includes_fragmentation(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 9)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 6)
     assert PeakMemory(torch.device("cuda", 0)).peak_bytes() == 9
+
+
+def test_a_peak_that_cannot_be_reset_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    peak = PeakMemory(torch.device("cpu"))
+
+    def fail(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(Path, "write_text", lambda *_: 1)
+    assert peak.reset()
+    monkeypatch.setattr(Path, "write_text", fail)
+    assert not peak.reset()
