@@ -61,7 +61,7 @@ def load_audio(
 def _load_file(location: str, config: PrepareConfig) -> NDArray[np.float32]:
     path = location if is_url(location) else os.path.abspath(location)
     ((_, entry),) = with_members([(1, Entry(path, path, File(path)))], lambda _: True)
-    return _load(entry, location, config)
+    return _load(entry, location, config, advice=" Give an audio file, such as WAV or FLAC.")
 
 
 def _load_array(samples: NDArray[Any], rate: int, config: PrepareConfig) -> NDArray[np.float32]:
@@ -74,11 +74,11 @@ def _load_array(samples: NDArray[Any], rate: int, config: PrepareConfig) -> NDAr
     return _load(Entry(name, name, Member(ObjectInfo(name, size, None), 0, size, content)), name, config)
 
 
-def _load(entry: Entry, name: str, config: PrepareConfig) -> NDArray[np.float32]:
+def _load(entry: Entry, name: str, config: PrepareConfig, advice: str = "") -> NDArray[np.float32]:
     (found,) = probe(entry, config)
     if isinstance(found, Reject):
         detail = found.detail if name in found.detail else f"{name}: {found.reason}, {found.detail}"
-        raise AudioError(f"{detail}. Give an audio file, such as WAV or FLAC.")
+        raise AudioError(f"{detail}.{advice}")
     assert isinstance(found, Cut)  # speech is not looked for
     return load_samples(found.row, content=entry.audio.read())
 

@@ -65,6 +65,8 @@ def test_unusable_audio_is_named(tmp_path: Path) -> None:
         load_audio(tmp_path / "text.wav")
     with pytest.raises(AudioError, match="is a directory"):
         load_audio(tmp_path)
+    with pytest.raises(AudioError, match=r"^the array: empty, the span is shorter than one sample\.$"):
+        load_audio(np.zeros(1, np.float32), 4000, source_rate=48000)
     with pytest.raises(AudioError, match="sample 1 of the array is nan"):
         load_audio(np.array([0.0, np.nan]), source_rate=8000)
     with pytest.raises(AudioError, match="sample 0 of the array is inf"):
