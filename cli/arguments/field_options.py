@@ -24,6 +24,8 @@ def with_field_options(kind: type[Any], **given: Any) -> Callable[[Callable[...,
         **given: By field, a `typer.Option` with what the field does not say, such as the metavar. Its `show_default` is
             what help shows in place of None. A field with None has no option.
     """
+    unknown = given.keys() - {field.name for field in fields(kind)}
+    assert not unknown, f"{kind.__name__} has no fields {', '.join(sorted(unknown))}"
     hints, summaries = get_type_hints(kind), field_summaries(kind)
     parameters = []
     for field in fields(kind):

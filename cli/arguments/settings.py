@@ -2,7 +2,8 @@
 
 The help of `fit`, `validate` and `preflight`, their short options, the options of `nestdata plan` and `preview`,
 suggestions for mistyped names, completion, and the table in `docs/command-line.md` all come from here. An option is
-the last part of its key, with dashes. What a field of our configurations declares is not repeated here.
+the last part of its key, with dashes. The fields of `data.plan` and `model.config.optimizer` declare their
+help and default; those of all other settings are here.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ _PREFLIGHT = ("preflight",)
 class Setting:
     """One setting that has an option of its own.
 
-    If a configuration of ours declares it, its field has the help and the default. Other settings have them here.
+    If it is in `data.plan` or `model.config.optimizer`, its field has the help and the default. Other settings have
+    them here.
     """
 
     key: str

@@ -75,6 +75,8 @@ def _options() -> list[inspect.Parameter]:
     for task, config in _CONFIGS.items():
         for field in fields(config):
             found.setdefault(field.name, {})[task] = field
+    unknown = given.keys() - found.keys()
+    assert not unknown, f"no task has the fields {', '.join(sorted(unknown))}"
     some, common = [], []
     for name, by_task in found.items():
         config = _CONFIGS[next(iter(by_task))]

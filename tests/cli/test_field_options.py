@@ -65,6 +65,11 @@ def test_options_give_the_fields_of_a_configuration(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == f"a {expected} 1\n"
 
 
+def test_an_option_of_a_field_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="Settings has no fields max_second"):
+        with_field_options(Settings, max_second=typer.Option())
+
+
 def test_help_has_the_first_paragraph_of_each_field_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     run("--help")
     shown = " ".join(capsys.readouterr().out.split())
