@@ -33,12 +33,32 @@ def imports_of(path: Path) -> Iterator[tuple[str, str | None]]:
         elif isinstance(node, ast.ImportFrom):
             is_inside = node.level == 0 or REPOSITORY in path.parents[node.level - 1].parents
             assert is_inside, f"{path}: a relative import that leaves its package"
-            if node.level == 0:
-                yield from ((node.module or "", alias.name) for alias in node.names)
+            module = ".".join(filter(None, [_package(path, node.level), node.module]))
+            yield from ((module, alias.name) for alias in node.names)
+
+
+def _package(path: Path, level: int) -> str:
+    """Returns the package that a relative import with `level` dots begins at; empty for an absolute import."""
+    if level == 0:
+        return ""
+    first, *rest = path.parents[level - 1].relative_to(REPOSITORY).parts
+    return ".".join(["nestcli" if first == "cli" else first, *rest])
 
 
 def packages_of(path: Path) -> set[str]:
     return {module.split(".")[0] for module, _ in imports_of(path)}
+
+
+def test_relative_imports_are_resolved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(globals(), "REPOSITORY", tmp_path)
+    path = tmp_path / "cli" / "commands" / "plan.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("from . import probe\nfrom ..output import print_json\nfrom nestdata import PlanConfig\n")
+    assert set(imports_of(path)) == {
+        ("nestcli.commands", "probe"),
+        ("nestcli.output", "print_json"),
+        ("nestdata", "PlanConfig"),
+    }
 
 
 def test_the_packages_are_found() -> None:
