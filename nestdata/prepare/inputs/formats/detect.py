@@ -45,7 +45,7 @@ FORMATS: tuple[Format, ...] = (
 )
 
 
-class DetectedInput(NamedTuple):
+class _DetectedInput(NamedTuple):
     """One input and its format; folder and source are those that `Format.open` returns."""
 
     format: InputFormat
@@ -53,7 +53,7 @@ class DetectedInput(NamedTuple):
     source: Callable[[str], Source]
 
 
-def detect_input(given: GivenInput) -> DetectedInput:
+def _detect_input(given: GivenInput) -> _DetectedInput:
     """Detects the format of an input, and opens its manifest at most once to do so.
 
     Raises:
@@ -64,14 +64,14 @@ def detect_input(given: GivenInput) -> DetectedInput:
     _check_format(given)
     for one in FORMATS:
         if one.name == given.format or (given.format is None and one.detect(given)):
-            return DetectedInput(one.name, *one.open(given))
+            return _DetectedInput(one.name, *one.open(given))
     raise ManifestError(
         f"{given.path}:{given.line_number}: neither a NeMo line (no audio_filepath) nor a Lhotse cut or recording; its "
         f"keys are: {', '.join(list(given.row)[:6])}. Force a format with --format: {', '.join(get_args(InputFormat))}."
     )
 
 
-def common_root(folders: Iterable[str]) -> str:
+def _common_root(folders: Iterable[str]) -> str:
     """Returns the folder that ids are relative to: the deepest one that holds the folders of all inputs.
 
     It is empty if there is none, as for a local input and one at a URL.
@@ -104,13 +104,13 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
     forget_answers()
     parser = LhotseManifest("", os.getcwd(), options.channel, options.allow_commands)
     found = [
-        open_objects(given, parser) or detect_input(GivenInput(given, options, number, pattern))
+        open_objects(given, parser) or _detect_input(GivenInput(given, options, number, pattern))
         for number, (given, pattern) in enumerate(zip(inputs, tars, strict=True))
     ]
-    root = common_root(one.folder for one in found if isinstance(one, DetectedInput))
+    root = _common_root(one.folder for one in found if isinstance(one, _DetectedInput))
     sources: list[Source] = []
     for one in found:
-        source = one.source(root) if isinstance(one, DetectedInput) else one
+        source = one.source(root) if isinstance(one, _DetectedInput) else one
         if isinstance(source, AudioFiles) and sources and isinstance(sources[-1], AudioFiles):
             sources[-1].named.extend(source.named)
         else:

@@ -14,12 +14,12 @@ from nestdata.prepare.inputs import Entry, InputOptions, Source
 from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.format import GivenInput
 from nestdata.prepare.inputs.formats import detect
-from nestdata.prepare.inputs.formats.detect import DetectedInput, open_sources
+from nestdata.prepare.inputs.formats.detect import _DetectedInput, open_sources
 from tests.synthesis import hiss, write_audio
 
 
-def detect_input(path: Path | str, form: InputFormat | None = None) -> DetectedInput:
-    return detect.detect_input(GivenInput(path, InputOptions(format=form)))
+def detect_input(path: Path | str, form: InputFormat | None = None) -> _DetectedInput:
+    return detect._detect_input(GivenInput(path, InputOptions(format=form)))
 
 
 def source_of(path: Path, form: InputFormat | None = None, **options: Any) -> Source:

@@ -9,7 +9,7 @@ import pytest
 
 from nestdata import InputFormat, ManifestError, prepare_corpus
 from nestdata.prepare.inputs import Source
-from nestdata.prepare.inputs.formats.detect import FORMATS, common_root
+from nestdata.prepare.inputs.formats.detect import FORMATS, _common_root
 from tests.nestdata.prepare.inputs.reading import (
     detect_input,
     entries_of,
@@ -138,7 +138,7 @@ def test_the_root_of_several_inputs_is_the_folder_that_holds_them_all(
     monkeypatch.chdir(tmp_path)
 
     def root_of(*paths: str | Path) -> Path:
-        return Path(common_root(detect_input(Path(path)).folder for path in paths))
+        return Path(_common_root(detect_input(Path(path)).folder for path in paths))
 
     assert root_of("en/m.json") == tmp_path / "en"
     assert root_of("en/wavs") == tmp_path / "en" / "wavs"
