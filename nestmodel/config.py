@@ -303,7 +303,8 @@ class OptimizerConfig:
     lr: float = 5.0
     """Factor of the Noam schedule, not a rate.
 
-    See `nestmodel.training.schedule.noam_lr`."""
+    The learning rate also depends on the step, `warmup_steps` and the width of the encoder: see
+    `nestmodel.training.schedule.noam_lr`."""
 
     betas: tuple[float, float] = (0.9, 0.98)
     """Decay rates of AdamW's two moments, each in [0, 1)."""
@@ -312,7 +313,7 @@ class OptimizerConfig:
     """Decoupled weight decay, 0 or more."""
 
     warmup_steps: int = 25000
-    """Steps in which the rate rises."""
+    """Optimizer steps in which the rate rises."""
 
     min_lr: float = 1e-6
     """Lower bound of the learning rate after the warm-up."""

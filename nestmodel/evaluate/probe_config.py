@@ -89,7 +89,7 @@ class CtcProbeConfig:
     hidden: int | None = None
     """Width of a hidden layer of the heads.
 
-    It has ReLU, and is before their linear map. None has no hidden layer."""
+    A ReLU layer before the linear map. None has no hidden layer."""
 
     each_layer: bool = False
     """Score each layer as well, by heads of its own.
@@ -99,7 +99,7 @@ class CtcProbeConfig:
     labels_per_frame: int | None = None
     """Labels predicted from each encoder frame.
 
-    They are in the order of time. None takes the smallest number that gives 25 labels per second."""
+    In temporal order. None takes the smallest number that gives 25 labels per second."""
 
     baselines: tuple[Contestant, ...] = BASELINES
     """What the encoder is compared with, or none."""
@@ -107,7 +107,7 @@ class CtcProbeConfig:
     learning_rates: tuple[float, ...] = (0.005, 0.02, 0.08)
     """Learning rates to choose from.
 
-    They are those of Adam. Each contestant gets the one with its lowest held-out error rate, the mean over all
+    For Adam. Each contestant gets the one with its lowest held-out error rate, the mean over all
     seeds."""
 
     max_epochs: int = 30
@@ -124,12 +124,12 @@ class CtcProbeConfig:
     probe_seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the heads.
 
-    They decide about initial weights and the order of the utterances."""
+    They determine the initial weights and the order of the utterances."""
 
     seed: int = 0
     """Seed of the split and of the untrained encoder.
 
-    It also decides about the bootstrap draws and the examples."""
+    It also seeds the bootstrap draws and the examples."""
 
     max_batch_seconds: float = 120.0
     """Maximum audio per batch in seconds, padding included."""
@@ -168,7 +168,7 @@ class FrameProbeConfig:
     units: FrameUnits = "mfcc"
     """Units of MFCCs, or characters by alignment of the texts.
 
-    `mfcc` predicts k-means clusters of MFCCs, `characters` those of a forced alignment of the transcripts."""
+    `mfcc` predicts k-means clusters of MFCCs, `characters` predicts the characters of a forced alignment."""
 
     num_units: int = 100
     """Number of k-means clusters, and of units of MFCCs.
@@ -196,7 +196,7 @@ class FrameProbeConfig:
     seed: int = 0
     """Seed of the split and of the untrained encoder.
 
-    It also decides about the units and the classifiers."""
+    It also seeds the units and the classifiers."""
 
     max_batch_seconds: float = 120.0
     """Maximum audio per batch in seconds, padding included."""

@@ -24,7 +24,10 @@ from nestdata.field_docs import with_field_docs
 @with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What batches are made from: the arguments of `NestDataModule` that both its data sets share."""
+    """Settings of the training data; `open_validation_data` derives those of validation.
+
+    See `NestDataModule` for the fields.
+    """
 
     corpus: list[Path] | Path
     noise: Path | None = None

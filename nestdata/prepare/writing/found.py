@@ -1,4 +1,4 @@
-"""What is found in an entry: cuts, and rejects with the location of their audio, so that it can be listened to."""
+"""Cuts and rejects found in an entry; rejects have the location of their audio, so that it can be listened to."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -1,1 +1,1 @@
-"""Measures devices, loaders, stores and sums over ranks; gives no advice."""
+"""Figures of devices, loaders, stores and all-reduces; only errors say what to do."""

@@ -1,4 +1,4 @@
-"""The time of sums over all ranks."""
+"""Times all-reduces over all ranks."""
 
 import statistics
 import time
