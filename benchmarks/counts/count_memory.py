@@ -19,7 +19,7 @@ from benchmarks.counts.count_step import CUTS, SCORED_SHARE, built, empty_keys
 from benchmarks.counts.fake_gpu import OperationLog, backward, fake_gpu
 from nestmodel import ConformerEncoder, NestConfig, NestNetwork
 from nestmodel.nn.decoder import MultiSoftmaxDecoder
-from nestmodel.nn.gpu.subsampling import MAX_VALUES
+from nestmodel.nn.gpu.subsampling import MAX_VALUES_ON_GPU
 from nestmodel.nn.loss import masked_nll
 
 QUICK = ("--presets", "small")
@@ -88,7 +88,7 @@ def count(preset: str, lengths: tuple[float, ...] = LENGTHS_S) -> Demand:
     with fake_gpu(), built():
         network = NestNetwork(config)
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
-    chunk_s = MAX_VALUES // (config.encoder.subsampling_channels * config.features.num_mels // 16) / 100
+    chunk_s = MAX_VALUES_ON_GPU // (config.encoder.subsampling_channels * config.features.num_mels // 16) / 100
     _, chunk_bytes = _peak_of_subsampling(config, 1, chunk_s)
     activations = {length: _activations(config, length) for length in lengths}
     return Demand(preset, STATE_BYTES * trained, chunk_bytes, activations)

@@ -17,7 +17,7 @@ from tests.synthesis import chirp, tone, write_audio, write_jsonl
 
 def error_of(capsys: pytest.CaptureFixture[str]) -> str:
     captured = capsys.readouterr()
-    lines = captured.err.splitlines()
+    lines = [line for line in captured.err.splitlines() if not line.startswith("checking audio:")]  # on a slow machine
     assert captured.out == ""
     assert len(lines) == 1, captured.err
     assert lines[0].startswith("error: ")
