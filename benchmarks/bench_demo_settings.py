@@ -64,6 +64,7 @@ FITTED = "--model.init_from fitted.safetensors"
 CHANGED = "changed:"
 FIRST_ROUND = f"{CONFIG}.optimizer.warmup_steps 200"
 TEACHER_LAYER = 1
+NO_LOOK_AHEAD = f"{CONFIG}.encoder.att_context_size [[70,0]]"
 VARIANTS = {
     "baseline": "",
     "frames of 80 ms": f"{CONFIG}.encoder.subsampling_factor 8 {CONFIG}.encoder.subsampling_channels 64",
@@ -87,6 +88,8 @@ VARIANTS = {
     "second round": f"{CHANGED}second {CONFIG}.optimizer.warmup_steps 200",
     "second round + all frames": f"{CHANGED}second+all {CONFIG}.optimizer.warmup_steps 200",
     **{preset: f"--config {preset}" for preset in LIVE_PRESETS},
+    "no look-ahead": f"--config streaming {NO_LOOK_AHEAD}",
+    "next token": f"{CHANGED}next --config streaming {NO_LOOK_AHEAD}",
 }
 """Flags of `nestmodel fit`, after changes that `fit_targets.py` makes."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from sklearn.cluster import MiniBatchKMeans
@@ -29,7 +29,7 @@ from nestmodel import NestConfig, NestModel, load_network
 from nestmodel.evaluate.features.batch import stacked_mel_function
 from nestmodel.evaluate.features.encode import iterate_corpus, iterate_features
 from nestmodel.nn.network import NestNetwork, NestOutput
-from nestmodel.nn.network_input import MaskedBatch, NetworkInput
+from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
 
 FIT_SECONDS = 1800
@@ -95,12 +95,42 @@ def score_all_frames() -> None:
 
     def draw(self: NestNetwork, batch: Any, *, mask_purpose: str = "mask") -> MaskedBatch:
         masked = draw_masks(self, batch, mask_purpose=mask_purpose)
-        lens = self.encoder.pre_encode.out_lens(batch.audio_len.cpu() // self.config.features.hop_length)
-        is_scored = torch.arange(masked.masks.is_scored.shape[1]) < lens.unsqueeze(1)
-        rows = is_scored.flatten().nonzero().squeeze(1)
-        return replace(masked, masks=masked.masks._replace(is_scored=is_scored, scored_rows=rows))
+        return replace(masked, masks=_with_scored(masked.masks, _is_token(self, masked)))
 
     NestNetwork.draw_masks = draw  # type: ignore[method-assign]
+
+
+def predict_next_token() -> None:
+    """Masks nothing: each frame predicts the token after its own, which an encoder without look-ahead has not read.
+
+    Source: NEST-RQ, arXiv:2409.08680.
+    """
+    draw_masks = NestNetwork.draw_masks
+
+    def draw(self: NestNetwork, batch: Any, *, mask_purpose: str = "mask") -> MaskedBatch:
+        masked = draw_masks(self, batch, mask_purpose=mask_purpose)
+        is_scored = _is_token(self, masked)
+        is_scored[:, 0] = False
+        masks = masked.masks._replace(is_masked=torch.zeros_like(masked.masks.is_masked))
+        return replace(masked, masks=_with_scored(masks, is_scored))
+
+    def predicting_rows(
+        _self: NestNetwork, scored: Tensor, num_tokens: int, num_frames: int, _enc_lens: Tensor
+    ) -> Tensor:
+        return scored // num_tokens * num_frames + scored % num_tokens - 1
+
+    NestNetwork.draw_masks = draw  # type: ignore[method-assign]
+    NestNetwork._predicting_rows = predicting_rows  # type: ignore[method-assign]
+
+
+def _is_token(network: NestNetwork, masked: MaskedBatch) -> Bool[Tensor, "batch enc_frames"]:
+    """Returns True for the tokens that are in an utterance, not in padding."""
+    lens = network.encoder.pre_encode.token_lens(masked.batch.audio_len.cpu() // network.config.features.hop_length)
+    return torch.arange(masked.masks.is_scored.shape[1]) < lens.unsqueeze(1)
+
+
+def _with_scored(masks: Masks, is_scored: Bool[Tensor, "batch enc_frames"]) -> Masks:
+    return masks._replace(is_scored=is_scored, scored_rows=is_scored.flatten().nonzero().squeeze(1))
 
 
 def score_inner_layers() -> None:
@@ -162,6 +192,7 @@ def learn_from_teacher() -> None:
 CHANGES: dict[str, Callable[[], None]] = {
     "all": score_all_frames,
     "inner": score_inner_layers,
+    "next": predict_next_token,
     "norm": normalise_stacks,
     "second": learn_from_teacher,
 }

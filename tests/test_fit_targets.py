@@ -1,0 +1,51 @@
+import importlib
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from nestmodel import NestConfig, NestNetwork
+from tests.extras import needs
+from tests.nestmodel.nn.test_network import batch
+
+pytestmark = needs("probe", "sklearn")
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+TOKEN, HOP = 10, 160
+
+
+@pytest.fixture
+def targets(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Returns benchmarks/fit_targets.py, whose changes of the network end with the test."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    for name in ("draw_masks", "_predicting_rows"):
+        monkeypatch.setattr(NestNetwork, name, getattr(NestNetwork, name))
+    return importlib.import_module("fit_targets")
+
+
+def test_the_next_token_is_predicted_without_its_audio(targets: ModuleType) -> None:
+    targets.predict_next_token()
+    demo = NestConfig.preset("demo")
+    encoder = replace(
+        demo.encoder,
+        conv_norm="layer_norm",
+        conv_context_size="causal",
+        causal_downsampling=True,
+        att_context_style="chunked_limited",
+        att_context_size=((70, 0),),
+    )
+    features, quantizer = replace(demo.features, normalize="NA"), replace(demo.quantizer, normalize="per_feature")
+    network = NestNetwork(replace(demo, encoder=encoder, features=features, quantizer=quantizer)).eval()
+    whole = batch()
+    noisy = whole.noisy_audio.clone()
+    # The windows of the token's feature frames begin less than two hops before their centres.
+    noisy[:, (TOKEN * encoder.subsampling_factor - 2) * HOP :] *= -0.5
+    with torch.no_grad():
+        first, second = network(whole), network(replace(whole, noisy_audio=noisy))
+    tokens = first.is_scored.flatten().nonzero().squeeze(1) % first.is_scored.shape[1]
+    lens = -(-(whole.audio_len // HOP) // encoder.subsampling_factor)
+    assert first.is_scored.sum(1).tolist() == (lens - 1).tolist()
+    changed = (first.logits != second.logits).flatten(1).any(1)
+    assert not changed[tokens <= TOKEN].any()
+    assert changed[tokens == TOKEN + 1].all()
