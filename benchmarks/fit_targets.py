@@ -105,22 +105,20 @@ def predict_next_token() -> None:
 
     Source: NEST-RQ, arXiv:2409.08680.
     """
-    draw_masks = NestNetwork.draw_masks
+    draw_masks, tokens = NestNetwork.draw_masks, NestNetwork.tokens
 
     def draw(self: NestNetwork, batch: Any, *, mask_purpose: str = "mask") -> MaskedBatch:
         masked = draw_masks(self, batch, mask_purpose=mask_purpose)
-        is_scored = _is_token(self, masked)
-        is_scored[:, 0] = False
+        has_next = _is_token(self, masked).roll(-1, dims=1)
+        has_next[:, -1] = False
         masks = masked.masks._replace(is_masked=torch.zeros_like(masked.masks.is_masked))
-        return replace(masked, masks=_with_scored(masks, is_scored))
+        return replace(masked, masks=_with_scored(masks, has_next))
 
-    def predicting_rows(
-        _self: NestNetwork, scored: Tensor, num_tokens: int, num_frames: int, _enc_lens: Tensor
-    ) -> Tensor:
-        return scored // num_tokens * num_frames + scored % num_tokens - 1
+    def next_tokens(self: NestNetwork, clean: Tensor, feat_lens: Tensor, rows: Tensor) -> Tensor:
+        return tokens(self, clean, feat_lens, rows + 1)
 
     NestNetwork.draw_masks = draw  # type: ignore[method-assign]
-    NestNetwork._predicting_rows = predicting_rows  # type: ignore[method-assign]
+    NestNetwork.tokens = next_tokens  # type: ignore[assignment,method-assign]
 
 
 def _is_token(network: NestNetwork, masked: MaskedBatch) -> Bool[Tensor, "batch enc_frames"]:

@@ -19,12 +19,13 @@ TOKEN, HOP = 10, 160
 def targets(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Returns benchmarks/fit_targets.py, whose changes of the network end with the test."""
     monkeypatch.syspath_prepend(BENCHMARKS)
-    for name in ("draw_masks", "_predicting_rows"):
+    for name in ("draw_masks", "tokens"):
         monkeypatch.setattr(NestNetwork, name, getattr(NestNetwork, name))
     return importlib.import_module("fit_targets")
 
 
 def test_the_next_token_is_predicted_without_its_audio(targets: ModuleType) -> None:
+    tokens_of = NestNetwork.tokens
     targets.predict_next_token()
     demo = NestConfig.preset("demo")
     encoder = replace(
@@ -43,9 +44,11 @@ def test_the_next_token_is_predicted_without_its_audio(targets: ModuleType) -> N
     noisy[:, (TOKEN * encoder.subsampling_factor - 2) * HOP :] *= -0.5
     with torch.no_grad():
         first, second = network(whole), network(replace(whole, noisy_audio=noisy))
-    tokens = first.is_scored.flatten().nonzero().squeeze(1) % first.is_scored.shape[1]
+    tokens = first.is_scored.flatten().nonzero().squeeze(1) % first.is_scored.shape[1] + 1
     lens = -(-(whole.audio_len // HOP) // encoder.subsampling_factor)
     assert first.is_scored.sum(1).tolist() == (lens - 1).tolist()
+    all_tokens = tokens_of(network, *network.features(whole.audio, whole.audio_len))
+    assert torch.equal(first.targets, torch.cat([of[1:num] for of, num in zip(all_tokens, lens.tolist(), strict=True)]))
     changed = (first.logits != second.logits).flatten(1).any(1)
     assert not changed[tokens <= TOKEN].any()
     assert changed[tokens == TOKEN + 1].all()
