@@ -158,6 +158,20 @@ def samples_in(duration: float, rate: int) -> int:
     return math.floor(round(duration * rate, 8) + 0.5)
 
 
+def at_rate(recording: Mapping[str, Any], rate: int) -> dict[str, Any]:
+    """Returns a copy of a recording, with the transform by which Lhotse resamples it when it is loaded, if it has to.
+
+    The duration in seconds stays that of the file.
+    """
+    source = recording["sampling_rate"]
+    if source == rate:
+        return dict(recording)
+    kwargs = {"source_sampling_rate": source, "target_sampling_rate": rate}
+    transforms = [*(recording.get("transforms") or []), {"name": "Resample", "kwargs": kwargs}]
+    num_samples = samples_in(recording["duration"], rate)
+    return {**recording, "num_samples": num_samples, "sampling_rate": rate, "transforms": transforms}
+
+
 def energy(samples: NDArray[np.float32]) -> float:
     """Returns the sum of squares."""
     # In double precision, so that a gain rounded to single precision does not depend on the order of summation.

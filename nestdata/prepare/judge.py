@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from nestdata.audio.decode import SILENCE_DB, energy, load_samples, samples_in
+from nestdata.audio.decode import SILENCE_DB, at_rate, energy, load_samples, samples_in
 from nestdata.errors import AudioError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.divide import Divided, Part
@@ -54,17 +54,11 @@ def _speech_problem(measures: SpeechMeasures, config: PrepareConfig) -> tuple[Re
 
 
 def _resampled(recording: dict[str, Any], rate: int) -> dict[str, Any]:
-    """Returns a copy of a recording, with the transform by which Lhotse resamples it when it is loaded."""
-    recording, source = dict(recording), recording["sampling_rate"]
-    if source == rate:
-        return recording
-    kwargs = {"source_sampling_rate": source, "target_sampling_rate": rate}
-    recording["num_samples"] = samples_in(recording["duration"], rate)
-    recording["duration"] = recording["num_samples"] / rate
-    recording["sampling_rate"] = rate
-    transforms = recording.get("transforms") or []
-    recording["transforms"] = [*transforms, {"name": "Resample", "kwargs": kwargs}]
-    return recording
+    """Returns a copy of a recording at a rate; if it is resampled, it lasts as long as its samples there."""
+    found = at_rate(recording, rate)
+    if recording["sampling_rate"] != rate:
+        found["duration"] = found["num_samples"] / rate
+    return found
 
 
 def _decoding_problem(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.audio.decode import load_samples, samples_in
+from nestdata.audio.decode import at_rate, load_samples, samples_in
 from nestdata.errors import AudioError
 from nestdata.prepare.speech.detector import FRAME_SAMPLES, RATE, speech_probabilities, start_state
 
@@ -41,7 +41,7 @@ def speech_frames(row: Mapping[str, Any], content: bytes | None = None) -> Speec
     Raises:
         StorageError: Bytes cannot be read for a reason that says nothing about the audio.
     """
-    row = _at_detector_rate(row)
+    row = {**row, "recording": at_rate(row["recording"], RATE)}
     num_samples = samples_in(row["duration"], RATE)
     probabilities, powers, state = list[NDArray[np.float32]](), list[NDArray[np.float32]](), start_state()
     block = _BLOCK_FRAMES * FRAME_SAMPLES
@@ -62,16 +62,3 @@ def speech_frames(row: Mapping[str, Any], content: bytes | None = None) -> Speec
         powers.append((squares / sizes).astype(np.float32))
     empty = np.empty(0, np.float32)
     return SpeechFrames(np.concatenate([empty, *probabilities]), np.concatenate([empty, *powers]), error)
-
-
-def _at_detector_rate(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a cut that is loaded at the rate of the detector."""
-    recording = dict(row["recording"])
-    rate = recording["sampling_rate"]
-    if rate != RATE:
-        kwargs = {"source_sampling_rate": rate, "target_sampling_rate": RATE}
-        recording["num_samples"] = samples_in(recording["duration"], RATE)
-        recording["sampling_rate"] = RATE
-        transforms = recording.get("transforms") or []
-        recording["transforms"] = [*transforms, {"name": "Resample", "kwargs": kwargs}]
-    return {**row, "recording": recording}
