@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pytorch_lightning as pl
 
@@ -22,7 +21,9 @@ _GAIN = 1.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedingAdvice:
-    """Advice for one rank."""
+    """Advice for one rank, which follows from its measurement."""
+
+    measured: FeedingMeasurement
 
     wait_share: float
     """Share of the time in which the step waits for the loader, with the configured workers."""
@@ -42,8 +43,10 @@ class FeedingAdvice:
     pcm_pays: bool
     """Whether `--pcm` would make the run faster, or feed it with fewer workers."""
 
-    notes: tuple[str, ...]
-    """The advice as lines of text."""
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The advice as lines of text."""
+        return _rates_note(self.measured), _verdict_note(self), _pcm_note(self), _disk_note(self.measured)
 
 
 def check_feeding(
@@ -66,7 +69,7 @@ def check_feeding(
         f"{'fed' if advice.is_fed else 'the loader is the bottleneck'}"
     )
     status: Status = "ok" if advice.is_fed else "warning"
-    remedy = "" if advice.is_fed else _remedy(measured, advice)
+    remedy = "" if advice.is_fed else _remedy(advice)
     figures = {
         "wait_share": advice.wait_share,
         "step_audio_s_per_s": step_rate,
@@ -83,8 +86,8 @@ def check_feeding(
     return CheckResult(status=status, value=value, advice=remedy, figures=figures, notes=advice.notes)
 
 
-def _remedy(measured: FeedingMeasurement, advice: FeedingAdvice) -> str:
-    parts = []
+def _remedy(advice: FeedingAdvice) -> str:
+    measured, parts = advice.measured, []
     if advice.workers_needed <= measured.num_cores and advice.workers_needed != measured.num_workers:
         parts.append(f"set data.num_workers to {advice.workers_needed}")
     if advice.pcm_pays:
@@ -101,21 +104,15 @@ def advise(measured: FeedingMeasurement) -> FeedingAdvice:
     is_fed = _feeds(measured.num_workers, measured.delivered[measured.num_workers], measured.step_rate)
     needed, pcm_needed = (_workers_needed(rates, measured.step_rate) for rates in (measured.delivered, with_pcm))
     pays = not is_fed and measured.hours_without_bank > 0 and (pcm_rate >= _GAIN * run_rate or pcm_needed < needed)
-    figures: dict[str, Any] = {
-        "wait_share": 1 - run_rate / measured.step_rate,
-        "is_fed": is_fed,
-        "workers_needed": needed,
-        "pcm_delivered": with_pcm[measured.num_workers],
-        "pcm_workers_needed": pcm_needed,
-        "pcm_pays": pays,
-    }
-    notes = (
-        _rates_note(measured),
-        _verdict_note(measured, figures),
-        _pcm_note(measured, figures),
-        _disk_note(measured),
+    return FeedingAdvice(
+        measured=measured,
+        wait_share=1 - run_rate / measured.step_rate,
+        is_fed=is_fed,
+        workers_needed=needed,
+        pcm_delivered=with_pcm[measured.num_workers],
+        pcm_workers_needed=pcm_needed,
+        pcm_pays=pays,
     )
-    return FeedingAdvice(**figures, notes=notes)
 
 
 def _run_rate(num_workers: int, delivered: float, step_rate: float) -> float:
@@ -157,28 +154,29 @@ def _rates_note(measured: FeedingMeasurement) -> str:
     )
 
 
-def _verdict_note(measured: FeedingMeasurement, figures: Mapping[str, Any]) -> str:
-    configured, needed = measured.num_workers, figures["workers_needed"]
-    if figures["is_fed"]:
-        advice = f"; {needed} would do" if needed < configured else ""
-        return f"the loader is not the bottleneck: data.num_workers {configured} feeds the step{advice}"
-    wait = f"with data.num_workers {configured} steps wait {100 * figures['wait_share']:.0f} % of the time"
-    if not figures["wait_share"]:
+def _verdict_note(advice: FeedingAdvice) -> str:
+    measured, needed = advice.measured, advice.workers_needed
+    configured = measured.num_workers
+    if advice.is_fed:
+        fewer = f"; {needed} would do" if needed < configured else ""
+        return f"the loader is not the bottleneck: data.num_workers {configured} feeds the step{fewer}"
+    wait = f"with data.num_workers {configured} steps wait {100 * advice.wait_share:.0f} % of the time"
+    if not advice.wait_share:
         wait = f"data.num_workers {configured} delivers less than {MARGIN:g} times what steps take"
     enough = "" if needed <= measured.num_cores else f", more than the {measured.num_cores} cores of this rank"
     return f"the loader is the bottleneck: {wait}; about {needed} workers would feed them{enough}"
 
 
-def _pcm_note(measured: FeedingMeasurement, figures: Mapping[str, Any]) -> str:
+def _pcm_note(advice: FeedingAdvice) -> str:
+    measured, needed = advice.measured, advice.pcm_workers_needed
     if not measured.hours_without_bank:
         return "the speech was prepared with --pcm already"
     space = gigabytes(3600 * measured.hours_without_bank * measured.bank_bytes)
-    needed = figures["pcm_workers_needed"]
     effect = (
-        f"data.num_workers {measured.num_workers} would deliver about {figures['pcm_delivered']:,.0f} audio-s/s, "
+        f"data.num_workers {measured.num_workers} would deliver about {advice.pcm_delivered:,.0f} audio-s/s, "
         f"{needed} worker{'' if needed == 1 else 's'} would feed the steps, and the speech would take {space} more"
     )
-    verdict = "is not needed" if figures["is_fed"] else "would pay" if figures["pcm_pays"] else "would not pay"
+    verdict = "is not needed" if advice.is_fed else "would pay" if advice.pcm_pays else "would not pay"
     return f"preparing the speech with --pcm {verdict}: {effect}"
 
 

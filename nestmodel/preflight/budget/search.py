@@ -263,8 +263,7 @@ def best_budget(rates: dict[float, float]) -> float:
 
 
 def _longest_cut(source: str, dataset: AudioNoiseDataset) -> LongestCut:
-    plan = dataset.plan
-    longest = max(_longest_samples(dataset), plan.min_samples)
+    plan, longest = dataset.plan, _longest_samples(dataset)
     return LongestCut(
         source=source,
         seconds=longest / plan.sampling_rate,
@@ -275,12 +274,13 @@ def _longest_cut(source: str, dataset: AudioNoiseDataset) -> LongestCut:
 def _highest_units(dataset: AudioNoiseDataset) -> int:
     """Returns a budget above which the batches do not change."""
     plan = dataset.plan
-    longest = max(_longest_samples(dataset), plan.min_samples)
     num_positions = sum(bucket.num_cuts for bucket in plan.buckets)
     num_cuts = math.ceil(num_positions / plan.config.microbatches_per_step)
     num_cuts = min(num_cuts, plan.config.max_cuts or num_cuts)
-    return math.ceil(num_cuts * plan.budget.cost(longest) / plan.sampling_rate / RESOLUTION_S)
+    return math.ceil(num_cuts * plan.budget.cost(_longest_samples(dataset)) / plan.sampling_rate / RESOLUTION_S)
 
 
 def _longest_samples(dataset: AudioNoiseDataset) -> int:
-    return max(int(np.max(lengths[-1:])) for lengths in dataset.corpus.num_samples if len(lengths))
+    """Returns the length to which the longest cut is extended: that of `min_audio_seconds` at least."""
+    longest = max(int(np.max(lengths[-1:])) for lengths in dataset.corpus.num_samples if len(lengths))
+    return max(longest, dataset.plan.min_samples)

@@ -12,8 +12,7 @@ _QUANTILES = (0.1, 0.5, 0.9)
 
 def shapes_of(plan: BatchPlan) -> list[Shape]:
     """Returns all different shapes of an epoch, those that may need the most memory first."""
-    shapes = [(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets]
-    return list(dict.fromkeys([*critical_shapes(plan), *shapes]))
+    return list(dict.fromkeys([*critical_shapes(plan), *_in_order(plan)]))
 
 
 def critical_shapes(plan: BatchPlan) -> list[Shape]:
@@ -22,7 +21,7 @@ def critical_shapes(plan: BatchPlan) -> list[Shape]:
     These are the shape with the most samples, that with the longest cuts, that with the largest attention matrices,
     whose size grows with the square of the length, and that with the most cuts.
     """
-    shapes = [(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets]
+    shapes = _in_order(plan)
     return list(
         dict.fromkeys(
             [
@@ -42,6 +41,11 @@ def typical_shapes(plan: BatchPlan) -> list[Shape]:
     numbers = np.searchsorted(audio, [share * audio[-1] for share in _QUANTILES])
     chosen = [buckets[int(number)] for number in numbers]
     return list(dict.fromkeys((bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in chosen))
+
+
+def _in_order(plan: BatchPlan) -> list[Shape]:
+    """Returns the shape of each bucket."""
+    return [(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets]
 
 
 def describe_shapes(shapes: Sequence[Shape], sampling_rate: int) -> str:
