@@ -28,12 +28,13 @@ from typing import NamedTuple
 
 from bench_learning import environment
 from blind import add_models, check_models, digests_of, draw_once, first_alike, hide_names, named_models
-from held_out import held_out_metrics, open_held_out
+from held_out import held_out_batches, held_out_metrics
 from kept_settings import keep_settings
 from measured import measured_line
 from peer import run_peer
 from transcribed import PURPOSES, add_languages, read_errors, read_manifest, read_probe, variant_table, write_lines
 
+from nestdata import Corpus
 from nestmodel import error_rate, load_network, read_config
 from nestmodel.attention_context import format_context, parse_context
 from nestmodel.evaluate.error_rates import percent
@@ -163,7 +164,7 @@ def _measure_losses(output: Path, corpora: Sequence[Path], models: Sequence[Mode
     """Writes the metrics of all models on held-out speech to `losses.json`, unless an earlier call did."""
     if (output / "losses.json").exists():
         return
-    batches = open_held_out(*corpora)
+    batches = held_out_batches(*map(Corpus.open, corpora))
     found = {}
     for model in models:
         context = parse_context(model.context) if model.context else None

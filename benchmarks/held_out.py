@@ -1,7 +1,6 @@
 """The loss of networks on held-out speech: the same batches and masks for all that are compared."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
@@ -23,8 +22,3 @@ def held_out_metrics(network: NestNetwork, batches: Iterable[AudioNoiseBatch]) -
     stats = LossStats.unflatten(values, network.config.quantizer.num_codebooks)
     metrics = stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts]))
     return {name: float(value) for name, value in metrics.items()}
-
-
-def open_held_out(speech: Path, noise: Path) -> list[AudioNoiseBatch]:
-    """Returns the noisy batches of one pass over the corpus in a folder."""
-    return held_out_batches(Corpus.open(speech), Corpus.open(noise))
