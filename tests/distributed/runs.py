@@ -34,7 +34,9 @@ class Run:
     max_steps: int
     world_size: int = 1
     num_workers: int = 0
-    start_method: str | None = None
+    start_method: str = "forkserver"
+    """Start method of loader workers. A worker that is forked from a rank with gloo's threads may deadlock."""
+
     remote: dict[str, Any] = field(default_factory=dict)
     """Fields of `RemoteConfig` for audio in object stores."""
 
@@ -160,7 +162,9 @@ class Run:
 
     def seconds_from_fault_to_end(self) -> float:
         """Returns the seconds from the fault to the exit of the last rank."""
-        return self._ended_s - float((self.directory / "fault-time").read_text())
+        path = self.directory / "fault-time"
+        assert path.exists(), "the run ended before the fault:\n" + "".join(map(self.log, range(self.world_size)))
+        return self._ended_s - float(path.read_text())
 
     def log(self, rank: int) -> str:
         return (self.directory / f"rank-{rank}.log").read_text()

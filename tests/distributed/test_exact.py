@@ -133,7 +133,7 @@ def test_sigterm_while_a_checkpoint_is_written_leaves_it_and_a_newer_one_complet
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     # The workers of an epoch are forked while the thread writes.
-    sizes: dict[str, Any] = {"max_steps": STEPS, "num_workers": 2}
+    sizes: dict[str, Any] = {"max_steps": STEPS, "num_workers": 2, "start_method": "fork"}
     plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", **sizes)
     assert plain.start() == [0], plain.log(0)
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", every_n_steps=2, **sizes)

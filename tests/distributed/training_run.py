@@ -53,7 +53,7 @@ class Seen(pl.Callback):
 
 def main(argv: list[str]) -> None:
     run = json.loads(Path(argv[0]).read_text())
-    if run["start_method"] == "forkserver" or run["remote"]:
+    if run["num_workers"] and run["start_method"] == "forkserver":
         start_fork_server(imports_main=False)
     rank, world_size, directory = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(run["directory"])
     is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
