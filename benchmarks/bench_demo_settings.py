@@ -89,6 +89,8 @@ VARIANTS = {
     "second round + all frames": f"{CHANGED}second+all {CONFIG}.optimizer.warmup_steps 200",
     **{preset: f"--config {preset}" for preset in LIVE_PRESETS},
     "no look-ahead": f"--config streaming {NO_LOOK_AHEAD}",
+    "soft tokens": f"{CHANGED}soft",
+    "6 codebooks + soft tokens": f"{CHANGED}soft {CONFIG}.quantizer.num_codebooks 6",
     "next token": f"{CHANGED}next --config streaming {NO_LOOK_AHEAD}",
 }
 """Flags of `nestmodel fit`, after changes that `fit_targets.py` makes."""

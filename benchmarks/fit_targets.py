@@ -28,12 +28,16 @@ from nestdata import Corpus
 from nestmodel import NestConfig, NestModel, load_network
 from nestmodel.evaluate.features.batch import stacked_mel_function
 from nestmodel.evaluate.features.encode import iterate_corpus, iterate_features
+from nestmodel.nn import loss
 from nestmodel.nn.network import NestNetwork, NestOutput
 from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
 
 FIT_SECONDS = 1800
 """Seconds of training audio, evenly spread over the corpus, from which targets are fitted."""
+
+TEMPERATURE = 0.05
+"""Temperature of the softmax over cosine similarities that makes soft tokens; their perplexity is about 8 then."""
 
 TEACHER = "TEACHER"
 """Environment variable with the folder of the teacher."""
@@ -165,6 +169,31 @@ def normalise_stacks() -> None:
     RandomProjectionQuantizer.forward = torch.no_grad()(normalised)  # type: ignore[method-assign]
 
 
+def soften_tokens() -> None:
+    """In training, adds the Kullback-Leibler divergence of the predictions from soft tokens.
+
+    A soft token is a softmax over the codes of a codebook, of their similarity to the projected stack of clean frames:
+    a prediction of a similar code costs less than one of another. It adds as much to the loss as the token does. Such
+    a loss is the idea of arXiv:2501.16131; the formula is our own.
+    """
+    nearest, nll = RandomProjectionQuantizer._nearest, loss.masked_nll
+    soft: list[Float[Tensor, "scored classes codebooks"]] = []
+
+    def keep_soft_tokens(self: RandomProjectionQuantizer, points: Tensor) -> Tensor:
+        soft[:] = [torch.einsum("pbd,bcd->pcb", points, self.codebooks).div(TEMPERATURE).softmax(1)]
+        return nearest(self, points)
+
+    def nll_and_divergence(logits: Tensor, tokens: Tensor) -> tuple[Tensor, int]:
+        nll_sum, num_tokens = nll(logits, tokens)
+        if not logits.requires_grad:
+            return nll_sum, num_tokens
+        divergence = F.kl_div(logits.float().log_softmax(1), soft[0], reduction="sum")
+        return nll_sum + divergence / logits.shape[2], num_tokens
+
+    RandomProjectionQuantizer._nearest = keep_soft_tokens  # type: ignore[method-assign]
+    loss.masked_nll = nll_and_divergence
+
+
 def learn_from_teacher() -> None:
     """Takes the clusters of a layer of an earlier encoder, which reads the clean speech, as tokens."""
     directory = Path(os.environ[TEACHER])
@@ -193,6 +222,7 @@ CHANGES: dict[str, Callable[[], None]] = {
     "next": predict_next_token,
     "norm": normalise_stacks,
     "second": learn_from_teacher,
+    "soft": soften_tokens,
 }
 
 if __name__ == "__main__":

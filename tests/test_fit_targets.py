@@ -5,8 +5,11 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from nestmodel import NestConfig, NestNetwork
+from nestmodel.nn import loss
+from nestmodel.nn.quantizer import RandomProjectionQuantizer
 from tests.extras import needs
 from tests.nestmodel.nn.test_network import batch
 
@@ -21,6 +24,8 @@ def targets(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(BENCHMARKS)
     for name in ("draw_masks", "tokens"):
         monkeypatch.setattr(NestNetwork, name, getattr(NestNetwork, name))
+    monkeypatch.setattr(RandomProjectionQuantizer, "_nearest", RandomProjectionQuantizer._nearest)
+    monkeypatch.setattr(loss, "masked_nll", loss.masked_nll)
     return importlib.import_module("fit_targets")
 
 
@@ -52,3 +57,23 @@ def test_the_next_token_is_predicted_without_its_audio(targets: ModuleType) -> N
     changed = (first.logits != second.logits).flatten(1).any(1)
     assert not changed[tokens <= TOKEN].any()
     assert changed[tokens == TOKEN + 1].all()
+
+
+def test_soft_tokens_add_the_divergence_of_the_predictions_from_similar_codes(targets: ModuleType) -> None:
+    demo = NestConfig.preset("demo")
+    network, whole = NestNetwork(replace(demo, quantizer=replace(demo.quantizer, num_codebooks=2))).eval(), batch()
+    plain = loss.loss_stats(network(whole))
+    targets.soften_tokens()
+    output = network(whole)
+    feats, _ = network.features(whole.audio, whole.audio_len)
+    quantizer = network.quantizer
+    stacks = feats.transpose(1, 2).reshape(-1, quantizer.proj.in_features)[output.is_scored.flatten()]
+    points = F.normalize(quantizer.proj(stacks).unflatten(1, (2, -1)), dim=-1)
+    divergence = 0.0
+    for codebook, codes in enumerate(quantizer.codebooks):
+        soft = (points[:, codebook] @ codes.T / targets.TEMPERATURE).softmax(-1)
+        predicted = output.logits[:, :, codebook].softmax(-1)
+        divergence += (soft * (soft.log() - predicted.log())).sum() / 2
+    torch.testing.assert_close(loss.loss_stats(output).nll_sum, plain.nll_sum + divergence)
+    with torch.no_grad():
+        assert torch.equal(loss.loss_stats(network(whole)).nll_sum, plain.nll_sum)
