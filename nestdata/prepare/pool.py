@@ -59,9 +59,6 @@ class Pool:
                 "a worker process ended unexpectedly: it was killed, perhaps because memory ran out, or a decoder "
                 "crashed. Use fewer --jobs; with --jobs 1 the crash of a decoder is visible."
             ) from error
-        finally:
-            for future in submitted:
-                future.cancel()
 
 
 @contextmanager
