@@ -118,13 +118,13 @@ def _probe_items(task: Task, collector: ItemCollector) -> _Found:
     for number, entry in entries:
         found = probe(entry, task.config)
         collector.add(found, number, entry.where, replaces=entry.number is not None)
-        for one in found:
-            match one:
+        for outcome in found:
+            match outcome:
                 case Cut(member=Member() as member):
                     in_epoch += member.length
-                    needed += member.length * _share_of_recording(one)
+                    needed += member.length * _share_of_recording(outcome)
                 case Cut():
-                    if one.version and finds_speech:
+                    if outcome.version and finds_speech:
                         depends_on[entry.audio.location] = None
                     else:
                         can_be_kept = False

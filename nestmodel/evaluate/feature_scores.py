@@ -126,24 +126,25 @@ def score_features(
     encoded = _encode(model, corpus, NoiseSampler(noise), rows, outputs, config.snr_db)
     # By the place of the utterance, so that one that cannot be encoded does not exchange the sides of all others.
     place = {row: number for number, row in enumerate(rows)}
-    sides = [[one for one in encoded if place[one.row] % 2 == side] for side in (0, 1)]
-    if min(sum(one.clean.shape[1] for one in side) for side in sides) < config.num_units:
+    sides = [[utterance for utterance in encoded if place[utterance.row] % 2 == side] for side in (0, 1)]
+    if min(sum(utterance.clean.shape[1] for utterance in side) for side in sides) < config.num_units:
         raise ProbeError(
             f"{corpus.path}: the drawn audio has too few frames for {config.num_units} units. Raise "
             "FeatureScores.config.seconds, lower num_units, or take a longer validation corpus."
         )
     compute = log_mel_function(model)
     fit_mels, mels = (
-        iterate_corpus(model, corpus, compute, device="cpu", rows=[one.row for one in side]) for side in sides
+        iterate_corpus(model, corpus, compute, device="cpu", rows=[utterance.row for utterance in side])
+        for side in sides
     )
     _, by_row = mfcc_units(fit_mels, mels, config.num_units, factor, _SEED)
-    units = np.concatenate([by_row[one.row] for one in sides[1]])
+    units = np.concatenate([by_row[utterance.row] for utterance in sides[1]])
     found: list[float] = []
     for index, _ in enumerate(layers):
-        fitted, clean = (np.concatenate([one.clean[index] for one in side]) for side in sides)
+        fitted, clean = (np.concatenate([utterance.clean[index] for utterance in side]) for side in sides)
         clusters = unit_clusters(fitted, config.num_units, _SEED)
         of_clean = clusters.predict(clean)
-        of_noisy = clusters.predict(np.concatenate([one.noisy[index] for one in sides[1]]))
+        of_noisy = clusters.predict(np.concatenate([utterance.noisy[index] for utterance in sides[1]]))
         found += [
             rankme(np.concatenate([fitted, clean])),
             cluster_score(units, of_clean).normalised_information,
@@ -151,8 +152,8 @@ def score_features(
             kappa(of_clean, of_noisy),
         ]
     index = outputs.index(last)
-    of_clean = _tokens(model, np.concatenate([one.clean[index] for one in sides[1]]))
-    of_noisy = _tokens(model, np.concatenate([one.noisy[index] for one in sides[1]]))
+    of_clean = _tokens(model, np.concatenate([utterance.clean[index] for utterance in sides[1]]))
+    of_noisy = _tokens(model, np.concatenate([utterance.noisy[index] for utterance in sides[1]]))
     by_codebook = [kappa(of_clean[:, book], of_noisy[:, book]) for book in range(of_clean.shape[1])]
     found += [float((of_clean == of_noisy).mean()), float(np.mean(by_codebook))]
     return dict(zip(score_names(layers), found, strict=True))
@@ -182,7 +183,7 @@ def kappa(first: Numbers, second: Numbers) -> float:
     frequencies would have; 0 if c is 1, where a single number says nothing.
     """
     size = int(max(first.max(), second.max())) + 1
-    shares = [np.bincount(one, minlength=size) / len(one) for one in (first, second)]
+    shares = [np.bincount(units, minlength=size) / len(units) for units in (first, second)]
     by_chance = float(shares[0] @ shares[1])
     return (float((first == second).mean()) - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
 
@@ -207,7 +208,7 @@ def _encode(
             continue
         noisy = _with_noise(clean, noise, snr_db, StatelessRng(_SEED, f"score noise/{corpus.line(row)['id']}"))
         found = compute_batch([clean, noisy], corpus.sampling_rate, encode, device)
-        values = [one for one in found if not isinstance(one, FeatureProblem)]
+        values = [value for value in found if not isinstance(value, FeatureProblem)]
         if len(values) == 2:
             encoded.append(_Encoded(row, *values))
     return encoded
@@ -219,7 +220,7 @@ def _with_noise(
     """Adds noise over the whole length of an utterance; white noise if there is no other."""
     span = noise.draw(len(clean), rng)
     added = rng.normal(len(clean)) if span.kind == "none" else np.resize(span.samples, len(clean))
-    powers = [float(np.square(one, dtype=np.float64).mean()) for one in (clean, added)]
+    powers = [float(np.square(signal, dtype=np.float64).mean()) for signal in (clean, added)]
     gain = np.sqrt(powers[0] / powers[1] / 10 ** (snr_db / 10)) if powers[1] > 0 else 0.0
     return clean + np.float32(gain) * added
 

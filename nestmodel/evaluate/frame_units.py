@@ -75,14 +75,14 @@ def mfcc_units(
         seed: Determines the clusters.
     """
     coefficients = [
-        {one.row: mfccs(torch.from_numpy(one.values[0])).numpy() for one in utterances}
+        {utterance.row: mfccs(torch.from_numpy(utterance.values[0])).numpy() for utterance in utterances}
         for utterances in (training, test)
     ]
     in_order = [coefficients[0][row] for row in sorted(coefficients[0])]
     clusters = unit_clusters(np.concatenate(in_order), num_units, seed)
     training_units, test_units = (
-        {row: majority(clusters.predict(frames), frames_per_unit) for row, frames in one.items()}
-        for one in coefficients
+        {row: majority(clusters.predict(frames), frames_per_unit) for row, frames in by_row.items()}
+        for by_row in coefficients
     )
     return training_units, test_units
 
@@ -90,7 +90,7 @@ def mfcc_units(
 def majority(units: Numbers, group: int) -> NDArray[np.int64]:
     """Returns the most frequent unit of each group of consecutive frames; the earliest one of several."""
     groups = [units[start : start + group] for start in range(0, len(units), group)]
-    return np.array([one[np.bincount(one)[one].argmax()] for one in groups], np.int64)
+    return np.array([group[np.bincount(group)[group].argmax()] for group in groups], np.int64)
 
 
 def cluster_score(units: NDArray[np.int64], clusters: Numbers) -> ClusterScore:

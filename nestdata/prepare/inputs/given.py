@@ -35,7 +35,7 @@ def audio_inputs(given: AudioInputs) -> list[Any]:
     inputs: list[Any] = [*given] if isinstance(given, Iterable) and _is_list(given) else [given]
     if not inputs:
         raise ManifestError("no input was given: name a file, a folder or a manifest.")
-    return [_checked(one) for one in inputs]
+    return [_checked(value) for value in inputs]
 
 
 def is_lhotse(given: object) -> bool:

@@ -175,14 +175,14 @@ class ItemCollector:
             self._begun[number] = len(self._rows), len(self._rejects), len(self._speech)
         else:
             self._num_entries += 1
-        for one in found:
-            match one:
+        for outcome in found:
+            match outcome:
                 case Cut():
-                    self._add_cut(one, number, where)
+                    self._add_cut(outcome, number, where)
                 case Reject():
-                    self._add_reject(one, number)
+                    self._add_reject(outcome, number)
                 case SpeechTotals():
-                    self._speech.append((number, one))
+                    self._speech.append((number, outcome))
 
     def _add_cut(self, cut: Cut, number: int, where: str) -> None:
         """Adds a cut.

@@ -79,7 +79,7 @@ def encode(
         StorageError: A store cannot be read.
     """
     if isinstance(audio, (list, tuple)):
-        return [encode(model, one, sampling_rate=sampling_rate, layers=layers) for one in audio]
+        return [encode(model, samples, sampling_rate=sampling_rate, layers=layers) for samples in audio]
     compute = layer_function(model, layers)
     source = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else audio
     rate, device = model.config.features.sampling_rate, next(model.parameters()).device

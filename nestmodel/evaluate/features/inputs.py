@@ -71,11 +71,14 @@ def cut_labels(cut: dict[str, Any]) -> dict[str, Any]:
     """Returns the labels of a cut: its custom fields, and each field that has one value in all its supervisions."""
     labels = dict(cut.get("custom") or {})
     supervisions = [
-        {**(one.get("custom") or {}), **{name: value for name, value in one.items() if name not in _NOT_LABELS}}
-        for one in cut.get("supervisions") or []
+        {
+            **(supervision.get("custom") or {}),
+            **{name: value for name, value in supervision.items() if name not in _NOT_LABELS},
+        }
+        for supervision in cut.get("supervisions") or []
     ]
-    for name in dict.fromkeys(name for one in supervisions for name in one):
-        values = [one.get(name) for one in supervisions]
+    for name in dict.fromkeys(name for supervision in supervisions for name in supervision):
+        values = [supervision.get(name) for supervision in supervisions]
         if all(value == values[0] for value in values):
             labels[name] = values[0]
     return labels

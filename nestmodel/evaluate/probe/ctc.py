@@ -132,29 +132,31 @@ class CtcProbe:
             contest = _Contest(run=run, config=config, heads=heads, test=scored)
             found = {name: contest.recognise(name, None, caches[name]) for name in contestants}
             layers = {(name, layer): contest.recognise(name, layer, caches[name]) for name, layer in single_layers}
-        recognitions = {str(name): one for name, one in found.items()}
-        recognitions |= {f"{name}_layer_{layer}": one for (name, layer), one in layers.items()}
+        recognitions = {str(name): recognition for name, recognition in found.items()}
+        recognitions |= {f"{name}_layer_{layer}": recognition for (name, layer), recognition in layers.items()}
         lines = _hypothesis_lines(scored, recognitions, config)
         (run.directory / "hypotheses.jsonl").write_text(lines, encoding="utf-8")
-        known_texts = {one.target for one in training.utterances}
+        known_texts = {utterance.target for utterance in training.utterances}
         return CtcProbeReport(
             config=replace(config, labels_per_frame=labels_per_frame),
             model=run.model_name,
             alphabet=heads.alphabet.characters,
-            unknown_characters=heads.alphabet.count_unknown(one.target for one in scored),
+            unknown_characters=heads.alphabet.count_unknown(utterance.target for utterance in scored),
             frame_rate_hz=frame_rate_hz(model),
             num_training=len(heads.rows.training),
             num_held_out=len(heads.rows.held_out),
             num_test=len(scored),
-            intervals_over=interval_name((one.group for one in scored), config.group_by),
+            intervals_over=interval_name((utterance.group for utterance in scored), config.group_by),
             num_too_fast={"training": len(usable) - len(learned), "test": num_fast},
-            num_known_texts=sum(one.target in known_texts for one in scored),
-            contestants=[one.score for one in found.values()],
+            num_known_texts=sum(utterance.target in known_texts for utterance in scored),
+            contestants=[recognition.score for recognition in found.values()],
             differences=[_difference(found["trained"], found[name], config.seed) for name in config.baselines],
-            layers=[one.score for one in layers.values()],
+            layers=[recognition.score for recognition in layers.values()],
             layer_differences=[
-                _difference(one, found["log_mel"] if baseline == "log_mel" else layers[baseline, layer], config.seed)
-                for (name, layer), one in layers.items()
+                _difference(
+                    recognition, found["log_mel"] if baseline == "log_mel" else layers[baseline, layer], config.seed
+                )
+                for (name, layer), recognition in layers.items()
                 if name == "trained"
                 for baseline in config.baselines
             ],
@@ -201,11 +203,11 @@ class _Contest:
         candidates = {
             rate: [self._fit(caches, rate, seed) for seed in config.probe_seeds] for rate in config.learning_rates
         }
-        held_out = {rate: fmean(one.training.held_out_error for one in heads) for rate, heads in candidates.items()}
+        held_out = {rate: fmean(head.training.held_out_error for head in heads) for rate, heads in candidates.items()}
         learning_rate = min(held_out, key=held_out.__getitem__)
-        heads, rows = candidates[learning_rate], [one.row for one in self.test]
-        hypotheses = [transcribe(one.head, caches.test, self.heads.alphabet, rows) for one in heads]
-        references, groups = [one.target for one in self.test], [one.group for one in self.test]
+        heads, rows = candidates[learning_rate], [utterance.row for utterance in self.test]
+        hypotheses = [transcribe(trained.head, caches.test, self.heads.alphabet, rows) for trained in heads]
+        references, groups = [utterance.target for utterance in self.test], [utterance.group for utterance in self.test]
         characters = [count_errors(references, texts, "characters").by_group(groups) for texts in hypotheses]
         words = [count_errors(references, texts, "words").by_group(groups) for texts in hypotheses]
         seeds = zip(config.probe_seeds, heads, characters, words, strict=True)
@@ -263,7 +265,7 @@ def _examples(test: Sequence[ProbeUtterance], found: dict[Contestant, _Recogniti
         Example(
             cut_id=test[i].cut_id,
             reference=test[i].target,
-            hypotheses={name: one.hypotheses[0][i] for name, one in found.items()},
+            hypotheses={name: recognition.hypotheses[0][i] for name, recognition in found.items()},
         )
         for i in drawn[:NUM_EXAMPLES]
     ]
@@ -274,8 +276,8 @@ def _hypothesis_lines(test: Sequence[ProbeUtterance], found: dict[str, _Recognit
     lines = []
     for i, utterance in enumerate(test):
         transcripts: dict[str, Any] = {
-            name: {str(seed): texts[i] for seed, texts in zip(config.probe_seeds, one.hypotheses, strict=True)}
-            for name, one in found.items()
+            name: {str(seed): texts[i] for seed, texts in zip(config.probe_seeds, recognition.hypotheses, strict=True)}
+            for name, recognition in found.items()
         }
         line: dict[str, Any] = {"id": utterance.cut_id, "group": utterance.group, "text": utterance.target}
         line |= transcripts

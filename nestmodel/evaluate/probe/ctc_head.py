@@ -76,8 +76,8 @@ class HeadTask:
             seed: Determines the split.
         """
         return cls(
-            texts={one.row: one.target for one in utterances},
-            alphabet=Alphabet.of_texts(one.target for one in utterances),
+            texts={utterance.row: utterance.target for utterance in utterances},
+            alphabet=Alphabet.of_texts(utterance.target for utterance in utterances),
             rows=split_training(utterances, held_out, seed),
             labels_per_frame=labels_per_frame,
         )
@@ -193,7 +193,11 @@ def fits(text: str, num_label_frames: int) -> bool:
 
 def writable(utterances: Iterable[ProbeUtterance], cache: FeatureCache, labels_per_frame: int) -> list[ProbeUtterance]:
     """Returns the utterances whose text CTC can write with the frames of a cache."""
-    return [one for one in utterances if fits(one.target, cache.num_frames(one.row) * labels_per_frame)]
+    return [
+        utterance
+        for utterance in utterances
+        if fits(utterance.target, cache.num_frames(utterance.row) * labels_per_frame)
+    ]
 
 
 def _ctc_loss(head: CtcHead, cache: FeatureCache, targets: Sequence[list[int]], batch: Sequence[int]) -> Tensor:

@@ -38,7 +38,7 @@ def _results(report: CtcProbeReport) -> Iterator[str]:
     yield ""
     yield from table("baseline | CER | WER | CER by seed", map(_difference_row, report.differences))
     rates = report.config.learning_rates
-    at_an_edge = [one.name for one in report.contestants if one.learning_rate in (min(rates), max(rates))]
+    at_an_edge = [score.name for score in report.contestants if score.learning_rate in (min(rates), max(rates))]
     if at_an_edge:
         yield (
             "**The learning rate may explain a part of these differences**: the lowest or the highest one was best for "
@@ -61,8 +61,9 @@ def _layers(report: CtcProbeReport) -> Iterator[str]:
     yield from table(
         "features | layer | CER | WER | CER by seed | learning rate",
         (
-            f"{contestant_name(one.name)} | {one.layer} | {_rates(one)} | {_by_seed(one)} | {one.learning_rate:g}"
-            for one in report.layers
+            f"{contestant_name(score.name)} | {score.layer} | {_rates(score)} | {_by_seed(score)} | "
+            f"{score.learning_rate:g}"
+            for score in report.layers
         ),
     )
     if not report.layer_differences:
@@ -71,7 +72,10 @@ def _layers(report: CtcProbeReport) -> Iterator[str]:
     yield ""
     yield from table(
         "baseline | layer | CER | WER",
-        (f"{contestant_name(one.baseline)} | {one.layer} | {_rates(one)}" for one in report.layer_differences),
+        (
+            f"{contestant_name(difference.baseline)} | {difference.layer} | {_rates(difference)}"
+            for difference in report.layer_differences
+        ),
     )
 
 
@@ -97,12 +101,12 @@ def _training(report: CtcProbeReport) -> Iterator[str]:
     )
 
 
-def _rates(one: ContestantScore | Difference) -> str:
-    return f"{percent(one.characters)} | {percent(one.words)}"
+def _rates(found: ContestantScore | Difference) -> str:
+    return f"{percent(found.characters)} | {percent(found.words)}"
 
 
 def _by_seed(score: ContestantScore) -> str:
-    return ", ".join(f"{100 * one.characters.rate:.1f}" for one in score.seeds)
+    return ", ".join(f"{100 * seed.characters.rate:.1f}" for seed in score.seeds)
 
 
 def _error_row(score: ContestantScore) -> str:
@@ -112,9 +116,9 @@ def _error_row(score: ContestantScore) -> str:
     return f"{contestant_name(score.name)} | {_rates(score)} | {shares} | {_by_seed(score)}"
 
 
-def _difference_row(one: Difference) -> str:
-    singles = "; ".join(percent(estimate) for estimate in one.characters_by_seed)
-    return f"{contestant_name(one.baseline)} | {_rates(one)} | {singles}"
+def _difference_row(difference: Difference) -> str:
+    singles = "; ".join(percent(estimate) for estimate in difference.characters_by_seed)
+    return f"{contestant_name(difference.baseline)} | {_rates(difference)} | {singles}"
 
 
 def _head_row(score: ContestantScore, head: SeedScore) -> str:

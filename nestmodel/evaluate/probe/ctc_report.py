@@ -118,7 +118,7 @@ class CtcProbeReport:
 
     def score(self, name: Contestant) -> ContestantScore:
         """Returns the score of a contestant."""
-        return next(one for one in self.contestants if one.name == name)
+        return next(score for score in self.contestants if score.name == name)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of `probe.json`."""
@@ -133,7 +133,7 @@ def draw_ctc_probe(report: CtcProbeReport, picture: Path) -> None:
         rate, low, high = (100 * value for value in score.characters[:3])
         axis.bar([position], [rate], 0.6, color=COLOURS[score.name], alpha=0.6)
         axis.errorbar([position], [rate], [[rate - low], [high - rate]], fmt="none", ecolor="black", capsize=4)
-        singles = [100 * one.characters.rate for one in score.seeds]
+        singles = [100 * seed.characters.rate for seed in score.seeds]
         axis.plot([position + 0.2] * len(singles), singles, "o", color="black", markersize=3)
     axis.set_xticks(range(len(report.contestants)), [contestant_name(score.name) for score in report.contestants])
     axis.set_ylabel("character error rate, %")

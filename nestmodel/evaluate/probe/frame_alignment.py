@@ -97,12 +97,12 @@ def _align_side(
     heads: Mapping[Contestant, CtcHead], caches: Mapping[Contestant, FeatureCache], side: Side, alphabet: Alphabet
 ) -> dict[int, NDArray[np.int64]]:
     found, labels_per_frame = {}, heads["trained"].labels_per_frame
-    for one in in_all(side.utterances, list(caches.values())):
-        if alphabet.count_unknown([one.target]) or not writable([one], caches["trained"], labels_per_frame):
-            detail = f"{one.target!r} has too many characters for its frames, or characters outside the alphabet"
-            side.rejects.add(RejectedUtterance("", one.cut_id, "not_aligned", detail))
+    for utterance in in_all(side.utterances, list(caches.values())):
+        if alphabet.count_unknown([utterance.target]) or not writable([utterance], caches["trained"], labels_per_frame):
+            detail = f"{utterance.target!r} has too many characters for its frames, or characters outside the alphabet"
+            side.rejects.add(RejectedUtterance("", utterance.cut_id, "not_aligned", detail))
             continue
-        log_probs = torch.stack([heads[name](caches[name].read(one.row)) for name in CONTESTANTS])
+        log_probs = torch.stack([heads[name](caches[name].read(utterance.row)) for name in CONTESTANTS])
         average = log_probs.logsumexp(dim=0) - math.log(len(CONTESTANTS))
-        found[one.row] = majority(align(average, alphabet.encode(one.target)), labels_per_frame)
+        found[utterance.row] = majority(align(average, alphabet.encode(utterance.target)), labels_per_frame)
     return found

@@ -79,7 +79,7 @@ class FrameProbeReport:
 
     def scores(self, name: Contestant) -> list[LayerScore]:
         """Returns the scores of a contestant by layer."""
-        return [one for one in self.layers if one.contestant == name]
+        return [score for score in self.layers if score.contestant == name]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of `probe.json`."""
@@ -97,8 +97,8 @@ def draw_frame_probe(report: FrameProbeReport, picture: Path) -> None:
     left, right = figure.subplots(1, 2)
     encoders: tuple[Contestant, ...] = ("trained", "untrained")
     for name in encoders:
-        draw_layers(left, name, [one.accuracy for one in report.scores(name)], scale=100.0)
-        draw_layers(right, name, [(one.clusters.normalised_information,) for one in report.scores(name)])
+        draw_layers(left, name, [score.accuracy for score in report.scores(name)], scale=100.0)
+        draw_layers(right, name, [(score.clusters.normalised_information,) for score in report.scores(name)])
     (log_mel,) = report.scores("log_mel")
     left.axhline(100 * log_mel.accuracy.value, color=GREY, linestyle="-.", label="log-mel")
     left.axhline(100 * report.chance.value, color=GREY, linestyle=":", label="most frequent unit")
@@ -134,14 +134,17 @@ def _results(report: FrameProbeReport) -> Iterator[str]:
     yield ""
     yield from table(
         "layer | baseline | accuracy",
-        (f"{one.layer} | {contestant_name(one.baseline)} | {percent(one.accuracy)}" for one in report.differences),
+        (
+            f"{difference.layer} | {contestant_name(difference.baseline)} | {percent(difference.accuracy)}"
+            for difference in report.differences
+        ),
     )
 
 
-def _layer_row(one: LayerScore) -> str:
-    clusters = f"{one.clusters.normalised_information:.3f} | {one.clusters.purity:.3f}"
-    training = f"{one.best_epoch} | {one.num_epochs} | {one.num_steps}"
-    return f"{contestant_name(one.contestant)} | {one.layer} | {percent(one.accuracy)} | {clusters} | {training}"
+def _layer_row(score: LayerScore) -> str:
+    clusters = f"{score.clusters.normalised_information:.3f} | {score.clusters.purity:.3f}"
+    training = f"{score.best_epoch} | {score.num_epochs} | {score.num_steps}"
+    return f"{contestant_name(score.contestant)} | {score.layer} | {percent(score.accuracy)} | {clusters} | {training}"
 
 
 def _training(report: FrameProbeReport) -> Iterator[str]:

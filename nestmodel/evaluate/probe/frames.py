@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nestdata import AudioInputs, Corpus, derive_key
+from nestdata import AudioInputs, Corpus
 from nestmodel.evaluate.error_rates import check_jiwer, ratio, ratio_difference, sums_by_group
 from nestmodel.evaluate.features.batch import frame_rate_hz, log_mel_function
 from nestmodel.evaluate.features.inputs import OnProgress
@@ -40,6 +40,7 @@ from nestmodel.evaluate.probe.utterances import (
     SplitRows,
     check_enough,
     in_all,
+    in_drawn_order,
     interval_name,
     speech_utterances,
     split_training,
@@ -132,11 +133,11 @@ class FrameProbe:
             num_test=len(task.test),
             num_training_frames=sum(len(units.training[row]) for row in rows.training),
             num_held_out_frames=sum(len(units.training[row]) for row in rows.held_out),
-            intervals_over=interval_name((one.group for one in task.test), config.group_by),
+            intervals_over=interval_name((utterance.group for utterance in task.test), config.group_by),
             num_test_frames=int(num_frames.sum()),
             chance=ratio(task.num_most_frequent(), num_frames, config.seed),
             alphabet=units.alphabet,
-            layers=[one.score for one in scored],
+            layers=[result.score for result in scored],
             differences=_differences(scored, num_frames, config.seed),
             left_out=run.left_out,
         )
@@ -187,10 +188,10 @@ class _Task:
         rule = StoppingRule(max_epochs=config.max_epochs, patience=config.patience)
         training = _frames(caches.training, layer, self.rows.training, units.training)
         held_out = _frames(caches.training, layer, self.rows.held_out, units.training)
-        test = _frames(caches.test, layer, [one.row for one in self.test], units.test)
+        test = _frames(caches.test, layer, [utterance.row for utterance in self.test], units.test)
         classifier = fit_frames(training, held_out, units.num_units, rule, config.seed)
         is_correct = (classifier.predict(test.values) == test.units).numpy()
-        ends = np.cumsum([len(units.test[one.row]) for one in self.test])
+        ends = np.cumsum([len(units.test[utterance.row]) for utterance in self.test])
         num_correct = self._by_group(np.add.reduceat(is_correct.astype(np.int64), np.array([0, *ends[:-1]])))
         clusters = unit_clusters(training.values.numpy(), config.num_units, config.seed)
         score = LayerScore(
@@ -206,25 +207,27 @@ class _Task:
 
     def num_frames(self) -> NDArray[np.int64]:
         """Returns the number of frames of each group of test utterances."""
-        return self._by_group(np.array([len(self.units.test[one.row]) for one in self.test]))
+        return self._by_group(np.array([len(self.units.test[utterance.row]) for utterance in self.test]))
 
     def num_most_frequent(self) -> NDArray[np.int64]:
         """Returns how many frames of each test group have the most frequent unit of the training frames."""
         units = self.units
         most_frequent = np.bincount(np.concatenate([units.training[row] for row in self.rows.training])).argmax()
-        return self._by_group(np.array([int((units.test[one.row] == most_frequent).sum()) for one in self.test]))
+        return self._by_group(
+            np.array([int((units.test[utterance.row] == most_frequent).sum()) for utterance in self.test])
+        )
 
     def _by_group(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        return sums_by_group(counts, [one.group for one in self.test])
+        return sums_by_group(counts, [utterance.group for utterance in self.test])
 
 
 def _draw(side: Side, seed: int) -> Side:
     """Returns a side with utterances of about `MAX_TRAINING_HOURS` at most, by index."""
     drawn, num_samples = [], 0
-    for one in sorted(side.utterances, key=lambda one: (derive_key(seed, f"probe frames/{one.cut_id}"), one.cut_id)):
+    for utterance in in_drawn_order(side.utterances, "probe frames", seed):
         if num_samples < MAX_TRAINING_HOURS * 3600 * side.corpus.sampling_rate:
-            drawn.append(one)
-            num_samples += side.corpus.num_samples_of(one.row)
+            drawn.append(utterance)
+            num_samples += side.corpus.num_samples_of(utterance.row)
     return side._replace(utterances=sorted(drawn))
 
 
@@ -249,7 +252,7 @@ def _frames(
 
 def _differences(scored: Sequence[_Scored], num_frames: NDArray[np.int64], seed: int) -> list[LayerDifference]:
     """Compares each layer of the trained encoder with the same layer of the untrained one, and with the log-mels."""
-    by_name = {(one.score.contestant, one.score.layer): one.num_correct for one in scored}
+    by_name = {(result.score.contestant, result.score.layer): result.num_correct for result in scored}
     found = []
     for (name, layer), num_correct in by_name.items():
         baselines: tuple[tuple[Contestant, int], ...] = (("untrained", layer), ("log_mel", 0))

@@ -116,13 +116,15 @@ class LabelProbe:
             pooled[name] = _pool(run.read(side, network, compute))
         usable = in_all(utterances, list(pooled.values()))
         classes, excluded_classes = _count_classes(labelled, usable, held_out_ids)
-        usable = [one for one in usable if one.target in classes]
-        is_held_out = np.array([one.cut_id in held_out_ids for one in usable])
+        usable = [utterance for utterance in usable if utterance.target in classes]
+        is_held_out = np.array([utterance.cut_id in held_out_ids for utterance in usable])
         class_numbers = {label: number for number, label in enumerate(classes)}
-        labels = np.array([class_numbers[one.target] for one in usable])
+        labels = np.array([class_numbers[utterance.target] for utterance in usable])
         scores: dict[Contestant, list[ProbeScore]] = {name: [] for name in CONTESTANTS}
         for name, features_by_row in pooled.items():
-            layers = np.stack([features_by_row[one.row] for one in usable], axis=1)  # (layers, utterances, 2 * dim)
+            layers = np.stack(
+                [features_by_row[utterance.row] for utterance in usable], axis=1
+            )  # (layers, utterances, 2 * dim)
             all_layers = np.concatenate(list(layers), axis=1)
             for features in [*layers, *([all_layers] if name != "log_mel" else [])]:
                 scores[name].append(fit_and_score(features, labels, is_held_out, config.seed))
@@ -212,12 +214,12 @@ def _split(labelled: list[ProbeUtterance], config: ProbeConfig) -> tuple[list[Pr
     if config.held_out_where is None:
         held_out_ids = split_held_out(labelled, config.held_out, config.seed)
     else:
-        held_out_ids = {one.cut_id for one in labelled if one.group == _HELD_OUT}
-    training = [one for one in labelled if one.cut_id not in held_out_ids]
+        held_out_ids = {utterance.cut_id for utterance in labelled if utterance.group == _HELD_OUT}
+    training = [utterance for utterance in labelled if utterance.cut_id not in held_out_ids]
     if config.train_per_class is not None:
         training = limit_per_class(training, config.train_per_class, config.seed)
-    held_out = [one for one in labelled if one.cut_id in held_out_ids]
-    return sorted([*training, *held_out], key=lambda one: one.cut_id), held_out_ids
+    held_out = [utterance for utterance in labelled if utterance.cut_id in held_out_ids]
+    return sorted([*training, *held_out], key=lambda utterance: utterance.cut_id), held_out_ids
 
 
 def _count_classes(
@@ -228,10 +230,10 @@ def _count_classes(
     Raises:
         ProbeError: Fewer than two classes have enough utterances.
     """
-    num_held_out = Counter(one.target for one in usable if one.cut_id in held_out_ids)
-    num_train = Counter(one.target for one in usable if one.cut_id not in held_out_ids)
+    num_held_out = Counter(utterance.target for utterance in usable if utterance.cut_id in held_out_ids)
+    num_train = Counter(utterance.target for utterance in usable if utterance.cut_id not in held_out_ids)
     classes, excluded = {}, {}
-    for name in sorted({one.target for one in labelled}):
+    for name in sorted({utterance.target for utterance in labelled}):
         if num_train[name] < MIN_TRAIN_PER_CLASS:
             excluded[name] = f"{num_train[name]} in training, {MIN_TRAIN_PER_CLASS} are needed"
         elif not num_held_out[name]:

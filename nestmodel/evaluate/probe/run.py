@@ -91,7 +91,10 @@ class ProbeRun:
 
     def read(self, side: Side, network: NestNetwork, compute: BatchFunction) -> Iterator[Utterance]:
         """Yields features of the utterances of a side, longest first. Each is a unit of work."""
-        rows, limits = [one.row for one in side.utterances], (self.settings.max_batch_seconds, self.settings.device)
+        rows, limits = (
+            [utterance.row for utterance in side.utterances],
+            (self.settings.max_batch_seconds, self.settings.device),
+        )
         for utterance in iterate_corpus(network, side.corpus, compute, *limits, rows=rows, on_reject=side.rejects.add):
             yield utterance
             self.work.finish()

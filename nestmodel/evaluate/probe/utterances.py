@@ -101,10 +101,15 @@ def split_held_out(utterances: Iterable[ProbeUtterance], held_out: float, seed: 
     return held_out_ids
 
 
+def in_drawn_order(utterances: Iterable[ProbeUtterance], purpose: str, seed: int) -> list[ProbeUtterance]:
+    """Returns utterances in an order that depends on their cut ids, the purpose and the seed alone."""
+    return sorted(utterances, key=lambda drawn: (derive_key(seed, f"{purpose}/{drawn.cut_id}"), drawn.cut_id))
+
+
 def limit_per_class(utterances: Iterable[ProbeUtterance], limit: int, seed: int) -> list[ProbeUtterance]:
     """Returns at most `limit` utterances of each class. The order of the utterances does not affect the selection."""
     by_class: dict[str, list[ProbeUtterance]] = defaultdict(list)
-    for utterance in sorted(utterances, key=lambda one: (derive_key(seed, f"probe few/{one.cut_id}"), one.cut_id)):
+    for utterance in in_drawn_order(utterances, "probe few", seed):
         if len(by_class[utterance.target]) < limit:
             by_class[utterance.target].append(utterance)
     return [utterance for members in by_class.values() for utterance in members]
@@ -116,10 +121,10 @@ def split_training(utterances: Sequence[ProbeUtterance], held_out: float, seed: 
     Raises:
         ProbeError: There is only one group.
     """
-    held_out_ids = split_held_out([one._replace(target="") for one in utterances], held_out, seed)
+    held_out_ids = split_held_out([utterance._replace(target="") for utterance in utterances], held_out, seed)
     rows = SplitRows(
-        training=[one.row for one in utterances if one.cut_id not in held_out_ids],
-        held_out=[one.row for one in utterances if one.cut_id in held_out_ids],
+        training=[utterance.row for utterance in utterances if utterance.cut_id not in held_out_ids],
+        held_out=[utterance.row for utterance in utterances if utterance.cut_id in held_out_ids],
     )
     if not rows.training or not rows.held_out:
         raise ProbeError(
@@ -175,7 +180,7 @@ def check_disjoint(training: Corpus, test: Corpus) -> None:
 
 def in_all(utterances: Iterable[ProbeUtterance], features: Collection[Container[int]]) -> list[ProbeUtterance]:
     """Returns the utterances whose index is in all features: those of a broken utterance are missing in some."""
-    return [one for one in utterances if all(one.row in each for each in features)]
+    return [utterance for utterance in utterances if all(utterance.row in each for each in features)]
 
 
 def _select_groups(sizes: dict[str, int], share: float, seed: int) -> list[str]:
@@ -193,5 +198,5 @@ def _select_groups(sizes: dict[str, int], share: float, seed: int) -> list[str]:
 
 def _source(cut: dict[str, Any]) -> str:
     """Returns where the audio of a cut is: its files or URLs, and the channel."""
-    sources = sorted((one["type"], str(one["source"])) for one in cut["recording"]["sources"])
+    sources = sorted((source["type"], str(source["source"])) for source in cut["recording"]["sources"])
     return f"{sources} {cut['channel']}"

@@ -62,9 +62,9 @@ def _detect_input(given: GivenInput) -> _DetectedInput:
         StorageError: A URL cannot be read or listed.
     """
     _check_format(given)
-    for one in FORMATS:
-        if one.name == given.format or (given.format is None and one.detect(given)):
-            return _DetectedInput(one.name, *one.open(given))
+    for format_ in FORMATS:
+        if format_.name == given.format or (given.format is None and format_.detect(given)):
+            return _DetectedInput(format_.name, *format_.open(given))
     raise ManifestError(
         f"{given.path}:{given.line_number}: neither a NeMo line (no audio_filepath) nor a Lhotse cut or recording; its "
         f"keys are: {', '.join(list(given.row)[:6])}. Force a format with --format: {', '.join(get_args(InputFormat))}."
@@ -107,10 +107,10 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
         open_objects(given, parser) or _detect_input(GivenInput(given, options, number, pattern))
         for number, (given, pattern) in enumerate(zip(inputs, tars, strict=True))
     ]
-    root = _common_root(one.folder for one in found if isinstance(one, _DetectedInput))
+    root = _common_root(detected.folder for detected in found if isinstance(detected, _DetectedInput))
     sources: list[Source] = []
-    for one in found:
-        source = one.source(root) if isinstance(one, _DetectedInput) else one
+    for detected in found:
+        source = detected.source(root) if isinstance(detected, _DetectedInput) else detected
         if isinstance(source, AudioFiles) and sources and isinstance(sources[-1], AudioFiles):
             sources[-1].named.extend(source.named)
         else:
