@@ -9,8 +9,9 @@ A result has a line such as
     Measures `benchmarks/batches/plan.py`, `nestdata/plan`: code 0123456789ab at commit 0123456.
 
 The digest covers these files and folders; for Python, without docstrings, comments and formatting. Who changes the
-code measures again, or accepts the change with the reason why the figures stand; the reason is added to the line. Who
-moves a file names it anew in the results first, since paths are part of the digest, and then accepts the move.
+code measures again, or accepts the change with the reason why the figures stand, which is added to the line. The
+reasons of earlier changes leave the line; they are in the history of the file. Who moves a file names it anew in the
+results first, since paths are part of the digest, and then accepts the move.
 """
 
 import argparse
@@ -38,7 +39,7 @@ class Measured(NamedTuple):
     """Files and folders, relative to the root of the repository."""
 
     codes: list[str]
-    """Digest of the code that was measured, and those of later code that gives the same figures."""
+    """Digest of the code that was measured, and that of later code which gives the same figures."""
 
 
 def measured_line(*paths: str) -> str:
@@ -115,7 +116,7 @@ def _is_docstring(node: Any) -> bool:
 
 
 def accept(path: Path, reason: str) -> None:
-    """Adds the present code to the line of a result.
+    """Adds the present code to the line of a result, in place of other code that was accepted.
 
     Raises:
         SystemExit: The result does not say what it measures.
@@ -124,7 +125,9 @@ def accept(path: Path, reason: str) -> None:
     measured, found = read_measured(text), _LINE.search(text)
     if measured is None or found is None:
         raise SystemExit(f"{path}: it has no line of the form `Measures ...`. Measure again.")
-    line = f"{found[0][:-1]}; code {digest(measured.paths)}: {reason.rstrip('.')}."
+    first, _, later = found[0][:-1].partition("; code ")
+    changes = " after accepted changes, the last one" if later else ""
+    line = f"{first}; code {digest(measured.paths)}{changes}: {reason.rstrip('.')}."
     path.write_text(text.replace(found[0], line), encoding="utf-8")
 
 

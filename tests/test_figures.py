@@ -255,6 +255,9 @@ def test_an_accepted_change_is_added_with_its_reason(tmp_path: Path) -> None:
     measured = read_measured(text)
     assert measured == Measured([path], ["0123456789ab", digest([path])])
     assert not is_stale(measured)
+    accept(result, "only a name changed.")
+    assert result.read_text() == text.replace(": only a message", " after accepted changes, the last one: only a name")
+    assert read_measured(result.read_text()) == measured
 
 
 def test_a_file_that_has_moved_is_named_anew_as_a_path_and_as_a_module() -> None:
