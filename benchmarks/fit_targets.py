@@ -176,12 +176,14 @@ def soften_tokens() -> None:
     a prediction of a similar code costs less than one of another. It adds as much to the loss as the token does. Such
     a loss is the idea of arXiv:2501.16131; the formula is our own.
     """
-    nearest, nll = RandomProjectionQuantizer._nearest, loss.masked_nll
+    forward, nll = RandomProjectionQuantizer.forward, loss.masked_nll
     soft: list[Float[Tensor, "scored classes codebooks"]] = []
 
-    def keep_soft_tokens(self: RandomProjectionQuantizer, points: Tensor) -> Tensor:
+    def keep_soft_tokens(self: RandomProjectionQuantizer, feats: Tensor, rows: Tensor) -> Tensor:
+        stacks = feats.float().transpose(1, 2).reshape(-1, self.proj.in_features)[rows]
+        points = F.normalize(self.proj(stacks).unflatten(-1, self.codebooks.shape[::2]), dim=-1)
         soft[:] = [torch.einsum("pbd,bcd->pcb", points, self.codebooks).div(TEMPERATURE).softmax(1)]
-        return nearest(self, points)
+        return forward(self, feats, rows)
 
     def nll_and_divergence(logits: Tensor, tokens: Tensor) -> tuple[Tensor, int]:
         nll_sum, num_tokens = nll(logits, tokens)
@@ -190,7 +192,7 @@ def soften_tokens() -> None:
         divergence = F.kl_div(logits.float().log_softmax(1), soft[0], reduction="sum")
         return nll_sum + divergence / logits.shape[2], num_tokens
 
-    RandomProjectionQuantizer._nearest = keep_soft_tokens  # type: ignore[method-assign]
+    RandomProjectionQuantizer.forward = torch.no_grad()(keep_soft_tokens)  # type: ignore[method-assign]
     loss.masked_nll = nll_and_divergence
 
 

@@ -24,7 +24,7 @@ def targets(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(BENCHMARKS)
     for name in ("draw_masks", "tokens"):
         monkeypatch.setattr(NestNetwork, name, getattr(NestNetwork, name))
-    monkeypatch.setattr(RandomProjectionQuantizer, "_nearest", RandomProjectionQuantizer._nearest)
+    monkeypatch.setattr(RandomProjectionQuantizer, "forward", RandomProjectionQuantizer.forward)
     monkeypatch.setattr(loss, "masked_nll", loss.masked_nll)
     return importlib.import_module("fit_targets")
 
