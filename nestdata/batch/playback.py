@@ -1,12 +1,15 @@
 """A batch in a notebook: a table of its cuts, with the sounds of the first ones."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nestdata.batch.batch import AudioNoiseBatch
 from nestdata.batch.preview import preview_rows
 from nestdata.notebook import html_sound, html_table
+
+if TYPE_CHECKING:
+    from nestdata.batch.batch import AudioNoiseBatch  # which imports this module to show itself
 
 _MAX_ROWS = 20
 _MAX_SECONDS = 4.0
@@ -14,7 +17,7 @@ _MAX_SECONDS = 4.0
 _MAX_SOUND_BYTES = 160_000
 
 
-def batch_html(batch: AudioNoiseBatch) -> str:
+def batch_html(batch: "AudioNoiseBatch") -> str:
     """Returns a batch as HTML, with clean and noisy sounds of a cut with noise and of one with speech.
 
     If there is no such cut, the first cut is played. Of each cut, both sounds are the same span, which contains the
@@ -40,7 +43,7 @@ def _played(modes: Sequence[str]) -> list[int]:
     return [modes.index(mode) for mode in ("noise", "speech") if mode in modes] or [0][: len(modes)]
 
 
-def _sounds(batch: AudioNoiseBatch, i: int, rate: int, max_bytes: int) -> tuple[str, str, str]:
+def _sounds(batch: "AudioNoiseBatch", i: int, rate: int, max_bytes: int) -> tuple[str, str, str]:
     """Returns the players of the clean and the noisy sound of a cut, and a text that describes the span."""
     length = int(batch.audio_len[i])
     number = min(length, int(_MAX_SECONDS * rate), max_bytes // 2)

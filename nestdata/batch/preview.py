@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import soundfile
@@ -17,10 +17,12 @@ import torch
 import torchaudio
 from numpy.typing import NDArray
 
-from nestdata.batch.batch import AudioNoiseBatch
 from nestdata.batch.mix import Mix
 from nestdata.output import output_directory
 from nestdata.pages import write_page
+
+if TYPE_CHECKING:
+    from nestdata.batch.batch import AudioNoiseBatch  # whose notebook page is made of these rows
 
 _SIGNALS = ("clean", "noise", "noisy")
 _OWN_FILES = re.compile(r"index\.html|batch\.json|\d{2,}(?:_(?:clean|noise|noisy)\.wav|\.png)")
@@ -42,7 +44,7 @@ class PreviewRow:
     """Padding as a share of the padded length of the batch."""
 
 
-def preview_rows(batch: AudioNoiseBatch, sampling_rate: int) -> list[PreviewRow]:
+def preview_rows(batch: "AudioNoiseBatch", sampling_rate: int) -> list[PreviewRow]:
     """Returns one table row for every cut of a batch."""
     width = batch.audio.shape[1]
     return [
@@ -58,7 +60,7 @@ def preview_rows(batch: AudioNoiseBatch, sampling_rate: int) -> list[PreviewRow]
     ]
 
 
-def batch_digest(batch: AudioNoiseBatch) -> dict[str, Any]:
+def batch_digest(batch: "AudioNoiseBatch") -> dict[str, Any]:
     """Returns the content of a batch as JSON values, with the SHA-256 of the bytes of every tensor.
 
     Two batches with equal digests are equal byte for byte.
@@ -78,7 +80,7 @@ def batch_digest(batch: AudioNoiseBatch) -> dict[str, Any]:
     }
 
 
-def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | Path, *, max_cuts: int = 8) -> Path:
+def write_preview(batch: "AudioNoiseBatch", sampling_rate: int, directory: str | Path, *, max_cuts: int = 8) -> Path:
     """Writes pictures and sound of up to `max_cuts` cuts, `batch.json`, and an HTML page that shows them.
 
     The directory appears complete. It may exist if it is empty, or if it holds an earlier preview and nothing else,
@@ -111,7 +113,7 @@ def _is_preview(directory: Path) -> bool:
     return not names or is_complete
 
 
-def _write_files(batch: AudioNoiseBatch, sampling_rate: int, page: Path, max_cuts: int) -> None:
+def _write_files(batch: "AudioNoiseBatch", sampling_rate: int, page: Path, max_cuts: int) -> None:
     """Writes a page, and what it shows beside it."""
     directory = page.parent
     rows = preview_rows(batch, sampling_rate)

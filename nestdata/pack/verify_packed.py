@@ -21,7 +21,7 @@ from nestdata.corpus.packed_set import (
     record_name,
 )
 from nestdata.errors import CorpusError, StorageError
-from nestdata.pack.verify import Checked, VerifyProblem, VerifyReport, compare_size, problem_of
+from nestdata.pack.verify_report import Checked, VerifyProblem, VerifyReport, compare_size, problem_of
 from nestdata.storage import join, storage
 
 _BLOCK_BYTES = 1 << 22
