@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.catalogue import BENCHMARKS, Benchmark, catalogue
+from benchmarks.harness.catalogue import Benchmark, catalogue
+from benchmarks.harness.children import run_peer, search_path
 from benchmarks.measured import REPOSITORY
-from benchmarks.peer import run_peer
 
 DEMO = REPOSITORY / "manifests" / "demo"
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return try_all(found)
     if arguments.name not in found:
         parser.error(f"{arguments.name}: no such benchmark; there are {', '.join(found)}")
-    os.environ.update(environment())
+    os.environ["PYTHONPATH"] = search_path()
     os.execv(sys.executable, [sys.executable, *found[arguments.name].command(arguments.arguments)])
 
 
@@ -67,7 +67,7 @@ def try_all(found: dict[str, Benchmark]) -> int:
             started = time.perf_counter()
             command = benchmark.command([argument.format(**places) for argument in benchmark.quick])
             try:
-                run_peer([sys.executable, *command], cwd=REPOSITORY, env={**os.environ, **environment()})
+                run_peer([sys.executable, *command], cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": search_path()})
             except SystemExit as error:
                 failed.append(name)
                 print(f"{name}: failed: {error}", flush=True)
@@ -85,12 +85,6 @@ def demo_corpora(directory: Path) -> dict[str, Path]:
     prepare_corpus([places["speech"]], places["corpus"], PrepareConfig())
     prepare_corpus([places["noise"]], places["noise_corpus"], PrepareConfig(pcm=True))
     return places
-
-
-def environment() -> dict[str, str]:
-    """Returns the search path of modules: the repository, and the scripts that are in no room."""
-    others = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(BENCHMARKS), *([others] if others else [])])}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Makes a folder of wheels from which NeMo 3.0.0 runs on a machine without a network.
 
-    python benchmarks/nemo_wheels.py -o FOLDER [--python 3.12]
+    python -m benchmarks.nemo_wheels -o FOLDER [--python 3.12]
 
 The machine has torch and what comes with it, pytorch-lightning, transformers, einops, sentencepiece, scikit-learn,
 pandas, pyarrow, onnx, numba and tensorboard; the folder has the rest of what NeMo imports for NEST. Versions are those
@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from peer import run_peer
+from benchmarks.harness.children import run_peer
 
 WHEELS = """
 nemo-toolkit==3.0.0 lhotse==1.33.0 lightning==2.4.0 cytoolz==1.2.0 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19

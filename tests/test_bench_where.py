@@ -9,14 +9,12 @@ import pytest
 from tests.extras import needs
 
 pytestmark = needs("probe", "jiwer")
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 MAINS = ("big", "small")
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("bench_where")
+def bench() -> ModuleType:
+    return importlib.import_module("benchmarks.learning.where")
 
 
 def lines(side: str, **seconds: float) -> list[dict[str, Any]]:
@@ -90,11 +88,10 @@ def test_errors_are_counted_for_the_voices_of_a_condition_only(bench: ModuleType
     assert found.trained.num_reference.tolist() == [80, 80] == found.untrained.num_reference.tolist()
     found = bench.counts_of(tmp_path, "Czech", other, "characters", ["A"])
     assert found.trained.errors.tolist() == [15, 15]
-    table = bench._gain_table(tmp_path, {"Czech": [same, other]}, {"a": ["A"]})
+    (row,) = bench.gain_rows(tmp_path, {"Czech": [same, other]}, {"a": ["A"]})
+    assert row[:4] == ["Czech", "one voice to the other of the two", "one voice to the same", "a"]
     # the gain is 20 of 40 characters less with the other voice: 15 - 20 errors instead of 0 - 20
-    assert table[2].startswith(
-        "| Czech | one voice to the other of the two | one voice to the same | a | 37.5 (37.5 to"
-    )
+    assert row[4].startswith("37.5 (37.5 to")
 
 
 def test_phones_become_one_character_each(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

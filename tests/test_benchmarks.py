@@ -1,6 +1,5 @@
 import argparse
 import ast
-import importlib
 import math
 import sys
 from functools import partial
@@ -10,15 +9,16 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.blind import draw_once
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.catalogue import ROOMS, catalogue
+from benchmarks.harness.children import run_command, run_peer
+from benchmarks.harness.kept_settings import keep_settings
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import ratios, run_rounds, spread
-from benchmarks.kept_settings import keep_settings
+from benchmarks.learning import scores
+from benchmarks.learning.parts import time_to_loss_report
+from benchmarks.learning.parts.blind import draw_once
 from benchmarks.measured import read_measured
-from benchmarks.peer import run_peer
-from benchmarks.training import scores
 
 REPOSITORY = Path(__file__).parents[1]
 BENCHMARKS = REPOSITORY / "benchmarks"
@@ -28,13 +28,12 @@ BENCHMARKS = REPOSITORY / "benchmarks"
 STARTS_PROCESSES = {
     "guard_scale.py",
     "measured.py",
-    "peer.py",
     "range_server.py",
     "run_record.py",
 }
 
 
-SCRIPTS = sorted([*BENCHMARKS.glob("*.py"), *(path for room in ROOMS for path in (BENCHMARKS / room).glob("*.py"))])
+SCRIPTS = sorted([*BENCHMARKS.glob("*.py"), *(path for room in ROOMS for path in (BENCHMARKS / room).rglob("*.py"))])
 
 
 def python(program: str) -> list[str | Path]:
@@ -89,6 +88,14 @@ def test_benchmarks_start_processes_through_run_peer_only(path: Path) -> None:
     assert ("subprocess" in imported) == (path.name in STARTS_PROCESSES)
 
 
+def test_a_command_of_the_project_finds_this_repository_and_has_one_thread(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = "import benchmarks, os; print(os.getcwd(), os.environ['OMP_NUM_THREADS'], os.environ['LAYER'])"
+    run_command(f'python -c "{program}"', tmp_path, echo=True, LAYER="2")
+    assert capfd.readouterr().out == f'$ python -c "{program}"\n{tmp_path.resolve()} 1 2\n'
+
+
 def test_a_benchmark_goes_on_with_the_settings_of_its_first_call_only(tmp_path: Path) -> None:
     keep_settings(tmp_path, {"steps": 4, "quick": True})
     keep_settings(tmp_path, {"steps": 4, "quick": True})
@@ -122,11 +129,8 @@ def test_a_score_is_compared_with_the_errors_within_equal_steps_or_over_all_chec
 
 
 @pytest.mark.parametrize(("since", "ours", "ratio"), [("start", "30", "> 3.30"), ("step", "20", "> 4.45")])
-def test_the_bound_on_a_time_that_nemo_does_not_reach_counts_as_ours_does(
-    since: str, ours: str, ratio: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    report = importlib.import_module("time_to_loss_report")
+def test_the_bound_on_a_time_that_nemo_does_not_reach_counts_as_ours_does(since: str, ours: str, ratio: str) -> None:
+    report = time_to_loss_report
 
     def curve(seconds: list[float], losses: list[float]) -> dict[str, Any]:
         """Returns a run whose process started at 100 s, and whose first weights took a second to save."""
@@ -144,16 +148,14 @@ def test_the_bound_on_a_time_that_nemo_does_not_reach_counts_as_ours_does(
             ],
         }
 
-    cells = report.row(curve([10, 31], [6.0, 4.9]), curve([10, 100], [6.0, 5.0]), 0, 0.1, since).split(" | ")
+    cells = report.time_cells(curve([10, 31], [6.0, 4.9]), curve([10, 100], [6.0, 5.0]), 0, 0.1, since)
     assert cells[3:6] == [ours, "not reached", ratio]
 
 
 def test_the_catalogue_has_every_script_that_measures() -> None:
     found = catalogue()
     in_rooms = {path for path in SCRIPTS if path.parent != BENCHMARKS and "def main(" in path.read_text()}
-    flat = set(BENCHMARKS.glob("bench_*.py"))
-    missing = (in_rooms | flat) - {one.path for one in found.values()}
-    assert missing == {BENCHMARKS / "remote" / "range_server.py"}
+    assert in_rooms - {one.path for one in found.values()} == {BENCHMARKS / "remote" / "range_server.py"}
     assert all(one.path.is_file() and one.claim for one in found.values())
 
 

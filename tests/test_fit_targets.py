@@ -1,6 +1,5 @@
 import importlib
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,19 +13,17 @@ from tests.extras import needs
 from tests.nestmodel.nn.test_network import batch
 
 pytestmark = needs("probe", "sklearn")
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TOKEN, HOP = 10, 160
 
 
 @pytest.fixture
 def targets(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Returns benchmarks/fit_targets.py, whose changes of the network end with the test."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
+    """Returns a part of the benchmarks, whose changes of the network end with the test."""
     for name in ("draw_masks", "tokens"):
         monkeypatch.setattr(NestNetwork, name, getattr(NestNetwork, name))
     monkeypatch.setattr(RandomProjectionQuantizer, "forward", RandomProjectionQuantizer.forward)
     monkeypatch.setattr(loss, "masked_nll", loss.masked_nll)
-    return importlib.import_module("fit_targets")
+    return importlib.import_module("benchmarks.learning.parts.fit_targets")
 
 
 def test_the_next_token_is_predicted_without_its_audio(targets: ModuleType) -> None:

@@ -38,12 +38,12 @@ from lhotse.dataset.cut_transforms import CutMix
 from lhotse.dataset.unsupervised import UnsupervisedWaveformDataset
 from numpy.typing import NDArray
 
-from benchmarks.bench_time_to_loss import AUGMENTATION, suits_nemo
 from benchmarks.counts.count_step import CUTS, UTILISATIONS, Demand, count_demand, demand_table
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import PEERS, json_of
 from benchmarks.harness.report import Report, machine
 from benchmarks.harness.rounds import ratios, spread_cells
+from benchmarks.learning.time_to_loss import AUGMENTATION, suits_nemo
 from nestdata import (
     AudioNoiseDataset,
     BatchPlan,

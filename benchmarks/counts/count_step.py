@@ -28,8 +28,8 @@ from torch.utils._pytree import tree_map_only
 
 from benchmarks.counts.fake_gpu import Operation, OperationLog, backward, fake_gpu
 from benchmarks.counts.step_launches import launches_table, step_launches
+from benchmarks.harness.children import run_peer
 from benchmarks.measured import REPOSITORY, measured_line
-from benchmarks.peer import run_peer
 
 if TYPE_CHECKING:
     from benchmarks.counts.fake_compile import Generated

@@ -20,9 +20,9 @@ def benchmark_parser(
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds, help="measurements of each contestant [%(default)s]")
     if quick is not None:
-        values = ", ".join(f"{name} {value}" for name, value in quick.items())
+        sets = ", ".join(f"{name} {value}" for name, value in quick.items()) or "on a part of the data"
         parser.set_defaults(quick=False)
-        parser.add_argument("--quick", nargs=0, action=_Quick, const=quick, help=f"to try the script: {values}")
+        parser.add_argument("--quick", nargs=0, action=_Quick, const=quick, help=f"to try the script: {sets}")
     parser.add_argument("--results", type=Path, metavar="FILE", help="file that gets the Markdown as well")
     return parser
 

@@ -13,21 +13,10 @@ from typing import NamedTuple
 from benchmarks.measured import REPOSITORY
 
 BENCHMARKS = REPOSITORY / "benchmarks"
-ROOMS = ("batches", "counts", "guard", "model", "prepare", "remote", "training")
+ROOMS = ("batches", "counts", "guard", "learning", "model", "prepare", "remote")
 
-OTHERS = {
-    "content": "bench_content.py",
-    "continued": "bench_continued.py",
-    "demo_settings": "bench_demo_settings.py",
-    "finetune": "bench_finetune.py",
-    "learning": "bench_learning.py",
-    "predictability": "bench_predictability.py",
-    "streaming": "bench_streaming.py",
-    "time_to_loss": "bench_time_to_loss.py",
-    "where": "bench_where.py",
-    "gpu": "gpu/__main__.py",
-}
-"""Benchmarks that are in no room, by name. None of them is tried on the demo corpus."""
+GPU = BENCHMARKS / "gpu" / "__main__.py"
+"""The benchmark that is in no room. It is not tried on the demo corpus."""
 
 
 class Benchmark(NamedTuple):
@@ -42,8 +31,6 @@ class Benchmark(NamedTuple):
 
     def command(self, arguments: tuple[str, ...] | list[str]) -> list[str]:
         """Returns the arguments of Python that run it."""
-        if self.path.name.startswith("bench_"):  # imports the modules beside it
-            return [str(self.path), *arguments]
         module = self.path.relative_to(REPOSITORY).with_suffix("")
         return ["-m", ".".join(part for part in module.parts if part != "__main__"), *arguments]
 
@@ -58,10 +45,7 @@ def catalogue() -> dict[str, Benchmark]:
             if "QUICK" in values:
                 assert path.stem not in found, f"two benchmarks are called {path.stem}"
                 found[path.stem] = Benchmark(path, _claim(tree), ast.literal_eval(values["QUICK"]))
-    for name, relative in OTHERS.items():
-        path = BENCHMARKS / relative
-        found[name] = Benchmark(path, _claim(ast.parse(path.read_text(encoding="utf-8"))), None)
-    return found
+    return {**found, "gpu": Benchmark(GPU, _claim(ast.parse(GPU.read_text(encoding="utf-8"))), None)}
 
 
 def _constants(tree: ast.Module) -> Mapping[str, ast.expr]:

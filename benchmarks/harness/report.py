@@ -65,9 +65,14 @@ def table_row(cells: Iterable[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def machine() -> str:
-    """Returns the number of cores and the architecture of this machine."""
-    return f"{os.cpu_count()} cores ({platform.machine()})"
+def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Returns a whole table, without a line break at its end."""
+    return "\n".join([table_row(columns), f"|{'---|' * len(columns)}", *map(table_row, rows)])
+
+
+def machine(cores: str = "cores") -> str:
+    """Returns the number of cores, with the word for them, and the architecture of this machine."""
+    return f"{os.cpu_count()} {cores} ({platform.machine()})"
 
 
 def versions(*packages: str) -> str:

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.arguments import benchmark_parser
-from benchmarks.harness.children import PEERS
+from benchmarks.harness.children import PEERS, run_peer
 from benchmarks.harness.report import Report
-from benchmarks.peer import run_peer
 from benchmarks.peers.nemo_model import section
 from nestmodel import (
     EncoderConfig,

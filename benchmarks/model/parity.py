@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness.arguments import benchmark_parser
-from benchmarks.harness.children import PEERS
+from benchmarks.harness.children import PEERS, run_peer
 from benchmarks.harness.report import Report, versions
-from benchmarks.peer import run_peer
 from benchmarks.peers.nemo_model import PRESETS, section
 from nestmodel import NestNetwork, config_from_nemo
 from nestmodel.nn.masking import scored_token_mask

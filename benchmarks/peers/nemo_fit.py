@@ -1,4 +1,4 @@
-"""Trains NeMo's NEST model with NeMo's own loader; bench_time_to_loss.py runs it.
+"""Trains NeMo's NEST model with NeMo's own loader; time_to_loss.py runs it.
 
 Does what NeMo's example `masked_token_pred_pretrain.py` does, with a given `model` section, and starts from given
 weights. Needs nemo_toolkit[asr] 3.0.0, but not this package.

@@ -1,4 +1,4 @@
-"""NeMo's augmentation with parts of it changed as in nestdata; bench_time_to_loss.py runs it.
+"""NeMo's augmentation with parts of it changed as in nestdata; time_to_loss.py runs it.
 
 Needs nemo_toolkit[asr] 3.0.0, but not this package.
 """

@@ -1,4 +1,4 @@
-"""Encodes audio chunk by chunk with NeMo's cache-aware streaming; bench_streaming.py runs it.
+"""Encodes audio chunk by chunk with NeMo's cache-aware streaming; streaming.py runs it.
 
 Needs nemo_toolkit[asr] 3.0.0, but not this package.
 """

@@ -1,4 +1,4 @@
-"""Encodes audio chunk by chunk with StreamingEncoder; bench_streaming.py runs it."""
+"""Encodes audio chunk by chunk with StreamingEncoder; streaming.py runs it."""
 
 import argparse
 import json

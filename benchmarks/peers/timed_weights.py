@@ -1,4 +1,4 @@
-"""A callback for both sides of bench_time_to_loss.py: saves weights at fixed intervals of time, with the time of each.
+"""A callback for both sides of time_to_loss.py: saves weights at fixed intervals of time, with the time of each.
 
 Needs torch and one of the two names of Lightning.
 """

@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.arguments import benchmark_parser
-from benchmarks.harness.children import PEERS
+from benchmarks.harness.children import PEERS, run_peer
 from benchmarks.harness.report import table_row
-from benchmarks.peer import run_peer
 from nestdata import Corpus, prepare_corpus
 
 _HEADER = """| written by | read by | cuts | rejected | ids | samples |

@@ -35,10 +35,9 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.harness.arguments import benchmark_parser
-from benchmarks.harness.children import PEERS, json_of, own_command
+from benchmarks.harness.children import PEERS, json_of, own_command, run_peer
 from benchmarks.harness.report import Report, machine
 from benchmarks.harness.rounds import ratios, run_rounds, spread_cells
-from benchmarks.peer import run_peer
 from benchmarks.peers.steady import NUM_UNCOUNTED
 from benchmarks.remote.cpu_time import descendants, on_core, seconds, seconds_of_main_threads
 from benchmarks.remote.range_server import range_server

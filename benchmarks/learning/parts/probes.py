@@ -1,62 +1,44 @@
-"""Manifests of transcribed speech, and the transcripts that content probes made of it."""
+"""Probes of frozen encoders: runs them once, reads their errors in characters, and compares variants in tables."""
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
 from typing import Any
 
-from nestmodel import ErrorCounts, count_errors, error_difference, error_rate
+from benchmarks.harness.arguments import benchmark_parser
+from benchmarks.harness.children import run_command
+from benchmarks.harness.report import table_text
+from benchmarks.learning.parts.manifests import PURPOSES, Line, read_lines
+from nestmodel import ErrorCounts, Estimate, count_errors, error_difference, error_rate
 from nestmodel.evaluate.error_rates import percent
 
-Line = dict[str, Any]
-PURPOSES = {
-    "choices": "The test lines are those for choices: settings have been or will be chosen on them.",
-    "figures": "The test lines are those for figures: no setting was chosen on them.",
-}
-"""What test lines are used for, as a result says it."""
+
+def probes_parser(
+    description: str | None, *, results: str, probe_options: str = "", quick: Mapping[str, Any] | None = None
+) -> argparse.ArgumentParser:
+    """Returns a parser with what all benchmarks of probes need.
+
+    Args:
+        description: Docstring of the benchmark.
+        results: Default of `--results`.
+        probe_options: Default of `--probe-options`.
+        quick: Values that `--quick` sets.
+    """
+    parser = benchmark_parser(description, quick=quick or {})
+    parser.set_defaults(results=Path(results))
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--purpose", choices=PURPOSES, required=True, help="what the test lines are used for")
+    parser.add_argument("--probe-options", default=probe_options, help="further flags of `nestmodel probe --task ctc`")
+    return parser
 
 
-def read_lines(path: Path) -> list[Line]:
-    """Returns the JSON lines of a file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def write_lines(path: Path, lines: Iterable[Line]) -> None:
-    """Writes JSON lines."""
-    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-
-
-def read_manifest(path: Path, limit: int = 0) -> list[Line]:
-    """Returns the lines of a NeMo manifest with absolute paths; `limit` of them if it is not 0, evenly spread."""
-    lines = read_lines(path)
-    for line in lines:
-        line["audio_filepath"] = str((path.parent / line["audio_filepath"]).absolute())
-    return [lines[number * len(lines) // limit] for number in range(limit)] if 0 < limit < len(lines) else lines
-
-
-def without_text(lines: Iterable[Line]) -> list[Line]:
-    """Returns lines without their transcripts, for pretraining."""
-    return [{key: value for key, value in line.items() if key != "text"} for line in lines]
-
-
-def add_languages(parser: argparse.ArgumentParser, option: str, *, required: bool = False) -> None:
-    """Adds an option `NAME=TRAIN,TEST` to a parser, which may be repeated; its value is a list of `language`."""
-    text = "a language, and its manifests with texts; may be repeated"
-    parser.add_argument(
-        option, type=language, action="append", default=[], required=required, metavar="NAME=TRAIN,TEST", help=text
-    )
-
-
-def language(text: str) -> tuple[str, str, str]:
-    """Returns the name and both absolute paths of `NAME=TRAIN,TEST`."""
-    name, _, paths = text.partition("=")
-    train, _, test = paths.partition(",")
-    if not (name.isidentifier() and train and test) or "," in test:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=TRAIN,TEST, with a name of letters and digits")
-    return name, str(Path(train).absolute()), str(Path(test).absolute())
+def run_probe(output: Path, name: str, task: str) -> None:
+    """Runs `nestmodel probe` in a folder, and writes to NAME there, unless an earlier call did."""
+    if not (output / name / "probe.json").exists():
+        run_command(f"nestmodel probe {task} --overwrite -o {name}", output)
 
 
 def read_probe(probe: Path) -> dict[str, Any]:
@@ -65,16 +47,22 @@ def read_probe(probe: Path) -> dict[str, Any]:
     return found
 
 
+def accuracy(score: Mapping[str, float]) -> str:
+    """Returns an accuracy of a probe of labels in %, with its interval."""
+    return percent(Estimate(score["accuracy"], score["low"], score["high"]))
+
+
 def read_errors(probe: Path, features: str = "trained") -> ErrorCounts:
     """Returns the errors in characters of a content probe with some features, added up over the seeds of its heads.
 
     They are added up over the groups of test utterances that the probe names, from which its intervals are drawn.
     """
-    return errors_of(sorted(read_lines(probe / "hypotheses.jsonl"), key=lambda line: str(line["id"])), features)
+    return errors_of(read_lines(probe / "hypotheses.jsonl"), features)
 
 
 def errors_of(lines: Sequence[Line], features: str) -> ErrorCounts:
     """Returns the errors in characters of lines of `hypotheses.jsonl`, added up over the seeds and over the groups."""
+    lines = sorted(lines, key=lambda line: str(line["id"]))
     texts = [line["text"] for line in lines]
     seeds = lines[0][features]
     counts = (count_errors(texts, [one[features][seed] for one in lines], "characters") for seed in seeds)
@@ -101,7 +89,7 @@ def variant_table(errors: Runs, untrained: Runs | None = None) -> str:
         return ""
     names = ["variant", "CER", "CER by seed of pretraining", *(["untrained"] if untrained else [])]
     names += [name for baseline in columns for name in (f"minus {baseline}", f"minus {baseline}, by seed")]
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    rows = []
     for variant in variants:
         of_variant = {key: counts for key, counts in errors.items() if key[0] == variant}
         singles = ", ".join(f"{seed}: {100 * error_rate(counts).rate:.1f}" for (_, seed), counts in of_variant.items())
@@ -110,9 +98,9 @@ def variant_table(errors: Runs, untrained: Runs | None = None) -> str:
             cells.append(percent(error_rate(reduce(add, (untrained[key] for key in of_variant)))))
         for baseline in columns.values():
             cells += _differences(of_variant, baseline)
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     note = "Intervals cover the choice of scenes, not that of seeds: compare a difference with the spread of seeds."
-    return "\n".join([*lines, "", note]) + "\n"
+    return f"{table_text(names, rows)}\n\n{note}\n"
 
 
 def _differences(errors: Runs, baseline: Runs) -> tuple[str, str]:

@@ -7,9 +7,8 @@ an affricate are phones of their own; stress is left out, and so are the spaces 
 import re
 from collections.abc import Sequence
 
-from peer import run_peer
-from transcribed import Line
-
+from benchmarks.harness.children import run_peer
+from benchmarks.learning.parts.manifests import Line
 from nestmodel.evaluate.text import normalise_text
 
 _STRESS = str.maketrans("", "", "ˈˌ")

@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.harness.arguments import benchmark_parser
+from benchmarks.harness.kept_settings import keep_settings
 from benchmarks.harness.report import Report, machine, versions
-from benchmarks.kept_settings import keep_settings
 from nestdata import Corpus
 from nestmodel import FeatureScoreConfig, load_network, score_features
 from nestmodel.formats.model_file import open_model_file

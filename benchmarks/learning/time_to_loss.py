@@ -1,6 +1,6 @@
 """Time until the loss on held-out speakers falls to given levels below the entropy, compared with NeMo 3.0.0.
 
-    python benchmarks/bench_time_to_loss.py REAL_SPEECH OUTPUT --nemo-python PATH [--minutes-ours 12]
+    python -m benchmarks run time_to_loss REAL_SPEECH OUTPUT --nemo-python PATH [--minutes-ours 12]
         [--minutes-nemo 30] [--seeds 1] [--levels 0.05 0.10 0.15] [--quick] [--results benchmarks/results/NAME]
 
 REAL_SPEECH contains speech.json and noise.json (NeMo lines with `speaker`). Both sides train the demo preset on the
@@ -28,12 +28,14 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
-from bench_learning import BIN, HELD_OUT
-from held_out import held_out_batches, held_out_metrics
-from kept_settings import keep_settings
 from numpy.typing import NDArray
-from peer import run_peer
-from time_to_loss_report import (
+
+from benchmarks.harness.arguments import benchmark_parser
+from benchmarks.harness.children import PEERS, command_environment, run_peer
+from benchmarks.harness.kept_settings import keep_settings
+from benchmarks.learning.parts.held_out import held_out_batches, held_out_metrics
+from benchmarks.learning.parts.manifests import Line, by_speaker, read_lines, write_lines
+from benchmarks.learning.parts.time_to_loss_report import (
     CALIBRATION_SECONDS,
     CHANGED,
     LIMITS,
@@ -42,16 +44,17 @@ from time_to_loss_report import (
     SETS,
     STEP_SECONDS,
     WARMUP_STEPS,
+    Curve,
     draw,
     report,
     sides_of,
 )
-
 from nestdata import AudioNoiseBatch, Corpus
 from nestmodel import NestConfig, NestNetwork
 from nestmodel.formats.nemo_config import config_to_nemo
 
-PEERS = Path(__file__).parent / "peers"
+QUICK = None
+FEW = {"minutes_ours": 1.0, "minutes_nemo": 1.0, "levels": [-1.0, -0.5, -0.25], "saves": 4}
 
 
 @dataclass(frozen=True)
@@ -93,22 +96,19 @@ SETUPS = (
 
 def main() -> int:
     """Trains and scores what is not finished, and writes the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("real_speech", type=Path)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--nemo-python", required=True, help="Python of an environment with NeMo")
-    parser.add_argument("--minutes-ours", type=float, default=12.0)
-    parser.add_argument("--minutes-nemo", type=float, default=30.0)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--changed-seeds", type=int, help="seeds of NeMo with a changed augmentation; by default all")
-    parser.add_argument("--levels", type=float, nargs="+", default=[0.05, 0.10, 0.15], help="nats below the entropy")
-    parser.add_argument("--saves", type=int, default=30, help="saved weights of each run, all of which are scored")
-    parser.add_argument("--quick", action="store_true", help="a minute for each side, with levels above the entropy")
-    parser.add_argument("--results", type=Path, default=Path("time_to_loss"), help="path: NAME.md and NAME.png")
+    parser = benchmark_parser(__doc__, quick=FEW)
+    parser.set_defaults(results=Path("time_to_loss"))  # NAME.md and NAME.png
+    add = parser.add_argument
+    add("real_speech", type=Path)
+    add("output", type=Path)
+    add("--nemo-python", required=True, help="Python of an environment with NeMo")
+    add("--minutes-ours", type=float, default=12.0)
+    add("--minutes-nemo", type=float, default=30.0)
+    add("--seeds", type=int, default=1)
+    add("--changed-seeds", type=int, help="seeds of NeMo with a changed augmentation; by default all")
+    add("--levels", type=float, nargs="+", default=[0.05, 0.10, 0.15], help="nats below the entropy")
+    add("--saves", type=int, default=30, help="saved weights of each run, all of which are scored")
     arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.minutes_ours = arguments.minutes_nemo = 1.0
-        arguments.levels, arguments.saves = [-1.0, -0.5, -0.25], 4
     output = arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
     names = ("real_speech", "minutes_ours", "minutes_nemo", "saves", "quick")
@@ -119,12 +119,11 @@ def main() -> int:
         write_batches(output, arguments, 8 if arguments.quick else None)
     speeds = once(output / "calibration.json", calibrate, output, arguments, setups)
     best = max(setups, key=lambda setup: speeds[setup.name])
-    curves: dict[tuple[str, int], dict[str, Any]] = {}
+    curves: dict[tuple[str, int], Curve] = {}
     for seed in range(arguments.seeds):
         for side in sides_of(seed, arguments.changed_seeds):
-            minutes = arguments.minutes_ours if side == "ours" else arguments.minutes_nemo
             run = output / f"{side.lower().replace(', ', '_').replace(' ', '_')}-{seed}"
-            started = once(run / "run.json", train, output, run, side, seed, minutes, arguments, best)
+            started = once(run / "run.json", train, output, run, side, seed, arguments, best)
             curves[side, seed] = once(run / "curve.json", score, output, run, seed) | started
     interferences = json.loads((output / "interference.json").read_text())
     text = report(arguments, prepared, interferences, speeds, best.name, best.ranks, curves)
@@ -156,23 +155,17 @@ def prepare(real: Path, output: Path) -> dict[str, Any]:
     Returns:
         Seconds that `nestdata prepare` took, and mean duration of the training utterances.
     """
-    lines = [json.loads(line) for line in (real / "speech.json").read_text().splitlines()]
-    lines = [line for line in lines if LIMITS[0] <= line["duration"] <= LIMITS[1]]
     sides = {
-        "train": [line for line in lines if line.get("speaker") not in HELD_OUT],
-        "held_out": [line for line in lines if line.get("speaker") in HELD_OUT],
-        "noise": [
-            line
-            for line in map(json.loads, (real / "noise.json").read_text().splitlines())
-            if suits_nemo(soundfile.read(real / line["audio_filepath"], dtype="int16")[0])
-        ],
+        name: [line for line in lines if name == "noise" or LIMITS[0] <= line["duration"] <= LIMITS[1]]
+        for name, lines in by_speaker(real).items()
     }
+    sides["noise"] = [
+        line for line in sides["noise"] if suits_nemo(soundfile.read(line["audio_filepath"], dtype="int16")[0])
+    ]
     seconds = {}
     for name, rows in sides.items():
-        # pathlib keeps an absolute path as it is.
-        rows = [{**row, "audio_filepath": str(real / row["audio_filepath"])} for row in rows]
         assert all("duration" in row for row in rows), "without durations, NeMo reads whole files of noise"
-        (output / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(output / f"{name}.json", rows)
         started = time.time()
         command = ["nestdata", "prepare", f"{name}.json", "-o", f"{name}.corpus", "--overwrite"]
         run_peer([*command, *(["--pcm"] if name == "noise" else [])], cwd=output, env=environment(1))
@@ -207,9 +200,10 @@ def calibrate(output: Path, arguments: argparse.Namespace, setups: tuple[Setup, 
 
 
 def train(
-    output: Path, run: Path, side: str, seed: int, minutes: float, arguments: argparse.Namespace, setup: Setup
+    output: Path, run: Path, side: str, seed: int, arguments: argparse.Namespace, setup: Setup
 ) -> dict[str, float]:
     """Trains one side, and returns the time at which its process was started."""
+    minutes = arguments.minutes_ours if side == "ours" else arguments.minutes_nemo
     print(f"{side}, seed {seed}: {minutes:g} minutes", file=sys.stderr, flush=True)
     shutil.rmtree(run, ignore_errors=True)  # of an interrupted run
     started, interval_s = time.time(), 60 * minutes / arguments.saves
@@ -221,7 +215,7 @@ def train(
 
 
 def train_ours(output: Path, run: Path, seed: int, seconds: float, interval_s: float) -> None:
-    """Runs `nestmodel fit` with two ranks of one thread, as in bench_learning.py."""
+    """Runs `nestmodel fit` with two ranks of one thread, as in held_out_loss.py."""
     settings = {
         "seed_everything": seed,
         "data.corpus": output / "train.corpus",
@@ -294,9 +288,9 @@ def train_ds(output: Path, setup: Setup, mean_duration: float, seed: int) -> dic
     return section | {"batch_size": max(1, round(rank_seconds / mean_duration)), "labels": None}
 
 
-def saved(run: Path) -> list[dict[str, Any]]:
+def saved(run: Path) -> list[Line]:
     """Returns the lines that `TimedWeights` wrote."""
-    return [json.loads(line) for line in (run / "weights" / "saved.jsonl").read_text().splitlines()]
+    return read_lines(run / "weights" / "saved.jsonl")
 
 
 def write_batches(output: Path, arguments: argparse.Namespace, num_batches: int | None) -> None:
@@ -366,8 +360,7 @@ def score(output: Path, run: Path, seed: int) -> dict[str, Any]:
 
 def environment(threads: int) -> dict[str, str]:
     """Returns an environment in which the commands of this Python and the callback of the peers are found."""
-    paths = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(PEERS)}
-    return {**os.environ, **paths, "OMP_NUM_THREADS": str(threads)}
+    return {**command_environment(threads), "PYTHONPATH": str(PEERS)}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ training again.
 """
 
 import hashlib
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -18,10 +17,12 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from benchmarks.bench_learning import SETTINGS, environment
 from benchmarks.harness.arguments import benchmark_parser
+from benchmarks.harness.children import run_command
 from benchmarks.harness.report import Report, machine, versions
-from benchmarks.peer import run_peer
+from benchmarks.learning.parts.manifests import read_lines, write_lines
+from benchmarks.learning.parts.pretraining import fit_command
+from benchmarks.learning.parts.probes import accuracy, read_probe
 from nestdata import Corpus
 
 FEW = "10 training utterances per class"
@@ -49,8 +50,7 @@ def main() -> int:
     if not (output / "run").exists():
         _split(real)
         for command in _commands(real, arguments.minutes):
-            print("$", command, flush=True)
-            run_peer(shlex.split(command), cwd=output, env=environment(), echo=True)
+            run_command(command, output, echo=True)
     if not (real / "randomised.json").exists():
         _randomise(real)
     found = {name: _probe(real, output, number, *probe) for number, (name, probe) in enumerate(PROBES.items())}
@@ -60,18 +60,17 @@ def main() -> int:
 
 def _split(real: Path) -> None:
     """Writes the manifest for pretraining, and the manifest for probes: all lines with their side of the split."""
-    lines = [json.loads(line) for line in (real / "speech.json").read_text().splitlines()]
+    lines = read_lines(real / "speech.json")
     for line in lines:
         digest = hashlib.blake2b(line["audio_filepath"].encode(), digest_size=4).digest()
         line["split"] = "held out" if int.from_bytes(digest, "little") % 5 == 0 else "pretrain"
-    sides = {"pretrain": [line for line in lines if line["split"] == "pretrain"], "probe": lines}
-    for name, rows in sides.items():
-        (real / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(real / "pretrain.json", [line for line in lines if line["split"] == "pretrain"])
+    write_lines(real / "probe.json", lines)
 
 
 def _randomise(real: Path) -> None:
     """Writes every utterance with a random level and a random, smooth frequency response of its own."""
-    rows = [json.loads(line) for line in (real / "probe.json").read_text().splitlines()]
+    rows = read_lines(real / "probe.json")
     (real / "randomised").mkdir(exist_ok=True)
     for row in rows:
         rng = np.random.default_rng(list(row["audio_filepath"].encode()))
@@ -83,26 +82,25 @@ def _randomise(real: Path) -> None:
         row["audio_filepath"] = f"randomised/{row['audio_filepath'].replace('/', '-')}"
         peak = max(1.0, float(np.abs(filtered).max()) / 0.99)
         soundfile.write(real / row["audio_filepath"], filtered / peak, rate, format="FLAC")
-    (real / "randomised.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(real / "randomised.json", rows)
 
 
 def _commands(real: Path, minutes: int) -> list[str]:
-    overrides = " ".join(f"--{name} {value}" for name, value in SETTINGS.items() if "val_check" not in name)
     return [
         f"nestdata prepare {shlex.quote(str(real / 'pretrain.json'))} -o pretrain.corpus --max-seconds 30 --overwrite",
         f"nestdata prepare {shlex.quote(str(real / 'noise.json'))} -o noise.corpus --pcm --overwrite",
-        "nestmodel fit --config demo --data.corpus pretrain.corpus --data.noise noise.corpus "
-        f"--trainer.default_root_dir run --trainer.max_time 00:{minutes // 60:02d}:{minutes % 60:02d}:00 {overrides}",
+        fit_command("pretrain.corpus", minutes),
     ]
 
 
 def _probe(real: Path, output: Path, number: int, manifest: str, options: str) -> dict[str, Any]:
-    checkpoint = output / "run" / "version_0" / "checkpoints" / "last.ckpt"
-    command = ["nestmodel", "probe", str(checkpoint), str(real / manifest), *options.split()]
-    command += ["--held-out-where", "split=held out", "-o", f"probe-{number}", "--overwrite"]
-    run_peer(command, cwd=output, env=environment(), echo=True)
-    found: dict[str, Any] = json.loads((output / f"probe-{number}" / "probe.json").read_text())
-    return found
+    run_command(
+        f"nestmodel probe run/version_0/checkpoints/last.ckpt {shlex.quote(str(real / manifest))} {options} "
+        f"--held-out-where 'split=held out' -o probe-{number} --overwrite",
+        output,
+        echo=True,
+    )
+    return read_probe(output / f"probe-{number}")
 
 
 def _print(results: Path | None, real: Path, output: Path, minutes: int, found: dict[str, dict[str, Any]]) -> None:
@@ -111,7 +109,7 @@ def _print(results: Path | None, real: Path, output: Path, minutes: int, found: 
         f"What an encoder learned in {minutes} minutes",
         __file__,
         f"one run, {machine()}, {versions('torch', 'pytorch-lightning', 'scikit-learn')}.",
-        measured=["nestmodel/nn", "nestmodel/evaluate/probe.py", "nestmodel/presets/demo.yaml"],
+        measured=["nestmodel/nn", "nestmodel/evaluate/probe", "nestmodel/presets/demo.yaml"],
         results=results,
     )
     report.text(f"""Encoder and probe were trained on {len(pretrain)} utterances, {pretrain.hours:.2f} h (the probe on
@@ -128,18 +126,15 @@ def _print(results: Path | None, real: Path, output: Path, minutes: int, found: 
 
 
 def _row(name: str, probe: dict[str, Any]) -> list[str]:
-    def shown(score: dict[str, float]) -> str:
-        return f"{100 * score['accuracy']:.1f} ({100 * score['low']:.1f} to {100 * score['high']:.1f})"
-
     best = max(range(len(probe["trained"])), key=lambda layer: probe["trained"][layer]["accuracy"])
     return [
         name,
         f"{len(probe['classes'])}, {100 * probe['chance']['accuracy']:.1f}",
         f"{probe['num_train']}, {probe['num_held_out']}",
-        shown(probe["trained_together"]),
-        f"{shown(probe['trained'][best])}, layer {best}",
-        shown(probe["untrained_together"]),
-        shown(probe["log_mel"]),
+        accuracy(probe["trained_together"]),
+        f"{accuracy(probe['trained'][best])}, layer {best}",
+        accuracy(probe["untrained_together"]),
+        accuracy(probe["log_mel"]),
     ]
 
 

@@ -30,11 +30,10 @@ import torch
 from numpy.typing import NDArray
 from pytorch_lightning.loggers import CSVLogger
 
-from benchmarks.bench_learning import HELD_OUT
 from benchmarks.harness.arguments import benchmark_parser
-from benchmarks.harness.children import own_command
+from benchmarks.harness.children import own_command, run_peer
 from benchmarks.harness.report import Report, machine, versions
-from benchmarks.peer import run_peer
+from benchmarks.learning.parts.manifests import HELD_OUT, by_speaker, read_lines, write_lines
 from nestdata import (
     AudioNoiseBatch,
     AudioNoiseDataset,
@@ -134,18 +133,15 @@ def start(arguments: argparse.Namespace, arm: str, seed: int) -> None:
 def prepare(real: Path, output: Path) -> None:
     """Prepares the corpora: training and held-out speakers, noise, and the labelled utterances of the probe."""
     output.mkdir(parents=True, exist_ok=True)
-    lines = [json.loads(line) for line in (real / "speech.json").read_text().splitlines()]
-    noise = [json.loads(line) for line in (real / "noise.json").read_text().splitlines()]
-    sides = {
-        "train": [line for line in lines if line.get("speaker") not in HELD_OUT],
-        "held_out": [line for line in lines if line.get("speaker") in HELD_OUT],
-        "probe": [line for line in lines if digest(line["audio_filepath"]) % 100 < PROBE_SHARE],
-        "noise": noise,
-    }
+    probed = [
+        {**line, "audio_filepath": str(real / line["audio_filepath"])}
+        for line in read_lines(real / "speech.json")
+        if digest(line["audio_filepath"]) % 100 < PROBE_SHARE
+    ]
+    sides = {**by_speaker(real), "probe": probed}
     for name, rows in sides.items():
-        rows = [{**row, "audio_filepath": str(real / row["audio_filepath"])} for row in rows]
         manifest = output / f"{name}.json"
-        manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(manifest, rows)
         limits = PrepareConfig(pcm=True, max_seconds=None if name == "noise" else MAX_SECONDS)
         prepare_corpus([manifest], output / f"{name}.corpus", limits, overwrite=True)
     sizes = {name: Corpus.open(output / f"{name}.corpus") for name in sides}

@@ -1,6 +1,6 @@
 """Compares settings of the demo preset by the speech content that an encoder learns in the same time.
 
-    python benchmarks/bench_demo_settings.py OUTPUT --train train.json --speech speech.json --noise noise.json \
+    python -m benchmarks run demo_settings OUTPUT --train train.json --speech speech.json --noise noise.json \
         --group-by scene --purpose choices --minutes 6,12 --seeds 0,1
 
 TRAIN are transcribed NeMo lines. Groups with a fifth of the lines are held out as the development set, on which
@@ -11,8 +11,8 @@ in a drawn order: other work on the machine changes no figure from here on. A ch
 MINUTES. This equals separate runs, because the learning rate depends on the step alone. Last, content probes learn
 characters from the frozen layers and are scored, in another drawn order.
 
-Variants with other targets or losses are run by `fit_targets.py`. A second round learns tokens of an encoder that was
-pretrained in the first half of its time, and goes on with its weights. `--also` names another language to score.
+Variants with other targets or losses are run by `parts/fit_targets.py`. A second round learns tokens of an encoder that
+was pretrained in the first half of its time, and goes on with its weights. `--also` names another language to score.
 
 A call that was interrupted goes on where it ended; a later call may have more seeds, variants, and longer times. With
 `--accelerator gpu`, encoders make as many steps on a GPU, with one microbatch of 90 s instead of two of 45 s. If the
@@ -24,40 +24,32 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import shlex
 import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-import fit_targets
-from bench_learning import SETTINGS, environment
-from blind import draw_once
-from kept_settings import keep_settings
-from peer import run_peer
-from transcribed import (
-    PURPOSES,
-    add_languages,
-    read_errors,
-    read_manifest,
-    read_probe,
-    variant_table,
-    without_text,
-    write_lines,
-)
-
+from benchmarks.harness.children import own_command, run_command
+from benchmarks.harness.kept_settings import keep_settings
+from benchmarks.harness.report import machine, table_text, versions
+from benchmarks.harness.rounds import spread
+from benchmarks.learning.parts import fit_targets
+from benchmarks.learning.parts.blind import draw_once
+from benchmarks.learning.parts.manifests import PURPOSES, add_languages, read_manifest, without_text, write_lines
+from benchmarks.learning.parts.pretraining import SETTINGS, prepare
+from benchmarks.learning.parts.probes import probes_parser, read_errors, read_probe, run_probe, variant_table
 from nestdata import Corpus
-from nestmodel import ErrorCounts, NestConfig, error_rate
+from nestmodel import NestConfig, error_rate
 from nestmodel.config import LIVE_PRESETS, preset_path
 from nestmodel.training.callbacks.curves import read_metrics
 
+QUICK = None
 CONFIG = "--model.config"
 NO_DROPOUT = " ".join(f"{CONFIG}.encoder.{name} 0.0" for name in ("dropout", "dropout_pre_encoder", "dropout_att"))
 FITTED = "--model.init_from fitted.safetensors"
@@ -93,16 +85,19 @@ VARIANTS = {
     "6 codebooks + soft tokens": f"{CHANGED}soft {CONFIG}.quantizer.num_codebooks 6",
     "next token": f"{CHANGED}next --config streaming {NO_LOOK_AHEAD}",
 }
-"""Flags of `nestmodel fit`, after changes that `fit_targets.py` makes."""
+"""Flags of `nestmodel fit`, after changes that `parts/fit_targets.py` makes."""
 
 ON_A_GPU = "--data.plan.microbatches_per_step 1 --data.plan.max_batch_seconds 90 --data.num_workers 2"
 """A GPU takes the audio of a step at once: launching the operations takes longer than computing them. Variants of the
 microbatches are for a CPU."""
 
 SPEED_SECONDS = 20
-SPEED_ROUNDS = 3
 DEVELOPMENT_SHARE = 0.2
-QUICK_PROBE = "--max-epochs 2 --learning-rates 0.01 --probe-seeds 0"
+FEW = {
+    "variants": ",".join(list(VARIANTS)[:2]),
+    "minutes": [1, 2],
+    "probe_options": "--max-epochs 2 --learning-rates 0.01 --probe-seeds 0",
+}
 
 
 class Run(NamedTuple):
@@ -139,7 +134,8 @@ def main() -> int:
     common = {"settings": json.dumps(SETTINGS), "preset": hashlib.sha256(preset_path("demo").read_bytes()).hexdigest()}
     kept |= {**common, "accelerator": arguments.accelerator, "probe_options": arguments.probe_options}
     keep_settings(output, {**kept, "also": json.dumps(arguments.also), "quick": arguments.quick})
-    prepare(arguments, output)
+    if not (output / "pretrain.corpus").exists():
+        prepare_corpora(arguments, output)
     speeds = measure_speeds(output, variants, 1 if arguments.quick else arguments.speed_rounds)
     a_minute = {name: 4 if arguments.quick else round(60 * statistics.median(speeds[name])) for name in variants}
     runs = [Run(name, seed) for name in variants for seed in arguments.seeds.split(",")]
@@ -162,47 +158,38 @@ def main() -> int:
                 Path(partial).replace(output / f"{point.slug}.ckpt")
                 print(f"{point.slug}: {steps[point]} steps", flush=True)
 
-    def score_point(point: Point) -> None:
-        score(output, point, arguments)
+    def score(point: Point) -> None:
+        heads = f"--task ctc --baselines none --group-by {arguments.group_by} {arguments.probe_options}"
+        for name, train, test in [("", "train.json", "test.json"), *arguments.also]:
+            run_probe(output, probe_name(point, name), f"{point.slug}.ckpt {train} --test {test} {heads}")
 
     in_parallel(pretrain_run, drawn(output / "order", runs), arguments.at_once)
     if arguments.only == "pretrain":
         return 0
-    in_parallel(score_point, drawn(output / "order-of-probes", list(steps)), arguments.at_once)
+    in_parallel(score, drawn(output / "order-of-probes", list(steps)), arguments.at_once)
     arguments.results.write_text(report(arguments, output, speeds, steps), encoding="utf-8")
     print(arguments.results)
     return 0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--train", type=Path, required=True, help="NeMo lines with text")
-    parser.add_argument("--test", type=Path, help="NeMo lines with text to score, instead of a part of TRAIN")
+    parser = probes_parser(__doc__, results="demo_settings.md", probe_options="--learning-rates 0.02,0.08", quick=FEW)
+    add = parser.add_argument
+    add("--train", type=Path, required=True, help="NeMo lines with text")
+    add("--test", type=Path, help="NeMo lines with text to score, instead of a part of TRAIN")
     add_languages(parser, "--also")
-    parser.add_argument("--name", default="Characters", help="name of the language of TRAIN")
-    parser.add_argument("--purpose", choices=PURPOSES, required=True, help="what the test lines are used for")
-    parser.add_argument("--speech", type=Path, required=True, help="NeMo lines of further speech for pretraining")
-    parser.add_argument("--noise", type=Path, required=True, help="NeMo lines of noise for pretraining")
-    parser.add_argument("--group-by", required=True, help="field of the lines whose values stay on one side")
-    parser.add_argument(
-        "--minutes", type=whole_minutes, default="6", help="times of pretraining on one core, separated by commas"
-    )
-    parser.add_argument("--seeds", default="0,1", help="seeds of pretraining")
-    parser.add_argument("--variants", default=",".join(VARIANTS), help="names, separated by commas")
-    parser.add_argument("--probe-options", default="--learning-rates 0.02,0.08", help="flags of `nestmodel probe`")
-    parser.add_argument("--speed-rounds", type=int, default=3, help="measurements of the speed of each variant [3]")
-    parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu", help="device of pretraining [cpu]")
-    parser.add_argument(
-        "--at-once", type=int, default=os.cpu_count(), help="runs at the same time; they share the cores"
-    )
-    parser.add_argument("--only", choices=("pretrain",), help="end after this part")
-    parser.add_argument("--results", type=Path, default=Path("demo_settings.md"))
-    parser.add_argument("--quick", action="store_true", help="two variants and a few steps, to check the script")
+    add("--name", default="Characters", help="name of the language of TRAIN")
+    add("--speech", type=Path, required=True, help="NeMo lines of further speech for pretraining")
+    add("--noise", type=Path, required=True, help="NeMo lines of noise for pretraining")
+    add("--group-by", required=True, help="field of the lines whose values stay on one side")
+    add("--minutes", type=whole_minutes, default="6", help="times of pretraining on one core, separated by commas")
+    add("--seeds", default="0,1", help="seeds of pretraining")
+    add("--variants", default=",".join(VARIANTS), help="names, separated by commas")
+    add("--speed-rounds", type=int, default=3, help="measurements of the speed of each variant [3]")
+    add("--accelerator", choices=("cpu", "gpu"), default="cpu", help="device of pretraining [cpu]")
+    add("--at-once", type=int, default=os.cpu_count(), help="runs at the same time; they share the cores")
+    add("--only", choices=("pretrain",), help="end after this part")
     arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.variants, arguments.minutes = ",".join(list(VARIANTS)[:2]), [1, 2]
-        arguments.probe_options = QUICK_PROBE
     unknown = [name for name in arguments.variants.split(",") if name not in VARIANTS]
     if unknown:
         parser.error(f"there is no variant {unknown[0]!r}. They are {', '.join(VARIANTS)}.")
@@ -248,10 +235,8 @@ def in_parallel(work: Callable[[Any], Any], items: Sequence[Any], at_once: int) 
         return list(pool.map(work_on_share, items))
 
 
-def prepare(arguments: argparse.Namespace, output: Path) -> None:
+def prepare_corpora(arguments: argparse.Namespace, output: Path) -> None:
     """Splits the transcribed lines by group unless there are test lines, and prepares the corpora of pretraining."""
-    if (output / "pretrain.corpus").exists():
-        return
     train = read_manifest(arguments.train)
     if arguments.test:
         test = read_manifest(arguments.test)
@@ -267,11 +252,8 @@ def prepare(arguments: argparse.Namespace, output: Path) -> None:
     write_lines(output / "test.json", test)
     write_lines(output / "pretrain.json", [*read_manifest(arguments.speech), *without_text(train)])
     write_lines(output / "noise.json", read_manifest(arguments.noise))
-    for command in (
-        "nestdata prepare noise.json -o noise.corpus --pcm --overwrite",
-        "nestdata prepare pretrain.json -o pretrain.corpus --max-seconds 30 --overwrite",
-    ):
-        run_peer(shlex.split(command), cwd=output, env=environment(), echo=True)
+    prepare("noise.json", output, "--pcm")
+    prepare("pretrain.json", output)
     config = NestConfig.preset("demo")
     fit_targets.fit_quantizer(Corpus.open(output / "pretrain.corpus"), config, output / "fitted.safetensors")
 
@@ -313,10 +295,10 @@ def pretrain(output: Path, directory: Path, flags: str, seed: str, teacher: Path
     program = "nestmodel"
     if flags.startswith(CHANGED):
         changes, _, flags = flags.removeprefix(CHANGED).partition(" ")
-        program = shlex.join([sys.executable, fit_targets.__file__, changes])
+        program = shlex.join(own_command(fit_targets.__file__, changes))
     command = f"{program} fit --config demo --data.corpus pretrain.corpus --data.noise noise.corpus --ckpt_path last"
-    env = environment() if teacher is None else {**environment(), fit_targets.TEACHER: str(teacher)}
-    run_peer(shlex.split(f"{command} {overrides} --seed_everything {seed} {flags}"), cwd=output, env=env)
+    variables = {} if teacher is None else {fit_targets.TEACHER: str(teacher)}
+    run_command(f"{command} {overrides} --seed_everything {seed} {flags}", output, **variables)
     return max(directory.glob("version_*/checkpoints/last.ckpt"), key=lambda path: path.resolve().name)
 
 
@@ -325,7 +307,7 @@ def teach(output: Path, directory: Path, flags: str, num_steps: int, seed: str) 
     checkpoint = pretrain(output, directory, f"{flags} --trainer.max_steps {num_steps}", seed)
     corpus = Corpus.open(output / "pretrain.corpus")
     num_classes = NestConfig.preset("demo").quantizer.num_classes
-    fit_targets.fit_teacher(corpus, checkpoint, TEACHER_LAYER, directory, num_classes=num_classes)
+    fit_targets.fit_teacher(corpus, checkpoint, TEACHER_LAYER, directory, num_classes)
     return directory
 
 
@@ -338,26 +320,15 @@ def pretrain_twice(output: Path, point: Point, first_steps: int, num_steps: int)
     return pretrain(output, directory, flags, point.run.seed, teacher)
 
 
-def score(output: Path, point: Point, arguments: argparse.Namespace) -> None:
-    """Trains and scores the heads on a frozen encoder, on all sets of lines, unless an earlier call did."""
-    for name, train, test in [("", "train.json", "test.json"), *arguments.also]:
-        probe = probe_name(point, name)
-        if (output / probe / "probe.json").exists():
-            continue
-        task = f"--task ctc --baselines none --group-by {arguments.group_by} {arguments.probe_options} --overwrite"
-        command = f"nestmodel probe {point.slug}.ckpt {train} --test {test} {task} -o {probe}"
-        run_peer(shlex.split(command), cwd=output, env=environment())
-        print(f"{probe}: scored", flush=True)
-
-
 def probe_name(point: Point, lines: str = "") -> str:
     """Returns the folder of the content probe of an encoder on lines with a name, or on TRAIN and its test lines."""
     return f"probe-{point.slug}{'-' if lines else ''}{lines}"
 
 
-def report(arguments: argparse.Namespace, output: Path, speeds: dict[str, list[float]], steps: dict[Point, int]) -> str:
+def report(
+    arguments: argparse.Namespace, output: Path, speeds: Mapping[str, list[float]], steps: Mapping[Point, int]
+) -> str:
     """Returns the results as Markdown."""
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "jiwer"))
     settings = " ".join(f"--{name} {value}" for name, value in SETTINGS.items() if "model" in name or "plan" in name)
     side = "" if arguments.test else f" The others of TRAIN are groups with {DEVELOPMENT_SHARE:.0%} of its lines."
     languages = "\n".join(
@@ -367,8 +338,8 @@ def report(arguments: argparse.Namespace, output: Path, speeds: dict[str, list[f
     made_on = f" A GPU made as many steps, with `{ON_A_GPU}`." if arguments.accelerator == "gpu" else ""
     return f"""# Settings of the demo preset
 
-Made by `benchmarks/bench_demo_settings.py`{" --quick" if arguments.quick else ""} on {os.cpu_count()} CPU cores \
-({platform.machine()}), {packages}.
+Made by `benchmarks/learning/demo_settings.py`{" --quick" if arguments.quick else ""} on {machine("CPU cores")}, \
+{versions("torch", "jiwer")}.
 
 Each encoder was pretrained for the steps that fit into a time of one core at the measured speed, with `{settings}` and
 the flags below.{made_on} The warm-up of the learning rate is part of these steps. Then the content probe
@@ -384,53 +355,47 @@ characters (CER), added up over the seeds of heads, and in comparisons also over
 """
 
 
-def results_on(output: Path, lines: str, steps: Sequence[Point]) -> str:
-    """Returns the errors on the test lines of one language."""
-    errors = {point: read_errors(output / probe_name(point, lines)) for point in steps}
-    found = read_probe(output / probe_name(next(iter(steps)), lines))
-    return f"""Heads learned from {found["num_training"]} lines and were scored on {found["num_test"]} others.
-
-{table_of_curves(errors)}
-
-{tables_of_variants(errors)}"""
-
-
-def table_of_curves(errors: dict[Point, ErrorCounts]) -> str:
-    """Returns the error rate of each run after each time."""
-    times = sorted({point.minutes for point in errors})
-    lines = [f"| variant | seed | {_header(times)} |", "|---" * (2 + len(times)) + "|"]
-    for run in dict.fromkeys(point.run for point in errors):
-        rates = (f"{100 * error_rate(errors[Point(run, time)]).rate:.1f}" for time in times)
-        lines.append(f"| {run.variant} | {run.seed} | {' | '.join(rates)} |")
-    return "\n".join(lines)
-
-
-def tables_of_variants(errors: dict[Point, ErrorCounts]) -> str:
-    """Returns a comparison of the variants for each time."""
-    tables = []
-    for time in sorted({point.minutes for point in errors}):
-        at_time = {tuple(point.run): counts for point, counts in errors.items() if point.minutes == time}
-        tables.append(f"After {time} minutes:\n\n{variant_table(at_time)}\n")
-    return "".join(tables)
+def results_on(output: Path, lines: str, points: Sequence[Point]) -> str:
+    """Returns the errors on the test lines of one language, after each time."""
+    errors = {point: read_errors(output / probe_name(point, lines)) for point in points}
+    found = read_probe(output / probe_name(points[0], lines))
+    times = times_of(points)
+    by_run = {
+        run: [f"{100 * error_rate(errors[Point(run, time)]).rate:.1f}" for time in times]
+        for run in dict.fromkeys(point.run for point in points)
+    }
+    curves = table_text(["variant", "seed", *minutes_of(times)], ([*run, *rates] for run, rates in by_run.items()))
+    comparisons = (
+        f"After {time} minutes:\n\n"
+        + variant_table({tuple(point.run): errors[point] for point in points if point.minutes == time})
+        + "\n"
+        for time in times
+    )
+    heads = f"Heads learned from {found['num_training']} lines and were scored on {found['num_test']} others."
+    return f"{heads}\n\n{curves}\n\n{''.join(comparisons)}"
 
 
-def table_of_steps(output: Path, speeds: dict[str, list[float]], steps: dict[Point, int]) -> str:
+def table_of_steps(output: Path, speeds: Mapping[str, list[float]], steps: Mapping[Point, int]) -> str:
     """Returns flags, speed, labels per frame and steps of each variant."""
-    times = sorted({point.minutes for point in steps})
-    columns = f"flags | steps per second, median of {len(next(iter(speeds.values())))} (range) | labels per frame"
-    lines = [f"| variant | {columns} | {_header(times)} |", "|---" * (4 + len(times)) + "|"]
+    times = times_of(steps)
+    rows = []
     for run in {point.run.variant: point.run for point in steps}.values():
         found = read_probe(output / probe_name(Point(run, times[0])))
-        of_run = speeds[run.variant]
-        speed = f"{statistics.median(of_run):.2f} ({min(of_run):.2f} to {max(of_run):.2f})"
         labels = f"{found['config']['labels_per_frame']} of {1000 / found['frame_rate_hz']:.0f} ms"
-        counts = " | ".join(str(steps[Point(run, time)]) for time in times)
-        lines.append(f"| {run.variant} | `{VARIANTS[run.variant] or 'none'}` | {speed} | {labels} | {counts} |")
-    return "\n".join(lines)
+        counts = [steps[Point(run, time)] for time in times]
+        rows.append([run.variant, f"`{VARIANTS[run.variant] or 'none'}`", spread(speeds[run.variant]), labels, *counts])
+    speed = f"steps per second, median of {len(next(iter(speeds.values())))} (range)"
+    return table_text(["variant", "flags", speed, "labels per frame", *minutes_of(times)], rows)
 
 
-def _header(times: Sequence[int]) -> str:
-    return " | ".join(f"{time} min" for time in times)
+def times_of(points: Iterable[Point]) -> list[int]:
+    """Returns the times of pretraining, in rising order."""
+    return sorted({point.minutes for point in points})
+
+
+def minutes_of(times: Sequence[int]) -> list[str]:
+    """Returns the heads of the columns of times."""
+    return [f"{time} min" for time in times]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Runs `nestmodel` with other targets or another loss than NEST's, for `bench_demo_settings.py` only.
+"""Runs `nestmodel` with other targets or another loss than NEST's, for `demo_settings.py` only.
 
-    python benchmarks/fit_targets.py NAME fit --config demo ...
+    python -m benchmarks.learning.parts.fit_targets NAME fit --config demo ...
 
 NAME is one or more of `CHANGES`, joined by `+`. A change replaces methods of the network in this process; the settings,
 the weights that are trained and the files are those of any other run. `fit_quantizer` and `fit_teacher` compute targets
@@ -56,9 +56,7 @@ def fit_quantizer(corpus: Corpus, config: NestConfig, path: Path) -> None:
     save_file({"quantizer.proj.weight": torch.from_numpy(components).contiguous(), "quantizer.codebooks": codes}, path)
 
 
-def fit_teacher(
-    corpus: Corpus, checkpoint: Path, layer: int, directory: Path, *, num_classes: int = 512, centred: bool = False
-) -> None:
+def fit_teacher(corpus: Corpus, checkpoint: Path, layer: int, directory: Path, num_classes: int) -> None:
     """Writes the centres of k-means of a layer of an encoder, which `second` takes as targets.
 
     Args:
@@ -67,15 +65,11 @@ def fit_teacher(
         layer: Number of its output; see `nestmodel.iterate_features`.
         directory: Folder to write to.
         num_classes: Number of centres.
-        centred: Whether the mean over an utterance is subtracted from its frames, which removes much of the voice.
     """
     directory.mkdir(exist_ok=True)
-    model = load_network(checkpoint)
-    found = iterate_features(model, corpus, (layer,), device="cpu", rows=spread_rows(corpus))
-    frames = np.concatenate([one.values[0] - centred * one.values[0].mean(0) for one in found])
-    codes = torch.from_numpy(centres(frames, num_classes))
-    settings = {"layer": torch.tensor(layer), "centred": torch.tensor(centred)}
-    save_file({"codes": codes, **settings}, directory / "codes.safetensors")
+    found = iterate_features(load_network(checkpoint), corpus, (layer,), device="cpu", rows=spread_rows(corpus))
+    codes = torch.from_numpy(centres(np.concatenate([one.values[0] for one in found]), num_classes))
+    save_file({"codes": codes, "layer": torch.tensor(layer)}, directory / "codes.safetensors")
     (directory / "teacher.ckpt").unlink(missing_ok=True)
     (directory / "teacher.ckpt").symlink_to(checkpoint.resolve())
 
@@ -201,16 +195,13 @@ def learn_from_teacher() -> None:
     directory = Path(os.environ[TEACHER])
     teacher = load_network(directory / "teacher.ckpt").eval().requires_grad_(False)
     kept = load_file(directory / "codes.safetensors")
-    codes, centred = kept["codes"], bool(kept["centred"])
+    codes = kept["codes"]
     teacher.encoder.layers = teacher.encoder.layers[: int(kept["layer"])]
     offsets = codes.square().sum(1) / -2
 
     @torch.no_grad()
     def tokens(_self: NestNetwork, clean: Tensor, feat_lens: Tensor, rows: Tensor | None = None) -> Tensor:
-        frames, enc_lens = teacher.encoder(clean, feat_lens)
-        if centred:
-            is_valid = (torch.arange(frames.shape[1]) < enc_lens.unsqueeze(1)).unsqueeze(2)
-            frames = frames - (frames * is_valid).sum(1, keepdim=True) / is_valid.sum(1, keepdim=True)
+        frames, _ = teacher.encoder(clean, feat_lens)
         points = frames if rows is None else frames.flatten(0, 1)[rows]
         tokens: Tensor = (points @ codes.T + offsets).argmax(-1, keepdim=True)
         return tokens

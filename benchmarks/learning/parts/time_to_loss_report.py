@@ -1,19 +1,19 @@
-"""The report of bench_time_to_loss.py: times, losses after equally many steps, and the curves."""
+"""The report of time_to_loss.py: times, losses after equally many steps, and the curves."""
 
 import argparse
-import os
-import platform
 from collections.abc import Mapping
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bench_learning import HELD_OUT
-from measured import measured_line
-
+from benchmarks.harness.report import machine, table_text, versions
+from benchmarks.learning.parts.manifests import HELD_OUT
+from benchmarks.measured import measured_line
 from nestmodel.figures import BLUE, ORANGE, finish_axes, new_figure
+
+Curve = Mapping[str, Any]
+"""A run: when its process started (`started`), its saved weights (`points`), and the digest of its `quantizer`."""
 
 LIMITS = (1.0, 16.0)
 """Shortest and longest utterance in seconds. NEST's YAML files of NeMo leave out those below 1 s."""
@@ -44,7 +44,7 @@ CALIBRATION_SECONDS = 30.0
 SINCE = {"start": "start of the process", "step": "first step"}
 
 
-def seconds_to(curve: Mapping[str, Any], level: float, since: str, scored: str = SETS[0]) -> tuple[float, float] | None:
+def seconds_to(curve: Curve, level: float, since: str, scored: str = SETS[0]) -> tuple[float, float] | None:
     """Returns the seconds and steps until the loss is first `level` below the entropy, or None.
 
     Values between two saved weights are interpolated. The time that saving weights took is excluded.
@@ -55,12 +55,10 @@ def seconds_to(curve: Mapping[str, Any], level: float, since: str, scored: str =
         since: "start" counts from the start of the process, "step" from the end of the first step.
         scored: The held-out set.
     """
-    points = curve["points"]
-    start = _start(curve, since)
     before = None
-    for point in points:
+    for point in curve["points"]:
         above = point["losses"][scored] - (point["token_entropy"] - level)
-        now = (point["time"] - point["saving_s"] - start, point["step"], above)
+        now = (_seconds(curve, point, since), point["step"], above)
         if above <= 0:
             if before is None:
                 return now[0], now[1]
@@ -70,12 +68,13 @@ def seconds_to(curve: Mapping[str, Any], level: float, since: str, scored: str =
     return None
 
 
-def _start(curve: Mapping[str, Any], since: str) -> float:
-    started: float = curve["started"] if since == "start" else curve["points"][0]["time"]
-    return started
+def _seconds(curve: Curve, point: Mapping[str, Any], since: str) -> float:
+    started = curve["started"] if since == "start" else curve["points"][0]["time"]
+    seconds: float = point["time"] - point["saving_s"] - started
+    return seconds
 
 
-def below_at(curve: Mapping[str, Any], step: float, scored: str) -> float:
+def below_at(curve: Curve, step: float, scored: str) -> float:
     """Returns by how many nats the loss after a number of steps is below the entropy, interpolated."""
     points = curve["points"]
     before, after = next(pair for pair in pairwise(points) if pair[1]["step"] >= step)
@@ -92,36 +91,38 @@ def report(
     speeds: Mapping[str, float],
     best: str,
     nemo_ranks: int,
-    curves: Mapping[tuple[str, int], Mapping[str, Any]],
+    curves: Mapping[tuple[str, int], Curve],
 ) -> str:
     """Returns the result as Markdown."""
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "lhotse", "pytorch-lightning"))
-    for seed in range(arguments.seeds):
+    seeds = range(arguments.seeds)
+    for seed in seeds:
         sides = sides_of(seed, arguments.changed_seeds)
         assert len({curves[side, seed]["quantizer"] for side in sides}) == 1, "the targets differ"
     entropy = curves["ours", 0]["points"][-1]["token_entropy"]
-    seeds = range(arguments.seeds)
-    rows = [
-        row(curves["ours", seed], curves["NeMo", seed], seed, level, since)
+    step = min(curve["points"][-1]["step"] for curve in curves.values())
+    equal = []
+    for side in SIDES:
+        of_side = [curves[side, seed] for seed in seeds if (side, seed) in curves]
+        losses = [" / ".join(f"{below_at(curve, step, name):.3f}" for curve in of_side) for name in SETS]
+        equal.append([side, f"{mean(encoded_seconds(side, curve, nemo_ranks) for curve in of_side):.1f}", *losses])
+    mixing = (
+        [
+            name,
+            *(f"{100 * found[share]:.0f} %" for share in ("mixed", "throughout")),
+            f"{found['snr_db']:.1f} dB",
+            f"{100 * found.get('shortened', 0):.0f} %",
+        ]
+        for name, found in interferences.items()
+    )
+    times = (
+        time_cells(curves["ours", seed], curves["NeMo", seed], seed, level, since)
         for seed in seeds
         for level in arguments.levels
         for since in SINCE
-    ]
-    equal = []
-    step = min(curve["points"][-1]["step"] for curve in curves.values())
-    for side in SIDES:
-        of_side = [curves[side, seed] for seed in seeds if (side, seed) in curves]
-        cells = [" / ".join(f"{below_at(curve, step, name):.3f}" for curve in of_side) for name in SETS]
-        encoded = mean(encoded_seconds(side, curve, nemo_ranks) for curve in of_side)
-        equal.append(f"| {side} | {encoded:.1f} | {' | '.join(cells)} |")
-    mixing = [
-        f"| {name} | {100 * found['mixed']:.0f} % | {100 * found['throughout']:.0f} % | {found['snr_db']:.1f} dB "
-        f"| {100 * found.get('shortened', 0):.0f} % |"
-        for name, found in interferences.items()
-    ]
-    calibration = "\n".join(f"| {name} | {speed:.1f} |" for name, speed in speeds.items())
+    )
+    speed_cells = (summary(side, seed, curves[side, seed], nemo_ranks) for seed in seeds for side in SIDES[:2])
     measured = measured_line(
-        *(f"benchmarks/{name}.py" for name in ("bench_time_to_loss", "held_out", "time_to_loss_report")),
+        *(f"benchmarks/learning/{name}.py" for name in ("time_to_loss", "parts/held_out", "parts/time_to_loss_report")),
         *(f"benchmarks/peers/{name}.py" for name in ("nemo_fit", "nemo_mixing", "nemo_noise", "timed_weights")),
         "nestdata/batch/mix.py",
         "nestdata/batch/noise.py",
@@ -130,9 +131,13 @@ def report(
         "nestmodel/presets/demo.yaml",
         "nestmodel/training",
     )
+    mixing_columns = ["utterances with interference", "over more than 90 %", "level of speech over it, median"]
+    times_columns = ["ours, s", "NeMo, s", "NeMo / ours", "steps, ours", "steps, NeMo"]
+    speed_columns = ["steps per second", "seconds of audio per second", "best, nats below the entropy"]
     return f"""# Time to a loss, compared with NeMo 3.0.0
 
-Made by `benchmarks/bench_time_to_loss.py` on {os.cpu_count()} CPU cores ({platform.machine()}), {packages}, NeMo 3.0.0.
+Made by `benchmarks/learning/time_to_loss.py` on {machine("CPU cores")}, \
+{versions("torch", "lhotse", "pytorch-lightning")}, NeMo 3.0.0.
 {measured}
 
 Both sides train the demo preset (lr {LR}, warm-up {WARMUP_STEPS} steps) on the same utterances of {LIMITS[0]:g} to
@@ -148,9 +153,7 @@ that is shorter. In the selected half, the level of the interference is computed
 half included, so that it is 3 dB louder. The held-out utterances, mixed by either side; the level is that of utterances
 in which the interference covers about a half:
 
-| mixed by | utterances with interference | over more than 90 % | level of speech over it, median | shortened |
-|---|---|---|---|---|
-{chr(10).join(mixing)}
+{table_text(["mixed by", *mixing_columns, "shortened"], mixing)}
 
 ## After equally many steps
 
@@ -159,49 +162,40 @@ Nats below the entropy of the held-out tokens ({entropy:.3f} with seed 0) after 
 the length of a crop; "mixed as ours" also leaves utterances clean that are not selected, and computes the level over
 the mixed part.
 
-| side | encoded seconds of a step | {" | ".join(SETS)} |
-|---|---|---|---|---|
-{chr(10).join(equal)}
+{table_text(["side", "encoded seconds of a step", *SETS], equal)}
 
 ## Over time
 
 Scored with our noise. The levels were chosen before the run. The times exclude the saving of weights on both sides.
 Ours excludes `nestdata prepare`, which ran once and took {prepared["seconds"]:.0f} s.
 
-| seed | nats below the entropy | time since | ours, s | NeMo, s | NeMo / ours | steps, ours | steps, NeMo |
-|---|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
+{table_text(["seed", "nats below the entropy", "time since", *times_columns], times)}
 
-| side and seed | steps per second | seconds of audio per second | best, nats below the entropy |
-|---|---|---|---|
-{chr(10).join(summary(side, seed, curves[side, seed], nemo_ranks) for seed in seeds for side in SIDES[:2])}
+{table_text(["side and seed", *speed_columns], speed_cells)}
 
 NeMo ran as "{best}", the fastest in a calibration of {CALIBRATION_SECONDS:g} s
 each; every line of its manifests, noise included, has a duration:
 
-| NeMo's loader | seconds of audio per second |
-|---|---|
-{calibration}
+{table_text(["NeMo's loader", speed_columns[1]], ([name, f"{speed:.1f}"] for name, speed in speeds.items()))}
 
 The curves are next to this file.
 """
 
 
-def row(ours: Mapping[str, Any], nemo: Mapping[str, Any], seed: int, level: float, since: str) -> str:
-    """Returns the row of one level."""
+def time_cells(ours: Curve, nemo: Curve, seed: int, level: float, since: str) -> list[str]:
+    """Returns the cells of one level: times, their ratio, and steps."""
     a, b = seconds_to(ours, level, since), seconds_to(nemo, level, since)
     ratio = "-"
     if a and b:
         ratio = f"{b[0] / a[0]:.2f}"
     elif a:
-        last = nemo["points"][-1]
-        ratio = f"> {(last['time'] - last['saving_s'] - _start(nemo, since)) / a[0]:.2f}"
+        ratio = f"> {(_seconds(nemo, nemo['points'][-1], since)) / a[0]:.2f}"
     times = [f"{found[0]:.0f}" if found else "not reached" for found in (a, b)]
     steps = [f"{found[1]:.0f}" if found else "-" for found in (a, b)]
-    return f"| {seed} | {level:g} | {SINCE[since]} | {times[0]} | {times[1]} | {ratio} | {steps[0]} | {steps[1]} |"
+    return [str(seed), f"{level:g}", SINCE[since], *times, ratio, *steps]
 
 
-def encoded_seconds(side: str, curve: Mapping[str, Any], nemo_ranks: int) -> float:
+def encoded_seconds(side: str, curve: Curve, nemo_ranks: int) -> float:
     """Returns the seconds of audio that all ranks encode in a step, padding not included."""
     first, last = curve["points"][0], curve["points"][-1]
     num_ranks = 2 if side == "ours" else nemo_ranks
@@ -209,24 +203,24 @@ def encoded_seconds(side: str, curve: Mapping[str, Any], nemo_ranks: int) -> flo
     return seconds
 
 
-def summary(side: str, seed: int, curve: Mapping[str, Any], nemo_ranks: int) -> str:
+def summary(side: str, seed: int, curve: Curve, nemo_ranks: int) -> list[str]:
     """Returns speed and best loss of a run."""
     first, last = curve["points"][0], curve["points"][-1]
-    took = last["time"] - last["saving_s"] - first["time"]
+    took = _seconds(curve, last, "step")
     audio = (2 if side == "ours" else nemo_ranks) * (last["audio_s"] - first["audio_s"])
     below = max(point["token_entropy"] - point["losses"][SETS[0]] for point in curve["points"])
     steps = last["step"] - first["step"]
-    return f"| {side}, {seed} | {steps / took:.2f} | {audio / took:.1f} | {below:.3f} |"
+    return [f"{side}, {seed}", f"{steps / took:.2f}", f"{audio / took:.1f}", f"{below:.3f}"]
 
 
-def draw(curves: Mapping[tuple[str, int], Mapping[str, Any]], levels: list[float], path: Path) -> None:
+def draw(curves: Mapping[tuple[str, int], Curve], levels: list[float], path: Path) -> None:
     """Draws loss minus entropy over the minutes since the start of the process."""
     figure = new_figure(7.0, 4.0)
     axes = figure.subplots()
     for (side, seed), curve in curves.items():
         if side in CHANGED:
             continue
-        minutes = [(point["time"] - point["saving_s"] - curve["started"]) / 60 for point in curve["points"]]
+        minutes = [_seconds(curve, point, "start") / 60 for point in curve["points"]]
         above = [point["losses"][SETS[0]] - point["token_entropy"] for point in curve["points"]]
         colour = BLUE if side == "ours" else ORANGE
         axes.plot(minutes, above, color=colour, marker=".", label=side if seed == 0 else None)

@@ -1,6 +1,6 @@
 """Shows where the content of frozen encoders is, and for whose speech: voices, languages, layers, heads, units.
 
-    python benchmarks/bench_where.py OUTPUT --data Czech=cs,train.json,test.json --data Dutch=nl,train.json,test.json \
+    python -m benchmarks run where OUTPUT --data Czech=cs,train.json,test.json --data Dutch=nl,train.json,test.json \
         --purpose choices --model "20 minutes/0=a.ckpt" --model "20 minutes/1=b.ckpt"
 
 A `--data` is a language: its name, the voice of espeak-ng that writes its texts in phones (nothing: no phones), and
@@ -19,38 +19,47 @@ import argparse
 import hashlib
 import json
 import os
-import platform
-import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
-from importlib.metadata import version
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import phones
 import soundfile
-from bench_learning import environment
-from blind import LETTERS, add_models, check_models, digests_of, draw_once, first_alike, hide_names, named_models
-from kept_settings import keep_settings
-from measured import measured_line
-from peer import run_peer
-from transcribed import PURPOSES, Line, errors_of, read_lines, read_manifest, read_probe, write_lines
 
-from nestmodel import ErrorCounts, Estimate, error_difference, error_rate
+from benchmarks.harness.kept_settings import keep_settings
+from benchmarks.harness.report import machine, table_text, versions
+from benchmarks.learning.parts import blind, phones
+from benchmarks.learning.parts.manifests import PURPOSES, Line, read_lines, read_manifest, write_lines
+from benchmarks.learning.parts.probes import accuracy, errors_of, probes_parser, read_probe, run_probe
+from benchmarks.measured import measured_line
+from nestmodel import ErrorCounts, error_difference, error_rate
 from nestmodel.evaluate.error_rates import percent, ratio_difference
 
+QUICK = None
 GROUP, VOICE = "scene", "speaker"
 HIDDEN = 256
-QUICK = "--max-epochs 1 --learning-rates 0.05 --probe-seeds 0"
+QUICK_HEADS = "--max-epochs 1 --learning-rates 0.05 --probe-seeds 0"
 QUICK_HOURS = 0.02
 MAX_SECONDS = 3600.0  # a header without the length of its audio gives a huge one
 KINDS = {"characters": "", "hidden": f"--hidden {HIDDEN}", "phones": ""}
 SHOWN_KINDS = {"characters": "characters, linear", "hidden": f"characters, hidden {HIDDEN}", "phones": "phones, linear"}
 LABELS = {VOICE: "--held-out-where side=test", GROUP: ""}
+
+
+Variants = Mapping[str, Sequence[str]]
+"""Letters of the models of each variant, whose errors are added up."""
+
+
+class Row(NamedTuple):
+    """A condition: which test lines are scored with the heads of which training sets."""
+
+    training: str
+    test: str
+    parts: list[tuple[str, frozenset[str]]]
+    """Training sets, and the voices whose test lines are counted."""
 
 
 class Data(NamedTuple):
@@ -76,62 +85,41 @@ class Job(NamedTuple):
         return "-".join(self)
 
 
-class Row(NamedTuple):
-    """A condition: which test lines are scored with the heads of which training sets."""
-
-    training: str
-    test: str
-    parts: list[tuple[str, frozenset[str]]]
-    """Training sets, and the voices whose test lines are counted."""
-
-
 def main() -> int:
     """Scores all models under hidden names, and writes the results."""
     arguments = _arguments()
     output = arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
-    models = named_models(arguments.model)
-    if len(set(first_alike(models).values())) > 1:
+    if len(set(blind.first_alike(arguments.models).values())) > 1:
         raise SystemExit("the models have different encoders: compare them in calls of their own.")
-    kept = {"data": json.dumps([[str(part) for part in one] for one in arguments.data]), "models": digests_of(models)}
-    keep_settings(
-        output,
-        {**kept, "probe_options": arguments.probe_options, "purpose": arguments.purpose, "quick": arguments.quick},
-    )
-    letters = hide_names(output, models)
+    kept = {name: getattr(arguments, name) for name in ("probe_options", "purpose", "quick")}
+    data = json.dumps([[str(part) for part in one] for one in arguments.data])
+    keep_settings(output, {**kept, "data": data, "models": blind.digests_of(arguments.models)})
+    letters = blind.hide_names(output, arguments.models)
     rows, descriptions = prepare(arguments.data, output, arguments.quick)
-    jobs = {job.slug: job for job in list_jobs(rows, arguments.data, list(letters))}
-    order = [jobs[slug] for slug in draw_once(output / "order.json", list(jobs))]
-    with ThreadPoolExecutor(arguments.at_once) as pool:
-        list(pool.map(lambda job: _score(output, job, arguments), order))
-    by_letter = {letter: [letter] for letter in letters}
-    figures = "\n".join(tables(output, rows, arguments.data, by_letter))
-    (output / "figures.md").write_text(figures, encoding="utf-8")
-    digest = hashlib.sha256(figures.encode()).hexdigest()
-    print(f"{output / 'figures.md'}: {digest}; now the letters are resolved")
+    jobs = list_jobs(rows, arguments.data, sorted(letters.values()))
+    blind.run_drawn(output, {job.slug: partial(_score, output, job, arguments) for job in jobs}, arguments.at_once)
     variants: dict[str, list[str]] = {}
-    for name in models:  # in the order of the command, not in that of the letters
-        letter = next(letter for letter, drawn in letters.items() if drawn == name)
-        variants.setdefault(name.rpartition("/")[0] or name, []).append(letter)
-    text = "\n".join(
-        [*_head(arguments, letters, descriptions, digest), *tables(output, rows, arguments.data, variants)]
+    for name, letter in letters.items():  # in the order of the command
+        variants.setdefault(blind.variant_and_seed(name)[0], []).append(letter)
+    blind.publish(
+        output,
+        arguments.results,
+        partial(tables, output, rows, arguments.data),
+        hidden={letter: [letter] for letter in sorted(letters.values())},
+        named=variants,
+        head=partial(_head, arguments, list(letters), descriptions),
     )
-    arguments.results.write_text(text, encoding="utf-8")
     return 0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path)
+    parser = probes_parser(__doc__, results="where.md")
     parser.add_argument("--data", action="append", required=True, type=_data, metavar="NAME=VOICE,TRAIN,TEST")
-    add_models(parser)
-    parser.add_argument("--purpose", choices=PURPOSES, required=True, help="what the test lines are used for")
-    parser.add_argument("--probe-options", default="", help="further flags of `nestmodel probe --task ctc`")
+    blind.add_models(parser)
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="probes at the same time")
-    parser.add_argument("--results", type=Path, default=Path("where.md"))
-    parser.add_argument("--quick", action="store_true", help="few utterances and steps, to check the script")
     arguments = parser.parse_args()
-    check_models(parser, arguments.model)
+    arguments.models = blind.named_models(parser, arguments.model)
     return arguments
 
 
@@ -174,9 +162,7 @@ def prepare(data: Sequence[Data], output: Path, quick: bool) -> tuple[dict[str, 
         sides = {"train": next(iter(sets.values())), "test": test}
         labelled = [{**line, "side": side} for side, chosen in sides.items() for line in chosen]
         write_lines(output / f"{one.name}-labels.json", labelled)
-        voices = Counter[str]()
-        for line in train:
-            voices[line[VOICE]] += line["duration"]
+        voices = spoken(train)
         share = sum(voices[voice] for voice in mains[one.name]) / sum(voices.values())
         descriptions.append(
             f"{one.name}: {len(train)} lines for training ({length(train):.2f} h, {len(voices)} voices, of which "
@@ -195,14 +181,20 @@ def read_timed(path: Path) -> list[Line]:
     return [line for line in lines if line["duration"] < MAX_SECONDS]
 
 
+def spoken(lines: Sequence[Line]) -> Counter[str]:
+    """Returns how long each voice speaks, in seconds."""
+    voices = Counter[str]()
+    for line in lines:
+        voices[line[VOICE]] += line["duration"]
+    return voices
+
+
 def main_voices(lines: Sequence[Line]) -> tuple[str, str]:
     """Returns the two voices that speak longest."""
-    spoken = Counter[str]()
-    for line in lines:
-        spoken[line[VOICE]] += line["duration"]
-    if len(spoken) < 2:
-        raise SystemExit(f"the lines have {len(spoken)} voices in the field {VOICE!r}: two are needed.")
-    (one, _), (other, _) = spoken.most_common(2)
+    voices = spoken(lines)
+    if len(voices) < 2:
+        raise SystemExit(f"the lines have {len(voices)} voices in the field {VOICE!r}: two are needed.")
+    (one, _), (other, _) = voices.most_common(2)
     return one, other
 
 
@@ -256,40 +248,36 @@ def list_jobs(rows: dict[str, list[Row]], data: Sequence[Data], letters: Sequenc
     jobs = []
     for one in data:
         sets = dict.fromkeys(part for row in rows[one.name] for part, _ in row.parts)
-        kinds = [kind for kind in KINDS if kind != "phones" or one.espeak_voice]
         for letter in letters:
             jobs += [
                 Job(one.name, part, kind, letter)
                 for part in sets
-                for kind in (kinds[:1] if part.startswith("one-") else kinds)
+                for kind in _kinds(one, is_single=part.startswith("one-"))
             ]
             jobs += [Job(one.name, "labels", label, letter) for label in LABELS]
     return jobs
 
 
+def _kinds(data: Data, *, is_single: bool) -> list[str]:
+    """Returns the kinds of heads that learn from the lines of single voices or of several."""
+    return ["characters"] if is_single else [kind for kind in KINDS if kind != "phones" or data.espeak_voice]
+
+
 def _score(output: Path, job: Job, arguments: argparse.Namespace) -> None:
-    if (output / job.slug / "probe.json").exists():
-        return
     if job.training_set == "labels":
         task = f"{job.language}-labels.json --label {job.kind} {LABELS[job.kind]}"
     else:
         units = "phones" if job.kind == "phones" else "characters"
-        is_layered = job.kind == "characters" and job.training_set == _largest_set(output, job.language)
-        layers = "--each-layer" if is_layered else ""
-        baselines = "" if job.letter == LETTERS[0] else "--baselines none"
+        # From the layers, heads learn with the lines of the most voices only.
+        largest = "all" if (output / f"{job.language}-all-characters.json").exists() else "two"
+        layers = "--each-layer" if job.kind == "characters" and job.training_set == largest else ""
+        baselines = "" if job.letter == blind.LETTERS[0] else "--baselines none"
         task = (
             f"{job.language}-{job.training_set}-{units}.json --test {job.language}-test-{units}.json --task ctc "
             f"--group-by {GROUP} {KINDS[job.kind]} {layers} {baselines} "
-            f"{QUICK if arguments.quick else ''} {arguments.probe_options}"
+            f"{QUICK_HEADS if arguments.quick else ''} {arguments.probe_options}"
         )
-    command = f"nestmodel probe {job.letter}.ckpt {task} --overwrite -o {job.slug}"
-    print("$", command, flush=True)
-    run_peer(shlex.split(command), cwd=output, env=environment())
-
-
-def _largest_set(output: Path, language: str) -> str:
-    """Returns the training set with the most voices, from whose layers heads learn as well."""
-    return "all" if (output / f"{language}-all-characters.json").exists() else "two"
+    run_probe(output, job.slug, f"{job.letter}.ckpt {task}")
 
 
 class Counts(NamedTuple):
@@ -312,10 +300,10 @@ def counts_of(
         for part, wanted in row.parts:
             found = read_lines(output / Job(language, part, kind, letter).slug / "hypotheses.jsonl")
             lines += [line for line in found if _voice(line, voices) in wanted]
-        return errors_of(sorted(lines, key=lambda line: str(line["id"])), features)
+        return errors_of(lines, features)
 
     def of_all_models(features: str) -> ErrorCounts:
-        return reduce(add, [errors(LETTERS[0], features)] * len(letters))
+        return reduce(add, [errors(blind.LETTERS[0], features)] * len(letters))
 
     trained = reduce(add, (errors(letter, f"trained{suffix}") for letter in letters))
     return Counts(trained, of_all_models(f"untrained{suffix}"), of_all_models("log_mel"))
@@ -331,143 +319,132 @@ def _voice(hypothesis: Line, voices: dict[str, str]) -> str:
     return found
 
 
-def tables(output: Path, rows: dict[str, list[Row]], data: Sequence[Data], variants: dict[str, list[str]]) -> list[str]:
+def tables(output: Path, rows: Mapping[str, Sequence[Row]], data: Sequence[Data], variants: Variants) -> str:
     """Returns all tables, with one line for each variant, which may be a letter."""
-    return [
-        *_condition_table(output, rows, data, variants),
-        *_gain_table(output, rows, variants),
-        *_layer_table(output, rows, variants),
-    ]
+    conditions = table_text(CONDITION_COLUMNS, _condition_rows(output, rows, data, variants))
+    gains = table_text(GAIN_COLUMNS, gain_rows(output, rows, variants))
+    layers = table_text(LAYER_COLUMNS, _layer_rows(output, rows, variants))
+    sentences = "\n".join(_label_sentences(output, rows))
+    return f"{conditions}\n\n{gains}\n\n{layers}\n\n{sentences}\n"
 
 
-def _condition_table(
-    output: Path, rows: dict[str, list[Row]], data: Sequence[Data], variants: dict[str, list[str]]
-) -> list[str]:
-    lines = [
-        "| language | heads learn from | scored on | units, head | lines | log-mel | untrained | model | trained | "
-        "minus untrained | minus log-mel |",
-        "|" + "---|" * 11,
-    ]
+CONDITION_COLUMNS = ["language", "heads learn from", "scored on", "units, head", "lines", "log-mel", "untrained"]
+CONDITION_COLUMNS += ["model", "trained", "minus untrained", "minus log-mel"]
+
+
+def _condition_rows(
+    output: Path, rows: Mapping[str, Sequence[Row]], data: Sequence[Data], variants: Variants
+) -> Iterator[list[str]]:
     for one in data:
         test = read_lines(output / f"{one.name}-test-characters.json")
         for row in rows[one.name]:
             num_lines = len(of_voices(test, frozenset[str]().union(*(voices for _, voices in row.parts))))
-            for kind in KINDS:
-                if (kind == "phones" and not one.espeak_voice) or (
-                    kind != "characters" and row.training == "one voice"
-                ):
-                    continue
+            for kind in _kinds(one, is_single=row.training == "one voice"):
                 for name, letters in variants.items():
                     found = counts_of(output, one.name, row, kind, letters)
-                    rates = [percent(error_rate(each)) for each in (found.log_mel, found.untrained)]
-                    gains = [
-                        percent(error_difference(found.trained, each)) for each in (found.untrained, found.log_mel)
-                    ]
-                    cells = [one.name, row.training, row.test, SHOWN_KINDS[kind], str(num_lines), *rates, name]
-                    lines.append(f"| {' | '.join([*cells, percent(error_rate(found.trained)), *gains])} |")
-    return [*lines, ""]
+                    baselines = [percent(error_rate(found.log_mel)), percent(error_rate(found.untrained))]
+                    cells = [one.name, row.training, row.test, SHOWN_KINDS[kind], str(num_lines), *baselines, name]
+                    yield [*cells, percent(error_rate(found.trained)), *_gains(found)]
 
 
-def _gain_table(output: Path, rows: dict[str, list[Row]], variants: dict[str, list[str]]) -> list[str]:
-    """Compares conditions that are scored on the same lines by their differences from the untrained encoder."""
-    pairs = [
-        (("two voices", "the same two"), ("all voices", "the two main voices")),
-        (("two voices", "the other voices"), ("all voices", "the other voices")),
-        (("one voice", "the other of the two"), ("one voice", "the same")),
-    ]
-    lines = [
-        "| language | condition | minus condition | model | trained minus untrained, difference | "
-        "trained minus log-mel, difference |",
-        "|" + "---|" * 6,
-    ]
+def _gains(counts: Counts) -> list[str]:
+    """Returns the errors of the trained encoder minus those of the untrained one and of log-mels."""
+    return [percent(error_difference(counts.trained, other)) for other in counts[1:]]
+
+
+def _excesses(counts: Counts) -> list[tuple[Any, Any]]:
+    """Returns the same without intervals, by scene, with the length of the texts."""
+    return [(counts.trained.errors - other.errors, counts.trained.num_reference) for other in counts[1:]]
+
+
+GAIN_COLUMNS = ["language", "condition", "minus condition", "model"]
+GAIN_COLUMNS += [f"trained minus {baseline}, difference" for baseline in ("untrained", "log-mel")]
+COMPARED = [
+    (("two voices", "the same two"), ("all voices", "the two main voices")),
+    (("two voices", "the other voices"), ("all voices", "the other voices")),
+    (("one voice", "the other of the two"), ("one voice", "the same")),
+]
+"""Conditions that are scored on the same lines."""
+
+
+def gain_rows(output: Path, rows: Mapping[str, Sequence[Row]], variants: Variants) -> Iterator[list[str]]:
+    """Compares conditions by their differences from the untrained encoder and from log-mels."""
     for language, found in rows.items():
         by_name = {(row.training, row.test): row for row in found}
-        for first, second in pairs:
-            if not {first, second} <= by_name.keys():
+        for pair in COMPARED:
+            if not set(pair) <= by_name.keys():
                 continue
             for name, letters in variants.items():
-                one, other = (
-                    counts_of(output, language, by_name[each], "characters", letters) for each in (first, second)
-                )
-                cells = [language, " to ".join(first), " to ".join(second), name]
-                cells += [
-                    percent(ratio_difference(_excess(one, baseline), _excess(other, baseline), 0))
-                    for baseline in ("untrained", "log_mel")
-                ]
-                lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
+                both = [counts_of(output, language, by_name[each], "characters", letters) for each in pair]
+                gains = [percent(ratio_difference(*each, 0)) for each in zip(*map(_excesses, both), strict=True)]
+                yield [language, *map(" to ".join, pair), name, *gains]
 
 
-def _excess(counts: Counts, baseline: str) -> tuple[Any, Any]:
-    other: ErrorCounts = getattr(counts, baseline)
-    return counts.trained.errors - other.errors, counts.trained.num_reference
+LAYER_COLUMNS = ["language", "heads learn from", "layer", "model", "CER, untrained", "CER, trained", "minus untrained"]
+LAYER_COLUMNS += ["minus log-mel", *(f"{what}, {of}" for what in ("voice", "scene") for of in ("untrained", "trained"))]
 
 
-def _layer_table(output: Path, rows: dict[str, list[Row]], variants: dict[str, list[str]]) -> list[str]:
+def _layer_rows(output: Path, rows: Mapping[str, Sequence[Row]], variants: Variants) -> Iterator[list[str]]:
     """Returns the content, the voice and the scene in each layer."""
-    lines = [
-        "| language | heads learn from | layer | model | CER, untrained | CER, trained | minus untrained | "
-        "minus log-mel | voice, untrained | voice, trained | scene, untrained | scene, trained |",
-        "|" + "---|" * 12,
-    ]
-    sentences = []
-    for language, found in rows.items():
-        first = {label: read_probe(output / Job(language, "labels", label, LETTERS[0]).slug) for label in LABELS}
-        row = found[0]  # that of the largest set
+    for language, (row, *_) in rows.items():  # the row of the largest set
+        first = _label_probes(output, language, blind.LETTERS[0])
+        probes = {name: [_label_probes(output, language, each) for each in found] for name, found in variants.items()}
         for layer in range(len(first[VOICE]["trained"])):
             for name, letters in variants.items():
                 counts = counts_of(output, language, row, "characters", letters, layer)
                 cells = [language, row.training, str(layer), name, percent(error_rate(counts.untrained))]
-                cells += [percent(error_rate(counts.trained))]
-                cells += [percent(error_difference(counts.trained, each)) for each in counts[1:]]
+                cells += [percent(error_rate(counts.trained)), *_gains(counts)]
                 for label in LABELS:
-                    probes = [read_probe(output / Job(language, "labels", label, letter).slug) for letter in letters]
                     cells.append(_accuracies([first[label]["untrained"][layer]]))
-                    cells.append(_accuracies([probe["trained"][layer] for probe in probes]))
-                lines.append(f"| {' | '.join(cells)} |")
-        sentences += [
-            f"- {language}, {label}: {len(probe['classes'])} classes, {probe['num_train']} training utterances, "
-            f"{probe['num_held_out']} held out. Accuracy by chance {_accuracies([probe['chance']])} %, from log-mel "
-            f"statistics {_accuracies([probe['log_mel']])} %."
-            for label, probe in first.items()
-        ]
-    return [*lines, "", *sentences, ""]
+                    cells.append(_accuracies([each[label]["trained"][layer] for each in probes[name]]))
+                yield cells
+
+
+def _label_sentences(output: Path, rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    for language in rows:
+        for label, probe in _label_probes(output, language, blind.LETTERS[0]).items():
+            chance, log_mel = (_accuracies([probe[features]]) for features in ("chance", "log_mel"))
+            yield (
+                f"- {language}, {label}: {len(probe['classes'])} classes, {probe['num_train']} training utterances, "
+                f"{probe['num_held_out']} held out. Accuracy by chance {chance} %, from log-mel statistics {log_mel} %."
+            )
+
+
+def _label_probes(output: Path, language: str, letter: str) -> dict[str, dict[str, Any]]:
+    return {label: read_probe(output / Job(language, "labels", label, letter).slug) for label in LABELS}
 
 
 def _accuracies(scores: Sequence[dict[str, float]]) -> str:
     """Returns the accuracy with its interval, or those of several models without intervals."""
     if len(scores) > 1:
         return ", ".join(f"{100 * score['accuracy']:.1f}" for score in scores)
-    return percent(Estimate(scores[0]["accuracy"], scores[0]["low"], scores[0]["high"]))
+    return accuracy(scores[0])
 
 
-def _head(
-    arguments: argparse.Namespace, letters: dict[str, str], descriptions: Sequence[str], digest: str
-) -> list[str]:
+def _head(arguments: argparse.Namespace, names: Sequence[str], descriptions: Sequence[str], digest: str) -> str:
     """Returns what stands before the tables."""
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "jiwer", "scikit-learn"))
-    quick = " --quick" if arguments.quick else ""
+    script, of_phones = (f"benchmarks/learning/{name}.py" for name in ("where", "parts/phones"))
     parts = [f"nestmodel/evaluate/probe/{name}.py" for name in ("ctc", "ctc_head", "labels", "training")]
-    measured = measured_line("benchmarks/bench_where.py", "benchmarks/phones.py", *parts, "nestmodel/nn")
-    return [
-        "# Where the content is, and for whom",
-        "",
-        measured,
-        "",
-        f"Made by `benchmarks/bench_where.py`{quick} on {os.cpu_count()} CPU cores ({platform.machine()}), {packages}.",
-        f"Flags of the content probes: `{arguments.probe_options}`. Models: {', '.join(sorted(letters.values()))}.",
-        f"They had letters until the figures were written (SHA-256 of figures.md: `{digest}`).",
-        "",
-        *(f"- {one}" for one in descriptions),
-        "",
-        PURPOSES[arguments.purpose],
-        "All sets of lines from which heads learn last equally long, so that voices are not confounded with the "
-        "amount of speech. Error rates in %, differences in percentage points, with 95 % bootstrap intervals over "
-        "scenes; below 0 the trained encoder is better. The intervals cover the choice of scenes, not that of seeds. "
-        "Phones are those of espeak-ng, without spaces. Voice: accuracy in % on the test lines. Scene: on a quarter "
-        "of the lines of one set and of the test lines.",
-        "",
-    ]
+    lines = "\n".join(f"- {one}" for one in descriptions)
+    return f"""# Where the content is, and for whom
+
+{measured_line(script, of_phones, *parts, "nestmodel/nn")}
+
+Made by `{script}`{" --quick" if arguments.quick else ""} on {machine("CPU cores")}, \
+{versions("torch", "jiwer", "scikit-learn")}.
+Flags of the content probes: `{arguments.probe_options}`. Models: {", ".join(sorted(names))}.
+They had letters until the figures were written (SHA-256 of figures.md: `{digest}`).
+
+{lines}
+
+{PURPOSES[arguments.purpose]}
+All sets of lines from which heads learn last equally long, so that voices are not confounded with the amount of \
+speech. Error rates in %, differences in percentage points, with 95 % bootstrap intervals over scenes; below 0 the \
+trained encoder is better. The intervals cover the choice of scenes, not that of seeds. Phones are those of espeak-ng, \
+without spaces. Voice: accuracy in % on the test lines. Scene: on a quarter of the lines of one set and of the test \
+lines.
+
+"""
 
 
 if __name__ == "__main__":

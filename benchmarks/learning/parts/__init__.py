@@ -1,0 +1,1 @@
+"""What benchmarks of learning share: manifests, hidden names, pretraining, and probes with their tables."""
