@@ -170,9 +170,6 @@ from .nn.network import (
     NestOutput as NestOutput,
 )
 from .nn.network_input import (
-    MaskedBatch as MaskedBatch,
-)
-from .nn.network_input import (
     Masks as Masks,
 )
 from .nn.network_input import (
@@ -277,7 +274,6 @@ __all__ = [
     "Kernels",
     "LossStats",
     "MaskConfig",
-    "MaskedBatch",
     "Masks",
     "NestConfig",
     "NestDataModule",

@@ -82,8 +82,8 @@ class Microbatch:
                 kept until the copy has ended.
         """
         moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-        if non_blocking and torch.device(device).type == "cuda":
-            on_host = [tensor for tensor in self.tensors().values() if tensor.device.type == "cpu"]
+        on_host = [tensor for tensor in self.tensors().values() if tensor.device.type == "cpu"]
+        if on_host and non_blocking and torch.device(device).type == "cuda":
             _keep_until_copied(on_host, torch.device(device))
         return moved
 

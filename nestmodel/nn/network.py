@@ -20,7 +20,7 @@ from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput
 from nestmodel.nn.features import Preprocessor, normalise
 from nestmodel.nn.gpu.kernel_choice import TORCH, Kernels
 from nestmodel.nn.masking import BlockMask, scored_token_mask
-from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
+from nestmodel.nn.network_input import Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
 from nestmodel.nn.subsampling import num_subsampled
 from nestmodel.representation import shapes
@@ -161,23 +161,23 @@ class NestNetwork(nn.Module):
 
         Masks and dropout are determined by `seed_for`. Torch's global generator draws dither; on a GPU, dropout of
         attention weights; and all dropout if `encoder.dropout_source` is `generator`. If the batch is on a GPU, the CPU
-        waits for its lengths; `draw_masks` before the copy and `forward_masked` after it do not.
+        waits for its lengths; `draw_masks` before `NetworkInput.of` copies it, and `forward_masked` after it, do not.
 
         Args:
             batch: Clean and noisy audio; its key selects the masks.
             mask_purpose: Second part of the key of the masks. Another purpose gives other masks.
         """
-        return self.forward_masked(self.draw_masks(batch, mask_purpose=mask_purpose).to(batch.audio.device))
+        masks = self.draw_masks(batch, mask_purpose=mask_purpose)
+        return self.forward_masked(NetworkInput.of(batch, masks, batch.audio.device))
 
-    def draw_masks(self, batch: AudioNoiseBatch | PackedBatch, *, mask_purpose: str = "mask") -> MaskedBatch:
+    def draw_masks(self, batch: AudioNoiseBatch | PackedBatch, *, mask_purpose: str = "mask") -> Masks:
         """Draws the masks of a microbatch, and in training mode the keys of dropout and the context, on the CPU.
 
         Args:
-            batch: Audio, on the CPU; its key and its lengths determine the masks.
+            batch: Its key and its lengths determine the masks.
             mask_purpose: Second part of the key of the masks. Another purpose gives other masks.
         """
-        audio_lens = batch.audio_len.cpu()
-        lens = audio_lens // self.config.features.hop_length
+        lens = batch.audio_len.cpu() // self.config.features.hop_length
         num_frames = num_padded_frames(batch.audio.shape[1], self.config.features)
         if self.config.masking.position == "post_conv":
             lens = self.encoder.pre_encode.out_lens(lens)
@@ -188,9 +188,7 @@ class NestNetwork(nn.Module):
         has_keys = self.training and self.config.encoder.dropout_source == "position"
         keys = self.encoder.draw_keys(self.seed_for("dropout", batch)) if has_keys else None
         context = self.encoder.draw_context(self.seed_for("attention context", batch)) if self.training else None
-        return MaskedBatch(
-            batch=batch, masks=masks, num_samples=int(audio_lens.sum()), dropout_keys=keys, att_context=context
-        )
+        return replace(masks, dropout_keys=keys, att_context=context)
 
     def forward_masked(self, batch: NetworkInput) -> NestOutput:
         """Predicts the masked tokens of a microbatch whose masks are drawn; see `forward`."""
@@ -198,7 +196,7 @@ class NestNetwork(nn.Module):
         both = torch.cat([batch.audio, batch.noisy_audio])
         feats, feat_lens = self.features(both, batch.audio_len.repeat(2))
         (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
-        return self._predict_scored(clean, noisy, feat_lens, batch.masks, batch.dropout_keys, batch.att_context)
+        return self._predict_scored(clean, noisy, feat_lens, batch)
 
     def forward_features(
         self,
@@ -226,8 +224,6 @@ class NestNetwork(nn.Module):
         noisy: Float[Tensor, "batch mels frames"],
         feat_lens: Int[Tensor, " batch"],
         masks: Masks,
-        dropout_keys: DropoutKeys | None = None,
-        context: Context | None = None,
     ) -> NestOutput:
         """Predicts the scored tokens.
 
@@ -236,7 +232,7 @@ class NestNetwork(nn.Module):
         other, and fails.
         """
         targets = self.tokens(clean, feat_lens, masks.scored_rows)
-        encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked, dropout_keys, context)
+        encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked, masks.dropout_keys, masks.att_context)
         num_tokens = masks.is_scored.shape[1]
         rows = self._predicting_rows(masks.scored_rows, num_tokens, encoded.shape[1], enc_lens)
         logits = self.decoder.logits(encoded.flatten(0, 1)[rows])
@@ -263,7 +259,8 @@ class NestNetwork(nn.Module):
 
     def _with_scored_rows(self, is_masked: Bool[Tensor, "batch masked_frames"]) -> Masks:
         is_scored = scored_token_mask(is_masked, self.num_stacked, self.config.masking.threshold)
-        return Masks(is_masked, is_scored, is_scored.flatten().nonzero().squeeze(1))
+        rows = is_scored.flatten().nonzero().squeeze(1)
+        return Masks(is_masked=is_masked, is_scored=is_scored, scored_rows=rows)
 
     def predict(
         self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]

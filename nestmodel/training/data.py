@@ -22,6 +22,7 @@ from nestdata import (
     BatchLoader,
     BatchPlan,
     Corpus,
+    Microbatch,
     MixConfig,
     NoiseConfig,
     PackedBatch,
@@ -33,7 +34,6 @@ from nestdata import (
 )
 from nestmodel.errors import ConfigError
 from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
-from nestmodel.nn.network_input import MaskedBatch, NetworkInput
 from nestmodel.training.open_data import DataConfig, open_training_data, open_validation_data
 from nestmodel.training.saving.resume import STAGE_PREFIX, Settings, flatten_settings
 from nestmodel.training.starting.run_checks import check_accumulation
@@ -175,14 +175,13 @@ class NestDataModule(pl.LightningDataModule):
 
     def transfer_batch_to_device(
         self,
-        batch: MaskedBatch | AudioNoiseBatch | PackedBatch,
+        batch: Microbatch,
         device: torch.device,
         dataloader_idx: int,  # noqa: ARG002
-    ) -> NetworkInput | AudioNoiseBatch:
+    ) -> Microbatch:
         """Copies a batch to the device while the device still computes, and unpacks it there.
 
-        A `NestModel` draws masks first, and what its network does not read stays on the CPU. Another model receives an
-        `AudioNoiseBatch`.
+        A `NestModel` has copied what its network reads before. Another model receives an `AudioNoiseBatch`.
         """
         moved = batch.to(device, non_blocking=True)
         return moved.unpack() if isinstance(moved, PackedBatch) else moved

@@ -32,7 +32,7 @@ from nestmodel.nn.gpu.kernel_choice import TORCH, Kernels, default_kernels
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.nn.loss import CONTEXT_METRICS, LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
-from nestmodel.nn.network_input import MaskedBatch, NetworkInput
+from nestmodel.nn.network_input import NetworkInput
 from nestmodel.options import WeightParts
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.gradient_sums import GradientSums
@@ -147,19 +147,17 @@ class NestModel(NestNetwork, pl.LightningModule):
         self.kernels = replace(self.kernels, step="graph")
         self._graph_settings = num_shapes, capture or CudaCapture()
 
-    def on_before_batch_transfer(self, batch: AudioNoiseBatch | PackedBatch, dataloader_idx: int) -> MaskedBatch:  # noqa: ARG002
-        """Draws the masks of a microbatch, the same ones in every validation, before it is copied to the device."""
+    def on_before_batch_transfer(self, batch: AudioNoiseBatch | PackedBatch, dataloader_idx: int) -> NetworkInput:  # noqa: ARG002
+        """Draws the masks of a microbatch, the same ones in every validation, and copies both to the device."""
         if self.trainer.training:
-            return self.training_masks(batch)
-        return self._pinned(self.draw_masks(batch, mask_purpose="validation mask"))
+            return self.training_input(batch)
+        masks = self.draw_masks(batch, mask_purpose="validation mask")
+        return NetworkInput.of(batch, masks, self.device)
 
-    def training_masks(self, batch: AudioNoiseBatch | PackedBatch) -> MaskedBatch:
-        """Draws the masks of a microbatch of training, for the device of the model and the form of its step."""
-        masked = self.draw_masks(batch)
-        return self._pinned(masked if self._graphs is None else self._graphs.pad(masked))
-
-    def _pinned(self, masked: MaskedBatch) -> MaskedBatch:
-        return masked.pin_masks() if self.device.type == "cuda" else masked
+    def training_input(self, batch: AudioNoiseBatch | PackedBatch) -> NetworkInput:
+        """Draws the masks of a microbatch of training, for the form of its step, and copies both to the device."""
+        masks = self.draw_masks(batch)
+        return NetworkInput.of(batch, masks if self._graphs is None else self._graphs.pad(masks), self.device)
 
     def on_train_batch_start(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002
         """Numbers logged metrics by optimizer step; see `log_by_global_step`."""

@@ -18,7 +18,7 @@ from nestmodel.nn.gpu.kernel_choice import TORCH, Kernels
 from nestmodel.nn.gpu.step_graph import CudaCapture, StepGraphs
 from nestmodel.nn.loss import LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
-from nestmodel.nn.network_input import MaskedBatch, NetworkInput
+from nestmodel.nn.network_input import NetworkInput
 from nestmodel.nn.precision import product_dtype
 from nestmodel.tuning.parts import FORMS, Precision, Setting, build_network, noise, shortened_lens
 from nestmodel.tuning.race import Part, Run
@@ -50,9 +50,9 @@ def step_part(setting: Setting, precision: Precision, kernels: Kernels) -> Part:
 def _build(setting: Setting, precision: Precision, kernels: Kernels, form: str) -> Run:
     network = build_network(setting, precision, kernels, num_layers=setting.config.encoder.num_layers)
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    other, masked = (network.draw_masks(_batch(network, setting, number)) for number in range(2))
+    other, batch = (_batch(network, setting, number) for number in range(2))
     if form == TORCH:
-        inputs = masked.to(precision.device)
+        inputs = NetworkInput.of(batch, network.draw_masks(batch), precision.device)
 
         def run_plainly() -> LossStats:
             with precision.context():
@@ -63,14 +63,16 @@ def _build(setting: Setting, precision: Precision, kernels: Kernels, form: str) 
         return _with_fresh_gradients(run_plainly, parameters)
     graphs = StepGraphs(network, 1, CudaCapture(), num_microbatches=1, num_ranks=1)
     # Of another microbatch than the one that counts, so that nothing of it can be part of the graph.
-    warm_up = _with_fresh_gradients(_graph(graphs, other, precision), parameters)
+    warm_up = _with_fresh_gradients(_graph(graphs, network, other, precision), parameters)
     for _ in range(2):  # warms up, and captures
         warm_up()
-    return _with_fresh_gradients(_graph(graphs, masked, precision), parameters)
+    return _with_fresh_gradients(_graph(graphs, network, batch, precision), parameters)
 
 
-def _graph(graphs: StepGraphs, masked: MaskedBatch, precision: Precision) -> Callable[[], LossStats]:
-    inputs: NetworkInput = graphs.pad(masked).to(precision.device)
+def _graph(
+    graphs: StepGraphs, network: NestNetwork, batch: AudioNoiseBatch, precision: Precision
+) -> Callable[[], LossStats]:
+    inputs = NetworkInput.of(batch, graphs.pad(network.draw_masks(batch)), precision.device)
 
     def replay() -> LossStats:
         # A capture that fails warns, and the run goes on without graphs. Here, it is an error.

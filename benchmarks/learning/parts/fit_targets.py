@@ -30,7 +30,7 @@ from nestmodel.evaluate.features.batch import stacked_mel_function
 from nestmodel.evaluate.features.encode import iterate_corpus, iterate_features
 from nestmodel.nn import loss
 from nestmodel.nn.network import NestNetwork, NestOutput
-from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
+from nestmodel.nn.network_input import Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
 
 FIT_SECONDS = 1800
@@ -91,9 +91,9 @@ def score_all_frames() -> None:
     """Scores every frame, masked or not: the encoder also predicts the tokens of the clean speech that it reads."""
     draw_masks = NestNetwork.draw_masks
 
-    def draw(self: NestNetwork, batch: Any, *, mask_purpose: str = "mask") -> MaskedBatch:
-        masked = draw_masks(self, batch, mask_purpose=mask_purpose)
-        return replace(masked, masks=_with_scored(masked.masks, _is_token(self, masked)))
+    def draw(self: NestNetwork, batch: Any, *, mask_purpose: str = "mask") -> Masks:
+        masks = draw_masks(self, batch, mask_purpose=mask_purpose)
+        return _with_scored(masks, _is_token(self, batch, masks))
 
     NestNetwork.draw_masks = draw  # type: ignore[method-assign]
 
@@ -105,12 +105,11 @@ def predict_next_token() -> None:
     """
     draw_masks, tokens = NestNetwork.draw_masks, NestNetwork.tokens
 
-    def draw(self: NestNetwork, batch: Any, *, mask_purpose: str = "mask") -> MaskedBatch:
-        masked = draw_masks(self, batch, mask_purpose=mask_purpose)
-        has_next = _is_token(self, masked).roll(-1, dims=1)
+    def draw(self: NestNetwork, batch: Any, *, mask_purpose: str = "mask") -> Masks:
+        masks = draw_masks(self, batch, mask_purpose=mask_purpose)
+        has_next = _is_token(self, batch, masks).roll(-1, dims=1)
         has_next[:, -1] = False
-        masks = masked.masks._replace(is_masked=torch.zeros_like(masked.masks.is_masked))
-        return replace(masked, masks=_with_scored(masks, has_next))
+        return _with_scored(replace(masks, is_masked=torch.zeros_like(masks.is_masked)), has_next)
 
     def next_tokens(self: NestNetwork, clean: Tensor, feat_lens: Tensor, rows: Tensor) -> Tensor:
         return tokens(self, clean, feat_lens, rows + 1)
@@ -119,14 +118,14 @@ def predict_next_token() -> None:
     NestNetwork.tokens = next_tokens  # type: ignore[assignment,method-assign]
 
 
-def _is_token(network: NestNetwork, masked: MaskedBatch) -> Bool[Tensor, "batch enc_frames"]:
+def _is_token(network: NestNetwork, batch: Any, masks: Masks) -> Bool[Tensor, "batch enc_frames"]:
     """Returns True for the tokens that are in an utterance, not in padding."""
-    lens = network.encoder.pre_encode.token_lens(masked.batch.audio_len.cpu() // network.config.features.hop_length)
-    return torch.arange(masked.masks.is_scored.shape[1]) < lens.unsqueeze(1)
+    lens = network.encoder.pre_encode.token_lens(batch.audio_len.cpu() // network.config.features.hop_length)
+    return torch.arange(masks.is_scored.shape[1]) < lens.unsqueeze(1)
 
 
 def _with_scored(masks: Masks, is_scored: Bool[Tensor, "batch enc_frames"]) -> Masks:
-    return masks._replace(is_scored=is_scored, scored_rows=is_scored.flatten().nonzero().squeeze(1))
+    return replace(masks, is_scored=is_scored, scored_rows=is_scored.flatten().nonzero().squeeze(1))
 
 
 def score_inner_layers() -> None:
@@ -140,9 +139,9 @@ def score_inner_layers() -> None:
         hook = self.encoder.layers[1].register_forward_hook(lambda _module, _inputs, output: inner.append(output))
         with hook:
             last = predict(self, batch)
-        if inner[0].shape[1] != batch.masks.is_scored.shape[1]:
+        if inner[0].shape[1] != batch.is_scored.shape[1]:
             raise SystemExit("An encoder with causal_downsampling has more frames than tokens.")
-        logits = self.decoder.logits(inner[0].flatten(0, 1)[batch.masks.scored_rows])
+        logits = self.decoder.logits(inner[0].flatten(0, 1)[batch.scored_rows])
         return replace(last, logits=torch.cat([logits, last.logits]), targets=last.targets.repeat(2, 1))
 
     NestNetwork.forward_masked = forward_masked  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ from nestmodel.nn.gpu.frames import round_up
 from nestmodel.nn.loss import LossStats, loss_stats
 from nestmodel.nn.masking import scored_token_mask
 from nestmodel.nn.network import NestNetwork
-from nestmodel.nn.network_input import MaskedBatch, Masks, NetworkInput
+from nestmodel.nn.network_input import Masks, NetworkInput
 
 NUM_DRAWS = 16
 """Number of microbatches whose masks are drawn to choose the capacity of a shape."""
@@ -114,13 +114,10 @@ class StepGraphs:
         self._sums = {p: torch.zeros_like(p) for p in network.parameters() if p.requires_grad}
         self._buffers: dict[str, Tensor] = {}
 
-    def pad(self, batch: MaskedBatch) -> MaskedBatch:
+    def pad(self, masks: Masks) -> Masks:
         """Pads the scored rows of a microbatch to the capacity of its shape, unless it has more than that."""
-        masks = batch.masks
         capacity = self._capacity(masks)
-        if self._is_off or len(masks.scored_rows) > capacity:
-            return batch
-        return replace(batch, masks=pad_rows(masks, capacity))
+        return masks if self._is_off or len(masks.scored_rows) > capacity else pad_rows(masks, capacity)
 
     def _capacity(self, masks: Masks) -> int:
         key = tuple(masks.is_masked.shape)
@@ -135,7 +132,7 @@ class StepGraphs:
             The sums over its scored tokens, which later calls do not change; None if it has to run without a graph.
         """
         self._current = None
-        if self._is_off or len(batch.scored_rows) != self._capacity(batch.masks):
+        if self._is_off or len(batch.scored_rows) != self._capacity(batch):
             return None
         key = tuple(batch.audio.shape)
         found = self._passes.get(key)
@@ -269,7 +266,7 @@ def pad_rows(masks: Masks, capacity: int) -> Masks:
     """
     is_scored = masks.is_scored.flatten()
     unscored = (~is_scored).nonzero().squeeze(1)[: capacity - len(masks.scored_rows)]
-    return masks._replace(scored_rows=torch.cat([masks.scored_rows, unscored - len(is_scored)]))
+    return replace(masks, scored_rows=torch.cat([masks.scored_rows, unscored - len(is_scored)]))
 
 
 def row_capacity(network: NestNetwork, num_cuts: int, num_frames: int) -> int:

@@ -93,7 +93,7 @@ class TrialStep:
         elif isinstance(batch, PackedBatch):
             batch = batch.unpack()
         before = time.perf_counter()
-        inputs = self._model.training_masks(batch).to(self._device, non_blocking=True)
+        inputs = self._model.training_input(batch)
         with self._precision.train_step_context():
             loss = self._model.training_step(inputs, 0)
         self._model.on_before_backward(loss)

@@ -20,6 +20,7 @@ from nestmodel import (
     NestConfig,
     NestModel,
     NestNetwork,
+    NetworkInput,
     export_model,
     load_network,
     loss_stats,
@@ -139,7 +140,7 @@ def test_causal_frames_meet_tokens_and_the_last_frame_is_cut_off(position: Liter
     config = tiny_config(att_context_size=((6, 2),), **CAUSAL)
     config = replace(config, masking=replace(config.masking, position=position, prob=0.2))
     model = NestNetwork(config).train()
-    inputs = model.draw_masks(batch()).to("cpu")  # 208 feature frames, 200 and 150 of them valid
+    inputs = NetworkInput.of(batch(), model.draw_masks(batch()), "cpu")  # 208 feature frames, 200 and 150 of them valid
     output = model.forward_masked(inputs)
     num_frames, lens = (26, [26, 20]) if position == "pre_conv" else (27, [26, 20])
     assert output.encoded.shape[:2] == output.is_scored.shape == (2, num_frames)
@@ -166,7 +167,7 @@ def test_a_token_is_predicted_some_frames_later_and_the_last_ones_by_the_last_fr
     config = tiny_config(att_context_size=((6, 2),), **CAUSAL)
     config = replace(config, masking=replace(config.masking, prob=0.2, target_shift=shift))
     model = NestNetwork(config).eval()
-    inputs = model.draw_masks(batch()).to("cpu")
+    inputs = NetworkInput.of(batch(), model.draw_masks(batch()), "cpu")
     output = model.forward_masked(inputs)
     feats, lens = model.features(batch().noisy_audio, batch().audio_len)
     encoded, enc_lens = model.encode_masked(feats, lens, inputs.is_masked)
@@ -188,11 +189,10 @@ def test_filler_rows_change_no_gradient_and_no_row_occurs_twice(is_causal: bool,
     found = []
     for num_fillers in (0, 9):
         model = NestNetwork(config).eval()
-        inputs = model.draw_masks(batch()).to("cpu")
-        masks = pad_rows(inputs.masks, len(inputs.scored_rows) + num_fillers)
-        fillers = masks.scored_rows[len(inputs.scored_rows) :]
-        output = model.forward_masked(replace(inputs, scored_rows=masks.scored_rows))
-        loss_stats(output, masks.scored_rows >= 0).loss.backward()
+        inputs = NetworkInput.of(batch(), model.draw_masks(batch()), "cpu")
+        rows = pad_rows(inputs, len(inputs.scored_rows) + num_fillers).scored_rows
+        fillers = rows[len(inputs.scored_rows) :]
+        loss_stats(model.forward_masked(replace(inputs, scored_rows=rows)), rows >= 0).loss.backward()
         found.append(
             torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
         )
@@ -240,7 +240,7 @@ def test_the_context_of_a_microbatch_is_drawn_from_its_key_in_training_only() ->
         seed = model.seed_for("attention context", batch(step, microbatch))
         assert context == draw_context(*TWO.values(), seed)
     assert network(**TWO).train().draw_masks(batch(3, 1)).att_context == drawn[3, 1]  # whatever was drawn before
-    assert model.draw_masks(batch(3, 1)).to("cpu").att_context == drawn[3, 1]
+    assert NetworkInput.of(batch(), model.draw_masks(batch(3, 1)), "cpu").att_context == drawn[3, 1]
     assert model.eval().draw_masks(batch()).att_context is None
     assert network().train().draw_masks(batch()).att_context is None
 
@@ -249,7 +249,7 @@ def test_training_computes_with_the_drawn_context_and_evaluation_with_the_first(
     model = network(**TWO, **WITHOUT_DROPOUT, conv_norm="layer_norm").train()
     feats = model.features(batch().noisy_audio, batch().audio_len)
     for step in range(4):
-        inputs = model.draw_masks(batch(step)).to("cpu")
+        inputs = NetworkInput.of(batch(step), model.draw_masks(batch(step)), "cpu")
         found = model.forward_masked(inputs).encoded
         expected = {
             context: model.encode_masked(*feats, inputs.is_masked, context=context).frames

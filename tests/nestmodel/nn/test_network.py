@@ -62,7 +62,7 @@ def test_masks_depend_on_the_batch_key_the_purpose_and_the_seed() -> None:
 def test_masks_can_be_drawn_before_a_batch_is_copied(position: Literal["pre_conv", "post_conv"]) -> None:
     network = NestNetwork(replace(CONFIG, masking=replace(CONFIG.masking, position=position, prob=0.2))).eval()
     expected = network(batch(step=3))
-    inputs = network.draw_masks(batch(step=3)).to("cpu")
+    inputs = NetworkInput.of(batch(step=3), network.draw_masks(batch(step=3)), "cpu")
     assert torch.equal(inputs.scored_rows, expected.is_scored.flatten().nonzero().squeeze(1))
     assert inputs.num_samples == 56000
     output = network.forward_masked(inputs)
@@ -77,15 +77,15 @@ def test_masks_are_drawn_by_the_generator_of_the_cpu() -> None:
     network = NestNetwork(CONFIG)
     generator = torch.Generator().manual_seed(network.seed_for("mask", batch()))
     expected = network.mask_processor.draw(torch.tensor([200, 150]), 208, generator)
-    assert torch.equal(network.draw_masks(batch()).masks.is_masked, expected)
+    assert torch.equal(network.draw_masks(batch()).is_masked, expected)
 
 
 def test_dropout_depends_on_step_and_microbatch_and_not_on_the_global_generator() -> None:
     network = NestNetwork(replace(CONFIG, features=replace(CONFIG.features, dither=0.0))).train()
-    masked = network.draw_masks(batch(step=2, microbatch=1))
-    assert masked.dropout_keys is not None
-    assert torch.equal(masked.dropout_keys, network.encoder.draw_keys(network.seed_for("dropout", batch(2, 1))))
-    assert not torch.equal(masked.dropout_keys, network.draw_masks(batch(2, 0)).dropout_keys)
+    masks = network.draw_masks(batch(step=2, microbatch=1))
+    assert masks.dropout_keys is not None
+    assert torch.equal(masks.dropout_keys, network.encoder.draw_keys(network.seed_for("dropout", batch(2, 1))))
+    assert not torch.equal(masks.dropout_keys, network.draw_masks(batch(2, 0)).dropout_keys)
     logits = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -110,16 +110,16 @@ def test_no_keys_are_drawn_in_eval_mode() -> None:
 
 
 def test_the_network_receives_what_it_reads_and_the_record_of_the_batch() -> None:
-    masked = NestNetwork(CONFIG).draw_masks(batch(step=2, microbatch=1))
-    inputs = masked.to("meta")
-    fields = ["audio", "audio_len", "noisy_audio", "is_masked", "is_scored", "scored_rows", "dropout_keys"]
-    assert list(inputs.tensors()) == fields
+    masks = NestNetwork(CONFIG).draw_masks(batch(step=2, microbatch=1))
+    inputs = NetworkInput.of(batch(step=2, microbatch=1), masks, "meta")
+    fields = {"audio", "audio_len", "noisy_audio", "is_masked", "is_scored", "scored_rows", "dropout_keys"}
+    assert inputs.tensors().keys() == fields
     assert {tensor.device.type for tensor in inputs.tensors().values()} == {"meta"}
-    assert {tensor.device.type for tensor in masked.masks} == {"cpu"}
+    assert {tensor.device.type for tensor in (masks.is_masked, masks.is_scored, masks.scored_rows)} == {"cpu"}
     assert (inputs.key, inputs.sample_id) == (MicrobatchKey(0, 2, 1), ["a", "b"])
-    on_cpu = masked.to("cpu")
-    assert isinstance(on_cpu, NetworkInput)
+    on_cpu = NetworkInput.of(batch(step=2, microbatch=1), masks, "cpu")
     assert torch.equal(on_cpu.noisy_audio, batch().noisy_audio)
+    assert torch.equal(on_cpu.scored_rows, masks.scored_rows)
 
 
 def test_a_packed_batch_is_unpacked_after_the_copy() -> None:
@@ -137,7 +137,7 @@ def test_a_packed_batch_is_unpacked_after_the_copy() -> None:
         key=dense.key,
     )
     network = NestNetwork(CONFIG).eval()
-    inputs, unpacked = network.draw_masks(packed).to("cpu"), packed.unpack()
+    inputs, unpacked = NetworkInput.of(packed, network.draw_masks(packed), "cpu"), packed.unpack()
     assert torch.equal(inputs.audio, unpacked.audio)
     assert torch.equal(inputs.noisy_audio, unpacked.noisy_audio)
     assert torch.equal(network.forward_masked(inputs).logits, network(unpacked).logits)

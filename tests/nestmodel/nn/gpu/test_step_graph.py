@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 
 from nestdata import MixConfig, PlanConfig
-from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestModel, NestNetwork, loss_stats
+from nestmodel import (
+    ConfigError,
+    MaskConfig,
+    NestConfig,
+    NestDataModule,
+    NestModel,
+    NestNetwork,
+    NetworkInput,
+    loss_stats,
+)
 from nestmodel.nn.gpu import devices, step_graph
 from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs, pad_rows, row_capacity
@@ -163,16 +172,15 @@ def test_a_run_whose_capture_fails_goes_on_without_graphs(
 def test_a_skipped_step_leaves_nothing_to_later_ones(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw_masks = NestModel.draw_masks
+    training_input = NestModel.training_input
 
-    def poisoned(self: NestModel, batch: Any, **purpose: str) -> Any:
-        masked = draw_masks(self, batch, **purpose)
+    def poisoned(self: NestModel, batch: Any) -> NetworkInput:
         if batch.key[1:] == (2, 1):
-            audio = masked.batch.audio.clone().fill_(torch.nan)
-            masked = replace(masked, batch=replace(masked.batch, audio=audio, noisy_audio=audio))
-        return masked
+            audio = batch.audio.clone().fill_(torch.nan)
+            batch = replace(batch, audio=audio, noisy_audio=audio)
+        return training_input(self, batch)
 
-    monkeypatch.setattr(NestModel, "draw_masks", poisoned)
+    monkeypatch.setattr(NestModel, "training_input", poisoned)
     found = []
     for capture in (TapeCapture(), not_captured):
         with pytest.warns(UserWarning, match="step 2 is skipped"):
@@ -182,6 +190,11 @@ def test_a_skipped_step_leaves_nothing_to_later_ones(
     assert differences(*found) == []
 
 
+def padded_input(graphs: StepGraphs, network: NestNetwork) -> NetworkInput:
+    batch = noise_batch((2, 32000)).unpack()
+    return NetworkInput.of(batch, graphs.pad(network.draw_masks(batch)), "cpu")
+
+
 @pytest.mark.usefixtures("gpu_path")
 def test_a_capture_changes_no_statistics_gradients_or_random_numbers() -> None:
     model = NestModel(tiny_config()).train()
@@ -189,7 +202,7 @@ def test_a_capture_changes_no_statistics_gradients_or_random_numbers() -> None:
         if hasattr(module, "start_collecting"):
             module.start_collecting()
     graphs = StepGraphs(model, 1, TapeCapture(), num_microbatches=1, num_ranks=1)
-    batch = graphs.pad(model.draw_masks(noise_batch((2, 32000)).unpack())).to("cpu")
+    batch = padded_input(graphs, model)
     graphs.forward(batch)
     graphs.backward()
 
@@ -226,17 +239,18 @@ def test_padded_rows_change_sums_by_rounding_and_counts_not_at_all(num_codebooks
     quantizer = replace(config.quantizer, num_codebooks=num_codebooks)
     config = replace(config, quantizer=quantizer, masking=replace(config.masking, position=position))
     network = NestNetwork(config).eval()
-    masked = network.draw_masks(noise_batch((3, 32000)).unpack())
-    number = len(masked.masks.scored_rows)
+    batch = noise_batch((3, 32000)).unpack()
+    masks = network.draw_masks(batch)
+    number = len(masks.scored_rows)
     found = []
-    for capacity in (None, number, number + 5, masked.masks.is_scored.numel()):
-        padded = masked if capacity is None else replace(masked, masks=pad_rows(masked.masks, capacity))
-        rows = padded.masks.scored_rows
+    for capacity in (None, number, number + 5, masks.is_scored.numel()):
+        padded = masks if capacity is None else pad_rows(masks, capacity)
+        rows = padded.scored_rows
         assert len(rows) == (number if capacity is None else capacity)
-        assert len((rows % masked.masks.is_scored.numel()).unique()) == len(rows), "no row occurs twice"
+        assert len((rows % masks.is_scored.numel()).unique()) == len(rows), "no row occurs twice"
         is_scored = None if capacity is None else rows >= 0
         network.zero_grad()
-        stats = loss_stats(network.forward_masked(padded.to("cpu")), is_scored)
+        stats = loss_stats(network.forward_masked(NetworkInput.of(batch, padded, "cpu")), is_scored)
         stats.nll_sum.backward()
         found.append((stats.flatten(), {name: p.grad for name, p in network.named_parameters() if p.grad is not None}))
     (values, grads), (unpadded, unpadded_grads), *others = found
@@ -254,9 +268,7 @@ def test_the_capacity_is_a_function_of_settings_and_shape_and_is_seldom_exceeded
     network = NestNetwork(replace(tiny_config(), masking=masking))
     num_cuts, seconds = 16, 15
     batch = noise_batch((num_cuts, seconds * 16000)).unpack()
-    masks = [
-        network.draw_masks(replace(batch, key=batch.key._replace(microbatch=number))).masks for number in range(50)
-    ]
+    masks = [network.draw_masks(replace(batch, key=batch.key._replace(microbatch=number))) for number in range(50)]
     capacity = row_capacity(network, *masks[0].is_masked.shape)
     torch.manual_seed(1)
     assert capacity == row_capacity(network, *masks[0].is_masked.shape)
@@ -342,7 +354,7 @@ def test_an_invalid_capture_leaves_stream_generator_and_allocator_usable() -> No
 def test_gradients_are_added_to_those_of_other_microbatches_and_results_are_kept() -> None:
     network = NestNetwork(tiny_config()).train()
     graphs = StepGraphs(network, 1, TapeCapture(), num_microbatches=1, num_ranks=1)
-    batch = graphs.pad(network.draw_masks(noise_batch((2, 32000)).unpack())).to("cpu")
+    batch = padded_input(graphs, network)
     louder = replace(batch, noisy_audio=2 * batch.noisy_audio.roll(100))
     trained = [p for p in network.parameters() if p.requires_grad]
 
