@@ -125,7 +125,7 @@ def draw_tall_data_path(path: Path) -> None:
 
 def draw_contexts(path: Path) -> None:
     """Draws which frames a frame attends to with each style of attention context."""
-    from nestmodel.nn.frames import visible_keys
+    from nestmodel.nn.attention import visible_keys
 
     num_frames, cell, top, left, gap = 12, 20, 74, 70, 110
     drawing = Drawing(2 * (left + num_frames * cell) + gap - left + 20, top + num_frames * cell + 20)

@@ -1,7 +1,8 @@
 """Attention contexts: which neighbours a frame attends to, and the draw of one of several for a microbatch.
 
 A context is a pair (left, right) in encoder frames; `UNLIMITED` on a side sets no limit. `EncoderConfig` holds one or
-more. This module checks them and draws one; `nestmodel.nn.frames.visible_keys` makes a mask of it. It imports no torch.
+more. This module checks them and draws one; `nestmodel.nn.attention.visible_keys` makes a mask of it. It imports no
+torch.
 
 Source: `att_context_size`, `att_context_style` and `att_context_probs` of the ConformerEncoder of NeMo 3.0.0.
 """

@@ -18,9 +18,9 @@ from torch import Tensor
 from benchmarks.counts.count_step import CUTS, SCORED_SHARE, built, empty_keys
 from benchmarks.counts.fake_gpu import OperationLog, backward, fake_gpu
 from nestmodel import ConformerEncoder, NestConfig, NestNetwork
-from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.gpu.subsampling import MAX_VALUES_ON_GPU
 from nestmodel.nn.loss import masked_nll
+from nestmodel.nn.network import MultiSoftmaxDecoder
 
 QUICK = ("--presets", "small")
 GPUS_GB = (24, 40, 80)

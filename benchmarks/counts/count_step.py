@@ -392,7 +392,7 @@ def compile_block(preset: str, form: str = "compiled") -> "tuple[int, tuple[Gene
     """Returns the number of blocks of a preset, and the code for the forward and the backward pass of one."""
     from benchmarks.counts.fake_compile import generate
     from nestmodel.nn.gpu.block import COMBINED, AcceleratedConformerBlock
-    from nestmodel.nn.gpu.frames import GpuFrames, describe_gpu_frames
+    from nestmodel.nn.gpu.fused_attention import GpuFrames, describe_gpu_frames
 
     config = _config(preset)
     encoder = config.encoder

@@ -15,8 +15,7 @@ from nestmodel import NestConfig, NestNetwork
 from nestmodel.nn.attention import RelPositionAttention
 from nestmodel.nn.features import Preprocessor
 from nestmodel.nn.gpu.cast_weights import cast_weights
-from nestmodel.nn.gpu.frames import describe_gpu_frames
-from nestmodel.nn.gpu.fused_attention import attend, attention_parameters
+from nestmodel.nn.gpu.fused_attention import attend, attention_parameters, describe_gpu_frames
 from nestmodel.nn.gpu.kernel_choice import TORCH
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.network import num_padded_frames

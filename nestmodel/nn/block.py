@@ -9,10 +9,9 @@ from jaxtyping import Bool, Float, Int32
 from torch import Tensor, nn
 
 from nestmodel.config import EncoderConfig
-from nestmodel.nn.attention import RelPositionAttention
+from nestmodel.nn.attention import Frames, RelPositionAttention
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.dropout import Dropout, Key
-from nestmodel.nn.frames import Frames
 
 KEYS_PER_BLOCK = 7
 """Keys of a block's dropout: within and after each feed-forward, of attention weights, after attention, convolution."""

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nestmodel.config import EncoderConfig
+from nestmodel.nn.attention import Frames
 from nestmodel.nn.batch_norm import StepBatchNorm
-from nestmodel.nn.frames import Frames
 
 
 class ConvModule(nn.Module):

@@ -20,14 +20,14 @@ from torch.utils.checkpoint import checkpoint
 from nestmodel.attention_context import Context, draw_context
 from nestmodel.config import EncoderConfig
 from nestmodel.errors import ConfigError
+from nestmodel.nn.attention import Frames, describe_frames, relative_positions, visible_keys
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockCache, ConformerBlock, split_keys
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.dropout import draw_keys
-from nestmodel.nn.frames import Frames, describe_frames, relative_positions, visible_keys
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.block import AcceleratedConformerBlock
 from nestmodel.nn.gpu.dropout import AcceleratedDropout
-from nestmodel.nn.gpu.frames import GpuFrames, describe_gpu_frames
+from nestmodel.nn.gpu.fused_attention import GpuFrames, describe_gpu_frames
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.precision import is_autocast
 from nestmodel.representation import shapes

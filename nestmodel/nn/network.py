@@ -7,6 +7,7 @@ generator state to save. They are the same on every device, except for dropout o
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -15,7 +16,6 @@ from nestdata.notebook import html_table
 from nestmodel.attention_context import Context
 from nestmodel.config import FeatureConfig, NestConfig
 from nestmodel.errors import ConfigError
-from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput
 from nestmodel.nn.features import Preprocessor, normalise
 from nestmodel.nn.gpu.kernel_choice import TORCH, Kernels
@@ -49,6 +49,38 @@ class NestOutput:
     """Number of valid encoder frames of each utterance."""
 
     __repr__ = shapes
+
+
+class MultiSoftmaxDecoder(nn.Module):
+    """Predicts tokens: one softmax per codebook, by one linear layer whose channel is class · codebooks + codebook.
+
+    The caller selects the encoder frames. The loss needs the scored ones only, which avoids most of the largest matrix
+    product of a small model.
+
+    Source: NEST, arXiv:2408.13106, section 3.4; the order of the channels is that of NeMo.
+    """
+
+    def __init__(self, *, dim: int, num_classes: int, num_codebooks: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.num_codebooks = num_codebooks
+        # A convolution of width 1 is a linear layer. It is used here so that the weight has the shape of NeMo's.
+        layer = nn.Conv1d(dim, num_classes * num_codebooks, 1)
+        nn.init.xavier_uniform_(layer.weight)
+        self.decoder_layers = nn.Sequential(layer)
+
+    def logits(self, encoded: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows classes codebooks"]:
+        """Returns the logits of the classes for any selection of encoder frames."""
+        layer = self.decoder_layers[0]
+        assert isinstance(layer, nn.Conv1d)
+        scores = F.linear(encoded, layer.weight.squeeze(-1), layer.bias)
+        return scores.reshape(*encoded.shape[:-1], self.num_classes, self.num_codebooks)
+
+    def forward(
+        self, encoded: Float[Tensor, "batch enc_frames dim"]
+    ) -> Float[Tensor, "batch enc_frames classes codebooks"]:
+        """Returns the log-probabilities of the classes at every encoder frame, in nats."""
+        return self.logits(encoded).log_softmax(dim=-2)
 
 
 class NestNetwork(nn.Module):

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from nestmodel import EncoderConfig, FeatureConfig, NestConfig, config_from_nemo
 from nestmodel.formats.nemo_config import config_to_nemo
+from nestmodel.nn.attention import visible_keys
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.features import Preprocessor
-from nestmodel.nn.frames import visible_keys
 from nestmodel.nn.gpu import devices
 
 OUTPUT_TOLERANCE = 1e-5

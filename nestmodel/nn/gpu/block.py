@@ -13,14 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nestmodel.config import EncoderConfig
+from nestmodel.nn.attention import Frames
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockKeys, ConformerBlock, FeedForward, split_keys
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.dropout import Key
-from nestmodel.nn.frames import Frames
 from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters
 from nestmodel.nn.gpu.dropout import drop_on_gpu
-from nestmodel.nn.gpu.frames import GpuFrames
-from nestmodel.nn.gpu.fused_attention import attend, attention_parameters
+from nestmodel.nn.gpu.fused_attention import GpuFrames, attend, attention_parameters
 from nestmodel.nn.precision import product_dtype
 
 COMBINED: dict[str, str | int | bool | Callable[..., Any]] = {

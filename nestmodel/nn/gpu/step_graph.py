@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nestmodel.nn.gpu.frames import round_up
+from nestmodel.nn.gpu.fused_attention import round_up
 from nestmodel.nn.loss import LossStats, loss_stats
 from nestmodel.nn.masking import scored_token_mask
 from nestmodel.nn.network import NestNetwork

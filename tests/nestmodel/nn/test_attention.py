@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nestmodel.nn.attention import RelPositionAttention, shift_to_distances
-from nestmodel.nn.frames import Frames, describe_frames, relative_positions
+from nestmodel.nn.attention import Frames, RelPositionAttention, describe_frames, relative_positions, shift_to_distances
 from nestmodel.nn.gpu.cast_weights import cast_weights
-from nestmodel.nn.gpu.frames import describe_gpu_frames
-from nestmodel.nn.gpu.fused_attention import attend, attention_parameters
+from nestmodel.nn.gpu.fused_attention import attend, attention_parameters, describe_gpu_frames
 from nestmodel.nn.precision import product_dtype
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from nestmodel.nn.decoder import MultiSoftmaxDecoder
+from nestmodel.nn.network import MultiSoftmaxDecoder
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nestmodel.config import EncoderConfig, NestConfig
+from nestmodel.nn.attention import Frames, describe_frames
 from nestmodel.nn.block import ConformerBlock
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.encoder import ConformerEncoder
-from nestmodel.nn.frames import Frames, describe_frames
 from nestmodel.nn.gpu import devices
 
 TINY = EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8)

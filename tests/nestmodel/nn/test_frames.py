@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestmodel.attention_context import Context, Style
-from nestmodel.nn.frames import describe_frames, visible_keys
+from nestmodel.nn.attention import describe_frames, visible_keys
 
 
 def is_visible(query: int, key: int, context: Context, style: Style) -> bool:

@@ -12,11 +12,11 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from nestdata import PlanConfig, PrepareConfig, derive_key
 from nestmodel import ConfigError, Kernels, MaskConfig, NestConfig, NestDataModule, NestModel, WeightsError
 from nestmodel.attention_context import Context, draw_context
-from nestmodel.nn.decoder import MultiSoftmaxDecoder
+from nestmodel.nn.attention import Frames
 from nestmodel.nn.encoder import ConformerEncoder
-from nestmodel.nn.frames import Frames
 from nestmodel.nn.loss import loss_stats
 from nestmodel.nn.masking import scored_token_mask
+from nestmodel.nn.network import MultiSoftmaxDecoder
 from nestmodel.training import module
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, tone

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from nestmodel.attention_context import Context
-from nestmodel.nn.frames import MASKED_SCORE, describe_frames
-from nestmodel.nn.gpu.frames import describe_gpu_frames, round_up
+from nestmodel.nn.attention import MASKED_SCORE, describe_frames
+from nestmodel.nn.gpu.fused_attention import describe_gpu_frames, round_up
 
 
 @pytest.mark.parametrize("context", [None, (1, 0), (2, 3)])

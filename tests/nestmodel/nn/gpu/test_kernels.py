@@ -9,9 +9,9 @@ import torch
 from benchmarks.counts.count_step import empty_keys
 from benchmarks.counts.fake_gpu import OperationLog, fake_gpu
 from nestmodel.config import NestConfig
-from nestmodel.nn.decoder import MultiSoftmaxDecoder
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.loss import masked_nll
+from nestmodel.nn.network import MultiSoftmaxDecoder
 from tests.fakes import needs_fake_gpu
 
 pytestmark = needs_fake_gpu
