@@ -86,7 +86,7 @@ class _TracedChunk(nn.Module):
         *subsampling: Tensor,
     ) -> tuple[Tensor, ...]:
         """Encodes (batch, mels, chunk * factor) as (batch, chunk, dim), and returns the caches in the same order."""
-        x, stages = self.encoder.pre_encode.extend_masked(feats, feat_lens, subsampling)
+        x, stages = self.encoder.pre_encode.extend(feats, subsampling, feat_lens=feat_lens)
         enc_lens = self.encoder.pre_encode.out_lens(feat_lens).clamp(0, self.chunk)
         keys = torch.arange(self.left + self.chunk)
         is_empty = (keys < (self.left - cache_len).unsqueeze(1)) | (keys >= (self.left + enc_lens).unsqueeze(1))

@@ -23,6 +23,7 @@ from nestmodel.options import WeightParts
 NetworkT = TypeVar("NetworkT", bound=NestNetwork)
 
 ENCODER_PREFIX = "encoder."
+_MAX_NAMES_SHOWN = 4
 _FRONT_END_PREFIX = "preprocessor."
 # Parameters of a file that no model uses: NeMo's parent class creates them.
 _IGNORED_PREFIXES = ("decoder_ssl.",)
@@ -141,13 +142,14 @@ def differing_settings(config: NestConfig, file_config: NestConfig) -> tuple[str
     )
 
 
-def abbreviate_names(names: Iterable[str], max_names: int = 4) -> str:
+def abbreviate_names(names: Iterable[str]) -> str:
     """Joins names with commas; if there are many, counts them by module: `decoder.* 2, encoder.layers.16.* 39`."""
     names = list(names)
-    if len(names) > max_names:
+    if len(names) > _MAX_NAMES_SHOWN:
         modules = Counter(_module_of(name) for name in names)
         names = [f"{module}.* {number}" for module, number in modules.items()]
-    return ", ".join(names[:max_names]) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")
+    num_more = len(names) - _MAX_NAMES_SHOWN
+    return ", ".join(names[:_MAX_NAMES_SHOWN]) + (f" and {num_more} more" if num_more > 0 else "")
 
 
 def _copy_weights(network: NestNetwork, state: Mapping[str, Tensor], path: Path, parts: WeightParts) -> WeightReport:

@@ -25,7 +25,7 @@ from nestmodel.nn.block import KEYS_PER_BLOCK, BlockCache, ConformerBlock, split
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.dropout import draw_keys
 from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.block import AcceleratedConformerBlock
+from nestmodel.nn.gpu.block import AcceleratedConformerBlock, CompilerSettings
 from nestmodel.nn.gpu.dropout import AcceleratedDropout
 from nestmodel.nn.gpu.fused_attention import GpuFrames, describe_gpu_frames
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
@@ -214,7 +214,7 @@ class ConformerEncoder(nn.Module):
             dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, num_graphs)
         for layer in self.layers:
             assert isinstance(layer, AcceleratedConformerBlock)
-            layer.use_compiled(dynamic=None if num_shapes is None else False, combined=combined)
+            layer.compiler = CompilerSettings(dynamic=None if num_shapes is None else False, combined=combined)
 
     def _outputs(
         self,

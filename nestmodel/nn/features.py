@@ -156,14 +156,6 @@ class Preprocessor(nn.Module):
         super().__init__()
         self.featurizer = LogMelFeatures(config)
 
-    def use_torch(self) -> None:
-        """Runs operation by operation; see `LogMelFeatures.use_torch`."""
-        self.featurizer.use_torch()
-
-    def use_compiled(self, num_shapes: int | None) -> None:
-        """Has the features compiled; see `LogMelFeatures.use_compiled`."""
-        self.featurizer.use_compiled(num_shapes)
-
     @torch.no_grad()
     def forward(
         self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]

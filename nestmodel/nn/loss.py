@@ -143,21 +143,15 @@ def loss_stats(output: NestOutput, is_scored: Bool[Tensor, " rows"] | None = Non
         output: Logits and targets.
         is_scored: False for the rows of `output` that only fill it up; by default all rows are scored.
     """
-    predicted, num_classes = output.logits.detach().argmax(dim=1), output.logits.shape[1]
+    targets = output.targets
     if is_scored is not None:
-        nll_sum, _ = masked_nll(output.logits, output.targets.masked_fill(~is_scored.unsqueeze(1), NO_TOKEN))
-        return LossStats(
-            nll_sum,
-            is_scored.sum().to(nll_sum.dtype),
-            ((predicted == output.targets) & is_scored.unsqueeze(1)).float().mean(dim=1).sum(),
-            token_counts(output.targets, num_classes, is_scored).float(),
-            token_counts(predicted, num_classes, is_scored).float(),
-        )
-    nll_sum, num_tokens = masked_nll(output.logits, output.targets)
+        targets = targets.masked_fill(~is_scored.unsqueeze(1), NO_TOKEN)
+    nll_sum, num_rows = masked_nll(output.logits, targets)
+    predicted, num_classes = output.logits.detach().argmax(dim=1), output.logits.shape[1]
     return LossStats(
         nll_sum,
-        nll_sum.new_full((), num_tokens),
-        (predicted == output.targets).float().mean(dim=1).sum(),
-        token_counts(output.targets, num_classes).float(),
-        token_counts(predicted, num_classes).float(),
+        nll_sum.new_full((), num_rows) if is_scored is None else is_scored.sum().to(nll_sum.dtype),
+        (predicted == targets).float().mean(dim=1).sum(),  # NO_TOKEN is never predicted
+        token_counts(output.targets, num_classes, is_scored).float(),
+        token_counts(predicted, num_classes, is_scored).float(),
     )

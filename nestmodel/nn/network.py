@@ -182,9 +182,9 @@ class NestNetwork(nn.Module):
         if kernels.blocks in ("compiled", "combined"):
             self.encoder.compile_blocks(num_shapes, combined=kernels.blocks == "combined")
         if kernels.features == "compiled":
-            self.preprocessor.use_compiled(num_shapes)
+            self.preprocessor.featurizer.use_compiled(num_shapes)
         elif kernels.features == TORCH:
-            self.preprocessor.use_torch()
+            self.preprocessor.featurizer.use_torch()
         if kernels.step == "graph":
             raise ConfigError("a step as a graph is not available without a NestModel. Set kernels.step to torch.")
 

@@ -69,7 +69,8 @@ class StreamingEncoder:
                 in training mode; or the stream is closed. The stream is as before.
         """
         samples = self._checked(audio, sampling_rate)
-        return torch.cat([self._encode(part) for part in samples.split(self._max_samples)])
+        max_samples = int(_MAX_SECONDS * self._model.config.features.sampling_rate)
+        return torch.cat([self._encode(part) for part in samples.split(max_samples)])
 
     def close(self) -> Float[Tensor, "enc_frames dim"]:
         """Ends the stream, and returns its last frames, whose chunk may be incomplete.
@@ -80,10 +81,6 @@ class StreamingEncoder:
         nothing = self._checked(np.zeros(0, np.float32), None)
         self._is_closed = True
         return self._encode(nothing, is_last=self._audio_cache.num_samples > 0)
-
-    @property
-    def _max_samples(self) -> int:
-        return int(_MAX_SECONDS * self._model.config.features.sampling_rate)
 
     @torch.inference_mode()
     def _encode(self, samples: Float[Tensor, " samples"], *, is_last: bool = False) -> Float[Tensor, "enc_frames dim"]:

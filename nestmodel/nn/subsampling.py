@@ -4,7 +4,8 @@ This module holds the strided convolutions in front of the encoder. No value pas
 valid encoder frames.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -101,13 +102,35 @@ class ConvSubsampling(nn.Module):
         # (batch, mels, frames) -> (batch, channels, frames, mels). Channels-last convolutions take half the time.
         x = feats.transpose(1, 2).unsqueeze(1).contiguous(memory_format=torch.channels_last)
         x = x * is_valid_frame(x, lens).to(x.dtype)
-        for layer in self.conv:
+        return self.apply_layers(self.conv, x, lens, _convolve, lambda x, is_valid: x.mul_(is_valid).relu_())
+
+    def apply_layers(
+        self,
+        layers: Iterable[nn.Module],
+        x: Float[Tensor, "batch channels frames mels"],
+        lens: Int[Tensor, " batch"],
+        convolve: Callable[[nn.Conv2d, Tensor], Tensor],
+        masked_relu_: Callable[[Tensor, Tensor], Tensor],
+    ) -> Float[Tensor, "batch enc_frames values"]:
+        """Applies convolutions, and zeroes padded frames with each ReLU.
+
+        Args:
+            layers: The last of `conv`, or all of them.
+            x: Their input.
+            lens: Its numbers of valid frames.
+            convolve: Applies a convolution to an input that is padded if it is causal.
+            masked_relu_: Zeroes an output where its second argument is False, and applies a ReLU, in place.
+        """
+        for layer in layers:
             if isinstance(layer, nn.ReLU):
                 lens = halve(lens, is_causal=self.is_causal)
-                x = masked_relu_(x, lens, lambda x, is_valid: x.mul_(is_valid).relu_())
+                apply_: Callable[[Tensor, Tensor], Tensor] = masked_relu_
+                if torch.is_grad_enabled():
+                    apply_ = partial(_MaskedRelu.apply, masked_relu_)
+                x = apply_(x, is_valid_frame(x, lens))
             else:
                 assert isinstance(layer, nn.Conv2d)
-                x = _convolve(layer, x)
+                x = convolve(layer, _pad_if_causal(layer, x))
         return x.transpose(1, 2).flatten(2)
 
     def num_at_once(self, feats: Float[Tensor, "batch mels frames"]) -> int:
@@ -115,14 +138,22 @@ class ConvSubsampling(nn.Module):
         return max(1, MAX_VALUES // max(1, self.channels * feats.shape[1] * feats.shape[2] // 4))
 
     def extend(
-        self, feats: Float[Tensor, "batch mels frames"], cache: SubsamplingCache | None, *, is_last: bool = False
+        self,
+        feats: Float[Tensor, "batch mels frames"],
+        cache: SubsamplingCache | None,
+        *,
+        is_last: bool = False,
+        feat_lens: Int[Tensor, " batch"] | None = None,
     ) -> tuple[Float[Tensor, "batch enc_frames dim"], SubsamplingCache]:
         """Returns the encoder frames that are complete, of features that arrive in parts; without gradients.
 
         Args:
-            feats: The next feature frames, all of them valid.
+            feats: The next feature frames.
             cache: Of the frames before them; None for the first ones.
             is_last: Whether no frames follow, so that the zeros past the last one complete further encoder frames.
+            feat_lens: Number of frames from here to the end of each stream, possibly negative; later ones are zeroed
+                between the stages. This needs causal convolutions, and a multiple of `factor` frames. By default, all
+                frames are valid.
 
         Returns:
             The encoder frames, and the cache for the next feature frames.
@@ -130,9 +161,14 @@ class ConvSubsampling(nn.Module):
         in_front = self.num_in_front
         kept: list[Tensor] = []
         x = feats.transpose(1, 2).unsqueeze(1)  # (batch, channels, frames, mels)
+        if feat_lens is not None:
+            x = x * is_valid_frame(x, feat_lens)
         for layer in self.conv:
             if isinstance(layer, nn.ReLU):
                 x = x.relu_()
+                if feat_lens is not None:
+                    feat_lens = halve(feat_lens, is_causal=True)
+                    x = x * is_valid_frame(x, feat_lens)
                 continue
             assert isinstance(layer, nn.Conv2d)
             if layer.stride == (2, 2):
@@ -147,33 +183,6 @@ class ConvSubsampling(nn.Module):
             else:
                 num_mels = (x.shape[3] - layer.kernel_size[1]) // layer.stride[1] + 1
                 x = x.new_zeros(len(x), layer.out_channels, 0, num_mels)
-        return self.out(x.transpose(1, 2).flatten(2)), tuple(kept)
-
-    def extend_masked(
-        self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"], cache: SubsamplingCache
-    ) -> tuple[Float[Tensor, "batch enc_frames dim"], SubsamplingCache]:
-        """Does what `extend` does for a multiple of `factor` frames with causal convolutions, some of them padding.
-
-        Args:
-            feats: The next frames.
-            feat_lens: Number of frames from here to the end of the stream, possibly negative. Later ones are zeroed
-                between the stages.
-            cache: Of the frames before them, two for each stage.
-        """
-        x = feats.transpose(1, 2).unsqueeze(1)
-        x = x * is_valid_frame(x, feat_lens)
-        kept: list[Tensor] = []
-        for layer in self.conv:
-            if isinstance(layer, nn.ReLU):
-                feat_lens = halve(feat_lens, is_causal=True)
-                x = x.relu() * is_valid_frame(x, feat_lens)
-                continue
-            assert isinstance(layer, nn.Conv2d)
-            if layer.stride == (2, 2):
-                extended = torch.cat([cache[len(kept)], x], dim=2)
-                kept.append(extended[:, :, -2:])
-                x = F.pad(extended, (2, 1))
-            x = F.conv2d(x, layer.weight, layer.bias, layer.stride, groups=layer.groups)
         return self.out(x.transpose(1, 2).flatten(2)), tuple(kept)
 
     @property
@@ -191,41 +200,22 @@ class ConvSubsampling(nn.Module):
 
 
 class _MaskedRelu(torch.autograd.Function):
-    """Zeroes padded frames and applies a ReLU in place.
+    """Zeroes padded frames and applies a ReLU in place: convolutions need no outputs to compute gradients.
 
     The gradient is passed where the output is positive, so the mask need not be kept for the backward pass.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, is_valid: Tensor, compute_: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, masked_relu_: Callable[[Tensor, Tensor], Tensor], x: Tensor, is_valid: Tensor) -> Tensor:
         ctx.mark_dirty(x)
-        compute_(x, is_valid)
+        masked_relu_(x, is_valid)
         ctx.save_for_backward(x)
         return x
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
         (output,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward(grads[0], output, 0), None, None
-
-
-def masked_relu_(
-    x: Float[Tensor, "batch channels frames mels"],
-    lens: Int[Tensor, " batch"],
-    compute_: Callable[[Tensor, Tensor], Tensor],
-) -> Float[Tensor, "batch channels frames mels"]:
-    """Zeroes padded frames and applies a ReLU, in place: convolutions need no outputs to compute gradients.
-
-    Args:
-        x: Output of a convolution.
-        lens: Its numbers of valid frames.
-        compute_: Takes `x` and the mask of its valid frames, and computes this in place.
-    """
-    is_valid = is_valid_frame(x, lens)
-    if not torch.is_grad_enabled():
-        return compute_(x, is_valid)
-    out: Tensor = _MaskedRelu.apply(x, is_valid, compute_)  # type: ignore[no-untyped-call]  # torch has no annotations for it
-    return out
+        return None, torch.ops.aten.threshold_backward(grads[0], output, 0), None
 
 
 def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
@@ -233,10 +223,10 @@ def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
     weight = layer.weight
     if torch.is_grad_enabled():
         weight = weight.flatten(1).view_as(weight)
-    return F.conv2d(pad_if_causal(layer, x), weight, layer.bias, layer.stride, layer.padding, groups=layer.groups)
+    return F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, groups=layer.groups)
 
 
-def pad_if_causal(layer: nn.Conv2d, x: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
+def _pad_if_causal(layer: nn.Conv2d, x: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
     """Pads the input of a causal convolution with zeros, in front of and behind mel bins, then frames."""
     return F.pad(x, (2, 1, 2, 1)) if layer.stride == (2, 2) and layer.padding == (0, 0) else x
 

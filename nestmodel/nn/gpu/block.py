@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from nestmodel.config import EncoderConfig
 from nestmodel.nn.attention import Frames
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockKeys, ConformerBlock, FeedForward, split_keys
 from nestmodel.nn.convolution import ConvModule
@@ -29,11 +28,14 @@ COMBINED: dict[str, str | int | bool | Callable[..., Any]] = {
 """Options of torch's compiler that join kernels of any sizes, such as the second steps of sums over frames."""
 
 
-class _CompilerSettings(NamedTuple):
-    """See `AcceleratedConformerBlock.use_compiled`."""
+class CompilerSettings(NamedTuple):
+    """How torch compiles blocks."""
 
     dynamic: bool | None
+    """Whether the compiled code takes any shape; None decides that at the second shape."""
+
     combined: bool
+    """Whether kernels that do not depend on each other are launched as one."""
 
 
 class AcceleratedConformerBlock(ConformerBlock):
@@ -43,20 +45,9 @@ class AcceleratedConformerBlock(ConformerBlock):
     so hooks on those do not run on a GPU.
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config)
-        self._compiled: _CompilerSettings | None = None
-
-    def use_compiled(self, *, dynamic: bool | None, combined: bool) -> None:
-        """Compiles the block with torch at its first use, but not the conversion of its weights.
-
-        The compiler would convert each weight and each of its gradients by a kernel of its own.
-
-        Args:
-            dynamic: Whether the compiled code takes any shape; None decides that at the second shape.
-            combined: Whether kernels that do not depend on each other are launched as one.
-        """
-        self._compiled = _CompilerSettings(dynamic, combined)
+    compiler: CompilerSettings | None = None
+    """Compiles the block at its first use, but not the conversion of its weights: the compiler would convert each
+    weight and each of its gradients by a kernel of its own. None does not compile."""
 
     def forward(
         self,
@@ -81,11 +72,11 @@ class AcceleratedConformerBlock(ConformerBlock):
         return cast_weights(parameters, product_dtype(x))
 
     def _compiled_if_set(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return function if self._compiled is None else _compile(function, self._compiled)
+        return function if self.compiler is None else _compile(function, self.compiler)
 
 
 @cache
-def _compile(function: Callable[..., Tensor], settings: _CompilerSettings) -> Callable[..., Tensor]:
+def _compile(function: Callable[..., Tensor], settings: CompilerSettings) -> Callable[..., Tensor]:
     """Returns a compiled function. Blocks do not hold it, so that they can be copied."""
     return torch.compile(function, dynamic=settings.dynamic, options=COMBINED if settings.combined else None)
 

@@ -34,7 +34,7 @@ def cast_weights(modules: Sequence[Sequence[FusedParameters]], dtype: torch.dtyp
     groups = [group for layers in modules for layer in layers for group in layer if group]
     parameters = [parameter for group in groups for parameter in group]
     if all(parameter.dtype == dtype for parameter in parameters):
-        joined = [_join([parameter.to(dtype) for parameter in group]) for group in groups]
+        joined = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
     else:
         joined = list(_CastTogether.apply(dtype, [len(group) for group in groups], *parameters))  # type: ignore[no-untyped-call]  # torch has no annotations for it
     return [[(joined.pop(0), joined.pop(0) if biases else None) for _, biases in layers] for layers in modules]
@@ -67,10 +67,6 @@ class _CastTogether(torch.autograd.Function):
         )
         needed = ctx.needs_input_grad[2:]
         return None, None, *(grad if is_needed else None for grad, is_needed in zip(cast_grads, needed, strict=True))
-
-
-def _join(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def _joined_shape(shapes: list[torch.Size]) -> torch.Size:

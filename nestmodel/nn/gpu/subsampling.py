@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.first_stages import Convolutions, first_stages, has_kernels
 from nestmodel.nn.precision import product_dtype
-from nestmodel.nn.subsampling import ConvSubsampling, halve, is_valid_frame, masked_relu_, pad_if_causal
+from nestmodel.nn.subsampling import ConvSubsampling, halve, is_valid_frame
 
 MAX_VALUES_ON_GPU = 2**27
 """Maximum number of values of the largest intermediate tensor, as `MAX_VALUES` is for `ConvSubsampling`."""
@@ -46,14 +46,7 @@ class AcceleratedConvSubsampling(ConvSubsampling):
         else:
             x = feats.transpose(1, 2).unsqueeze(1)  # (batch, mels, frames) -> (batch, channels, frames, mels)
             x = x * is_valid_frame(x, lens).to(x.dtype)
-        for layer in layers:
-            if isinstance(layer, nn.ReLU):
-                lens = halve(lens, is_causal=self.is_causal)
-                x = masked_relu_(x, lens, _clamp_)
-            else:
-                assert isinstance(layer, nn.Conv2d)
-                x = layer(pad_if_causal(layer, x))
-        return x.transpose(1, 2).flatten(2)
+        return self.apply_layers(layers, x, lens, nn.Conv2d.__call__, _clamp_)
 
     def _joins_stages(self, feats: Float[Tensor, "batch mels frames"]) -> bool:
         """Returns whether the first two stages are one operation, which gives features no gradient."""

@@ -199,12 +199,12 @@ assert not counters["graph_break"]
 
 features = Preprocessor(FeatureConfig()).eval()
 expected, _ = features(audio, lens)
-features.use_compiled(1)
+features.featurizer.use_compiled(1)
 with torch.autocast("cpu", torch.bfloat16):
     found, _ = features(audio, lens)
 torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 assert counters["stats"]["unique_graphs"] == 7
-features.use_torch()
+features.featurizer.use_torch()
 assert torch.equal(features(audio, lens)[0], expected)
 assert counters["stats"]["unique_graphs"] == 7
 """
