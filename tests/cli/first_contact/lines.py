@@ -68,7 +68,7 @@ LINES = (
     # nestdata prepare
     Line("nestdata prepare", 2, "error: Missing argument 'INPUT'. See `nestdata prepare --help`."),
     Line("nestdata prepare talks", 0, "talks.corpus: 40 cuts, 0.01 h, 1.00 to 1.70 s"),
-    Line("nestdata prepare speech.json -o my.corpus --jobs 2", 0, "my.corpus: 40 cuts, 0.01 h, 1.00 to 1.70 s", 5),
+    Line("nestdata prepare speech.json -o my.corpus --jobs 2", 0, "my.corpus: 40 cuts, 0.01 h, 1.00 to 1.70 s"),
     Line("nestdata prepare talk.wav", 0, "talk.corpus: 1 cuts, 0.00 h, 2.00 to 2.00 s"),
     Line("nestdata prepare speech.csv -o my.corpus", 0, "my.corpus: 40 cuts, 0.01 h, 1.00 to 1.70 s"),
     Line("nestdata prepare list.txt", 0, "list.corpus: 40 cuts, 0.01 h, 1.00 to 1.70 s"),
