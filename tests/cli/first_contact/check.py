@@ -13,7 +13,7 @@ from .process import Commands, Outcome
 
 _NO_LINE = "no line is"
 
-# A command prints such a line every few seconds: their number depends on the speed of the machine.
+# A command prints such a line on stderr every few seconds: their number depends on the speed of the machine.
 _PROGRESS = re.compile(r"[a-z ]+: [\d,]+ of [\d,]+ .*")
 
 
@@ -46,10 +46,10 @@ def defects(line: Line, found: Attempt) -> list[str]:
     for wanted in line.says.split("\n"):
         if not any(_matches(wanted, text) for text in (*lines["out"], *lines["err"])):
             wrong.append(f"{_NO_LINE} {wanted!r}")
+    lines["err"] = [text for text in lines["err"] if not _PROGRESS.fullmatch(text)]
     for stream, limit in (("err", line.err_lines), ("out", line.out_lines)):
-        number = sum(_PROGRESS.fullmatch(text) is None for text in lines[stream])
-        if limit is not None and number > limit:
-            wrong.append(f"{number} lines on std{stream}, more than {limit}")
+        if limit is not None and len(lines[stream]) > limit:
+            wrong.append(f"{len(lines[stream])} lines on std{stream}, more than {limit}")
     if "Traceback (most recent call last)" in out + err:
         wrong.append("a traceback")
     if "\x1b" in out + err:
