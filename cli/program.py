@@ -184,7 +184,8 @@ def _run_lightning(command: Command, arguments: list[str]) -> int:
         print(short_help(arguments[0], command.help, command.examples, arguments[1:]))
         return 0
 
-    from nestmodel.training.starting.startup import is_first_rank, watch_startup
+    from nestmodel.training.starting.origin import is_first_rank
+    from nestmodel.training.starting.startup import watch_startup
 
     is_starting = True
     try:

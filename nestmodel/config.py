@@ -5,13 +5,11 @@ and of the data are defined elsewhere; `nestmodel.formats.nemo_config` translate
 validated on construction, and an unknown key raises an error.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import yaml
 
@@ -28,10 +26,8 @@ from nestmodel.attention_context import (
     look_ahead,
 )
 from nestmodel.errors import ConfigError
+from nestmodel.plain_values import build
 from nestmodel.representation import changed_fields
-
-ConfigT = TypeVar("ConfigT")
-
 
 _PRESETS = Path(__file__).parent / "presets"
 
@@ -462,58 +458,4 @@ class NestConfig:
         Raises:
             ConfigError: A key is unknown or missing, or a value has the wrong type or is out of range.
         """
-        return _build(cls, mapping, "model.config")
-
-
-def _build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
-    """Builds a dataclass from a mapping; rejects unknown keys, missing keys and values of the wrong type."""
-    if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{where} is {mapping!r}: expected a mapping of the fields of {cls.__name__}.")
-    hints = get_type_hints(cls)
-    for key in mapping:
-        if key not in hints:
-            hint = nearest_name_hint(str(key), hints)
-            raise ConfigError(f"{where}.{key} is unknown{hint}. The fields are {', '.join(hints)}.")
-    values = {key: convert(value, hints[key], f"{where}.{key}") for key, value in mapping.items()}
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise ConfigError(f"{where} is incomplete: {error}.") from error
-
-
-def convert(value: object, hint: Any, where: str) -> Any:
-    """Checks a plain YAML value against an annotation; converts integers to floats and lists to tuples if needed."""
-    if is_dataclass(hint) and isinstance(hint, type):
-        return _build(hint, value, where)
-    if hint is float and type(value) in (int, float):
-        return float(value)  # type: ignore[arg-type]  # the line above leaves int or float
-    if hint in (int, bool) and type(value) is hint:
-        return value
-    if get_origin(hint) is Literal and value in get_args(hint):
-        return value
-    if hint is NoneType and value is None:
-        return None
-    if get_origin(hint) in (Union, UnionType):
-        for part in get_args(hint):
-            with suppress(ConfigError):
-                return convert(value, part, where)
-    if get_origin(hint) is tuple and isinstance(value, Sequence) and not isinstance(value, str):
-        parts = get_args(hint)
-        if parts[-1] is Ellipsis:
-            parts = parts[:1] * len(value)
-        if len(parts) == len(value):
-            return tuple(convert(part, part_hint, where) for part, part_hint in zip(value, parts, strict=True))
-    # YAML 1.1 reads 1e-5 as a string, although it looks like a number.
-    is_number = isinstance(value, str) and get_origin(hint) not in (Literal, Union, UnionType)
-    advice = " Write numbers with a point, such as 1.0e-5." if is_number else ""
-    raise ConfigError(f"{where} is {value!r}: expected {_described(hint)}.{advice}")
-
-
-def _described(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " or ".join(map(repr, get_args(hint)))
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(map(_described, get_args(hint)))
-    if hint is NoneType:
-        return "null"
-    return hint.__name__ if isinstance(hint, type) else str(hint)
+        return build(cls, mapping, "model.config")

@@ -26,8 +26,9 @@ from nestmodel.training.lightning_private import launched_processes
 from nestmodel.training.saving.resume import LAST, LAST_REQUIRED, find_resumed
 from nestmodel.training.starting.before_start import check_outputs, check_run
 from nestmodel.training.starting.launcher import check_main_address
+from nestmodel.training.starting.origin import is_first_rank
 from nestmodel.training.starting.run_summary import summarise_run
-from nestmodel.training.starting.startup import is_first_rank, watch_ranks
+from nestmodel.training.starting.startup import watch_ranks
 
 from ..arguments.errors import UsageError
 from ..arguments.keys import SEEDS

@@ -18,9 +18,9 @@ from nestmodel.config import (
     NestConfig,
     OptimizerConfig,
     QuantizerConfig,
-    convert,
 )
 from nestmodel.errors import ConfigError
+from nestmodel.plain_values import convert
 
 
 def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:

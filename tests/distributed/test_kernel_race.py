@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nestmodel.training.starting.startup import STARTER
+from nestmodel.training.starting.origin import STARTER
 from tests.conftest import MessyCorpora
 
 REPOSITORY = Path(__file__).parents[2]

@@ -29,7 +29,7 @@ from nestmodel.training.device_events import mark_end_of_backward, new_event_of,
 from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.starting.launcher import node_run_id
-from nestmodel.training.starting.startup import record_launcher
+from nestmodel.training.starting.origin import record_launcher
 from nestmodel.training.stopping.preemption import Preempted
 
 _MONITOR_CHECK_S = 5.0

@@ -1,13 +1,21 @@
-"""Names of checkpoints on disk, and how the newest one is found."""
+"""Checkpoints on disk: their names, how one is written, and how the newest one is found."""
 
+import io
+import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple, cast
 from zipfile import is_zipfile
 
+import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
+from nestdata.output import flush_to_disk
+
 LAST = "last.ckpt"
+PARTIAL = ".partial"
+"""End of the name of a file that is not complete yet."""
+
 _NAME = re.compile(r"step_(\d+)\.ckpt")
 
 
@@ -39,6 +47,37 @@ def step_in_name(path: Path) -> int | None:
     return None if match is None else int(match[1])
 
 
+def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Writes a checkpoint atomically: at any moment the file is either complete or absent.
+
+    Raises:
+        OSError: The file could not be written; the partial file is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + PARTIAL)
+    errors: list[OSError] = []
+    try:
+        # Without a buffer: a process that is forked in the meantime would write the buffer once more when it ends.
+        with unfinished.open("wb", buffering=0) as file:
+            torch.save(checkpoint, cast(IO[bytes], _ErrorRecordingFile(file, errors)))
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        flush_to_disk(path.parent)
+    except BaseException as error:
+        unfinished.unlink(missing_ok=True)
+        if errors and isinstance(error, RuntimeError):  # torch's writer raises it instead of the file's error
+            raise errors[0] from error
+        raise
+
+
+def link_last(path: Path) -> None:
+    """Links `last.ckpt` beside a checkpoint to it."""
+    link = path.with_name(LAST + PARTIAL)
+    link.unlink(missing_ok=True)
+    link.symlink_to(path.name)
+    link.replace(path.with_name(LAST))
+
+
 def newest_checkpoint(root: Path) -> Path | None:
     """Returns the most recently written undamaged checkpoint below a directory, or None.
 
@@ -61,3 +100,24 @@ def newest_checkpoint(root: Path) -> Path | None:
 def _version(directory: Path) -> int:
     number = directory.parent.name.removeprefix("version_")
     return int(number) if number.isdecimal() else -1
+
+
+class _ErrorRecordingFile(io.RawIOBase):
+    """A writable file that writes all of its data, and appends the errors of its writes to a list."""
+
+    def __init__(self, file: io.FileIO, errors: list[OSError]) -> None:
+        self._file = file
+        self._errors = errors
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self._errors.append(error)
+            raise
+        return len(data)

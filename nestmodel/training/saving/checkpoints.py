@@ -5,36 +5,38 @@ that a crash never damages an existing checkpoint. Only rank 0 writes: the train
 thread writes the copy while training continues. The other ranks do not wait for it.
 """
 
-import io
-import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import pytorch_lightning as pl
-import torch
-import torch.utils.serialization.config  # torch.save imports it: see `_run_in_thread`
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 import nestguard
 from nestdata import OutputError, last_error_line
-from nestdata.output import flush_to_disk
 from nestmodel.errors import ConfigError
 from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.training.lightning_private import dump_checkpoint
 from nestmodel.training.saving.best_checkpoint import BestCheckpoint, Mode
-from nestmodel.training.saving.checkpoint_files import LAST, FoundCheckpoint, checkpoint_name, find_checkpoints
+from nestmodel.training.saving.checkpoint_files import (
+    PARTIAL,
+    FoundCheckpoint,
+    checkpoint_name,
+    find_checkpoints,
+    link_last,
+    write_checkpoint,
+)
 from nestmodel.training.saving.state_copy import StateCopier, StateCopy
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
-from nestmodel.training.starting.startup import EXIT_NOT_SAVED, is_started_by_lightning
+from nestmodel.training.starting.origin import is_started_by_lightning
+from nestmodel.training.starting.startup import EXIT_NOT_SAVED
 from nestmodel.training.step_limits import ends_step
 
-_PARTIAL = ".partial"
 _SILENT_WAIT_S = 1.0
 """Seconds that training waits for a checkpoint before it says so."""
 
@@ -138,7 +140,7 @@ class Checkpoints(Checkpoint):
             directories.add(Path(trainer.ckpt_path).resolve().parent)
             self._resumable = FoundCheckpoint(trainer.global_step, Path(trainer.ckpt_path))
         for directory in directories:
-            for unfinished in directory.glob(f"*.ckpt{_PARTIAL}"):
+            for unfinished in directory.glob(f"*.ckpt{PARTIAL}"):
                 unfinished.unlink(missing_ok=True)
         if self._best is not None and trainer.ckpt_path:
             before = Path(trainer.ckpt_path).resolve().parent
@@ -328,7 +330,7 @@ class Checkpoints(Checkpoint):
         copy.wait()
         try:
             write_checkpoint(copy.state, path)
-            _link_last(path)
+            link_last(path)
         except OSError as error:
             return _Outcome(False, f"step {step}: {path} could not be written ({error.strerror or error}).")
         try:
@@ -389,57 +391,6 @@ class Checkpoints(Checkpoint):
             is_chosen = self.keep_every_n_steps is not None and found.step % self.keep_every_n_steps == 0
             if not is_chosen and found.step not in self.held:
                 found.path.unlink(missing_ok=True)
-
-
-def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Writes a checkpoint atomically: at any moment the file is either complete or absent.
-
-    Raises:
-        OSError: The file could not be written; the partial file is removed.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + _PARTIAL)
-    errors: list[OSError] = []
-    try:
-        # Without a buffer: a process that is forked in the meantime would write the buffer once more when it ends.
-        with unfinished.open("wb", buffering=0) as file:
-            torch.save(checkpoint, cast(IO[bytes], _ErrorRecordingFile(file, errors)))
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-        flush_to_disk(path.parent)
-    except BaseException as error:
-        unfinished.unlink(missing_ok=True)
-        if errors and isinstance(error, RuntimeError):  # torch's writer raises it instead of the file's error
-            raise errors[0] from error
-        raise
-
-
-class _ErrorRecordingFile(io.RawIOBase):
-    """A writable file that writes all of its data, and appends the errors of its writes to a list."""
-
-    def __init__(self, file: io.FileIO, errors: list[OSError]) -> None:
-        self._file = file
-        self._errors = errors
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[self._file.write(left) :]
-        except OSError as error:
-            self._errors.append(error)
-            raise
-        return len(data)
-
-
-def _link_last(path: Path) -> None:
-    link = path.with_name(LAST + _PARTIAL)
-    link.unlink(missing_ok=True)
-    link.symlink_to(path.name)
-    link.replace(path.with_name(LAST))
 
 
 def _run_in_thread(write: Callable[[], _Outcome]) -> Future[_Outcome]:

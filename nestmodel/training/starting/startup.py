@@ -4,8 +4,8 @@ Before training installs its own signal handlers, `nestmodel fit` imports torch,
 them. Much of this happens in C++ code, during which Python cannot run signal handlers. A thread therefore reads the
 signals from a pipe. It also watches the ranks that Lightning started from this process, and the process that started
 this one. It ends the process by `os._exit`, which skips clean-up; nothing has been trained that could be lost. This
-module imports nothing outside the standard library except `nestguard`, so that the watch can begin before torch is
-imported.
+module imports nothing outside the standard library except `nestguard` and `origin`, so that the watch can begin before
+torch is imported.
 """
 
 import os
@@ -17,12 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import nestguard
+from nestmodel.training.starting.origin import is_first_rank, is_started_by_lightning, local_run_id, record_launcher
 
 EXIT_PREEMPTED = 75
 """Exit code of a preempted run: start it again with `--ckpt_path last`."""
@@ -33,10 +32,6 @@ EXIT_NOT_SAVED = 74
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
-STARTER = "NESTMODEL_STARTER"
-"""Environment variable with the process id of the launching process, which starts the other ranks through Lightning.
-Remove it from the environment of ranks that this process starts in any other way."""
-
 _POLL_S = 0.25
 _ORPHAN_GRACE_S = 5.0
 """After start-up, a rank whose launching process has ended exits after this delay, so that the stall guard can report
@@ -46,49 +41,6 @@ _INTERRUPT_S = 1.0
 """Seconds that ranks have to end after Ctrl-C was pressed twice."""
 
 _EXIT_CODES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGUSR1: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
-
-
-class _Origin(NamedTuple):
-    run_id: str
-    is_started_by_lightning: bool
-
-
-@cache
-def _origin() -> _Origin:
-    """Returns how this process was started. Cached at the first call, because Lightning later sets LOCAL_RANK here."""
-    if "LOCAL_RANK" not in os.environ:
-        os.environ[STARTER] = str(os.getpid())  # inherited by the ranks that Lightning starts from here
-        return _Origin(str(os.getpid()), False)
-    # torchrun may itself run under a process that once started ranks through Lightning.
-    starter = None if "TORCHELASTIC_RUN_ID" in os.environ else os.environ.get(STARTER)
-    if starter is not None and (int(starter) == os.getppid() or not _is_running(int(starter))):
-        return _Origin(starter, True)
-    return _Origin(f"{os.getppid()}-{os.environ.get('MASTER_PORT', '')}", False)
-
-
-def record_launcher() -> None:
-    """Records how this process was started. Must be called before any `fit`, which changes the environment."""
-    _origin()
-
-
-def is_started_by_lightning() -> bool:
-    """Returns whether another rank on this machine started this process through Lightning."""
-    return _origin().is_started_by_lightning
-
-
-def local_run_id() -> str:
-    """Returns a name shared by all ranks that the same process or launcher started on this machine."""
-    return _origin().run_id
-
-
-def is_first_rank() -> bool:
-    """Returns whether this process is rank 0, as far as the environment tells before the ranks connect.
-
-    Ranks are numbered by torchrun (RANK), by SLURM, or by Lightning within a node.
-    """
-    if (rank := os.environ.get("RANK")) is not None:
-        return rank == "0"
-    return all(os.environ.get(name, "0") == "0" for name in ("SLURM_PROCID", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"))
 
 
 class StartupWatch:
@@ -289,18 +241,6 @@ def exit_interrupted() -> NoReturn:
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:
     """Handles a signal. Without a handler in Python, the interpreter would not write the signal to the pipe."""
-
-
-def _is_running(pid: int) -> bool:
-    """Returns whether a process exists and is not a zombie."""
-    try:
-        os.kill(pid, 0)
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except ProcessLookupError:
-        return False
-    except OSError:  # a process of another user, or a system without /proc
-        return True
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def describe_exit(code: int) -> str:

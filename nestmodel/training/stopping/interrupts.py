@@ -13,7 +13,8 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-from nestmodel.training.starting.startup import exit_interrupted, handler_before, is_first_rank, wakeup_fd_before
+from nestmodel.training.starting.origin import is_first_rank
+from nestmodel.training.starting.startup import exit_interrupted, handler_before, wakeup_fd_before
 
 _NOTICE = "Ctrl-C: the run ends after this step, with a checkpoint. Press it again to end at once, without one."
 

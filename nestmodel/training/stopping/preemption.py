@@ -19,14 +19,13 @@ from nestmodel.training.lightning_private import disable_signal_handling, update
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
+from nestmodel.training.starting.origin import is_started_by_lightning, record_launcher
 from nestmodel.training.starting.startup import (
     EXIT_INTERRUPTED,
     EXIT_PREEMPTED,
     end_startup,
     handler_before,
     is_command,
-    is_started_by_lightning,
-    record_launcher,
 )
 from nestmodel.training.step_limits import ends_step
 from nestmodel.training.stopping.interrupts import InterruptWatch

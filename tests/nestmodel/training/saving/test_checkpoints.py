@@ -13,8 +13,8 @@ import torch
 import nestmodel.training.saving.checkpoints
 from nestdata import AudioNoiseBatch
 from nestmodel import Checkpoints, ConfigError, NestModel, PreemptionHandler, newest_checkpoint
-from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.saving.checkpoints import NotSaved, write_checkpoint
+from nestmodel.training.saving.checkpoint_files import find_checkpoints, write_checkpoint
+from nestmodel.training.saving.checkpoints import NotSaved
 from nestmodel.training.saving.state_copy import StateCopier
 from nestmodel.training.starting.startup import EXIT_NOT_SAVED
 from tests.conftest import MessyCorpora
@@ -24,7 +24,7 @@ from tests.training import fit
 WRITE_FOREVER = """
 import sys, torch
 from pathlib import Path
-from nestmodel.training.saving.checkpoints import write_checkpoint
+from nestmodel.training.saving.checkpoint_files import write_checkpoint
 weights = torch.zeros(4_000_000)
 print("writing", flush=True)
 while True:

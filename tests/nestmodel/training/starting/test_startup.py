@@ -11,7 +11,7 @@ from nestmodel.training.starting.startup import EXIT_INTERRUPTED, EXIT_NOT_SAVED
 
 PRELUDE = """
 import os, signal, subprocess, sys, time
-from nestmodel.training.starting import startup
+from nestmodel.training.starting import origin, startup
 """
 
 
@@ -104,7 +104,7 @@ def test_a_rank_whose_launching_process_is_a_zombie_exits() -> None:
     done = run("""
 launching = subprocess.Popen(["true"])
 os.waitid(os.P_PID, launching.pid, os.WEXITED | os.WNOWAIT)
-os.environ |= {"LOCAL_RANK": "1", startup.STARTER: str(launching.pid)}
+os.environ |= {"LOCAL_RANK": "1", origin.STARTER: str(launching.pid)}
 with startup.watch_startup():
     time.sleep(30)
 """)

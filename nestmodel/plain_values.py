@@ -1,0 +1,66 @@
+"""Configurations from plain values, such as those of YAML, whose types and keys are checked."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from nestdata.config_checks import nearest_name_hint
+from nestmodel.errors import ConfigError
+
+ConfigT = TypeVar("ConfigT")
+
+
+def build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
+    """Builds a dataclass from a mapping; rejects unknown keys, missing keys and values of the wrong type."""
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"{where} is {mapping!r}: expected a mapping of the fields of {cls.__name__}.")
+    hints = get_type_hints(cls)
+    for key in mapping:
+        if key not in hints:
+            hint = nearest_name_hint(str(key), hints)
+            raise ConfigError(f"{where}.{key} is unknown{hint}. The fields are {', '.join(hints)}.")
+    values = {key: convert(value, hints[key], f"{where}.{key}") for key, value in mapping.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{where} is incomplete: {error}.") from error
+
+
+def convert(value: object, hint: Any, where: str) -> Any:
+    """Checks a plain YAML value against an annotation; converts integers to floats and lists to tuples if needed."""
+    if is_dataclass(hint) and isinstance(hint, type):
+        return build(hint, value, where)
+    if hint is float and type(value) in (int, float):
+        return float(value)  # type: ignore[arg-type]  # the line above leaves int or float
+    if hint in (int, bool) and type(value) is hint:
+        return value
+    if get_origin(hint) is Literal and value in get_args(hint):
+        return value
+    if hint is NoneType and value is None:
+        return None
+    if get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            with suppress(ConfigError):
+                return convert(value, part, where)
+    if get_origin(hint) is tuple and isinstance(value, Sequence) and not isinstance(value, str):
+        parts = get_args(hint)
+        if parts[-1] is Ellipsis:
+            parts = parts[:1] * len(value)
+        if len(parts) == len(value):
+            return tuple(convert(part, part_hint, where) for part, part_hint in zip(value, parts, strict=True))
+    # YAML 1.1 reads 1e-5 as a string, although it looks like a number.
+    is_number = isinstance(value, str) and get_origin(hint) not in (Literal, Union, UnionType)
+    advice = " Write numbers with a point, such as 1.0e-5." if is_number else ""
+    raise ConfigError(f"{where} is {value!r}: expected {_described(hint)}.{advice}")
+
+
+def _described(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_described, get_args(hint)))
+    if hint is NoneType:
+        return "null"
+    return hint.__name__ if isinstance(hint, type) else str(hint)
