@@ -173,9 +173,8 @@ def soften_tokens() -> None:
     soft: list[Float[Tensor, "scored classes codebooks"]] = []
 
     def keep_soft_tokens(self: RandomProjectionQuantizer, feats: Tensor, rows: Tensor) -> Tensor:
-        stacks = feats.float().transpose(1, 2).reshape(-1, self.proj.in_features)[rows]
-        points = F.normalize(self.proj(stacks).unflatten(-1, self.codebooks.shape[::2]), dim=-1)
-        soft[:] = [torch.einsum("pbd,bcd->pcb", points, self.codebooks).div(TEMPERATURE).softmax(1)]
+        similarity = torch.einsum("pbd,bcd->pcb", self.project(feats, rows), self.codebooks)
+        soft[:] = [similarity.div(TEMPERATURE).softmax(1)]
         return forward(self, feats, rows)
 
     def nll_and_divergence(logits: Tensor, tokens: Tensor) -> tuple[Tensor, int]:
