@@ -182,7 +182,7 @@ def step(preset: str, cuts: int | None = None, num_layers: int | None = None) ->
         batch = _batch(config, _num_cuts(preset) if cuts is None else cuts)
         log = OperationLog()
         encoder = network.encoder
-        log.track(network.preprocessor, "features")
+        log.track(network.features, "features")
         log.track(network.quantizer, "quantizer")
         log.track(encoder.pre_encode, "subsampling")
         for layer in encoder.layers:

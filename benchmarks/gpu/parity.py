@@ -135,7 +135,7 @@ def measure_golden(context: Context, section: Section) -> None:
     for precision in context.pending(section, ("float32", "bf16"), str):
         autocast = torch.autocast(context.device.type, torch.bfloat16, enabled=precision == "bf16")
         with torch.no_grad(), _without_tf32(), autocast:
-            feats, _ = model.preprocessor(audio, lens)
+            feats, _ = model.features(audio, lens)
             encoded, enc_lens = model.encoder(masked, masked_lens)
             log_probs = model.decoder(encoded)
             tokens = model.quantizer(feats.chunk(2)[0]).cpu().numpy()

@@ -13,7 +13,7 @@ from benchmarks.gpu.measuring import profile_call, time_call
 from benchmarks.gpu.report import Section
 from nestmodel import NestConfig, NestNetwork
 from nestmodel.nn.attention import RelPositionAttention
-from nestmodel.nn.features import Preprocessor
+from nestmodel.nn.features import LogMelFeatures
 from nestmodel.nn.gpu.cast_weights import cast_weights
 from nestmodel.nn.gpu.fused_attention import attend, attention_parameters, describe_gpu_frames
 from nestmodel.nn.gpu.kernel_choice import TORCH
@@ -160,7 +160,7 @@ def _attention(context: Context, config: NestConfig, num_cuts: int, num_frames: 
 
 
 def _features(context: Context, config: NestConfig, num_cuts: int, num_samples: int) -> Run:
-    module = Preprocessor(config.features).to(context.device)
+    module = LogMelFeatures(config.features).to(context.device)
     audio = 0.1 * torch.randn(2 * num_cuts, num_samples, device=context.device)
     lens = torch.full((2 * num_cuts,), num_samples, device=context.device)
     return lambda: module(audio, lens)

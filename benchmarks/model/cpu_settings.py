@@ -23,7 +23,6 @@ from benchmarks.harness.children import json_of, own_command
 from benchmarks.harness.report import Report, versions
 from benchmarks.measured import REPOSITORY
 from nestmodel import NestNetwork, config_from_nemo
-from nestmodel.nn.features import LogMelFeatures
 from nestmodel.nn.loss import loss_stats
 from tests.isa import LANES, lanes_of_this_cpu
 
@@ -51,10 +50,9 @@ def measure() -> dict[str, Any]:
     clean, noise = (torch.from_numpy(golden[name].astype(np.float32) / 32768) for name in ("clean", "noise"))
     lengths, is_masked = torch.from_numpy(golden["lengths"]), torch.from_numpy(golden["mask"]).bool()
     with torch.no_grad():
-        feats, feat_lens = model.preprocessor(torch.cat([clean, clean + noise]), lengths.repeat(2))
-        featurizer = deepcopy(model.preprocessor.featurizer)
-        assert isinstance(featurizer, LogMelFeatures)
-        exact = featurizer.double()(torch.cat([clean, clean + noise]).double(), lengths.repeat(2))[0].numpy()
+        audio, audio_lens = torch.cat([clean, clean + noise]), lengths.repeat(2)
+        feats, feat_lens = model.features(audio, audio_lens)
+        exact = deepcopy(model.features).double()(audio.double(), audio_lens)[0].numpy()
         encoded, enc_lens = model.encoder(
             torch.from_numpy(golden["masked_features"]), torch.from_numpy(golden["features_len"])
         )

@@ -46,6 +46,8 @@ class AudioCache(NamedTuple):
 class LogMelFeatures(nn.Module):
     """Computes log-mel frames, by default with zero mean and unit deviation over each utterance.
 
+    Autocast has no effect. A module that was converted to float64 computes in float64.
+
     Source: NEST, arXiv:2408.13106, section 3.1, with the numerics of NeMo 2.5. Differs: dither is never written into
     the caller's audio.
     """
@@ -90,72 +92,6 @@ class LogMelFeatures(nn.Module):
             dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, num_graphs)
             dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, num_graphs)
 
-    def forward(
-        self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
-        """Computes the same as `Preprocessor.forward`, but in the caller's dtype, autocast and gradient modes."""
-        before, after = (
-            (_compiled(frame_signal, self._has_dynamic_shapes), _compiled(compute_features, self._has_dynamic_shapes))
-            if self._is_compiled
-            else (frame_signal, compute_features)
-        )
-        spectrum = _transform(before(self.config, self.window, audio, self._draw_dither(audio), audio_lens))
-        feat_lens = audio_lens // self.config.hop_length
-        return after(self.config, self.fb, spectrum, feat_lens), feat_lens
-
-    def log_mels(
-        self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
-        """Computes log-mel frames that are not normalised, in the form "torch". Dithers in training mode.
-
-        Args:
-            audio: As for `Preprocessor.forward`.
-            audio_lens: Number of valid samples of each utterance.
-
-        Returns:
-            The natural logarithms of the mel energies of samples // hop_length + 1 centred frames, and the number of
-            valid frames of each utterance, its samples // hop_length. Frames past the valid ones are meaningless.
-        """
-        frames = frame_signal(self.config, self.window, audio, self._draw_dither(audio), audio_lens)
-        return _log_mels(self.fb, _transform(frames)), audio_lens // self.config.hop_length
-
-    def start(self) -> AudioCache:
-        """Returns the cache before the first sample: silence."""
-        silence = torch.zeros(1, self.config.n_fft // 2, device=self.window.device)
-        return AudioCache(samples=silence, last=silence[:, :1])
-
-    def extend(
-        self, audio: Float[Tensor, "1 samples"], cache: AudioCache, *, is_last: bool = False
-    ) -> tuple[Float[Tensor, "1 mels frames"], AudioCache]:
-        """Computes the same as `Preprocessor.extend`, but in the caller's autocast and gradient modes."""
-        config = self.config
-        both = torch.cat([cache.last, audio], dim=1)
-        samples = torch.cat([cache.samples, audio - config.preemphasis * both[:, :-1]], dim=1)
-        if is_last:
-            samples = F.pad(samples, (0, config.n_fft // 2))
-        num_samples = cache.num_samples + audio.shape[1]
-        num_complete = max(0, (samples.shape[1] - config.n_fft) // config.hop_length + 1)
-        num_frames = min(num_complete, num_samples // config.hop_length - cache.num_frames)
-        kept = samples[:, num_frames * config.hop_length :].clone()  # not a view of all samples
-        cache = AudioCache(kept, both[:, -1:].clone(), num_samples, cache.num_frames + num_frames)
-        if num_frames == 0:
-            return samples.new_zeros(1, config.num_mels, 0), cache
-        framed = _window_frames(config, self.window, samples)[:, :num_frames]
-        return _log_mels(self.fb, _transform(framed)), cache
-
-    def _draw_dither(self, audio: Float[Tensor, "batch samples"]) -> Float[Tensor, "batch samples"] | None:
-        if self.training and self.config.dither > 0.0:
-            return torch.empty_like(audio).normal_(std=self.config.dither)
-        return None
-
-
-class Preprocessor(nn.Module):
-    """Runs `LogMelFeatures` in float32, outside autocast and without gradients."""
-
-    def __init__(self, config: FeatureConfig) -> None:
-        super().__init__()
-        self.featurizer = LogMelFeatures(config)
-
     @torch.no_grad()
     def forward(
         self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
@@ -170,17 +106,39 @@ class Preprocessor(nn.Module):
             The frames, and the number of valid frames of each utterance, its samples // hop_length. Frames past the
             valid ones are zero; the number of frames is a multiple of `pad_to`.
         """
+        before, after = (
+            (_compiled(frame_signal, self._has_dynamic_shapes), _compiled(compute_features, self._has_dynamic_shapes))
+            if self._is_compiled
+            else (frame_signal, compute_features)
+        )
+        audio, feat_lens = self._in_full_precision(audio), audio_lens // self.config.hop_length
         with torch.autocast(audio.device.type, enabled=False):
-            feats: tuple[Tensor, Tensor] = self.featurizer(audio.float(), audio_lens)
-        return feats
+            spectrum = _transform(before(self.config, self.window, audio, self._draw_dither(audio), audio_lens))
+            return after(self.config, self.fb, spectrum, feat_lens), feat_lens
 
     @torch.no_grad()
     def log_mels(
         self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
     ) -> tuple[Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
-        """Computes log-mel frames that are not normalised; see `LogMelFeatures.log_mels`."""
+        """Computes log-mel frames that are not normalised, in the form "torch". Dithers in training mode.
+
+        Args:
+            audio: As for `forward`.
+            audio_lens: Number of valid samples of each utterance.
+
+        Returns:
+            The natural logarithms of the mel energies of samples // hop_length + 1 centred frames, and the number of
+            valid frames of each utterance, its samples // hop_length. Frames past the valid ones are meaningless.
+        """
+        audio = self._in_full_precision(audio)
         with torch.autocast(audio.device.type, enabled=False):
-            return self.featurizer.log_mels(audio.float(), audio_lens)
+            frames = frame_signal(self.config, self.window, audio, self._draw_dither(audio), audio_lens)
+            return _log_mels(self.fb, _transform(frames)), audio_lens // self.config.hop_length
+
+    def start(self) -> AudioCache:
+        """Returns the cache before the first sample: silence."""
+        silence = torch.zeros(1, self.config.n_fft // 2, device=self.window.device)
+        return AudioCache(samples=silence, last=silence[:, :1])
 
     @torch.no_grad()
     def extend(
@@ -190,14 +148,36 @@ class Preprocessor(nn.Module):
 
         Args:
             audio: The next samples, amplitude in [-1, 1].
-            cache: Of the samples before them; `LogMelFeatures.start` at first.
+            cache: Of the samples before them; that of `start` at first.
             is_last: Whether the stream ends here, so that zeros follow.
 
         Returns:
             The frames, and the cache for the next samples.
         """
+        config, audio = self.config, self._in_full_precision(audio)
         with torch.autocast(audio.device.type, enabled=False):
-            return self.featurizer.extend(audio.float(), cache, is_last=is_last)
+            both = torch.cat([cache.last, audio], dim=1)
+            samples = torch.cat([cache.samples, audio - config.preemphasis * both[:, :-1]], dim=1)
+            if is_last:
+                samples = F.pad(samples, (0, config.n_fft // 2))
+            num_samples = cache.num_samples + audio.shape[1]
+            num_complete = max(0, (samples.shape[1] - config.n_fft) // config.hop_length + 1)
+            num_frames = min(num_complete, num_samples // config.hop_length - cache.num_frames)
+            kept = samples[:, num_frames * config.hop_length :].clone()  # not a view of all samples
+            cache = AudioCache(kept, both[:, -1:].clone(), num_samples, cache.num_frames + num_frames)
+            if num_frames == 0:
+                return samples.new_zeros(1, config.num_mels, 0), cache
+            framed = _window_frames(config, self.window, samples)[:, :num_frames]
+            return _log_mels(self.fb, _transform(framed)), cache
+
+    def _in_full_precision(self, audio: Float[Tensor, "batch samples"]) -> Float[Tensor, "batch samples"]:
+        """Returns audio in float32; in float64 if that is the type of this module."""
+        return audio.to(torch.float64 if self.window.dtype == torch.float64 else torch.float32)
+
+    def _draw_dither(self, audio: Float[Tensor, "batch samples"]) -> Float[Tensor, "batch samples"] | None:
+        if self.training and self.config.dither > 0.0:
+            return torch.empty_like(audio).normal_(std=self.config.dither)
+        return None
 
 
 def frame_signal(

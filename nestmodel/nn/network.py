@@ -17,7 +17,7 @@ from nestmodel.attention_context import Context
 from nestmodel.config import FeatureConfig, NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput
-from nestmodel.nn.features import Preprocessor, normalise
+from nestmodel.nn.features import LogMelFeatures, normalise
 from nestmodel.nn.gpu.kernel_choice import TORCH, Kernels
 from nestmodel.nn.masking import BlockMask, scored_token_mask
 from nestmodel.nn.network_input import Masks, NetworkInput
@@ -112,7 +112,7 @@ class NestNetwork(nn.Module):
         masked_dim, self.num_stacked = (num_mels, factor) if is_pre_conv else (dim, 1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_key(config.seed, "weights"))
-            self.preprocessor = Preprocessor(config.features)
+            self.preprocessor = nn.ModuleDict({"featurizer": LogMelFeatures(config.features)})
             self.quantizer = RandomProjectionQuantizer(quantizer, dim=masked_dim, num_stacked=self.num_stacked)
             self.mask_processor = BlockMask(
                 config.masking, dim=masked_dim, subsampling_factor=factor // self.num_stacked
@@ -123,9 +123,11 @@ class NestNetwork(nn.Module):
             )
 
     @property
-    def features(self) -> Preprocessor:
-        """Computes (feats, feat_lens) from (audio, audio_lens); called `preprocessor` in NeMo's state dict."""
-        return self.preprocessor
+    def features(self) -> LogMelFeatures:
+        """Computes (feats, feat_lens) from (audio, audio_lens); `preprocessor.featurizer` in NeMo's state dict."""
+        features = self.preprocessor["featurizer"]
+        assert isinstance(features, LogMelFeatures)
+        return features
 
     def use_context(self, context: Context) -> None:
         """Uses one of the attention contexts of the encoder from now on, in training as well.
@@ -182,9 +184,9 @@ class NestNetwork(nn.Module):
         if kernels.blocks in ("compiled", "combined"):
             self.encoder.compile_blocks(num_shapes, combined=kernels.blocks == "combined")
         if kernels.features == "compiled":
-            self.preprocessor.featurizer.use_compiled(num_shapes)
+            self.features.use_compiled(num_shapes)
         elif kernels.features == TORCH:
-            self.preprocessor.featurizer.use_torch()
+            self.features.use_torch()
         if kernels.step == "graph":
             raise ConfigError("a step as a graph is not available without a NestModel. Set kernels.step to torch.")
 
@@ -360,6 +362,6 @@ class NestNetwork(nn.Module):
 
 
 def num_padded_frames(num_samples: int, config: FeatureConfig) -> int:
-    """Returns the number of frames that `Preprocessor.forward` returns for a batch, padding included."""
+    """Returns the number of frames that `LogMelFeatures.forward` returns for a batch, padding included."""
     num_frames = (num_samples - config.n_fft % 2) // config.hop_length + 1
     return num_frames + -num_frames % config.pad_to

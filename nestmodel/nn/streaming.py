@@ -40,7 +40,7 @@ class StreamingEncoder:
     def __init__(self, model: NestNetwork, context: Context | None = None) -> None:
         self.context = streaming_context(model.config, context)
         self._model = model
-        self._audio_cache = model.features.featurizer.start()
+        self._audio_cache = model.features.start()
         self._subsampling_cache: SubsamplingCache | None = None
         device = self._audio_cache.last.device
         self._block_caches = model.encoder.start(1, device)

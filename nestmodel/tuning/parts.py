@@ -153,9 +153,6 @@ def _with_exact_products(run: Run) -> Run:
 def _features(network: NestNetwork, setting: Setting, context: _Context) -> Run:  # noqa: ARG001 - as the others
     audio = 0.05 * noise(network, 2 * setting.num_cuts, setting.num_samples)
     lens = shortened_lens(network, setting.num_cuts, setting.num_samples).repeat(2)
-    if audio.dtype == torch.float64:
-        compute = torch.no_grad()(network.features.featurizer)  # without the conversion to float32
-        return lambda: compute(audio, lens)[:1]
     return lambda: network.features(audio, lens)[:1]
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nestmodel import NestConfig, NestNetwork, config_from_nemo
-from nestmodel.nn.features import LOG_OFFSET, STD_OFFSET, Preprocessor
+from nestmodel.nn.features import LOG_OFFSET, STD_OFFSET, LogMelFeatures
 from nestmodel.nn.loss import loss_stats
 
 FLOAT32_FEATURES = 2e-4
@@ -64,7 +64,7 @@ def largest_error(actual: Tensor, expected: NDArray[Any], *, relative: bool) -> 
 
 
 def test_window_and_filterbank_are_equal(golden: Mapping[str, Any], config: NestConfig) -> None:
-    featurizer = Preprocessor(config.features).featurizer
+    featurizer = LogMelFeatures(config.features)
     assert torch.equal(featurizer.window, torch.from_numpy(golden["state/preprocessor.featurizer.window"]))
     assert largest_error(featurizer.fb, golden["state/preprocessor.featurizer.fb"], relative=False) < 1e-7
 
@@ -74,7 +74,7 @@ def reference_features(audio: NDArray[np.float64], num_samples: int, model: Nest
 
     The window and the mel weights are those of the model, which are stored in float32.
     """
-    featurizer, config = model.preprocessor.featurizer, model.config.features
+    featurizer, config = model.features, model.config.features
     audio = np.where(np.arange(len(audio)) < num_samples, audio, 0.0)
     audio = np.concatenate([audio[:1], audio[1:] - config.preemphasis * audio[:-1]])
     audio[num_samples:] = 0.0
@@ -105,7 +105,7 @@ def test_features_in_double_precision_equal_the_reference(
     golden: Mapping[str, Any], model: NestNetwork, references: NDArray[np.float64]
 ) -> None:
     audio = torch.cat([audio_of(golden, "clean"), audio_of(golden, "clean", "noise")]).double()
-    featurizer = deepcopy(model.preprocessor.featurizer).double()
+    featurizer = deepcopy(model.features).double()
     feats, feat_lens = featurizer(audio, torch.from_numpy(golden["lengths"]).repeat(2))
     assert largest_error(feats, references, relative=False) < 1e-9
     assert feat_lens.tolist() == [*golden["features_len"], *golden["features_len"]]
@@ -115,7 +115,7 @@ def test_features_in_float32_are_within_rounding_of_the_reference(
     golden: Mapping[str, Any], model: NestNetwork, references: NDArray[np.float64]
 ) -> None:
     audio = torch.cat([audio_of(golden, "clean"), audio_of(golden, "clean", "noise")])
-    feats, feat_lens = model.preprocessor(audio, torch.from_numpy(golden["lengths"]).repeat(2))
+    feats, feat_lens = model.features(audio, torch.from_numpy(golden["lengths"]).repeat(2))
     assert feat_lens.tolist() == [*golden["features_len"], *golden["features_len"]]
     stored = np.concatenate([golden["features_clean"], golden["features_noisy"]])
     for found in (feats, torch.from_numpy(stored)):
@@ -124,7 +124,7 @@ def test_features_in_float32_are_within_rounding_of_the_reference(
 
 
 def test_tokens_are_equal_on_every_valid_frame(golden: Mapping[str, Any], model: NestNetwork) -> None:
-    clean, _ = model.preprocessor(audio_of(golden, "clean"), torch.from_numpy(golden["lengths"]))
+    clean, _ = model.features(audio_of(golden, "clean"), torch.from_numpy(golden["lengths"]))
     tokens = model.quantizer(clean)
     for utterance, num_valid in enumerate(golden["encoded_len"]):
         expected = golden["tokens"][utterance, :num_valid]
@@ -148,8 +148,8 @@ def test_encoder_frames_and_log_probabilities_are_equal(golden: Mapping[str, Any
 
 def test_loss_computed_from_audio_is_equal(golden: Mapping[str, Any], model: NestNetwork) -> None:
     lengths, is_masked = torch.from_numpy(golden["lengths"]), torch.from_numpy(golden["mask"]).bool()
-    clean, _ = model.preprocessor(audio_of(golden, "clean"), lengths)
-    noisy, feat_lens = model.preprocessor(audio_of(golden, "clean", "noise"), lengths)
+    clean, _ = model.features(audio_of(golden, "clean"), lengths)
+    noisy, feat_lens = model.features(audio_of(golden, "clean", "noise"), lengths)
     stats = loss_stats(model.forward_features(clean, noisy, feat_lens, is_masked))
     assert int(stats.num_tokens) == 18
     assert float(stats.loss.detach()) == pytest.approx(float(golden["loss"]), rel=1e-5)

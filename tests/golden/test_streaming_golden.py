@@ -22,7 +22,7 @@ from nestmodel import EncoderConfig, FeatureConfig, NestConfig, config_from_nemo
 from nestmodel.formats.nemo_config import config_to_nemo
 from nestmodel.nn.attention import visible_keys
 from nestmodel.nn.encoder import ConformerEncoder
-from nestmodel.nn.features import Preprocessor
+from nestmodel.nn.features import LogMelFeatures
 from nestmodel.nn.gpu import devices
 
 OUTPUT_TOLERANCE = 1e-5
@@ -148,13 +148,13 @@ def test_visible_keys_are_equal(golden: Mapping[str, Any], case: str) -> None:
 def test_features_without_normalisation_are_equal(golden: Mapping[str, Any]) -> None:
     config = FeatureConfig(num_mels=20, normalize="NA", dither=0.0)
     audio = torch.from_numpy(golden["audio"].astype(np.float32) / 32768)
-    feats, feat_lens = Preprocessor(config).eval()(audio, torch.from_numpy(golden["audio_lens"]))
+    feats, feat_lens = LogMelFeatures(config).eval()(audio, torch.from_numpy(golden["audio_lens"]))
     theirs = torch.from_numpy(golden["na_feats"])
     assert feat_lens.tolist() == golden["na_feat_lens"].tolist()
     assert feats.shape == theirs.shape
     # Logarithms of energies, so the error is absolute; rounding is that of `test_golden.py`.
     assert (feats - theirs).abs().max() < 2e-4
-    normalised, _ = Preprocessor(replace(config, normalize="per_feature")).eval()(
+    normalised, _ = LogMelFeatures(replace(config, normalize="per_feature")).eval()(
         audio, torch.from_numpy(golden["audio_lens"])
     )
     assert (normalised - theirs).abs().max() > 1.0

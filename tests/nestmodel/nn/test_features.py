@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nestmodel.config import FeatureConfig
-from nestmodel.nn.features import Preprocessor, normalise
+from nestmodel.nn.features import LogMelFeatures, normalise
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +34,8 @@ def chirps(*lengths: int) -> Tensor:
     return torch.stack(rows)
 
 
-def front_end(**settings: Any) -> Preprocessor:
-    return Preprocessor(replace(FeatureConfig(), **settings)).eval()
+def front_end(**settings: Any) -> LogMelFeatures:
+    return LogMelFeatures(replace(FeatureConfig(), **settings)).eval()
 
 
 def test_normalise_by_hand() -> None:
@@ -48,7 +48,7 @@ def test_normalise_by_hand() -> None:
 def test_log_mels_equal_those_of_a_discrete_fourier_transform() -> None:
     config = FeatureConfig()
     # In double precision: the float32 rounding errors of a weak mel bin differ from CPU to CPU.
-    featurizer = front_end(preemphasis=0.0).featurizer.double()
+    featurizer = front_end(preemphasis=0.0).double()
     audio = chirps(1600).double()
     log_mels, feat_lens = featurizer.log_mels(audio, torch.tensor([1600]))
     frame = 4
@@ -171,7 +171,7 @@ from copy import deepcopy
 import torch
 from torch._dynamo.utils import counters
 from nestmodel.config import FeatureConfig
-from nestmodel.nn.features import LogMelFeatures, Preprocessor
+from nestmodel.nn.features import LogMelFeatures
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -197,14 +197,14 @@ torch.testing.assert_close(alone[0, :, :31], in_batch[1, :, :31], rtol=0, atol=1
 assert counters["stats"]["unique_graphs"] == 5, counters["stats"]
 assert not counters["graph_break"]
 
-features = Preprocessor(FeatureConfig()).eval()
+features = LogMelFeatures(FeatureConfig()).eval()
 expected, _ = features(audio, lens)
-features.featurizer.use_compiled(1)
+features.use_compiled(1)
 with torch.autocast("cpu", torch.bfloat16):
     found, _ = features(audio, lens)
 torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 assert counters["stats"]["unique_graphs"] == 7
-features.featurizer.use_torch()
+features.use_torch()
 assert torch.equal(features(audio, lens)[0], expected)
 assert counters["stats"]["unique_graphs"] == 7
 """

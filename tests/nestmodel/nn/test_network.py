@@ -7,7 +7,7 @@ import torch
 
 from nestdata import AudioNoiseBatch, MicrobatchKey, PackedBatch
 from nestmodel import MaskConfig, NestNetwork, NetworkInput, loss_stats
-from nestmodel.nn.features import Preprocessor
+from nestmodel.nn.features import LogMelFeatures
 from nestmodel.nn.network import MultiSoftmaxDecoder, num_padded_frames
 from tests.synthesis import chirp, hiss
 from tests.training import tiny_config
@@ -154,7 +154,7 @@ def test_a_packed_batch_is_unpacked_after_the_copy() -> None:
 @pytest.mark.parametrize("options", [{}, {"pad_to": 24}, {"n_fft": 401, "hop_length": 100}])
 def test_the_number_of_padded_frames_is_that_of_the_features(options: dict[str, int]) -> None:
     config = replace(CONFIG.features, **options)
-    features = Preprocessor(config)
+    features = LogMelFeatures(config)
     for num_samples in (1, 159, 160, 2400, 2559, 2560, 4801):
         feats, _ = features(torch.zeros(1, num_samples), torch.tensor([num_samples]))
         assert feats.shape[2] == num_padded_frames(num_samples, config)

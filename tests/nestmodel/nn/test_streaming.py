@@ -91,8 +91,8 @@ def test_features_are_computed_in_float32_in_mixed_precision() -> None:
     assert streamed.dtype == expected.dtype
     torch.testing.assert_close(streamed, expected, rtol=0.0, atol=0.1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        feats, _ = model.features.extend(audio.unsqueeze(0), model.features.featurizer.start())
-    assert torch.equal(feats, model.features.extend(audio.unsqueeze(0), model.features.featurizer.start())[0])
+        feats, _ = model.features.extend(audio.unsqueeze(0), model.features.start())
+    assert torch.equal(feats, model.features.extend(audio.unsqueeze(0), model.features.start())[0])
 
 
 def test_a_network_that_was_switched_to_training_is_refused() -> None:

@@ -28,13 +28,13 @@ def test_a_network_uses_the_forms_that_it_is_given() -> None:
     network.use_kernels(Kernels(), num_shapes=None)
     assert subsampling.has_joined_stages
     assert block.compiler is None
-    assert not network.preprocessor.featurizer._is_compiled
+    assert not network.features._is_compiled
     for blocks in ("compiled", "combined"):
         network.use_kernels(Kernels(features="compiled", subsampling="torch", blocks=blocks), num_shapes=1)
         assert not subsampling.has_joined_stages
         assert block.compiler is not None
         assert block.compiler.combined == (blocks == "combined")
-        assert network.preprocessor.featurizer._is_compiled
+        assert network.features._is_compiled
 
 
 def test_a_form_that_is_not_available_is_rejected() -> None:
