@@ -22,6 +22,7 @@ from nestmodel.config import EncoderConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.attention import Frames, describe_frames, relative_positions, visible_keys
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockCache, ConformerBlock, split_keys
+from nestmodel.nn.compiler import allow_graphs
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.dropout import draw_keys
 from nestmodel.nn.gpu import devices
@@ -209,9 +210,7 @@ class ConformerEncoder(nn.Module):
         dynamo.config.optimize_ddp = False
         if num_shapes is not None:
             # Shapes of training are compiled for the forward pass and for its recomputation, those of validation once.
-            num_graphs = 3 * num_shapes + 2
-            dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, num_graphs)
-            dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, num_graphs)
+            allow_graphs(3 * num_shapes + 2)
         for layer in self.layers:
             assert isinstance(layer, AcceleratedConformerBlock)
             layer.compiler = CompilerSettings(dynamic=None if num_shapes is None else False, combined=combined)

@@ -14,13 +14,13 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-import torch._dynamo as dynamo
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torchaudio.functional import melscale_fbanks
 
 from nestmodel.config import FeatureConfig
+from nestmodel.nn.compiler import allow_graphs
 from nestmodel.nn.precision import exact_matmul
 
 LOG_OFFSET = 2.0**-24
@@ -88,9 +88,7 @@ class LogMelFeatures(nn.Module):
         """
         self._is_compiled, self._has_dynamic_shapes = True, None if num_shapes is None else False
         if num_shapes is not None:
-            num_graphs = 2 * num_shapes + 2  # training with dither, validation without
-            dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, num_graphs)
-            dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, num_graphs)
+            allow_graphs(2 * num_shapes + 2)  # training with dither, validation without
 
     @torch.no_grad()
     def forward(
