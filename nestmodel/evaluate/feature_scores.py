@@ -20,6 +20,7 @@ from nestdata.stateless_rng import StatelessRng
 from nestmodel.attention_context import Context, context_name
 from nestmodel.errors import ConfigError, ProbeError
 from nestmodel.evaluate.features.batch import (
+    BatchFunction,
     FeatureProblem,
     compute_batch,
     layer_function,
@@ -94,7 +95,11 @@ def score_names(layers: Sequence[int], others: Sequence[Context] = ()) -> list[s
 
 
 def score_features(
-    model: NestNetwork, corpus: Corpus, noise: Corpus | None = None, config: FeatureScoreConfig | None = None
+    model: NestNetwork,
+    corpus: Corpus,
+    noise: Corpus | None = None,
+    config: FeatureScoreConfig | None = None,
+    context: Context | None = None,
 ) -> dict[str, float]:
     """Scores layers of an encoder on held-out audio, on the CPU; equal weights and audio give equal scores.
 
@@ -103,6 +108,7 @@ def score_features(
         corpus: Held-out speech.
         noise: Noise for the noisy audio; None takes white noise.
         config: What is scored.
+        context: Attention context of the encoder, one of `att_context_size`; by default the first of them.
 
     Returns:
         Scores by name, for each layer: `rankme` (see `rankme`), `pnmi` (information of the layer's clusters about
@@ -111,7 +117,7 @@ def score_features(
         predicts from the last layer.
 
     Raises:
-        ConfigError: A layer does not exist, or a corpus has another sampling rate than the model.
+        ConfigError: A layer or the context does not exist, or a corpus has another sampling rate than the model.
         ProbeError: The audio has too few frames.
     """
     config = config or FeatureScoreConfig()
@@ -123,7 +129,8 @@ def score_features(
     layers = resolve_layers(config.layers, last)
     outputs = list(dict.fromkeys([*layers, last]))
     rows = _drawn_rows(corpus, config.seconds)
-    encoded = _encode(model, corpus, NoiseSampler(noise), rows, outputs, config.snr_db)
+    encode = layer_function(model, outputs, context)
+    encoded = _encode(encode, corpus, NoiseSampler(noise), rows, config.snr_db)
     # By the place of the utterance, so that one that cannot be encoded does not exchange the sides of all others.
     place = {row: number for number, row in enumerate(rows)}
     sides = [[utterance for utterance in encoded if place[utterance.row] % 2 == side] for side in (0, 1)]
@@ -197,10 +204,10 @@ def _drawn_rows(corpus: Corpus, seconds: float) -> list[int]:
 
 
 def _encode(
-    model: NestNetwork, corpus: Corpus, noise: NoiseSampler, rows: list[int], layers: list[int], snr_db: float
+    encode: BatchFunction, corpus: Corpus, noise: NoiseSampler, rows: list[int], snr_db: float
 ) -> list[_Encoded]:
     """Encodes utterances, clean and with noise; those that cannot be read or encoded are left out."""
-    encode, device, encoded = layer_function(model, layers), torch.device("cpu"), []
+    device, encoded = torch.device("cpu"), []
     for row in rows:
         try:
             clean = corpus.load(row)[1]

@@ -130,16 +130,20 @@ class ConformerEncoder(nn.Module):
         return deque(self._outputs(x, enc_lens, keys, context), maxlen=1).pop()
 
     def hidden_states(
-        self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
+        self,
+        feats: Float[Tensor, "batch mels frames"],
+        feat_lens: Int[Tensor, " batch"],
+        context: Context | None = None,
     ) -> HiddenStates:
         """Encodes features and returns the output of every block; the last one equals that of `forward`.
 
         Args:
             feats: Features, masked or not.
             feat_lens: Number of valid frames of each utterance.
+            context: As in `forward`.
         """
         x, enc_lens = self.pre_encode(feats, feat_lens)
-        return HiddenStates(list(self._outputs(x, enc_lens)), enc_lens)
+        return HiddenStates(list(self._outputs(x, enc_lens, context=context)), enc_lens)
 
     def start(self, batch: int, device: torch.device, num_cached: int = 0) -> list[BlockCache]:
         """Returns the caches of all blocks before the first frame.

@@ -4,6 +4,7 @@ Masks, attention contexts and what dropout drops depend on seeds derived from (s
 generator state to save. They are the same on every device, except for dropout of attention weights on a GPU.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -226,11 +227,27 @@ class NestNetwork(nn.Module):
 
     def forward_masked(self, batch: NetworkInput) -> NestOutput:
         """Predicts the masked tokens of a microbatch whose masks are drawn; see `forward`."""
+        targets, noisy, feat_lens = self._targets_and_features(batch)
+        return self._predict_scored(targets, noisy, feat_lens, batch)
+
+    def forward_contexts(self, batch: NetworkInput) -> Iterator[NestOutput]:
+        """Yields the output of `forward_masked` in each attention context of the encoder, in their order.
+
+        Features and targets are computed once.
+        """
+        targets, noisy, feat_lens = self._targets_and_features(batch)
+        for context in self.config.encoder.att_context_size:
+            yield self._predict_scored(targets, noisy, feat_lens, replace(batch, att_context=context))
+
+    def _targets_and_features(
+        self, batch: NetworkInput
+    ) -> tuple[Int[Tensor, "scored codebooks"], Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
+        """Returns the scored tokens of the clean audio, the features of the noisy audio, and their valid lengths."""
         # Features of clean and noisy audio are computed in one call. In training, each is dithered independently.
         both = torch.cat([batch.audio, batch.noisy_audio])
         feats, feat_lens = self.features(both, batch.audio_len.repeat(2))
         (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
-        return self._predict_scored(clean, noisy, feat_lens, batch)
+        return self.tokens(clean, feat_lens, batch.scored_rows), noisy, feat_lens
 
     def forward_features(
         self,
@@ -250,22 +267,22 @@ class NestNetwork(nn.Module):
             is_masked: True where a frame is masked: an encoder frame if `masking.position` is post_conv, otherwise a
                 feature frame.
         """
-        return self._predict_scored(clean, noisy, feat_lens, self._with_scored_rows(is_masked))
+        masks = self._with_scored_rows(is_masked)
+        return self._predict_scored(self.tokens(clean, feat_lens, masks.scored_rows), noisy, feat_lens, masks)
 
     def _predict_scored(
         self,
-        clean: Float[Tensor, "batch mels frames"],
+        targets: Int[Tensor, "scored codebooks"],
         noisy: Float[Tensor, "batch mels frames"],
         feat_lens: Int[Tensor, " batch"],
         masks: Masks,
     ) -> NestOutput:
-        """Predicts the scored tokens.
+        """Predicts the scored tokens, which are the targets.
 
         With `causal_downsampling` and masks before the subsampling, there is one encoder frame more than tokens (800
         feature frames give 101, and 100 tokens). It is cut off. NeMo 3.0.0 cannot index the one by the mask of the
         other, and fails.
         """
-        targets = self.tokens(clean, feat_lens, masks.scored_rows)
         encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked, masks.dropout_keys, masks.att_context)
         num_tokens = masks.is_scored.shape[1]
         rows = self._predicting_rows(masks.scored_rows, num_tokens, encoded.shape[1], enc_lens)

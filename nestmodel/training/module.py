@@ -282,9 +282,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def validation_step(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Accumulates the statistics of a microbatch in each attention context of the encoder."""
-        contexts = self.config.encoder.att_context_size
-        outputs = (self.forward_masked(replace(batch, att_context=context)) for context in contexts)
-        values = torch.stack([loss_stats(output).flatten() for output in outputs])
+        values = torch.stack([loss_stats(output).flatten() for output in self.forward_contexts(batch)])
         self._val_stats = values if self._val_stats is None else self._val_stats + values
 
     def on_validation_epoch_end(self) -> None:

@@ -132,7 +132,7 @@ def score_checkpoint(job: ScoreJob) -> dict[str, float]:
     network = load_network(job.checkpoint)
     scores = score_features(network, corpus, noise, job.config)
     for context in network.config.encoder.att_context_size[1:]:
-        of_context = score_features(load_network(job.checkpoint, context), corpus, noise, job.config)
+        of_context = score_features(network, corpus, noise, job.config, context)
         scores |= {f"{name}_{context_name(context)}": score for name, score in of_context.items()}
     return scores
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nestmodel.attention_context import Context
 from nestmodel.errors import ConfigError, ExtractError
 from nestmodel.evaluate.features.config import Layers
 from nestmodel.nn.network import NestNetwork
@@ -33,17 +34,24 @@ class FeatureProblem(NamedTuple):
     """What was wrong, with the values that were found."""
 
 
-def layer_function(model: NestNetwork, layers: Layers) -> BatchFunction:
+def layer_function(model: NestNetwork, layers: Layers, context: Context | None = None) -> BatchFunction:
     """Returns the function that computes outputs of an encoder.
 
+    Args:
+        model: The network.
+        layers: Which outputs.
+        context: Attention context, one of `att_context_size`; by default the first of them.
+
     Raises:
-        ConfigError: The layers do not exist.
+        ConfigError: The layers or the context do not exist.
     """
+    if context is not None:
+        model.config.encoder.with_context(context)
     selected = resolve_layers(layers, model.config.encoder.num_layers)
 
     def encode(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
         feats, feat_lens = model.features(audio, audio_lens)
-        states, _ = model.encoder.hidden_states(feats, feat_lens)
+        states, _ = model.encoder.hidden_states(feats, feat_lens, context)
         # With a causal subsampling, an utterance may have one encoder frame more than labels, units and stacked
         # log-mels. The last one is cut off, so that frame t is paired with its label as in training.
         return torch.stack([states[layer] for layer in selected]), model.encoder.pre_encode.token_lens(feat_lens)

@@ -3,7 +3,7 @@
 import hashlib
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from nestmodel import (
     ConfigError,
     FeatureConfig,
     Kernels,
+    MaskConfig,
     NestConfig,
     NestModel,
     NestNetwork,
@@ -30,6 +31,7 @@ from nestmodel.attention_context import draw_context, look_ahead
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.step_graph import pad_rows
+from nestmodel.nn.network import NestOutput
 from nestmodel.nn.subsampling import ConvSubsampling, halve, num_subsampled
 from tests.nestmodel.nn.test_network import batch
 from tests.training import tiny_config
@@ -261,7 +263,30 @@ def test_training_computes_with_the_drawn_context_and_evaluation_with_the_first(
     model.eval()
     first = TWO["att_context_size"][0]
     assert torch.equal(model.encoder(*feats).frames, model.encoder(*feats, context=first).frames)
-    assert torch.equal(model.encoder.hidden_states(*feats).states[-1], model.encoder(*feats).frames)
+    for context in (None, *TWO["att_context_size"]):
+        last = model.encoder.hidden_states(*feats, context).states[-1]
+        assert torch.equal(last, model.encoder(*feats, context=context).frames)
+
+
+@pytest.mark.parametrize("position", ["pre_conv", "post_conv"])
+def test_all_contexts_are_computed_from_the_same_features_and_targets(
+    position: Literal["pre_conv", "post_conv"],
+) -> None:
+    config = replace(tiny_config(**TWO), masking=MaskConfig(position=position, prob=0.2, block_size=16))
+    model = NestNetwork(config).eval()
+    inputs = NetworkInput.of(batch(), model.draw_masks(batch()), "cpu")
+    expected = [model.forward_masked(replace(inputs, att_context=context)) for context in TWO["att_context_size"]]
+    computed: list[str] = []
+    with (
+        model.features.register_forward_hook(lambda *_: computed.append("features")),
+        model.quantizer.register_forward_hook(lambda *_: computed.append("targets")),
+    ):
+        found = list(model.forward_contexts(inputs))
+    assert computed == ["features", "targets"]
+    for output, of_context in zip(found, expected, strict=True):
+        for field in fields(NestOutput):
+            assert torch.equal(getattr(output, field.name), getattr(of_context, field.name)), field.name
+    assert not torch.equal(found[0].logits, found[1].logits)
 
 
 @pytest.mark.parametrize(

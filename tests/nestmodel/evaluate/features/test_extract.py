@@ -264,12 +264,12 @@ def test_an_utterance_too_large_for_memory_is_rejected_and_a_batch_too_large_is_
     model = NestModel(tiny_config())
     hidden_states = model.encoder.hidden_states
 
-    def limited(feats: torch.Tensor, feat_lens: torch.Tensor) -> Any:
+    def limited(feats: torch.Tensor, feat_lens: torch.Tensor, context: None) -> Any:
         if feats.shape[0] * feats.shape[2] > 150:
             raise RuntimeError(
                 "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
             )
-        return hidden_states(feats, feat_lens)
+        return hidden_states(feats, feat_lens, context)
 
     monkeypatch.setattr(model.encoder, "hidden_states", limited)
     rejected: list[RejectedUtterance] = []

@@ -20,8 +20,9 @@ from nestmodel import (
     score_features,
 )
 from nestmodel.errors import TrainingError
+from nestmodel.training import score_process
 from nestmodel.training.callbacks.curves import read_metrics
-from nestmodel.training.score_process import ScoreJob, score_checkpoint
+from nestmodel.training.score_process import ScoreJob
 from nestmodel.training.starting.run_checks import check_monitors
 from tests.conftest import MessyCorpora
 from tests.extras import needs
@@ -142,19 +143,29 @@ def test_scores_are_those_of_the_checkpoint_and_leave_training_as_it_is(
 
 
 @needs("probe", "sklearn")
-def test_a_checkpoint_is_scored_in_each_of_its_contexts(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    contexts = {"att_context_size": ((-1, -1), (6, 2), (0, 0)), "att_context_style": "chunked_limited"}
+def test_a_checkpoint_is_loaded_once_and_scored_in_each_of_its_contexts(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[object] = []
+
+    def load(*arguments: Any) -> NestNetwork:
+        loaded.append(arguments)
+        return load_network(*arguments)
+
+    monkeypatch.setattr(score_process, "load_network", load)
+    contexts = {"att_context_size": ((6, 2), (-1, -1), (0, 0)), "att_context_style": "chunked_limited"}
     config, path = tiny_config(**contexts), tmp_path / "model.ckpt"
     save_network(NestNetwork(config), path)
     corpus = messy_corpora.speech
     job = ScoreJob(
         checkpoint=str(path), corpus=str(corpus), noise=None, allow_commands=False, num_threads=1, config=SMALL
     )
-    scores = score_checkpoint(job)
-    for context, end in (((-1, -1), ""), ((6, 2), "_6_2"), ((0, 0), "_0_0")):
+    scores = score_process.score_checkpoint(job)
+    assert loaded == [(str(path),)]
+    for context, end in (((6, 2), ""), ((-1, -1), "_full"), ((0, 0), "_0_0")):
         expected = score_features(load_network(path, context), Corpus.open(corpus), None, SMALL)
         assert {name: scores[f"{name}{end}"] for name in expected} == expected
-    assert len({scores[f"rankme_layer1{end}"] for end in ("", "_6_2", "_0_0")}) == 3
+    assert len({scores[f"rankme_layer1{end}"] for end in ("", "_full", "_0_0")}) == 3
     runner = trainer(tmp_path, callbacks=[Checkpoints(every_n_steps=1)], enable_checkpointing=True)
     names = FeatureScores(SMALL).check(runner, config, messy_data(messy_corpora))
     assert names == [f"val_{name}" for name in scores]
