@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from nestdata.batch.mix import Mix
 from nestdata.output import output_directory
 from nestdata.pages import write_page
+from nestdata.redaction import redacted
 
 if TYPE_CHECKING:
     from nestdata.batch.batch import AudioNoiseBatch  # whose notebook page is made of these rows
@@ -143,10 +144,9 @@ def _draw(signals: dict[str, NDArray[np.float32]], mix: Mix, row: PreviewRow, ra
 
     figure = Figure(figsize=(10, 8.4))
     # Fixed margins: a layout engine would draw every picture twice.
-    margins = {"left": 0.075, "right": 0.985, "top": 0.95, "bottom": 0.06, "hspace": 0.12}
+    margins = {"left": 0.075, "right": 0.985, "top": 0.93, "bottom": 0.06, "hspace": 0.12}
     axes = figure.subplots(6, 1, sharex=True, height_ratios=[1, 1.4] * 3, gridspec_kw=margins)
-    interference = row.mode if row.snr_db is None else f"{row.mode} ({row.noise}) at {row.snr_db:.1f} dB"
-    figure.suptitle(f"{row.cut}: {interference}", fontsize=11)
+    figure.suptitle(_title(row), fontsize=11, parse_math=False)  # a dollar sign of an id does not begin a formula
     peak = max(float(np.abs(samples).max()) for samples in signals.values()) or 1.0
     mels = {name: _log_mel_db(samples, rate) for name, samples in signals.items()}
     top_db = max(float(mel.max()) for mel in mels.values())
@@ -163,6 +163,19 @@ def _draw(signals: dict[str, NDArray[np.float32]], mix: Mix, row: PreviewRow, ra
         spectrum.set(ylabel="mel bin", yticks=[0, 40, 80])
     axes[-1].set_xlabel("seconds")
     figure.savefig(path, dpi=80)
+
+
+def _title(row: PreviewRow) -> str:
+    """Returns two lines that fit above the picture: the cut and its interference."""
+    cut, noise = _shortened(redacted(row.cut), 96), _shortened(redacted(row.noise), 72)
+    interference = row.mode if row.snr_db is None else f"{row.mode} ({noise}) at {row.snr_db:.1f} dB"
+    return f"{cut}\n{interference}"
+
+
+def _shortened(text: str, length: int) -> str:
+    """Returns a text of at most `length` characters, by leaving out the middle, because ids often differ at an end."""
+    half = (length - 1) // 2
+    return text if len(text) <= length else f"{text[:half]}…{text[-half:]}"
 
 
 def _log_mel_db(samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:

@@ -1,8 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nestdata import OutputError, write_preview
+from nestdata.batch.preview import PreviewRow, _title
 from tests.batches import messy_dataset
 from tests.conftest import MessyCorpora
 from tests.nestdata.full_disk import files_up_to
@@ -48,3 +50,22 @@ def test_a_preview_replaces_only_an_empty_folder_or_another_preview(
     monkeypatch.chdir(tmp_path / "here")
     assert write_preview(dataset[0], rate, ".", max_cuts=1) == Path("index.html")
     assert (tmp_path / "here" / "index.html").is_file()
+
+
+def test_the_title_of_a_picture_fits_and_shows_both_ends_of_long_ids() -> None:
+    row = PreviewRow(cut="short", seconds=1.0, mode="none", noise="", snr_db=None, padding=0.0)
+    assert _title(row) == "short\nnone"
+    long = replace(row, cut="a" + 200 * "/folder" + "/z", mode="noise", noise="b" + 200 * "x" + " + y", snr_db=5.0)
+    cut, interference = _title(long).splitlines()
+    assert (cut[:8], cut[-9:]) == ("a/folder", "/folder/z")
+    assert (interference[:9], interference[-16:]) == ("noise (bx", "x + y) at 5.0 dB")
+    assert max(len(cut), len(interference)) <= 100
+    assert "secret" not in _title(replace(row, cut="s3://bucket/a.wav?key=secret"))
+
+
+def test_dollar_signs_in_ids_are_drawn_as_they_are(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    dataset = messy_dataset(messy_corpora.speech, messy_corpora.noise)
+    batch = dataset[0]
+    named = replace(batch, sample_id=[f"5$_{cut_id}_$\\foo" for cut_id in batch.sample_id])
+    write_preview(named, dataset.corpus.sampling_rate, tmp_path / "preview", max_cuts=1)
+    assert (tmp_path / "preview" / "00.png").stat().st_size > 0
