@@ -69,8 +69,16 @@ def _remedy(model: NestModel, budget_s: float, search: BudgetSearch) -> str:
     shorter = f"prepare {longest.source} with a lower --max-seconds"
     if largest is not None:
         remedy = f"Lower {setting} to about {largest * RESOLUTION_S}"
-    elif search.trials:
-        remedy = f"No batch with a cut of {longest.seconds:.1f} s fits: {shorter}, and lower {setting}"
+    elif search.last_too_large:
+        cuts, samples = search.last_too_large
+        seconds = samples / search.sampling_rate
+        fewer = f"set data.plan.max_cuts below {cuts}, or {shorter}"
+        change = fewer if cuts > 1 else f"prepare data.corpus with --max-seconds below {seconds:.1f}"
+        remedy = (
+            f"{setting} does not fit, nor does {search.lowest * RESOLUTION_S}, the lowest that the longest cut of "
+            f"{longest.source} ({longest.seconds:.1f} s) allows: a batch of {cuts} x {seconds:.1f} s is too large. "
+            f"Lower it, and {change}"
+        )
     else:
         needed = f"the longest cut of {longest.source} needs {longest.budget_seconds:.1f} s"
         remedy = f"{setting} cannot be much lower, because {needed}: set data.plan.max_cuts, or {shorter}"

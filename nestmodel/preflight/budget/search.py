@@ -79,12 +79,15 @@ class BudgetSearch:
         on_trial: Callable[[str], None] | None = None,
     ) -> None:
         self._corpus, self._config = data.train_dataset.corpus, data.train_dataset.plan.config
-        self._rate = data.sampling_rate
+        self.sampling_rate = data.sampling_rate
         self.device = device
         self._try_shapes = try_shapes
         self._on_trial = on_trial or (lambda _: None)
         self.allowed_bytes = 0
         self.trials: dict[float, BudgetTrial] = {}
+        self.last_too_large: Shape | None = None
+        """The shape that did not fit in the latest trial that failed."""
+
         datasets = {"data.corpus": data.train_dataset, "data.val_corpus": data.val_dataset}
         longest = [_longest_cut(name, dataset) for name, dataset in datasets.items() if dataset is not None]
         self.longest = max(longest, key=lambda cut: cut.seconds)
@@ -132,7 +135,7 @@ class BudgetSearch:
         """Returns the largest length, in whole seconds up to `highest`, of which one cut fits; None if 1 s does not."""
 
         def peak_of_one(seconds: int) -> int | None:
-            return _peak(self._try("one cut", [(1, seconds * self._rate)]))
+            return _peak(self._try("one cut", [(1, seconds * self.sampling_rate)]))
 
         return largest_fitting(peak_of_one, lambda: self.allowed_bytes, start=highest // 2, lowest=1, highest=highest)
 
@@ -177,23 +180,24 @@ class BudgetSearch:
         if timed and peak is not None:
             times, each = dict(zip(shapes, result.times, strict=True)), self._config.microbatches_per_step
             time_s = sum(times[shape].seconds_per_microbatch(each) for shape in timed)
-            rate = sum(cuts * samples for cuts, samples in timed) / self._rate / time_s
+            rate = sum(cuts * samples for cuts, samples in timed) / self.sampling_rate / time_s
         known = self.trials.get(seconds)
         self.trials[seconds] = BudgetTrial(
             max_batch_seconds=seconds,
             fits=peak is not None,
             peak_bytes=None if peak is None else max(peak, (known.peak_bytes if known else None) or 0),
             audio_s_per_s=rate,
-            too_large=describe_shapes([result.too_large], self._rate) if result.too_large else None,
+            too_large=describe_shapes([result.too_large], self.sampling_rate) if result.too_large else None,
         )
         return peak
 
     def _try(self, what: str, shapes: list[Shape]) -> TrialResult:
-        self._on_trial(f"trying {what}: {len(shapes)} shapes, {describe_shapes(shapes, self._rate)}")
+        self._on_trial(f"trying {what}: {len(shapes)} shapes, {describe_shapes(shapes, self.sampling_rate)}")
         result = self._try_shapes(shapes)
         self.allowed_bytes = result.allowed_bytes
         if result.too_large:
-            outcome = f"{describe_shapes([result.too_large], self._rate)} does not fit"
+            self.last_too_large = result.too_large
+            outcome = f"{describe_shapes([result.too_large], self.sampling_rate)} does not fit"
         else:
             outcome = f"fits, {gigabytes(result.peak_bytes)} of {gigabytes(result.allowed_bytes)}"
         self._on_trial(f"  {outcome}")

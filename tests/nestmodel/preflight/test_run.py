@@ -221,7 +221,7 @@ def test_an_unusable_cut_is_a_warning_with_its_id_and_reason(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("fitting_s", "advice"), [(6.5, r"to about 5; or set"), (0.5, r"No batch with a cut of 3\.1 s fits")]
+    ("fitting_s", "advice"), [(6.5, r"to about 5; or set"), (0.5, r"nor does 5, .* is too large\. Lower it, and set")]
 )
 def test_a_step_that_runs_out_of_memory_fails_and_names_a_budget_that_fits(
     fitting_s: float, advice: str, messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

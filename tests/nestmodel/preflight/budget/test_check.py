@@ -88,12 +88,33 @@ def test_the_longest_cut_is_that_of_training_or_validation(
     longest_s = longest_of(NestDataModule(messy_corpora.noise, plan=plan))
     data = NestDataModule(messy_corpora.speech, val_corpus=messy_corpora.noise, plan=plan, num_workers=0)
     assert longest_of(data) < longest_s
-    fake = FakeTrials(1)
-    advice = checked(fake, data, tmp_path, monkeypatch, checkpoint_activations=True).advice
-    assert len(fake.tried) > 1
+    advice = checked(FakeTrials(1), data, tmp_path, monkeypatch, checkpoint_activations=True).advice
+    assert f"the lowest that the longest cut of data.val_corpus ({longest_s:.1f} s) allows" in advice
+    assert "or prepare data.val_corpus with a lower --max-seconds" in advice
+
+
+@pytest.mark.parametrize(
+    ("max_cuts", "allowed_mb", "too_large", "change"),
+    [
+        (None, 4, "2 x 2.4 s", "set data.plan.max_cuts below 2, or prepare data.corpus with a lower --max-seconds"),
+        (1, 3, "1 x 3.1 s", "prepare data.corpus with --max-seconds below 3.1"),
+    ],
+)
+def test_the_advice_names_the_shape_that_did_not_fit(
+    max_cuts: int | None,
+    allowed_mb: int,
+    too_large: str,
+    change: str,
+    messy_corpora: MessyCorpora,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two cuts of 2.4 s, for example, where one of 3.1 s, the longest of the corpus, fits."""
+    data = data_of(messy_corpora, max_batch_seconds=80.0, max_cuts=max_cuts)
+    advice = checked(FakeTrials(allowed_mb), data, tmp_path, monkeypatch, checkpoint_activations=True).advice
     assert advice == (
-        f"No batch with a cut of {longest_s:.1f} s fits: prepare data.val_corpus with a lower "
-        "--max-seconds, and lower data.plan.max_batch_seconds (now 80). The error: no memory"
+        "data.plan.max_batch_seconds (now 80) does not fit, nor does 5, the lowest that the longest cut of data.corpus "
+        f"(3.1 s) allows: a batch of {too_large} is too large. Lower it, and {change}. The error: no memory"
     )
 
 
