@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import _finalizer_registry  # type: ignore[attr-defined]  # not annotated
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,6 @@ unblock them, in its workers."""
 
 
 _SHARED_MEMORY = Path("/dev/shm")
-
-_MEANINGS = {
-    signal.SIGKILL: "It usually means that memory ran out: use fewer workers.",
-    signal.SIGBUS: "It means that a memory-mapped file was cut off, or that there is no memory for shared memory "
-    f"({_SHARED_MEMORY}): use fewer workers, or give the container more (--shm-size).",
-}
-"""What it means that a signal killed a worker."""
 
 _imports_main = True
 """Whether workers import the main module of this process again."""
@@ -111,7 +105,7 @@ class _Worker(ForkServerProcess):
 
 
 class UnnamedContext(ForkServerContext):
-    """The fork server as a multiprocessing context that leaves no semaphores behind and checks its workers.
+    """The fork server as a multiprocessing context that leaves no semaphores behind and knows its workers.
 
     Semaphores for a fork server have names in /dev/shm, by which workers open them. If all processes are killed at
     once, including the one that cleans up, the files stay. Their names are therefore removed as soon as all workers
@@ -123,17 +117,11 @@ class UnnamedContext(ForkServerContext):
     def __init__(self) -> None:
         super().__init__()
         self._finalizers: list[Any] = []
-        self._processes: list[Any] = []
+        self._processes: list[BaseProcess] = []
 
-    def check_processes(self) -> None:
-        """Raises RuntimeError if a process was killed or has failed."""
-        for process in self._processes:
-            code = process.exitcode
-            if code:
-                name = signal.Signals(-code).name if -code in set(signal.Signals) else -code  # a real-time signal
-                how = f"was killed by signal {name}" if code < 0 else f"exited with code {code}"
-                meaning = _MEANINGS.get(-code, "What it printed on stderr says why.")
-                raise RuntimeError(f"worker {process.name} (pid {process.pid}) {how}. {meaning}")
+    def failed_process(self) -> BaseProcess | None:
+        """Returns a process that was killed or has failed; None if there is none."""
+        return next((process for process in self._processes if process.exitcode), None)
 
     def remove_names(self) -> None:
         """Removes the names of all semaphores made so far; processes that have not opened them can no longer do so."""

@@ -7,7 +7,7 @@ from nestguard.launch import MonitorHandle, start_monitor
 from nestguard.observe.directory import run_directory
 from nestguard.observe.errors import GuardError
 from nestguard.observe.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat, current, set_current, start_worker
-from nestguard.observe.process import EXIT_STALLED
+from nestguard.observe.process import EXIT_STALLED, describe_exit
 from nestguard.observe.record import read_heartbeat
 from nestguard.observe.view import Identity, Phase, Reading
 
@@ -24,6 +24,7 @@ __all__ = [
     "Reading",
     "StallLimits",
     "current",
+    "describe_exit",
     "new_token",
     "read_heartbeat",
     "run_directory",

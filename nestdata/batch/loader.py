@@ -49,6 +49,13 @@ class LoaderOptions(TypedDict, total=False):
 
 _log = logging.getLogger(__name__)
 
+_MEANINGS: dict[int, str] = {
+    signal.SIGKILL: "It usually means that memory ran out: use fewer workers.",
+    signal.SIGBUS: "It means that a memory-mapped file was cut off, or that there is no memory for shared memory "
+    "(/dev/shm): use fewer workers, or give the container more (--shm-size).",
+}
+"""What it means that a signal killed a worker."""
+
 # Time after SIGTERM at which an alarm ends a loader worker that is still running.
 _SECONDS_TO_FINISH = 60
 # Ends a loader worker at once, with code 0: torch raises an error in its owner if it ends in another way.
@@ -177,12 +184,12 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
                 if server is not None:
                     if number == self.num_workers:
                         server.remove_names()  # every worker has handed over a batch
-                    server.check_processes()
+                    _check_workers(server)
                 yield handed_over
         except RuntimeError:
             self._check_corpora()
             if server is not None:
-                server.check_processes()  # says more than torch's error
+                _check_workers(server)  # says more than torch's error
             raise
 
     def _check_corpora(self) -> None:
@@ -395,3 +402,12 @@ def _end(workers: Iterable[BaseProcess]) -> None:
     for worker in workers:
         if worker.is_alive() and worker.pid is not None:
             os.kill(worker.pid, _END_SIGNAL)
+
+
+def _check_workers(server: fork_server.UnnamedContext) -> None:
+    """Raises RuntimeError if a worker was killed or has failed."""
+    worker = server.failed_process()
+    code = worker.exitcode if worker else None
+    if worker and code:
+        meaning = _MEANINGS.get(-code, "What it printed on stderr says why.")
+        raise RuntimeError(f"worker {worker.name} (pid {worker.pid}) {nestguard.describe_exit(code)}. {meaning}")

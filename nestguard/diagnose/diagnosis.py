@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from nestguard.diagnose.limits import StallLimits
+from nestguard.observe.process import signal_name
 from nestguard.observe.view import Phase, ProcessState, ProcessView, ranks_text
 
 
@@ -185,7 +186,7 @@ def _death_text(view: ProcessView) -> str:
             "its message on standard error names the collective. Find out which rank was missing in it, or raise the "
             "timeout of the strategy"
         )
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    name = signal_name(number)
     if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
         return f"by {name} (a crash in native code)"
     return f"by {name}" + (" (out of memory, or another process sent it)" if number == signal.SIGKILL else "")

@@ -88,3 +88,16 @@ def _stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     return text.rpartition(")")[2].split()
+
+
+def describe_exit(code: int) -> str:
+    """Describes the exit code of a `Popen` or a `Process` that failed, which is negative after a signal."""
+    return f"exited with code {code}" if code > 0 else f"was killed by {signal_name(-code)}"
+
+
+def signal_name(number: int) -> str:
+    """Returns the name of a signal, such as `SIGKILL`, or `SIGRTMIN+3` for one of the real-time signals."""
+    nearest = max((known for known in signal.Signals if known <= number), default=None)
+    if nearest is None or (nearest != number and nearest.name != "SIGRTMIN"):
+        return f"signal {number}"
+    return nearest.name if nearest == number else f"{nearest.name}+{number - nearest}"

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
+import nestguard
 from nestdata import Corpus, NestError, last_error_line
 from nestmodel.attention_context import context_name
 from nestmodel.errors import TrainingError
 from nestmodel.evaluate.feature_scores import FeatureScoreConfig, score_features
 from nestmodel.formats.weights import load_network
-from nestmodel.training.starting.startup import describe_exit
 
 _NICE = 10
 _ORPHAN_POLL_S = 1.0
@@ -98,7 +98,7 @@ class ScoreProcess:
         self._close()
         lines = errors.strip().splitlines()
         if code < 0 or (code and not lines):  # the last line of a process that was killed is a warning, if anything
-            raise TrainingError(f"the process {describe_exit(code)}")
+            raise TrainingError(f"the process {nestguard.describe_exit(code)}")
         if code:
             raise TrainingError(lines[-1])
         found: dict[str, float] = json.loads(output)

@@ -7,14 +7,16 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from nestdata import StorageError, microbatches, start_fork_server
+from nestdata.batch.loader import _check_workers
 from nestdata.fork_server import UnnamedContext
 from tests.batches import messy_dataset
 from tests.conftest import MessyCorpora
@@ -125,11 +127,13 @@ def test_full_shared_memory_is_an_error_with_its_size() -> None:
         UnnamedContext().Lock()
 
 
-def test_a_worker_that_a_real_time_signal_killed_is_named_with_its_number() -> None:
+def test_a_worker_that_a_real_time_signal_killed_is_named() -> None:
     context = UnnamedContext()
-    context._processes.append(SimpleNamespace(name="loader-1", pid=7, exitcode=-44))
-    with pytest.raises(RuntimeError, match=r"worker loader-1 \(pid 7\) was killed by signal 44\. What it printed"):
-        context.check_processes()
+    worker = Mock(spec=BaseProcess, pid=7, exitcode=-44)
+    worker.name = "loader-1"
+    context._processes.append(worker)
+    with pytest.raises(RuntimeError, match=r"worker loader-1 \(pid 7\) was killed by SIGRTMIN\+10\. What it printed"):
+        _check_workers(context)
 
 
 @pytest.mark.multiprocess
@@ -141,5 +145,5 @@ def test_a_killed_worker_is_noticed_with_the_next_batch(messy_corpora: MessyCorp
     (worker,) = set(multiprocessing.active_children()) - before
     worker.kill()
     worker.join()
-    with pytest.raises(RuntimeError, match=rf"pid {worker.pid}\) was killed by signal SIGKILL.*memory"):
+    with pytest.raises(RuntimeError, match=rf"pid {worker.pid}\) was killed by SIGKILL.*memory"):
         next(batches)

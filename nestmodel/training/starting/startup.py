@@ -158,7 +158,10 @@ class StartupWatch:
                 self._terminate_ranks()
                 # A rank that is asked to leave before it has installed its handlers is ended by the signal itself.
                 asked = next((_EXIT_CODES[number] for number in _EXIT_CODES if number == -code), None)
-                _exit(asked or max(code, 1), f"a rank that this process started {describe_exit(code)} during start-up")
+                _exit(
+                    asked or max(code, 1),
+                    f"a rank that this process started {nestguard.describe_exit(code)} during start-up",
+                )
 
     def _exit_on_rank_in_startup(self) -> None:
         """Exits if a rank was signalled before it released its own watch, which it does a moment after this process.
@@ -168,7 +171,10 @@ class StartupWatch:
         for process in self._started_ranks():
             if process.poll() in (EXIT_PREEMPTED, EXIT_INTERRUPTED):
                 self._terminate_ranks()
-                _exit(process.returncode, f"a rank that this process started {describe_exit(process.returncode)}")
+                _exit(
+                    process.returncode,
+                    f"a rank that this process started {nestguard.describe_exit(process.returncode)}",
+                )
 
     def _terminate_ranks(self) -> None:
         for process in self._started_ranks():
@@ -241,12 +247,6 @@ def exit_interrupted() -> NoReturn:
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:
     """Handles a signal. Without a handler in Python, the interpreter would not write the signal to the pipe."""
-
-
-def describe_exit(code: int) -> str:
-    """Describes the exit code of a `Popen`, which is negative after a signal."""
-    names = {int(number): number.name for number in signal.Signals}  # real-time signals have no name
-    return f"exited with code {code}" if code > 0 else f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
 def _exit(code: int, reason: str, *, is_silent: bool = False) -> NoReturn:

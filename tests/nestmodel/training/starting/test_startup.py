@@ -83,7 +83,7 @@ assert signal.set_wakeup_fd(-1) == -1
         ("sys.exit(7)", 7, "exited with code 7"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 1, "was killed by SIGKILL"),
         ("os.kill(os.getpid(), signal.SIGTERM)", 75, "was killed by SIGTERM"),  # asked to leave before it has handlers
-        ("os.kill(os.getpid(), 44)", 1, "was killed by signal 44"),
+        ("os.kill(os.getpid(), 44)", 1, "was killed by SIGRTMIN+10"),
     ],
 )
 def test_a_rank_that_fails_during_start_up_is_noticed_without_polling(ending: str, code: int, message: str) -> None:
