@@ -222,7 +222,7 @@ def _lhotse_batches(speech: CutSet, noise: CutSet) -> Iterator[float]:
 def _nemo_rates(arguments: argparse.Namespace, files: Files) -> Rates:
     if not arguments.nemo_python:
         return {}
-    lhotse_loader = {
+    lhotse_loader: dict[str, Any] = {
         "use_lhotse": True,
         "use_bucketing": True,
         "num_buckets": NUM_BUCKETS,
@@ -232,7 +232,7 @@ def _nemo_rates(arguments: argparse.Namespace, files: Files) -> Rates:
         "bucket_buffer_size": 1000,
         "shuffle_buffer_size": 1000,
     }
-    own_loader = {"labels": None, "batch_size": round(BATCH_S * files.num_cuts / files.total_s)}
+    own_loader: dict[str, Any] = {"labels": None, "batch_size": round(BATCH_S * files.num_cuts / files.total_s)}
     loaders = {"NeMo, Lhotse loader": lhotse_loader, "NeMo, AudioNoiseDataset": own_loader}
     sections = {(name, case): _section(files, case) | loaders[name] for case in CASES for name in loaders}
     command = [arguments.nemo_python, PEERS / "nemo_loading.py", json.dumps(list(sections.values()))]

@@ -75,8 +75,8 @@ def main() -> int:
         directory = arguments.keep or Path(temporary)
         _addresses(report, Path(temporary), sizes)
         corpora = {size: prepared_corpus(directory, size, arguments.jobs) for size in sizes}
-        columns = ("cuts", "buckets", "steps an epoch", "padding", "budget used", "slowest rank over mean", "repeats")
-        columns += ("open and first indices, s", "indices, median, µs", "memory of each further process, MB")
+        columns = ["cuts", "buckets", "steps an epoch", "padding", "budget used", "slowest rank over mean", "repeats"]
+        columns += ["open and first indices, s", "indices, median, µs", "memory of each further process, MB"]
         report.table(columns, map(_row, corpora.values()))
         _widths(report, corpora)
         _against_lhotse(report, corpora[sizes[-2]], corpora[sizes[1]])
@@ -263,8 +263,8 @@ def _addresses(report: Report, directory: Path, sizes: list[int]) -> None:
         return [f"{size:,}", f"{figures['open_s']:.4f}", f"{figures['address_us']:.1f}", f"{figures['extra_mb']:.2f}"]
 
     report.section(f"Addresses in {NUM_SHARDS:,} shards")
-    columns = ("cuts", "open to the first address and line, s", "each further address and line, median, µs")
-    columns += ("memory of each further process without pages of files, MB",)
+    columns = ["cuts", "open to the first address and line, s", "each further address and line, median, µs"]
+    columns += ["memory of each further process without pages of files, MB"]
     report.table(columns, map(measured, sizes))
 
 

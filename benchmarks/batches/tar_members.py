@@ -46,8 +46,8 @@ def main() -> int:
         measured=["nestdata/audio", "nestdata/corpus"],
         results=arguments.results,
     )
-    columns = ("format", "page cache", "files, CPU µs a cut")
-    columns += ("members: speed", "members: CPU", "checked: speed", "checked: CPU")
+    columns = ["format", "page cache", "files, CPU µs a cut"]
+    columns += ["members: speed", "members: CPU", "checked: speed", "checked: CPU"]
     with tempfile.TemporaryDirectory() as temporary:
         corpora = {suffix: _corpora(Path(temporary) / suffix, suffix, arguments.files) for suffix in ("flac", "wav")}
         cases = product(corpora, (False, True))

@@ -38,7 +38,7 @@ def worker_cpu_s(method: str) -> float:
     """Returns the CPU time of a new worker at its first request, in seconds."""
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(
+    loader: DataLoader[float] = DataLoader(
         ReportsStart(),  # type: ignore[arg-type]
         batch_size=None,
         num_workers=1,

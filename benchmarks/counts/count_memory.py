@@ -128,7 +128,8 @@ def _peak_of_blocks(config: NestConfig, num_blocks: int, num_cuts: int, length_s
 
         with OperationLog(rounding=_ROUND_BYTES) as log:
             backward(loss())
-        return log.peak_bytes
+        peak_bytes: int = log.peak_bytes
+        return peak_bytes
 
 
 def _peak_of_subsampling(config: NestConfig, num_cuts: int, length_s: float) -> tuple[int, int]:

@@ -371,6 +371,8 @@ def compiled_features(preset: str, operations: Sequence[Operation]) -> Count:
 
 def compile_features(preset: str) -> "tuple[Generated, Generated]":
     """Returns the code for what is before the Fourier transform of the features, and after it."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
     from benchmarks.counts.fake_compile import generate_forward
     from nestmodel.nn.features import LogMelFeatures, compute_features, frame_signal
 
@@ -380,6 +382,7 @@ def compile_features(preset: str) -> "tuple[Generated, Generated]":
             module = LogMelFeatures(config.features)
         audio = torch.empty(2 * _num_cuts(preset), _num_samples(config))  # clean and noisy
         lens = torch.empty(len(audio), dtype=torch.int64)
+        assert isinstance(audio, FakeTensor)
         before = (module.window, audio, torch.empty_like(audio), lens)
         spectrum = torch.view_as_real(torch.fft.rfft(frame_signal(config.features, *before)))
         return (
@@ -390,6 +393,8 @@ def compile_features(preset: str) -> "tuple[Generated, Generated]":
 
 def compile_block(preset: str, form: str = "compiled") -> "tuple[int, tuple[Generated, Generated]]":
     """Returns the number of blocks of a preset, and the code for the forward and the backward pass of one."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
     from benchmarks.counts.fake_compile import generate
     from nestmodel.nn.gpu.block import COMBINED, AcceleratedConformerBlock
     from nestmodel.nn.gpu.fused_attention import GpuFrames, describe_gpu_frames
@@ -423,6 +428,7 @@ def compile_block(preset: str, form: str = "compiled") -> "tuple[int, tuple[Gene
 
         weights = tree_map_only(Tensor, lambda weight: weight.detach().requires_grad_(), block.weights(x))
         collected = [norm._collected for norm in norms]
+        assert isinstance(x, FakeTensor)
         inputs = (dict(block.named_parameters()), weights, x, collected, tuple(frames), empty_keys(0)[0])
         return encoder.num_layers, generate(run, inputs, x.fake_mode, COMBINED if form == "combined" else {})
 

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -55,8 +56,8 @@ from nestmodel import (
 from nestmodel.nn.gpu.kernel_choice import default_kernels
 from nestmodel.training.callbacks.progress import PlainLines
 
-_CONDITIONS = f"""counted on a fake GPU, with torch {torch.__version__} and Lightning {pl.__version__}. Batches have 16
-cuts of 15 s and are in page-locked memory. The run has one GPU."""
+_CONDITIONS = f"""counted on a fake GPU, with torch {torch.__version__} and Lightning {version("pytorch-lightning")}.
+Batches have 16 cuts of 15 s and are in page-locked memory. The run has one GPU."""
 QUICK = ()
 
 GPU = torch.device("cuda:0")
@@ -79,7 +80,7 @@ class FakeGpu(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch
         self.waits: list[Wait] = []
         self.bytes_sent = 0
         """Bytes copied from the CPU to the GPU."""
@@ -164,7 +165,7 @@ class _FakeGenerator(torch.Generator):
     """Stands for a generator of the GPU."""
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]  # read-only in C++, a variable in the stub
         return GPU
 
 

@@ -133,12 +133,12 @@ def _trace(function: Callable[..., Tensor], inputs: Sequence[Any], compiler: Cal
         pass
 
 
-def _generate(graph: torch.fx.GraphModule, **direction: bool) -> Generated:
+def _generate(graph: torch.fx.GraphModule, *, is_backward: bool = False, is_inference: bool = False) -> Generated:
     found: list[Generated] = []
 
     def keep(lowering: GraphLowering) -> Any:
         code, _ = lowering.codegen()
-        source = getattr(code, "value", code)
+        source: Any = getattr(code, "value", code)  # earlier releases of torch return the text itself
         body = source[source.index("def call(") :]
         num_bytes = {True: 0, False: 0}  # by whether a library has the kernel
         for node in lowering.scheduler.nodes:
@@ -157,7 +157,9 @@ def _generate(graph: torch.fx.GraphModule, **direction: bool) -> Generated:
     examples = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
     with patch.object(GraphLowering, "_compile_to_module", keep):
         try:
-            compile_fx.compile_fx_inner(graph, examples, **direction, static_input_idxs=[])
+            compile_fx.compile_fx_inner(
+                graph, examples, is_backward=is_backward, is_inference=is_inference, static_input_idxs=[]
+            )
         except _Done:
             pass
     return found[0]

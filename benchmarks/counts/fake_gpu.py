@@ -94,7 +94,7 @@ class OperationLog(TorchDispatchMode):
     """
 
     def __init__(self, rounding: int = 1) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch
         self.operations: list[Operation] = []
         self.live_bytes = self.kept_bytes = self.peak_bytes = 0
         self._rounding = rounding
@@ -146,7 +146,7 @@ class OperationLog(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         """Ends the recording."""
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch
         self.kept_bytes = self.live_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -212,7 +212,8 @@ def _traffic(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Tensor],
     if name == "convolution_backward":
         grad, x, weight = (_bytes(each) for each in args[:3])
         of_input, of_weight, of_bias = args[-1]
-        return of_input * (grad + weight) + of_weight * (grad + x) + of_bias * grad + _bytes(outputs)
+        gradients: int = of_input * (grad + weight) + of_weight * (grad + x) + of_bias * grad
+        return gradients + _bytes(outputs)
     read, written = _bytes(inputs), _bytes(outputs)
     if name.endswith("_like"):
         read = 0
@@ -235,7 +236,7 @@ def _backward_of_convolution(grad_out: Any, _x: Any, weight: Any, *rest: Any, **
 
     Torch's own formula counts grouped convolutions as if they had one group.
     """
-    output_mask = rest[-1]
+    output_mask: list[bool] = rest[-1]
     forward: int = 2 * math.prod(grad_out) * math.prod(weight[1:])
     return forward * sum(output_mask[:2])
 

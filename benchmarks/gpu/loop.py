@@ -77,7 +77,7 @@ class WaitCounter(pl.Callback):
 
 class _CpuWaits(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -116,7 +116,8 @@ def measure_deterministic(context: Context, section: Section) -> None:
     seconds = context.extent.cut_seconds[0]
     cases = [case_of(context, model, seconds).halved() for model in reversed(context.extent.models)]
     for case in context.pending(section, cases, lambda case: f"{case.model}, {case.audio}"):
-        batch, samples = noise_batch(case.shape), {}
+        batch = noise_batch(case.shape)
+        samples: dict[bool, list[float]] = {}
         trial = Trial(context, context.extent.models[case.model], FORMS[BASE])
         for is_deterministic in (False, True, True, False):
             with _algorithms(is_deterministic):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -129,7 +129,8 @@ def count_tflop(run: Callable[[], object]) -> float:
     """Returns the operations of matrix products, convolutions and attention in a call, in 10^12."""
     with FlopCounterMode(display=False, custom_mapping=CUSTOM_FORMULAS) as counter:
         run()
-    return counter.get_total_flops() / 1e12
+    num_operations: int = counter.get_total_flops()
+    return num_operations / 1e12
 
 
 def median(values: Iterable[float]) -> float:

@@ -75,8 +75,14 @@ def _parity_rows(context: Context, name: str, config: NestConfig, form: Form = F
 
 
 def _without_randomness(config: NestConfig) -> NestConfig:
-    none = dict.fromkeys(("dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb"), 0.0)
-    encoder = replace(config.encoder, **none, num_layers=min(_NUM_BLOCKS, config.encoder.num_layers))
+    encoder = replace(
+        config.encoder,
+        dropout=0.0,
+        dropout_pre_encoder=0.0,
+        dropout_att=0.0,
+        dropout_emb=0.0,
+        num_layers=min(_NUM_BLOCKS, config.encoder.num_layers),
+    )
     return replace(config, encoder=encoder, features=replace(config.features, dither=0.0))
 
 

@@ -135,7 +135,9 @@ def _convolution(
     layer = nn.Conv1d(dim, dim, config.encoder.conv_kernel_size, groups=dim)
     layer.to(context.device, _dtype(context))
     x = _encoder_frames(context, config, num_cuts, num_frames).to(_dtype(context)).requires_grad_()
-    return lambda: _backward(convolve(x, layer.weight, layer.bias))
+    bias = layer.bias
+    assert bias is not None
+    return lambda: _backward(convolve(x, layer.weight, bias))
 
 
 def _attention(context: Context, config: NestConfig, num_cuts: int, num_frames: int, with_positions: bool) -> Run:
@@ -178,7 +180,7 @@ def _optimizer(context: Context, config: NestConfig, division: str) -> Run:
 
     def run() -> None:
         if division == "before":
-            torch._foreach_div_([each.grad for each in parameters], number)
+            torch._foreach_div_([each.grad for each in parameters if each.grad is not None], number)
         optimizer.step()
 
     return run

@@ -101,8 +101,8 @@ class Report:
     def write(self, path: Path) -> None:
         """Writes the Markdown file, and the JSON file beside it; each is whole at any time."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"command": self.command, "identity": self.identity}
-        content["sections"] = [section.as_json() for section in self.sections.values()]  # type: ignore[assignment]
+        sections = [section.as_json() for section in self.sections.values()]
+        content = {"command": self.command, "identity": self.identity, "sections": sections}
         _replace(path.with_suffix(".json"), json.dumps(content, indent=1, default=str) + "\n")
         _replace(path, self.markdown())
 

@@ -66,7 +66,7 @@ def _name(kind: str, num_ranks: int, device: str) -> str:
 
 def _said(directory: Path) -> dict[str, Any]:
     """Returns what the report says about the culprits; the end of the log if there is no report."""
-    paths = []
+    paths = list[Path]()
     deadline_s = time.monotonic() + 10.0
     while not paths and time.monotonic() < deadline_s:  # the monitor may write after the rank has ended
         paths = sorted((directory / "run" / "stalls").glob("*/stall.json"))

@@ -104,8 +104,8 @@ def main() -> int:
         ],
         results=arguments.results,
     )
-    columns = ("loader processes", "step, median", "in the guard's own calls, on minus off", "share of a step")
-    columns += ("step with guard / step without, median of pairs",)
+    columns = ["loader processes", "step, median", "in the guard's own calls, on minus off", "share of a step"]
+    columns += ["step with guard / step without, median of pairs"]
     report.table(columns, (_row(arguments, num_workers, meter) for num_workers in (0, 2)))
     return 0
 

@@ -173,7 +173,7 @@ def _measure(num_nodes: int, directory: Path) -> Result:
     return Result(
         load_percent,
         max(one["connected_at"] for one in found) - begins_at,
-        sum(one["num_lost"] for one in found),
+        int(sum(one["num_lost"] for one in found)),
         found[-1]["stopped_at"] - part.stuck_at - LIMITS.step_s,
     )
 
@@ -211,7 +211,7 @@ def simulate_nodes(part: Part) -> None:
     """Plays the monitors of some nodes: each sends what its ranks and loader workers do once a second."""
     if part.end_node < part.num_nodes:
         # Hundreds of reports of thousands of ranks would fill the memory of this one machine.
-        nestguard.connect.follower.StopDecision = _NoReport  # type: ignore[assignment, misc]
+        nestguard.connect.follower.StopDecision = _NoReport  # type: ignore[attr-defined, assignment]
         gc.disable()
     time.sleep(max(0.0, part.begins_at - time.monotonic()))
     nodes = [_Node(part, node) for node in range(part.first_node, part.end_node)]

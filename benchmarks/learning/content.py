@@ -133,7 +133,8 @@ def _measure_losses(output: Path, corpora: Sequence[Path], models: Iterable[Mode
     """Writes the metrics of all models on held-out speech to `losses.json`, unless an earlier call did."""
     if (output / "losses.json").exists():
         return
-    batches = held_out_batches(*map(Corpus.open, corpora))
+    speech, noise = map(Corpus.open, corpora)
+    batches = held_out_batches(speech, noise)
     found = {}
     for model in models:
         context = parse_context(model.context) if model.context else None

@@ -298,7 +298,7 @@ def pretrain(output: Path, directory: Path, flags: str, seed: str, teacher: Path
         program = shlex.join(own_command(fit_targets.__file__, changes))
     command = f"{program} fit --config demo --data.corpus pretrain.corpus --data.noise noise.corpus --ckpt_path last"
     variables = {} if teacher is None else {fit_targets.TEACHER: str(teacher)}
-    run_command(f"{command} {overrides} --seed_everything {seed} {flags}", output, **variables)
+    run_command(f"{command} {overrides} --seed_everything {seed} {flags}", output, echo=False, **variables)
     return max(directory.glob("version_*/checkpoints/last.ckpt"), key=lambda path: path.resolve().name)
 
 
@@ -367,7 +367,9 @@ def results_on(output: Path, lines: str, points: Sequence[Point]) -> str:
     curves = table_text(["variant", "seed", *minutes_of(times)], ([*run, *rates] for run, rates in by_run.items()))
     comparisons = (
         f"After {time} minutes:\n\n"
-        + variant_table({tuple(point.run): errors[point] for point in points if point.minutes == time})
+        + variant_table(
+            {(point.run.variant, point.run.seed): errors[point] for point in points if point.minutes == time}
+        )
         + "\n"
         for time in times
     )

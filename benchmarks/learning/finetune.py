@@ -166,7 +166,7 @@ def read_errors(directory: Path, group_by: str) -> Errors:
     corpus = Corpus.open(directory / "test.corpus")
     cuts = map(corpus.line, range(len(corpus)))
     groups = {cut["id"]: str(cut_labels(cut)[group_by]) for cut in cuts}
-    errors = {}
+    errors: dict[tuple[str, str], ErrorCounts] = {}
     for context, found in groupby(read_lines(directory / "test.jsonl"), lambda line: str(line.get("context", ""))):
         of_context = list(found)
         texts = [[line[name] for line in of_context] for name in ("text", "recognised")]
@@ -186,8 +186,8 @@ def rows_of(errors: Mapping[Run, Errors], arguments: argparse.Namespace, unit: s
         for (context, of_unit), counts in errors[run].items():
             if of_unit == unit:
                 by_recogniser.setdefault((run.start, context), {})[str(run.seed)] = counts
-    for counts in by_recogniser.values():
-        counts["all"] = reduce(add, counts.values())
+    for by_seed in by_recogniser.values():
+        by_seed["all"] = reduce(add, by_seed.values())
     first, *_ = by_recogniser
     for (start, context), by_seed in by_recogniser.items():
         for seed, counts in by_seed.items():

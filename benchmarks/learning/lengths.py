@@ -17,12 +17,13 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import pytorch_lightning as pl
@@ -73,8 +74,10 @@ PROBE_SHARE = 30  # per cent of the labelled utterances
 class MixedLengths(AudioNoiseDataset):
     """A data set in which the microbatches of a step come from different steps of the plan."""
 
-    def __getitem__(self, index: BatchIndex | tuple[int, int]) -> AudioNoiseBatch:
+    def __getitem__(self, index: BatchIndex | tuple[int, int] | SupportsIndex) -> AudioNoiseBatch:
         """Returns a microbatch of the plan; its key, and so its noise and masks, are those of the plan."""
+        if isinstance(index, SupportsIndex):
+            raise TypeError(f"{index!r}: give a step and a microbatch.")
         step, microbatch = index
         return super().__getitem__((mixed_step(self.plan, step, microbatch), microbatch))
 
@@ -203,6 +206,7 @@ def run(output: Path, arm: str, seed: int, arguments: argparse.Namespace) -> Non
     )
     newest = newest_checkpoint(root)
     trainer.fit(model, data, ckpt_path=None if newest is None else str(newest))
+    assert trainer.loggers[0].log_dir is not None
     series = read_metrics(Path(trainer.loggers[0].log_dir))
     curve = [series[name] for name in ("val_loss", "val_token_entropy", "val_accuracy")]
     result = {
@@ -294,12 +298,12 @@ def report(output: Path, results: dict[tuple[str, int], dict[str, Any]], argumen
         step, {arguments.steps} steps. Both arms train on the same microbatches, with the same noise and masks, and
         differ only in which microbatches share a step. "One length" is the plan; "mixed" permutes its steps for each
         microbatch.""")
-    metrics = {
+    metrics: dict[str, Callable[[dict[str, Any]], float]] = {
         "validation loss, nats": lambda r: r["val_loss"][-1],
         "the same, mean of the last 3 validations": lambda r: statistics.mean(r["val_loss"][-3:]),
         "below the entropy by, nats": lambda r: r["entropy"][-1] - r["val_loss"][-1],
         "masked accuracy, %": lambda r: 100 * r["accuracy"][-1],
-        **{f"probe, {label}, %": lambda r, label=label: 100 * r["probe"][label] for label in LABELS},
+        **{f"probe, {label}, %": partial(_probe_percent, label) for label in LABELS},
     }
     rows = []
     for name, metric in metrics.items():
@@ -324,6 +328,10 @@ def report(output: Path, results: dict[tuple[str, int], dict[str, Any]], argumen
     page.text(f"""With one length, all microbatches of a step have the same shape. A measured forward and backward pass
         of the shapes takes between {cost["fastest"]:.2f} and {cost["slowest"]:.2f} of their mean. In mixed steps, the
         slowest rank takes {by_ranks}, relative to the mean rank.""")
+
+
+def _probe_percent(label: str, result: dict[str, Any]) -> float:
+    return 100 * float(result["probe"][label])
 
 
 def spread(values: Sequence[float]) -> str:

@@ -163,9 +163,9 @@ def _within_strata(points: Sequence[Point], score: str, stratum: Callable[[Point
     groups = [group for group in strata.values() if len(group) > 1]
     if not groups:
         return float("nan"), 0, 0
+    readers: tuple[Callable[[Point], float], ...] = (lambda point: point.scores[score], lambda point: point.content)
     scores, errors = (
-        np.concatenate([_centred_ranks([read(point) for point in group]) for group in groups])
-        for read in (lambda point: point.scores[score], lambda point: point.content)
+        np.concatenate([_centred_ranks([read(point) for point in group]) for group in groups]) for read in readers
     )
     scale = float(np.sqrt((scores @ scores) * (errors @ errors)))
     return (float(scores @ errors) / scale if scale else float("nan")), len(scores), len(groups)

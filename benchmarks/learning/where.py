@@ -376,7 +376,8 @@ def gain_rows(output: Path, rows: Mapping[str, Sequence[Row]], variants: Variant
                 continue
             for name, letters in variants.items():
                 both = [counts_of(output, language, by_name[each], "characters", letters) for each in pair]
-                gains = [percent(ratio_difference(*each, 0)) for each in zip(*map(_excesses, both), strict=True)]
+                excesses = zip(*map(_excesses, both), strict=True)
+                gains = [percent(ratio_difference(excess, of_other, 0)) for excess, of_other in excesses]
                 yield [language, *map(" to ".join, pair), name, *gains]
 
 

@@ -57,8 +57,9 @@ def measure() -> dict[str, Any]:
             torch.from_numpy(golden["masked_features"]), torch.from_numpy(golden["features_len"])
         )
         log_probs = model.decoder(encoded)
-        stats = loss_stats(model.forward_features(*feats.chunk(2), feat_lens[: len(lengths)], is_masked))
-        tokens = model.quantizer(feats.chunk(2)[0]).numpy()
+        clean_feats, noisy_feats = feats.chunk(2)
+        stats = loss_stats(model.forward_features(clean_feats, noisy_feats, feat_lens[: len(lengths)], is_masked))
+        tokens = model.quantizer(clean_feats).numpy()
     errors = np.abs(feats.numpy() - exact)
     stored = np.concatenate([golden["features_clean"], golden["features_noisy"]])
     valid = [slice(0, int(length)) for length in enc_lens]

@@ -10,6 +10,9 @@ p-value below 0.001 or above 0.999 comes once in 500 tests. Prints Markdown.
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import add
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +66,7 @@ def _keys_of_layers(num_keys: int) -> torch.Tensor:
 
 
 def _counts(num_keys: int) -> tuple[float, int]:
-    counts = sum(np.bincount(bits.ravel(), minlength=2**16) for bits in decisions(_keys_of_steps(num_keys)))
+    counts = reduce(add, (np.bincount(bits.ravel(), minlength=2**16) for bits in decisions(_keys_of_steps(num_keys))))
     return _chi_square(counts)
 
 
@@ -80,7 +83,8 @@ def _neighbours(distance: int, axis: int) -> Callable[[int], tuple[float, int]]:
 
 def _halves(num_keys: int) -> tuple[float, int]:
     """Counts pairs of the two decisions of one hash."""
-    counts = sum(_pair_counts(bits[..., ::2], bits[..., 1::2]) for bits in decisions(_keys_of_steps(num_keys)))
+    every = decisions(_keys_of_steps(num_keys))
+    counts = reduce(add, (_pair_counts(bits[..., ::2], bits[..., 1::2]) for bits in every))
     return _chi_square(counts)
 
 
@@ -124,7 +128,7 @@ def _pair_counts(one: Bits, other: Bits) -> NDArray[np.int64]:
     return np.bincount(((one & 0xFF00) | (other >> 8)).ravel(), minlength=2**16)
 
 
-def _chi_square(counts: NDArray[np.float64]) -> tuple[float, int]:
+def _chi_square(counts: NDArray[np.integer[Any] | np.floating[Any]]) -> tuple[float, int]:
     expected = counts.sum() / len(counts)
     return float(((counts - expected) ** 2).sum() / expected), len(counts) - 1
 

@@ -65,8 +65,8 @@ QUICK = None
 OUTPUT_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE = 1e-4
 FEATURE_TOLERANCE = 1e-4
-COLUMNS = ("model", "features", "tokens equal", "loss", "outputs, eval", "outputs, training", "gradients")
-COLUMNS += ("outputs, double", "gradients, double", "parameter, double")
+COLUMNS = ["model", "features", "tokens equal", "loss", "outputs, eval", "outputs, training", "gradients"]
+COLUMNS += ["outputs, double", "gradients, double", "parameter, double"]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _comparisons(nemo_python: str, chosen: dict[str, dict[str, Any]]) -> Iterato
     small = [name for name in chosen if name in VARIANTS]
     for names in ([small] if small else []) + [[name] for name in chosen if name in SIZES]:
         with tempfile.TemporaryDirectory() as directory:
-            cases = []
+            cases = list[dict[str, Any]]()
             for number, name in enumerate(names):
                 config = section(**chosen[name], dropout=0.0, dither=0.0)
                 inputs = Path(directory) / f"{number}.inputs"
@@ -243,10 +243,10 @@ def _gradients(model: NestNetwork, theirs: dict[str, Tensor]) -> dict[str, float
     The bias of the keys shifts all scores of a query equally, and batch norm subtracts a bias in front of it. What is
     left of these gradients is rounding, which is checked in double precision only.
     """
-    ours = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    ours = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert ours.keys() == theirs.keys() - {""}, sorted(ours.keys() ^ theirs.keys())
-    zero_gradients = ("linear_k.bias",)
-    if isinstance(model.encoder.layers[0].conv.batch_norm, nn.BatchNorm1d):
+    zero_gradients: tuple[str, ...] = ("linear_k.bias",)
+    if any(isinstance(module, nn.BatchNorm1d) for module in model.encoder.layers.modules()):
         zero_gradients += ("depthwise_conv.bias",)
     largest = max(value.abs().max().item() for value in theirs.values())
     found = {}

@@ -132,7 +132,8 @@ def encode_whole(directory: Path, case: Case) -> torch.Tensor:
     """Returns the frames of the whole audio at once."""
     network, audio = load_network(directory / f"{case.name}.ckpt"), torch.load(directory / "audio.pt")
     frames, lens = network.encoder(*network.features(audio.unsqueeze(0), torch.tensor([len(audio)])))
-    return frames[0, : lens[0]]
+    first: torch.Tensor = frames[0, : lens[0]]
+    return first
 
 
 def row(case: Case, found: Sequence[Mapping[str, Any]], seconds: int) -> list[str]:

@@ -34,7 +34,9 @@ def main() -> int:
                 noisy_input_signal_length=lens,
                 apply_mask=True,
             )
-            loss = model.loss(masks=masks, decoder_outputs=log_probs, targets=tokens, decoder_lengths=encoded_len)
+            loss: torch.Tensor = model.loss(
+                masks=masks, decoder_outputs=log_probs, targets=tokens, decoder_lengths=encoded_len
+            )
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -16,7 +16,7 @@ except ImportError:
     from pytorch_lightning import Callback
 
 
-class TimedWeights(Callback):
+class TimedWeights(Callback):  # type: ignore[misc]  # one of two classes
     """Writes `step_N.pt` with the weights every `interval_s` seconds, and one line per file to `saved.jsonl`.
 
     A line contains the number of optimizer steps, the Unix time when the step ended, the seconds of audio that rank 0

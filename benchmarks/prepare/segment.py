@@ -181,7 +181,8 @@ def _utterance(speech: list[Path], level: float, random: np.random.Generator) ->
         samples = _drawn(speech, random)
         frames = samples[: len(samples) // AUDIBLE_FRAME * AUDIBLE_FRAME].reshape(-1, AUDIBLE_FRAME)
         powers = np.square(frames).mean(axis=1)
-        audible = np.flatnonzero(powers > np.percentile(powers, 95) * 10 ** (-AUDIBLE_DB / 10)) if len(powers) else []
+        level_of_speech = np.percentile(powers, 95) if len(powers) else 0.0
+        audible = np.flatnonzero(powers > level_of_speech * 10 ** (-AUDIBLE_DB / 10))
         if len(audible) and audible[-1] - audible[0] >= 25:
             return _at_level(frames[audible[0] : audible[-1] + 1].reshape(-1), level)
 
@@ -249,7 +250,7 @@ def _score(recording: Recording, cuts: Spans) -> Score:
         inside and recording.is_audible[min(last, int(edge / frame_s))]
         for inside, edge in zip(is_inside, edges, strict=True)
     ]
-    middles = (np.arange(last + 1) + 0.5) * frame_s
+    middles = (np.arange(last + 1, dtype=np.float64) + 0.5) * frame_s
     in_cut, in_utterance = _is_in(middles, cuts), _is_in(middles, recording.utterances)
     return Score(
         edges=len(edges),
@@ -275,8 +276,8 @@ def _print_scores(report: Report, recordings: list[Recording], cuts: dict[str, l
     speech = sum(float(np.diff(recording.utterances).sum()) for recording in recordings) / 3600
     num_utterances = sum(len(recording.utterances) for recording in recordings)
     report.text(f"{num_utterances} utterances, {speech:.2f} of {hours:.2f} h. Shares in %, with 95 % intervals.")
-    columns = ("edges inside an utterance", "edges in audible speech", "audible speech lost", "non-speech kept")
-    columns += ("cuts", "median length, s", "cuts of 5 to 30 s")
+    columns = ["edges inside an utterance", "edges in audible speech", "audible speech lost", "non-speech kept"]
+    columns += ["cuts", "median length, s", "cuts of 5 to 30 s"]
     scores = {name: [_score(*each) for each in zip(recordings, spans, strict=True)] for name, spans in cuts.items()}
     report.table(["cuts", *columns], (_row(name, found) for name, found in scores.items()))
     report.text("The same for `--segment vad`, by signal-to-noise ratio of the background:")

@@ -60,7 +60,7 @@ def main() -> int:
 
 def _check_nemo(directory: Path, files: Corpus, python: str, converter: Path) -> bool:
     target = directory / "nemo"
-    command = [python, converter, "--manifest_path", directory / "spans.json", "--target_dir", target]
+    command: list[str | Path] = [python, converter, "--manifest_path", directory / "spans.json", "--target_dir", target]
     run_peer([*command, "--num_shards", "4", "--max_duration", "1e6", "--shuffle", "--shuffle_seed", "1"])
     squashed = _samples(
         files, lambda cut_id: cut_id.partition("@")[0].replace("/", "_").replace(".", "_") + _span(cut_id)

@@ -175,7 +175,7 @@ def _write_utterances(prompts: list[Path], folder: Path) -> None:
     """Joins prompts to utterances, and writes them as FLAC files with a NeMo manifest."""
     (folder / "audio").mkdir(parents=True)
     parts: list[NDArray[np.int16]] = []
-    rows = []
+    rows = list[dict[str, Any]]()
     for prompt in prompts:
         samples, rate = soundfile.read(prompt, dtype="int16")
         if rate != 16000 or samples.ndim != 1:
@@ -250,7 +250,7 @@ def _measure(site: Site) -> Iterator[tuple[str, float]]:
     seaweed = f"SeaweedFS at {SEAWEED_DELAY_MS} ms"
     yield f"resume, {seaweed}", _child(site, "resume", site.corpus("seaweed"), store=seaweed)["seconds"]
     yield from _measure_speed(site, seaweed, "seaweed")
-    shar = [sys.executable, PEERS / "lhotse_shar.py"]
+    shar: list[str | Path] = [sys.executable, PEERS / "lhotse_shar.py"]
     for what, value in (("speed", "utterances_per_s"), ("resume", "seconds")):
         command = [*shar, what, site.folder / "shar", "--workers", str(NUM_WORKERS), "--min-batches", str(MIN_BATCHES)]
         yield f"{what}, Lhotse Shar", json_of(command)[value]
@@ -438,7 +438,7 @@ def _orders(site: Site, num_utterances: int) -> dict[str, Order]:
     started = time.perf_counter()
     plan = _own_plan(lengths)
     plan.indices(plan.steps_per_epoch // 2, 0)
-    orders = {"ours": {"positions": positions, "resume_s": time.perf_counter() - started}}
+    orders: dict[str, dict[str, Any]] = {"ours": {"positions": positions, "resume_s": time.perf_counter() - started}}
     number = ["--utterances", str(num_utterances)]
     orders["Lhotse Shar"] = json_of([sys.executable, PEERS / "lhotse_shar.py", "order", site.folder / "order", *number])
     if site.mosaic_python:

@@ -172,9 +172,10 @@ def soften_tokens() -> None:
     forward, nll = RandomProjectionQuantizer.forward, loss.masked_nll
     soft: list[Float[Tensor, "scored classes codebooks"]] = []
 
-    def keep_soft_tokens(self: RandomProjectionQuantizer, feats: Tensor, rows: Tensor) -> Tensor:
-        similarity = torch.einsum("pbd,bcd->pcb", self.project(feats, rows), self.codebooks)
-        soft[:] = [similarity.div(TEMPERATURE).softmax(1)]
+    def keep_soft_tokens(self: RandomProjectionQuantizer, feats: Tensor, rows: Tensor | None = None) -> Tensor:
+        if rows is not None:
+            similarity = torch.einsum("pbd,bcd->pcb", self.project(feats, rows), self.codebooks)
+            soft[:] = [similarity.div(TEMPERATURE).softmax(1)]
         return forward(self, feats, rows)
 
     def nll_and_divergence(logits: Tensor, tokens: Tensor) -> tuple[Tensor, int]:

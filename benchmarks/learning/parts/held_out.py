@@ -1,6 +1,8 @@
 """The loss of networks on held-out speech: the same batches and masks for all that are compared."""
 
 from collections.abc import Iterable
+from functools import reduce
+from operator import add
 
 import torch
 
@@ -18,7 +20,7 @@ def held_out_batches(speech: Corpus, noise: Corpus, limit: int | None = None) ->
 @torch.no_grad()
 def held_out_metrics(network: NestNetwork, batches: Iterable[AudioNoiseBatch]) -> dict[str, float]:
     """Returns the metrics of all batches together, such as `loss` and `token_entropy`, in nats."""
-    values = sum(loss_stats(network(batch, mask_purpose="validation mask")).flatten() for batch in batches)
+    values = reduce(add, (loss_stats(network(batch, mask_purpose="validation mask")).flatten() for batch in batches))
     stats = LossStats.unflatten(values, network.config.quantizer.num_codebooks)
     metrics = stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts]))
     return {name: float(value) for name, value in metrics.items()}

@@ -108,6 +108,7 @@ def _differences(errors: Runs, baseline: Runs) -> tuple[str, str]:
     both = [key for key in errors if key in baseline]
     if not both:
         return "", ""
-    together = error_difference(*(reduce(add, (one[key] for key in both)) for one in (errors, baseline)))
+    ours, theirs = (reduce(add, (one[key] for key in both)) for one in (errors, baseline))
+    together = error_difference(ours, theirs)
     apart = (f"{key[1]}: {100 * error_difference(errors[key], baseline[key]).value:.1f}" for key in both)
     return percent(together), ", ".join(apart)
