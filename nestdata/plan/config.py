@@ -141,8 +141,7 @@ class PlanConfig:
     mixed_lengths: bool = False
     """Take the microbatches of a step from different buckets.
 
-    They then have the same budget but not the same shape, so that ranks wait for the slowest one
-    (benchmarks/results/lengths_2cores_2026-11.md)."""
+    They then have the same budget but not the same shape, so that ranks wait for the slowest one."""
 
     seed: int = 0
     """Seed of the order of cuts, and of every random number that is keyed by this plan."""
