@@ -13,9 +13,9 @@ their line have the shard `NO_SHARD`; `nestdata.corpus.file_version` describes t
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -93,30 +93,32 @@ class AddressTable:
         self._cached: dict[int, Shard] = {}
 
     @classmethod
-    def open(
-        cls, directory: Path, num_cuts: int, root: str, *, prepared_root: str, has_checksums: bool
-    ) -> "AddressTable":
-        """Opens the address files of a corpus directory.
+    def open(cls, directory: Path, meta: Mapping[str, Any], root: str | None = None) -> "AddressTable | None":
+        """Opens the address files of a corpus directory; returns None if the corpus has no addresses.
 
         Args:
             directory: The corpus directory.
-            num_cuts: Number of cuts of the corpus.
-            root: The location that names of shards are relative to.
-            prepared_root: The same when the corpus was prepared.
-            has_checksums: Whether there is a file of checksums.
+            meta: The content of `meta.json`.
+            root: The location that names of shards are relative to; by default, as in `meta`.
 
         Raises:
             OSError: A file is missing.
             ValueError: The files do not belong together.
         """
+        if "shards" not in meta:
+            return None
+        if root is None:
+            # A relative root is a folder in the corpus directory, with which its audio is moved.
+            root = join(str(directory.resolve()), meta["root"]) if meta["root"] else ""
+        num_cuts, shards = meta["num_cuts"], meta["shards"]
         addresses = map_array(directory / "addresses.npy", np.int64, (2, num_cuts))
-        checksums = map_array(directory / "checksums.npy", np.uint32, (num_cuts,)) if has_checksums else None
+        checksums = map_array(directory / "checksums.npy", np.uint32, (num_cuts,)) if shards["has_checksums"] else None
         starts = map_array(directory / "shards.npy", np.int64)
         with (directory / "shards.jsonl").open("rb") as file:
             lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if not len(starts) or starts[-1] != len(lines):
             raise ValueError("shards.jsonl is not the size that shards.npy says")
-        return cls(root, root != prepared_root, addresses, checksums, starts, lines)
+        return cls(root, root != shards["root"], addresses, checksums, starts, lines)
 
     @property
     def num_shards(self) -> int:

@@ -12,9 +12,11 @@
 
 The large files are memory-mapped: opening takes the same time for every size, all processes share the memory
 pages, and a corpus can be used after a fork. Corpora are written by `nestdata.prepare`.
+
+Longer than 300 lines, because one public class has all methods that read a corpus, and each of them says what it
+promises.
 """
 
-import json
 import mmap
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
@@ -29,14 +31,11 @@ from nestdata.corpus.addresses import NO_SHARD, Address, AddressTable, Shard
 from nestdata.corpus.bank import SampleBank
 from nestdata.corpus.file_version import FileVersions, check_version
 from nestdata.corpus.members import fetch, load_member, point_to
-from nestdata.corpus.parts import check_meta, map_array, parse_line, read_meta
+from nestdata.corpus.meta import meta_content, read_meta, why_no_corpus
+from nestdata.corpus.parts import map_array, parse_line
 from nestdata.errors import AudioError, ConfigError, CorpusError
 from nestdata.notebook import html_table
-from nestdata.storage import FileVersion, Storage, is_url, join, storage
-
-FORMAT_VERSION = 3
-# Corpora of format 2 have no addresses, and are otherwise equal.
-_READABLE_VERSIONS = (2, FORMAT_VERSION)
+from nestdata.storage import FileVersion, Storage, is_url, storage
 
 
 class Corpus:
@@ -89,25 +88,19 @@ class Corpus:
         """
         path = Path(path)
         if not (path / "meta.json").is_file():
-            raise CorpusError(f"{path}: {_why_no_corpus(path)}")
+            raise CorpusError(f"{path}: {why_no_corpus(path)}")
         try:
-            meta = read_meta(path / "meta.json")
-            if meta["format_version"] not in _READABLE_VERSIONS:
-                raise CorpusError(
-                    f"{path}: written in format {meta['format_version']}, but this version reads formats "
-                    f"{' and '.join(map(str, _READABLE_VERSIONS))}. Prepare it again."
-                )
-            check_meta(meta)
+            meta = read_meta(path)
             index = map_array(path / "index.npy", np.int64, (2, meta["num_cuts"]))
             with (path / "cuts.jsonl").open("rb") as file:
                 lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             if len(lines) != meta["num_bytes"]:
                 raise ValueError("cuts.jsonl is not the size that meta.json says")
             bank = SampleBank.open(path, index[0]) if (path / "bank.npy").is_file() else None
-            addresses = open_addresses(path, meta, root)
+            addresses = AddressTable.open(path, meta, root)
             versions = FileVersions.open(path, meta["num_cuts"])
         except (OSError, ValueError) as error:
-            raise CorpusError(f"{path}: the corpus is damaged ({error}). Prepare it again.") from error
+            raise _damaged(path, error) from error
         return cls(path, meta, index, lines, bank, addresses, versions=versions, allow_commands=allow_commands)
 
     @property
@@ -168,7 +161,7 @@ class Corpus:
         try:
             yield from () if self._addresses is None else self._addresses.shards()
         except ValueError as error:
-            raise CorpusError(f"{self.path}: the corpus is damaged ({error}). Prepare it again.") from error
+            raise _damaged(self.path, error) from error
 
     def write_root(self) -> None:
         """Writes the root that the corpus was opened with to `meta.json`, where the next `open` finds it.
@@ -199,7 +192,7 @@ class Corpus:
             del fields["type"]
             return MonoCut.from_dict(fields)
         except (ValueError, KeyError, TypeError) as error:
-            raise self._damaged(index, error) from error
+            raise self._damaged_line(index, error) from error
 
     def num_samples_of(self, index: int) -> int:
         """Returns the length of one cut in samples."""
@@ -242,7 +235,7 @@ class Corpus:
             if samples_in(fields["duration"], self.sampling_rate) != self._index[0, index]:
                 raise ValueError("index.npy gives another length")
         except ValueError as error:
-            raise self._damaged(index, error) from error
+            raise self._damaged_line(index, error) from error
         if self._addresses is not None and self._addresses.is_moved and (address := self.address(index)):
             point_to(fields, address)
         return fields
@@ -260,7 +253,7 @@ class Corpus:
         try:
             return self._addresses[index]
         except ValueError as error:
-            raise CorpusError(f"{self.path}: the corpus is damaged ({error}). Prepare it again.") from error
+            raise _damaged(self.path, error) from error
 
     def file_version(self, index: int) -> FileVersion | None:
         """Returns the version of the file of a cut when the corpus was prepared; None if it is unknown.
@@ -390,7 +383,7 @@ class Corpus:
         if not -len(self) <= index < len(self):
             raise IndexError(f"index {index} of a corpus of {len(self)} cuts")
 
-    def _damaged(self, index: int, error: Exception) -> CorpusError:
+    def _damaged_line(self, index: int, error: Exception) -> CorpusError:
         return CorpusError(
             f"{self.path}: the line of cuts.jsonl at byte {self._index[1, index]} is damaged ({error}). "
             "Prepare the corpus again."
@@ -418,67 +411,9 @@ class Corpus:
         return _reopen, (self.path, self.root, self.allow_commands)
 
 
-def meta_content(meta: dict[str, Any]) -> bytes:
-    """Returns the content of `meta.json`."""
-    return (json.dumps(meta, indent=2, default=str) + "\n").encode()
-
-
-def _why_no_corpus(path: Path) -> str:
-    """Returns what a path without `meta.json` is, and what to do."""
-    partial = path.with_name(f"{path.name}.partial") if path.name else path
-    if path.is_file():
-        output = f"{path.name.split('.')[0]}.corpus"
-        return f"is a file, not a corpus. Run `nestdata prepare {path} -o {output}`, and give {output}."
-    if path.is_dir() and path.name.endswith(".partial"):
-        return "is a corpus that is not complete. Run the same `nestdata prepare` again, which goes on or starts over."
-    if path.is_dir() and any((path / name).exists() for name in ("index.npy", "cuts.jsonl")):
-        return (
-            "is a corpus that is not complete (it has no meta.json), perhaps because copying it was interrupted. Copy "
-            "or prepare it again."
-        )
-    if path.is_dir():
-        output = f"{path.resolve().name}.corpus"
-        return (
-            "is not a corpus (it has no meta.json). If it holds audio or a data set, run "
-            f"`nestdata prepare {path} -o {output}`, and give {output}."
-        )
-    if partial.is_dir():
-        return (
-            f"does not exist, but {partial.name} does, so that preparing it was interrupted or still runs. Run the "
-            "same `nestdata prepare` again."
-        )
-    return f"does not exist. Check the path, or make one with `nestdata prepare INPUT -o {path}`."
+def _damaged(path: Path, error: Exception) -> CorpusError:
+    return CorpusError(f"{path}: the corpus is damaged ({error}). Prepare it again.")
 
 
 def _reopen(path: Path, root: str | None, allow_commands: bool) -> Corpus:
     return Corpus.open(path, root=root, allow_commands=allow_commands)
-
-
-def open_addresses(path: Path, meta: dict[str, Any], root: str | None = None) -> AddressTable | None:
-    """Opens the address files of a corpus directory.
-
-    Args:
-        path: The directory.
-        meta: The content of `meta.json`.
-        root: The location that names of shards are relative to; by default, as in `meta`.
-
-    Returns:
-        None if the corpus has no addresses.
-
-    Raises:
-        OSError: A file is missing.
-        ValueError: The files do not belong together.
-    """
-    if "shards" not in meta:
-        return None
-    shards = meta["shards"]
-    if root is None:
-        # A relative root is a folder in the corpus directory, with which its audio is moved.
-        root = join(str(path.resolve()), meta["root"]) if meta["root"] else ""
-    return AddressTable.open(
-        path,
-        meta["num_cuts"],
-        root,
-        prepared_root=shards["root"],
-        has_checksums=shards["has_checksums"],
-    )

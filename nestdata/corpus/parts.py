@@ -1,9 +1,8 @@
-"""Reads the parts of a corpus directory, which somebody else may have written: everything is checked before it is used.
+"""Reads arrays and lines of a corpus directory, which somebody else may have written: both are checked before use.
 
 Every function raises ValueError for a part that is damaged or does not fit the others.
 """
 
-import json
 import math
 import tokenize
 from collections.abc import Mapping
@@ -14,39 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-_META_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "sampling_rate": int,
-    "num_cuts": int,
-    "num_bytes": int,
-    "hours": (int, float),
-    "fingerprint": str,
-}
-_SHARD_TYPES: Mapping[str, type] = {"root": str, "has_urls": bool, "has_checksums": bool}
 _NUMBERS = (int, float)
-
-
-def read_meta(path: Path) -> dict[str, Any]:
-    """Returns the content of `meta.json`; `check_meta` checks it once its version is known.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
-    try:
-        meta = json.loads(path.read_bytes())
-        int(meta["format_version"])
-    except (KeyError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError(f"{path.name}: {type(error).__name__}: {error}") from error
-    return dict(meta)
-
-
-def check_meta(meta: Mapping[str, Any]) -> None:
-    """Checks the fields of `meta.json` that are used."""
-    _check_types(meta, _META_TYPES)
-    if not 1 <= meta["sampling_rate"] < 1 << 31:
-        raise ValueError(f"sampling_rate is {meta['sampling_rate']}")
-    if "shards" in meta:
-        _check_types(meta, {"root": str, "shards": dict})
-        _check_types(meta["shards"], _SHARD_TYPES)
 
 
 def map_array(path: Path, dtype: Any, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
@@ -103,11 +70,3 @@ def _is_source(source: Mapping[str, Any]) -> bool:
 
 def _is_length(value: object) -> bool:
     return isinstance(value, _NUMBERS) and 0 <= value < math.inf
-
-
-def _check_types(fields: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:
-    for name, kind in types.items():
-        value = fields.get(name)
-        # True and False are integers in Python.
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"{name} is {value!r:.100}")

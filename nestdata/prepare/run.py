@@ -327,11 +327,12 @@ def _write_rest(
     pool: Pool,
 ) -> None:
     """Writes the sample bank, the HTML report with its audio, and `meta.json`."""
-    from nestdata.corpus.corpus import meta_content, open_addresses
+    from nestdata.corpus.addresses import AddressTable
+    from nestdata.corpus.meta import meta_content
     from nestdata.prepare.reporting.listening import ListeningConfig, collect_samples
     from nestdata.prepare.reporting.report import write_report
 
-    addresses = open_addresses(partial, meta)
+    addresses = AddressTable.open(partial, meta)
     if config.pcm:
         from nestdata.prepare.bank_writer import write_bank
 
@@ -376,7 +377,7 @@ def _meta(
     stats: "CorpusStats", sources: list[Source], config: PrepareConfig, report: PrepareReport, output: Path
 ) -> dict[str, Any]:
     from nestdata.corpus.addresses import relative_name
-    from nestdata.corpus.corpus import FORMAT_VERSION
+    from nestdata.corpus.meta import FORMAT_VERSION
 
     rate = config.sampling_rate
     found: dict[str, Any] = {}

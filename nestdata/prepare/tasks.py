@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nestdata.corpus.corpus import FORMAT_VERSION
+from nestdata.corpus.meta import FORMAT_VERSION
 from nestdata.errors import StorageError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.inputs import Source

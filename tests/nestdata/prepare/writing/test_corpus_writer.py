@@ -4,7 +4,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -82,8 +82,9 @@ def member_of(item: Item) -> Member | None:
 def addresses_of(directory: Path, stats: CorpusStats) -> list[Address | None]:
     """Returns the addresses in the order of the index."""
     assert stats.shards is not None
-    root = stats.shards.root
-    table = AddressTable.open(directory, stats.num_cuts, root, prepared_root=root, has_checksums=True)
+    meta = {"num_cuts": stats.num_cuts, "root": stats.shards.root, "shards": asdict(stats.shards)}
+    table = AddressTable.open(directory, meta)
+    assert table is not None
     return [table[index] for index in range(stats.num_cuts)]
 
 

@@ -1,0 +1,88 @@
+"""`meta.json`: format version, counts and settings of a corpus. It is written last, and makes a directory a corpus."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nestdata.errors import CorpusError
+
+FORMAT_VERSION = 3
+# Corpora of format 2 have no addresses, and are otherwise equal.
+_READABLE_VERSIONS = (2, FORMAT_VERSION)
+_META_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "sampling_rate": int,
+    "num_cuts": int,
+    "num_bytes": int,
+    "hours": (int, float),
+    "fingerprint": str,
+}
+_SHARD_TYPES: Mapping[str, type] = {"root": str, "has_urls": bool, "has_checksums": bool}
+
+
+def read_meta(directory: Path) -> dict[str, Any]:
+    """Returns the content of `meta.json`, of which the fields that are used are checked.
+
+    Raises:
+        CorpusError: The corpus has another format version.
+        OSError: The file cannot be read.
+        ValueError: The file is damaged.
+    """
+    path = directory / "meta.json"
+    try:
+        meta: dict[str, Any] = json.loads(path.read_bytes())
+        int(meta["format_version"])
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"{path.name}: {type(error).__name__}: {error}") from error
+    if meta["format_version"] not in _READABLE_VERSIONS:
+        raise CorpusError(
+            f"{directory}: written in format {meta['format_version']}, but this version reads formats "
+            f"{' and '.join(map(str, _READABLE_VERSIONS))}. Prepare it again."
+        )
+    _check_types(meta, _META_TYPES)
+    if not 1 <= meta["sampling_rate"] < 1 << 31:
+        raise ValueError(f"sampling_rate is {meta['sampling_rate']}")
+    if "shards" in meta:
+        _check_types(meta, {"root": str, "shards": dict})
+        _check_types(meta["shards"], _SHARD_TYPES)
+    return meta
+
+
+def meta_content(meta: Mapping[str, Any]) -> bytes:
+    """Returns the content of `meta.json` as it is written."""
+    return (json.dumps(meta, indent=2, default=str) + "\n").encode()
+
+
+def why_no_corpus(path: Path) -> str:
+    """Returns what a path without `meta.json` is, and what to do."""
+    partial = path.with_name(f"{path.name}.partial") if path.name else path
+    if path.is_file():
+        output = f"{path.name.split('.')[0]}.corpus"
+        return f"is a file, not a corpus. Run `nestdata prepare {path} -o {output}`, and give {output}."
+    if path.is_dir() and path.name.endswith(".partial"):
+        return "is a corpus that is not complete. Run the same `nestdata prepare` again, which goes on or starts over."
+    if path.is_dir() and any((path / name).exists() for name in ("index.npy", "cuts.jsonl")):
+        return (
+            "is a corpus that is not complete (it has no meta.json), perhaps because copying it was interrupted. Copy "
+            "or prepare it again."
+        )
+    if path.is_dir():
+        output = f"{path.resolve().name}.corpus"
+        return (
+            "is not a corpus (it has no meta.json). If it holds audio or a data set, run "
+            f"`nestdata prepare {path} -o {output}`, and give {output}."
+        )
+    if partial.is_dir():
+        return (
+            f"does not exist, but {partial.name} does, so that preparing it was interrupted or still runs. Run the "
+            "same `nestdata prepare` again."
+        )
+    return f"does not exist. Check the path, or make one with `nestdata prepare INPUT -o {path}`."
+
+
+def _check_types(fields: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:
+    for name, kind in types.items():
+        value = fields.get(name)
+        # True and False are integers in Python.
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"{name} is {value!r:.100}")
