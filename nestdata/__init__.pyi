@@ -73,7 +73,7 @@ from .prepare.inputs import audio_inputs as audio_inputs
 from .prepare.inputs.patterns import default_output as default_output
 from .prepare.load_audio import load_audio as load_audio
 from .prepare.progress import PrepareProgress as PrepareProgress
-from .prepare.run import PrepareReport as PrepareReport
+from .prepare.progress import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
 from .prepare.speech.config import SegmentConfig as SegmentConfig
 from .prepare.speech.summary import SpeechSummary as SpeechSummary

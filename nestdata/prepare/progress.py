@@ -1,6 +1,10 @@
-"""How far `prepare_corpus` has come."""
+"""What `prepare_corpus` tells its caller: how far it has come, and a summary of the corpus at the end."""
 
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
+
+from nestdata.prepare.speech.summary import SpeechSummary
 
 
 class PrepareProgress(NamedTuple):
@@ -23,3 +27,32 @@ class PrepareProgress(NamedTuple):
 
     hours: float = 0.0
     """Hours of the cuts or, where speech is looked for, of the recordings that were searched."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareReport:
+    """Summary of a corpus that was prepared."""
+
+    path: Path
+    num_cuts: int
+    hours: float
+    shortest_s: float
+    """Duration of the shortest cut, in seconds."""
+
+    longest_s: float
+    """Duration of the longest cut, in seconds."""
+
+    num_resampled: int
+    """Number of cuts that are resampled when they are loaded."""
+
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Number of rejects by reason, most frequent first; each reject is a line of `rejected.jsonl`."""
+
+    hours_by_language: dict[str, float] = field(default_factory=dict)
+    """Hours of each language, descending; empty if the inputs give no languages."""
+
+    hours_by_speaker: dict[str, float] = field(default_factory=dict)
+    """Hours of each speaker, descending; empty if the inputs give no speakers or more than a hundred thousand."""
+
+    speech: SpeechSummary | None = None
+    """How much speech the recordings have; None if it was not looked for."""

@@ -1,7 +1,8 @@
 """Prepares one corpus directory from one or many inputs.
 
 One process splits the inputs into items in order, any number of processes probe them, and one process writes the
-results in order. The corpus therefore does not depend on the number of processes.
+results in order. The corpus therefore does not depend on the number of processes. `finish` beside this module writes
+what follows from the cuts.
 
 numpy and the modules that need it are imported when a corpus is prepared, so that importing this module is fast.
 """
@@ -12,7 +13,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,8 @@ from nestdata.prepare.inputs import AudioInputs, InputOptions, Source, audio_inp
 from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.formats.lhotse import CorpusCuts, LhotseManifest, LhotseObjects
 from nestdata.prepare.pool import Pool, open_pool
-from nestdata.prepare.progress import PrepareProgress
+from nestdata.prepare.progress import PrepareProgress, PrepareReport
 from nestdata.prepare.reporting.advice import ADVICE
-from nestdata.prepare.speech.summary import SpeechSummary
 from nestdata.redaction import redacted_url
 from nestdata.storage import has_scheme, is_url
 
@@ -44,35 +43,6 @@ _MAX_OVERHEAD = 4
 _ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 25}
 # Recordings that are cut at pauses may last hours, and utterances that are measured seconds.
 _RECORDINGS_PER_TASK = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrepareReport:
-    """Summary of a corpus that was prepared."""
-
-    path: Path
-    num_cuts: int
-    hours: float
-    shortest_s: float
-    """Duration of the shortest cut, in seconds."""
-
-    longest_s: float
-    """Duration of the longest cut, in seconds."""
-
-    num_resampled: int
-    """Number of cuts that are resampled when they are loaded."""
-
-    rejected: dict[str, int] = field(default_factory=dict)
-    """Number of rejects by reason, most frequent first; each reject is a line of `rejected.jsonl`."""
-
-    hours_by_language: dict[str, float] = field(default_factory=dict)
-    """Hours of each language, descending; empty if the inputs give no languages."""
-
-    hours_by_speaker: dict[str, float] = field(default_factory=dict)
-    """Hours of each speaker, descending; empty if the inputs give no speakers or more than a hundred thousand."""
-
-    speech: SpeechSummary | None = None
-    """How much speech the recordings have; None if it was not looked for."""
 
 
 def prepare_corpus(
@@ -111,6 +81,7 @@ def prepare_corpus(
     If the call fails or is interrupted, nothing is left behind, except for finished results of shards and of audio at
     URLs: the next call with the same inputs, settings and target takes them from `OUTPUT.partial`.
     """
+    from nestdata.prepare.finish import finish_corpus
     from nestdata.prepare.writing.corpus_writer import CorpusWriter
 
     config = config or PrepareConfig()
@@ -135,8 +106,7 @@ def prepare_corpus(
             stats = writer.finish(sources, config.sampling_rate)
             _check_rejects(writer, stats, sources, config)
         assert stats is not None
-        report = _report(stats, output, config)
-        _write_rest(partial, report, _meta(stats, sources, config, report, output), stats, config, pool)
+        report = finish_corpus(partial, output, stats, sources, config, pool)
         _remove_work(partial)
     _warn_of_traffic(traffic, report)
     return report
@@ -316,91 +286,3 @@ def _check_rejects(
             f"{writer.rejected.total()} of {writer.num_entries} entries cannot be used ({reasons}), and --strict "
             f"allows none{why}. Without --strict they are skipped and listed."
         )
-
-
-def _write_rest(
-    partial: Path,
-    report: PrepareReport,
-    meta: dict[str, Any],
-    stats: "CorpusStats",
-    config: PrepareConfig,
-    pool: Pool,
-) -> None:
-    """Writes the sample bank, the HTML report with its audio, and `meta.json`."""
-    from nestdata.corpus.addresses import AddressTable
-    from nestdata.corpus.meta import meta_content
-    from nestdata.prepare.reporting.listening import ListeningConfig, collect_samples
-    from nestdata.prepare.reporting.report import write_report
-
-    addresses = AddressTable.open(partial, meta)
-    if config.pcm:
-        from nestdata.prepare.bank_writer import write_bank
-
-        write_bank(partial, report.path, pool, addresses, allow_commands=config.allow_commands)
-    listening = None
-    if config.report_samples:
-        options = ListeningConfig(
-            per_group=config.report_samples,
-            directory=partial,
-            stored_in=report.path,
-            is_probed=config.probe != "missing",
-        )
-        languages = {name: stats.drawn_cuts.get(name, []) for name in report.hours_by_language}
-        listening = collect_samples(options, addresses, languages, stats.drawn_rejects)
-    hours_by = {"language": report.hours_by_language, "speaker": report.hours_by_speaker}
-    write_report(partial, report.path.name, meta, hours_by, listening)
-    # Last, because a directory without it does not open as a corpus.
-    (partial / "meta.json").write_bytes(meta_content(meta))
-
-
-def _report(stats: "CorpusStats", output: Path, config: PrepareConfig) -> PrepareReport:
-    rate = config.sampling_rate
-    hours_by = {
-        kind: {name: samples / rate / 3600 for name, samples in counter.most_common() if samples}
-        for kind, counter in stats.samples_by.items()
-    }
-    return PrepareReport(
-        path=output,
-        num_cuts=stats.num_cuts,
-        hours=stats.total_samples / rate / 3600,
-        shortest_s=stats.shortest / rate,
-        longest_s=stats.longest / rate,
-        num_resampled=stats.num_resampled,
-        rejected=stats.rejected,
-        hours_by_language=hours_by.get("language", {}),
-        hours_by_speaker=hours_by.get("speaker", {}),
-        speech=SpeechSummary.of(stats.speech) if config.finds_speech else None,
-    )
-
-
-def _meta(
-    stats: "CorpusStats", sources: list[Source], config: PrepareConfig, report: PrepareReport, output: Path
-) -> dict[str, Any]:
-    from nestdata.corpus.addresses import relative_name
-    from nestdata.corpus.meta import FORMAT_VERSION
-
-    rate = config.sampling_rate
-    found: dict[str, Any] = {}
-    if speech := report.speech:
-        from nestdata.prepare.speech.detector import detector_name
-
-        found = {"speech": {"detector": detector_name(), **asdict(speech)}}
-        _log.info("%s: %s", ", ".join(str(source.path) for source in sources), speech.text())
-    shards: dict[str, Any] = {}
-    if stats.shards is not None:
-        # A root in the corpus directory is relative to it, so that the corpus may be moved.
-        root = relative_name(stats.shards.root, str(output))
-        shards = {"root": root, "shards": asdict(stats.shards)}
-    return {
-        "format_version": FORMAT_VERSION,
-        "sampling_rate": rate,
-        "num_cuts": stats.num_cuts,
-        "num_bytes": stats.num_bytes,
-        "hours": stats.total_samples / rate / 3600,
-        "fingerprint": stats.fingerprint,
-        "rejected": stats.rejected,
-        **found,
-        **shards,
-        "manifests": [str(source.path) for source in sources],
-        "settings": asdict(config),
-    }
