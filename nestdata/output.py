@@ -90,6 +90,18 @@ def check_writable(directory: Path) -> None:
         raise _cannot_be_written(directory, error) from error
 
 
+def path_before_move(path: str, output: str | Path, partial: str | Path) -> str:
+    """Returns where a file is while its output directory is written; the path itself if it is not in the directory.
+
+    Args:
+        path: Path of the file once the directory is in place, or any other path or URL.
+        output: The target of the directory, an absolute path.
+        partial: The directory that is written.
+    """
+    inside = f"{output}/"
+    return f"{partial}/{path[len(inside) :]}" if path.startswith(inside) else path
+
+
 def has_json_kind(directory: Path, file_name: str, kind: str) -> bool:
     """Returns whether a directory holds a JSON file with an object whose field `kind` has the given value."""
     try:

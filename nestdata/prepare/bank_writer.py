@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -15,6 +14,7 @@ from nestdata.corpus.addresses import Address, AddressTable
 from nestdata.corpus.bank import FULL_SCALE, RECORD
 from nestdata.corpus.members import load_member
 from nestdata.errors import AudioError
+from nestdata.output import path_before_move
 from nestdata.prepare.pool import Pool
 
 _log = logging.getLogger(__name__)
@@ -113,11 +113,12 @@ def _write_samples(task: _Task) -> NDArray[np.float32]:
         for i, (line, address, num_samples) in enumerate(cuts):
             row = orjson.loads(line)
             for source in row["recording"]["sources"]:
-                source["source"] = _current_path(source["source"], task)
+                source["source"] = path_before_move(str(source["source"]), task.stored_in, task.directory)
             try:
                 samples = empty_samples(row["id"], num_samples)
                 if address:
-                    address = address._replace(location=_current_path(address.location, task))
+                    location = path_before_move(address.location, task.stored_in, task.directory)
+                    address = address._replace(location=location)
                     load_member(row, address, None, start=0, out=samples)
                 else:
                     load_samples(row, num_samples=num_samples, out=samples, allow_commands=task.allow_commands)
@@ -128,12 +129,6 @@ def _write_samples(task: _Task) -> NDArray[np.float32]:
             file.write(np.rint(samples * (FULL_SCALE / scale)).astype("<i2").tobytes())
             gains[i] = scale / FULL_SCALE
     return gains
-
-
-def _current_path(source: Any, task: _Task) -> Any:
-    """Returns the path of an audio file before the corpus directory is moved into place."""
-    inside = f"{task.stored_in}/"
-    return f"{task.directory}/{source[len(inside) :]}" if str(source).startswith(inside) else source
 
 
 def _scale_of(samples: NDArray[np.float32]) -> float:

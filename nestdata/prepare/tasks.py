@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from nestdata.corpus.meta import FORMAT_VERSION
 from nestdata.errors import StorageError
+from nestdata.output import path_before_move
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.inputs import Source
 from nestdata.prepare.inputs.audio import Member, Unusable
@@ -218,7 +219,7 @@ class _KeptResult:
                 if is_url(location):
                     info = infos.get(location) or storage().info(location)
                     return [location, info.size, info.etag]
-                status = os.stat(_current_path(location, self._moved))
+                status = os.stat(path_before_move(location, *self._moved))
                 return [location, status.st_size, status.st_mtime_ns]
             except (OSError, ValueError, StorageError):  # ValueError: the path holds a null character
                 return [location, None, None]
@@ -242,12 +243,6 @@ def _settings(config: PrepareConfig) -> PrepareConfig:
 def _files_of(source: Source, items: list[Any]) -> list[str]:
     # Asked once for all items, because it takes 10 microseconds whether a source has a method.
     return [file for item in items for file in source.files(item)] if isinstance(source, ReadsFiles) else []
-
-
-def _current_path(path: str, moved: tuple[str, str]) -> str:
-    """Returns the path of a file of the corpus before the directory is moved into place."""
-    later, now = moved
-    return now + path[len(later) :] if path.startswith(later + "/") else path
 
 
 _claimed = 0

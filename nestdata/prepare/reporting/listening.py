@@ -3,6 +3,9 @@
 The choice depends only on the content of the corpus: shortest and longest cuts, keyed draws for each language and each
 reason of rejection, and the loudest, quietest and clipped ones among cuts that are drawn by a key and decoded. The time
 depends on the number of samples, not on the size of the corpus; a slow store is not waited for.
+
+Longer than 300 lines, because which samples are shown depends on what could be decoded and on the space that is left,
+so that choosing and copying share their requests.
 """
 
 import logging
@@ -23,7 +26,7 @@ from numpy.typing import NDArray
 from nestdata.audio.decode import load_samples, samples_in
 from nestdata.corpus.addresses import AddressTable
 from nestdata.errors import AudioError, StorageError, in_one_line, shortened
-from nestdata.output import is_full_disk
+from nestdata.output import is_full_disk, path_before_move
 from nestdata.prepare.inputs.remote import in_parallel, in_time
 from nestdata.prepare.reporting.sound import MAX_SECONDS, Levels, Sound, measure, read_sound, write_sound
 from nestdata.prepare.writing.draw import KeyedDraw
@@ -332,7 +335,7 @@ def _sound_of(config: ListeningConfig, request: _Request) -> Sound | str:
         return "not stored as a file"
     if _is_remote(request) and not config.is_probed:
         return "no audio in the object store was read (--probe missing)"
-    span = request.span._replace(location=_current(request.span.location, config))
+    span = request.span._replace(location=path_before_move(request.span.location, config.stored_in, config.directory))
     try:
         return read_sound(span)
     except (AudioError, StorageError, OSError) as error:
@@ -355,9 +358,3 @@ def _decoded_by_lhotse(row: dict[str, Any], path: str) -> Sound | None:
 
 def _is_remote(request: _Request) -> bool:
     return request.span is not None and is_url(request.span.location)
-
-
-def _current(path: str, config: ListeningConfig) -> str:
-    """Returns the path of a file before the corpus directory is moved into place."""
-    inside = f"{config.stored_in}/"
-    return f"{config.directory}/{path[len(inside) :]}" if path.startswith(inside) else path
