@@ -4,11 +4,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+from zlib import crc32
 
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.audio import MAX_BYTES, Member, Unusable
 from nestdata.prepare.inputs.content import HEAD_BYTES, LoadedContent, StoredContent
-from nestdata.prepare.inputs.tar import ForwardReader, ReadAt, TarError, TarMember, walk
+from nestdata.prepare.inputs.tar import ReadAt, TarError, TarMember, walk
 from nestdata.storage import ObjectInfo, is_url, storage
 
 MAX_HELD = 256 << 20
@@ -19,6 +21,8 @@ needed to decode it, for which it is read again."""
 _POSITION_BITS = 32
 # Bytes of a local tar that are read at a time: the headers of a member, and the start of its content.
 _READ_AHEAD = HEAD_BYTES + 2048
+# Bytes of a stream that are read at a time: many members, which are then copied once.
+_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,54 @@ class OpenShard:
             start = self.read_at(found.offset, min(found.size, HEAD_BYTES))
         content = StoredContent(self.info.location, found.offset, found.size, self.info.etag, start=start)
         return Member(self.info, found.offset, found.size, content, crc)
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """A stream of bytes."""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fills a buffer from its start, and returns the number of bytes: 0 only at the end of the stream."""
+
+
+class ForwardReader:
+    """A `ReadAt` for a stream: holds some of it from the last offset on, and can only go forward."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._buffer = memoryview(bytearray(_CHUNK))
+        self._start = 0  # of the bytes in the buffer
+        self._end = 0
+        self._offset = 0  # of the last call
+
+    def __call__(self, offset: int, length: int) -> bytes:
+        """Returns up to `length` bytes at an offset, which must not be lower than that of an earlier call."""
+        assert offset >= self._offset, "a stream is read forward"
+        self._offset = offset
+        if offset + length > self._end:
+            self._read(offset, length)
+        begin = offset - self._start
+        return bytes(self._buffer[begin : min(begin + length, self._end - self._start)])
+
+    def checksum(self, offset: int, length: int) -> int:
+        """Returns the crc32 of bytes without holding all of them; they cannot be read again."""
+        found = 0
+        for begin in range(offset, offset + length, _CHUNK):
+            found = crc32(self(begin, min(_CHUNK, offset + length - begin)), found)
+        return found
+
+    def _read(self, offset: int, length: int) -> None:
+        """Reads on, until the buffer begins at `offset` and holds `length` bytes, or the stream ends."""
+        kept = bytes(self._buffer[offset - self._start : self._end - self._start]) if offset < self._end else b""
+        while self._end < offset and (count := self._stream.readinto(self._buffer[: offset - self._end])):
+            self._end += count
+        if len(self._buffer) != max(length, _CHUNK):
+            self._buffer = memoryview(bytearray(max(length, _CHUNK)))
+        self._buffer[: len(kept)] = kept
+        held = len(kept)
+        while held < length and (count := self._stream.readinto(self._buffer[held:])):
+            held += count
+        self._start, self._end = offset, offset + held
 
 
 class _BufferedFile:

@@ -10,14 +10,12 @@ Source: POSIX.1-2008, pax interchange format; GNU tar manual, "Basic Tar Format"
 
 import re
 from collections.abc import Callable, Generator, Iterator
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
-from zlib import adler32, crc32
+from typing import Literal, NamedTuple
+from zlib import adler32
 
 BLOCK = 512
 # Bytes that are read at a time: enough for a pax header, its records and the header that it describes.
 _READ = 4 * BLOCK
-# Bytes of a stream that are read at a time: many members, which are then copied once.
-_CHUNK = 1 << 22
 # Records of extended headers and long names are a few hundred bytes; more than this is damage.
 _MAX_EXTENSION = 1 << 20
 _ZEROS = bytes(BLOCK)
@@ -161,54 +159,6 @@ def plain_name(name: str) -> str:
     while name.startswith("./"):
         name = name[2:].lstrip("/")
     return name
-
-
-@runtime_checkable
-class Readable(Protocol):
-    """A stream of bytes."""
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        """Fills a buffer from its start, and returns the number of bytes: 0 only at the end of the stream."""
-
-
-class ForwardReader:
-    """A `ReadAt` for a stream: holds some of it from the last offset on, and can only go forward."""
-
-    def __init__(self, stream: Readable) -> None:
-        self._stream = stream
-        self._buffer = memoryview(bytearray(_CHUNK))
-        self._start = 0  # of the bytes in the buffer
-        self._end = 0
-        self._offset = 0  # of the last call
-
-    def __call__(self, offset: int, length: int) -> bytes:
-        """Returns up to `length` bytes at an offset, which must not be lower than that of an earlier call."""
-        assert offset >= self._offset, "a stream is read forward"
-        self._offset = offset
-        if offset + length > self._end:
-            self._read(offset, length)
-        begin = offset - self._start
-        return bytes(self._buffer[begin : min(begin + length, self._end - self._start)])
-
-    def checksum(self, offset: int, length: int) -> int:
-        """Returns the crc32 of bytes without holding all of them; they cannot be read again."""
-        found = 0
-        for begin in range(offset, offset + length, _CHUNK):
-            found = crc32(self(begin, min(_CHUNK, offset + length - begin)), found)
-        return found
-
-    def _read(self, offset: int, length: int) -> None:
-        """Reads on, until the buffer begins at `offset` and holds `length` bytes, or the stream ends."""
-        kept = bytes(self._buffer[offset - self._start : self._end - self._start]) if offset < self._end else b""
-        while self._end < offset and (count := self._stream.readinto(self._buffer[: offset - self._end])):
-            self._end += count
-        if len(self._buffer) != max(length, _CHUNK):
-            self._buffer = memoryview(bytearray(max(length, _CHUNK)))
-        self._buffer[: len(kept)] = kept
-        held = len(kept)
-        while held < length and (count := self._stream.readinto(self._buffer[held:])):
-            held += count
-        self._start, self._end = offset, offset + held
 
 
 def _check_header(header: bytes, offset: int, start: int) -> None:

@@ -8,8 +8,7 @@ import io
 import json
 import os
 import posixpath
-import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,20 +16,16 @@ from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
-from zlib import crc32
 
 from nestdata.errors import ConfigError, ManifestError, StorageError
-from nestdata.output import flush_to_disk
-from nestdata.prepare.inputs.audio import File, Member, Unusable
-from nestdata.prepare.inputs.content import StoredContent
+from nestdata.prepare.inputs.audio import File, Unusable
+from nestdata.prepare.inputs.audio_tars import AudioTars
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.listing import objects_below
-from nestdata.storage import ObjectInfo, is_url, parent, storage
+from nestdata.storage import is_url, parent, storage
 
 _SUFFIX = ".parquet"
-_TAR_BYTES = 1_000_000_000
-_TAR_HEADER = 512
 # Rows that are decoded at a time. The memory is that of a row group, whose columns the reader decompresses as a whole.
 _ROWS_PER_BATCH = 64
 # Bits of an entry's number that count the rows of a file.
@@ -79,7 +74,7 @@ class ParquetFiles:
             ConfigError: The package `pyarrow` is not installed.
         """
         prefix = cut_id_of(item, self.root)
-        tars = _TarFiles(self.write_to, self.stored_in, number)
+        tars = AudioTars(self.write_to, self.stored_in, number)
         with _open(item) as file, closing(tars):
             for row, audio, labels in _rows(file, item):
                 where = f"{item} (row {row})"
@@ -101,72 +96,6 @@ class ParquetFiles:
     def count(self) -> int | None:
         """Returns the number of files."""
         return len(_parquet_files(self.path))
-
-
-class _TarFiles:
-    """Writes the audio of one Parquet file to tars of about a gigabyte, each of which appears when it is complete."""
-
-    def __init__(self, write_to: str, stored_in: str, number: int) -> None:
-        self._write_to = Path(write_to)
-        self._stored_in = stored_in
-        self._number = number
-        self._num_tars = 0
-        self._num_members = 0
-        self._file: io.BufferedWriter | None = None
-        self._tar: tarfile.TarFile | None = None
-        # Each returns an entry, given the path of the tar and its later location.
-        self._entries: list[Callable[[Path, ObjectInfo], Entry]] = []
-
-    def add(self, entry: Callable[[Member], Entry], content: bytes, suffix: str) -> Iterator[Entry]:
-        """Adds the audio of the entry that `entry` returns; yields the entries of the tar if that is now complete."""
-        if self._tar is None:
-            self._write_to.mkdir(parents=True, exist_ok=True)
-            self._file = self._path(".tmp").open("wb")
-            self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.USTAR_FORMAT)
-        header = tarfile.TarInfo(f"{self._num_members:09d}{suffix}")
-        header.size = len(content)
-        offset, length, checksum = self._tar.offset + _TAR_HEADER, len(content), crc32(content)
-
-        def complete(tar: Path, shard: ObjectInfo) -> Entry:
-            return entry(Member(shard, offset, length, StoredContent(str(tar), offset, length), checksum))
-
-        self._entries.append(complete)
-        self._tar.addfile(header, io.BytesIO(content))
-        self._num_members += 1
-        if self._tar.offset >= _TAR_BYTES:
-            yield from self.finish()
-
-    def add_other(self, entry: Entry) -> Iterator[Entry]:
-        """Adds an entry without bytes, which keeps its place among the others."""
-        if self._tar is None:
-            yield entry
-        else:
-            self._entries.append(lambda *_: entry)
-
-    def finish(self) -> Iterator[Entry]:
-        """Completes the tar that is being written, and yields its entries with their addresses."""
-        if self._tar is None:
-            return
-        entries, self._entries = self._entries, []
-        self._tar.close()
-        self._tar = None
-        self.close()
-        path = self._path("")
-        flush_to_disk(self._path(".tmp"))  # the corpus is flushed at the end, but not what is in its folders
-        os.replace(self._path(".tmp"), path)
-        shard = ObjectInfo(f"{self._stored_in}/{path.name}", path.stat().st_size, None)
-        self._num_tars += 1
-        yield from (complete(path, shard) for complete in entries)
-
-    def close(self) -> None:
-        """Closes the tar that is being written; it stays incomplete."""
-        file, self._file = self._file, None
-        if file:
-            file.close()
-
-    def _path(self, suffix: str) -> Path:
-        # The folder is part of the name, so that names are unique in the corpus.
-        return self._write_to / f"{self._write_to.name}-{self._number:06d}-{self._num_tars:03d}.tar{suffix}"
 
 
 class _Columns(NamedTuple):

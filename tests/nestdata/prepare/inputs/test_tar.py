@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from nestdata.prepare.inputs import shard as shard_module
 from nestdata.prepare.inputs import tar as tar_module
 from nestdata.prepare.inputs.content import HEAD_BYTES, LoadedContent, StoredContent
-from nestdata.prepare.inputs.shard import OpenShard
+from nestdata.prepare.inputs.shard import ForwardReader, OpenShard
 from nestdata.prepare.inputs.tar import (
     BLOCK,
-    ForwardReader,
     ReadAt,
     TarError,
     TarMember,
@@ -114,7 +113,7 @@ def test_a_stream_in_pieces_gives_the_same_members_and_contents_as_a_file(
 
 
 def test_the_checksum_of_a_long_member_is_computed_without_holding_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tar_module, "_CHUNK", 1000)
+    monkeypatch.setattr(shard_module, "_CHUNK", 1000)
     monkeypatch.setattr(shard_module, "MAX_HELD", 5000)
     contents = [bytes([number]) * size for number, size in enumerate([5000, 50_000, 10])]
     archive = tar_of(*((info_of(f"{number}.wav"), content) for number, content in enumerate(contents)))

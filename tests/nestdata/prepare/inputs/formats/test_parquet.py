@@ -10,6 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
+from nestdata.prepare.inputs import audio_tars
 from nestdata.prepare.inputs.formats import parquet as parquet_source
 from tests.nestdata.prepare.inputs.formats.test_huggingface import encoded
 from tests.nestdata.prepare.inputs.reading import detect_input, some_audio, source_of
@@ -79,7 +80,7 @@ def test_tars_are_divided_and_the_sample_bank_is_made_of_their_audio(
 ) -> None:
     noise = [hiss(8000 + 100 * i, i) for i in range(4)]
     write_parquet(tmp_path / "train.parquet", [embedded(samples, "WAV") for samples in noise])
-    monkeypatch.setattr(parquet_source, "_TAR_BYTES", 30_000)  # two files
+    monkeypatch.setattr(audio_tars, "_TAR_BYTES", 30_000)  # two files
     config = PrepareConfig(pcm=True, probe="decode")
     prepare_corpus([tmp_path / "train.parquet"], tmp_path / "noise.corpus", config)
     corpus = Corpus.open(tmp_path / "noise.corpus")
