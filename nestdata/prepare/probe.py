@@ -1,6 +1,6 @@
 """Finds the cuts of an entry: reads it, divides it into parts, and judges each of them.
 
-Each of the three is a module of its own. The last step, which a whole task shares, is `probed_items`.
+Each of the three is a module of its own. A task collects what they find with `writing.item_collector`.
 """
 
 from nestdata.prepare.config import PrepareConfig

@@ -29,7 +29,8 @@ from nestdata.prepare.inputs.remote import in_parallel, located_entries
 from nestdata.prepare.probe import probe
 from nestdata.prepare.read import reads_audio
 from nestdata.prepare.writing.found import Cut, Reject
-from nestdata.prepare.writing.probed_items import ItemCollector, ProbedItems
+from nestdata.prepare.writing.item_collector import ItemCollector
+from nestdata.prepare.writing.probed_items import ProbedItems
 from nestdata.storage import ObjectInfo, is_url, storage
 
 # Another version of the package may find something else in the same audio.

@@ -18,7 +18,7 @@ from nestdata.prepare.pool import Pool
 from nestdata.prepare.probe import probe
 from nestdata.prepare.writing.corpus_writer import CorpusWriter
 from nestdata.prepare.writing.found import Cut
-from nestdata.prepare.writing.probed_items import ItemCollector
+from nestdata.prepare.writing.item_collector import ItemCollector
 from nestdata.stateless_rng import StatelessRng
 from tests.conftest import MessyCorpora
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio

@@ -23,7 +23,8 @@ from nestdata.prepare.inputs.content import LoadedContent
 from nestdata.prepare.writing import corpus_writer, records, shard_writer
 from nestdata.prepare.writing.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.writing.found import Cut, Reject
-from nestdata.prepare.writing.probed_items import ItemCollector, ProbedItems
+from nestdata.prepare.writing.item_collector import ItemCollector
+from nestdata.prepare.writing.probed_items import ProbedItems
 from nestdata.prepare.writing.shard_writer import ShardStats
 from nestdata.storage import ObjectInfo
 from tests.nestdata.full_disk import files_up_to
