@@ -15,7 +15,6 @@ from .batch.dataset import AudioNoiseDataset as AudioNoiseDataset
 from .batch.loader import BatchLoader as BatchLoader
 from .batch.loader import StartMethod as StartMethod
 from .batch.loader import microbatches as microbatches
-from .batch.loader import start_fork_server as start_fork_server
 from .batch.mix import Mix as Mix
 from .batch.mix import MixConfig as MixConfig
 from .batch.mix import SpeakerNoiseMixer as SpeakerNoiseMixer
@@ -30,6 +29,7 @@ from .batch.preview import write_preview as write_preview
 from .batch.remote import RemoteConfig as RemoteConfig
 from .batch.remote import RemoteStats as RemoteStats
 from .batch.rows import ShortAudio as ShortAudio
+from .batch.worker import start_fork_server as start_fork_server
 from .corpus.addresses import Address as Address
 from .corpus.addresses import Shard as Shard
 from .corpus.corpora import Corpora as Corpora

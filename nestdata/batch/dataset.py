@@ -1,4 +1,8 @@
-"""`AudioNoiseDataset`: loads the microbatch of any batch index as a pure function of its key."""
+"""`AudioNoiseDataset`: loads the microbatch of any batch index as a pure function of its key.
+
+Longer than 300 lines, because it has two forms of the same batch side by side, from the same draws: `load` and, for a
+GPU, `load_packed`. Decoding, noise, mixing and transforms are modules beside it.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +20,6 @@ from torch.utils.data import Dataset
 from nestdata.batch.augment import AugmentConfig, Chain
 from nestdata.batch.bad_audio import BadAudioConfig
 from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, MicrobatchKey
-from nestdata.batch.corpus_roles import warn_of_noise, warn_of_validation
 from nestdata.batch.loader import BatchIndices, BatchLoader, LoaderOptions, StartMethod
 from nestdata.batch.memory import BatchMemory, aligned
 from nestdata.batch.mix import Mix, SpeakerNoiseMixer, as_float32
@@ -25,6 +28,7 @@ from nestdata.batch.packed import PackedBatch
 from nestdata.batch.remote import CutsOf, RemoteConfig, RemoteReader
 from nestdata.batch.rows import ShortAudio, SpeechRows
 from nestdata.corpus.corpora import Corpora, CorpusInput
+from nestdata.corpus.roles import warn_of_noise, warn_of_validation
 from nestdata.errors import ConfigError
 from nestdata.notebook import html_table
 from nestdata.plan.batch_plan import BatchPlan

@@ -2,35 +2,25 @@
 
 import atexit
 import logging
-import math
-import multiprocessing
-import os
 import pickle
-import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from itertools import islice
-from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, Literal, TypedDict
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import nestguard
 from nestdata import fork_server
 from nestdata.batch.bad_audio import BadAudioConfig, BadAudioCounter
-from nestdata.batch.batch import Batch, BatchIndex, Microbatch
-from nestdata.batch.memory import BatchMemory, SlotRing
+from nestdata.batch.batch import Batch, BatchIndex
+from nestdata.batch.memory import BatchMemory, FilledSlot, SlotRing
 from nestdata.batch.remote import NUM_AHEAD, RemoteReader
+from nestdata.batch.worker import END_SIGNAL, StartWorker, check_workers, end_workers, start_fork_server
 from nestdata.errors import NestError
 from nestdata.plan.batch_plan import BatchPlan
-from nestdata.storage import StoreEnvironment
 
 StartMethod = Literal["fork", "forkserver", "spawn"]
 BatchIndices = Iterable[BatchIndex | tuple[int, int]]
@@ -49,24 +39,11 @@ class LoaderOptions(TypedDict, total=False):
 
 _log = logging.getLogger(__name__)
 
-_MEANINGS: dict[int, str] = {
-    signal.SIGKILL: "It usually means that memory ran out: use fewer workers.",
-    signal.SIGBUS: "It means that a memory-mapped file was cut off, or that there is no memory for shared memory "
-    "(/dev/shm): use fewer workers, or give the container more (--shm-size).",
-}
-"""What it means that a signal killed a worker."""
-
-# Time after SIGTERM at which an alarm ends a loader worker that is still running.
-_SECONDS_TO_FINISH = 60
-# Ends a loader worker at once, with code 0: torch raises an error in its owner if it ends in another way.
-_END_SIGNAL = signal.SIGUSR2
 # Batches that each worker has in progress or ready.
 _PREFETCH_FACTOR = 2
 # Batches that a consumer may keep without copies: Lightning holds the current, the next and the previous batch, and a
 # GPU may still copy from one more.
 _SLOTS_OF_CONSUMER = 4
-# What a loader worker imports until its first batch, unless it is forked from a process that has it.
-_NEEDED_BY_WORKERS = ("nestdata.batch.dataset", "torchaudio", "soundfile", "miniaudio")
 
 
 class BatchLoader(DataLoader[Batch], Generic[Batch]):
@@ -150,27 +127,27 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
             sampler=sampler,
             num_workers=self.num_workers,
             prefetch_factor=_PREFETCH_FACTOR,
-            worker_init_fn=_StartWorker(self.num_workers, nestguard.current().slot),
+            worker_init_fn=StartWorker(self.num_workers, nestguard.current().slot),
             multiprocessing_context=context,
         )
-        with fork_server.blocked({_END_SIGNAL}):  # a worker unblocks it when it has its handler
+        with fork_server.blocked({END_SIGNAL}):  # a worker unblocks it when it has its handler
             iterator: Any = iter(workers)
-        end_workers = partial(_end, iterator._workers)
+        end = partial(end_workers, iterator._workers)
         # Called before torch's own functions at exit, each of which waits for a worker that waits for work, and then
         # sends SIGTERM. An error keeps this frame, and with it the workers, until the process exits.
-        atexit.register(end_workers)
+        atexit.register(end)
         try:
             for handed_over in self._checked(iterator, context):
-                if ring is not None and isinstance(handed_over, _FilledSlot):
+                if ring is not None and isinstance(handed_over, FilledSlot):
                     sampler.slots_of_workers.remove(handed_over.slot)
                     yield handed_over.open(ring)
                 else:
                     yield handed_over.pin_memory() if self.pin_memory else handed_over
         except Exception:
-            end_workers()
+            end()
             raise
         finally:
-            atexit.unregister(end_workers)
+            atexit.unregister(end)
             # Lightning takes the last batch and does not ask for another one, so the loop above does not end by itself.
             # If the iteration is given up earlier, a worker may still write to a slot.
             if not sampler.slots_of_workers:
@@ -184,12 +161,12 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
                 if server is not None:
                     if number == self.num_workers:
                         server.remove_names()  # every worker has handed over a batch
-                    _check_workers(server)
+                    check_workers(server)
                 yield handed_over
         except RuntimeError:
             self._check_corpora()
             if server is not None:
-                _check_workers(server)  # says more than torch's error
+                check_workers(server)  # says more than torch's error
             raise
 
     def _check_corpora(self) -> None:
@@ -281,7 +258,7 @@ class _BatchSource(Dataset[Any]):
         if self._ring is None or slot is None:
             return self._load((step, microbatch), None, upcoming)
         memory = self._ring.bytes_of(slot)
-        return _FilledSlot.of(self._load((step, microbatch), BatchMemory(memory), upcoming), slot, memory)
+        return FilledSlot.of(self._load((step, microbatch), BatchMemory(memory), upcoming), slot, memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received_source, (bytes(ForkingPickler.dumps(self._load)), self._ring)
@@ -299,92 +276,6 @@ def _fail(error: NestError, *_: Any) -> Any:
     raise error
 
 
-@dataclass(frozen=True)
-class _View:
-    """A tensor in a slot."""
-
-    first_byte: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def open(self, memory: Tensor) -> Tensor:
-        """Returns the tensor on the memory of its slot."""
-        num_bytes = self.dtype.itemsize * math.prod(self.shape)
-        return memory[self.first_byte : self.first_byte + num_bytes].view(self.dtype).view(self.shape)
-
-
-@dataclass(frozen=True)
-class _FilledSlot:
-    """A batch as it travels from a worker to its rank: the positions of its tensors in the slot, and everything else.
-
-    A tensor that did not fit into the slot travels as it is.
-    """
-
-    slot: int
-    kind: type[Microbatch]
-    fields: dict[str, Any]
-
-    @classmethod
-    def of(cls, batch: Microbatch, slot: int, memory: NDArray[np.uint8]) -> "_FilledSlot":
-        values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        start = memory.ctypes.data
-        for name, tensor in batch.tensors().items():
-            first_byte = tensor.data_ptr() - start
-            if 0 <= first_byte < len(memory) and tensor.is_contiguous():
-                values[name] = _View(first_byte, tuple(tensor.shape), tensor.dtype)
-        return cls(slot, type(batch), values)
-
-    def open(self, ring: SlotRing) -> Any:
-        """Returns the batch with tensors on the memory of its slot."""
-        memory = ring.tensor(self.slot)
-        opened = {name: value.open(memory) for name, value in self.fields.items() if isinstance(value, _View)}
-        return self.kind(**{**self.fields, **opened})
-
-
-class _StartWorker:
-    """Initialises a loader worker.
-
-    Sets its variables of object stores, starts its heartbeat, and lets it survive a signal to the whole job for a
-    while.
-
-    After SIGTERM or SIGUSR1, the rank that owns the worker completes its step and still needs the batches for it.
-    """
-
-    def __init__(self, num_workers: int, slot: nestguard.HeartbeatSlot | None) -> None:
-        self.num_workers = num_workers
-        self.slot = slot
-        self.environment = StoreEnvironment()
-
-    def __call__(self, worker_id: int) -> None:
-        self.environment.apply()
-        nestguard.start_worker(worker_id, self.num_workers, self.slot)
-        for number in (signal.SIGUSR1, signal.SIGINT):  # the rank handles Ctrl-C for its workers
-            signal.signal(number, signal.SIG_IGN)
-        # A forked worker inherits the handler of its rank; the default action ends the process.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.signal(_END_SIGNAL, lambda *_: os._exit(0))
-        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_TO_FINISH))
-        # Blocked by the fork server.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1, _END_SIGNAL})
-        owner = multiprocessing.parent_process()
-        if owner is not None and owner.pid != os.getppid():
-            fork_server.end_with_parent()
-
-
-def start_fork_server(*, imports_main: bool = True) -> None:
-    """Starts the process from which loaders with the start method "forkserver" fork their workers.
-
-    Does nothing if it runs already. Otherwise, a loader starts it with its first workers, which then wait until it has
-    imported torch. If it is started earlier, it imports torch while the rank does something else.
-
-    Args:
-        imports_main: Whether workers import the main module of the program, as Python does by default. With False, the
-            program needs no `if __name__ == "__main__":`, but batches must not need anything that its main module
-            defines. Once False, it stays False for this process.
-    """
-    fork_server.start(_NEEDED_BY_WORKERS, imports_main=imports_main)
-
-
 def microbatches(
     plan: BatchPlan, *, rank: int = 0, world_size: int = 1, start_step: int = 0, num_steps: int
 ) -> list[BatchIndex]:
@@ -395,19 +286,3 @@ def microbatches(
     """
     share = plan.microbatches_of(rank, world_size)
     return [BatchIndex(step, microbatch) for step in range(start_step, start_step + num_steps) for microbatch in share]
-
-
-def _end(workers: Iterable[BaseProcess]) -> None:
-    """Ends workers whose batches nobody needs any more; SIGTERM would leave them a minute."""
-    for worker in workers:
-        if worker.is_alive() and worker.pid is not None:
-            os.kill(worker.pid, _END_SIGNAL)
-
-
-def _check_workers(server: fork_server.UnnamedContext) -> None:
-    """Raises RuntimeError if a worker was killed or has failed."""
-    worker = server.failed_process()
-    code = worker.exitcode if worker else None
-    if worker and code:
-        meaning = _MEANINGS.get(-code, "What it printed on stderr says why.")
-        raise RuntimeError(f"worker {worker.name} (pid {worker.pid}) {nestguard.describe_exit(code)}. {meaning}")

@@ -12,6 +12,7 @@ import mmap
 import os
 import tempfile
 import weakref
+from dataclasses import dataclass, fields
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -19,6 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
+
+from nestdata.batch.batch import Microbatch
 
 # Every array starts at a multiple of this number of bytes, the size of a cache line.
 _ALIGNMENT = 64
@@ -133,6 +136,49 @@ class SlotRing:
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled while a worker is started, which then receives a copy of the file descriptor.
         return _attach, (DupFd(self._file), self.num_slots, self.slot_bytes)
+
+
+@dataclass(frozen=True)
+class _View:
+    """A tensor in a slot."""
+
+    first_byte: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def open(self, memory: Tensor) -> Tensor:
+        """Returns the tensor on the memory of its slot."""
+        num_bytes = self.dtype.itemsize * math.prod(self.shape)
+        return memory[self.first_byte : self.first_byte + num_bytes].view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True)
+class FilledSlot:
+    """A batch as it travels from a worker to its rank: the positions of its tensors in the slot, and everything else.
+
+    A tensor that did not fit into the slot travels as it is.
+    """
+
+    slot: int
+    kind: type[Microbatch]
+    fields: dict[str, Any]
+
+    @classmethod
+    def of(cls, batch: Microbatch, slot: int, memory: NDArray[np.uint8]) -> "FilledSlot":
+        """Returns what travels of a batch whose tensors are in the memory of a slot."""
+        values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        start = memory.ctypes.data
+        for name, tensor in batch.tensors().items():
+            first_byte = tensor.data_ptr() - start
+            if 0 <= first_byte < len(memory) and tensor.is_contiguous():
+                values[name] = _View(first_byte, tuple(tensor.shape), tensor.dtype)
+        return cls(slot, type(batch), values)
+
+    def open(self, ring: SlotRing) -> Any:
+        """Returns the batch with tensors on the memory of its slot."""
+        memory = ring.tensor(self.slot)
+        opened = {name: value.open(memory) for name, value in self.fields.items() if isinstance(value, _View)}
+        return self.kind(**{**self.fields, **opened})
 
 
 def _attach(file: Any, num_slots: int, slot_bytes: int) -> SlotRing:

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 import nestdata.batch.loader
 import nestdata.corpus.corpus
 from nestdata import AudioNoiseBatch, AudioNoiseDataset
-from nestdata.batch.loader import _StartWorker
 from nestdata.batch.rows import SpeechRows
+from nestdata.batch.worker import StartWorker
 from nestmodel import Checkpoints, NestModel
 from nestmodel.training.data import _EpochSampler
 from tests.nestguard.devices import StandIn
@@ -140,13 +140,13 @@ class FaultyWorker:
         self.options, self.add_fault, self.index = options, add_fault, index
 
     def __call__(self, worker_id: int) -> None:
-        _StartWorker(*self.options)(worker_id)
+        StartWorker(*self.options)(worker_id)
         self.add_fault(self.index)
 
 
 def in_every_loader(add_fault: Callable[[tuple[int, int]], None], index: tuple[int, int]) -> None:
     """Adds a fault to this process, and to the loader workers that it starts."""
-    nestdata.batch.loader._StartWorker = lambda *options: FaultyWorker(options, add_fault, index)  # type: ignore[assignment, misc]
+    nestdata.batch.loader.StartWorker = lambda *options: FaultyWorker(options, add_fault, index)  # type: ignore[assignment, misc]
     add_fault(index)
 
 

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from nestdata import StorageError, microbatches, start_fork_server
-from nestdata.batch.loader import _check_workers
+from nestdata.batch.worker import check_workers
 from nestdata.fork_server import UnnamedContext
 from tests.batches import messy_dataset
 from tests.conftest import MessyCorpora
@@ -133,7 +133,7 @@ def test_a_worker_that_a_real_time_signal_killed_is_named() -> None:
     worker.name = "loader-1"
     context._processes.append(worker)
     with pytest.raises(RuntimeError, match=r"worker loader-1 \(pid 7\) was killed by SIGRTMIN\+10\. What it printed"):
-        _check_workers(context)
+        check_workers(context)
 
 
 @pytest.mark.multiprocess

@@ -31,7 +31,7 @@ from nestdata import (
     microbatches,
 )
 from nestdata.audio.decode import load_samples
-from nestdata.batch.loader import _StartWorker
+from nestdata.batch.worker import StartWorker
 from tests.batches import STEPS_WITH_ALL_SHAPES, digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, hiss, read_audio, tone
@@ -266,14 +266,14 @@ def test_heartbeat_names_every_cut_that_is_loaded_and_none_at_the_end(
 
 
 def receive_sigterm_as_a_worker() -> None:
-    _StartWorker(1, None)(0)
+    StartWorker(1, None)(0)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 def test_worker_ends_after_sigterm_even_if_its_rank_handles_sigalrm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nestdata.batch.loader._SECONDS_TO_FINISH", 1)
+    monkeypatch.setattr("nestdata.batch.worker._SECONDS_TO_FINISH", 1)
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     try:
         worker = multiprocessing.get_context("fork").Process(target=receive_sigterm_as_a_worker)

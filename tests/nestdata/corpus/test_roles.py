@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nestdata import AudioNoiseDataset, BatchPlan, Corpora, Corpus, NoiseSampler, PlanConfig, prepare_corpus
-from nestdata.batch.corpus_roles import warn_of_validation
+from nestdata.corpus.roles import warn_of_validation
 from tests.synthesis import hiss, write_audio
 
 
