@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import nestguard
 from nestdata.batch.read_ahead import ReadAhead, Request
 from nestdata.config_checks import require, require_at_least
-from nestdata.corpus.cache import PinnedCache, is_pinned, num_bytes_of
+from nestdata.corpus.cache import PinnedCache, is_pinned, shares_of_corpora
 from nestdata.corpus.corpora import Corpora
 from nestdata.corpus.corpus import Corpus
 from nestdata.corpus.members import is_intact
@@ -151,7 +151,7 @@ class RemoteReader:
     def begin(self, index: Index, upcoming: Iterable[Index]) -> None:
         """Requests the bytes of a microbatch, and then those of the next ones."""
         if self._process is None:
-            shares = _shares(self.config.cache_bytes, self._speech, self._noise, self._repeats)
+            shares = shares_of_corpora(self.config.cache_bytes, self._speech, self._noise, self._repeats)
             self._process = _ReaderOfProcess(self.config, shares)
         self._process.begin(index, upcoming, self._requests)
 
@@ -293,14 +293,3 @@ class _ReaderOfProcess:
         if cache is not None:
             cache.put(address, content)
         return content
-
-
-def _shares(num_bytes: int, speech: Corpora, noise: Corpus | None, repeats: Sequence[float]) -> Mapping[Path, float]:
-    """Divides the cache among corpora, by path: noise first, then those whose cuts are seen most often."""
-    in_order = [corpus for _, corpus in sorted(zip(repeats, speech.corpora, strict=True), key=lambda pair: -pair[0])]
-    left, shares = num_bytes, {}
-    for corpus in ([noise] if noise is not None else []) + in_order:
-        needed = num_bytes_of(corpus) if num_bytes and corpus.is_remote else 0
-        shares[corpus.path] = min(1.0, left / needed) if needed else 0.0
-        left = max(0, left - needed)
-    return shares

@@ -19,12 +19,13 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from zlib import crc32
 
 from nestdata.corpus.addresses import MAX_MEMBER_BYTES, Address
+from nestdata.corpus.corpora import Corpora
 from nestdata.corpus.corpus import Corpus
 
 _CHECKSUM = struct.Struct("<I")
@@ -162,6 +163,29 @@ def is_pinned(address: Address, share: float) -> bool:
     The choice depends on the address alone, and a smaller share is a part of a larger one.
     """
     return _hash_of(address) < share * 2**128
+
+
+def shares_of_corpora(
+    num_bytes: int, speech: Corpora, noise: Corpus | None, repeats: Sequence[float]
+) -> Mapping[Path, float]:
+    """Divides the cache among corpora: noise first, then those whose cuts are seen most often.
+
+    Args:
+        num_bytes: Size of the cache.
+        speech: Corpora of speech.
+        noise: The noise corpus, if there is one.
+        repeats: How often the cuts of each corpus of speech are seen in an epoch.
+
+    Returns:
+        The share of each corpus that the cache keeps, in [0, 1], by its path.
+    """
+    in_order = [corpus for _, corpus in sorted(zip(repeats, speech.corpora, strict=True), key=lambda pair: -pair[0])]
+    left, shares = num_bytes, {}
+    for corpus in ([noise] if noise is not None else []) + in_order:
+        needed = num_bytes_of(corpus) if num_bytes and corpus.is_remote else 0
+        shares[corpus.path] = min(1.0, left / needed) if needed else 0.0
+        left = max(0, left - needed)
+    return shares
 
 
 def num_bytes_of(corpus: Corpus) -> int:

@@ -29,8 +29,7 @@ from nestdata import (
     last_error_line,
     microbatches,
 )
-from nestdata.batch.remote import _shares
-from nestdata.corpus.cache import num_bytes_of
+from nestdata.corpus.cache import num_bytes_of, shares_of_corpora
 from tests.addressed import WebServer, addressed_copy
 from tests.batches import digest, messy_dataset
 from tests.conftest import MessyCorpora
@@ -303,12 +302,12 @@ def test_the_cache_is_divided_among_noise_and_then_the_corpora_that_repeat_most(
     copy = Path(shutil.copytree(corpora[0], tmp_path / "copy.corpus"))
     speech, noise = Corpora.open([corpora[0], copy]), Corpus.open(corpora[1])
     noise_bytes, speech_bytes = num_bytes_of(noise), num_bytes_of(speech.corpora[0])
-    assert _shares(noise_bytes // 2, speech, noise, [1.0, 2.0]) == pytest.approx(
+    assert shares_of_corpora(noise_bytes // 2, speech, noise, [1.0, 2.0]) == pytest.approx(
         {noise.path: 0.5, copy: 0.0, corpora[0]: 0.0}, abs=1e-4
     )
     enough = noise_bytes + speech_bytes + speech_bytes // 4
     shares = {noise.path: 1.0, copy: 1.0, corpora[0]: 0.25}
-    assert _shares(enough, speech, noise, [1.0, 2.0]) == pytest.approx(shares, abs=1e-4)
-    assert _shares(speech_bytes // 4, speech, None, [2.0, 1.0]) == pytest.approx(
+    assert shares_of_corpora(enough, speech, noise, [1.0, 2.0]) == pytest.approx(shares, abs=1e-4)
+    assert shares_of_corpora(speech_bytes // 4, speech, None, [2.0, 1.0]) == pytest.approx(
         {corpora[0]: 0.25, copy: 0.0}, abs=1e-4
     )
