@@ -18,9 +18,9 @@ from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError, PlanError
 from nestdata.notebook import html_table
 from nestdata.plan.config import PlanConfig
-from nestdata.plan.layout import Bucket, Budget, CutRange, Positions, lay_out
+from nestdata.plan.layout import Bucket, Budget, CutRange, Positions, check_fits, lay_out
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths, check_ascending
-from nestdata.plan.mixture import REPEATS_UNIT, repeats_per_epoch
+from nestdata.plan.mixture import num_positions, repeats_per_epoch
 from nestdata.plan.stages import Stages
 from nestdata.stateless_rng import Permutation, StatelessRng, derive_key
 
@@ -54,14 +54,7 @@ class BatchPlan:
         ConfigError: The number of weights or of languages is not the number of corpora.
     """
 
-    def __init__(
-        self,
-        num_samples: LengthsLike,
-        sampling_rate: int,
-        config: PlanConfig,
-        *,
-        content: str = "",
-    ) -> None:
+    def __init__(self, num_samples: LengthsLike, sampling_rate: int, config: PlanConfig, *, content: str = "") -> None:
         corpora = as_lengths(num_samples)
         if not content:
             check_ascending(corpora)
@@ -83,12 +76,13 @@ class BatchPlan:
             max_cuts=config.max_cuts,
             microbatches=config.microbatches_per_step,
         )
-        self.buckets = tuple(self._lay_out(corpora))
+        first_indices = list(accumulate(map(len, corpora[:-1]), initial=0))
+        self.buckets = tuple(self._lay_out(corpora, first_indices))
         self._first_groups = [bucket.first_group for bucket in self.buckets]
         self.steps_per_epoch = self.buckets[-1].first_group + self.buckets[-1].num_groups
         self.stages = Stages(
             self.buckets,
-            list(accumulate(map(len, corpora[:-1]), initial=0)),
+            first_indices,
             list(self.stage_repeats),
             list(self.stage_repeats.values()),
             microbatches_per_step=config.microbatches_per_step,
@@ -223,12 +217,11 @@ class BatchPlan:
         }
         return html_table("BatchPlan", rows.items())
 
-    def _lay_out(self, corpora: Sequence[Lengths]) -> list[Bucket]:
-        _check_fits(corpora, self.sampling_rate, self.budget, self.min_samples)
-        first_indices = accumulate((len(lengths) for lengths in corpora), initial=0)
+    def _lay_out(self, corpora: Sequence[Lengths], first_indices: Sequence[int]) -> list[Bucket]:
+        check_fits(corpora, self.sampling_rate, self.budget, self.min_samples)
         positions = [
-            Positions(lengths, _num_positions(lengths, repeats), first_index, self.min_samples)
-            for lengths, repeats, first_index in zip(corpora, self.repeats_per_epoch, first_indices, strict=False)
+            Positions(lengths, num_positions(lengths, repeats), first_index, self.min_samples)
+            for lengths, repeats, first_index in zip(corpora, self.repeats_per_epoch, first_indices, strict=True)
             if len(lengths)
         ]
         if (total := sum(each.end for each in positions)) < self.config.microbatches_per_step:
@@ -295,32 +288,6 @@ class BatchPlan:
 
     def _permutation(self, purpose: str, epoch: int, counter: int, size: int) -> Permutation:
         return Permutation(size, derive_key(self.config.seed, purpose, epoch, counter))
-
-
-def _num_positions(lengths: Lengths, repeats: float) -> int:
-    return max(1, len(lengths) * round(REPEATS_UNIT * repeats) // REPEATS_UNIT)
-
-
-def _check_fits(corpora: Sequence[Lengths], rate: int, budget: Budget, min_samples: int) -> None:
-    num_cuts = sum(map(len, corpora))
-    if num_cuts == 0:
-        raise PlanError("the corpus is empty: there is nothing to plan. Prepare it from a manifest with usable audio.")
-    longest_allowed = budget.longest_of(1)
-    longest = max(int(lengths[-1]) for lengths in corpora if len(lengths))
-    if longest > longest_allowed:
-        num_fitting = sum(int(np.searchsorted(lengths, longest_allowed, side="right")) for lengths in corpora)
-        counted = ", quadratic term included" if budget.quadratic_samples else ""
-        seconds = f"{longest_allowed / rate:g}"
-        raise PlanError(
-            f"{num_cuts - num_fitting} of {num_cuts} cuts are longer than plan.max_batch_seconds allows "
-            f"({seconds} s{counted}); the longest lasts {longest / rate:.1f} s. Raise max_batch_seconds, "
-            f"or prepare the corpus with --max-seconds {seconds} or --window-seconds {seconds}."
-        )
-    if min_samples > longest_allowed:
-        raise PlanError(
-            f"plan.min_audio_seconds is {min_samples / rate:g} s, more than a microbatch holds "
-            f"({longest_allowed / rate:g} s). Lower it, or raise max_batch_seconds."
-        )
 
 
 def _digest(content: bytes) -> str:

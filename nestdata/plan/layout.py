@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.errors import PlanError
 from nestdata.plan.lengths import Lengths
 
 # If a bucket of the chosen width would have fewer than four groups, it may span lengths down to 7/8 to reach four. With
@@ -85,6 +86,36 @@ class Budget:
             return each
         longest = (math.isqrt(q * q + 4 * q * each) - q) // 2
         return longest + 1 if self.cost(longest + 1) <= each else longest
+
+
+def check_fits(corpora: Sequence[Lengths], rate: int, budget: Budget, min_samples: int) -> None:
+    """Raises PlanError if there are no cuts, or if a cut is longer than a microbatch allows.
+
+    Args:
+        corpora: Lengths of the cuts of each corpus in samples, ascending.
+        rate: Sampling rate in Hz.
+        budget: Largest cost of a microbatch.
+        min_samples: Length to which shorter cuts are extended.
+    """
+    num_cuts = sum(map(len, corpora))
+    if num_cuts == 0:
+        raise PlanError("the corpus is empty: there is nothing to plan. Prepare it from a manifest with usable audio.")
+    longest_allowed = budget.longest_of(1)
+    longest = max(int(lengths[-1]) for lengths in corpora if len(lengths))
+    if longest > longest_allowed:
+        num_fitting = sum(int(np.searchsorted(lengths, longest_allowed, side="right")) for lengths in corpora)
+        counted = ", quadratic term included" if budget.quadratic_samples else ""
+        seconds = f"{longest_allowed / rate:g}"
+        raise PlanError(
+            f"{num_cuts - num_fitting} of {num_cuts} cuts are longer than plan.max_batch_seconds allows "
+            f"({seconds} s{counted}); the longest lasts {longest / rate:.1f} s. Raise max_batch_seconds, "
+            f"or prepare the corpus with --max-seconds {seconds} or --window-seconds {seconds}."
+        )
+    if min_samples > longest_allowed:
+        raise PlanError(
+            f"plan.min_audio_seconds is {min_samples / rate:g} s, more than a microbatch holds "
+            f"({longest_allowed / rate:g} s). Lower it, or raise max_batch_seconds."
+        )
 
 
 class Positions:

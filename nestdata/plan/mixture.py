@@ -51,6 +51,11 @@ def repeats_per_epoch(
     return [max(1, round(REPEATS_UNIT * number)) / REPEATS_UNIT for number in repeats]
 
 
+def num_positions(lengths: Lengths, repeats: float) -> int:
+    """Returns the positions that a corpus fills in an epoch, if each of its cuts is seen `repeats` times."""
+    return max(1, len(lengths) * round(REPEATS_UNIT * repeats) // REPEATS_UNIT)
+
+
 def _shares_in_languages(
     weights: Sequence[float], shares: Sequence[float], languages: Sequence[str], temperature: float
 ) -> list[float]:
