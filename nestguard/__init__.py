@@ -4,9 +4,10 @@ from nestguard.connect.authentication import new_token
 from nestguard.connect.peers import PeerConfig
 from nestguard.diagnose.limits import StallLimits
 from nestguard.launch import MonitorHandle, start_monitor
+from nestguard.observe.current import current, set_current, start_worker
 from nestguard.observe.directory import run_directory
 from nestguard.observe.errors import GuardError
-from nestguard.observe.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat, current, set_current, start_worker
+from nestguard.observe.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat
 from nestguard.observe.process import EXIT_STALLED, describe_exit
 from nestguard.observe.record import read_heartbeat
 from nestguard.observe.view import Identity, Phase, Reading

@@ -1,8 +1,6 @@
 """Role of the monitor of node 0: it receives what all other monitors observe and decides for the whole run."""
 
-import contextlib
 import logging
-import resource
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -11,7 +9,7 @@ from typing import Any
 
 from nestguard.connect.authentication import AuthenticationError, Handshake, SharedToken, Side, new_nonce
 from nestguard.connect.frames import InvalidFrameError, Message, pack
-from nestguard.connect.listening import listen
+from nestguard.connect.listening import allow_open_files, listen
 from nestguard.connect.messages import INVALID_MESSAGE_ERRORS, NodeRanks, aged, view_from_json
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.connect.server import Peer, Server
@@ -85,7 +83,7 @@ class Coordinator(LocalOnly):
         """Held while followers are read or changed; notified when details or dumps arrive."""
 
         num_nodes = identity.world_size // identity.local_world_size
-        _allow_open_files()
+        allow_open_files()
         self._server = Server(listen(config.host, config.port), self, max_waiting=64 + 2 * num_nodes)
         self._server.start()
 
@@ -294,10 +292,3 @@ class Coordinator(LocalOnly):
 def _ranks_and_culprits(report: dict[str, Any]) -> dict[str, Any]:
     processes = [process for process in report["processes"] if process.get("worker") is None or process["is_culprit"]]
     return {**report, "processes": processes}
-
-
-def _allow_open_files() -> None:
-    """Raises the soft limit of open files, which is often 1,024, to the hard limit: each node takes one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

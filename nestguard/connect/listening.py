@@ -6,6 +6,7 @@ import fcntl
 import ipaddress
 import logging
 import os
+import resource
 import socket
 import struct
 from collections.abc import Iterable
@@ -58,6 +59,13 @@ def listen(host: str, port: int) -> list[socket.socket]:
         port,
     )
     return [everywhere]
+
+
+def allow_open_files() -> None:
+    """Raises the soft limit of open files, which is often 1,024, to the hard limit: each node takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _listen_at(addresses: Iterable[_Address]) -> list[socket.socket]:
