@@ -9,6 +9,9 @@ same samples as a file that holds them.
 
 torch, torchaudio, Lhotse, soundfile and miniaudio are imported at first use, so that commands that decode no audio
 start quickly.
+
+Longer than 300 lines, because a cut may take four ways (dr_flac, libsndfile, other formats, transforms of Lhotse) that
+share the arithmetic of spans, channels and resampling.
 """
 
 import math
