@@ -117,7 +117,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         Args:
             index: As for `dataset[index]`.
             memory: Memory for the arrays of the batch; new arrays by default.
-            upcoming: Indices of the next batches of this process, in order, of which remote audio is fetched already.
+            upcoming: Indices of the next batches of this process, in order, whose remote audio is requested ahead.
         """
         rows = self._rows(index, memory, upcoming, pcm16=False)
         shape = rows.samples.shape
@@ -324,7 +324,10 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         return CutsOf(speech, [each for each in noise if each is not None])
 
     def _augment(self, rows: SpeechRows, position: int, noisy: NDArray[np.float32]) -> None:
-        """Applies the transforms of speech to the noisy or both signals of a cut; what is mixed is changed as well."""
+        """Applies the transforms of speech to the noisy signal of a cut, or to both signals.
+
+        Other cuts receive the changed speech as interference.
+        """
         cut = rows.speech[position]
         changed = self._speech_chain(as_float32(cut.samples), *self._seed_and_counters(rows.key, position))
         noisy[: len(changed)] = changed

@@ -204,7 +204,7 @@ class _SlotSampler(Sampler[tuple[int, int, int | None, _Upcoming]]):
     Args:
         batch_indices: The (step, microbatch) of every batch.
         ring: The slots, if there is shared memory.
-        num_ahead: Number of next indices. They are read from `batch_indices` ahead of their batches, but no further.
+        num_ahead: Number of next indices. So many for each worker are read from `batch_indices` ahead of their batches.
         num_workers: Number of workers, which take the batches in turn.
     """
 

@@ -131,7 +131,7 @@ class AddressTable:
         return numbers
 
     def num_bytes(self) -> tuple[int, int]:
-        """Returns the bytes at all addresses, and the same with equal addresses counted once."""
+        """Returns the number of bytes at all addresses, and the number with equal addresses counted once."""
         offsets, extents = self._addresses[:, self.shard_numbers() != NO_SHARD]
         lengths, order = extents & 0xFFFFFFFF, np.lexsort((offsets, extents))
         is_new = np.ones(len(order), bool)

@@ -208,7 +208,7 @@ class Corpus:
         return np.full(len(self), NO_SHARD) if self._addresses is None else self._addresses.shard_numbers()
 
     def addressed_bytes(self) -> tuple[int, int]:
-        """Returns the bytes of the audio files of all cuts with an address, and the same with each file once."""
+        """Returns the bytes of the audio of all cuts with an address: with repeats, and with each file counted once."""
         return (0, 0) if self._addresses is None else self._addresses.num_bytes()
 
     def check_rate(self, other: "Corpus") -> None:

@@ -64,7 +64,7 @@ class FileVersions:
 def check_version(line: dict[str, Any], version: FileVersion) -> None:
     """Checks that the file of a cut was not replaced. It costs one `stat` call, about 2 microseconds on a local disk.
 
-    What is not a file any more passes: reading it says why.
+    A path that is no longer a regular file passes, since reading it fails with the reason.
 
     Raises:
         AudioError: "changed": the file has another size or modification time.

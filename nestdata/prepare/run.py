@@ -271,6 +271,7 @@ def _open_sources(inputs: Sequence[Any], config: PrepareConfig, partial: Path, o
 def _check_rejects(
     writer: "CorpusWriter", stats: "CorpusStats | None", sources: list[Source], config: PrepareConfig
 ) -> None:
+    """Raises ManifestError if there is no cut, or if there is a reject and `config.strict` is set."""
     example = writer.first_reject
     why = f"; the first: {example.where}: {example.reason}, {example.detail}" if example else ""
     reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())

@@ -65,7 +65,7 @@ class Traffic(NamedTuple):
     """Bytes that an epoch reads: each cut needs all of its member."""
 
     needed: float = 0.0
-    """The shares of the members that the cuts cover."""
+    """Bytes of the members that the cuts cover."""
 
     def plus(self, other: "Traffic") -> "Traffic":
         """Returns the sums."""

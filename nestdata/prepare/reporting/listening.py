@@ -112,7 +112,7 @@ class Listening:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListeningConfig:
-    """What to copy."""
+    """How many samples are copied, and where the corpus is."""
 
     per_group: int
     """Number of samples of each group, at most `MAX_DRAWN`."""
@@ -148,7 +148,7 @@ def collect_samples(
     If anything goes wrong, there are no samples, and the result says why: the corpus does not need them.
 
     Args:
-        config: What to copy.
+        config: How many samples are copied, and where the corpus is.
         addresses: Where the bytes of the cuts are, if any cut has an address.
         languages: Cuts of each language, by the byte at which their line starts, in the order of the draw.
         rejects: Rejects of each reason.

@@ -24,10 +24,7 @@ RECORD = np.dtype(
         ("source", "<i4"),  # index of the source
         ("number", "<i8"),  # of the item in its source, counted from 1
         ("begin", "<i8"),  # first byte of the audio in its shard; without an address, the time of its file in ns
-        (
-            "extent",
-            "<u8",
-        ),  # shard << 32 | bytes of the audio or of its file; the shard is `NO_SHARD` without an address
+        ("extent", "<u8"),  # shard << 32 | bytes of the audio or its file; `NO_SHARD` is the shard without an address
         ("crc32", "<u4"),
         ("has_crc32", "<u4"),
     ]
