@@ -200,10 +200,10 @@ def _run(request: dict[str, Any]) -> int:
     except SystemExit as error:
         code = error.code
     except BaseException:
-        kind, error, trace = sys.exc_info()
+        kind, raised, trace = sys.exc_info()
         assert kind is not None
-        assert error is not None
-        (sys.excepthook if sys.excepthook is not sys.__excepthook__ else traceback.print_exception)(kind, error, trace)
+        assert raised is not None
+        (sys.excepthook if sys.excepthook is not sys.__excepthook__ else traceback.print_exception)(kind, raised, trace)
         code = 1
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
