@@ -243,6 +243,13 @@ def test_the_line_of_a_result_says_what_it_measures(status: str, changed: str, m
     assert read_measured("Measures everything.") is None
 
 
+@pytest.mark.parametrize("result", sorted(RESULT_FILES.glob("*.md")), ids=lambda path: path.name)
+def test_a_result_says_once_what_it_measures_and_holds_no_unresolved_merge(result: Path) -> None:
+    text = result.read_text(encoding="utf-8")
+    assert len(re.findall(r"^Measures `", text, re.MULTILINE)) <= 1
+    assert not re.search(r"^(?:<{7} |>{7} |={7}$)", text, re.MULTILINE)
+
+
 def test_an_accepted_change_is_added_with_its_reason(tmp_path: Path) -> None:
     result, path = tmp_path / "result.md", "tests/figures.py"
     result.write_text(f"# Speed\n\nMeasures `{path}`: code 0123456789ab at commit 0123456.\n\nFast.\n")
